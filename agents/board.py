@@ -1,0 +1,79 @@
+"""The knob board: what an operator may turn, what is legal now, and the swap that cannot fail half-way.
+
+A knob's legal values may depend on the whole board (micro-batches on the schedule, say), so legality is asked of
+the board as it *would* be. A change has two parts: `prepare`, which may refuse and builds whatever the
+new value needs, and `commit`, which only swaps it in.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from agents.wire import Changes, KnobState, Legal, Value
+
+Values = Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One thing an operator may turn.
+
+    `legal` is given the board's values as they would be. `prepare` is given them too, may raise ValueError with a
+    sentence, and returns what `commit` needs; `commit` must not fail.
+    """
+
+    name: str
+    legal: Callable[[Values], Legal]
+    loss_neutral: bool
+    about: str
+    commit: Callable[[Any], None]
+    prepare: Callable[[Values], Any]
+
+
+class Board:
+    """The knobs of one rank and their values; the same on every rank of a run."""
+
+    def __init__(self, knobs: list[Knob], values: Values):
+        self._knobs = {knob.name: knob for knob in knobs}
+        self._values = {name: values[name] for name in self._knobs}
+        self.revision = 0
+
+    @property
+    def values(self) -> Changes:
+        return dict(self._values)
+
+    def states(self) -> list[KnobState]:
+        return [
+            KnobState(k.name, self._values[k.name], k.legal(self._values), k.loss_neutral, k.about)
+            for k in self._knobs.values()
+        ]
+
+    def prepare(self, changes: Values) -> list[tuple[Callable[[Any], None], Any]]:
+        """Check `changes` as one whole and build what they need; ValueError says in a sentence why not."""
+        unknown = [name for name in changes if name not in self._knobs]
+        if unknown:
+            raise ValueError(f"there is no knob {unknown[0]}; the knobs are {', '.join(self._knobs)}")
+        would_be = self._values | dict(changes)
+        # Every knob is asked again: a new schedule may make an untouched micro-batch count illegal.
+        for knob in self._knobs.values():
+            value = would_be[knob.name]
+            refusal = KnobState(knob.name, value, knob.legal(would_be), knob.loss_neutral).refusal(value)
+            if refusal:
+                raise ValueError(refusal)
+        return [(self._knobs[name].commit, self._knobs[name].prepare(would_be)) for name in changes]
+
+    def commit(
+        self, revision: int, changes: Values, prepared: list[tuple[Callable[[Any], None], Any]]
+    ) -> None:
+        for swap, built in prepared:
+            swap(built)
+        self._values |= changes
+        self.revision = revision
+
+    def digest(self) -> str:
+        """Equal on two ranks exactly when revision and every value are."""
+        state = msgspec.msgpack.encode([self.revision, sorted(self._values.items())])
+        return hashlib.blake2b(state, digest_size=8).hexdigest()

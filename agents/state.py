@@ -1,0 +1,92 @@
+"""The state of a run as a watcher knows it: a pure reducer of updates.
+
+The hub keeps one to answer newcomers (`replay` gives the shortest list of updates that rebuilds it), a client keeps
+one to be asked, a recording rebuilds one at any sequence number. No clock is read here.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from agents.wire import (
+    Board,
+    CommandState,
+    Event,
+    Experts,
+    Gone,
+    Hello,
+    Pulse,
+    Step,
+    Summary,
+    Timeline,
+    Update,
+)
+
+HISTORY = 4096  # summaries kept; older ones are thinned, never the newest
+
+
+class RunState:
+    """Latest of everything by rank, the run's curves, its commands and events."""
+
+    def __init__(self) -> None:
+        self.hellos: dict[int, Hello] = {}
+        self.steps: dict[int, Step] = {}
+        self.pulses: dict[int, Pulse] = {}
+        self.timelines: dict[int, Timeline] = {}
+        self.gone: dict[int, Gone] = {}
+        self.board: Board | None = None
+        self.experts: Experts | None = None
+        self.summaries: list[Summary] = []
+        self.commands: dict[str, CommandState] = {}
+        self.events: deque[Event] = deque(maxlen=1024)
+
+    @property
+    def world(self) -> int:
+        return max((hello.world for hello in self.hellos.values()), default=0)
+
+    def apply(self, update: Update) -> None:
+        match update:
+            case Step():
+                self.steps[update.rank] = update
+            case Pulse():
+                self.pulses[update.rank] = update
+            case Timeline():
+                self.timelines[update.rank] = update
+            case Summary():
+                self._add_summary(update)
+            case Experts():
+                self.experts = update
+            case Hello():
+                self.hellos[update.rank] = update
+                self.gone.pop(update.rank, None)
+            case Board():
+                self.board = update
+            case CommandState():
+                self.commands[update.id] = update
+            case Event():
+                self.events.append(update)
+            case Gone():
+                self.gone[update.rank] = update
+
+    def _add_summary(self, summary: Summary) -> None:
+        if self.summaries and summary.step <= self.summaries[-1].step:
+            # A run resumed from a snapshot, or a summary sent again: the newer word for a step holds.
+            self.summaries = [known for known in self.summaries if known.step < summary.step]
+        self.summaries.append(summary)
+        if len(self.summaries) > HISTORY:
+            half = len(self.summaries) // 2
+            self.summaries = self.summaries[:half:2] + self.summaries[half:]
+
+    def replay(self) -> Iterator[Update]:
+        """The updates that rebuild this state from nothing."""
+        yield from self.hellos.values()
+        if self.board:
+            yield self.board
+        yield from self.summaries
+        yield from self.steps.values()
+        yield from self.pulses.values()
+        yield from self.timelines.values()
+        if self.experts:
+            yield self.experts
+        yield from self.commands.values()
+        yield from self.events
+        yield from self.gone.values()

@@ -1,0 +1,358 @@
+"""Every message that crosses a socket: typed, versioned, plain msgpack.
+
+A frame is one msgpack value ``[version, [message, ...]]``; a message is ``[kind, field, ...]`` (an array-like
+Struct), so a newer peer may append fields and an older one ignores them. Batches are lists inside one frame,
+never multipart. `decode` is the only way in: it checks size, version and types before anything is looked at.
+
+Units: ``_ms`` milliseconds, ``bytes`` bytes sent to other ranks, times ``_s`` seconds since the epoch.
+``None`` is "no data" and is never the same as zero.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+VERSION: Final = 1
+MAX_FRAME_BYTES: Final = 1 << 20
+
+Value = None | bool | int | float | str
+"""What a knob may hold."""
+
+Name = Annotated[str, Meta(min_length=1, max_length=64)]
+Text = Annotated[str, Meta(max_length=4096)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Rank = Annotated[int, Meta(ge=0, le=2**24)]
+Revision = Count
+Changes = Annotated[dict[Name, Value], Meta(max_length=64)]
+
+
+class WireError(ValueError):
+    """A frame that is not ours, too large, of another version, or malformed. The text is for a person."""
+
+
+class Message(Struct, array_like=True, tag=str.lower, frozen=True):
+    """Base of all messages."""
+
+
+# ------------------------------------------------------------------------------------------------ knobs
+
+
+class Legal(Struct, array_like=True, frozen=True):
+    """What a knob may be set to: one of `choices`, or a number in [low, high]; and `none` if `optional`."""
+
+    choices: Annotated[list[Value], Meta(max_length=256)] = []
+    low: float | None = None
+    high: float | None = None
+    optional: bool = False
+
+    def __str__(self) -> str:
+        words = [spell(choice) for choice in self.choices]
+        if self.low is not None and self.high is not None:
+            words.append(f"{self.low:g} to {self.high:g}")
+        if self.optional:
+            words.append("none")
+        return ", ".join(words)
+
+    def admits(self, value: Value) -> bool:
+        if value is None:
+            return self.optional
+        if any(value == choice and type(value) is type(choice) for choice in self.choices):
+            return True
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and self.low is not None and self.high is not None and self.low <= value <= self.high
+
+
+class KnobState(Struct, array_like=True, frozen=True):
+    """One row of the knob board, with what is legal now, given the whole board and the layout."""
+
+    name: Name
+    value: Value
+    legal: Legal
+    loss_neutral: bool
+    about: Text = ""
+
+    def refusal(self, value: Value) -> str | None:
+        """One sentence when `value` is not legal, else None."""
+        if self.legal.admits(value):
+            return None
+        return f"{self.name} = {spell(value)} is not legal; legal: {self.legal}"
+
+
+def spell(value: Value) -> str:
+    """A knob value as the command line writes it: ``none``, ``true``, ``0.5``, ``full``."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# ------------------------------------------------------------------------------------ from ranks, to watchers
+
+
+class Hello(Message, frozen=True):
+    """A rank introduces itself: on connecting, and again whenever a hub asks."""
+
+    version: int
+    run: Name
+    rank: Rank
+    world: Rank
+    coords: dict[Name, int]  # axis -> coordinate, outermost first, e.g. {"pp": 1, "dp": 0, "tp": 1}
+    host: Text
+    pid: Count
+    device: Text
+    layout: Text  # digest of layout and data; ranks that differ are not one run
+    revision: Revision  # the last applied knob revision
+    step: Count
+    leader: bool
+    facts: dict[Name, Value] = {}  # what a screen shows of the run: model size, cores, schedule ...
+    capabilities: list[Name] = []
+
+
+class Board(Message, frozen=True):
+    """The knob board in force, from the leader: on hello and after each applied revision."""
+
+    rank: Rank
+    revision: Revision
+    digest: Name
+    knobs: list[KnobState]
+
+
+class Traffic(Struct, array_like=True, frozen=True):
+    """One axis of one step: bytes sent to other ranks, time in collectives, the part compute did not hide."""
+
+    bytes: Count
+    ms: float
+    exposed_ms: float
+
+
+class Step(Message, frozen=True):
+    """What one rank measured in one step."""
+
+    rank: Rank
+    step: Count
+    seq: Count
+    revision: Revision
+    step_ms: float
+    phases: dict[Name, float]  # ms by phase
+    tokens: Count  # tokens this rank's batch slice held
+    comm: dict[Name, Traffic]  # by axis: dp tp pp ep cp control
+    a2a_bytes: Count = 0
+    bubble: float | None = None  # 1 - busy / window of the pipeline, 0..1
+    bubble_bound: float | None = None
+    dropped: Count = 0  # routed (token, expert) pairs over capacity
+    memory_bytes: Count | None = None
+    lost_records: Count = 0  # records this agent dropped because its queue was full
+
+
+class Summary(Message, frozen=True):
+    """One step of the whole job, from rank 0: the record that `engine run --json` prints."""
+
+    step: Count
+    revision: Revision
+    time_s: float
+    loss: float
+    grad_norm: float
+    step_ms: float  # of the slowest rank
+    tokens_per_s: float
+    mfu: float | None
+    bubble: float | None
+    bubble_bound: float | None
+    oversubscribed: bool
+    a2a_bytes: Count
+    comm: dict[Name, Traffic]
+    dropped: Count
+    load_max_over_mean: float | None
+    knobs: dict[Name, Value]
+    lr: float | None = None
+
+
+class LayerLoad(Struct, array_like=True, frozen=True):
+    """Where one layer's router sent its tokens, over the whole job: `load[e]` of (token, expert) pairs."""
+
+    layer: Count
+    load: Annotated[list[Count], Meta(max_length=4096)]
+    dropped: Count
+
+
+class Experts(Message, frozen=True):
+    """Expert load by layer, over all ranks (rank 0 sends it)."""
+
+    step: Count
+    layers: Annotated[list[LayerLoad], Meta(max_length=1024)]
+
+
+class Action(Struct, array_like=True, frozen=True):
+    """One pipeline action: kind F, B or W of a micro-batch, in ms since the pipeline window opened."""
+
+    kind: Literal["F", "B", "W"]
+    micro_batch: Count
+    start_ms: float
+    end_ms: float
+
+
+class Timeline(Message, frozen=True):
+    """The pipeline actions of one rank in one step (sampled)."""
+
+    rank: Rank
+    step: Count
+    window_ms: float
+    actions: Annotated[list[Action], Meta(max_length=8192)]
+
+
+class Pulse(Message, frozen=True):
+    """From a rank's own thread, once a second, whatever the trainer does."""
+
+    rank: Rank
+    step: Count
+    doing: Text  # "tp all-gather, layer 2, micro-batch 1"
+    since_ms: float  # how long it has been doing that
+    cpu_percent: float | None = None
+
+
+class Event(Message, frozen=True):
+    """Something a person should know."""
+
+    time_s: float
+    level: Literal["info", "warning", "error"]
+    source: Text  # "hub", "rank 3"
+    text: Text
+
+
+class Gone(Message, frozen=True):
+    """The hub lost sight of a rank, or the rank said goodbye (`clean`)."""
+
+    rank: Rank
+    clean: bool
+    text: Text = ""
+
+
+# ------------------------------------------------------------------------------------------------ control
+
+
+class Propose(Message, frozen=True):
+    """A client asks for a change of one or several knobs, all or none."""
+
+    id: Name  # the client's own, so that sending it twice asks once
+    changes: Changes
+    base_revision: Revision | None = None  # refuse if the board has moved on
+    expires_step: Count | None = None
+    who: Text = ""
+
+
+class Command(Message, frozen=True):
+    """The hub hands a journalled proposal to the leader; repeated until it is acknowledged."""
+
+    revision: Revision
+    id: Name
+    changes: Changes
+    expires_step: Count | None = None
+
+
+class Ack(Message, frozen=True):
+    """A rank says what became of a command; `digest` is of its whole board after it."""
+
+    rank: Rank
+    revision: Revision
+    state: Literal["applied", "rejected", "expired"]
+    step: Count
+    digest: Name
+    why: Text = ""
+
+
+class CommandState(Message, frozen=True):
+    """What is known of one proposal, published at every change. Revision 0: refused before it had one."""
+
+    id: Name
+    revision: Revision
+    state: Literal["accepted", "applied", "rejected", "expired"]
+    changes: Changes
+    before: Changes
+    who: Text
+    time_s: float
+    acks: Count = 0
+    world: Count = 0
+    applied_step: Count | None = None
+    why: Text = ""
+
+    @property
+    def settled(self) -> bool:
+        """Nothing more will become of it."""
+        return self.state in ("rejected", "expired") or (self.state == "applied" and self.acks >= self.world)
+
+
+# ------------------------------------------------------------------------------------- hub <-> rank, client
+
+
+class Welcome(Message, frozen=True):
+    """The hub asks a rank it does not know (after a hub start, say) to say hello."""
+
+    epoch: Name
+
+
+class Credit(Message, frozen=True):
+    """A client may receive `frames` more frames, and has every update of `epoch` up to `seq`."""
+
+    version: int
+    epoch: str
+    seq: Count
+    frames: Annotated[int, Meta(ge=1, le=64)]
+
+
+Update = Hello | Board | Step | Summary | Experts | Timeline | Pulse | Event | Gone | CommandState
+
+
+class Updates(Message, frozen=True):
+    """Updates of `epoch`, the last of which has number `seq`.
+
+    `snapshot` counts down the frames of a snapshot (whose updates rebuild the state from nothing; the first
+    of them has `begins`); 0 and not `begins` is a run of live updates that follow on `seq - len(updates)`.
+    """
+
+    epoch: Name
+    seq: Count
+    updates: list[Update]
+    begins: bool = False
+    snapshot: Count = 0
+    time_s: float = 0.0
+
+
+class Refused(Message, frozen=True):
+    """A peer whose frames the hub cannot take, and why, in a sentence."""
+
+    why: Text
+
+
+AnyMessage = Update | Propose | Command | Ack | Welcome | Credit | Updates | Refused
+
+
+class _Frame(Struct, array_like=True, frozen=True):
+    version: int
+    messages: msgspec.Raw
+
+
+_frame_decoder = msgspec.msgpack.Decoder(_Frame)
+_messages_decoder = msgspec.msgpack.Decoder(list[AnyMessage])
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(messages: Iterable[Message]) -> bytes:
+    """One frame."""
+    return _encoder.encode([VERSION, list(messages)])
+
+
+def decode(frame: bytes | memoryview) -> list[AnyMessage]:
+    """The messages of one frame; `WireError` says in one sentence why there are none."""
+    if len(frame) > MAX_FRAME_BYTES:
+        raise WireError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    try:
+        head = _frame_decoder.decode(frame)
+        if head.version != VERSION:
+            raise WireError(
+                f"the peer speaks wire version {head.version}, this side {VERSION}; install the same release on both"
+            )
+        return _messages_decoder.decode(head.messages)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
+        raise WireError(f"not a frame of ours: {error}") from None

@@ -1,0 +1,178 @@
+"""One rank that torchrun or Slurm has started: the same work in the same place, without a parent of ours."""
+
+import faulthandler
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from engine.failure import report_of, say, sentence_of_report
+from engine.forked import flush, listen_on_loopback, outlet, share_cores
+from engine.keeper import HubKeeper, hub_of
+from engine.place import Place, Work, joined_meeting
+
+HUB_KEY = "engine/hub"  # in the store: the endpoint, or nothing
+ENDED_KEY = "engine/ended"  # in the store: how many ranks have ended their work
+LEAVE_S = 30.0  # how long the store's host waits for the others
+
+_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def joined_place(run_dir: Path, environ: Mapping[str, str] = os.environ) -> Place | None:
+    """The place that torchrun or Slurm gave this process; None when neither started it.
+
+    Its `hub` is not known yet: `join` fills it in. Raises ValueError, one sentence, if the environment is
+    there by half.
+    """
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        numbers = _numbers(environ, _TORCHRUN, "started by torchrun, so it seems")
+        rank, world, local_rank, local_world = numbers
+    elif _in_slurm_step(environ):
+        known = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "MASTER_ADDR", "MASTER_PORT")
+        rank, world, local_rank = _numbers(environ, known, "started by Slurm")
+        local_world = _tasks_on_this_node(environ, world)
+    else:
+        return None
+    if not (0 <= rank < world and 0 <= local_rank < local_world <= world):
+        raise ValueError(
+            f"the environment gives rank {rank} of {world}, on its machine {local_rank} of {local_world}: "
+            "that cannot be"
+        )
+    return Place(rank, world, local_rank, local_world, None, run_dir, joined_meeting(rank, world))
+
+
+def _numbers(environ: Mapping[str, str], names: tuple[str, ...], who: str) -> list[int]:
+    """The values of all `names` but MASTER_ADDR and MASTER_PORT, which need only be there and be legal."""
+    missing = [name for name in names if not environ.get(name)]
+    if missing:
+        raise ValueError(f"{who}, but {' and '.join(missing)} must be set too, the same way for every rank")
+    numbers = {}
+    for name in names:
+        if name != "MASTER_ADDR":
+            if not environ[name].isdecimal():
+                raise ValueError(f"{who}, but {name} = {environ[name]!r} is not a whole number")
+            numbers[name] = int(environ[name])
+    if not 0 < numbers.pop("MASTER_PORT") < 65536:
+        raise ValueError(f"{who}, but MASTER_PORT = {environ['MASTER_PORT']} is no port; legal: 1 to 65535")
+    return list(numbers.values())
+
+
+def _in_slurm_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun started this process beside others.
+
+    A batch script has a rank too, but is in a job and in no step; and a step of one task is someone's shell.
+    """
+    if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ:
+        return False
+    return "SLURM_PROCID" in environ and environ.get("SLURM_NTASKS", "1") != "1"
+
+
+def _tasks_on_this_node(environ: Mapping[str, str], world: int) -> int:
+    """From Slurm's list of tasks a node, e.g. ``4(x2),3``; all tasks are here if it names no nodes."""
+    listed = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world)
+    counts: list[int] = []
+    for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", listed):
+        counts += [int(tasks)] * int(times or 1)
+    node = int(environ.get("SLURM_NODEID", "0"))
+    if node >= len(counts):
+        raise ValueError(f"started by Slurm, but node {node} is not in its tasks per node, {listed!r}")
+    return counts[node]
+
+
+def join(place: Place, work: Work, *, name_of_rank: Callable[[int], str], hub: str, run: str) -> int:
+    """Do `work` in this process as the rank that `place` says, and give its exit status, 0.
+
+    SIGTERM and SIGINT ask for the stop. When the work fails, one sentence goes to stderr, with the traceback,
+    and the process ends here with status 1: to unwind the interpreter around a broken group could hang.
+    Raises ValueError for a `hub` that cannot be.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, place.stop)
+    faulthandler.enable()
+    sys.stdout = outlet(place.stop)
+    if place.local_world == place.world:
+        listen_on_loopback()
+    with _hub(place, hub, run) as place:
+        try:
+            share_cores(place.local_world)
+            work(place)
+            sys.stdout.flush()
+            _leave_together(place)
+        except BaseException as error:  # noqa: BLE001 - whatever ended the work, SystemExit too, is reported
+            failed = True
+            _tell(place, error, name_of_rank)
+        else:
+            failed = False
+    flush()
+    if failed:
+        os._exit(1)
+    return 0
+
+
+def _tell(place: Place, error: BaseException, name_of_rank: Callable[[int], str]) -> None:
+    report = report_of(place.rank, place.where(), error)
+    text = sentence_of_report(report, name_of_rank(place.rank)) + "\n"
+    # Of a rank that only lost its peer, the sentence is enough: the peer's own traceback matters.
+    say(text if report.of_a_peer else text + report.traceback)
+    if "TORCHELASTIC_ERROR_FILE" in os.environ and isinstance(error, Exception):
+        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+        get_error_handler().record_exception(error)  # torchrun's own summary then names the error
+
+
+def _leave_together(place: Place) -> None:
+    """Where rank 0 serves the store (not torchrun's agent), it waits until nobody needs it any more."""
+    if place.world == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return
+    store = place.store()
+    if store.add(ENDED_KEY, 1) == place.world:
+        store.set(f"{ENDED_KEY}/all", "")
+    if place.rank == 0:
+        try:
+            store.wait([f"{ENDED_KEY}/all"], timedelta(seconds=LEAVE_S))
+        except RuntimeError:
+            say(f"rank 0 has waited {LEAVE_S:g} s for the other ranks to end, and leaves\n")
+
+
+@contextmanager
+def _hub(place: Place, hub: str, run: str) -> Iterator[Place]:
+    """The place with its hub: rank 0 starts one if all ranks are on this machine, and tells the others."""
+    if hub == "auto" and place.local_world != place.world:
+        if place.rank == 0:
+            say("the ranks are on several machines, so there is no hub: between machines it needs keys\n")
+        hub = "none"
+    if hub == "auto" and place.rank != 0:
+        yield replace(place, hub=place.store().get(HUB_KEY).decode() or None)
+        return
+    with hub_of(hub, run, place.run_dir) as (endpoint, keeper):
+        if hub == "auto":
+            place.store().set(HUB_KEY, endpoint or "")
+        with _kept(keeper):
+            yield replace(place, hub=endpoint)
+
+
+@contextmanager
+def _kept(keeper: HubKeeper | None) -> Iterator[None]:
+    """A thread looks after the hub while the work goes on."""
+    if keeper is None:
+        yield
+        return
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.5):
+            keeper.tick()
+
+    thread = threading.Thread(target=look, name="hub-keeper", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

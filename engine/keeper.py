@@ -1,0 +1,120 @@
+"""Keeps a hub process alive beside a run. Whatever happens to the hub, the ranks do not notice."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from agents.runs import RunError, endpoints_in, make_socket_directory, remove_sockets, resolve
+from engine.failure import say
+
+RESTARTS_A_MINUTE = 6
+FIRST_DELAY_S = 0.1  # doubled at each restart within the minute
+CLOSE_S = 3.0
+
+
+class HubKeeper:
+    """Starts a hub, restarts it on the same sockets when it dies, ends it. Has no thread: `tick` is called.
+
+    What the hub prints goes to `log`, appended.
+    """
+
+    def __init__(self, argv: Sequence[str], log: Path):
+        self._argv = list(argv)
+        self._log = log
+        self._hub: subprocess.Popen[bytes] | None = None
+        self._starts: deque[float] = deque(maxlen=RESTARTS_A_MINUTE)
+        self._due = 0.0  # monotonic seconds at which to start again
+        self._complained = False
+
+    @property
+    def pid(self) -> int | None:
+        """The hub's process, None while there is none."""
+        return self._hub.pid if self._hub else None
+
+    def start(self) -> None:
+        """Start the hub without waiting for it. Never raises: a hub that cannot start is one that died."""
+        self._starts.append(time.monotonic())
+        try:
+            with self._log.open("ab") as log:
+                # A group of its own: Ctrl-C in a terminal is for the launcher, which ends the hub last.
+                self._hub = subprocess.Popen(
+                    self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+                )
+        except OSError as error:
+            self._hub = None
+            self._plan_restart(f"could not be started ({error})")
+
+    def tick(self) -> None:
+        """See whether the hub lives; start it again if it is due. Microseconds, unless it starts one."""
+        if self._hub is not None:
+            status = self._hub.poll()
+            if status is not None:
+                self._hub = None
+                self._plan_restart(f"ended with status {status}")
+        elif time.monotonic() >= self._due:
+            self.start()
+
+    def seconds_to_restart(self) -> float | None:
+        """How long until `tick` has a hub to start; None while one lives."""
+        return None if self._hub else max(0.0, self._due - time.monotonic())
+
+    def _plan_restart(self, why: str) -> None:
+        now = time.monotonic()
+        recent = sum(now - start < 60 for start in self._starts)
+        self._due = now + FIRST_DELAY_S * 2 ** (recent - 1)
+        if recent >= RESTARTS_A_MINUTE:
+            self._due = self._starts[0] + 60
+            if not self._complained:
+                self._complained = True
+                say(f"the hub {why} again and again; the run goes on without it, {self._log} says why\n")
+
+    def close(self) -> None:
+        """SIGTERM, up to 3 s to put its things away, SIGKILL."""
+        hub, self._hub = self._hub, None
+        if hub is None:
+            return
+        hub.terminate()
+        try:
+            hub.wait(CLOSE_S)
+        except subprocess.TimeoutExpired:
+            hub.kill()
+            hub.wait()
+
+
+@contextmanager
+def hub_of(hub: str, run: str, run_dir: Path) -> Iterator[tuple[str | None, HubKeeper | None]]:
+    """The endpoint for ranks and, of a hub of our own, its keeper; that hub is ended on leaving.
+
+    Raises ValueError for a URL that names no hub.
+    """
+    if hub == "none":
+        yield None, None
+        return
+    if hub != "auto":
+        yield resolve(hub, run_dir.parent).ranks, None
+        return
+    try:
+        directory = make_socket_directory()
+        endpoints = endpoints_in(directory)
+    except (OSError, RunError) as error:
+        say(f"the run goes without a hub: {error}\n")
+        yield None, None
+        return
+    keeper = HubKeeper(hub_command(run, run_dir, directory), run_dir / "hub.log")
+    keeper.start()
+    try:
+        yield endpoints.ranks, keeper
+    finally:
+        keeper.close()
+        remove_sockets(endpoints)  # a hub that was killed has left them
+
+
+def hub_command(run: str, run_dir: Path, sockets: Path) -> list[str]:
+    """The command that is the hub of `run`; it ends by itself when this process does."""
+    options = ["--run", run, "--dir", str(run_dir), "--sockets", str(sockets), "--parent", str(os.getpid())]
+    return [sys.executable, "-m", "agents.hub", *options]

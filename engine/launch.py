@@ -1,0 +1,111 @@
+"""How a run's ranks come to life: forked on this machine, or (`engine.join`) started by torchrun or Slurm.
+
+The order of a local launch is its speed: the hub starts first and by itself, torch is imported once, then
+every rank is a fork of the parent that has it. The parent has no threads and runs no torch code.
+"""
+
+import gc
+import importlib
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from engine.failure import Outcome, say, tell
+from engine.forked import Tie, flush
+from engine.forked import run as run_forked
+from engine.join import join, joined_place
+from engine.keeper import hub_of
+from engine.place import LOOPBACK, Place, StopFlag, Whereabouts, Work, local_meeting
+from engine.signals import Signals, StopNow
+from engine.supervise import Patience, RankProcess, Supervisor
+
+__all__ = ["Patience", "Place", "Work", "join", "joined_place", "launch"]
+
+
+def launch(
+    world: int,
+    work: Work,
+    *,
+    name_of_rank: Callable[[int], str],
+    hub: str,
+    run: str,
+    run_dir: Path,
+    preload: Sequence[str] = ("torch", "torch.distributed"),
+    patience: Patience | None = None,
+) -> int:
+    """Fork `world` ranks that each do `work`, watch them to their end, and give the exit status of the run.
+
+    0: all work returned, or SIGTERM or SIGHUP asked for the stop. 130: Ctrl-C asked. 1: a rank failed; then
+    stderr has one sentence on the first cause, and ``run_dir/failure.txt`` every rank's report. A second
+    Ctrl-C kills at once. A rank must write to `sys.stdout`; if its reader leaves, that asks for the stop too.
+
+    `hub` is "auto" (start one and keep it alive), "none", or the URL of one. `preload` names the modules to
+    import before the fork. Call it from the main thread, with no other thread and before any CUDA call.
+    Raises ValueError for a `hub` that cannot be, OSError for a `run_dir` that cannot.
+    """
+    assert threading.active_count() == 1, "a fork copies one thread only"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with Signals() as signals, hub_of(hub, run, run_dir) as (endpoint, keeper):
+        try:
+            with signals.eager():
+                for module in preload:
+                    importlib.import_module(module)
+        except StopNow:
+            return signals.exit_status
+        whereabouts = Whereabouts(world)
+        try:
+            ranks = _fork(world, work, endpoint, run_dir, whereabouts, signals)
+        except OSError as error:
+            say(f"{world} ranks could not be started: {error}\n")
+            return 1
+        supervisor = Supervisor(ranks, whereabouts, signals, keeper, patience or Patience())
+        root = supervisor.watch()
+        if root:
+            tell(root, supervisor.outcomes, name_of_rank, run_dir / "failure.txt")
+            return 1
+        return signals.exit_status
+
+
+def _fork(
+    world: int, work: Work, hub: str | None, run_dir: Path, whereabouts: Whereabouts, signals: Signals
+) -> list[RankProcess]:
+    """All ranks, or none and an OSError."""
+    parent = os.getpid()
+    meeting = socket.create_server((LOOPBACK, 0), backlog=world + 8)
+    port = meeting.getsockname()[1]
+    ranks: list[RankProcess] = []
+    gc.freeze()  # ranks that collect garbage would otherwise copy every page of torch's objects
+    flush()  # or every rank would print it once more
+    with meeting, signals.held():
+        try:
+            for rank in range(world):
+                ours, theirs = socket.socketpair()
+                stacks = tempfile.TemporaryFile()  # noqa: SIM115 - both processes keep it
+                pid = os.fork()
+                if pid == 0:
+                    try:
+                        for sibling in ranks:
+                            sibling.line.close()
+                            sibling.stacks.close()
+                        ours.close()
+                        signals.close()
+                        listening = meeting.detach() if rank == 0 else None
+                        meeting.close()
+                        meet = local_meeting(rank, world, port, listening)
+                        place = Place(
+                            rank, world, rank, world, hub, run_dir, meet, StopFlag(), whereabouts, rank
+                        )
+                        run_forked(place, work, Tie(parent, theirs, stacks))
+                    finally:
+                        os._exit(1)  # whatever happened: never on into the parent's code
+                theirs.close()
+                ours.setblocking(False)
+                ranks.append(RankProcess(rank, pid, ours, stacks, Outcome(rank)))
+        except OSError:
+            for forked in ranks:
+                forked.abandon()
+            raise
+    return ranks

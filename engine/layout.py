@@ -1,0 +1,285 @@
+"""A run as typed data: reads a TOML file, lays command-line overrides over it, and refuses in one sentence.
+
+Torch-free. Only what is proven by parity is legal here; a value joins a Literal below together with its test.
+"""
+
+import difflib
+import hashlib
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta, Struct
+
+from engine.grid import Grid, divisors
+
+Positive = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Above = Annotated[float, Meta(gt=0)]
+AtLeast0 = Annotated[float, Meta(ge=0)]
+
+
+class LayoutError(ValueError):
+    """What is wrong with a layout, where, and what would be legal: one sentence for a person."""
+
+
+class Run(Struct, frozen=True):
+    name: str = "run"
+    seed: Natural = 0
+    dir: str = "./runs"
+
+
+class Moe(Struct, frozen=True):
+    experts: Positive
+    top_k: Positive
+    d_expert: Positive  # hidden width of one expert
+    every: Positive = 1  # 1 = each layer has experts, 2 = every second, counted from the first
+    balance: Literal["aux", "none"] = "aux"
+
+
+class Model(Struct, frozen=True):
+    layers: Positive
+    d_model: Positive
+    heads: Positive
+    seq_len: Positive  # tokens
+    kv_heads: Positive | None = None  # absent = heads
+    d_ff: Positive | None = None  # hidden width of a dense MLP; absent = 4 d_model
+    vocab: Positive = 256
+    norm_eps: Above = 1e-5
+    rope_theta: Above = 10_000.0
+    moe: Moe | None = None
+
+    @property
+    def kv(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def ff(self) -> int:
+        return self.d_ff or 4 * self.d_model
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.heads
+
+    def has_experts(self, layer: int) -> bool:
+        return self.moe is not None and layer % self.moe.every == 0
+
+
+class GridSizes(Struct, frozen=True):
+    pp: Positive = 1
+    dp_replicate: Literal[1] = 1
+    dp_shard: Positive = 1
+    cp: Literal[1] = 1
+    tp: Positive = 1
+    ep: Positive = 1
+
+
+class Schedule(Struct, frozen=True):
+    name: Literal["gpipe", "1f1b"] = "1f1b"
+
+
+class Train(Struct, frozen=True):
+    steps: Positive = 100
+    global_batch: Positive = 32  # sequences
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    lr: AtLeast0 = 1e-3
+    warmup: Natural = 0  # steps
+    weight_decay: AtLeast0 = 0.0
+    grad_clip: Above | None = None  # of the global norm; absent = off
+    precision: Literal["fp32"] = "fp32"
+    zero: Literal[0, 1, 2, 3] = 2
+
+
+class Data(Struct, frozen=True):
+    source: str = "stdlib"
+    tokenizer: Literal["bytes"] = "bytes"
+
+
+class Knobs(Struct, frozen=True):
+    micro_batches: Positive = 1
+    capacity_factor: Above | None = None  # absent = dropless
+    recompute: Literal["none", "selective", "full"] = "none"
+    lr_scale: AtLeast0 = 1.0
+    aux_loss_coef: AtLeast0 = 0.01
+
+
+class Layout(Struct, frozen=True, kw_only=True):
+    """A whole run. `load` and `from_toml` give checked ones."""
+
+    model: Model
+    run: Run = Run()
+    grid: GridSizes = GridSizes()
+    schedule: Schedule = Schedule()
+    train: Train = Train()
+    data: Data = Data()
+    knobs: Knobs = Knobs()
+
+    @property
+    def ranks(self) -> Grid:
+        return Grid(**msgspec.structs.asdict(self.grid))
+
+    @property
+    def local_batch(self) -> int:
+        """Sequences a data-parallel rank works on in one step."""
+        return self.train.global_batch // self.ranks.dp
+
+    def digest(self) -> str:
+        """Equal for ranks that train the same model on the same data; steps, names and start values do not count."""
+        same = (self.model, self.grid, self.schedule.name, self.data, self.run.seed, self.train.global_batch)
+        return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
+
+
+def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
+    """The layout in a TOML file with ``section.key=value`` overrides; LayoutError says what is wrong."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except OSError as error:
+        raise LayoutError(f"cannot read the layout {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise LayoutError(f"the layout {path} is not UTF-8 text") from None
+    return from_toml(text, overrides or [], str(path))
+
+
+def from_toml(text: str, overrides: list[str] | None = None, where: str = "layout") -> Layout:
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise LayoutError(f"{where} is not TOML: {error}") from None
+    for override in overrides or []:
+        _lay_over(tree, override)
+    layout: Layout = _read(Layout, tree, "")
+    for refusal in _refusals(layout):
+        raise LayoutError(refusal)
+    return layout
+
+
+def _lay_over(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    path = key.strip().split(".")
+    if not equals or len(path) < 2 or not all(path):
+        raise LayoutError(f"{override!r} is not an override; write section.key=value, such as train.steps=20")
+    node = tree
+    for part in path[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise LayoutError(f"{key} is not a key of a layout: {part} is a value, not a section")
+    if text.strip() == "none":
+        node.pop(path[-1], None)
+        node[path[-1]] = None
+    else:
+        node[path[-1]] = _literal(text.strip())
+
+
+def _literal(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _read(kind: Any, tree: Any, at: str) -> Any:
+    """`tree` as the Struct `kind`, field by field, so that each refusal names its key and what is legal."""
+    if not isinstance(tree, dict):
+        raise LayoutError(f"{at} = {tree!r} is not legal; legal: a section [{at}]")
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for key in tree:
+        if key not in hints:
+            close = difflib.get_close_matches(key, hints, 1)
+            hint = f"; did you mean {close[0]}?" if close else f"; legal: {', '.join(hints)}"
+            raise LayoutError(f"{_dot(at, key)} is not a key of a layout{hint}")
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        key, hint = field.name, hints[field.name]
+        section = _struct_in(hint)
+        if key not in tree:
+            if field.required:
+                raise LayoutError(f"{_dot(at, key)} is missing; legal: {_legal(hint)}")
+        elif section and tree[key] is not None:
+            values[key] = _read(section, tree[key], _dot(at, key))
+        else:
+            try:
+                values[key] = msgspec.convert(tree[key], hint)
+            except msgspec.ValidationError:
+                shown = "none" if tree[key] is None else repr(tree[key])
+                raise LayoutError(
+                    f"{_dot(at, key)} = {shown} is not legal; legal: {_legal(hint)}"
+                ) from None
+    return kind(**values)
+
+
+def _dot(at: str, key: str) -> str:
+    return f"{at}.{key}" if at else key
+
+
+def _struct_in(hint: Any) -> Any:
+    kinds = [hint, *get_args(hint)]
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Struct)), None)
+
+
+def _legal(hint: Any) -> str:
+    """What a type admits, in words."""
+    if get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join("none" if arg is type(None) else _legal(arg) for arg in get_args(hint))
+    if get_origin(hint) is Literal:
+        return ", ".join(str(choice) for choice in get_args(hint))
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    if get_origin(hint) is Annotated:
+        base, meta = get_args(hint)[:2]
+        if meta.ge is not None:
+            return f"{words[base]} of at least {meta.ge:g}"
+        return f"{words[base]} above {meta.gt:g}"
+    return words.get(hint, f"a section with {', '.join(typing.get_type_hints(hint))}")
+
+
+def _refusals(layout: Layout) -> typing.Iterator[str]:
+    """Why the parts do not go together, one sentence each."""
+    grid, model, train = layout.ranks, layout.model, layout.train
+    sharded = grid.tp * grid.cp
+    divided = [  # what must divide, by what, and both by name
+        ("grid.tp", grid.tp, "model.heads", model.heads),
+        ("grid.tp", grid.tp, "model.kv_heads", model.kv),
+        ("grid.tp", grid.tp, "model.vocab", model.vocab),
+        ("grid.tp", sharded, "model.seq_len", model.seq_len),
+        ("model.heads", model.heads, "model.d_model", model.d_model),
+        ("model.kv_heads", model.kv, "model.heads", model.heads),
+        ("grid.dp_shard", grid.dp, "train.global_batch", train.global_batch),
+    ]
+    if model.moe:
+        divided.append(("grid.ep", grid.ep, "model.moe.experts", model.moe.experts))
+    if any(not model.has_experts(layer) for layer in range(model.layers)):
+        divided.append(("grid.tp", grid.tp, "model.d_ff", model.ff))
+    for divisor, n, whole, total in divided:
+        if total % n:
+            yield f"{divisor} = {n} does not divide {whole} = {total}; legal: {divisors(total)}"
+    if refusal := grid.refusal():
+        yield refusal
+    if model.head_dim % 2:
+        yield f"model.d_model / model.heads = {model.head_dim} is odd; RoPE turns pairs, so legal: an even number"
+    if grid.pp > model.layers:
+        yield f"grid.pp = {grid.pp} is more stages than model.layers = {model.layers}; legal: 1 to {model.layers}"
+    if model.moe and model.moe.top_k > model.moe.experts:
+        yield f"model.moe.top_k = {model.moe.top_k} is more than experts; legal: 1 to {model.moe.experts}"
+    if not model.moe and grid.ep > 1:
+        yield f"grid.ep = {grid.ep} without experts; legal: 1, or a section [model.moe]"
+    if train.zero == 0 and grid.dp_shard > 1:
+        yield f"train.zero = 0 keeps every rank whole, but grid.dp_shard = {grid.dp_shard}; legal: 1, 2, 3"
+    micro_batches = legal_micro_batches(layout)
+    if not micro_batches:
+        yield (
+            f"train.global_batch = {train.global_batch} gives each of {grid.dp} data ranks {layout.local_batch} "
+            f"sequences, too few for {grid.pp} stages; legal: a multiple of {grid.dp * grid.pp}"
+        )
+    elif layout.knobs.micro_batches not in micro_batches:
+        legal = ", ".join(map(str, micro_batches))
+        yield f"knobs.micro_batches = {layout.knobs.micro_batches} is not legal; legal: {legal}"
+    if not (layout.data.source == "stdlib" or layout.data.source.startswith("text:")):
+        yield f"data.source = {layout.data.source!r} is not legal; legal: stdlib, text:GLOB"
+
+
+def legal_micro_batches(layout: Layout) -> list[int]:
+    """Divisors of the local batch that the schedule accepts: 1F1B needs at least as many as stages."""
+    least = layout.grid.pp if layout.schedule.name == "1f1b" else 1
+    return [m for m in range(least, layout.local_batch + 1) if layout.local_batch % m == 0]

@@ -1,0 +1,183 @@
+"""What one rank measures in one step: phases, collectives by axis, pipeline actions, routing counts.
+
+*Bytes* are those a rank sends to other ranks under a bandwidth-optimal algorithm, P ranks and n bytes in all:
+all-reduce 2 (P-1)/P n, reduce-scatter (P-1)/P n, all-gather (P-1) n_local, all-to-all what leaves for others, send n
+(Thakur, Rabenseifner and Gropp 2005). The meter only adds up; `parallel/comm.py` is where the formulas are applied.
+On the CPU collectives block, so their time is wall time and all of it is exposed.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+AXES = ("dp", "tp", "pp", "ep", "control")
+
+Where = Callable[[int, str], None]
+"""Told (step, operation) at each operation, so that even a killed rank leaves word of its place."""
+
+
+@dataclass
+class Lane:
+    """One axis in one step."""
+
+    bytes: int = 0
+    ms: float = 0.0
+    exposed_ms: float = 0.0
+
+
+@dataclass
+class Span:
+    """One pipeline action, in seconds since the pipeline window opened."""
+
+    kind: str
+    micro_batch: int
+    start: float
+    end: float
+
+
+@dataclass
+class Readings:
+    """One step of one rank."""
+
+    layers: int
+    experts: int
+    lanes: dict[str, Lane] = field(default_factory=lambda: {axis: Lane() for axis in AXES})
+    phases: dict[str, float] = field(default_factory=dict)  # seconds
+    spans: list[Span] = field(default_factory=list)
+    window: float = 0.0  # seconds the pipeline was open
+    a2a_bytes: int = 0
+    load: Tensor = field(init=False)  # [layer, expert], (token, expert) pairs routed from this rank's tokens
+    dropped: Tensor = field(init=False)  # [layer], of those the pairs over capacity
+
+    def __post_init__(self) -> None:
+        self.load = torch.zeros(self.layers, self.experts, dtype=torch.int64)
+        self.dropped = torch.zeros(self.layers, dtype=torch.int64)
+
+    def busy(self, kind: str) -> float:
+        """Seconds in actions of `kind`."""
+        return sum(span.end - span.start for span in self.spans if span.kind == kind)
+
+    @property
+    def bubble(self) -> float:
+        """Share of the pipeline window in which this rank ran no action, 0..1."""
+        return max(0.0, 1.0 - (self.busy("F") + self.busy("B")) / self.window) if self.window else 0.0
+
+
+class Meter:
+    """Adds up what a rank does. Cheap enough to be always on; `start_step` begins anew."""
+
+    def __init__(self, layers: int = 0, experts: int = 0, where: Where | None = None):
+        self.layers, self.experts = layers, experts
+        self.step = 0
+        self.readings = Readings(layers, experts)
+        self._where = where
+        self._doing = ("starting", time.monotonic())
+        self._layer: int | None = None
+        self._micro_batch: int | None = None
+        self._opened = 0.0
+
+    @property
+    def doing(self) -> tuple[int, str, float]:
+        """(step, operation, time.monotonic() since when): read by the pulse thread."""
+        text, since = self._doing
+        return self.step, text, since
+
+    def at(self, text: str) -> None:
+        self._doing = (text, time.monotonic())
+        if self._where:
+            self._where(self.step, text)
+
+    def start_step(self, step: int) -> None:
+        self.step = step
+        self.readings = Readings(self.layers, self.experts)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.at(name)
+        start = time.perf_counter()
+        yield
+        phases = self.readings.phases
+        phases[name] = phases.get(name, 0.0) + time.perf_counter() - start
+
+    @contextmanager
+    def in_layer(self, layer: int) -> Iterator[None]:
+        self._layer = layer
+        try:
+            yield
+        finally:  # a recomputed forward is cut short by an exception once it has what backward needs
+            self._layer = None
+
+    # --------------------------------------------------------------------------------------- collectives
+
+    @contextmanager
+    def collective(self, axis: str, kind: str, sent_bytes: int) -> Iterator[None]:
+        """Around each collective: `sent_bytes` leave this rank for others."""
+        text = f"{axis} {kind}"
+        if self._layer is not None:
+            text += f", layer {self._layer}"
+        if self._micro_batch is not None:
+            text += f", micro-batch {self._micro_batch}"
+        before = self._doing[0]
+        self.at(text)
+        start = time.perf_counter()
+        yield
+        ms = (time.perf_counter() - start) * 1e3
+        lane = self.readings.lanes[axis]
+        lane.bytes += sent_bytes
+        lane.ms += ms
+        lane.exposed_ms += ms
+        if kind == "all-to-all":
+            self.readings.a2a_bytes += sent_bytes
+        self._doing = (before, time.monotonic())
+
+    def sent(self, axis: str, sent_bytes: int) -> None:
+        """Bytes of a send that the pipeline's schedule waits for elsewhere."""
+        self.readings.lanes[axis].bytes += sent_bytes
+
+    # ------------------------------------------------------------------------------------------ pipeline
+
+    @contextmanager
+    def pipeline(self) -> Iterator[None]:
+        """The window in which a step's micro-batches run; time in it outside actions is bubble."""
+        self._opened = time.perf_counter()
+        yield
+        self.close_pipeline()
+
+    def close_pipeline(self) -> None:
+        """The last action is over: what follows (gradient reduction) is no longer the pipeline's."""
+        readings = self.readings
+        if not readings.window:
+            readings.window = time.perf_counter() - self._opened
+            busy = sum(span.end - span.start for span in readings.spans)
+            lane = readings.lanes["pp"]
+            if lane.bytes:  # one stage alone waits for nobody
+                lane.ms = lane.exposed_ms = (readings.window - busy) * 1e3
+
+    @contextmanager
+    def action(self, kind: str, micro_batch: int) -> Iterator[None]:
+        self._micro_batch = micro_batch
+        name = {"F": "forward", "B": "backward"}[kind]
+        self.at(f"{name}, micro-batch {micro_batch}")
+        start = time.perf_counter()
+        yield
+        end = time.perf_counter()
+        self.readings.spans.append(Span(kind, micro_batch, start - self._opened, end - self._opened))
+        self._micro_batch = None
+        self.at("waiting for a pipeline neighbour")
+
+    @contextmanager
+    def action_goes_on(self) -> Iterator[None]:
+        """What the schedule does outside the action it belongs to: the loss after the last stage's forward."""
+        yield
+        self.readings.spans[-1].end = time.perf_counter() - self._opened
+
+    # ------------------------------------------------------------------------------------------- routing
+
+    def routed(self, layer: int, load_E: Tensor, dropped: Tensor) -> None:
+        """Count one micro-batch's routing at `layer`; called once per logical forward."""
+        self.readings.load[layer] += load_E
+        self.readings.dropped[layer] += dropped

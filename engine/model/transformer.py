@@ -1,0 +1,169 @@
+"""The transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU or experts; a stage is a run of its layers.
+
+Shapes: B sequences, s = S/tp tokens of this rank's slice, S tokens of a sequence, D model, H heads, C head width.
+Parameter names carry global layer numbers, so a stage's state is a part of the whole model's.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from engine.layout import Model
+from engine.meter import Meter
+from engine.model.moe import Dials, MoeLayer, Routing
+from engine.parallel.tensor import Embedding, Head, Weights, local
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight (Zhang and Sennrich 2019)."""
+
+    def __init__(self, weights: Weights, d_model: int, eps: float):
+        super().__init__()
+        self.weight = weights.ones((d_model,))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
+    """cos and sin of every position's angles, [2, S, C/2] (Su et al. 2021)."""
+    inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), inverse)
+    return torch.stack((angles.cos(), angles.sin())).to(torch.get_default_dtype())
+
+
+def rotate(x_BHSC: Tensor, table: Tensor) -> Tensor:
+    """Turn each pair (first half, second half) of the head by its position's angle."""
+    cos, sin = table
+    a, b = x_BHSC.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention; heads are split over tp."""
+
+    def __init__(self, weights: Weights, name: str, model: Model, out_std: float):
+        super().__init__()
+        self.tp, self.head_dim = weights.tp, model.head_dim
+        D, C = model.d_model, model.head_dim
+        self.q = weights.sharded(f"{name}.q", (model.heads * C, D), 0.02, 0)
+        self.k = weights.sharded(f"{name}.k", (model.kv * C, D), 0.02, 0)
+        self.v = weights.sharded(f"{name}.v", (model.kv * C, D), 0.02, 0)
+        self.o = weights.sharded(f"{name}.o", (D, model.heads * C), out_std, 1)
+        self.register_buffer("rope", rope_table(model.seq_len, C, model.rope_theta), persistent=False)
+        self.rope: Tensor
+
+    def forward(self, x_BsD: Tensor) -> Tensor:
+        x_BSD = self.tp.gather_sequence(x_BsD)
+        q, k, v = (self._heads(F.linear(x_BSD, local(weight))) for weight in (self.q, self.k, self.v))
+        q, k = rotate(q, self.rope), rotate(k, self.rope)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.tp.scatter_sequence(F.linear(out.transpose(1, 2).flatten(2), local(self.o)))
+
+    def _heads(self, x_BSX: Tensor) -> Tensor:
+        return x_BSX.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+class Mlp(nn.Module):
+    """Dense SwiGLU (Shazeer 2020), its width split over tp."""
+
+    def __init__(self, weights: Weights, name: str, model: Model, out_std: float):
+        super().__init__()
+        self.tp = weights.tp
+        self.gate = weights.sharded(f"{name}.gate", (model.ff, model.d_model), 0.02, 0)
+        self.up = weights.sharded(f"{name}.up", (model.ff, model.d_model), 0.02, 0)
+        self.down = weights.sharded(f"{name}.down", (model.d_model, model.ff), out_std, 1)
+
+    def forward(self, x_BsD: Tensor) -> Tensor:
+        x = self.tp.gather_sequence(x_BsD)
+        hidden = F.silu(F.linear(x, local(self.gate))) * F.linear(x, local(self.up))
+        return self.tp.scatter_sequence(F.linear(hidden, local(self.down)))
+
+
+class Block(nn.Module):
+    """One layer. What it recomputes in backward is read from the dials at each forward, never wrapped in."""
+
+    def __init__(self, weights: Weights, layer: int, model: Model, dials: Dials, meter: Meter):
+        super().__init__()
+        self.layer, self.dials, self.meter = layer, dials, meter
+        # Residual outputs shrink with depth, so that the sum over layers keeps its size (GPT-2).
+        out_std = 0.02 / (2 * model.layers) ** 0.5
+        name = f"layers.{layer}"
+        self.attention_norm = RMSNorm(weights, model.d_model, model.norm_eps)
+        self.attention = Attention(weights, f"{name}.attention", model, out_std)
+        self.mlp_norm = RMSNorm(weights, model.d_model, model.norm_eps)
+        self.mlp: MoeLayer | Mlp
+        if model.moe and model.has_experts(layer):
+            self.mlp = MoeLayer(weights, layer, model.moe, model.d_model, out_std, dials, meter)
+        else:
+            self.mlp = Mlp(weights, f"{name}.mlp", model, out_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.meter.in_layer(self.layer):
+            memo: dict[str, Routing] = {}
+            match self.dials.recompute:
+                case "full":
+                    return self._again(self._whole, x, memo)
+                case "selective":
+                    return self._feed(self._again(self._attend, x), memo)
+                case _:
+                    return self._whole(x, memo)
+
+    def _attend(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.attention(self.attention_norm(x))
+        return out
+
+    def _feed(self, x: Tensor, memo: dict[str, Routing]) -> Tensor:
+        h = self.mlp_norm(x)
+        out: Tensor = x + (self.mlp(h, memo) if isinstance(self.mlp, MoeLayer) else self.mlp(h))
+        return out
+
+    def _whole(self, x: Tensor, memo: dict[str, Routing]) -> Tensor:
+        return self._feed(self._attend(x), memo)
+
+    def _again(self, run: Callable[..., Tensor], *args: object) -> Tensor:
+        """Run now without keeping activations, and again in backward."""
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            return nullcontext(), self.meter.in_layer(self.layer)
+
+        out: Tensor = checkpoint(
+            run, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
+        )
+        return out
+
+
+class Stage(nn.Module):
+    """A run of layers; the first stage embeds, the last one ends in logits [B, S, V/tp]."""
+
+    def __init__(self, weights: Weights, model: Model, layers: range, dials: Dials, meter: Meter):
+        super().__init__()
+        first, last = layers.start == 0, layers.stop == model.layers
+        self.embedding = Embedding(weights, model.vocab, model.d_model) if first else None
+        self.layers = nn.ModuleDict({str(n): Block(weights, n, model, dials, meter) for n in layers})
+        self.norm = RMSNorm(weights, model.d_model, model.norm_eps) if last else None
+        self.head = Head(weights, model.vocab, model.d_model) if last else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embedding is not None:
+            x = self.embedding(x)
+        for block in self.layers.values():
+            x = block(x)
+        if self.norm is not None and self.head is not None:
+            x = self.head(self.norm(x))
+        return x
+
+
+def split_layers(layers: int, stages: int) -> list[range]:
+    """Consecutive runs of layers, sizes differing by one at most, the larger ones not at the ends."""
+    sizes = [layers // stages] * stages
+    # The ends also embed and compute the loss, so the spare layers go to the middle first.
+    middle_first = sorted(range(stages), key=lambda stage: (abs(2 * stage - stages + 1), stage))
+    for stage in middle_first[: layers % stages]:
+        sizes[stage] += 1
+    starts = [sum(sizes[:stage]) for stage in range(stages)]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]

@@ -1,0 +1,96 @@
+"""What `engine run` prints: NDJSON for scripts, or aligned lines for people. Rank 0 alone prints."""
+
+import mmap
+import struct
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from agents.wire import Summary, spell
+from engine.layout import Layout
+
+
+class Tally:
+    """How far the run got, in memory that rank 0 shares with the parent it was forked from."""
+
+    _FORM = struct.Struct("<qd")
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, self._FORM.size)
+        self.write(0, float("nan"))
+
+    def write(self, steps: int, loss: float) -> None:
+        self._FORM.pack_into(self._memory, 0, steps, loss)
+
+    def read(self) -> tuple[int, float | None]:
+        """Steps done, and the last one's loss or None."""
+        steps, loss = self._FORM.unpack_from(self._memory)
+        return steps, loss if steps else None
+
+
+class Output:
+    """Prints a run as it goes; `start` and `step` on rank 0, `end` wherever the exit status is known."""
+
+    def __init__(self, layout: Layout, as_json: bool):
+        self._layout, self._json = layout, as_json
+        self._tally = Tally()
+        self._began = time.monotonic()
+        self._knobs: dict[str, Any] = {}
+
+    def start(self, run: str) -> None:
+        grid = self._layout.ranks
+        sizes = msgspec.structs.asdict(self._layout.grid)
+        if self._json:
+            _line({"event": "start", "run": run, "world": grid.world, "grid": sizes})
+            return
+        shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "one rank"
+        _say(f"{run}: {grid.world} ranks, {shown}, {self._layout.schedule.name}")
+        _say("  step      loss  grad norm   ms/step     tok/s   bubble (bound)   all-to-all   dropped")
+
+    def step(self, summary: Summary) -> None:
+        self._tally.write(summary.step + 1, summary.loss)
+        if self._json:
+            _line(event_of(summary))
+            return
+        if self._knobs and summary.knobs != self._knobs:
+            turned = [
+                f"{name} {spell(self._knobs[name])} -> {spell(value)}"
+                for name, value in summary.knobs.items()
+                if value != self._knobs[name]
+            ]
+            _say(f"        revision {summary.revision}: {', '.join(turned)}")
+        self._knobs = summary.knobs
+        bubble = "      ·   (   · )"
+        if summary.bubble is not None and summary.bubble_bound is not None:
+            bubble = f"{summary.bubble:7.1%} ({summary.bubble_bound:6.1%})"
+        _say(
+            f"{summary.step:6d} {summary.loss:9.4f} {summary.grad_norm:10.3f} {summary.step_ms:9.0f}"
+            f" {summary.tokens_per_s:9.0f} {bubble} {summary.a2a_bytes / 2**20:8.2f} MiB {summary.dropped:9d}"
+        )
+
+    def end(self, status: int) -> None:
+        steps, loss = self._tally.read()
+        wall = round(time.monotonic() - self._began, 3)
+        if self._json:
+            _line({"event": "end", "steps": steps, "loss": loss, "wall_s": wall, "exit": status})
+        else:
+            last = f", loss {loss:.4f}" if loss is not None else ""
+            _say(f"{steps} steps in {wall:.1f} s{last}")
+
+
+def event_of(summary: Summary) -> dict[str, Any]:
+    """The step event of the interface contract."""
+    event = {"event": "step"} | msgspec.structs.asdict(summary)
+    event["comm"] = {axis: msgspec.structs.asdict(traffic) for axis, traffic in summary.comm.items()}
+    return event
+
+
+def _line(event: dict[str, Any]) -> None:
+    _say(msgspec.json.encode(event).decode())
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,156 @@
+"""The one door for collectives: every byte that leaves a rank passes here and is metered by axis.
+
+On gloo a ring collective pays its latency P - 1 times over. The same bytes as one all-to-all plus a local sum or copy
+wait 4-6 times less (docs/measurements.md), so that form is taken there; NCCL gets its native collectives.
+
+Shapes: B sequences, S tokens of a slice, D model. Axes of size 1 communicate nothing and cost nothing.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from engine.meter import Meter
+
+
+class Axis:
+    """One mesh axis as this rank sees it: its group, its size, its place in it, and the collectives over it."""
+
+    def __init__(self, name: str, group: ProcessGroup | None, meter: Meter):
+        self.name = name
+        self.group = group
+        self.meter = meter
+        self.size = group.size() if group else 1
+        self.rank = group.rank() if group else 0
+        self._gloo = group is not None and dist.get_backend(group) == "gloo"
+
+    # ------------------------------------------------------------------------ no gradient passes through these
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """[...] of every rank as [P, ...]."""
+        if self.size == 1:
+            return x.unsqueeze(0)
+        x = x.contiguous()
+        out = x.new_empty((self.size, *x.shape))
+        with self.meter.collective(self.name, "all-gather", (self.size - 1) * x.nbytes):
+            if self._gloo:
+                dist.all_to_all_single(out, x.expand_as(out).contiguous(), group=self.group)
+            else:
+                dist.all_gather_into_tensor(out, x, group=self.group)
+        return out
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """[P, ...]: the sum over ranks of this rank's row, [...]."""
+        if self.size == 1:
+            return x[0]
+        x = x.contiguous()
+        with self.meter.collective(self.name, "reduce-scatter", x.nbytes // self.size * (self.size - 1)):
+            if self._gloo:
+                rows = torch.empty_like(x)
+                dist.all_to_all_single(rows, x, group=self.group)
+                return rows.sum(0)
+            out = torch.empty_like(x[0])
+            dist.reduce_scatter_tensor(out, x, group=self.group)
+            return out
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over ranks, the same bits on each."""
+        if self.size == 1:
+            return x
+        with self.meter.collective(self.name, "all-reduce", 2 * x.nbytes * (self.size - 1) // self.size):
+            if self._gloo:
+                flat = torch.nn.functional.pad(x.reshape(-1), (0, -x.numel() % self.size))
+                rows = torch.empty_like(flat)
+                dist.all_to_all_single(rows, flat, group=self.group)
+                mine = rows.view(self.size, -1).sum(0)
+                dist.all_to_all_single(flat, mine.repeat(self.size), group=self.group)
+                return flat[: x.numel()].view_as(x)
+            out = x.clone()
+            dist.all_reduce(out, group=self.group)
+            return out
+
+    def all_to_all(self, x: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """Rows of `x`, `send[p]` of them to rank p; the `receive[p]` rows that came from each p, in rank order."""
+        if self.size == 1:
+            return x
+        out = x.new_empty((sum(receive), *x.shape[1:]))
+        leaving = (sum(send) - send[self.rank]) * (x.nbytes // max(1, x.shape[0]))
+        with self.meter.collective(self.name, "all-to-all", leaving):
+            dist.all_to_all_single(out, x.contiguous(), receive, send, group=self.group)
+        return out
+
+    def exchange(self, x: Tensor) -> Tensor:
+        """Row p of [P, ...] to rank p; row p of the result came from p. For counts, so that both sides can size."""
+        if self.size == 1:
+            return x
+        out = torch.empty_like(x)
+        with self.meter.collective(self.name, "exchange", x.nbytes // self.size * (self.size - 1)):
+            dist.all_to_all_single(out, x.contiguous(), group=self.group)
+        return out
+
+    # --------------------------------------------------------------------------------- gradients pass through these
+
+    def gather_sequence(self, x_BSD: Tensor) -> Tensor:
+        """Sequence slices to the whole sequence, [B, S, D] -> [B, P S, D]; backward reduce-scatters."""
+        return x_BSD if self.size == 1 else _call(_GatherSequence, x_BSD, self)
+
+    def scatter_sequence(self, x_BSD: Tensor) -> Tensor:
+        """Partial sums of the whole sequence to this rank's slice, [B, P S, D] -> [B, S, D]; backward all-gathers."""
+        return x_BSD if self.size == 1 else _call(_ScatterSequence, x_BSD, self)
+
+    def route(self, x_TD: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """`all_to_all` whose backward routes the gradients back."""
+        return x_TD if self.size == 1 else _call(_Route, x_TD, self, send, receive)
+
+
+def _call(function: Any, *args: Any) -> Tensor:
+    out: Tensor = function.apply(*args)
+    return out
+
+
+def _gather_sequence(x_BSD: Tensor, axis: Axis) -> Tensor:
+    P = axis.size
+    B, S, D = x_BSD.shape
+    return axis.all_gather(x_BSD).transpose(0, 1).reshape(B, P * S, D)
+
+
+def _scatter_sequence(x_BSD: Tensor, axis: Axis) -> Tensor:
+    P = axis.size
+    B, S, D = x_BSD.shape
+    return axis.reduce_scatter(x_BSD.view(B, P, S // P, D).transpose(0, 1))
+
+
+class _GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BSD: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _gather_sequence(x_BSD, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return _scatter_sequence(grad.contiguous(), ctx.axis), None
+
+
+class _ScatterSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BSD: Tensor, axis: Axis) -> Tensor:
+        ctx.axis = axis
+        return _scatter_sequence(x_BSD, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return _gather_sequence(grad, ctx.axis), None
+
+
+class _Route(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, axis: Axis, send: list[int], receive: list[int]) -> Tensor:
+        ctx.axis, ctx.send, ctx.receive = axis, send, receive
+        return axis.all_to_all(x_TD, send, receive)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return ctx.axis.all_to_all(grad.contiguous(), ctx.receive, ctx.send), None, None, None

@@ -1,0 +1,156 @@
+"""The pipeline axis: torch's schedules over one metered stage per rank, or a plain loop where there is one stage.
+
+Shapes: B sequences of a micro-batch, S tokens of a sequence, s = S/tp, D model, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+
+from engine.layout import Layout
+from engine.meter import Meter
+from engine.model.transformer import Stage
+from engine.parallel.world import World
+
+SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+LossOf = Callable[[Tensor, Tensor], Tensor]
+"""(logits [B, S, V/tp], targets [B, S]) -> the micro-batch's share of the step's loss."""
+
+
+class MeteredStage(PipelineStage):
+    """A stage whose actions and sends the meter sees."""
+
+    def __init__(self, meter: Meter, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._meter = meter
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self._meter.action("F", fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self._meter.action("B", bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._metered(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        return self._metered(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        self._meter.close_pipeline()
+        with self._meter.phase("reduce"):
+            super().perform_reduce_grad(grad_scale_factor)
+
+    def _metered(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
+        self._meter.sent("pp", sum(op.tensor.nbytes for op in ops))
+        return ops
+
+
+class Pipeline:
+    """Runs a step's micro-batches, forward and backward, over all stages.
+
+    `prepare` builds a schedule for another micro-batch count (1.5-5 ms); assigning `plan` puts it in force.
+    """
+
+    def __init__(self, layout: Layout, stage: Stage, world: World, meter: Meter, loss_of: LossOf):
+        self._layout, self._stage, self._world, self._meter = layout, stage, world, meter
+        self._loss_of = loss_of
+        self.plan = self.prepare(layout.knobs.micro_batches)
+
+    def prepare(self, micro_batches: int) -> "Plan":
+        if self._world.pp.size == 1:
+            return _Loop(self._layout, self._stage, self._meter, self._loss_of, micro_batches)
+        return _Scheduled(self._layout, self._stage, self._world, self._meter, self._loss_of, micro_batches)
+
+
+class _Loop:
+    """One stage: micro-batch after micro-batch. ZeRO 2 and 3 reduce gradients at each, 0 and 1 at the last."""
+
+    def __init__(self, layout: Layout, stage: Stage, meter: Meter, loss_of: LossOf, micro_batches: int):
+        self.micro_batches = micro_batches
+        self._stage, self._meter, self._loss_of = stage, meter, loss_of
+        self._zero = layout.train.zero
+
+    def run(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+        stage, meter = self._stage, self._meter
+        assert isinstance(stage, FSDPModule)
+        total = torch.zeros(())
+        with meter.pipeline():
+            parts = zip(tokens_BS.chunk(self.micro_batches), targets_BS.chunk(self.micro_batches), strict=True)
+            for n, (tokens, targets) in enumerate(parts):
+                last = n == self.micro_batches - 1
+                stage.set_is_last_backward(last)
+                stage.set_requires_gradient_sync(last or self._zero >= 2)
+                stage.set_reshard_after_backward(last or self._zero == 3)
+                with meter.action("F", n):
+                    loss = self._loss_of(stage(tokens), targets)
+                with meter.action("B", n):
+                    loss.backward()  # type: ignore[no-untyped-call]
+                total += loss.detach()
+        return total
+
+
+class _Scheduled:
+    """Several stages under one of torch's schedules, which reduces gradients once, after the last micro-batch."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        stage: Stage,
+        world: World,
+        meter: Meter,
+        loss_of: LossOf,
+        micro_batches: int,
+    ):
+        self.micro_batches = micro_batches
+        self._meter = meter
+        model, B = layout.model, layout.local_batch // micro_batches
+        # Static shapes: torch's own inference runs the module on garbage, and tensor ranks would route differently.
+        tokens = torch.empty(B, model.seq_len, dtype=torch.int64, device="meta")
+        slice_, share = model.seq_len // world.tp.size, model.vocab // world.tp.size
+        hidden = torch.empty(B, slice_, model.d_model, device="meta", requires_grad=True)
+        logits = torch.empty(B, model.seq_len, share, device="meta", requires_grad=True)
+        self._first = world.at["pp"] == 0
+        self._last = world.at["pp"] == world.pp.size - 1
+        metered = MeteredStage(
+            meter,
+            stage,
+            world.at["pp"],
+            world.pp.size,
+            torch.device("cpu"),
+            input_args=(tokens if self._first else hidden,),
+            output_args=(logits if self._last else hidden,),
+            group=world.pp.group,
+        )
+        self._schedule = SCHEDULES[layout.schedule.name](
+            metered, micro_batches, loss_fn=self._metered(loss_of), scale_grads=False
+        )
+
+    def run(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
+        losses: list[Tensor] = []
+        args = (tokens_BS,) if self._first else ()
+        with self._meter.pipeline():
+            if self._last:
+                self._schedule.step(*args, target=targets_BS, losses=losses, return_outputs=False)
+            else:
+                self._schedule.step(*args, return_outputs=False)
+        return torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros(())
+
+    def _metered(self, loss_of: LossOf) -> LossOf:
+        def run(logits: Tensor, targets: Tensor) -> Tensor:
+            with self._meter.action_goes_on():
+                return loss_of(logits, targets)
+
+        return run
+
+
+Plan = _Loop | _Scheduled

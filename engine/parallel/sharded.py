@@ -1,0 +1,122 @@
+"""The data axis: parameters, gradients and optimizer state sharded by FSDP2, its traffic through the metered door.
+
+Gradients are reduced as sums; the loss was divided once, by the global count of valid tokens. Experts are sharded on
+the expert mesh, everything else on the dense one.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.tensor import DTensor
+
+from engine.model.moe import Experts, MoeLayer
+from engine.model.transformer import Block, Stage
+from engine.parallel.comm import Axis
+from engine.parallel.world import World
+
+
+class _Allocate:
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _MeteredAllGather(_Allocate, AllGather):
+    def __init__(self, axis: Axis):
+        self.axis = axis
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        output_tensor.view(self.axis.size, -1).copy_(self.axis.all_gather(input_tensor.view(-1)))
+        return None
+
+
+class _MeteredReduceScatter(_Allocate, ReduceScatter):
+    def __init__(self, axis: Axis):
+        self.axis = axis
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        output_tensor.copy_(self.axis.reduce_scatter(input_tensor.view(self.axis.size, -1)))
+        return None
+
+
+def shard(stage: Stage, world: World, zero: int) -> FSDPModule:
+    """Shard a stage in place: experts on the expert mesh, each block and the rest on the dense one.
+
+    The root is sharded on a mesh of size 1 too, or torch's pipelining would not reduce its gradients.
+    """
+    again = zero == 3  # gathered again at each use
+    dense, expert = world.dense["fsdp"], world.expert["efsdp"]
+    blocks = [module for module in stage.modules() if isinstance(module, Block)]
+    sharded: list[tuple[nn.Module, Axis]] = []
+    for block in blocks:
+        if isinstance(block.mlp, MoeLayer):
+            fully_shard(block.mlp.experts, mesh=expert, reshard_after_forward=again)
+            sharded.append((block.mlp.experts, world.edp))
+        if again:
+            fully_shard(block, mesh=dense, reshard_after_forward=True)
+            sharded.append((block, world.dp))
+    root = fully_shard(stage, mesh=dense, reshard_after_forward=False)
+    sharded.append((stage, world.dp))
+    for module, axis in sharded:
+        assert isinstance(module, FSDPModule)
+        module.set_force_sum_reduction_for_comms(True)  # before the factor: gloo has no PREMUL_SUM
+        module.set_gradient_divide_factor(1.0)
+        if axis.size > 1:
+            module.set_custom_all_gather(_MeteredAllGather(axis))
+            module.set_custom_reduce_scatter(_MeteredReduceScatter(axis))
+    return root
+
+
+def is_expert(stage: nn.Module) -> dict[str, bool]:
+    """Parameter name -> whether it is an expert's."""
+    inside = {
+        f"{prefix}.{name}"
+        for prefix, module in stage.named_modules()
+        if isinstance(module, Experts)
+        for name, _ in module.named_parameters()
+    }
+    return {name: name in inside for name, _ in stage.named_parameters()}
+
+
+def shard_of(tensor: Tensor) -> Tensor:
+    """The part of a parameter or gradient that this rank holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def replicated_over_tp(stage: nn.Module, world: World) -> Iterator[nn.Parameter]:
+    """Parameters that are whole on each tensor rank but saw only its slice of the sequence: norms and routers."""
+    experts = is_expert(stage)
+    for name, parameter in stage.named_parameters():
+        on_tp = isinstance(parameter, DTensor) and "tp" in (parameter.device_mesh.mesh_dim_names or ())
+        if not experts[name] and not on_tp:
+            yield parameter
+
+
+def sum_over_tp(stage: nn.Module, world: World) -> None:
+    """Complete the gradients of what is replicated over tp, in one fused reduction."""
+    if world.tp.size == 1:
+        return
+    grads = [
+        shard_of(p.grad) for p in replicated_over_tp(stage, world) if p.grad is not None
+    ]
+    flat = world.tp.all_reduce(torch.cat([grad.flatten() for grad in grads]))
+    for grad, total in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+        grad.copy_(total.view_as(grad))

@@ -1,0 +1,139 @@
+"""Tensor parallelism with the sequence sharded too: parameters, the embedding and the loss over a sharded vocabulary.
+
+Between blocks a rank holds S/tp tokens of each sequence. Attention and dense MLP gather the sequence, multiply by a
+column shard, then by a row shard, and scatter the partial sums back (Korthikanti et al. 2022).
+"""
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from engine.parallel.comm import Axis
+
+
+def local(weight: Tensor) -> Tensor:
+    """The shard this rank multiplies by."""
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """`x` in the precision that softmax and sums over tokens need."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def initial(name: str, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
+    """Values that depend on the parameter's name and the seed, never on the layout."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return (torch.randn(shape, generator=generator, dtype=torch.float32) * std).to(torch.get_default_dtype())
+
+
+class Weights:
+    """Makes parameters: each rank keeps its shard of the tensor that one process would hold.
+
+    A sharded parameter is a DTensor on its axis' mesh, so that FSDP, clipping and snapshots know the whole; on an
+    axis of size 1 it is plain.
+    """
+
+    def __init__(
+        self, seed: int, tp: Axis, ep: Axis, tp_mesh: DeviceMesh | None = None, ep_mesh: DeviceMesh | None = None
+    ):
+        self.seed, self.tp, self.ep = seed, tp, ep
+        self._tp_mesh, self._ep_mesh = tp_mesh, ep_mesh
+
+    def replicated(self, name: str, shape: tuple[int, ...], std: float) -> nn.Parameter:
+        """The same on each tensor rank; it sees only a slice of the sequence, so its gradient is summed over tp."""
+        return nn.Parameter(initial(name, shape, std, self.seed))
+
+    def ones(self, shape: tuple[int, ...]) -> nn.Parameter:
+        return nn.Parameter(torch.ones(shape))
+
+    def sharded(self, name: str, shape: tuple[int, ...], std: float, dim: int) -> nn.Parameter:
+        """Split over tp along `dim`: 0 for column-parallel [out, in] weights, 1 for row-parallel ones."""
+        part = initial(name, shape, std, self.seed).chunk(self.tp.size, dim)[self.tp.rank].contiguous()
+        return nn.Parameter(_on_mesh(part, self._tp_mesh, dim))
+
+    def experts(self, name: str, count: int, shape: tuple[int, ...], std: float) -> nn.Parameter:
+        """[count / ep, *shape]: this rank's experts, whole."""
+        mine = count // self.ep.size
+        first = self.ep.rank * mine
+        stack = [initial(f"{name}.{e}", shape, std, self.seed) for e in range(first, first + mine)]
+        return nn.Parameter(_on_mesh(torch.stack(stack), self._ep_mesh, 0))
+
+
+def _on_mesh(part: Tensor, mesh: DeviceMesh | None, dim: int) -> Tensor:
+    if mesh is None or mesh.size() == 1:
+        return part
+    return DTensor.from_local(part, mesh, [Shard(dim)], run_check=False)
+
+
+class Embedding(nn.Module):
+    """Token ids of the whole sequence [B, S] to this rank's slice [B, S/tp, D]; each rank holds V/tp rows."""
+
+    def __init__(self, weights: Weights, vocab: int, d_model: int):
+        super().__init__()
+        self.tp = weights.tp
+        self.rows = vocab // self.tp.size
+        self.weight = weights.sharded("embedding", (vocab, d_model), 0.02, 0)
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        here = tokens_BS - self.tp.rank * self.rows
+        elsewhere = (here < 0) | (here >= self.rows)
+        rows = nn.functional.embedding(here.masked_fill(elsewhere, 0), local(self.weight))
+        return self.tp.scatter_sequence(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+
+
+class Head(nn.Module):
+    """This rank's slice [B, S/tp, D] to logits of the whole sequence over its share of the vocabulary [B, S, V/tp]."""
+
+    def __init__(self, weights: Weights, vocab: int, d_model: int):
+        super().__init__()
+        self.tp = weights.tp
+        self.weight = weights.sharded("head", (vocab, d_model), 0.02, 0)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        return nn.functional.linear(self.tp.gather_sequence(x_BSD), local(self.weight))
+
+
+def cross_entropy(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
+    """Sum over tokens of -log p(target), with the vocabulary sharded over tp; the same on every tensor rank.
+
+    Full logits are never gathered: three numbers a token are. Targets below 0 do not count.
+    """
+    loss: Tensor = _CrossEntropy.apply(logits_BSV, targets_BS, tp)
+    return loss
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
+        logits = at_least_fp32(logits_BSV)
+        rows = logits.shape[-1]
+        here = targets_BS - tp.rank * rows
+        mine = (here >= 0) & (here < rows)
+        index = here.masked_fill(~mine, 0).unsqueeze(-1)
+        top = logits.amax(-1)
+        scaled = (logits - top.unsqueeze(-1)).exp_()
+        total = scaled.sum(-1)
+        target = logits.gather(-1, index).squeeze(-1).masked_fill(~mine, 0.0)
+        tops, totals, hits = tp.all_gather(torch.stack((top, total, target))).unbind(1)
+        highest = tops.amax(0)
+        sum_exp = (totals * (tops - highest).exp()).sum(0)
+        valid = targets_BS >= 0
+        losses = (sum_exp.log() + highest - hits.sum(0)).masked_fill(~valid, 0.0)
+        probs = scaled.mul_(((top - highest).exp() / sum_exp).unsqueeze(-1))
+        ctx.save_for_backward(probs, index, mine & valid, valid)
+        ctx.dtype = logits_BSV.dtype
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        probs, index, mine, valid = ctx.saved_tensors
+        d_logits = probs.clone()
+        d_logits.scatter_add_(-1, index, -mine.unsqueeze(-1).to(d_logits.dtype))
+        d_logits *= grad * valid.unsqueeze(-1)
+        return d_logits.to(ctx.dtype), None, None

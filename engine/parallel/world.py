@@ -1,0 +1,34 @@
+"""The ranks of a run as torch meshes and metered axes: the dense and the expert view of the same ranks."""
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from engine.grid import Grid
+from engine.meter import Meter
+from engine.parallel.comm import Axis
+
+
+class World:
+    """Groups and meshes of one rank. Needs an initialised default process group of `grid.world` ranks."""
+
+    def __init__(self, grid: Grid, meter: Meter, device: str = "cpu"):
+        self.grid = grid
+        self.rank = dist.get_rank()
+        self.at = grid.coords(self.rank)
+        self.dense = init_device_mesh(
+            device, tuple(grid.dense.values()), mesh_dim_names=tuple(grid.dense)
+        )
+        self.expert = init_device_mesh(
+            device, tuple(grid.expert.values()), mesh_dim_names=tuple(grid.expert)
+        )
+        self.pp = Axis("pp", _group(self.dense, "pp"), meter)
+        self.dp = Axis("dp", _group(self.dense, "fsdp"), meter)
+        self.tp = Axis("tp", _group(self.dense, "tp"), meter)
+        self.ep = Axis("ep", _group(self.expert, "ep"), meter)
+        self.edp = Axis("dp", _group(self.expert, "efsdp"), meter)
+        # A group of its own: the agreement on knobs and the statistics run beside the step's collectives.
+        self.control = Axis("control", dist.new_group(backend="gloo"), meter)
+
+
+def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
+    return mesh.get_group(axis) if mesh[axis].size() > 1 else None

@@ -1,0 +1,53 @@
+"""What each rank of `engine run` does: meet the others, train, leave in order."""
+
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from agents.agent import Agent
+from agents.wire import Ack, Summary
+from engine.layout import Layout
+from engine.meter import Meter
+from engine.place import Place
+from engine.train.switch import LEADER
+from engine.train.trainer import Trainer
+
+STOP_KEY = "engine/stop"  # in the store: some rank was asked to stop
+
+
+def train(place: Place, layout: Layout, report: Callable[[Summary], None]) -> None:
+    """Train `layout` to its end as the rank that `place` says."""
+    store = place.store()
+    dist.init_process_group(
+        "gloo", store=dist.PrefixStore("engine/group", store), rank=place.rank, world_size=place.world
+    )
+    moe = layout.model.moe
+    meter = Meter(layout.model.layers, moe.experts if moe else 0, place.at)
+    agent = Agent(place.hub, lambda: meter.doing)
+    trainer = Trainer(layout, meter, agent, StopWord(place, store), report)
+    trainer.run()
+    if agent.pending:
+        command, board = agent.pending, trainer.board
+        agent.settle(
+            Ack(place.rank, command.revision, "expired", meter.step, board.digest(), "the run has ended")
+        )
+    agent.close()
+    # In order, or gloo aborts at exit.
+    dist.destroy_process_group()
+
+
+class StopWord:
+    """Whether the run shall stop, for the leader to tell: SIGTERM may have reached any one rank."""
+
+    def __init__(self, place: Place, store: dist.Store):
+        self._place, self._store = place, store
+        self._told = False
+
+    def __call__(self) -> bool:
+        asked = self._place.stop_requested()
+        if self._place.rank == LEADER:
+            return asked or self._store.check([STOP_KEY])
+        if asked and not self._told:
+            self._store.set(STOP_KEY, "1")
+            self._told = True
+        return asked

@@ -1,0 +1,57 @@
+"""How a rank introduces itself to a hub: who it is, and what may be turned."""
+
+import os
+import socket
+
+import torch
+
+from agents.board import Board
+from agents.wire import VERSION, Hello
+from agents.wire import Board as BoardMessage
+from engine.layout import Layout
+from engine.parallel.world import World
+from engine.train.switch import LEADER
+
+
+def hello(layout: Layout, world: World, board: Board, oversubscribed: bool, step: int) -> Hello:
+    return Hello(
+        version=VERSION,
+        run=layout.run.name,
+        rank=world.rank,
+        world=world.grid.world,
+        coords=world.grid.shown(world.rank),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device="cpu",
+        layout=layout.digest(),
+        revision=board.revision,
+        step=step,
+        leader=world.rank == LEADER,
+        facts=facts(layout, oversubscribed),
+    )
+
+
+def facts(layout: Layout, oversubscribed: bool) -> dict[str, None | bool | int | float | str]:
+    """What a screen shows of the run beside its numbers."""
+    model, train = layout.model, layout.train
+    return {
+        "layers": model.layers,
+        "d_model": model.d_model,
+        "seq_len": model.seq_len,
+        "experts": model.moe.experts if model.moe else 0,
+        "top_k": model.moe.top_k if model.moe else 0,
+        "schedule": layout.schedule.name,
+        "zero": train.zero,
+        "steps": train.steps,
+        "global_batch": train.global_batch,
+        "optimizer": train.optimizer,
+        "precision": train.precision,
+        "data": layout.data.source,
+        "cores": len(os.sched_getaffinity(0)),
+        "oversubscribed": oversubscribed,
+        "torch": torch.__version__,
+    }
+
+
+def knob_board(board: Board) -> BoardMessage:
+    return BoardMessage(LEADER, board.revision, board.digest(), board.states())

@@ -1,0 +1,71 @@
+"""The knobs of a training run, as a table: what each may be, what it does, and how it is put in force."""
+
+from typing import Any
+
+from agents.board import Board, Knob, Values
+from agents.wire import Legal
+from engine.layout import Layout, legal_micro_batches
+from engine.model.moe import Dials
+from engine.parallel.pipeline import Pipeline, Plan
+
+
+class Turned:
+    """Knob values that the training loop reads at each step."""
+
+    def __init__(self, lr_scale: float):
+        self.lr_scale = lr_scale
+
+
+def make_board(layout: Layout, pipeline: Pipeline, dials: Dials, turned: Turned) -> Board:
+    """The board with the layout's start values; commits swap values that the next step reads."""
+
+    def use_plan(plan: Plan) -> None:
+        pipeline.plan = plan
+
+    def assign(target: object, name: str) -> Any:
+        return lambda value: setattr(target, name, value)
+
+    def prepare_plan(values: Values) -> Plan:
+        micro_batches = values["micro_batches"]
+        assert isinstance(micro_batches, int)
+        return pipeline.prepare(micro_batches)
+
+    knobs = [
+        Knob(
+            "micro_batches",
+            lambda _: Legal(choices=list(legal_micro_batches(layout))),
+            True,
+            "parts that a step's batch is cut into; more make the pipeline bubble smaller and each part less efficient",
+            use_plan,
+            prepare_plan,
+        ),
+        Knob(
+            "recompute",
+            lambda _: Legal(choices=["none", "selective", "full"]),
+            True,
+            "activations computed again in backward instead of kept: less memory, more work",
+            assign(dials, "recompute"),
+            lambda values: values["recompute"],
+        ),
+        Knob(
+            "lr_scale",
+            lambda _: Legal(low=0.0, high=10.0),
+            False,
+            "factor on the learning rate",
+            assign(turned, "lr_scale"),
+            lambda values: values["lr_scale"],
+        ),
+    ]
+    if layout.model.moe:
+        knobs.insert(
+            1,
+            Knob(
+                "capacity_factor",
+                lambda _: Legal(low=0.1, high=8.0, optional=True),
+                False,
+                "most pairs an expert takes of one sequence, over an even share; what is over is dropped; none = dropless",
+                assign(dials, "capacity_factor"),
+                lambda values: values["capacity_factor"],
+            ),
+        )
+    return Board(knobs, {knob.name: getattr(layout.knobs, knob.name) for knob in knobs})

@@ -1,0 +1,56 @@
+"""The optimizer and the gradient norm over meshes that differ: experts, tensor shards, and what is replicated."""
+
+import torch
+from torch import Tensor, nn
+
+from engine.layout import Train
+from engine.parallel.sharded import is_expert, replicated_over_tp, shard_of
+from engine.parallel.world import World
+
+
+def make_optimizer(stage: nn.Module, train: Train) -> torch.optim.Optimizer:
+    """Matrices decay, vectors do not. Over the shards as FSDP keeps them, so its state is sharded alike."""
+    groups = [
+        {"params": [p for p in stage.parameters() if p.ndim > 1], "weight_decay": train.weight_decay},
+        {"params": [p for p in stage.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=train.lr)
+    return torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95))
+
+
+def learning_rate(train: Train, step: int, scale: float) -> float:
+    """Linear warm-up, then constant; `scale` is the operator's."""
+    return train.lr * scale * min(1.0, (step + 1) / max(1, train.warmup))
+
+
+class GradientNorm:
+    """The norm of the whole model's gradient, each distinct number counted once wherever its copies live."""
+
+    def __init__(self, stage: nn.Module, world: World):
+        self._world = world
+        grid = world.grid
+        over_tp = {id(p) for p in replicated_over_tp(stage, world)}
+        assert grid.dp_replicate == 1
+        self._weighted = [(p, 1.0 / grid.tp if id(p) in over_tp else 1.0) for p in stage.parameters()]
+        self._experts = is_expert(stage)
+
+    def __call__(self) -> Tensor:
+        """The 2-norm, the same on every rank."""
+        by_weight: dict[float, list[Tensor]] = {}
+        for parameter, weight in self._weighted:
+            if parameter.grad is not None:
+                by_weight.setdefault(weight, []).append(shard_of(parameter.grad))
+        squares = torch.zeros(())
+        for weight, grads in by_weight.items():
+            norms = torch.stack(torch._foreach_norm(grads))
+            squares += weight * norms.square().sum()
+        return self._world.control.all_gather(squares).sum().sqrt()
+
+    def clip(self, norm: Tensor, most: float) -> None:
+        """Scale all gradients so that their norm is at most `most`."""
+        factor = most / (float(norm) + 1e-6)
+        if factor < 1.0:
+            grads = [shard_of(p.grad) for p, _ in self._weighted if p.grad is not None]
+            torch._foreach_mul_(grads, factor)

@@ -1,0 +1,137 @@
+"""A step of the whole job from the readings of all ranks, gathered without anybody waiting for it.
+
+Each rank sends rank 0 one vector on the control group, asynchronously; rank 0 looks at it a step later. So the record
+is one step late, needs no hub, and costs the step nothing.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agents.wire import Changes, Experts, LayerLoad, Summary, Traffic
+from engine.layout import Layout
+from engine.meter import AXES, Readings
+from engine.parallel.world import World
+from engine.planner.schedule import bubble
+
+@dataclass(frozen=True)
+class Known:
+    """What rank 0 knows of a step without asking."""
+
+    step: int
+    revision: int
+    knobs: Changes
+    micro_batches: int
+    lr: float
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a rank measured beside its meter's readings; `loss` is its share of the sum."""
+
+    loss: float
+    grad_norm: float
+    step_s: float
+
+
+_HEAD = ("loss", "grad_norm", "step_s", "busy", "window", "forward", "backward", "a2a_bytes")
+
+
+class Statistics:
+    """Collects on every rank; yields summaries on rank 0."""
+
+    def __init__(self, layout: Layout, world: World, oversubscribed: bool):
+        self._layout, self._world, self._oversubscribed = layout, world, oversubscribed
+        self._waiting: tuple[dist.Work | None, list[Tensor], Tensor, Known] | None = None
+
+    def gather(self, readings: Readings, measured: Measured, known: Known) -> None:
+        """Send this rank's step on its way to rank 0."""
+        forward, backward = readings.busy("F"), readings.busy("B")
+        head = (
+            measured.loss,
+            measured.grad_norm,
+            measured.step_s,
+            forward + backward,
+            readings.window,
+            forward / known.micro_batches,
+            backward / known.micro_batches,
+            readings.a2a_bytes,
+        )
+        lanes = [x for axis in AXES for x in vars(readings.lanes[axis]).values()]
+        mine = torch.cat(
+            (
+                torch.tensor([*head, *lanes], dtype=torch.float64),
+                readings.dropped.double(),
+                readings.load.double().flatten(),
+            )
+        )
+        here = self._world.rank == 0
+        rows = [torch.empty_like(mine) for _ in range(self._world.grid.world)] if here else []
+        work = None
+        if self._world.grid.world > 1:
+            work = dist.gather(mine, rows or None, 0, group=self._world.control.group, async_op=True)
+        elif here:
+            rows = [mine]
+        self._waiting = (work, rows, mine, known)
+
+    def collect(self) -> tuple[Summary, Experts] | None:
+        """The step that was gathered last, on rank 0; None elsewhere and when there is none."""
+        if self._waiting is None:
+            return None
+        work, rows, _, known = self._waiting
+        self._waiting = None
+        if work:
+            work.wait()
+        return self._summary(torch.stack(rows), known) if rows else None
+
+    def _summary(self, table: Tensor, known: Known) -> tuple[Summary, Experts]:
+        layers = self._layout.model.layers
+        head = dict(zip(_HEAD, table[:, : len(_HEAD)].unbind(1), strict=True))
+        start = len(_HEAD)
+        lanes = table[:, start : start + 3 * len(AXES)].unflatten(1, (len(AXES), 3))
+        start += 3 * len(AXES)
+        dropped = table[:, start : start + layers].sum(0).long()
+        loads = table[:, start + layers :].sum(0).long().view(layers, -1)
+        step_s = float(head["step_s"].max())
+        window = float(head["window"].max())
+        piped = self._world.pp.size > 1
+        comm = {
+            axis: Traffic(int(lanes[:, n, 0].sum()), float(lanes[:, n, 1].mean()), float(lanes[:, n, 2].mean()))
+            for n, axis in enumerate(AXES)
+        }
+        routed = [row for row in loads.double() if row.numel() and row.sum() > 0]
+        summary = Summary(
+            step=known.step,
+            revision=known.revision,
+            time_s=known.time_s,
+            loss=float(head["loss"].sum()),
+            grad_norm=float(head["grad_norm"][0]),
+            step_ms=step_s * 1e3,
+            tokens_per_s=self._layout.train.global_batch * self._layout.model.seq_len / step_s,
+            mfu=None,  # no peak is known of a CPU
+            bubble=1.0 - float(head["busy"].mean()) / window if piped and window else None,
+            bubble_bound=self._bound(head, known) if piped else None,
+            oversubscribed=self._oversubscribed,
+            a2a_bytes=int(head["a2a_bytes"].sum()),
+            comm=comm,
+            dropped=int(dropped.sum()),
+            load_max_over_mean=max((float(row.max() / row.mean()) for row in routed), default=None),
+            knobs=known.knobs,
+            lr=known.lr,
+        )
+        experts = [
+            LayerLoad(layer, [int(n) for n in load], int(dropped[layer]))
+            for layer, load in enumerate(loads)
+            if load.sum() > 0
+        ]
+        return summary, Experts(known.step, experts)
+
+    def _bound(self, head: dict[str, Tensor], known: Known) -> float:
+        """The bubble of a simulation of the schedule with the measured mean times of each stage."""
+        stages = self._world.pp.size
+        forward = head["forward"].view(stages, -1).mean(1).tolist()
+        backward = head["backward"].view(stages, -1).mean(1).tolist()
+        return bubble(self._layout.schedule.name, known.micro_batches, forward, backward)

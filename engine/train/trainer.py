@@ -1,0 +1,202 @@
+"""The training loop of one rank: data, pipeline, reduction, update, agreement, record."""
+
+import os
+import time
+from collections.abc import Callable
+
+import psutil
+import torch
+from torch import Tensor
+
+from agents.agent import Agent
+from agents.wire import Ack, Action, Experts, Step, Summary, Timeline, Traffic
+from engine.layout import Layout
+from engine.meter import Meter
+from engine.model.moe import Dials
+from engine.model.transformer import Stage, split_layers
+from engine.parallel.pipeline import Pipeline
+from engine.parallel.sharded import shard, sum_over_tp
+from engine.parallel.tensor import Weights, cross_entropy
+from engine.parallel.world import World
+from engine.planner.schedule import bubble
+from engine.train.data import Samples, read_corpus
+from engine.train.introduce import hello, knob_board
+from engine.train.knobs import Turned, make_board
+from engine.train.optimizer import GradientNorm, learning_rate, make_optimizer
+from engine.train.statistics import Known, Measured, Statistics
+from engine.train.switch import LEADER, Switch
+
+BULKY_EVERY_S = 0.5  # timelines and full expert vectors: what an eye can follow, not what a step makes
+
+Report = Callable[[Summary], None]
+
+
+class Trainer:
+    """One rank's run. Needs an initialised default process group of the layout's world.
+
+    `stop_requested` is asked at each step; the leader's word counts. `report` gets each step's summary on rank 0.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        meter: Meter,
+        agent: Agent,
+        stop_requested: Callable[[], bool] = lambda: False,
+        report: Report = lambda _: None,
+    ):
+        self.layout, self.meter, self.agent = layout, meter, agent
+        self._stop_requested, self._report = stop_requested, report
+        grid, model, train = layout.ranks, layout.model, layout.train
+        self.world = world = World(grid, meter)
+        self.dials = Dials(
+            layout.knobs.recompute,
+            layout.knobs.capacity_factor,
+            layout.knobs.aux_loss_coef,
+            1.0 / train.global_batch,
+        )
+        weights = Weights(layout.run.seed, world.tp, world.ep, world.dense["tp"], world.expert["ep"])
+        layers = split_layers(model.layers, grid.pp)[world.at["pp"]]
+        self.stage = Stage(weights, model, layers, self.dials, meter)
+        shard(self.stage, world, train.zero)
+        self.samples = Samples(
+            read_corpus(layout.data), model.seq_len, train.global_batch, layout.run.seed
+        )
+        self.pipeline = Pipeline(layout, self.stage, world, meter, self._loss_of)
+        self.optimizer = make_optimizer(self.stage, train)
+        self.norm = GradientNorm(self.stage, world)
+        self._turned = Turned(layout.knobs.lr_scale)
+        self.board = make_board(layout, self.pipeline, self.dials, self._turned)
+        self._switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
+        self.oversubscribed = grid.world > len(os.sched_getaffinity(0))
+        self._statistics = Statistics(layout, world, self.oversubscribed)
+        self._process = psutil.Process()
+        self._bulky_due = {kind: 0.0 for kind in (Timeline, Experts)}
+        self._introduce(step=0)
+
+    def run(self) -> Summary | None:
+        """Train to the end or until asked to stop; the last summary, on rank 0."""
+        for step in range(self.layout.train.steps):
+            if self.train_step(step):
+                break
+        return self._publish()  # the last step's, which was still on its way
+
+    def forward_backward(self, step: int) -> Tensor:
+        """All micro-batches of a step; gradients are complete and unclipped after it. This rank's loss."""
+        with self.meter.phase("data"):
+            at = self.world.at["dp"] * self.layout.local_batch
+            tokens, targets = self.samples.batch(step, at, self.layout.local_batch)
+        loss = self.pipeline.plan.run(tokens, targets)
+        with self.meter.phase("reduce"):
+            sum_over_tp(self.stage, self.world)
+        return loss
+
+    def update(self, step: int) -> float:
+        """Clip and step the optimizer; the norm before clipping."""
+        train = self.layout.train
+        with self.meter.phase("optimizer"):
+            norm = self.norm()
+            if train.grad_clip is not None:
+                self.norm.clip(norm, train.grad_clip)
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate(train, step, self._turned.lr_scale)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return float(norm)
+
+    def train_step(self, step: int) -> bool:
+        """One step with its agreement and its records. True when the run shall stop after it."""
+        start = time.perf_counter()
+        self.meter.start_step(step)
+        known = Known(
+            step,
+            self.board.revision,
+            self.board.values,
+            self.pipeline.plan.micro_batches,
+            learning_rate(self.layout.train, step, self._turned.lr_scale),
+            time.time(),
+        )
+        self._switch.begin(step, self._stop_requested())
+        loss = self.forward_backward(step)
+        norm = self.update(step)
+        with self.meter.phase("agree"):
+            self._publish()
+            stop = self._switch.end(step)
+        measured = Measured(self._counted(loss), norm, time.perf_counter() - start)
+        self._statistics.gather(self.meter.readings, measured, known)
+        self._record(measured, known)
+        return stop
+
+    def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Sum of cross-entropies over the global count of tokens: normalised here and nowhere else."""
+        tokens = self.layout.train.global_batch * self.layout.model.seq_len
+        return cross_entropy(logits, targets, self.world.tp) / tokens
+
+    def _counted(self, loss: Tensor) -> float:
+        """Each tensor rank of the last stage computed the same loss: it counts once."""
+        return float(loss) if self.world.at["tp"] == 0 else 0.0
+
+    def _settle(self, ack: Ack) -> None:
+        self.agent.settle(ack)
+        if ack.state == "applied":
+            self._introduce(ack.step)
+
+    def _introduce(self, step: int) -> None:
+        board = knob_board(self.board) if self.world.rank == LEADER else None
+        self.agent.introduce(hello(self.layout, self.world, self.board, self.oversubscribed, step), board)
+
+    def _publish(self) -> Summary | None:
+        """Pass on the summary of the step before, on rank 0."""
+        collected = self._statistics.collect()
+        if collected is None:
+            return None
+        summary, experts = collected
+        self._report(summary)
+        self.agent.send(summary)
+        if experts.layers and self._due(Experts):
+            self.agent.send(experts)
+        return summary
+
+    def _record(self, measured: Measured, known: Known) -> None:
+        """This rank's own record of the step."""
+        readings = self.meter.readings
+        pp = self.world.pp.size
+        mean = {kind: readings.busy(kind) / known.micro_batches for kind in "FB"}
+        own_bound = bubble(
+            self.layout.schedule.name, known.micro_batches, [mean["F"]] * pp, [mean["B"]] * pp
+        )
+        phases = {"forward": readings.busy("F"), "backward": readings.busy("B")} | readings.phases
+        self.agent.send(
+            Step(
+                rank=self.world.rank,
+                step=known.step,
+                seq=0,
+                revision=known.revision,
+                step_ms=measured.step_s * 1e3,
+                phases={name: seconds * 1e3 for name, seconds in phases.items()},
+                tokens=self.layout.local_batch * self.layout.model.seq_len,
+                comm={
+                    axis: Traffic(lane.bytes, lane.ms, lane.exposed_ms)
+                    for axis, lane in readings.lanes.items()
+                },
+                a2a_bytes=readings.a2a_bytes,
+                bubble=readings.bubble if pp > 1 else None,
+                bubble_bound=own_bound if pp > 1 else None,
+                dropped=int(readings.dropped.sum()),
+                memory_bytes=self._process.memory_info().rss,
+            )
+        )
+        one_per_stage = self.world.at["dp"] == self.world.at["tp"] == 0
+        if one_per_stage and self._due(Timeline):
+            actions = [
+                Action(span.kind, span.micro_batch, span.start * 1e3, span.end * 1e3)
+                for span in readings.spans
+            ]
+            self.agent.send(Timeline(self.world.rank, known.step, readings.window * 1e3, actions))
+
+    def _due(self, kind: type) -> bool:
+        now = time.monotonic()
+        if now < self._bulky_due[kind]:
+            return False
+        self._bulky_due[kind] = now + BULKY_EVERY_S
+        return True

@@ -1,8 +1,8 @@
 """The knob board: what an operator may turn, what is legal now, and the swap that cannot fail half-way.
 
-A knob's legal values may depend on the whole board (micro-batches on the schedule, say), so legality is asked of
-the board as it *would* be. A change has two parts: `prepare`, which may refuse and builds whatever the
-new value needs, and `commit`, which only swaps it in.
+A knob's legal values may depend on the whole board (micro-batches on the schedule, say), so legality is asked
+of the board as it *would* be. A change has two parts: `prepare`, which may refuse and builds whatever the new
+value needs, and `commit`, which only swaps it in.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ Values = Mapping[str, Value]
 class Knob:
     """One thing an operator may turn.
 
-    `legal` is given the board's values as they would be. `prepare` is given them too, may raise ValueError with a
-    sentence, and returns what `commit` needs; `commit` must not fail.
+    `legal` is given the board's values as they would be. `prepare` is given them too, may raise ValueError
+    with a sentence, and returns what `commit` needs; `commit` must not fail.
     """
 
     name: str

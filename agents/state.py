@@ -1,7 +1,7 @@
 """The state of a run as a watcher knows it: a pure reducer of updates.
 
-The hub keeps one to answer newcomers (`replay` gives the shortest list of updates that rebuilds it), a client keeps
-one to be asked, a recording rebuilds one at any sequence number. No clock is read here.
+The hub keeps one to answer newcomers (`replay` gives the shortest list of updates that rebuilds it), a client
+keeps one to be asked, a recording rebuilds one at any sequence number. No clock is read here.
 """
 
 from collections import deque
@@ -22,6 +22,7 @@ from agents.wire import (
 )
 
 HISTORY = 4096  # summaries kept; older ones are thinned, never the newest
+COMMANDS = 1024  # commands kept; the oldest settled one goes first
 
 
 class RunState:
@@ -61,11 +62,17 @@ class RunState:
             case Board():
                 self.board = update
             case CommandState():
-                self.commands[update.id] = update
+                self._add_command(update)
             case Event():
                 self.events.append(update)
             case Gone():
                 self.gone[update.rank] = update
+
+    def _add_command(self, command: CommandState) -> None:
+        self.commands[command.id] = command
+        if len(self.commands) > COMMANDS:
+            settled = (known.id for known in self.commands.values() if known.settled)
+            del self.commands[next(settled, next(iter(self.commands)))]
 
     def _add_summary(self, summary: Summary) -> None:
         if self.summaries and summary.step <= self.summaries[-1].step:

@@ -8,14 +8,16 @@ Units: ``_ms`` milliseconds, ``bytes`` bytes sent to other ranks, times ``_s`` s
 ``None`` is "no data" and is never the same as zero.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 VERSION: Final = 1
-MAX_FRAME_BYTES: Final = 1 << 20
+MAX_FRAME_BYTES: Final = 1 << 20  # what a socket takes at most
+FRAME_BYTES: Final = 1 << 18  # what we put into one frame at most
+MESSAGE_BYTES: Final = FRAME_BYTES - 512  # one message, with room for what a frame wraps around it
 
 Value = None | bool | int | float | str
 """What a knob may hold."""
@@ -26,6 +28,9 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 Rank = Annotated[int, Meta(ge=0, le=2**24)]
 Revision = Count
 Changes = Annotated[dict[Name, Value], Meta(max_length=64)]
+Facts = Annotated[dict[Name, Value], Meta(max_length=256)]
+Coords = Annotated[dict[Name, int], Meta(max_length=16)]
+Phases = Annotated[dict[Name, float], Meta(max_length=64)]
 
 
 class WireError(ValueError):
@@ -60,8 +65,9 @@ class Legal(Struct, array_like=True, frozen=True):
             return self.optional
         if any(value == choice and type(value) is type(choice) for choice in self.choices):
             return True
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and self.low is not None and self.high is not None and self.low <= value <= self.high
+        if isinstance(value, bool | str) or self.low is None or self.high is None:
+            return False
+        return self.low <= value <= self.high
 
 
 class KnobState(Struct, array_like=True, frozen=True):
@@ -99,7 +105,7 @@ class Hello(Message, frozen=True):
     run: Name
     rank: Rank
     world: Rank
-    coords: dict[Name, int]  # axis -> coordinate, outermost first, e.g. {"pp": 1, "dp": 0, "tp": 1}
+    coords: Coords  # axis -> coordinate, outermost first, e.g. {"pp": 1, "dp": 0, "tp": 1}
     host: Text
     pid: Count
     device: Text
@@ -107,8 +113,8 @@ class Hello(Message, frozen=True):
     revision: Revision  # the last applied knob revision
     step: Count
     leader: bool
-    facts: dict[Name, Value] = {}  # what a screen shows of the run: model size, cores, schedule ...
-    capabilities: list[Name] = []
+    facts: Facts = {}  # what a screen shows of the run: model size, cores, schedule ...
+    capabilities: Annotated[list[Name], Meta(max_length=64)] = []
 
 
 class Board(Message, frozen=True):
@@ -117,7 +123,7 @@ class Board(Message, frozen=True):
     rank: Rank
     revision: Revision
     digest: Name
-    knobs: list[KnobState]
+    knobs: Annotated[list[KnobState], Meta(max_length=256)]
 
 
 class Traffic(Struct, array_like=True, frozen=True):
@@ -128,6 +134,10 @@ class Traffic(Struct, array_like=True, frozen=True):
     exposed_ms: float
 
 
+Comm = Annotated[dict[Name, Traffic], Meta(max_length=16)]
+"""Traffic by axis: dp, tp, pp, ep, cp, control."""
+
+
 class Step(Message, frozen=True):
     """What one rank measured in one step."""
 
@@ -136,9 +146,9 @@ class Step(Message, frozen=True):
     seq: Count
     revision: Revision
     step_ms: float
-    phases: dict[Name, float]  # ms by phase
+    phases: Phases  # ms by phase
     tokens: Count  # tokens this rank's batch slice held
-    comm: dict[Name, Traffic]  # by axis: dp tp pp ep cp control
+    comm: Comm
     a2a_bytes: Count = 0
     bubble: float | None = None  # 1 - busy / window of the pipeline, 0..1
     bubble_bound: float | None = None
@@ -162,10 +172,10 @@ class Summary(Message, frozen=True):
     bubble_bound: float | None
     oversubscribed: bool
     a2a_bytes: Count
-    comm: dict[Name, Traffic]
+    comm: Comm
     dropped: Count
     load_max_over_mean: float | None
-    knobs: dict[Name, Value]
+    knobs: Facts
     lr: float | None = None
 
 
@@ -307,8 +317,9 @@ Update = Hello | Board | Step | Summary | Experts | Timeline | Pulse | Event | G
 class Updates(Message, frozen=True):
     """Updates of `epoch`, the last of which has number `seq`.
 
-    `snapshot` counts down the frames of a snapshot (whose updates rebuild the state from nothing; the first
-    of them has `begins`); 0 and not `begins` is a run of live updates that follow on `seq - len(updates)`.
+    `snapshot` counts down the frames of a snapshot, n .. 1 (whose updates rebuild the state from nothing; the
+    first of them has `begins`); 0 is a run of live updates that follow on `seq - len(updates)`, and with no
+    updates at all it is the hub's heartbeat.
     """
 
     epoch: Name
@@ -343,16 +354,62 @@ def encode(messages: Iterable[Message]) -> bytes:
     return _encoder.encode([VERSION, list(messages)])
 
 
-def decode(frame: bytes | memoryview) -> list[AnyMessage]:
+def pack(message: Message) -> bytes:
+    """One message on its own, of at most `MESSAGE_BYTES`, for `frame` and `updates_frame`."""
+    packed = _encoder.encode(message)
+    if len(packed) > MESSAGE_BYTES:
+        raise WireError(
+            f"a {type(message).__name__} of {len(packed)} bytes is over the limit of {MESSAGE_BYTES}"
+        )
+    return packed
+
+
+def chunks(packed: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Split packed messages, in order, so that each part makes a frame of at most `FRAME_BYTES`."""
+    chunk: list[bytes] = []
+    room = MESSAGE_BYTES
+    for one in packed:
+        if chunk and len(one) > room:
+            yield chunk
+            chunk, room = [], MESSAGE_BYTES
+        chunk.append(one)
+        room -= len(one)
+    if chunk:
+        yield chunk
+
+
+def frame(packed: Iterable[bytes]) -> bytes:
+    """One frame of messages that are packed already: equal to `encode` of them."""
+    return _encoder.encode([VERSION, [msgspec.Raw(one) for one in packed]])
+
+
+def updates_frame(
+    epoch: str,
+    seq: int,
+    packed: Iterable[bytes],
+    *,
+    begins: bool = False,
+    snapshot: int = 0,
+    time_s: float = 0.0,
+) -> bytes:
+    """One frame of one `Updates` whose updates are packed already: once, for all clients."""
+    updates = [msgspec.Raw(one) for one in packed]
+    return _encoder.encode([VERSION, [["updates", epoch, seq, updates, begins, snapshot, time_s]]])
+
+
+def version_refusal(version: int) -> str:
+    """What to tell one who speaks another version of this wire."""
+    return f"the peer speaks wire version {version}, this side {VERSION}; install the same release on both"
+
+
+def decode(received: bytes | memoryview) -> list[AnyMessage]:
     """The messages of one frame; `WireError` says in one sentence why there are none."""
-    if len(frame) > MAX_FRAME_BYTES:
-        raise WireError(f"a frame of {len(frame)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    if len(received) > MAX_FRAME_BYTES:
+        raise WireError(f"a frame of {len(received)} bytes is over the limit of {MAX_FRAME_BYTES}")
     try:
-        head = _frame_decoder.decode(frame)
+        head = _frame_decoder.decode(received)
         if head.version != VERSION:
-            raise WireError(
-                f"the peer speaks wire version {head.version}, this side {VERSION}; install the same release on both"
-            )
+            raise WireError(version_refusal(head.version))
         return _messages_decoder.decode(head.messages)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
         raise WireError(f"not a frame of ours: {error}") from None

@@ -2,7 +2,6 @@
 
 import ctypes
 import faulthandler
-import gc
 import io
 import os
 import signal
@@ -97,7 +96,6 @@ def _settle(place: Place, tie: Tie) -> threading.Event:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     _die_with_parent(tie.parent)
-    gc.enable()
     faulthandler.enable(file=tie.stacks)
     faulthandler.register(STACKS_SIGNAL, file=tie.stacks)
     sys.stdout = outlet(place.stop)

@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,11 +15,12 @@ from pathlib import Path
 
 from engine.failure import report_of, say, sentence_of_report
 from engine.forked import flush, listen_on_loopback, outlet, share_cores
-from engine.keeper import HubKeeper, hub_of
+from engine.keeper import HubKeeper, hub_of, named_hub
 from engine.place import Place, Work, joined_meeting
 
 HUB_KEY = "engine/hub"  # in the store: the endpoint, or nothing
 ENDED_KEY = "engine/ended"  # in the store: how many ranks have ended their work
+PARENT_LOOK_S = 1.0
 LEAVE_S = 30.0  # how long the store's host waits for the others
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -85,34 +87,56 @@ def _tasks_on_this_node(environ: Mapping[str, str], world: int) -> int:
     return counts[node]
 
 
-def join(place: Place, work: Work, *, name_of_rank: Callable[[int], str], hub: str, run: str) -> int:
+def join(
+    place: Place,
+    work: Work,
+    *,
+    name_of_rank: Callable[[int], str],
+    hub: str,
+    run: str,
+    on_failure: Callable[[], None] | None = None,
+) -> int:
     """Do `work` in this process as the rank that `place` says, and give its exit status, 0.
 
     SIGTERM and SIGINT ask for the stop. When the work fails, one sentence goes to stderr, with the traceback,
-    and the process ends here with status 1: to unwind the interpreter around a broken group could hang.
-    Raises ValueError for a `hub` that cannot be.
+    and the process ends here with status 1, after `on_failure`: to unwind the interpreter around a broken
+    group could hang.
+    Raises ValueError for a `hub` that cannot be, OSError for a `run_dir` that cannot.
     """
+    place.run_dir.mkdir(parents=True, exist_ok=True)
+    named_hub(hub, place.run_dir)  # refused before anything is begun
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, place.stop)
+    threading.Thread(target=_end_with, args=(os.getppid(),), name="parent-watch", daemon=True).start()
     faulthandler.enable()
     sys.stdout = outlet(place.stop)
     if place.local_world == place.world:
         listen_on_loopback()
-    with _hub(place, hub, run) as place:
-        try:
+    failed = False
+    try:
+        with _hub(place, hub, run) as place:
             share_cores(place.local_world)
             work(place)
             sys.stdout.flush()
             _leave_together(place)
-        except BaseException as error:  # noqa: BLE001 - whatever ended the work, SystemExit too, is reported
-            failed = True
-            _tell(place, error, name_of_rank)
-        else:
-            failed = False
-    flush()
-    if failed:
-        os._exit(1)
+    except BaseException as error:  # noqa: BLE001 - whatever ended the work, SystemExit too, is reported
+        failed = True
+        _tell(place, error, name_of_rank)
+    try:
+        if failed and on_failure:
+            on_failure()
+        flush()
+    finally:
+        if failed:
+            os._exit(1)
     return 0
+
+
+def _end_with(parent: int) -> None:
+    """torchrun ends its ranks when it ends; when it is killed, nobody does."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_LOOK_S)
+    os._exit(1)
 
 
 def _tell(place: Place, error: BaseException, name_of_rank: Callable[[int], str]) -> None:

@@ -86,17 +86,22 @@ class HubKeeper:
             hub.wait()
 
 
+def named_hub(hub: str, run_dir: Path) -> str | None:
+    """The endpoint for ranks of a hub that someone else runs; None for "none", and for "auto", which is ours.
+
+    Raises ValueError for a URL that names no hub.
+    """
+    return None if hub in ("none", "auto") else resolve(hub, run_dir.parent).ranks
+
+
 @contextmanager
 def hub_of(hub: str, run: str, run_dir: Path) -> Iterator[tuple[str | None, HubKeeper | None]]:
     """The endpoint for ranks and, of a hub of our own, its keeper; that hub is ended on leaving.
 
     Raises ValueError for a URL that names no hub.
     """
-    if hub == "none":
-        yield None, None
-        return
     if hub != "auto":
-        yield resolve(hub, run_dir.parent).ranks, None
+        yield named_hub(hub, run_dir), None
         return
     try:
         directory = make_socket_directory()

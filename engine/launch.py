@@ -48,6 +48,8 @@ def launch(
     """
     assert threading.active_count() == 1, "a fork copies one thread only"
     run_dir.mkdir(parents=True, exist_ok=True)
+    # Read once, when torch is loaded. Its warnings about a peer that is gone would bury our one sentence.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with Signals() as signals, hub_of(hub, run, run_dir) as (endpoint, keeper):
         try:
             with signals.eager():

@@ -49,7 +49,7 @@ def facts(layout: Layout, oversubscribed: bool) -> dict[str, None | bool | int |
         "data": layout.data.source,
         "cores": len(os.sched_getaffinity(0)),
         "oversubscribed": oversubscribed,
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
     }
 
 

@@ -137,9 +137,9 @@ class Trainer:
         return float(loss) if self.world.at["tp"] == 0 else 0.0
 
     def _settle(self, ack: Ack) -> None:
-        self.agent.settle(ack)
         if ack.state == "applied":
-            self._introduce(ack.step)
+            self._introduce(ack.step)  # before the ack, so that watchers see the new board first
+        self.agent.settle(ack)
 
     def _introduce(self, step: int) -> None:
         board = knob_board(self.board) if self.world.rank == LEADER else None

@@ -1,0 +1,89 @@
+"""What lives in a rank's process: telemetry out, commands in, and never in training's way.
+
+`send` appends to a bounded queue and returns; a thread of its own packs, sends and receives. A hub that is
+absent, slow or killed costs the oldest records in the queue, which are counted, and nothing else.
+"""
+
+import threading
+
+from msgspec import structs
+
+from agents.link import Doing, Link
+from agents.orders import Orders
+from agents.outbox import Outbox
+from agents.wire import Ack, Board, Command, Hello, Message, Step
+
+
+class Agent:
+    """The agent of one rank. `doing` says step, current operation, and since when (`time.monotonic()`).
+
+    Without an endpoint every method is a no-op and `pending` is None. Calls come from the trainer's thread.
+    """
+
+    def __init__(self, endpoint: str | None, doing: Doing) -> None:
+        self._outbox = Outbox()
+        self._orders = Orders()
+        self._seq = 0
+        self._closing = threading.Event()
+        self._linger_s = 0.0
+        self._link: Link | None = None
+        if endpoint is not None:
+            self._link = Link(endpoint, doing, self._outbox, self._orders)
+            self._thread = threading.Thread(target=self._work, args=(self._link,), name="agent", daemon=True)
+            self._thread.start()
+
+    def introduce(self, hello: Hello, board: Board | None) -> None:
+        """Who this rank is and, from the leader, its knobs: sent now, and to every hub that asks.
+
+        Call it again after each applied revision, before `settle`, so that watchers see the new board first.
+        Nothing is sent before the first call.
+        """
+        if self._link is None:
+            return
+        self._link.introduction = (hello, board)
+        self.send(hello, *([board] if board else []))
+
+    def send(self, *messages: Message) -> None:
+        """Queue messages; never blocks. A full queue loses its oldest, counted by `Step.lost_records`."""
+        if self._link is None:
+            return
+        for message in messages:
+            if isinstance(message, Step):
+                self._seq += 1
+                message = structs.replace(message, seq=self._seq, lost_records=self._outbox.lost)
+            self._outbox.put(message)
+
+    @property
+    def lost_records(self) -> int:
+        """Messages this agent dropped, because its queue was full or they were too large."""
+        return self._outbox.lost
+
+    @property
+    def refused(self) -> str | None:
+        """Why the hub does not take this rank, in a sentence; None while it does."""
+        return self._link.refused if self._link else None
+
+    @property
+    def pending(self) -> Command | None:
+        """The oldest command that is not settled yet; None on every rank but the leader."""
+        return self._orders.oldest
+
+    def settle(self, ack: Ack) -> None:
+        """Say what became of a command, on every rank; one delivered again is answered from memory."""
+        if self._link is None:
+            return
+        self._orders.settle(ack)
+        self._outbox.put(ack)
+
+    def close(self, linger_s: float = 0.5) -> None:
+        """Send what can be sent in `linger_s`, say goodbye, end the thread. A second call does nothing."""
+        if self._link is None or self._closing.is_set():
+            return
+        self._linger_s = linger_s
+        self._closing.set()
+        self._thread.join(linger_s + 1.0)
+
+    def _work(self, link: Link) -> None:
+        while not self._closing.is_set():
+            link.turn()
+        link.leave(self._linger_s)

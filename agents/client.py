@@ -1,0 +1,241 @@
+"""What a cockpit or a script uses to watch a run and to steer it: synchronous, for one thread."""
+
+import getpass
+import os
+import time
+from collections.abc import Mapping
+
+import zmq
+
+from agents import wire
+from agents.runs import this_host
+from agents.state import RunState
+from agents.wire import (
+    AnyMessage,
+    CommandState,
+    Credit,
+    Message,
+    Propose,
+    Refused,
+    Update,
+    Updates,
+    Value,
+    WireError,
+)
+
+FRAMES = 32  # of credit at a time
+SILENCE_S = 2.5  # after which the hub is asked again; it says something each second
+RESEND_S = 1.0  # a proposal, until it is answered
+WAIT_S = 0.25  # at most, between two looks at what has to be asked again
+
+
+class Client:
+    """Follows a hub. `state` is the run as of update `seq` of the hub start `epoch`; `poll` moves it on.
+
+    A gap, a hub that was killed and started again, and a lost request are all healed inside, by a new
+    snapshot where needed; `resets` counts how often `state` was built anew.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.state = RunState()
+        self.epoch = ""
+        self.seq = 0
+        self.resets = 0
+        self.refused: str | None = None  # why the hub does not serve us; None again after a snapshot
+        self._heard_s: float | None = None
+        self._asked_s = -SILENCE_S
+        self._credit = 0  # frames the hub may still send
+        self._rebuilt: _Rebuilt | None = None
+        self._unanswered: dict[str, tuple[Propose, float]] = {}
+        self._context = zmq.Context()
+        self._dealer = self._context.socket(zmq.DEALER)
+        # Not IMMEDIATE: libzmq would drop the hub's last frames, unread, when the hub ends. What piles up for
+        # a hub that is not there is kept short instead; it is harmless, for every question may be asked
+        # twice.
+        self._dealer.set(zmq.SNDHWM, 8)
+        self._dealer.set(zmq.LINGER, 0)
+        self._dealer.set(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+        self._dealer.set(zmq.RECONNECT_IVL, 100)
+        self._dealer.set(zmq.RECONNECT_IVL_MAX, 1000)
+        self._dealer.connect(endpoint)
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the hub was last heard; None if it never was."""
+        return None if self._heard_s is None else time.monotonic() - self._heard_s
+
+    def poll(self, timeout_s: float) -> list[Update]:
+        """Wait up to `timeout_s` for updates, apply them to `state`, and return them in order.
+
+        After a snapshot `state` is a new object, `resets` has grown, and the snapshot's updates are returned.
+        """
+        deadline = time.monotonic() + timeout_s
+        applied: list[Update] = []
+        while True:
+            self._ask()
+            remaining = deadline - time.monotonic()
+            if self._dealer.poll(int(1000 * max(0.0, min(remaining, WAIT_S)))):
+                self._drain(applied)
+                self._ask()
+            if applied or remaining <= 0:
+                return applied
+
+    def propose(
+        self,
+        changes: Mapping[str, Value],
+        base_revision: int | None = None,
+        expires_step: int | None = None,
+        who: str | None = None,
+        id: str | None = None,
+    ) -> str:
+        """Ask for `changes`, all or none, and return the proposal's id; `poll` repeats it until it is
+        answered.
+
+        The same `id` never asks twice, not even after a restart of either side. ValueError: it cannot be
+        asked at all.
+        """
+        propose = Propose(
+            id or os.urandom(8).hex(), dict(changes), base_revision, expires_step, who or whoami()
+        )
+        wire.decode(wire.encode([propose]))  # what the hub could not read is refused here, with the place
+        self._unanswered[propose.id] = (propose, 0.0)
+        self._ask()
+        return propose.id
+
+    def close(self) -> None:
+        """Leave. What was proposed and not yet answered may or may not have been heard."""
+        self._dealer.close()
+        self._context.term()
+
+    # --------------------------------------------------------------------------------------------- asking
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        silent = now - max(self._asked_s, self._heard_s or 0.0) >= SILENCE_S
+        if (self._credit == 0 or silent) and self._send(Credit(wire.VERSION, self.epoch, self.seq, FRAMES)):
+            self._credit, self._asked_s = FRAMES, now
+        for id, (propose, sent_s) in list(self._unanswered.items()):
+            if id in self.state.commands:
+                del self._unanswered[id]
+            elif now - sent_s >= RESEND_S and self._send(propose):
+                self._unanswered[id] = (propose, now)
+
+    def _send(self, message: Message) -> bool:
+        try:
+            self._dealer.send(wire.encode([message]), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    # ------------------------------------------------------------------------------------------ receiving
+
+    def _drain(self, applied: list[Update]) -> None:
+        for _ in range(FRAMES):
+            try:
+                messages = wire.decode(self._dealer.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            except WireError as error:
+                self.refused = str(error)
+                continue
+            self._heard_s = time.monotonic()
+            for message in messages:
+                self._take(message, applied)
+
+    def _take(self, message: AnyMessage, applied: list[Update]) -> None:
+        if isinstance(message, Refused):
+            self.refused = message.why
+        elif isinstance(message, Updates):
+            self._credit = max(0, self._credit - 1)
+            if message.snapshot:
+                self._take_snapshot(message, applied)
+            else:
+                self._take_live(message, applied)
+
+    def _take_live(self, frame: Updates, applied: list[Update]) -> None:
+        first = frame.seq - len(frame.updates) + 1
+        if frame.epoch != self.epoch or first > self.seq + 1:
+            # From another hub start, or something is missing between: only a snapshot helps.
+            self._lose_track()
+            return
+        for update in frame.updates[self.seq + 1 - first :]:  # what was sent twice is known already
+            self.state.apply(update)
+            applied.append(update)
+        self.seq = max(self.seq, frame.seq)
+
+    def _take_snapshot(self, frame: Updates, applied: list[Update]) -> None:
+        if frame.begins:
+            self._rebuilt = _Rebuilt(frame.epoch, frame.seq, frame.snapshot)
+        rebuilt = self._rebuilt
+        if rebuilt is None or (frame.epoch, frame.seq, frame.snapshot) != (
+            rebuilt.epoch,
+            rebuilt.seq,
+            rebuilt.awaited,
+        ):
+            self._lose_track()
+            return
+        rebuilt.updates += frame.updates
+        rebuilt.awaited -= 1
+        if rebuilt.awaited:
+            return
+        self._rebuilt = None
+        self.state = RunState()
+        for update in rebuilt.updates:
+            self.state.apply(update)
+        self.epoch, self.seq, self.refused = rebuilt.epoch, rebuilt.seq, None
+        self.resets += 1
+        # What was applied before it is in the state no more; the caller gets what the state is made of.
+        applied[:] = rebuilt.updates
+
+    def _lose_track(self) -> None:
+        """Ask for a snapshot with the next credit, at once."""
+        self.epoch, self.seq, self._rebuilt, self._credit = "", 0, None, 0
+
+
+class _Rebuilt:
+    """A snapshot of which some frames are still to come."""
+
+    def __init__(self, epoch: str, seq: int, frames: int) -> None:
+        self.epoch = epoch
+        self.seq = seq
+        self.awaited = frames
+        self.updates: list[Update] = []
+
+
+def whoami() -> str:
+    """user@host:pid, by which an operator is known in the journal."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        user = str(os.getuid())
+    return f"{user}@{this_host()}:{os.getpid()}"
+
+
+def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = True) -> CommandState:
+    """Poll until the proposal `id` is settled; with `settled=False`, until it is answered at all.
+
+    TimeoutError says in one sentence how far it came.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        state = client.state.commands.get(id)
+        if state and (state.settled or not settled):
+            return state
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError(_unsettled(client, state, timeout_s))
+        client.poll(remaining)
+
+
+def _unsettled(client: Client, state: CommandState | None, timeout_s: float) -> str:
+    if client.refused:
+        return client.refused
+    if client.age_s is None:
+        return f"no hub answered at {client.endpoint} within {timeout_s:g} s"
+    if state is None:
+        return f"the hub did not answer the proposal within {timeout_s:g} s"
+    if state.state == "accepted":
+        return f"revision {state.revision} was accepted and no rank has applied it within {timeout_s:g} s"
+    reached = f"{state.state} on {state.acks} of {state.world} ranks"
+    return f"revision {state.revision} is {reached} after {timeout_s:g} s"

@@ -1,0 +1,282 @@
+"""The hub of a run: a process of its own between the ranks and everyone who watches or steers.
+
+    python -m agents.hub --run NAME --dir RUNDIR [--sockets DIR] [--parent PID]
+
+It gives everything that happens one order (`Sequence`), serves it to clients (`Audience`), and takes their
+proposals to the leader (`Control`). It may be killed at any time: ranks go on, and a hub started again on the
+same folder listens on the same endpoints and knows every command.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TextIO
+
+import zmq
+
+from agents import runs, wire
+from agents.audience import Audience
+from agents.complaints import Complaints
+from agents.control import Control
+from agents.intake import Intake
+from agents.journal import Journal
+from agents.roster import Roster
+from agents.runs import Endpoints, HubFile, RunError
+from agents.sequence import Sequence
+from agents.wire import AnyMessage, Credit, Event, Message, Propose, Refused, WireError
+
+FLUSH_MS = 20  # between two servings of the clients, so that frames carry many updates
+IDLE_MS = 100
+TICK_S = 0.5
+FRAMES_A_ROUND = 256  # from one socket, before the other and the clients get their turn
+SOCKETS_A_PROCESS = 65_536
+LEAVE_S = 0.5  # for the last frames to go out
+
+Handler = Callable[[bytes, list[AnyMessage], float], list[Message]]
+
+
+class Hub:
+    """One hub start. `run` returns when `stop` was called, or when the process `parent` has ended."""
+
+    def __init__(self, run: str, folder: Path, endpoints: Endpoints, parent: int | None = None) -> None:
+        self.run_name = run
+        self.folder = folder
+        self.endpoints = endpoints
+        self._parent = parent
+        self._stopping = False
+        self._sequence = Sequence()
+        self._complaints = Complaints(self._sequence)
+        self._roster = Roster(run)
+        self._journal = Journal(folder / runs.JOURNAL_FILE)
+        self._control = Control(self._sequence, self._roster, self._journal)
+        self._intake = Intake(self._sequence, self._roster, self._control, self._complaints)
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, SOCKETS_A_PROCESS)
+        self._ranks = self._listen(endpoints.ranks)
+        self._clients = self._listen(endpoints.clients)
+        self._audience = Audience(self._sequence, self._send_client)
+        self._served_s = 0.0
+        self._ticked_s = 0.0
+        self._awake_s = 0.0  # a clock that stands still while this process does
+        self._looked_s = time.monotonic()
+        if self._journal.failure:
+            self._say("error", self._journal.failure)
+
+    def _listen(self, endpoint: str) -> zmq.Socket[bytes]:
+        router = self._context.socket(zmq.ROUTER)
+        router.set(zmq.LINGER, int(LEAVE_S * 1000))
+        router.set(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+        router.set(zmq.SNDHWM, 64)  # the most credit a client can grant at once
+        router.set(zmq.RCVHWM, 64)
+        router.set(zmq.ROUTER_MANDATORY, 1)  # say when a peer's queue is full or it has left
+        router.set(zmq.BACKLOG, 1024)
+        router.bind(endpoint)  # over ipc this replaces the socket a killed hub left behind
+        return router
+
+    def stop(self) -> None:
+        """Ask `run` to return; may be called from a signal handler."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Serve until `stop`, or until the parent has ended; then leave nothing behind but the run folder."""
+        poller = zmq.Poller()
+        for waited in (self._ranks, self._clients, self._journal.wake_fd):
+            poller.register(waited, zmq.POLLIN)
+        more = False
+        while not self._stopping:
+            poller.poll(FLUSH_MS if more else IDLE_MS)
+            more = self._round()
+        self._finish()
+
+    def _round(self) -> bool:
+        """Take what has come, act on it, serve; True if something is left to serve."""
+        now = time.monotonic()
+        self._awake_s += min(now - self._looked_s, TICK_S)
+        self._looked_s = now
+        before = self._sequence.seq
+        self._drain(self._ranks, self._from_rank)
+        self._drain(self._clients, self._from_client)
+        for written in self._journal.take():
+            self._control.journal_wrote(written)
+        self._command(now)
+        if self._awake_s - self._ticked_s >= TICK_S:
+            self._ticked_s = self._awake_s
+            self._tick()
+        if now - self._served_s < FLUSH_MS / 1000:
+            return self._sequence.seq > before
+        self._served_s = now
+        self._control.tell_acks()
+        return self._audience.serve(now)
+
+    def _tick(self) -> None:
+        for gone in self._roster.newly_lost(self._awake_s):
+            self._sequence.publish(gone)
+        if self._parent is not None and runs.process_state(self._parent) == "ended":
+            self.stop()
+
+    def _finish(self) -> None:
+        """Take what is still there, tell the clients, leave no sockets behind."""
+        deadline = time.monotonic() + LEAVE_S
+        while (
+            self._drain(self._ranks, self._from_rank) or self._drain(self._clients, self._from_client)
+        ) and (time.monotonic() < deadline):
+            pass
+        self._journal.close()
+        for written in self._journal.take():
+            self._control.journal_wrote(written)
+        self._control.tell_acks()
+        self._say("info", "the hub has ended")
+        while self._audience.serve(time.monotonic()) and time.monotonic() < deadline:
+            pass
+        for router in (self._ranks, self._clients):
+            router.close()
+        self._context.term()
+        runs.remove_hub_file(self.folder, self._sequence.epoch)
+        runs.remove_sockets(self.endpoints)
+
+    # ------------------------------------------------------------------------------------------ frames
+
+    def _drain(self, router: zmq.Socket[bytes], handle: Handler) -> int:
+        """Take at most a round's frames from one socket; returns how many there were."""
+        for taken in range(FRAMES_A_ROUND):
+            try:
+                identity, *frames = router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return taken
+            for answer in self._take(identity, frames, handle):
+                self._send(router, identity, wire.encode([answer]))
+        return FRAMES_A_ROUND
+
+    def _take(self, identity: bytes, frames: list[bytes], handle: Handler) -> list[Message]:
+        now = time.monotonic()
+        try:
+            if len(frames) != 1:
+                raise WireError(f"a message has one frame, and this has {len(frames)}")
+            answers = handle(identity, wire.decode(frames[0]), now)
+        except WireError as error:
+            self._complaints.add("frame", f"a peer sent a frame that was dropped: {error}")
+            answers = [Refused(str(error)[:1000])]
+        return [
+            one for one in answers if not isinstance(one, Refused) or self._complaints.may_refuse(identity)
+        ]
+
+    def _from_rank(self, identity: bytes, messages: list[AnyMessage], _now: float) -> list[Message]:
+        return self._intake.take(identity, messages, self._awake_s)
+
+    def _from_client(self, identity: bytes, messages: list[AnyMessage], now: float) -> list[Message]:
+        for message in messages:
+            match message:
+                case Credit() if message.version != wire.VERSION:
+                    raise WireError(wire.version_refusal(message.version))
+                case Credit():
+                    refusal = self._audience.credit(identity, message, now)
+                    if refusal:
+                        return [Refused(refusal)]
+                case Propose():
+                    self._control.propose(message)
+                case _:
+                    raise WireError(
+                        f"a client sends credit and proposals, and this is a {type(message).__name__.lower()}"
+                    )
+        return []
+
+    def _command(self, now: float) -> None:
+        command = self._control.due(now)
+        leader = self._roster.leader
+        if command and leader:
+            self._send(self._ranks, self._roster.identity(leader.rank), wire.encode([command]))
+
+    def _send_client(self, identity: bytes, frame: bytes) -> bool:
+        return self._send(self._clients, identity, frame)
+
+    def _send(self, router: zmq.Socket[bytes], identity: bytes, frame: bytes) -> bool:
+        try:
+            router.send_multipart([identity, frame], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            return False
+        return True
+
+    def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
+        self._sequence.publish(Event(time.time(), level, "hub", text))
+
+    def write_hub_file(self) -> None:
+        """Tell the world where this hub listens; after the sockets are bound."""
+        runs.write_hub_file(
+            self.folder,
+            HubFile(
+                self.run_name, self._sequence.epoch, self.endpoints, os.getpid(), wire.VERSION, time.time()
+            ),
+        )
+
+
+# --------------------------------------------------------------------------------------------- the process
+
+
+def _lock(folder: Path) -> TextIO:
+    """Be the one hub of this run folder; held until the process ends, however it ends."""
+    lock = (folder / ".hub.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(f"another hub serves {folder} already") from None
+    return lock
+
+
+def _endpoints(folder: Path, sockets: Path | None) -> Endpoints:
+    """In the directory asked for, else where the hub before this one listened, else in a new one."""
+    if sockets is None:
+        with contextlib.suppress(RunError):
+            sockets = runs.read_hub_file(folder).endpoints.directory
+    if sockets is None:
+        return runs.endpoints_in(runs.make_socket_directory())
+    runs.check_socket_directory(sockets)
+    return runs.endpoints_in(sockets)
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = SOCKETS_A_PROCESS if hard == resource.RLIM_INFINITY else min(hard, SOCKETS_A_PROCESS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def main() -> None:
+    """Exit 0 after SIGTERM or when the parent has ended; 2, with one sentence, if it cannot start."""
+    parser = argparse.ArgumentParser(prog="python -m agents.hub", description="The hub of one training run.")
+    parser.add_argument("--run", required=True, help="the name of the run")
+    parser.add_argument(
+        "--dir", required=True, type=Path, help="the folder of the run; made if it is not there"
+    )
+    parser.add_argument(
+        "--sockets", type=Path, help="the directory for the sockets; by default a new private one"
+    )
+    parser.add_argument("--parent", type=int, help="a process id; when it has ended, so does the hub")
+    arguments = parser.parse_args()
+    # Ctrl-C in a terminal reaches the whole process group; the launcher decides when the hub ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _raise_file_limit()
+    try:
+        arguments.dir.mkdir(parents=True, exist_ok=True)
+        lock = _lock(arguments.dir)
+        hub = Hub(
+            arguments.run, arguments.dir, _endpoints(arguments.dir, arguments.sockets), arguments.parent
+        )
+        for ending in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ending, lambda _signal, _frame: hub.stop())
+        hub.write_hub_file()
+    except (RunError, OSError) as error:
+        parser.exit(2, f"the hub cannot start: {error}\n")
+    hub.run()
+    lock.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What ranks say, checked before it is believed: who speaks, for whom, and whether the numbers can be."""
+
+import math
+from collections.abc import Callable, Iterable
+
+from msgspec import structs
+
+from agents.complaints import Complaints
+from agents.control import Control
+from agents.roster import Roster
+from agents.sequence import Sequence
+from agents.wire import (
+    Ack,
+    AnyMessage,
+    Board,
+    Event,
+    Experts,
+    Gone,
+    Hello,
+    Message,
+    Pulse,
+    Refused,
+    Step,
+    Summary,
+    Timeline,
+    Traffic,
+    Update,
+    Welcome,
+    WireError,
+)
+
+OF_ITSELF = (Step, Pulse, Timeline, Board, Gone, Ack)  # name their rank, and it must be the speaker's
+OF_THE_JOB = (Summary, Experts)  # speak for all ranks, and only rank 0 or the leader may
+
+
+def _traffic(comm: Iterable[Traffic]) -> Iterable[float | None]:
+    for traffic in comm:
+        yield traffic.ms
+        yield traffic.exposed_ms
+
+
+# The numbers of each message that have to be finite. A loss or a gradient norm need not be: that is news.
+FINITE: dict[type[Message], Callable[..., Iterable[float | None]]] = {
+    Step: lambda m: (m.step_ms, m.bubble, m.bubble_bound, *m.phases.values(), *_traffic(m.comm.values())),
+    Summary: lambda m: (
+        *(m.time_s, m.step_ms, m.tokens_per_s, m.mfu, m.bubble, m.bubble_bound, m.load_max_over_mean, m.lr),
+        *_traffic(m.comm.values()),
+    ),
+    Pulse: lambda m: (m.since_ms, m.cpu_percent),
+    Event: lambda m: (m.time_s,),
+    Timeline: lambda m: (m.window_ms, *(edge for a in m.actions for edge in (a.start_ms, a.end_ms))),
+    Board: lambda m: (k.value for k in m.knobs if isinstance(k.value, float)),
+}
+
+
+def all_finite(message: Message) -> bool:
+    """Whether every number that has to be is neither NaN nor infinite."""
+    numbers = FINITE.get(type(message))
+    return numbers is None or all(number is None or math.isfinite(number) for number in numbers(message))
+
+
+class Intake:
+    """Takes what ranks send, a frame at a time; what it accepts is published, the rest complained of."""
+
+    def __init__(self, sequence: Sequence, roster: Roster, control: Control, complaints: Complaints) -> None:
+        self._sequence = sequence
+        self._roster = roster
+        self._control = control
+        self._complaints = complaints
+
+    def take(self, identity: bytes, messages: list[AnyMessage], now: float) -> list[Message]:
+        """Take what one connection sent in one frame; returns what to answer."""
+        for message in messages:
+            if isinstance(message, Hello):
+                refusal = self._roster.hello(identity, message, now)
+                if refusal:
+                    self._complaints.add("refused", refusal)
+                    return [Refused(refusal)]
+                self._control.seen_revision(message.revision)
+                if message.leader:
+                    self._control.hurry()
+                self._publish(message)
+                continue
+            speaker, was_lost = self._roster.heard(identity, now)
+            if speaker is None:
+                # The hub has started anew, or the rank was given up: it is asked to say hello, once a frame.
+                return [Welcome(self._sequence.epoch)]
+            if was_lost:
+                self._publish(speaker)
+            if self._believable(speaker, message):
+                self._accept(identity, speaker, message)
+        return []
+
+    def _believable(self, speaker: Hello, message: AnyMessage) -> bool:
+        me = f"rank {speaker.rank}"
+        kind = type(message).__name__.lower()
+        if isinstance(message, OF_ITSELF):
+            if message.rank != speaker.rank:
+                self._complaints.add(
+                    "rank", f"{me} sent a {kind} in the name of rank {message.rank}; dropped"
+                )
+                return False
+        elif isinstance(message, OF_THE_JOB):
+            if speaker.rank != 0 and not speaker.leader:
+                self._complaints.add("rank", f"{me} sent a {kind}, which rank 0 or the leader sends; dropped")
+                return False
+        elif not isinstance(message, Event):
+            self._complaints.add("kind", f"{me} sent a {kind}, which ranks do not send; dropped")
+            return False
+        if isinstance(message, Board) and not speaker.leader:
+            self._complaints.add("rank", f"{me} sent a knob board, which only the leader sends; dropped")
+            return False
+        if not all_finite(message):
+            self._complaints.add("number", f"{me} sent a {kind} with a number that is not finite; dropped")
+            return False
+        return True
+
+    def _accept(self, identity: bytes, speaker: Hello, message: AnyMessage) -> None:
+        match message:
+            case Ack():
+                self._control.ack(message)
+            case Event():
+                self._publish(structs.replace(message, source=f"rank {speaker.rank}"))
+            case Gone():
+                self._roster.leave(identity)
+                self._publish(structs.replace(message, clean=True))
+                if speaker.leader:
+                    self._control.leader_ended()
+            case Board():
+                self._control.seen_revision(message.revision)
+                self._publish(message)
+            case Step() | Summary() | Experts() | Timeline() | Pulse():
+                self._publish(message)
+
+    def _publish(self, update: Update) -> None:
+        try:
+            self._sequence.publish(update)
+        except WireError as error:
+            self._complaints.add("size", f"{error}; dropped")

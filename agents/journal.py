@@ -1,0 +1,186 @@
+"""The command journal: what was asked and what became of it, on disk before anyone acts on it.
+
+SQLite in WAL mode with `synchronous=FULL`; its fsync runs on a thread of its own, so the hub never waits for
+a disk.
+"""
+
+import contextlib
+import os
+import queue
+import sqlite3
+import threading
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from agents.wire import Changes, CommandState
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS commands (
+    id           TEXT PRIMARY KEY,   -- the client's own
+    revision     INTEGER NOT NULL,   -- 0: refused before it had one
+    state        TEXT NOT NULL,      -- accepted | applied | rejected | expired
+    changes      TEXT NOT NULL,      -- JSON, knob -> value
+    before       TEXT NOT NULL,      -- JSON, knob -> value
+    who          TEXT NOT NULL,
+    time_s       REAL NOT NULL,      -- of this state
+    acks         INTEGER NOT NULL,
+    world        INTEGER NOT NULL,
+    applied_step INTEGER,
+    why          TEXT NOT NULL,
+    expires_step INTEGER
+)
+"""
+COLUMNS = (*CommandState.__struct_fields__, "expires_step")
+INSERT = f"INSERT INTO commands ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+# A refusal of an id that is older than what is remembered must not take the place of what became of it.
+UPSERT = (
+    f"{INSERT} ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in COLUMNS)} "
+    "WHERE commands.revision = excluded.revision"
+)
+SELECT = f"SELECT {', '.join(COLUMNS)} FROM commands"
+NEWEST = 1024  # commands loaded at start, besides every unsettled one
+REFUSED_KEPT = 4096  # refusals kept on disk: asking for nonsense all day must not fill it
+OWED = 4096  # states that wait for a disk that is full
+BATCH = 256
+
+
+class Entry(Struct, frozen=True):
+    """A command as the journal holds it."""
+
+    state: CommandState
+    expires_step: int | None = None
+
+
+class Written(Struct, frozen=True):
+    """What became of `Journal.insert`: on disk; or why not; or `known`, if the id was there already."""
+
+    entry: Entry
+    error: str = ""
+    known: CommandState | None = None
+
+
+class Journal:
+    """Commands on disk. `failure` says why it cannot be used at all; every insert then fails with it."""
+
+    def __init__(self, path: Path) -> None:
+        self.failure = ""
+        self.last_revision = 0
+        self.entries: list[Entry] = []  # as found at start, oldest first
+        self._requests: queue.SimpleQueue[tuple[bool, Entry] | None] = queue.SimpleQueue()
+        self._written: queue.SimpleQueue[Written] = queue.SimpleQueue()
+        self._owed: dict[tuple[str, int], Entry] = {}  # states that could not be written yet
+        self.wake_fd, self._wake = os.pipe()
+        os.set_blocking(self.wake_fd, False)
+        os.set_blocking(self._wake, False)
+        try:
+            self._db = self._open(path)
+        except sqlite3.Error as error:
+            self.failure = (
+                f"the journal {path} cannot be opened ({error}); changes are refused, telemetry goes on"
+            )
+        self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
+        self._thread.start()
+
+    def insert(self, entry: Entry) -> None:
+        """Write a new command; `take` tells when it is on disk."""
+        self._requests.put((True, entry))
+
+    def update(self, entry: Entry) -> None:
+        """Write what became of a command; if the disk is full now, it is written with the next one."""
+        self._requests.put((False, entry))
+
+    def take(self) -> list[Written]:
+        """What was written since the last call; `wake_fd` is readable when there is something."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_fd, 4096)
+        written = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                written.append(self._written.get_nowait())
+        return written
+
+    def close(self) -> None:
+        """Write what is asked, then end the thread."""
+        self._requests.put(None)
+        self._thread.join(timeout=2.0)
+
+    # ------------------------------------------------------------------------------------------ the thread
+
+    def _open(self, path: Path) -> sqlite3.Connection:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=2.0)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute(SCHEMA)
+        db.execute(
+            "DELETE FROM commands WHERE revision = 0 AND rowid NOT IN "
+            "(SELECT rowid FROM commands WHERE revision = 0 ORDER BY rowid DESC LIMIT ?)",
+            (REFUSED_KEPT,),
+        )
+        self.last_revision = db.execute("SELECT COALESCE(MAX(revision), 0) FROM commands").fetchone()[0]
+        rows = db.execute(
+            f"{SELECT} WHERE state = 'accepted' OR rowid IN "
+            "(SELECT rowid FROM commands ORDER BY rowid DESC LIMIT ?) ORDER BY rowid",
+            (NEWEST,),
+        )
+        self.entries = [_entry(row) for row in rows]
+        return db
+
+    def _work(self) -> None:
+        ending = False
+        while not ending:
+            requests = [self._requests.get()]
+            while len(requests) < BATCH and not self._requests.empty():
+                requests.append(self._requests.get())
+            ending = None in requests
+            self._write([request for request in requests if request])
+            with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups: it will wake
+                os.write(self._wake, b"w")
+        if not self.failure:
+            self._db.close()
+
+    def _write(self, requests: list[tuple[bool, Entry]]) -> None:
+        new = [entry for is_new, entry in requests if is_new]
+        states = [entry for is_new, entry in requests if not is_new]
+        self._owed |= {(entry.state.id, entry.state.revision): entry for entry in states}
+        while len(self._owed) > OWED:
+            del self._owed[next(iter(self._owed))]
+        failure = self.failure
+        written: list[Written] = []
+        if not failure:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                self._db.executemany(UPSERT, map(_row, self._owed.values()))
+                written = [self._insert(entry) for entry in new]
+                self._db.execute("COMMIT")
+                self._owed.clear()
+            except sqlite3.Error as error:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                failure = f"the journal cannot be written ({error}); the change is refused, telemetry goes on"
+        for one in [Written(entry, error=failure) for entry in new] if failure else written:
+            self._written.put(one)
+
+    def _insert(self, entry: Entry) -> Written:
+        try:
+            self._db.execute(INSERT, _row(entry))
+        except sqlite3.IntegrityError:
+            row = self._db.execute(f"{SELECT} WHERE id = ?", (entry.state.id,)).fetchone()
+            return Written(entry, known=_entry(row).state)
+        return Written(entry)
+
+
+def _row(entry: Entry) -> tuple[object, ...]:
+    fields = msgspec.structs.asdict(entry.state) | {"expires_step": entry.expires_step}
+    for name in ("changes", "before"):
+        fields[name] = msgspec.json.encode(fields[name]).decode()
+    return tuple(fields[name] for name in COLUMNS)
+
+
+def _entry(row: tuple[object, ...]) -> Entry:
+    fields = dict(zip(COLUMNS, row, strict=True))
+    expires_step = fields.pop("expires_step")
+    for name in ("changes", "before"):
+        fields[name] = msgspec.json.decode(str(fields[name]), type=Changes)
+    return msgspec.convert({"state": CommandState(**fields), "expires_step": expires_step}, Entry)  # type: ignore[arg-type]

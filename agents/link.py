@@ -1,0 +1,140 @@
+"""The agent's end of the socket: used by the agent's own thread alone."""
+
+import time
+from collections.abc import Callable
+
+import zmq
+from msgspec import structs
+
+from agents import wire
+from agents.orders import Orders
+from agents.outbox import Outbox
+from agents.wire import AnyMessage, Board, Command, Gone, Hello, Pulse, Refused, Welcome, WireError
+
+POLL_MS = 50
+PULSE_S = 1.0
+FRAMES_A_TURN = 16
+WELCOME_PAUSE_S = 0.2  # a hub asks once a frame; the answer to the first is on its way already
+REFUSED_PAUSE_S = 2.0  # before a refused rank introduces itself again
+
+Doing = Callable[[], tuple[int, str, float]]
+
+
+class Link:
+    """Sends what is in the outbox and a pulse each second, and takes what the hub says, turn by turn."""
+
+    def __init__(self, endpoint: str, doing: Doing, outbox: Outbox, orders: Orders) -> None:
+        self.introduction: tuple[Hello, Board | None] | None = None
+        self.refused: str | None = None
+        self._doing = doing
+        self._outbox = outbox
+        self._orders = orders
+        self._unsent: bytes | None = None
+        self._introduced_s = 0.0
+        self._refused_s = 0.0
+        self._pulsed_s = 0.0
+        self._cpu_s = time.process_time()
+        self._context = zmq.Context()
+        self._dealer = self._context.socket(zmq.DEALER)
+        # Nothing is queued for a hub that is not there: the outbox keeps the newest, libzmq would keep the
+        # oldest.
+        self._dealer.set(zmq.IMMEDIATE, 1)
+        self._dealer.set(zmq.SNDHWM, FRAMES_A_TURN)
+        self._dealer.set(zmq.LINGER, 0)
+        self._dealer.set(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+        self._dealer.set(zmq.RECONNECT_IVL, 100)  # libzmq adds jitter of up to as much
+        self._dealer.set(zmq.RECONNECT_IVL_MAX, 2000)
+        # No routing id: the hub then knows this connection by one of its own, which nobody can claim.
+        self._dealer.connect(endpoint)
+
+    def turn(self) -> None:
+        """Wait a moment for the hub, then say what there is to say."""
+        self._dealer.poll(POLL_MS)
+        self._receive()
+        now = time.monotonic()
+        if self.introduction is None or self._is_refused(now):
+            return
+        if now - self._pulsed_s >= PULSE_S:
+            self._outbox.put(self._pulse(self.introduction[0].rank, now))
+        self._flush()
+
+    def leave(self, linger_s: float) -> None:
+        """Send what fits into `linger_s`, then goodbye; the socket is closed after."""
+        deadline = time.monotonic() + linger_s
+        if self.introduction and self.refused is None:
+            while not self._flush() and time.monotonic() < deadline:
+                self._dealer.poll(POLL_MS, zmq.POLLOUT)
+            if self._unsent is None:
+                self._send(wire.encode([Gone(self.introduction[0].rank, clean=True)]))
+        self._dealer.set(zmq.LINGER, max(0, int(1000 * (deadline - time.monotonic()))))
+        self._dealer.close()
+        self._context.term()
+
+    def _is_refused(self, now: float) -> bool:
+        if self.refused is not None and now - self._refused_s >= REFUSED_PAUSE_S:
+            self.refused = None
+            self._introduce(now)
+        return self.refused is not None
+
+    def _introduce(self, now: float) -> None:
+        if self.introduction is None or now - self._introduced_s < WELCOME_PAUSE_S:
+            return
+        self._introduced_s = now
+        hello, board = self.introduction
+        self._outbox.put(structs.replace(hello, step=max(hello.step, self._at()[0])))
+        for message in (*([board] if board else []), *self._orders.latest_acks()):
+            self._outbox.put(message)
+
+    def _pulse(self, rank: int, now: float) -> Pulse:
+        cpu_s = time.process_time()
+        busy = 100 * (cpu_s - self._cpu_s) / (now - self._pulsed_s) if self._pulsed_s else None
+        self._cpu_s, self._pulsed_s = cpu_s, now
+        step, operation, since = self._at()
+        return Pulse(rank, step, operation[:4096], max(0.0, 1000 * (now - since)), busy)
+
+    def _at(self) -> tuple[int, str, float]:
+        try:
+            return self._doing()
+        except Exception as error:  # noqa: BLE001 - whatever the trainer's word does, the pulse goes on
+            return 0, f"unknown: {error!r}", time.monotonic()
+
+    def _flush(self) -> bool:
+        """Send until the outbox is empty (True) or the hub takes no more."""
+        for _ in range(FRAMES_A_TURN):
+            frame = self._unsent or self._outbox.frame()
+            if frame is None:
+                return True
+            if not self._send(frame):
+                self._unsent = frame
+                return False
+            self._unsent = None
+        return False
+
+    def _send(self, frame: bytes) -> bool:
+        try:
+            self._dealer.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _receive(self) -> None:
+        for _ in range(FRAMES_A_TURN):
+            try:
+                messages = wire.decode(self._dealer.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            except WireError as error:
+                messages = [Refused(str(error)[:4096])]
+            for message in messages:
+                self._take(message)
+
+    def _take(self, message: AnyMessage) -> None:
+        match message:
+            case Welcome():
+                self._introduce(time.monotonic())
+            case Refused():
+                self.refused, self._refused_s = message.why, time.monotonic()
+            case Command() if self.introduction and self.introduction[0].leader:
+                known = self._orders.receive(message, *self.introduction)
+                if known:
+                    self._outbox.put(known)

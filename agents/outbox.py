@@ -1,0 +1,69 @@
+"""The bounded queue between a trainer and its agent's thread: putting never waits, the oldest gives way."""
+
+from collections import deque
+
+from agents import wire
+from agents.wire import Ack, Board, Experts, Gone, Hello, Message, Timeline, WireError
+
+# Which messages share a queue, and how many it holds. In order of sending: what must arrive is not displaced
+# by records, and records are not displaced by what is large.
+URGENT, RECORDS, BULK = range(3)
+CAPACITY = (512, 2048, 16)
+LANE: dict[type[Message], int] = {
+    Hello: URGENT,
+    Board: URGENT,
+    Ack: URGENT,
+    Gone: URGENT,
+    Experts: BULK,
+    Timeline: BULK,
+}
+
+
+class Outbox:
+    """One thread puts, one thread takes; no lock, because a deque's append and popleft are atomic."""
+
+    def __init__(self) -> None:
+        self._lanes: tuple[deque[Message], ...] = tuple(deque() for _ in CAPACITY)
+        self._displaced = 0  # counted by the thread that puts
+        self._too_large = 0  # counted by the thread that takes
+        self._held: bytes | None = None  # packed, and did not fit into the last frame
+
+    @property
+    def lost(self) -> int:
+        """Messages dropped, since the queue was full or they were too large for a frame."""
+        return self._displaced + self._too_large
+
+    def put(self, message: Message) -> None:
+        lane = LANE.get(type(message), RECORDS)
+        queue = self._lanes[lane]
+        if len(queue) >= CAPACITY[lane]:
+            try:
+                queue.popleft()
+                self._displaced += 1
+            except IndexError:  # the other thread has just emptied it
+                pass
+        queue.append(message)
+
+    def frame(self) -> bytes | None:
+        """Take what one frame holds, oldest first; None when there is nothing."""
+        packed: list[bytes] = []
+        room = wire.MESSAGE_BYTES
+        while (one := self._held or self._take()) is not None:
+            if len(one) > room:
+                self._held = one
+                break
+            self._held = None
+            packed.append(one)
+            room -= len(one)
+        return wire.frame(packed) if packed else None
+
+    def _take(self) -> bytes | None:
+        for queue in self._lanes:
+            while queue:
+                try:
+                    return wire.pack(queue.popleft())
+                except IndexError:  # displaced at this moment
+                    break
+                except WireError:
+                    self._too_large += 1
+        return None

@@ -1,0 +1,1 @@
+"""The cockpit: see a training run and steer it, from a terminal or from a script."""

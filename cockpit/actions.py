@@ -1,0 +1,141 @@
+"""Every key, as data: an id that does not change, the keys that reach it, and what it does in a sentence.
+
+A user remaps by id in ``keys.toml`` of the configuration directory, e.g. ``"app.knobs" = "K"``. Never only ctrl+a or
+ctrl+b (tmux and screen take them) or Alt.
+"""
+
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from textual.binding import Binding
+
+from cockpit import format
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing a key does. `shown` puts it in the footer."""
+
+    id: str
+    keys: str
+    action: str
+    label: str
+    about: str
+    shown: bool = False
+    priority: bool = False
+
+
+APP = (
+    Action(
+        "app.knobs", "k", "knobs", "knobs", "Open the knob board: values, what is legal, change them", True
+    ),
+    Action("app.freeze", "space", "freeze", "freeze", "Hold the picture still; again to let it run", True),
+    Action("app.save", "s", "save", "save", "Save the screen as an SVG file"),
+    Action("app.theme", "t", "theme", "theme", "Dark or light"),
+    Action(
+        "app.help", "question_mark,f1", "help", "help", "What the focused panel shows, and all keys", True
+    ),
+    Action("app.palette", "ctrl+p", "command_palette", "palette", "Find an action by name"),
+    Action("app.quit", "q", "quit", "quit", "Leave the cockpit", True),
+)
+
+OVERVIEW = (
+    Action("panel.next", "tab", "turn(1)", "next panel", "Go to the next panel", True, priority=True),
+    Action(
+        "panel.previous", "shift+tab", "turn(-1)", "previous panel", "Go to the panel before", priority=True
+    ),
+    Action(
+        "panel.maximise",
+        "z",
+        "maximise",
+        "maximise",
+        "Give the focused panel the whole screen; again to go back",
+        True,
+    ),
+    Action("panel.back", "escape", "back", "back", "Back from a maximised panel"),
+)
+
+GRID = (
+    Action("ranks.metric", "m", "metric(1)", "metric", "Show the next metric", True),
+    Action("ranks.metric_back", "M", "metric(-1)", "metric before", "Show the metric before"),
+    Action("ranks.group", "g", "regroup", "group", "Group the ranks by the next axis", True),
+    # `k` is the knob board on every screen, so the way up by letters is a capital; h, j and l do either way.
+    Action("ranks.left", "left,h,H", "cursor(-1,0)", "left", "Move the cursor left"),
+    Action("ranks.down", "down,j,J", "cursor(0,1)", "down", "Move the cursor down"),
+    Action("ranks.up", "up,K", "cursor(0,-1)", "up", "Move the cursor up"),
+    Action("ranks.right", "right,l,L", "cursor(1,0)", "right", "Move the cursor right"),
+)
+
+BOARD = (
+    Action("board.up", "up,shift+tab", "move(-1)", "knob", "The knob above"),
+    Action("board.down", "down,tab", "move(1)", "knob", "The knob below"),
+    Action("board.less", "left", "turn(-1)", "value", "The legal value before"),
+    Action("board.more", "right", "turn(1)", "value", "The next legal value"),
+    Action(
+        "board.propose",
+        "enter",
+        "propose",
+        "propose",
+        "Ask the run to make the marked changes, all or none",
+        True,
+    ),
+    Action("board.close", "escape", "close", "close", "Drop what is marked; again to close", True),
+)
+
+
+def bindings(actions: tuple[Action, ...]) -> list[Binding]:
+    return [
+        Binding(
+            action.keys,
+            action.action,
+            action.label,
+            show=action.shown,
+            tooltip=action.about,
+            id=action.id,
+            priority=action.priority,
+        )
+        for action in actions
+    ]
+
+
+APP_KEYS = bindings(APP)
+OVERVIEW_KEYS = bindings(OVERVIEW)
+GRID_KEYS = bindings(GRID)
+BOARD_KEYS = bindings(BOARD)
+
+_NAMES = {"question_mark": "?", "escape": "esc", "left": "←", "right": "→", "up": "↑", "down": "↓"}
+
+
+def spelled(keys: str) -> str:
+    """``left,h`` as it is shown: ``← h``."""
+    return " ".join(_NAMES.get(key, key) for key in keys.split(","))
+
+
+class KeymapError(ValueError):
+    """A keymap file that cannot be used; the text is one sentence."""
+
+
+def load_keymap(path: Path | None = None) -> dict[str, str]:
+    """The user's keys by action id; none if there is no file. `KeymapError` if it is not a table of known ids."""
+    path = path or config_dir() / "keys.toml"
+    try:
+        keymap = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise KeymapError(f"{path} cannot be read: {error}") from None
+    known = {action.id for action in (*APP, *OVERVIEW, *GRID, *BOARD)}
+    for name, keys in keymap.items():
+        if name not in known or not isinstance(keys, str):
+            legal = ", ".join(sorted(known))
+            raise KeymapError(
+                f'{path}: {format.clean(name)} must be one of {legal}, with keys such as "x" or "f2,x"'
+            )
+    return keymap
+
+
+def config_dir() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "cockpit"

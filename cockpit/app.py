@@ -1,0 +1,129 @@
+"""The application: one feed fills one store, one timer lets what is visible look at it."""
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding
+from textual.dom import DOMNode
+from textual.screen import Screen
+
+from cockpit.actions import APP, APP_KEYS, OVERVIEW
+from cockpit.feed import Feed
+from cockpit.screens.board import KnobBoard
+from cockpit.screens.help import Help
+from cockpit.screens.overview import Overview
+from cockpit.store import Store
+from cockpit.theme import THEMES
+from cockpit.widgets.panel import Panel
+
+LOOKS_PER_S = 8
+_NOT_IN_PALETTE = {"app.palette", "panel.next", "panel.previous", "panel.back"}
+
+
+class CockpitApp(App[None]):
+    """See and steer one run."""
+
+    CSS_PATH = "cockpit.tcss"
+    TITLE = "cockpit"
+    BINDINGS: ClassVar[list[Binding]] = APP_KEYS  # type: ignore[assignment]
+    ENABLE_COMMAND_PALETTE = True
+
+    def __init__(
+        self,
+        feed: Feed,
+        store: Store | None = None,
+        keymap: dict[str, str] | None = None,
+        theme: str = "cockpit-dark",
+        looks_per_s: int = LOOKS_PER_S,
+    ) -> None:
+        super().__init__()
+        self.feed = feed
+        self.store = store or Store(time.monotonic)
+        self._still: Store | None = None
+        self._looks_per_s = looks_per_s
+        self._tick = 0
+        for name in THEMES:
+            self.register_theme(THEMES[name])
+        self.theme = theme
+        if keymap:
+            self.set_keymap(keymap)
+
+    def on_mount(self) -> None:
+        self.animation_level = "none"
+        self.push_screen(Overview(self.feed.operator))
+        self.feed.start(self.store)
+        self.set_interval(1 / self._looks_per_s, self.look)
+
+    def on_unmount(self) -> None:
+        self.feed.stop()
+
+    # ------------------------------------------------------------------------------------- looking
+
+    def look(self) -> None:
+        """Let everything visible compare itself with the store, and draw where it differs."""
+        self._tick += 1
+        store = self._still or self.store
+        with store.lock:
+            for screen in self.screen_stack:
+                if isinstance(screen, Overview | KnobBoard):
+                    # The board acts on the run as it is, so it is never held still.
+                    seen = self.store if isinstance(screen, KnobBoard) else store
+                    screen.look(seen, self._still is not None, self._tick)
+
+    # ------------------------------------------------------------------------------------- actions
+
+    def action_knobs(self) -> None:
+        self.push_screen(KnobBoard(self.feed))
+
+    def action_freeze(self) -> None:
+        with self.store.lock:
+            self._still = None if self._still else self.store.frozen()
+        self.look()
+
+    def action_save(self) -> None:
+        step = self.store.step
+        name = f"cockpit-{self.store.run}-step{step if step is not None else 0}.svg".replace("/", "-")
+        path = Path.cwd() / name
+        try:
+            path.write_text(self.export_screenshot(title=f"cockpit · {self.store.run}"), encoding="utf-8")
+        except OSError as error:
+            self.notify(f"{path} cannot be written: {error.strerror}", severity="error")
+        else:
+            self.notify(str(path), title="Saved")
+
+    def action_theme(self) -> None:
+        names = list(THEMES)
+        self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
+        self.look()
+
+    def action_help(self) -> None:
+        focused = self.focused
+        panel = focused if isinstance(focused, Panel) else None
+        self.push_screen(Help(panel.TITLE or "Cockpit" if panel else "Cockpit", panel.HELP if panel else ""))
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Our own actions, by name, in the palette."""
+        for action in APP:
+            if action.id not in _NOT_IN_PALETTE:
+                yield SystemCommand(action.label.capitalize(), action.about, self._run(action.action))
+        if isinstance(screen, Overview):
+            for action in OVERVIEW:
+                if action.id not in _NOT_IN_PALETTE:
+                    yield SystemCommand(
+                        action.label.capitalize(), action.about, self._run(f"screen.{action.action}")
+                    )
+            for panel in screen.query(Panel):
+                for action in panel.ACTIONS:
+                    if action.shown:
+                        yield SystemCommand(
+                            f"{panel.TITLE}: {action.label}", action.about, self._run(action.action, panel)
+                        )
+
+    def _run(self, action: str, where: DOMNode | None = None) -> Callable[[], Awaitable[None]]:
+        async def run() -> None:
+            await self.run_action(action, where)
+
+        return run

@@ -1,0 +1,25 @@
+"""Where a screen's store is fed from, and where its wishes go."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from agents.wire import Value
+from cockpit.store import Store
+
+
+class ViewerError(PermissionError):
+    """This cockpit only watches."""
+
+
+class Feed(Protocol):
+    """Fills a store from a thread of its own, until `stop`."""
+
+    operator: bool
+
+    def start(self, store: Store) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def propose(self, changes: Mapping[str, Value]) -> str:
+        """Ask for a change and return its id; what became of it appears in the store. `ViewerError` if not operator."""
+        ...

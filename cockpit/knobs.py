@@ -1,0 +1,82 @@
+"""Choosing a knob's value: what is legal, what comes next, and what a typed word means. Textual-free."""
+
+import re
+from collections.abc import Mapping
+
+from agents.wire import KnobState, Value, spell
+
+_WORDS: dict[str, Value] = {"none": None, "true": True, "false": False}
+_INTEGER = re.compile(r"[+-]?\d+")
+_STOPS = (0.0, 0.1, 0.2, 0.5, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0)
+
+
+def parse(text: str) -> Value:
+    """A value as typed: ``none``, ``true``, ``8``, ``1.25``, else a word."""
+    text = text.strip()
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def fit(knob: KnobState, value: Value) -> Value:
+    """`value` as the knob's own type where they only differ in writing: ``1`` for a knob of 0.5, 1.0, 2.0."""
+    if isinstance(value, int) and not isinstance(value, bool) and not knob.legal.admits(value):
+        return float(value)
+    return value
+
+
+def read_change(board: Mapping[str, KnobState], text: str) -> tuple[str, Value]:
+    """``name=value`` checked against the board; ValueError with one sentence if it is not legal there."""
+    name, equals, word = text.partition("=")
+    name = name.strip()
+    if not equals or not name:
+        raise ValueError(f"{text} is not a change; write it as knob=value, for instance micro_batches=8")
+    if name not in board:
+        raise ValueError(f"there is no knob {name}; the knobs are {', '.join(board) or 'not known yet'}")
+    value = fit(board[name], parse(word))
+    refusal = board[name].refusal(value)
+    if refusal:
+        raise ValueError(refusal)
+    return name, value
+
+
+def candidates(knob: KnobState) -> list[Value]:
+    """Values to step through with the arrow keys: every choice, or round stops of a range, and the one in force."""
+    legal = knob.legal
+    values: list[Value] = list(legal.choices)
+    if legal.low is not None and legal.high is not None:
+        stops = {legal.low, legal.high, *(stop for stop in _STOPS if legal.low <= stop <= legal.high)}
+        if isinstance(knob.value, int | float) and not isinstance(knob.value, bool):
+            stops = {stop for stop in stops if stop != knob.value} | {knob.value}
+        values += sorted(stops)
+    if legal.optional and None not in values:
+        values.append(None)
+    return values
+
+
+def step(knob: KnobState, value: Value, by: int) -> Value:
+    """The candidate `by` places from `value`; the ends hold."""
+    values = candidates(knob)
+    if not values:
+        return value
+    at = next((i for i, known in enumerate(values) if known == value and type(known) is type(value)), None)
+    return values[0] if at is None else values[max(0, min(len(values) - 1, at + by))]
+
+
+def legal_text(knob: KnobState) -> str:
+    """``2 4 8 16`` or ``0.1 .. 8 | none``."""
+    legal = knob.legal
+    words = [" ".join(spell(choice) for choice in legal.choices)] if legal.choices else []
+    if legal.low is not None and legal.high is not None:
+        words.append(f"{legal.low:g} .. {legal.high:g}")
+    if legal.optional and None not in legal.choices:
+        words.append("none")
+    return " | ".join(words)
+
+
+NEUTRAL = {True: "loss-neutral", False: "changes the loss"}

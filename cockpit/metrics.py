@@ -1,0 +1,91 @@
+"""What the rank grid can show of a rank: a table, plus one row for each phase the ranks happen to report."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agents.wire import Step
+from cockpit.store import Store, median
+
+MiB = 1 << 20
+GiB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a rank's step. `worse` +1: more is worse; -1: less is worse; 0: neither."""
+
+    key: str
+    title: str
+    unit: str
+    get: Callable[[Step], float | None]
+    digits: int = 0
+    worse: int = 1
+
+
+def _over(get: Callable[[Step], float | None], divisor: float) -> Callable[[Step], float | None]:
+    def scaled(step: Step) -> float | None:
+        value = get(step)
+        return None if value is None else value / divisor
+
+    return scaled
+
+
+def _phase(name: str) -> Metric:
+    return Metric(f"phase:{name}", f"{name} time", "ms", lambda step: step.phases.get(name))
+
+
+STEP_TIME = Metric("step", "step time", "ms", lambda step: step.step_ms)
+
+METRICS = (
+    Metric("bubble", "bubble", "%", _over(lambda step: step.bubble, 0.01), 1),
+    Metric("comm", "time in collectives", "ms", lambda step: sum(t.ms for t in step.comm.values())),
+    Metric("exposed", "exposed traffic", "ms", lambda step: sum(t.exposed_ms for t in step.comm.values())),
+    Metric("sent", "traffic sent", "MB", lambda step: sum(t.bytes for t in step.comm.values()) / 1e6, 1, 0),
+    Metric("tokens", "tokens", "tok", lambda step: float(step.tokens), 0, -1),
+    Metric("dropped", "dropped pairs", "", lambda step: float(step.dropped)),
+    Metric("memory", "memory", "MiB", _over(lambda step: step.memory_bytes, MiB)),
+)
+
+
+def available(store: Store) -> list[Metric]:
+    """The metrics that at least one rank has a value for, in a settled order."""
+    steps = list(store.state.steps.values())
+    phases = dict.fromkeys(name for step in steps for name in step.phases)
+    metrics = [STEP_TIME, *map(_phase, phases), *METRICS]
+    return [metric for metric in metrics if any(metric.get(step) is not None for step in steps)] or [
+        STEP_TIME
+    ]
+
+
+def peers(store: Store) -> dict[int, tuple[int, ...]]:
+    """Rank -> the key of those it is fairly compared with: the ranks of its own pipeline stage."""
+    return {rank: (hello.coords.get("pp", 0),) for rank, hello in store.state.hellos.items()}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One rank's number, and how far its recent typical value is from its peers' (0.1 = ten per cent above)."""
+
+    value: float | None
+    apart: float
+
+
+def read(store: Store, metric: Metric) -> dict[int, Reading]:
+    """A reading for every known rank; a gone rank has no value."""
+    groups: dict[tuple[int, ...], list[float]] = {}
+    typical: dict[int, float | None] = {}
+    by_peer = peers(store)
+    for rank in store.here:
+        value = typical[rank] = store.typical(rank, metric.get)
+        if value is not None:
+            groups.setdefault(by_peer[rank], []).append(value)
+    middles = {key: median(values) for key, values in groups.items()}
+    readings = {}
+    for rank in store.state.hellos:
+        value, middle = typical.get(rank), middles.get(by_peer[rank])
+        latest = store.state.steps.get(rank)
+        readings[rank] = Reading(
+            metric.get(latest) if latest and rank in typical else None,
+            value / middle - 1 if value is not None and middle else 0.0,
+        )
+    return readings

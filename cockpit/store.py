@@ -1,0 +1,299 @@
+"""All a screen knows of a run: the run's state, and the facts of the view that are no part of it.
+
+Textual-free, and fed alike by a live stream, a recording or a test. One thread feeds, another looks; both hold `lock`.
+Each kind of thing has a revision, so that a panel redraws only when what it shows has changed.
+"""
+
+import copy
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from agents.state import RunState
+from agents.wire import (
+    Board,
+    CommandState,
+    Event,
+    Experts,
+    Gone,
+    Hello,
+    Pulse,
+    Step,
+    Summary,
+    Timeline,
+    Update,
+    Value,
+)
+from cockpit import format
+
+STALE_AFTER_S = 3.0
+RECENT_STEPS = 8  # records kept per rank: enough to tell a slow rank from one slow step
+
+
+class Topic(Enum):
+    """What a panel may depend on."""
+
+    RANKS = "ranks"
+    CURVES = "curves"
+    EXPERTS = "experts"
+    PIPELINE = "pipeline"
+    BOARD = "board"
+    PULSE = "pulse"
+    EVENTS = "events"
+
+
+_TOPICS: dict[type[Update], tuple[Topic, ...]] = {
+    Hello: tuple(Topic),
+    Gone: (Topic.RANKS, Topic.EVENTS),
+    Board: (Topic.BOARD,),
+    Step: (Topic.RANKS,),
+    Summary: (Topic.CURVES,),
+    Experts: (Topic.EXPERTS,),
+    Timeline: (Topic.PIPELINE,),
+    Pulse: (Topic.PULSE,),
+    Event: (Topic.EVENTS,),
+    CommandState: (Topic.BOARD, Topic.CURVES, Topic.EVENTS),
+}
+
+
+class Link(Enum):
+    """How the picture stands to the run; the value is what the status line says."""
+
+    WAITING = "WAITING"
+    LIVE = "LIVE"
+    STALE = "STALE"
+    ENDED = "ENDED"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A knob change, as drawn on a curve."""
+
+    step: int
+    label: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the run's log."""
+
+    time_s: float
+    level: str
+    source: str
+    text: str
+
+
+class Store:
+    """The run as the screens see it. `clock` gives monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.lock = threading.RLock()
+        self.state = RunState()
+        self.revisions: Counter[Topic] = Counter()
+        self.recent: dict[int, deque[Step]] = {}
+        self.pulse_seen: dict[int, float] = {}
+        self.refused: str | None = None
+        self.heard_at: float | None = None
+
+    # ------------------------------------------------------------------------------------------- feeding
+
+    def apply(self, updates: Iterable[Update]) -> None:
+        for update in updates:
+            self.state.apply(update)
+            for topic in _TOPICS[type(update)]:
+                self.revisions[topic] += 1
+            match update:
+                case Step():
+                    self._remember(update)
+                case Pulse():
+                    self.pulse_seen[update.rank] = self.clock()
+
+    def rebuild(self, updates: Iterable[Update]) -> None:
+        """Begin again from a snapshot. What was remembered of the ranks stays where the snapshot follows on."""
+        self.state = RunState()
+        self.pulse_seen.clear()
+        self.apply(updates)
+        for rank in [rank for rank in self.recent if rank not in self.state.hellos]:
+            del self.recent[rank]
+        self.revisions.update(Topic)
+
+    def heard(self, age_s: float | None) -> None:
+        """The hub was last heard `age_s` seconds ago."""
+        if age_s is not None:
+            self.heard_at = self.clock() - age_s
+
+    def _remember(self, step: Step) -> None:
+        recent = self.recent.setdefault(step.rank, deque(maxlen=RECENT_STEPS))
+        if recent and step.step <= recent[-1].step:
+            if step.step == recent[-1].step:
+                return
+            recent.clear()  # resumed from an earlier snapshot
+        recent.append(step)
+
+    # -------------------------------------------------------------------------------------------- looking
+
+    def frozen(self) -> "Store":
+        """The picture as it is now, apart from the stream (messages are immutable, so this copies only containers)."""
+        still = copy.copy(self)
+        still.state = copy.copy(self.state)
+        for name, value in vars(self.state).items():
+            setattr(still.state, name, copy.copy(value))
+        still.revisions = self.revisions.copy()
+        still.recent = {rank: recent.copy() for rank, recent in self.recent.items()}
+        still.pulse_seen = dict(self.pulse_seen)
+        now = self.clock()
+        still.clock = lambda: now
+        return still
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the hub was last heard."""
+        return None if self.heard_at is None else max(0.0, self.clock() - self.heard_at)
+
+    @property
+    def link(self) -> Link:
+        state, age = self.state, self.age_s
+        if not state.hellos:
+            return Link.WAITING
+        if len(state.gone) == len(state.hellos):
+            return Link.ENDED if all(gone.clean for gone in state.gone.values()) else Link.FAILED
+        if age is None or age > STALE_AFTER_S:
+            return Link.ENDED if self.finished else Link.STALE
+        return Link.LIVE
+
+    @property
+    def finished(self) -> bool:
+        """Every planned step is done."""
+        planned = self.steps_planned
+        return planned is not None and self.step is not None and self.step + 1 >= planned
+
+    @property
+    def world(self) -> int:
+        return self.state.world
+
+    @property
+    def run(self) -> str:
+        """The run's name, for people."""
+        name = self.fact("name")
+        if isinstance(name, str):
+            return format.clean(name)
+        return next((format.clean(hello.run) for hello in self.state.hellos.values()), format.MISSING)
+
+    def fact(self, name: str) -> Value:
+        """Something the ranks say of the run (the first that says it is believed)."""
+        for hello in self.state.hellos.values():
+            if name in hello.facts:
+                return hello.facts[name]
+        return None
+
+    def number(self, name: str) -> int | None:
+        value = self.fact(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    @property
+    def steps_planned(self) -> int | None:
+        return self.number("steps")
+
+    @property
+    def summary(self) -> Summary | None:
+        return self.state.summaries[-1] if self.state.summaries else None
+
+    @property
+    def step(self) -> int | None:
+        """The newest step anybody has reported."""
+        steps = [step.step for step in self.state.steps.values()]
+        if self.summary:
+            steps.append(self.summary.step)
+        return max(steps, default=None)
+
+    @property
+    def oversubscribed(self) -> bool:
+        summary = self.summary
+        return bool(summary.oversubscribed if summary else self.fact("oversubscribed"))
+
+    @property
+    def here(self) -> list[int]:
+        """Ranks that have said hello and are not gone."""
+        return [rank for rank in self.state.hellos if rank not in self.state.gone]
+
+    @property
+    def reporting(self) -> list[int]:
+        """Ranks whose record is of the newest step, or of the one before."""
+        front = self.step
+        if front is None:
+            return []
+        known = self.state.steps
+        return [rank for rank in self.here if rank in known and known[rank].step >= front - 1]
+
+    def coverage(self) -> str:
+        """``8/8``."""
+        width = len(str(self.world))
+        return f"{len(self.reporting):>{width}}/{self.world}"
+
+    def axes(self) -> list[str]:
+        """Axes of the grid, outermost first, as the ranks name them."""
+        hello = next(iter(self.state.hellos.values()), None)
+        return list(hello.coords) if hello else []
+
+    def name(self, rank: int) -> str:
+        """``rank 5 (pp1 dp0 tp1)``."""
+        hello = self.state.hellos.get(rank)
+        return f"rank {rank} ({format.coords(hello.coords)})" if hello and hello.coords else f"rank {rank}"
+
+    def marks(self) -> list[Mark]:
+        """Applied knob changes, oldest first."""
+        applied = [
+            c for c in self.state.commands.values() if c.state == "applied" and c.applied_step is not None
+        ]
+        return [
+            Mark(
+                command.applied_step or 0,
+                changes_text(command),
+            )
+            for command in sorted(applied, key=lambda command: command.revision)
+        ]
+
+    def journal(self) -> list[Entry]:
+        """Events, and what became of each command, in the order they happened."""
+        entries = [
+            Entry(e.time_s, e.level, format.clean(e.source), format.clean(e.text)) for e in self.state.events
+        ]
+        for command in self.state.commands.values():
+            level = "info" if command.state in ("accepted", "applied") else "warning"
+            entries.append(Entry(command.time_s, level, format.clean(command.who), command_text(command)))
+        return sorted(entries, key=lambda entry: entry.time_s)
+
+    def typical(self, rank: int, get: Callable[[Step], float | None]) -> float | None:
+        """The median of a rank's recent records: one odd step does not make a slow rank."""
+        values = [value for step in self.recent.get(rank, ()) if (value := get(step)) is not None]
+        return median(values)
+
+
+def changes_text(command: CommandState) -> str:
+    """``micro_batches 4→8, recompute none→full``."""
+    return ", ".join(
+        f"{format.clean(name)} {format.change(command.before.get(name), after)}"
+        for name, after in command.changes.items()
+    )
+
+
+def command_text(command: CommandState) -> str:
+    """What became of a proposal, in a line."""
+    said = f"{changes_text(command)} · {command.state}"
+    if command.state == "applied":
+        said += f" {command.acks}/{command.world} at step {format.grouped(command.applied_step)}"
+    if command.revision:
+        said += f" · revision {command.revision}"
+    return f"{said} · {format.clean(command.why)}" if command.why else said
+
+
+def median(values: Iterable[float]) -> float | None:
+    """The middle value (the upper of two), None of nothing; not-a-number does not take part."""
+    ordered = sorted(value for value in values if not math.isnan(value))
+    return ordered[len(ordered) // 2] if ordered else None

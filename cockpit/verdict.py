@@ -1,0 +1,293 @@
+"""The two lines that are always there: how the run is, and the one sentence that says what to think of it."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from agents.wire import Step
+from cockpit import format
+from cockpit.metrics import STEP_TIME, read
+from cockpit.store import Link, Store, median
+
+
+class Level(Enum):
+    """How much something matters; the value is its glyph."""
+
+    GOOD = "✓"
+    NOTE = "·"
+    WARN = "!"
+    BAD = "✗"
+
+
+STALL_FLOOR_S = 5.0  # and five typical steps, whichever is longer
+SILENT_S = 4.0  # a pulse comes each second
+SLOW_RANK = 0.25
+DROP_SHARE = 0.01
+IMBALANCE = 2.0
+
+
+@dataclass(frozen=True)
+class Item:
+    """One field of the verdict line; in a narrow terminal the highest `rank` goes first."""
+
+    text: str
+    rank: int
+    level: Level | None = None
+
+
+_LINK_LEVEL = {
+    Link.WAITING: Level.NOTE,
+    Link.LIVE: Level.GOOD,
+    Link.STALE: Level.WARN,
+    Link.ENDED: Level.GOOD,
+    Link.FAILED: Level.BAD,
+}
+
+
+def headline(store: Store, frozen: bool = False) -> tuple[str, Level]:
+    """``LIVE``, ``STALE 12 s`` ..."""
+    link = store.link
+    age = store.age_s
+    if link is Link.STALE:
+        return f"STALE {format.age(age)}" if age is not None else "STALE", Level.WARN
+    if frozen:
+        return "FROZEN", Level.WARN
+    return link.value, _LINK_LEVEL[link]
+
+
+def verdict(store: Store, operator: bool) -> Iterator[Item]:
+    """The fields of line one, in the order they are shown."""
+    summary = store.summary
+    yield Item(store.run, 1)
+    done, planned = store.step, store.steps_planned
+    goal = f"/{format.grouped(planned)}" if planned else ""
+    yield Item(f"step {format.grouped(done).rjust(len(goal) - 1)}{goal}", 0)
+    if summary:
+        yield Item(f"{format.duration_ms(summary.step_ms)}/step", 2)
+        yield Item(f"{format.si(summary.tokens_per_s):>6} tok/s", 6)
+        if summary.mfu is not None:
+            yield Item(f"{format.percent(summary.mfu)} MFU", 5)
+        broken = not math.isfinite(summary.loss)
+        yield Item(f"loss {summary.loss:.3f}", 3, Level.BAD if broken else None)
+        if summary.bubble is not None:
+            bound = f" (bound {format.percent(summary.bubble_bound).strip()})" if summary.bubble_bound else ""
+            yield Item(f"bubble {format.percent(summary.bubble)}{bound}", 8)
+    whole = len(store.reporting) == store.world
+    ended = store.link in (Link.ENDED, Link.FAILED)
+    yield Item(f"{store.coverage()} ranks", 4, None if whole or ended else Level.WARN)
+    yield Item("OPERATOR" if operator else "VIEWER", 7)
+    if store.link is Link.LIVE and store.age_s is not None:
+        yield Item(f"{format.age(store.age_s)} old", 9)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One sentence, with its evidence."""
+
+    level: Level
+    text: str
+    rank: int | None = None  # the rank it points at
+
+
+Rule = Callable[[Store], Diagnosis | None]
+
+
+def _refused(store: Store) -> Diagnosis | None:
+    return Diagnosis(Level.BAD, format.clean(store.refused)) if store.refused else None
+
+
+def _waiting(store: Store) -> Diagnosis | None:
+    return Diagnosis(Level.NOTE, "waiting for the first rank to report") if not store.state.hellos else None
+
+
+def _lost(store: Store) -> Diagnosis | None:
+    lost = [gone for gone in store.state.gone.values() if not gone.clean]
+    if not lost:
+        return None
+    first = lost[0]
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    why = f": {format.clean(first.text)}" if first.text else ""
+    last = store.state.steps.get(first.rank)
+    at = f" · last step {format.grouped(last.step)}" if last else ""
+    return Diagnosis(Level.BAD, f"{store.name(first.rank)}{more} lost{why}{at}", first.rank)
+
+
+def _ended(store: Store) -> Diagnosis | None:
+    if store.link is not Link.ENDED:
+        return None
+    summary = store.summary
+    loss = f" · loss {summary.loss:.3f}" if summary else ""
+    planned = store.steps_planned
+    of = f" of {format.grouped(planned)}" if planned else ""
+    return Diagnosis(Level.GOOD, f"the run is over: {format.grouped(store.step)}{of} steps{loss}")
+
+
+def _stale(store: Store) -> Diagnosis | None:
+    if store.link is not Link.STALE:
+        return None
+    return Diagnosis(
+        Level.WARN,
+        "the hub is not heard: this is the last picture; it resumes by itself when the hub is back",
+    )
+
+
+def _broken_loss(store: Store) -> Diagnosis | None:
+    bad = next((s for s in store.state.summaries if not math.isfinite(s.loss)), None)
+    if bad is None or store.summary is None or math.isfinite(store.summary.loss):
+        return None
+    return Diagnosis(
+        Level.BAD,
+        f"loss is {bad.loss} since step {format.grouped(bad.step)} · resume from an earlier snapshot",
+    )
+
+
+def _silent(store: Store) -> Diagnosis | None:
+    """A rank whose own pulse thread has stopped: suspended, or its machine is gone."""
+    now = store.clock()
+    ages = {rank: now - store.pulse_seen[rank] for rank in store.here if rank in store.pulse_seen}
+    if not ages:
+        return None
+    rank = max(ages, key=lambda rank: ages[rank])
+    # Measured against the last word from anyone: a whole silent stream is a stale picture, not a silent rank.
+    if ages[rank] - min(ages.values()) < SILENT_S:
+        return None
+    silent = sum(age - min(ages.values()) >= SILENT_S for age in ages.values())
+    more = f" and {silent - 1} more" if silent > 1 else ""
+    return Diagnosis(
+        Level.BAD,
+        f"{store.name(rank)}{more} silent for {format.age(ages[rank])}: suspended, or cut off",
+        rank,
+    )
+
+
+def stalled(store: Store) -> list[int]:
+    """Ranks that have been in one operation for far longer than a step, the one longest in it first."""
+    usual = store.summary.step_ms if store.summary else 0.0
+    limit = max(1000 * STALL_FLOOR_S, 5 * usual)
+    stuck = [
+        p for rank, p in store.state.pulses.items() if p.since_ms > limit and rank not in store.state.gone
+    ]
+    return [pulse.rank for pulse in sorted(stuck, key=lambda pulse: (pulse.step, -pulse.since_ms))]
+
+
+def _stalled(store: Store) -> Diagnosis | None:
+    stuck = stalled(store)
+    if not stuck or store.step is None:
+        return None
+    pulse = store.state.pulses[stuck[0]]
+    others = f" · {len(stuck)} ranks wait" if len(stuck) > 1 else ""
+    doing = format.clean(pulse.doing) or "an unnamed operation"
+    return Diagnosis(
+        Level.BAD,
+        f"stalled: {store.name(pulse.rank)} in {doing} for {format.age(pulse.since_ms / 1000)}{others}",
+        pulse.rank,
+    )
+
+
+def _dropping(store: Store) -> Diagnosis | None:
+    experts = store.state.experts
+    if not experts:
+        return None
+    worst = max(experts.layers, key=lambda layer: drop_share(layer.load, layer.dropped), default=None)
+    if worst is None or (share := drop_share(worst.load, worst.dropped)) < DROP_SHARE:
+        return None
+    return Diagnosis(
+        Level.WARN,
+        f"layer {worst.layer} drops {format.percent(share).strip()} of its tokens at this capacity · "
+        "try a higher capacity_factor, or none",
+    )
+
+
+def drop_share(load: list[int], dropped: int) -> float:
+    """Dropped (token, expert) pairs over all that were routed."""
+    return dropped / sum(load) if sum(load) else 0.0
+
+
+def _imbalanced(store: Store) -> Diagnosis | None:
+    experts = store.state.experts
+    hot = [
+        (max(layer.load) * len(layer.load) / sum(layer.load), layer)
+        for layer in (experts.layers if experts else [])
+        if sum(layer.load)
+    ]
+    if not hot:
+        return None
+    ratio, layer = max(hot, key=lambda pair: pair[0])
+    if ratio < IMBALANCE:
+        return None
+    expert = layer.load.index(max(layer.load))
+    return Diagnosis(Level.WARN, f"expert {expert} of layer {layer.layer} carries {ratio:.1f}× its share")
+
+
+def _slow_rank(store: Store) -> Diagnosis | None:
+    if store.oversubscribed:
+        return None  # whoever got the core last is slow
+    apart = {rank: reading.apart for rank, reading in read(store, STEP_TIME).items()}
+    rank = max(apart, key=lambda rank: apart[rank], default=None)
+    if rank is None or apart[rank] < SLOW_RANK:
+        return None
+    return Diagnosis(Level.WARN, f"{store.name(rank)} is slow: {apart[rank]:+.0%} against its stage", rank)
+
+
+def _bubble_bound(store: Store) -> Diagnosis | None:
+    summary = store.summary
+    if store.oversubscribed or not summary or summary.bubble is None or summary.bubble < 0.2:
+        return None
+    knob = summary.knobs.get("micro_batches")
+    return Diagnosis(
+        Level.WARN,
+        f"bubble-bound: the stages idle {format.percent(summary.bubble).strip()} of the time"
+        + (f" with {format.knob(knob)} micro-batches · try more" if knob is not None else ""),
+    )
+
+
+def _dominant(store: Store) -> Diagnosis | None:
+    """Nothing is wrong: say where the time goes."""
+    step_ms = median(step.step_ms for step in store.state.steps.values())
+    if not step_ms:
+        return Diagnosis(Level.NOTE, f"{len(store.here)}/{store.world} ranks are here; no step is done yet")
+    names = dict.fromkeys(name for step in store.state.steps.values() for name in step.phases)
+    shares = {name: (median(_phase_values(store, name)) or 0.0) / step_ms for name in names}
+    phase = max(shares, key=lambda name: shares[name], default=None)
+    waits = (
+        median(sum(t.exposed_ms for t in step.comm.values()) for step in store.state.steps.values()) or 0.0
+    )
+    parts = [f"{phase} takes {shares[phase]:.0%} of a step"] if phase else []
+    parts.append(f"exposed traffic {min(1.0, waits / step_ms):.0%}")
+    return Diagnosis(Level.GOOD, " · ".join(parts))
+
+
+def _phase_values(store: Store, name: str) -> Iterator[float]:
+    records: Iterator[Step] = iter(store.state.steps.values())
+    return (step.phases[name] for step in records if name in step.phases)
+
+
+RULES: tuple[Rule, ...] = (
+    _refused,
+    _waiting,
+    _lost,
+    _ended,
+    _stale,
+    _broken_loss,
+    _silent,
+    _stalled,
+    _dropping,
+    _imbalanced,
+    _slow_rank,
+    _bubble_bound,
+    _dominant,
+)
+
+
+def diagnosis(store: Store) -> Diagnosis:
+    """The most important thing there is to say; shared cores are said first, for they make every time a guess."""
+    found = next(said for rule in RULES if (said := rule(store)))
+    if found.level is Level.BAD or store.link is not Link.LIVE or not store.oversubscribed:
+        return found
+    cores = store.number("cores")
+    caveat = (
+        f"{store.world} ranks share {cores or 'too few'} cores: bubbles and times are not those of a cluster"
+    )
+    finding = f" · {found.text}" if found.level is Level.WARN else ""
+    return Diagnosis(Level.WARN, caveat + finding, found.rank)

@@ -1,0 +1,46 @@
+"""The knob board in a panel: what is set, and what could be."""
+
+from cockpit import format
+from cockpit.knobs import NEUTRAL, legal_text
+from cockpit.lines import Line
+from cockpit.store import Store, Topic
+from cockpit.theme import Palette
+from cockpit.widgets.panel import Panel
+
+
+class KnobSummary(Panel):
+    """One row a knob; `k` opens the board to turn them."""
+
+    TOPICS = frozenset({Topic.BOARD})
+    TITLE = "Knobs"
+    NATURAL = True
+    HELP = (
+        "What an operator may turn while the run goes on. A loss-neutral knob changes only speed and memory; one that "
+        "changes the loss says so. `k` opens the board over any screen."
+    )
+
+    def title(self, store: Store) -> str:
+        board = store.state.board
+        return f"Knobs · revision {board.revision}" if board else "Knobs"
+
+    def subtitle(self, store: Store) -> str:
+        return "k to change" if store.state.board else ""
+
+    def natural_height(self, store: Store) -> int:
+        return max(1, len(store.state.board.knobs)) if store.state.board else 1
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
+        board = store.state.board
+        if not board:
+            return [Line().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
+        name = max((len(knob.name) for knob in board.knobs), default=0) + 1
+        value = max((len(format.knob(knob.value)) for knob in board.knobs), default=0)
+        legal = max(0, min(30, width - name - max(6, value) - 19))
+        lines = []
+        for knob in board.knobs:
+            line = Line().add(format.clean(knob.name).ljust(name), colours.dim)
+            line.add(format.knob(knob.value).rjust(max(6, value)), colours.strong).add("  ", colours.dim)
+            line.add(legal_text(knob)[:legal].ljust(legal), colours.dim)
+            line.add(f" {NEUTRAL[knob.loss_neutral]}", colours.faint if knob.loss_neutral else colours.text)
+            lines.append(line)
+        return lines

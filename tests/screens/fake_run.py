@@ -1,0 +1,272 @@
+"""A scripted run for the screens: every update is a pure function of (grid, step), so a picture can be compared.
+
+No trainer and no socket. `begin` is what a newcomer gets, `step` what one step of the run adds.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from agents.wire import (
+    Action,
+    Board,
+    CommandState,
+    Event,
+    Experts,
+    Hello,
+    KnobState,
+    LayerLoad,
+    Legal,
+    Pulse,
+    Step,
+    Summary,
+    Timeline,
+    Traffic,
+    Update,
+    Value,
+)
+
+START_S = 1_700_000_000.0
+AXES = ("tp", "ep", "pp", "dp", "control")
+
+
+@dataclass
+class FakeRun:
+    """The grid of a run, and the values of its knobs."""
+
+    pp: int = 2
+    dp: int = 2
+    tp: int = 2
+    ep: int = 4
+    layers: int = 4
+    experts: int = 8
+    steps: int = 300
+    oversubscribed: bool = True
+    slow_rank: int | None = 3
+    revision: int = 0
+    knobs: dict[str, Value] = field(
+        default_factory=lambda: {
+            "micro_batches": 4,
+            "capacity_factor": None,
+            "recompute": "none",
+            "lr_scale": 1.0,
+        }
+    )
+
+    @property
+    def world(self) -> int:
+        return self.pp * self.dp * self.tp
+
+    def coords(self, rank: int) -> dict[str, int]:
+        pp, rest = divmod(rank, self.dp * self.tp)
+        dp, tp = divmod(rest, self.tp)
+        return {"pp": pp, "dp": dp, "tp": tp, "ep": rest % self.ep}
+
+    def begin(self) -> Iterator[Update]:
+        facts: dict[str, Value] = {
+            "name": "demo",
+            "layers": self.layers,
+            "experts": self.experts,
+            "params": 1_930_000,
+            "cores": 2 if self.oversubscribed else self.world,
+            "oversubscribed": self.oversubscribed,
+            "schedule": "1f1b",
+            "steps": self.steps,
+            "seq_len": 128,
+            "global_batch": 32,
+        }
+        for rank in range(self.world):
+            yield Hello(
+                version=1,
+                run="demo-0001",
+                rank=rank,
+                world=self.world,
+                coords=self.coords(rank),
+                host="node0",
+                pid=4000 + rank,
+                device="cpu",
+                layout="d1ge57",
+                revision=self.revision,
+                step=0,
+                leader=rank == 0,
+                facts=facts,
+            )
+        yield self.board()
+        yield Event(START_S, "info", "hub", f"{self.world} ranks are here")
+
+    def board(self) -> Board:
+        legal = {
+            "micro_batches": (Legal([2, 4, 8, 16]), True, "pieces the batch is cut into for the pipeline"),
+            "capacity_factor": (
+                Legal(low=0.1, high=8.0, optional=True),
+                False,
+                "tokens an expert may take, over its fair share; none drops nothing",
+            ),
+            "recompute": (Legal(["none", "selective", "full"]), True, "activations rebuilt in backward"),
+            "lr_scale": (Legal(low=0.0, high=10.0), False, "multiplies the scheduled learning rate"),
+        }
+        rows = [
+            KnobState(name, self.knobs[name], *legal[name][:2], about=legal[name][2]) for name in self.knobs
+        ]
+        return Board(0, self.revision, f"digest{self.revision}", rows)
+
+    def step_ms(self, step: int) -> float:
+        return (412.0 if self.knobs["micro_batches"] == 4 else 655.0) + 14 * wave(step, 1)
+
+    def step(self, step: int) -> Iterator[Update]:
+        """All that one step brings."""
+        base = self.step_ms(step)
+        for rank in range(self.world):
+            yield self._rank_step(rank, step, base)
+            if step % 2 == 0:
+                yield Pulse(rank, step, "backward, micro-batch 2", 12.0, 97.0)
+        if step % 4 == 0:
+            stages = range(0, self.world, self.dp * self.tp)
+            yield from (self._timeline(rank, stage, step) for stage, rank in enumerate(stages))
+        load = [self._load(layer, step) for layer in range(self.layers)]
+        yield Experts(step, load)
+        yield self._summary(step, base, load)
+
+    def _rank_step(self, rank: int, step: int, base: float) -> Step:
+        slow = 1.42 if rank == self.slow_rank else 1.0
+        last = self.coords(rank)["pp"] == self.pp - 1
+        return Step(
+            rank=rank,
+            step=step,
+            seq=step,
+            revision=self.revision,
+            step_ms=base + 3 * wave(step, rank),
+            phases={
+                "forward": (118 + 6 * last + 2 * wave(step, rank)) * slow,
+                "backward": (203 + 9 * last + 3 * wave(step, rank + 7)) * slow,
+                "optimizer": 21.0,
+            },
+            tokens=32 * 128 // self.dp,
+            comm=self._comm(step, 1),
+            a2a_bytes=524_288,
+            bubble=0.214 + 0.01 * wave(step, rank),
+            bubble_bound=0.2,
+            dropped=0,
+            memory_bytes=(310 + 24 * last + rank % 3) << 20,
+        )
+
+    def _comm(self, step: int, ranks: int) -> dict[str, Traffic]:
+        size = {"tp": 262_000, "ep": 524_288, "pp": 125_000, "dp": 201_000, "control": 16}
+        spent = {
+            "tp": (38.0, 38.0),
+            "ep": (21.0, 21.0),
+            "pp": (9.0, 9.0),
+            "dp": (14.0, 2.0),
+            "control": (0.1, 0.0),
+        }
+        return {
+            axis: Traffic(size[axis] * ranks, spent[axis][0] * (1 + 0.05 * wave(step, i)), spent[axis][1])
+            for i, axis in enumerate(AXES)
+        }
+
+    def _timeline(self, rank: int, stage: int, step: int) -> Timeline:
+        micro = self.knobs["micro_batches"]
+        assert isinstance(micro, int)
+        order = one_f_one_b(self.pp, micro)[stage]
+        window = max(end for line in one_f_one_b(self.pp, micro) for *_, end in line)
+        scale = 320.0 / window
+        actions = [Action(kind, mb, start * scale, end * scale) for kind, mb, start, end in order]
+        return Timeline(rank, step, 320.0, actions)
+
+    def _load(self, layer: int, step: int) -> LayerLoad:
+        share = 8192 // self.experts
+        load = [
+            max(0, int(share * (1 + 0.35 * math.sin(2.1 * expert + 1.7 * layer) + 0.05 * wave(step, expert))))
+            for expert in range(self.experts)
+        ]
+        return LayerLoad(layer, load, 0 if self.knobs["capacity_factor"] is None else sum(load) // 60)
+
+    def _summary(self, step: int, base: float, load: list[LayerLoad]) -> Summary:
+        return Summary(
+            step=step,
+            revision=self.revision,
+            time_s=START_S + step / 2,
+            loss=2.05 + 3.4 * math.exp(-step / 60) + 0.05 * wave(step, 3),
+            grad_norm=1.1,
+            step_ms=base,
+            tokens_per_s=32 * 128 * 1000 / base,
+            mfu=None,
+            bubble=0.214,
+            bubble_bound=0.2,
+            oversubscribed=self.oversubscribed,
+            a2a_bytes=524_288 * self.world,
+            comm=self._comm(step, self.world),
+            dropped=sum(layer.dropped for layer in load),
+            load_max_over_mean=1.35,
+            knobs=self.knobs,
+            lr=3e-4,
+        )
+
+    def change(self, step: int, command: str = "c1", **changes: Value) -> Iterator[Update]:
+        """An operator's change, from its acceptance to the last rank's acknowledgement."""
+        self.revision += 1
+        before = {name: self.knobs[name] for name in changes}
+        common = {
+            "changes": dict(changes),
+            "before": before,
+            "who": "ada@login",
+            "time_s": START_S + step / 2 - 0.3,
+        }
+        yield CommandState(command, self.revision, "accepted", world=self.world, **common)
+        self.knobs = self.knobs | changes
+        yield self.board()
+        yield CommandState(
+            command, self.revision, "applied", acks=self.world, world=self.world, applied_step=step, **common
+        )
+        spelled = ", ".join(f"{name}={value}" for name, value in changes.items())
+        yield Event(
+            START_S + step / 2, "info", "hub", f"revision {self.revision} applied at step {step}: {spelled}"
+        )
+
+    def story(self, steps: int, change_at: int | None = None) -> Iterator[Update]:
+        """The run from its beginning to `steps`, with one change of micro-batches on the way."""
+        yield from self.begin()
+        for step in range(steps):
+            if step == change_at:
+                yield from self.change(step, micro_batches=8)
+            yield from self.step(step)
+
+
+def big() -> FakeRun:
+    """1024 ranks."""
+    return FakeRun(pp=8, dp=16, tp=8, ep=32, layers=8, experts=64, oversubscribed=False, slow_rank=517)
+
+
+def wave(step: int, seed: int) -> float:
+    """A settled stand-in for noise, in [-1, 1]."""
+    return math.sin(12.9898 * step + 78.233 * seed)
+
+
+def one_f_one_b(stages: int, micro: int) -> list[list[tuple[str, int, float, float]]]:
+    """1F1B with a forward of 1 and a backward of 2: (kind, micro-batch, start, end) by stage."""
+    ready: dict[tuple[str, int, int], float] = {}
+    lines: list[list[tuple[str, int, float, float]]] = [[] for _ in range(stages)]
+    queues = []
+    for stage in range(stages):
+        warm = min(stages - stage, micro)
+        order = [("F", mb) for mb in range(warm)]
+        for mb in range(micro):
+            order.append(("B", mb))
+            if warm + mb < micro:
+                order.append(("F", warm + mb))
+        queues.append(order)
+    clock = [0.0] * stages
+    while any(queues):
+        for stage, queue in enumerate(queues):
+            while queue:
+                kind, mb = queue[0]
+                before = (kind, mb, stage - 1) if kind == "F" else (kind, mb, stage + 1)
+                edge = stage == 0 if kind == "F" else stage == stages - 1
+                if not edge and before not in ready:
+                    break
+                start = max(clock[stage], 0.0 if edge else ready[before])
+                clock[stage] = end = start + (1.0 if kind == "F" else 2.0)
+                ready[kind, mb, stage] = end
+                lines[stage].append((kind, mb, start, end))
+                queue.pop(0)
+    return lines

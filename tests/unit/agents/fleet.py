@@ -1,0 +1,184 @@
+"""A hub as a real process, and ranks that behave as a trainer's would."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+
+import agents
+from agents import runs, wire
+from agents.agent import Agent
+from agents.board import Board, Knob
+from agents.client import Client
+from agents.wire import Ack, AnyMessage, Hello, Legal, Message, Step, Summary, Update, Value
+from agents.wire import Board as BoardMessage
+
+SOURCE = Path(agents.__file__).parent.parent
+DEADLINE_S = 15.0
+
+
+class HubProcess:
+    """The hub of run `r`, on the same folder and sockets at each start."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.endpoints = runs.endpoints_in(runs.make_socket_directory())
+        self.process: subprocess.Popen[bytes]
+
+    def start(self, *options: str) -> "HubProcess":
+        command = [sys.executable, "-m", "agents.hub", "--run", "r", "--dir", str(self.folder)]
+        sockets = ["--sockets", str(self.endpoints.directory)]
+        self.process = subprocess.Popen(
+            [*command, *sockets, *options], env=os.environ | {"PYTHONPATH": str(SOURCE)}
+        )
+        return self
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(10)
+
+    def clean_up(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.kill()
+        runs.remove_sockets(self.endpoints)
+
+
+def make_hello(rank: int, world: int, **fields: object) -> Hello:
+    known: dict[str, object] = {
+        "version": wire.VERSION,
+        "run": "r",
+        "rank": rank,
+        "world": world,
+        "coords": {"dp": rank},
+        "host": runs.this_host(),
+        "pid": os.getpid(),
+        "device": "cpu",
+        "layout": "the-layout",
+        "revision": 0,
+        "step": 0,
+        "leader": rank == 0,
+    }
+    return Hello(**known | fields)  # type: ignore[arg-type]
+
+
+def make_step(rank: int, step: int) -> Step:
+    return Step(rank, step, 0, 0, 10.0, {"forward": 4.0}, 64, {"dp": wire.Traffic(1024, 1.0, 0.5)})
+
+
+def make_summary(step: int) -> Summary:
+    return Summary(
+        step=step,
+        revision=0,
+        time_s=0.0,
+        loss=2.0,
+        grad_norm=1.0,
+        step_ms=10.0,
+        tokens_per_s=6400.0,
+        mfu=None,
+        bubble=0.1,
+        bubble_bound=0.1,
+        oversubscribed=False,
+        a2a_bytes=0,
+        comm={},
+        dropped=0,
+        load_max_over_mean=None,
+        knobs={},
+    )
+
+
+def make_board() -> Board:
+    def knob(name: str, choices: list[Value]) -> Knob:
+        return Knob(name, lambda _: Legal(choices), True, "", lambda _: None, lambda _: None)
+
+    knobs = [knob("micro_batches", [1, 2, 4, 8]), knob("recompute", ["none", "full"])]
+    return Board(knobs, {"micro_batches": 4, "recompute": "none"})
+
+
+class Fleet:
+    """All ranks of a run in this process, which settle commands as a trainer does at a step boundary."""
+
+    def __init__(self, endpoint: str, world: int = 4) -> None:
+        self.step = 0
+        self.boards = [make_board() for _ in range(world)]
+        self.agents = [
+            Agent(endpoint, lambda: (self.step, "forward", time.monotonic())) for _ in range(world)
+        ]
+        self.carried_out: list[int] = []
+        self.introduce()
+
+    def introduce(self) -> None:
+        for rank, (agent, board) in enumerate(zip(self.agents, self.boards, strict=True)):
+            hello = make_hello(rank, len(self.agents), revision=board.revision, step=self.step)
+            shown = BoardMessage(0, board.revision, board.digest(), board.states()) if rank == 0 else None
+            agent.introduce(hello, shown)
+
+    def turn(self) -> None:
+        """One step of training."""
+        self.step += 1
+        for rank, agent in enumerate(self.agents):
+            agent.send(make_step(rank, self.step))
+        self.agents[0].send(make_summary(self.step))
+        command = self.agents[0].pending
+        if command:
+            self.carried_out.append(command.revision)
+            try:
+                for board in self.boards:
+                    board.commit(command.revision, command.changes, board.prepare(command.changes))
+            except ValueError as error:
+                self.agents[0].settle(Ack(0, command.revision, "rejected", self.step, "d", str(error)))
+                return
+            self.introduce()
+            for rank, (agent, board) in enumerate(zip(self.agents, self.boards, strict=True)):
+                agent.settle(Ack(rank, command.revision, "applied", self.step, board.digest()))
+
+    def close(self) -> None:
+        for agent in self.agents:
+            agent.close(0.1)
+
+
+class Peer:
+    """A bare DEALER, to say what no agent or client of ours would."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.context = zmq.Context()
+        self.dealer = self.context.socket(zmq.DEALER)
+        self.dealer.set(zmq.LINGER, 0)
+        self.dealer.connect(endpoint)
+
+    def say(self, *messages: Message) -> None:
+        self.dealer.send(wire.encode(messages))
+
+    def hear(self, kind: type[Message], timeout_s: float = 5.0) -> AnyMessage:
+        deadline = time.monotonic() + timeout_s
+        while self.dealer.poll(max(0, int(1000 * (deadline - time.monotonic())))):
+            for message in wire.decode(self.dealer.recv()):
+                if isinstance(message, kind):
+                    return message
+        raise AssertionError(f"no {kind.__name__} within {timeout_s} s")
+
+    def close(self) -> None:
+        self.dealer.close()
+        self.context.term()
+
+
+def poll_until(
+    client: Client, true: Callable[[], object], turn: Callable[[], None] = lambda: None
+) -> list[Update]:
+    """Poll, and train on, until `true`; all updates that came meanwhile."""
+    deadline = time.monotonic() + DEADLINE_S
+    seen: list[Update] = []
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        turn()
+        seen += client.poll(0.02)
+    return seen

@@ -1,0 +1,112 @@
+"""The agent with no hub, or a silent one: bounded, never in the way; and its memory of commands."""
+
+import time
+from pathlib import Path
+
+from agents import wire
+from agents.agent import Agent
+from agents.orders import REMEMBERED, REPEATED, Orders
+from agents.outbox import BULK, CAPACITY, RECORDS, Outbox
+from agents.wire import Ack, Command, Experts, LayerLoad, Step, Timeline
+from tests.unit.agents.conftest import Opened
+from tests.unit.agents.fleet import make_hello, make_step
+
+
+def doing() -> tuple[int, str, float]:
+    return 1, "forward", time.monotonic()
+
+
+def drained(outbox: Outbox) -> list[wire.AnyMessage]:
+    messages: list[wire.AnyMessage] = []
+    while frame := outbox.frame():
+        assert len(frame) <= wire.FRAME_BYTES
+        messages += wire.decode(frame)
+    return messages
+
+
+def test_an_absent_hub_costs_no_time_and_no_memory(tmp_path: Path) -> None:
+    agent = Agent(f"ipc://{tmp_path}/nobody", doing)
+    agent.introduce(make_hello(0, 1), None)
+    slowest = 0.0
+    for step in range(10_000):
+        before = time.perf_counter()
+        agent.send(make_step(0, step))
+        slowest = max(slowest, time.perf_counter() - before)
+    assert slowest < 0.5, "send waited for something"
+    assert agent.lost_records >= 10_000 - CAPACITY[RECORDS] - 4000  # one frame may be on its way
+    assert sum(map(len, agent._outbox._lanes)) <= sum(CAPACITY)
+    before = time.perf_counter()
+    agent.close(0.1)
+    assert time.perf_counter() - before < 2
+    assert not agent._thread.is_alive()
+
+
+def test_without_an_endpoint_everything_is_a_no_op() -> None:
+    agent = Agent(None, doing)
+    agent.introduce(make_hello(0, 1), None)
+    agent.send(make_step(0, 1))
+    agent.settle(Ack(0, 1, "applied", 1, "d"))
+    assert agent.pending is None and agent.refused is None and agent.lost_records == 0
+    agent.close()
+
+
+def test_steps_are_numbered_and_tell_what_was_lost(opened: Opened) -> None:
+    agent = opened(Agent(f"ipc:///nowhere/{id(opened)}", doing))
+    for step in range(CAPACITY[RECORDS] + 5):
+        agent.send(make_step(0, step))
+    steps = [message for message in drained(agent._outbox) if isinstance(message, Step)]
+    assert steps[0].step == 5 and steps[-1].step == CAPACITY[RECORDS] + 4
+    assert [step.seq for step in steps] == list(range(6, CAPACITY[RECORDS] + 6))
+    assert steps[-1].lost_records == 4 and agent.lost_records == 5
+
+
+def test_what_is_large_displaces_no_records() -> None:
+    outbox = Outbox()
+    outbox.put(make_step(0, 1))
+    for step in range(100):
+        outbox.put(Timeline(0, step, 1.0, [wire.Action("F", 0, 0.0, 1.0)] * 4000))
+    outbox.put(Ack(0, 1, "applied", 1, "d"))
+    messages = drained(outbox)
+    assert [type(message) for message in messages[:2]] == [Ack, Step]
+    assert len(messages) == 2 + CAPACITY[BULK] and outbox.lost == 100 - CAPACITY[BULK]
+
+
+def test_a_message_too_large_is_dropped_and_counted() -> None:
+    outbox = Outbox()
+    outbox.put(Experts(1, [LayerLoad(0, [2**40] * 4096, 0)] * 8))
+    outbox.put(make_step(0, 1))
+    assert drained(outbox) == [make_step(0, 1)] and outbox.lost == 1
+
+
+HELLO = make_hello(0, 1, revision=3)
+
+
+def test_a_command_delivered_twice_is_carried_out_once() -> None:
+    orders = Orders()
+    command = Command(4, "a", {"micro_batches": 8})
+    assert orders.receive(command, HELLO, None) is None
+    assert orders.receive(command, HELLO, None) is None
+    assert orders.oldest == command
+    ack = Ack(0, 4, "rejected", 9, "d", "why")
+    orders.settle(ack)
+    assert orders.oldest is None
+    assert orders.receive(command, HELLO, None) == ack and orders.oldest is None
+
+
+def test_a_command_that_the_knobs_have_in_them_is_not_carried_out_again() -> None:
+    """A process that continues from a snapshot has no memory of acknowledgements, but its revision tells."""
+    orders = Orders()
+    ack = orders.receive(Command(3, "a", {}), HELLO, None)
+    assert ack is not None and (ack.revision, ack.state) == (3, "applied") and orders.oldest is None
+
+
+def test_commands_are_taken_in_order_and_memory_is_bounded() -> None:
+    orders = Orders()
+    for revision in range(4, 1000):
+        orders.receive(Command(revision, "a", {}), HELLO, None)
+        if revision > 10:
+            oldest = orders.oldest
+            assert oldest is not None and oldest.revision == revision - 7
+            orders.settle(Ack(0, oldest.revision, "applied", 1, "d"))
+    assert len(orders._acks) == REMEMBERED
+    assert len(orders.latest_acks()) == REPEATED and orders.latest_acks()[-1].revision == 992

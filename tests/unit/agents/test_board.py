@@ -1,0 +1,76 @@
+"""The knob board: legality of the whole, and a swap that cannot fail half-way."""
+
+import pytest
+
+from agents.board import Board, Knob, Values
+from agents.wire import Legal
+
+
+def make(log: list[object]) -> Board:
+    def build(values: Values) -> object:
+        if values["recompute"] == "full" and values["micro_batches"] == 1:
+            raise ValueError("out of memory")
+        return values["micro_batches"]
+
+    return Board(
+        [
+            Knob(
+                "schedule", lambda _: Legal(["gpipe", "zbv"]), True, "", log.append, lambda v: v["schedule"]
+            ),
+            Knob(
+                "micro_batches",
+                # The legal counts depend on the schedule as it would be.
+                lambda values: Legal([2, 4] if values["schedule"] == "zbv" else [1, 2, 4]),
+                True,
+                "",
+                log.append,
+                build,
+            ),
+            Knob("recompute", lambda _: Legal(["none", "full"]), True, "", log.append, build),
+        ],
+        {"schedule": "gpipe", "micro_batches": 1, "recompute": "none"},
+    )
+
+
+def test_a_change_is_judged_on_the_board_as_it_would_be() -> None:
+    board = make([])
+    with pytest.raises(ValueError, match="micro_batches = 1 is not legal; legal: 2, 4"):
+        board.prepare({"schedule": "zbv"})
+    board.prepare({"schedule": "zbv", "micro_batches": 2})
+
+
+def test_an_unknown_knob_names_the_knobs() -> None:
+    with pytest.raises(ValueError, match="no knob mb; the knobs are schedule, micro_batches, recompute"):
+        make([]).prepare({"mb": 1})
+
+
+def test_nothing_is_swapped_before_commit_and_all_of_it_then() -> None:
+    log: list[object] = []
+    board = make(log)
+    prepared = board.prepare({"schedule": "zbv", "micro_batches": 4})
+    assert log == [] and board.values["micro_batches"] == 1
+    board.commit(7, {"schedule": "zbv", "micro_batches": 4}, prepared)
+    assert log == ["zbv", 4]
+    assert (board.revision, board.values["schedule"], board.values["micro_batches"]) == (7, "zbv", 4)
+
+
+def test_a_refusal_while_preparing_leaves_everything() -> None:
+    log: list[object] = []
+    board = make(log)
+    with pytest.raises(ValueError, match="out of memory"):
+        board.prepare({"recompute": "full"})
+    assert log == [] and board.revision == 0
+
+
+def test_digests_are_equal_exactly_when_revision_and_values_are() -> None:
+    one, other = make([]), make([])
+    assert one.digest() == other.digest()
+    for revision, board in ((1, one), (2, other)):
+        board.commit(revision, {"micro_batches": 2}, board.prepare({"micro_batches": 2}))
+    assert one.digest() != other.digest()
+
+
+def test_states_show_what_is_legal_now() -> None:
+    states = {state.name: state for state in make([]).states()}
+    assert states["micro_batches"].legal.choices == [1, 2, 4]
+    assert states["micro_batches"].refusal(3) == "micro_batches = 3 is not legal; legal: 1, 2, 4"

@@ -1,0 +1,298 @@
+"""The life of a command, with a real journal and no socket."""
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agents.board import Values
+from agents.control import RESEND_S, WAITING, Control
+from agents.journal import Journal
+from agents.roster import Roster
+from agents.sequence import Sequence
+from agents.wire import Ack, Board, Changes, CommandState, KnobState, Legal, Propose
+from tests.unit.agents.fleet import make_hello, make_summary
+
+WORLD = 3
+
+
+class Desk:
+    """Control with a board, ranks and a journal; `start` is what a hub start does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.start()
+
+    def start(self) -> None:
+        self.sequence = Sequence()
+        self.roster = Roster("r")
+        self.journal = Journal(self.path)
+        self.control = Control(self.sequence, self.roster, self.journal)
+
+    def train(self, revision: int = 0) -> None:
+        """The ranks say hello, the leader with its board."""
+        for rank in range(WORLD):
+            self.roster.hello(bytes([rank]), make_hello(rank, WORLD, revision=revision), 0.0)
+            self.control.seen_revision(revision)
+        knobs = [
+            KnobState("micro_batches", 4, Legal([1, 2, 4, 8]), True),
+            KnobState("lr", 0.1, Legal([]), False),
+        ]
+        self.sequence.publish(Board(0, revision, "d", knobs))
+
+    def restart(self) -> None:
+        self.journal.close()
+        self.start()
+
+    def propose(
+        self, id: str, changes: Values, base: int | None = None, expires: int | None = None
+    ) -> CommandState:
+        """Propose, and wait for the journal."""
+        self.control.propose(Propose(id, dict(changes), base, expires, "me"))
+        self.settle()
+        return self.sequence.state.commands[id]
+
+    def settle(self) -> None:
+        deadline = time.monotonic() + 5
+        while self.control._being_written and time.monotonic() < deadline:
+            for written in self.journal.take():
+                self.control.journal_wrote(written)
+            time.sleep(0.002)
+
+    def ack(
+        self, revision: int, *ranks: int, state: str = "applied", digest: str = "d1", why: str = ""
+    ) -> None:
+        for rank in ranks:
+            self.control.ack(Ack(rank, revision, state, 12, digest, why))  # type: ignore[arg-type]
+        self.control.tell_acks()
+
+    @property
+    def errors(self) -> list[str]:
+        return [event.text for event in self.sequence.state.events if event.level == "error"]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path / "run.db")
+    desk.train()
+    yield desk
+    desk.journal.close()
+
+
+EIGHT: Changes = {"micro_batches": 8}
+
+
+def test_accepted_applied_and_settled(desk: Desk) -> None:
+    accepted = desk.propose("a", EIGHT, base=0)
+    assert (accepted.state, accepted.revision, accepted.before, accepted.who) == (
+        "accepted",
+        1,
+        {"micro_batches": 4},
+        "me",
+    )
+    command = desk.control.due(0.0)
+    assert command is not None and (command.revision, command.id, command.changes) == (1, "a", EIGHT)
+    desk.ack(1, 0, 1)
+    known = desk.sequence.state.commands["a"]
+    assert (known.state, known.acks, known.world, known.applied_step, known.settled) == (
+        "applied",
+        2,
+        3,
+        12,
+        False,
+    )
+    desk.ack(1, 2)
+    assert desk.sequence.state.commands["a"].settled
+    assert desk.control.due(99.0) is None and desk.control.revision == 1 and desk.errors == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "base", "expires", "why"),
+    [
+        ({"mb": 1}, None, None, "there is no knob mb; the knobs are micro_batches, lr"),
+        ({"micro_batches": 3}, None, None, "micro_batches = 3 is not legal; legal: 1, 2, 4, 8"),
+        ({"micro_batches": True}, None, None, "micro_batches = true is not legal"),
+        ({}, None, None, "nothing is asked"),
+        (EIGHT, 4, None, "the board has moved on: revision 0, not 4"),
+        (EIGHT, None, 6, "step 6 is past; the run is at step 7"),
+    ],
+)
+def test_refused_at_once(
+    desk: Desk, changes: Changes, base: int | None, expires: int | None, why: str
+) -> None:
+    desk.sequence.publish(make_summary(7))
+    refused = desk.propose("a", changes, base, expires)
+    assert (refused.state, refused.revision, refused.settled) == ("rejected", 0, True)
+    assert why in refused.why
+    assert desk.propose("b", EIGHT, 0, 7).revision == 1, "a refusal takes no revision"
+
+
+def test_without_a_board_or_a_leader_nothing_can_be_asked(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "run.db")
+    assert "no rank has shown its knobs" in desk.propose("a", EIGHT).why
+    desk.train()
+    desk.roster.newly_lost(100.0)
+    assert "rank 0, which leads, is gone" in desk.propose("b", EIGHT).why
+    desk.journal.close()
+
+
+def test_changes_that_belong_together_are_left_to_the_ranks(desk: Desk) -> None:
+    """What one knob may be can depend on the other one that is asked for."""
+    assert desk.propose("a", {"micro_batches": 3, "lr": 0.2}).state == "accepted"
+    desk.ack(1, 0, state="rejected", digest="d", why="micro_batches = 3 is not legal")
+    known = desk.sequence.state.commands["a"]
+    assert (known.state, known.why, known.applied_step) == (
+        "rejected",
+        "micro_batches = 3 is not legal",
+        None,
+    )
+
+
+def test_the_same_id_asks_once(desk: Desk) -> None:
+    desk.propose("a", EIGHT)
+    assert desk.propose("a", {"micro_batches": 2}).changes == EIGHT
+    assert desk.control._last_revision == 1
+
+
+def test_the_same_id_twice_before_the_disk_has_it_asks_once(desk: Desk) -> None:
+    for _ in range(2):
+        desk.control.propose(Propose("a", EIGHT))
+    desk.settle()
+    assert desk.control._last_revision == 1 and len(desk.control._waiting) == 1
+
+
+def test_of_two_with_one_base_one_loses_cleanly(desk: Desk) -> None:
+    for id in ("a", "b"):  # the second while the first is still on its way to the disk
+        desk.control.propose(Propose(id, EIGHT, 0, None, f"operator {id}"))
+    desk.settle()
+    states = desk.sequence.state.commands
+    assert states["a"].state == "accepted"
+    assert (states["b"].state, states["b"].revision) == ("rejected", 0)
+    assert states["b"].why == "another change to revision 0 is under way, by operator a"
+    desk.ack(1, 0, 1, 2)
+    assert "the board has moved on: revision 1, not 0" in desk.propose("c", EIGHT, 0).why
+    assert desk.propose("d", EIGHT, 1).state == "accepted"
+
+
+def test_one_at_a_time_in_order_and_again_until_acknowledged(desk: Desk) -> None:
+    for id in ("a", "b"):
+        desk.propose(id, EIGHT)
+    sent = [desk.control.due(now) for now in (0.0, 0.1, RESEND_S, RESEND_S + 0.1)]
+    assert [command.revision if command else None for command in sent] == [1, None, 1, None]
+    desk.ack(1, 0)
+    second = desk.control.due(RESEND_S + 0.2)
+    assert second is not None and second.revision == 2
+
+
+def test_what_is_under_way_is_bounded(desk: Desk) -> None:
+    for number in range(WAITING):
+        desk.propose(f"a{number}", EIGHT)
+    assert "under way already" in desk.propose("b", EIGHT).why
+
+
+def test_ranks_that_differ_are_an_error(desk: Desk) -> None:
+    desk.propose("a", EIGHT)
+    desk.ack(1, 0)
+    desk.ack(1, 1, digest="other")
+    desk.ack(1, 2, state="rejected", digest="d1")
+    assert desk.errors == [
+        "after revision 1 the knobs of rank 1 differ from those of other ranks",
+        "rank 2 says rejected of revision 1, others applied",
+    ]
+
+
+def test_an_acknowledgement_counts_once(desk: Desk) -> None:
+    desk.propose("a", EIGHT)
+    desk.ack(1, 0, 0, 0)
+    assert desk.sequence.state.commands["a"].acks == 1
+
+
+def test_a_leader_that_ends_expires_what_waits(desk: Desk) -> None:
+    desk.propose("a", EIGHT)
+    desk.control.leader_ended()
+    known = desk.sequence.state.commands["a"]
+    assert (known.state, known.why) == ("expired", "the run ended before this was applied")
+
+
+# ---------------------------------------------------------------------------------------------- restarts
+
+
+def test_a_restart_knows_ids_and_goes_on_numbering(desk: Desk) -> None:
+    desk.propose("a", EIGHT)
+    desk.ack(1, 0, 1, 2)
+    desk.propose("no", {"mb": 1})
+    desk.propose("b", EIGHT, expires=30)
+    desk.restart()
+    desk.train(revision=1)
+    states = desk.sequence.state.commands
+    assert (states["a"].state, states["a"].acks, states["b"].state, states["no"].state) == (
+        *("applied", 3, "accepted", "rejected"),
+    )
+    command = desk.control.due(0.0)
+    assert command is not None and (command.revision, command.expires_step) == (2, 30), (
+        "what waited is delivered again"
+    )
+    assert desk.propose("a", {"micro_batches": 2}).revision == 1
+    desk.ack(2, 0, 1, 2)
+    assert desk.propose("c", EIGHT).revision == 3
+
+
+def test_acknowledgements_lost_with_a_hub_are_counted_when_repeated(desk: Desk) -> None:
+    desk.propose("a", EIGHT)
+    desk.ack(1, 0)
+    desk.restart()
+    desk.train(revision=1)
+    assert not desk.sequence.state.commands["a"].settled
+    desk.ack(1, 0, 1, 2)
+    assert desk.sequence.state.commands["a"].settled and desk.errors == []
+
+
+def test_a_number_that_a_rank_has_seen_is_never_given_again(desk: Desk) -> None:
+    desk.control.seen_revision(41)
+    assert desk.propose("a", EIGHT).revision == 42
+
+
+def test_an_id_older_than_what_is_loaded_is_found_on_disk(desk: Desk) -> None:
+    desk.propose("a", EIGHT)
+    desk.ack(1, 0, 1, 2)
+    del desk.sequence.state.commands["a"]
+    assert (desk.propose("a", EIGHT).revision, desk.sequence.state.commands["a"].state) == (1, "applied")
+    assert not desk.control._waiting
+
+
+def test_a_refusal_does_not_take_the_place_of_an_older_answer(desk: Desk) -> None:
+    desk.propose("a", EIGHT)
+    desk.ack(1, 0, 1, 2)
+    del desk.sequence.state.commands["a"]
+    desk.propose("a", {"mb": 1})
+    desk.restart()
+    assert desk.sequence.state.commands["a"].state == "applied"
+
+
+# ----------------------------------------------------------------------------------------- a disk that fails
+
+
+def test_a_full_disk_refuses_changes_and_recovers(desk: Desk) -> None:
+    desk.propose("a", EIGHT)
+    pages: int = sqlite3.connect(desk.path).execute("PRAGMA page_count").fetchone()[0]
+    desk.journal._db.execute(f"PRAGMA max_page_count = {pages}")
+    bulky: Changes = {"micro_batches": 8, "lr": "x" * 4000}
+    refused = [desk.propose(f"b{number}", bulky) for number in range(20)][-1]
+    assert (refused.state, refused.revision) == ("rejected", 0)
+    assert "the journal cannot be written (database or disk is full)" in refused.why
+    desk.journal._db.execute("PRAGMA max_page_count = 100000")
+    assert desk.propose("c", EIGHT).state == "accepted"
+
+
+@pytest.mark.parametrize("spoil", [Path.mkdir, lambda path: path.write_bytes(b"not a database" * 100)])
+def test_a_journal_that_cannot_be_opened_refuses_every_change(
+    tmp_path: Path, spoil: Callable[[Path], object]
+) -> None:
+    spoil(tmp_path / "run.db")
+    desk = Desk(tmp_path / "run.db")
+    desk.train()
+    assert "cannot be opened" in desk.journal.failure
+    assert desk.propose("a", EIGHT).why == desk.journal.failure
+    desk.journal.close()

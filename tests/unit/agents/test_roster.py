@@ -1,0 +1,64 @@
+"""Who may be which rank, and when one is lost."""
+
+import os
+
+import pytest
+
+from agents.roster import LARGEST_WORLD, LOST_AFTER_S, Roster
+from tests.unit.agents.fleet import make_hello
+
+
+@pytest.fixture
+def roster() -> Roster:
+    roster = Roster("r")
+    assert roster.hello(b"a", make_hello(0, 4), 0.0) is None
+    return roster
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"run": "other"}, "belongs to run other, and this hub serves run r"),
+        ({"world": 8}, "counts 8 ranks, and this run has 4"),
+        ({"layout": "x"}, "give all ranks the same layout"),
+        ({"rank": 4}, "rank 4 of a world of 4 cannot be"),
+        ({"world": LARGEST_WORLD + 1}, "cannot be; legal"),
+        ({"version": 9}, "wire version 9, this side 1"),
+        ({"revision": 2**53}, "claims knob revision"),
+        ({"leader": True}, "wants to lead, and rank 0 leads"),
+        ({"rank": 0, "leader": True, "pid": 1}, f"connected already, as process {os.getpid()}"),
+    ],
+)
+def test_who_cannot_be_of_this_run_is_told_why(
+    roster: Roster, fields: dict[str, object], sentence: str
+) -> None:
+    refusal = roster.hello(b"b", make_hello(**({"rank": 1, "world": 4} | fields)), 0.0)  # type: ignore[arg-type]
+    assert refusal is not None and sentence in refusal
+    assert roster.heard(b"b", 0.0) == (None, False)
+
+
+def test_one_connection_is_one_rank(roster: Roster) -> None:
+    assert "on the connection of rank 0" in (roster.hello(b"a", make_hello(1, 4), 0.0) or "")
+
+
+def test_a_silent_rank_is_lost_once_and_comes_back(roster: Roster) -> None:
+    roster.hello(b"b", make_hello(1, 4), 0.0)
+    roster.heard(b"b", 4.0)
+    lost = roster.newly_lost(LOST_AFTER_S + 0.1)
+    assert [(gone.rank, gone.clean) for gone in lost] == [(0, False)]
+    assert f"process {os.getpid()} is alive but silent" in lost[0].text
+    assert roster.newly_lost(LOST_AFTER_S + 0.2) == [] and roster.leader is None
+    assert roster.heard(b"a", 7.0) == (make_hello(0, 4), True)
+    assert roster.leader is not None
+
+
+def test_a_rank_started_again_takes_its_place_when_the_old_one_is_silent(roster: Roster) -> None:
+    anew = make_hello(0, 4, pid=1)
+    assert roster.hello(b"b", anew, 3.0) is None
+    assert roster.heard(b"a", 3.0) == (None, False)
+    assert roster.heard(b"b", 3.0) == (anew, False)
+
+
+def test_the_same_process_may_reconnect_at_once(roster: Roster) -> None:
+    assert roster.hello(b"b", make_hello(0, 4), 0.1) is None
+    assert roster.identity(0) == b"b"

@@ -1,0 +1,104 @@
+"""Run folders and sockets: found when live, refused with a sentence when not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agents import runs, wire
+from agents.runs import HubFile, RunError
+
+
+def add_run(runs_dir: Path, name: str, pid: int, started_s: float = 1.0) -> HubFile:
+    folder = runs_dir / name
+    sockets = folder / "s"
+    sockets.mkdir(parents=True)
+    hub = HubFile(name, "epoch", runs.endpoints_in(sockets), pid, wire.VERSION, started_s)
+    runs.write_hub_file(folder, hub)
+    return hub
+
+
+@pytest.fixture
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_the_newest_live_run_is_found(tmp_path: Path, dead_pid: int) -> None:
+    add_run(tmp_path, "older", os.getpid(), 1.0)
+    newer = add_run(tmp_path, "newer", os.getpid(), 2.0)
+    add_run(tmp_path, "dead", dead_pid, 3.0)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "hub.json").write_text('{"run": "bro')
+    found = runs.newest_live(tmp_path)
+    assert found is not None and found.hub == newer
+    assert runs.resolve(None, tmp_path) == newer.endpoints
+    assert {run.name: run.live for run in runs.list_runs(tmp_path)} == {
+        "older": True,
+        "newer": True,
+        "dead": False,
+        "broken": False,
+    }
+
+
+def test_a_zombie_is_not_alive() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert runs.process_state(process.pid) == "ended"
+    process.wait()
+
+
+def test_a_run_is_named_by_name_folder_or_url(tmp_path: Path) -> None:
+    endpoints = add_run(tmp_path / "runs", "r", os.getpid()).endpoints
+    for target in ("r", str(tmp_path / "runs" / "r"), f"ipc://{endpoints.directory}", endpoints.ranks):
+        assert runs.resolve(target, tmp_path / "runs") == endpoints
+
+
+def test_what_cannot_be_reached_is_one_sentence(tmp_path: Path, dead_pid: int) -> None:
+    add_run(tmp_path, "dead", dead_pid)
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "hub.json").write_text("[]")
+    for target, sentence in {
+        "dead": f"process {dead_pid}.* is not alive",
+        "nowhere": "there is no run nowhere in .*; the runs there are: .*dead",
+        "bare": "has no hub.json",
+        "broken": "is not a hub file",
+        "http://host:80": "legal: ipc://DIRECTORY",
+    }.items():
+        with pytest.raises(RunError, match=sentence):
+            runs.resolve(target, tmp_path)
+    with pytest.raises(RunError, match=r"no run in .* is live"):
+        runs.resolve(None, tmp_path / "absent")
+
+
+def test_only_the_start_that_wrote_it_removes_the_hub_file(tmp_path: Path) -> None:
+    add_run(tmp_path, "r", os.getpid())
+    runs.remove_hub_file(tmp_path / "r", "another")
+    assert runs.read_hub_file(tmp_path / "r").epoch == "epoch"
+    runs.remove_hub_file(tmp_path / "r", "epoch")
+    assert not (tmp_path / "r" / "hub.json").exists()
+
+
+def test_sockets_are_private_and_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    directory = runs.make_socket_directory()
+    assert directory.parent == tmp_path and directory.stat().st_mode & 0o777 == 0o700
+    runs.check_socket_directory(directory)
+    directory.chmod(0o755)
+    with pytest.raises(RunError, match="mode 0700"):
+        runs.check_socket_directory(directory)
+
+
+def test_a_long_runtime_directory_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    directory = runs.make_socket_directory()
+    directory.rmdir()
+    assert long not in directory.parents and list(long.iterdir()) == []
+    with pytest.raises(RunError, match="bytes and a socket takes 107"):
+        runs.endpoints_in(long)

@@ -1,0 +1,159 @@
+"""Numbers, the bounded log, and what a client is sent."""
+
+import pytest
+
+from agents import wire
+from agents.audience import CLIENTS, FORGOTTEN_AFTER_S, FRAMES_A_ROUND, HEARTBEAT_S, Audience
+from agents.sequence import Sequence
+from agents.state import RunState
+from agents.wire import Credit, Event, Updates, WireError
+from tests.unit.agents.fleet import make_hello, make_step
+
+
+class Wire:
+    """Takes what an audience sends, as long as `open`."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self.frames: list[tuple[bytes, Updates]] = []
+
+    def send(self, identity: bytes, frame: bytes) -> bool:
+        if self.open:
+            (updates,) = wire.decode(frame)
+            assert isinstance(updates, Updates) and len(frame) <= wire.FRAME_BYTES
+            self.frames.append((identity, updates))
+        return self.open
+
+    def take(self) -> list[Updates]:
+        taken, self.frames = [updates for _, updates in self.frames], []
+        return taken
+
+
+@pytest.fixture
+def sequence() -> Sequence:
+    return Sequence(log_updates=100, log_bytes=1 << 20)
+
+
+def text(number: int, size: int = 10) -> Event:
+    return Event(0.0, "info", "hub", f"{number:>{size}}")
+
+
+def test_live_updates_follow_a_snapshot_without_gap_or_repeat(sequence: Sequence) -> None:
+    sent = Wire()
+    audience = Audience(sequence, sent.send)
+    sequence.publish(make_hello(0, 2))
+    audience.credit(b"c", Credit(1, "", 0, 16), 0.0)
+    audience.serve(0.0)
+    (snapshot,) = sent.take()
+    assert (snapshot.begins, snapshot.snapshot, snapshot.seq) == (True, 1, 1)
+    for step in (1, 2, 3):
+        sequence.publish(make_step(0, step))
+    audience.serve(0.1)
+    (live,) = sent.take()
+    assert (live.seq, live.snapshot, [u.step for u in live.updates]) == (4, 0, [1, 2, 3])  # type: ignore[union-attr]
+
+
+def test_a_large_snapshot_comes_in_frames_as_credit_allows(sequence: Sequence) -> None:
+    for number in range(1000):
+        sequence.publish(text(number, 4000))
+    sent = Wire()
+    audience = Audience(sequence, sent.send)
+    state = RunState()
+    counted: list[int] = []
+    for _ in range(20):
+        audience.credit(b"c", Credit(1, "", 0, 2), 0.0)
+        audience.serve(0.0)
+        frames = sent.take()
+        assert len(frames) <= 2
+        for frame in frames:
+            counted.append(frame.snapshot)
+            for update in frame.updates:
+                state.apply(update)
+        if counted[-1] == 1:
+            break
+    assert counted == list(range(len(counted), 0, -1)) and len(counted) > 10
+    assert vars(state) == vars(sequence.state)
+
+
+def test_who_fell_out_of_the_log_gets_a_snapshot(sequence: Sequence) -> None:
+    sent = Wire()
+    audience = Audience(sequence, sent.send)
+    for number in range(300):
+        sequence.publish(text(number))
+    assert sequence.holds(sequence.epoch, 299) and not sequence.holds(sequence.epoch, 1)
+    assert not sequence.holds("another epoch", 299) and not sequence.holds(sequence.epoch, 301)
+    for seq, is_snapshot in ((299, False), (1, True)):
+        audience.credit(b"c", Credit(1, sequence.epoch, seq, 4), 0.0)
+        audience.serve(0.0)
+        assert bool(sent.take()[0].snapshot) is is_snapshot
+
+
+def test_the_log_is_bounded_by_bytes_too(sequence: Sequence) -> None:
+    for number in range(1000):
+        sequence.publish(text(number, 4000))
+    assert sum(map(len, sequence._log)) <= 1 << 20
+
+
+def test_credit_waits_for_news_and_is_answered_with_a_heartbeat(sequence: Sequence) -> None:
+    sent = Wire()
+    audience = Audience(sequence, sent.send)
+    audience.credit(b"c", Credit(1, sequence.epoch, 0, 4), 0.0)
+    audience.serve(0.5)
+    assert sent.take() == []
+    audience.serve(HEARTBEAT_S)
+    (beat,) = sent.take()
+    assert (beat.updates, beat.snapshot, beat.seq) == ([], 0, 0)
+
+
+def test_a_stalled_client_costs_only_itself(sequence: Sequence) -> None:
+    sent = Wire()
+    audience = Audience(sequence, sent.send)
+    for identity in (b"stalled", b"quick"):
+        audience.credit(identity, Credit(1, sequence.epoch, 0, 1), 0.0)
+    for number in range(50):
+        sequence.publish(text(number))
+        audience.serve(0.0)
+        audience.credit(b"quick", Credit(1, sequence.epoch, number + 1, 1), 0.0)
+    assert [identity for identity, _ in sent.frames].count(b"stalled") == 1
+    assert [identity for identity, _ in sent.frames].count(b"quick") == 50
+
+
+def test_a_client_whose_queue_is_full_starts_from_where_it_says(sequence: Sequence) -> None:
+    sent = Wire()
+    audience = Audience(sequence, sent.send)
+    audience.credit(b"c", Credit(1, sequence.epoch, 0, 8), 0.0)
+    sequence.publish(text(1))
+    sent.open = False
+    audience.serve(0.0)
+    sent.open = True
+    audience.serve(0.0)
+    assert sent.take() == []
+    audience.credit(b"c", Credit(1, sequence.epoch, 0, 8), 0.0)
+    audience.serve(0.0)
+    assert [len(frame.updates) for frame in sent.take()] == [1]
+
+
+def test_one_client_gets_a_bounded_share_of_a_round() -> None:
+    sequence = Sequence()
+    for number in range(1500):
+        sequence.publish(text(number, 4000))
+    sent = Wire()
+    audience = Audience(sequence, sent.send)
+    audience.credit(b"c", Credit(1, sequence.epoch, 0, 64), 0.0)
+    assert audience.serve(0.0) is True
+    assert len(sent.take()) == FRAMES_A_ROUND
+
+
+def test_clients_are_bounded_and_silent_ones_forgotten(sequence: Sequence) -> None:
+    audience = Audience(sequence, Wire().send)
+    for number in range(CLIENTS):
+        assert audience.credit(bytes([number]), Credit(1, "", 0, 1), 0.0) is None
+    assert "already serves" in (audience.credit(b"one more", Credit(1, "", 0, 1), 0.0) or "")
+    audience.serve(FORGOTTEN_AFTER_S + 1)
+    assert len(audience) == 0
+
+
+def test_an_update_too_large_for_a_frame_takes_no_number(sequence: Sequence) -> None:
+    with pytest.raises(WireError):
+        sequence.publish(wire.Experts(1, [wire.LayerLoad(0, [2**40] * 4096, 0)] * 8))
+    assert sequence.seq == 0

@@ -1,0 +1,78 @@
+"""The reducer: a replay rebuilds an equal state, and nothing grows without bound."""
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents import wire
+from agents.state import COMMANDS, HISTORY, RunState
+from agents.wire import CommandState, Event, Gone, Hello, Pulse, Update
+from tests.unit.agents.fleet import make_hello, make_step, make_summary
+
+RANKS = st.integers(0, 3)
+STEPS = st.integers(0, 40)
+UPDATES = st.one_of(
+    st.builds(lambda rank: make_hello(rank, 4), RANKS),
+    st.builds(make_step, RANKS, STEPS),
+    st.builds(make_summary, STEPS),
+    st.builds(lambda rank, step: Pulse(rank, step, "forward", 1.0), RANKS, STEPS),
+    st.builds(lambda rank, clean: Gone(rank, clean), RANKS, st.booleans()),
+    st.builds(lambda step: wire.Timeline(0, step, 1.0, [wire.Action("F", 0, 0.0, 1.0)]), STEPS),
+    st.builds(lambda step: wire.Experts(step, [wire.LayerLoad(0, [1, 2], 0)]), STEPS),
+    st.builds(lambda n: wire.Board(0, n, "d", []), STEPS),
+    st.builds(lambda n: Event(float(n), "info", "hub", "text"), STEPS),
+    st.builds(lambda n: CommandState(f"c{n}", n, "accepted", {}, {}, "me", 0.0), STEPS),
+)
+
+
+def rebuilt(state: RunState) -> RunState:
+    other = RunState()
+    for update in state.replay():
+        other.apply(update)
+    return other
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(UPDATES, max_size=60))
+def test_a_replay_rebuilds_an_equal_state(updates: list[Update]) -> None:
+    state = RunState()
+    for update in updates:
+        state.apply(update)
+    assert vars(rebuilt(state)) == vars(state)
+
+
+def test_a_long_run_is_thinned_and_still_replays() -> None:
+    state = RunState()
+    for step in range(3 * HISTORY):
+        state.apply(make_summary(step))
+    steps = [summary.step for summary in state.summaries]
+    assert len(steps) <= HISTORY and steps == sorted(steps)
+    assert steps[0] == 0 and steps[-1] == 3 * HISTORY - 1
+    assert vars(rebuilt(state)) == vars(state)
+
+
+def test_a_step_told_again_replaces_what_came_after_it() -> None:
+    state = RunState()
+    for step in (1, 2, 3):
+        state.apply(make_summary(step))
+    state.apply(msgspec.structs.replace(make_summary(2), loss=9.0))
+    assert [(summary.step, summary.loss) for summary in state.summaries] == [(1, 2.0), (2, 9.0)]
+
+
+def test_commands_are_bounded_and_an_unsettled_one_stays() -> None:
+    state = RunState()
+    state.apply(CommandState("waits", 1, "accepted", {}, {}, "", 0.0, world=4))
+    for number in range(2 * COMMANDS):
+        state.apply(CommandState(f"c{number}", 0, "rejected", {}, {}, "", 0.0))
+    assert len(state.commands) == COMMANDS
+    assert "waits" in state.commands and f"c{2 * COMMANDS - 1}" in state.commands
+
+
+def test_a_hello_ends_being_gone() -> None:
+    state = RunState()
+    hello: Hello = make_hello(2, 4)
+    for update in (hello, Gone(2, clean=False)):
+        state.apply(update)
+    assert 2 in state.gone
+    state.apply(hello)
+    assert not state.gone and state.world == 4

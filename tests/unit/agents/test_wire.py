@@ -1,0 +1,163 @@
+"""The wire: every message there and back, the reference codec reads it, and nothing hostile gets in."""
+
+import contextlib
+import math
+from typing import get_args
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import inspect
+
+from agents import wire
+from agents.wire import AnyMessage, Legal, Message, WireError
+
+KINDS = get_args(AnyMessage)
+
+
+def strategy(kind: inspect.Type) -> st.SearchStrategy[object]:
+    """Values of a msgspec type within its limits, as `decode` would give them."""
+    match kind:
+        case inspect.IntType():
+            low, high = (
+                kind.ge if kind.ge is not None else -(2**63),
+                kind.le if kind.le is not None else 2**63 - 1,
+            )
+            return st.integers(low, high)
+        case inspect.FloatType():
+            return st.floats(allow_nan=False)
+        case inspect.StrType():
+            return st.text(st.characters(codec="utf-8"), min_size=kind.min_length or 0, max_size=8)
+        case inspect.BoolType():
+            return st.booleans()
+        case inspect.NoneType():
+            return st.none()
+        case inspect.LiteralType():
+            return st.sampled_from(kind.values)
+        case inspect.UnionType():
+            return st.one_of([strategy(one) for one in kind.types])
+        case inspect.ListType():
+            return st.lists(strategy(kind.item_type), max_size=3)
+        case inspect.DictType():
+            return st.dictionaries(strategy(kind.key_type), strategy(kind.value_type), max_size=3)
+        case inspect.StructType():
+            return st.builds(kind.cls, **{field.name: strategy(field.type) for field in kind.fields})
+    raise AssertionError(f"no strategy for {kind}")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_there_and_back(kind: type[Message]) -> None:
+    @settings(max_examples=25, deadline=None)
+    @given(strategy(inspect.type_info(kind)))
+    def holds(message: Message) -> None:
+        frame = wire.encode([message])
+        assert wire.decode(frame) == [message]
+        assert wire.frame([wire.pack(message)]) == frame
+
+    holds()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_the_reference_codec_reads_it(kind: type[Message]) -> None:
+    @settings(max_examples=10, deadline=None)
+    @given(strategy(inspect.type_info(kind)))
+    def holds(message: Message) -> None:
+        version, (fields,) = msgpack.unpackb(wire.encode([message]))
+        assert version == wire.VERSION
+        assert fields == [kind.__name__.lower(), *msgspec.to_builtins(message)[1:]]
+
+    holds()
+
+
+def test_updates_packed_once_are_the_updates_message() -> None:
+    gone = wire.Gone(3, clean=True)
+    frame = wire.updates_frame("e", 9, [wire.pack(gone)], begins=True, snapshot=2, time_s=1.5)
+    assert wire.decode(frame) == [wire.Updates("e", 9, [gone], begins=True, snapshot=2, time_s=1.5)]
+
+
+@given(st.lists(st.integers(0, wire.MESSAGE_BYTES), max_size=12))
+def test_chunks_keep_order_and_fit_a_frame(sizes: list[int]) -> None:
+    packed = [b"\xc0" * size for size in sizes]
+    chunks = list(wire.chunks(packed))
+    assert [one for chunk in chunks for one in chunk] == packed
+    assert all(
+        len(wire.updates_frame("e" * 16, 2**53, chunk, time_s=1.0)) <= wire.FRAME_BYTES for chunk in chunks
+    )
+
+
+def test_a_newer_peer_may_append_fields() -> None:
+    assert wire.decode(msgpack.packb([wire.VERSION, [["gone", 1, True, "bye", {"new": [1]}]], "more"])) == [
+        wire.Gone(1, clean=True, text="bye")
+    ]
+
+
+DEEP = b"\x91" * 200_000 + b"\xc0"
+HOSTILE = {
+    "nothing": b"",
+    "a text": b"GET / HTTP/1.1\r\n\r\n",
+    "lying length": b"\x92\x01\xdd\xff\xff\xff\xff",
+    "trailing bytes": b"\x92\x01\x90zzz",
+    "deep": DEEP,
+    "deep in place of the messages": b"\x92\x01" + DEEP,
+    "deep after the messages": b"\x93\x01\x90" + DEEP,
+    "deep in a field that a newer peer may append": b"\x92\x01\x91\x95"
+    + msgpack.packb(["gone", 1, True, ""])[1:]
+    + DEEP,
+    "not UTF-8": b"\x92\x01\x91\x94\xa4gone\x00\xc3\xa2\xff\xfe",
+    "unknown kind": msgpack.packb([1, [["shutdown", 1]]]),
+    "wrong type": msgpack.packb([1, [["gone", "one", True]]]),
+    "number too large": msgpack.packb([1, [["gone", 2**64 - 1, True]]]),
+    "negative": msgpack.packb([1, [["gone", -1, True]]]),
+    "unhashable key": msgpack.packb([1, [["propose", "a", {(1, 2): 1}, None, None, ""]]]),
+    "extension type": b"\x92\x01\x91\xc7\x04\x01abcd",
+    "too many knobs": msgpack.packb([1, [["propose", "a", {str(n): n for n in range(65)}]]]),
+    "a text without end": msgpack.packb([1, [["gone", 1, True, "x" * 5000]]]),
+    "too large": b"\x00" * (wire.MAX_FRAME_BYTES + 1),
+}
+
+
+@pytest.mark.parametrize("frame", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_frames_are_one_sentence(frame: bytes) -> None:
+    with pytest.raises(WireError) as refusal:
+        wire.decode(frame)
+    assert "\n" not in str(refusal.value)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_are_refused(frame: bytes) -> None:
+    with contextlib.suppress(WireError):
+        wire.decode(frame)
+
+
+def test_another_version_says_what_to_do() -> None:
+    with pytest.raises(WireError, match="wire version 7, this side 1; install the same release"):
+        wire.decode(msgpack.packb([7, "whatever it says then"]))
+
+
+def test_a_message_too_large_for_a_frame_is_not_packed() -> None:
+    layer = wire.LayerLoad(0, [2**40] * 4096, 0)
+    with pytest.raises(WireError, match="over the limit"):
+        wire.pack(wire.Experts(1, [layer] * 8))
+
+
+@pytest.mark.parametrize(
+    ("legal", "value", "admitted"),
+    [
+        (Legal([1, 2, 4]), 2, True),
+        (Legal([1, 2, 4]), 3, False),
+        (Legal([1, 2, 4]), 2.0, False),
+        (Legal([1]), True, False),
+        (Legal([True, False]), 1, False),
+        (Legal(low=0.5, high=4.0), 1, True),
+        (Legal(low=0.5, high=4.0), True, False),
+        (Legal(low=0.5, high=4.0), math.nan, False),
+        (Legal(low=0.5, high=4.0), math.inf, False),
+        (Legal(low=0.5, high=4.0), "1", False),
+        (Legal([1]), None, False),
+        (Legal([1], optional=True), None, True),
+    ],
+)
+def test_what_is_legal(legal: Legal, value: wire.Value, admitted: bool) -> None:
+    assert legal.admits(value) is admitted

@@ -11,7 +11,7 @@ from msgspec import structs
 from agents.link import Doing, Link
 from agents.orders import Orders
 from agents.outbox import Outbox
-from agents.wire import Ack, Board, Command, Hello, Message, Step
+from agents.wire import Ack, Board, Command, Event, Hello, Message, Step, clip
 
 
 class Agent:
@@ -51,17 +51,19 @@ class Agent:
             if isinstance(message, Step):
                 self._seq += 1
                 message = structs.replace(message, seq=self._seq, lost_records=self._outbox.lost)
+            elif isinstance(message, Event):
+                message = structs.replace(message, text=clip(message.text))
             self._outbox.put(message)
 
     @property
     def lost_records(self) -> int:
-        """Messages this agent dropped, because its queue was full or they were too large."""
+        """Messages this agent dropped, because its queue was full or they could not be sent at all."""
         return self._outbox.lost
 
     @property
     def refused(self) -> str | None:
-        """Why the hub does not take this rank, in a sentence; None while it does."""
-        return self._link.refused if self._link else None
+        """Why the hub does not take this rank, or why a message could not be sent; None if all is well."""
+        return (self._link and self._link.refused) or self._outbox.problem
 
     @property
     def pending(self) -> Command | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agents.sequence import Sequence
-from agents.wire import Event
+from agents.wire import TEXT, Event, clip
 
 EVERY_S = 5.0
 REFUSALS_A_SECOND = 5  # to one peer
@@ -38,7 +38,7 @@ class Complaints:
             return
         more = f" (and {told.untold} more like it)" if told and told.untold else ""
         self._told[kind] = _Told(now)
-        self._sequence.publish(Event(time.time(), "warning", "hub", f"{text[:3000]}{more}"))
+        self._sequence.publish(Event(time.time(), "warning", "hub", clip(text[: TEXT // 2] + more)))
 
     def may_refuse(self, identity: bytes) -> bool:
         """False when this peer has had refusals enough this second: a flood earns no answer each."""

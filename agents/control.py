@@ -15,7 +15,7 @@ from msgspec import structs
 from agents.journal import Entry, Journal, Written
 from agents.roster import LARGEST_REVISION, Roster
 from agents.sequence import Sequence
-from agents.wire import Ack, Changes, Command, CommandState, Event, KnobState, Propose
+from agents.wire import Ack, Changes, Command, CommandState, Event, KnobState, Propose, clip
 
 WAITING = 64  # proposals on their way at once
 REMEMBERED = 256  # commands whose late acknowledgements are still counted
@@ -139,7 +139,7 @@ class Control:
             who=propose.who,
             time_s=time.time(),
             world=self._roster.world,
-            why=why,
+            why=clip(why),
         )
 
     def _refuse(self, propose: Propose, why: str) -> None:

@@ -35,7 +35,7 @@ FLUSH_MS = 20  # between two servings of the clients, so that frames carry many 
 IDLE_MS = 100
 TICK_S = 0.5
 FRAMES_A_ROUND = 256  # from one socket, before the other and the clients get their turn
-SOCKETS_A_PROCESS = 65_536
+FILES = 65_536  # open at once, if the system lets us: one a connection
 LEAVE_S = 0.5  # for the last frames to go out
 
 Handler = Callable[[bytes, list[AnyMessage], float], list[Message]]
@@ -57,7 +57,6 @@ class Hub:
         self._control = Control(self._sequence, self._roster, self._journal)
         self._intake = Intake(self._sequence, self._roster, self._control, self._complaints)
         self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, SOCKETS_A_PROCESS)
         self._ranks = self._listen(endpoints.ranks)
         self._clients = self._listen(endpoints.clients)
         self._audience = Audience(self._sequence, self._send_client)
@@ -161,7 +160,7 @@ class Hub:
             answers = handle(identity, wire.decode(frames[0]), now)
         except WireError as error:
             self._complaints.add("frame", f"a peer sent a frame that was dropped: {error}")
-            answers = [Refused(str(error)[:1000])]
+            answers = [Refused(wire.clip(str(error)))]
         return [
             one for one in answers if not isinstance(one, Refused) or self._complaints.may_refuse(identity)
         ]
@@ -188,7 +187,7 @@ class Hub:
 
     def _command(self, now: float) -> None:
         command = self._control.due(now)
-        leader = self._roster.leader
+        leader = self._roster.leader if command else None
         if command and leader:
             self._send(self._ranks, self._roster.identity(leader.rank), wire.encode([command]))
 
@@ -243,7 +242,7 @@ def _endpoints(folder: Path, sockets: Path | None) -> Endpoints:
 
 def _raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = SOCKETS_A_PROCESS if hard == resource.RLIM_INFINITY else min(hard, SOCKETS_A_PROCESS)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 

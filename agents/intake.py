@@ -27,6 +27,7 @@ from agents.wire import (
     Update,
     Welcome,
     WireError,
+    clip,
 )
 
 OF_ITSELF = (Step, Pulse, Timeline, Board, Gone, Ack)  # name their rank, and it must be the speaker's
@@ -75,7 +76,7 @@ class Intake:
                 refusal = self._roster.hello(identity, message, now)
                 if refusal:
                     self._complaints.add("refused", refusal)
-                    return [Refused(refusal)]
+                    return [Refused(clip(refusal))]
                 self._control.seen_revision(message.revision)
                 if message.leader:
                     self._control.hurry()

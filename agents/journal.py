@@ -76,7 +76,7 @@ class Journal:
         os.set_blocking(self._wake, False)
         try:
             self._db = self._open(path)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, msgspec.DecodeError) as error:
             self.failure = (
                 f"the journal {path} cannot be opened ({error}); changes are refused, telemetry goes on"
             )

@@ -90,7 +90,7 @@ class Link:
         busy = 100 * (cpu_s - self._cpu_s) / (now - self._pulsed_s) if self._pulsed_s else None
         self._cpu_s, self._pulsed_s = cpu_s, now
         step, operation, since = self._at()
-        return Pulse(rank, step, operation[:4096], max(0.0, 1000 * (now - since)), busy)
+        return Pulse(rank, step, wire.clip(operation), max(0.0, 1000 * (now - since)), busy)
 
     def _at(self) -> tuple[int, str, float]:
         try:
@@ -124,7 +124,7 @@ class Link:
             except zmq.Again:
                 return
             except WireError as error:
-                messages = [Refused(str(error)[:4096])]
+                messages = [Refused(wire.clip(str(error)))]
             for message in messages:
                 self._take(message)
 

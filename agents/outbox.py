@@ -1,9 +1,10 @@
 """The bounded queue between a trainer and its agent's thread: putting never waits, the oldest gives way."""
 
+import time
 from collections import deque
 
 from agents import wire
-from agents.wire import Ack, Board, Experts, Gone, Hello, Message, Timeline, WireError
+from agents.wire import Ack, Board, Event, Experts, Gone, Hello, Message, Timeline, WireError
 
 # Which messages share a queue, and how many it holds. In order of sending: what must arrive is not displaced
 # by records, and records are not displaced by what is large.
@@ -25,13 +26,14 @@ class Outbox:
     def __init__(self) -> None:
         self._lanes: tuple[deque[Message], ...] = tuple(deque() for _ in CAPACITY)
         self._displaced = 0  # counted by the thread that puts
-        self._too_large = 0  # counted by the thread that takes
+        self._unsendable = 0  # counted by the thread that takes
+        self.problem: str | None = None  # why a message could not be sent at all
         self._held: bytes | None = None  # packed, and did not fit into the last frame
 
     @property
     def lost(self) -> int:
-        """Messages dropped, since the queue was full or they were too large for a frame."""
-        return self._displaced + self._too_large
+        """Messages dropped, since the queue was full or they could not be sent at all."""
+        return self._displaced + self._unsendable
 
     def put(self, message: Message) -> None:
         lane = LANE.get(type(message), RECORDS)
@@ -64,6 +66,10 @@ class Outbox:
                     return wire.pack(queue.popleft())
                 except IndexError:  # displaced at this moment
                     break
-                except WireError:
-                    self._too_large += 1
+                except WireError as error:
+                    self._unsendable += 1
+                    if self.problem is None:
+                        # Once, for it is a mistake in a program; the count goes on.
+                        self.problem = wire.clip(str(error))
+                        return wire.pack(Event(time.time(), "error", "agent", self.problem))
         return None

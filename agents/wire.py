@@ -19,11 +19,12 @@ MAX_FRAME_BYTES: Final = 1 << 20  # what a socket takes at most
 FRAME_BYTES: Final = 1 << 18  # what we put into one frame at most
 MESSAGE_BYTES: Final = FRAME_BYTES - 512  # one message, with room for what a frame wraps around it
 
-Value = None | bool | int | float | str
+Value = None | bool | int | float | Annotated[str, Meta(max_length=256)]
 """What a knob may hold."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
-Text = Annotated[str, Meta(max_length=4096)]
+TEXT: Final = 4096
+Text = Annotated[str, Meta(max_length=TEXT)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Rank = Annotated[int, Meta(ge=0, le=2**24)]
 Revision = Count
@@ -355,8 +356,14 @@ def encode(messages: Iterable[Message]) -> bytes:
 
 
 def pack(message: Message) -> bytes:
-    """One message on its own, of at most `MESSAGE_BYTES`, for `frame` and `updates_frame`."""
-    packed = _encoder.encode(message)
+    """One message on its own, of at most `MESSAGE_BYTES`, for `frame` and `updates_frame`.
+
+    WireError: it is too large, or holds what msgpack has no word for (a number of numpy, say).
+    """
+    try:
+        packed = _encoder.encode(message)
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise WireError(f"a {type(message).__name__} cannot be sent: {error}") from None
     if len(packed) > MESSAGE_BYTES:
         raise WireError(
             f"a {type(message).__name__} of {len(packed)} bytes is over the limit of {MESSAGE_BYTES}"
@@ -395,6 +402,11 @@ def updates_frame(
     """One frame of one `Updates` whose updates are packed already: once, for all clients."""
     updates = [msgspec.Raw(one) for one in packed]
     return _encoder.encode([VERSION, [["updates", epoch, seq, updates, begins, snapshot, time_s]]])
+
+
+def clip(text: str) -> str:
+    """As much of `text` as a field of type `Text` takes."""
+    return text if len(text) <= TEXT else f"{text[: TEXT - 1]}…"
 
 
 def version_refusal(version: int) -> str:

@@ -1,7 +1,7 @@
 """Every key, as data: an id that does not change, the keys that reach it, and what it does in a sentence.
 
-A user remaps by id in ``keys.toml`` of the configuration directory, e.g. ``"app.knobs" = "K"``. Never only ctrl+a or
-ctrl+b (tmux and screen take them) or Alt.
+A user remaps by id in ``keys.toml`` of the configuration directory, e.g. ``"app.knobs" = "b"``.
+Never only ctrl+a or ctrl+b (tmux and screen take them) or Alt.
 """
 
 import os
@@ -38,7 +38,7 @@ APP = (
         "app.help", "question_mark,f1", "help", "help", "What the focused panel shows, and all keys", True
     ),
     Action("app.palette", "ctrl+p", "command_palette", "palette", "Find an action by name"),
-    Action("app.quit", "q", "quit", "quit", "Leave the cockpit", True),
+    Action("app.quit", "q,ctrl+c", "quit", "quit", "Leave the cockpit", True),
 )
 
 OVERVIEW = (
@@ -61,11 +61,11 @@ GRID = (
     Action("ranks.metric", "m", "metric(1)", "metric", "Show the next metric", True),
     Action("ranks.metric_back", "M", "metric(-1)", "metric before", "Show the metric before"),
     Action("ranks.group", "g", "regroup", "group", "Group the ranks by the next axis", True),
-    # `k` is the knob board on every screen, so the way up by letters is a capital; h, j and l do either way.
-    Action("ranks.left", "left,h,H", "cursor(-1,0)", "left", "Move the cursor left"),
-    Action("ranks.down", "down,j,J", "cursor(0,1)", "down", "Move the cursor down"),
+    # `k` is the knob board on every screen, so the way up by letters is its capital.
+    Action("ranks.left", "left,h", "cursor(-1,0)", "left", "Move the cursor left"),
+    Action("ranks.down", "down,j", "cursor(0,1)", "down", "Move the cursor down"),
     Action("ranks.up", "up,K", "cursor(0,-1)", "up", "Move the cursor up"),
-    Action("ranks.right", "right,l,L", "cursor(1,0)", "right", "Move the cursor right"),
+    Action("ranks.right", "right,l", "cursor(1,0)", "right", "Move the cursor right"),
 )
 
 BOARD = (
@@ -118,7 +118,7 @@ class KeymapError(ValueError):
 
 
 def load_keymap(path: Path | None = None) -> dict[str, str]:
-    """The user's keys by action id; none if there is no file. `KeymapError` if it is not a table of known ids."""
+    """The user's keys by action id; none if there is no file. `KeymapError`: no table of known ids."""
     path = path or config_dir() / "keys.toml"
     try:
         keymap = tomllib.loads(path.read_text())

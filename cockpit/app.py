@@ -1,5 +1,7 @@
 """The application: one feed fills one store, one timer lets what is visible look at it."""
 
+import asyncio
+import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -15,11 +17,14 @@ from cockpit.feed import Feed
 from cockpit.screens.board import KnobBoard
 from cockpit.screens.help import Help
 from cockpit.screens.overview import Overview
+from cockpit.screens.starting import Starting
 from cockpit.store import Store
 from cockpit.theme import THEMES
 from cockpit.widgets.panel import Panel
 
 LOOKS_PER_S = 8
+
+
 _NOT_IN_PALETTE = {"app.palette", "panel.next", "panel.previous", "panel.back"}
 
 
@@ -42,6 +47,7 @@ class CockpitApp(App[None]):
         super().__init__()
         self.feed = feed
         self.store = store or Store(time.monotonic)
+        self.opening: Starting | None = None  # shown until it dismisses itself
         self._still: Store | None = None
         self._looks_per_s = looks_per_s
         self._tick = 0
@@ -54,11 +60,21 @@ class CockpitApp(App[None]):
     def on_mount(self) -> None:
         self.animation_level = "none"
         self.push_screen(Overview(self.feed.operator))
+        if self.opening:
+            self.push_screen(self.opening)
         self.feed.start(self.store)
+        if not self.is_headless:
+            self._obey_signals()
         self.set_interval(1 / self._looks_per_s, self.look)
 
     def on_unmount(self) -> None:
         self.feed.stop()
+
+    def _obey_signals(self) -> None:
+        """A signal that ends the cockpit ends it in order: the terminal restored, what it started stopped."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            loop.add_signal_handler(number, self.exit)
 
     # ------------------------------------------------------------------------------------- looking
 
@@ -68,10 +84,10 @@ class CockpitApp(App[None]):
         store = self._still or self.store
         with store.lock:
             for screen in self.screen_stack:
-                if isinstance(screen, Overview | KnobBoard):
-                    # The board acts on the run as it is, so it is never held still.
-                    seen = self.store if isinstance(screen, KnobBoard) else store
-                    screen.look(seen, self._still is not None, self._tick)
+                if isinstance(screen, Overview):
+                    screen.look(store, self._still is not None, self._tick)
+                elif isinstance(screen, KnobBoard | Starting):
+                    screen.look(self.store)  # what acts on the run sees it as it is
 
     # ------------------------------------------------------------------------------------- actions
 
@@ -102,7 +118,10 @@ class CockpitApp(App[None]):
     def action_help(self) -> None:
         focused = self.focused
         panel = focused if isinstance(focused, Panel) else None
-        self.push_screen(Help(panel.TITLE or "Cockpit" if panel else "Cockpit", panel.HELP if panel else ""))
+        if panel:
+            self.push_screen(Help(panel.TITLE, panel.HELP, panel.ACTIONS))
+        else:
+            self.push_screen(Help("Cockpit", "", ()))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Our own actions, by name, in the palette."""

@@ -15,11 +15,12 @@ class Feed(Protocol):
     """Fills a store from a thread of its own, until `stop`."""
 
     operator: bool
+    target: str  # the run, as `cockpit attach` takes it
 
     def start(self, store: Store) -> None: ...
 
     def stop(self) -> None: ...
 
     def propose(self, changes: Mapping[str, Value]) -> str:
-        """Ask for a change and return its id; what became of it appears in the store. `ViewerError` if not operator."""
+        """Ask for a change and return its id; its fate appears in the store. `ViewerError`: not operator."""
         ...

@@ -1,7 +1,6 @@
 """Choosing a knob's value: what is legal, what comes next, and what a typed word means. Textual-free."""
 
 import re
-from collections.abc import Mapping
 
 from agents.wire import KnobState, Value, spell
 
@@ -30,23 +29,16 @@ def fit(knob: KnobState, value: Value) -> Value:
     return value
 
 
-def read_change(board: Mapping[str, KnobState], text: str) -> tuple[str, Value]:
-    """``name=value`` checked against the board; ValueError with one sentence if it is not legal there."""
+def split_change(text: str) -> tuple[str, Value]:
+    """``name=value`` as typed; ValueError with one sentence if it is not of that form."""
     name, equals, word = text.partition("=")
-    name = name.strip()
-    if not equals or not name:
+    if not equals or not name.strip() or not word.strip():
         raise ValueError(f"{text} is not a change; write it as knob=value, for instance micro_batches=8")
-    if name not in board:
-        raise ValueError(f"there is no knob {name}; the knobs are {', '.join(board) or 'not known yet'}")
-    value = fit(board[name], parse(word))
-    refusal = board[name].refusal(value)
-    if refusal:
-        raise ValueError(refusal)
-    return name, value
+    return name.strip(), parse(word)
 
 
 def candidates(knob: KnobState) -> list[Value]:
-    """Values to step through with the arrow keys: every choice, or round stops of a range, and the one in force."""
+    """Values to step through with the arrow keys: all choices, or round stops of a range; and the present one."""
     legal = knob.legal
     values: list[Value] = list(legal.choices)
     if legal.low is not None and legal.high is not None:

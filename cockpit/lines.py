@@ -35,7 +35,7 @@ class Line:
         return self.add(fill * max(0, width - self.width), style)
 
     def strip(self, width: int, style: Style) -> Strip:
-        """Exactly `width` cells; too much text ends in `…`. `style` fills the rest (never None: NO_COLOR needs one)."""
+        """Exactly `width` cells; too much ends in `…`. `style` fills the rest (NO_COLOR needs one)."""
         if self.width > width > 0:
             strip = Strip([Segment(text, part) for text, part in self._parts], self.width).crop(0, width - 1)
             return Strip.join([strip, Strip([Segment("…", style)], 1)])
@@ -57,6 +57,6 @@ def bar(share: float, width: int) -> str:
 
 
 def column(share: float, rows: int) -> list[str]:
-    """A vertical bar, `share` 0..1 of `rows` cells, top first; never empty, so that zero is not taken for missing."""
+    """A vertical bar, `share` 0..1 of `rows` cells, top first; never empty: zero is not missing."""
     eighths = max(1, round(max(0.0, min(1.0, share)) * rows * 8))
     return [EIGHTHS[max(0, min(8, eighths - 8 * row))] for row in range(rows - 1, -1, -1)]

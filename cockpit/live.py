@@ -16,10 +16,10 @@ POLL_S = 0.1
 class LiveFeed:
     """A run's hub. One thread owns the client; proposals reach it through a queue."""
 
-    def __init__(self, endpoint: str, operator: bool = False, who: str = "") -> None:
+    def __init__(self, endpoint: str, operator: bool = False, target: str = "RUN") -> None:
         self.operator = operator
+        self.target = target
         self._endpoint = endpoint
-        self._who = who
         self._wishes: queue.SimpleQueue[tuple[str, dict[str, Value], int | None]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -39,7 +39,7 @@ class LiveFeed:
         if not self.operator:
             raise ViewerError("this cockpit only watches")
         board = self._store.state.board if self._store else None
-        # The revision seen when the choice was made: if another operator was faster, this one is refused cleanly.
+        # The revision seen when choosing: if another operator was faster, this one is refused cleanly.
         base = board.revision if board else None
         wish = uuid.uuid4().hex
         self._wishes.put((wish, dict(changes), base))
@@ -61,6 +61,6 @@ class LiveFeed:
                     store.refused = client.refused
                 while not self._wishes.empty():
                     wish, changes, base = self._wishes.get()
-                    client.propose(changes, base_revision=base, who=self._who, id=wish)
+                    client.propose(changes, base_revision=base, id=wish)
         finally:
             client.close()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agents.wire import Step
-from cockpit.store import Store, median
+from cockpit.store import Store, Topic, median
 
 MiB = 1 << 20
 GiB = 1 << 30
@@ -49,6 +49,10 @@ METRICS = (
 
 def available(store: Store) -> list[Metric]:
     """The metrics that at least one rank has a value for, in a settled order."""
+    return store.once("metrics", (Topic.RANKS,), lambda: _available(store))
+
+
+def _available(store: Store) -> list[Metric]:
     steps = list(store.state.steps.values())
     phases = dict.fromkeys(name for step in steps for name in step.phases)
     metrics = [STEP_TIME, *map(_phase, phases), *METRICS]
@@ -64,14 +68,26 @@ def peers(store: Store) -> dict[int, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """One rank's number, and how far its recent typical value is from its peers' (0.1 = ten per cent above)."""
+    """One rank's number, and how far its typical value is from its peers' (0.1 = ten per cent above)."""
 
     value: float | None
     apart: float
 
 
+def settled_step(store: Store) -> int | None:
+    """The newest step that every reporting rank has finished: ranks side by side are of one step."""
+    return min((store.state.steps[rank].step for rank in store.reporting), default=None)
+
+
 def read(store: Store, metric: Metric) -> dict[int, Reading]:
     """A reading for every known rank; a gone rank has no value."""
+    return store.once(
+        ("read", metric.key), (Topic.GRID, Topic.RANKS, Topic.CURVES), lambda: _read(store, metric)
+    )
+
+
+def _read(store: Store, metric: Metric) -> dict[int, Reading]:
+    settled = settled_step(store)
     groups: dict[tuple[int, ...], list[float]] = {}
     typical: dict[int, float | None] = {}
     by_peer = peers(store)
@@ -83,7 +99,8 @@ def read(store: Store, metric: Metric) -> dict[int, Reading]:
     readings = {}
     for rank in store.state.hellos:
         value, middle = typical.get(rank), middles.get(by_peer[rank])
-        latest = store.state.steps.get(rank)
+        latest = next((step for step in store.recent.get(rank, ()) if step.step == settled), None)
+        latest = latest or store.state.steps.get(rank)
         readings[rank] = Reading(
             metric.get(latest) if latest and rank in typical else None,
             value / middle - 1 if value is not None and middle else 0.0,

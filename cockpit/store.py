@@ -1,7 +1,7 @@
 """All a screen knows of a run: the run's state, and the facts of the view that are no part of it.
 
-Textual-free, and fed alike by a live stream, a recording or a test. One thread feeds, another looks; both hold `lock`.
-Each kind of thing has a revision, so that a panel redraws only when what it shows has changed.
+Textual-free, and fed alike by a live stream, a recording or a test. One thread feeds, another looks; both hold
+`lock`. Each kind of thing has a revision, so that a panel redraws only when what it shows has changed.
 """
 
 import copy
@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, TypeVar
 
 from agents.state import RunState
 from agents.wire import (
@@ -30,6 +31,8 @@ from agents.wire import (
 )
 from cockpit import format
 
+T = TypeVar("T")
+
 STALE_AFTER_S = 3.0
 RECENT_STEPS = 8  # records kept per rank: enough to tell a slow rank from one slow step
 
@@ -37,6 +40,7 @@ RECENT_STEPS = 8  # records kept per rank: enough to tell a slow rank from one s
 class Topic(Enum):
     """What a panel may depend on."""
 
+    GRID = "grid"  # who is there, and where
     RANKS = "ranks"
     CURVES = "curves"
     EXPERTS = "experts"
@@ -48,7 +52,7 @@ class Topic(Enum):
 
 _TOPICS: dict[type[Update], tuple[Topic, ...]] = {
     Hello: tuple(Topic),
-    Gone: (Topic.RANKS, Topic.EVENTS),
+    Gone: (Topic.RANKS, Topic.PULSE, Topic.EVENTS),
     Board: (Topic.BOARD,),
     Step: (Topic.RANKS,),
     Summary: (Topic.CURVES,),
@@ -98,8 +102,10 @@ class Store:
         self.revisions: Counter[Topic] = Counter()
         self.recent: dict[int, deque[Step]] = {}
         self.pulse_seen: dict[int, float] = {}
-        self.refused: str | None = None
+        self.refused: str | None = None  # why the hub does not serve us
+        self.trouble: str | None = None  # what went wrong with a run of our own
         self.heard_at: float | None = None
+        self._known: dict[object, tuple[tuple[int, ...], Any]] = {}
 
     # ------------------------------------------------------------------------------------------- feeding
 
@@ -115,7 +121,7 @@ class Store:
                     self.pulse_seen[update.rank] = self.clock()
 
     def rebuild(self, updates: Iterable[Update]) -> None:
-        """Begin again from a snapshot. What was remembered of the ranks stays where the snapshot follows on."""
+        """Begin again from a snapshot. What is remembered of the ranks stays where it follows on."""
         self.state = RunState()
         self.pulse_seen.clear()
         self.apply(updates)
@@ -138,8 +144,17 @@ class Store:
 
     # -------------------------------------------------------------------------------------------- looking
 
+    def once(self, name: object, topics: tuple[Topic, ...], compute: Callable[[], T]) -> T:
+        """`compute()`, but only when one of `topics` has moved on: many panels ask the same of many ranks."""
+        seen = tuple(self.revisions[topic] for topic in topics)
+        known = self._known.get(name)
+        if known is None or known[0] != seen:
+            known = self._known[name] = (seen, compute())
+        value: T = known[1]
+        return value
+
     def frozen(self) -> "Store":
-        """The picture as it is now, apart from the stream (messages are immutable, so this copies only containers)."""
+        """The picture as it is now, apart from the stream (messages are immutable: only containers are copied)."""
         still = copy.copy(self)
         still.state = copy.copy(self.state)
         for name, value in vars(self.state).items():
@@ -147,6 +162,7 @@ class Store:
         still.revisions = self.revisions.copy()
         still.recent = {rank: recent.copy() for rank, recent in self.recent.items()}
         still.pulse_seen = dict(self.pulse_seen)
+        still._known = {}
         now = self.clock()
         still.clock = lambda: now
         return still
@@ -207,6 +223,9 @@ class Store:
     @property
     def step(self) -> int | None:
         """The newest step anybody has reported."""
+        return self.once("step", (Topic.RANKS, Topic.CURVES), self._step)
+
+    def _step(self) -> int | None:
         steps = [step.step for step in self.state.steps.values()]
         if self.summary:
             steps.append(self.summary.step)
@@ -225,6 +244,9 @@ class Store:
     @property
     def reporting(self) -> list[int]:
         """Ranks whose record is of the newest step, or of the one before."""
+        return self.once("reporting", (Topic.GRID, Topic.RANKS, Topic.CURVES), self._reporting)
+
+    def _reporting(self) -> list[int]:
         front = self.step
         if front is None:
             return []
@@ -278,7 +300,9 @@ class Store:
 def changes_text(command: CommandState) -> str:
     """``micro_batches 4→8, recompute none→full``."""
     return ", ".join(
-        f"{format.clean(name)} {format.change(command.before.get(name), after)}"
+        f"{format.clean(name)} {format.change(command.before[name], after)}"
+        if name in command.before
+        else f"{format.clean(name)}={format.knob(after)}"
         for name, after in command.changes.items()
     )
 

@@ -1,6 +1,6 @@
 """Colours: two themes and, derived from them, the table of styles that every panel draws with.
 
-A style is looked up, never computed, while drawing. Each status colour also has a glyph, and the two ramps are
+A style is looked up, never computed, while drawing. Each status colour also has a glyph, and the ramps are
 ordered by lightness, so that a screen without colour still reads: brighter is worse.
 """
 
@@ -63,8 +63,8 @@ LIGHT = Theme(
 THEMES = {theme.name: theme for theme in (DARK, LIGHT)}
 
 
-# Deviation from the peers' median that opens each of the bins of `Palette.apart`: fixed, so that a colour keeps
-# its meaning while the numbers move.
+# Deviation from the peers' median that opens each of the bins of `Palette.apart`: fixed, so that a colour
+# keeps its meaning while the numbers move.
 APART_EDGES = (-0.25, -0.10, -0.04, 0.04, 0.10, 0.25, 0.50)
 
 

@@ -24,7 +24,7 @@ STALL_FLOOR_S = 5.0  # and five typical steps, whichever is longer
 SILENT_S = 4.0  # a pulse comes each second
 SLOW_RANK = 0.25
 DROP_SHARE = 0.01
-IMBALANCE = 2.0
+IMBALANCE = 2.5
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ Rule = Callable[[Store], Diagnosis | None]
 
 
 def _refused(store: Store) -> Diagnosis | None:
-    return Diagnosis(Level.BAD, format.clean(store.refused)) if store.refused else None
+    said = store.trouble or store.refused
+    return Diagnosis(Level.BAD, format.clean(said)) if said else None
 
 
 def _waiting(store: Store) -> Diagnosis | None:
@@ -281,7 +282,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def diagnosis(store: Store) -> Diagnosis:
-    """The most important thing there is to say; shared cores are said first, for they make every time a guess."""
+    """The most important thing there is to say; shared cores come first: they make every time a guess."""
     found = next(said for rule in RULES if (said := rule(store)))
     if found.level is Level.BAD or store.link is not Link.LIVE or not store.oversubscribed:
         return found

@@ -30,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run.add_argument("layout", help="a TOML file, such as layouts/demo.toml")
     run.add_argument("overrides", nargs="*", metavar="section.key=value", help="lay over the file's values")
     run.add_argument("--json", action="store_true", help="print NDJSON")
-    run.add_argument("--hub", default="auto", metavar="auto|none|URL", help="telemetry: own hub, none, or that one")
+    run.add_argument(
+        "--hub", default="auto", metavar="auto|none|URL", help="telemetry: own hub, none, or that one"
+    )
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder; absent: one in run.dir")
     options, rest = parser.parse_known_args(arguments)  # overrides may stand on either side of the options
     unknown = [word for word in rest if word.startswith("-")]
@@ -45,10 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(layout: Layout, as_json: bool, hub: str, run_dir: Path | None) -> int:
-    from engine.join import join, joined_place
-    from engine.launch import launch
+    from engine.forked import outlet
+    from engine.launch import Place, join, joined_place, launch
     from engine.output import Output
-    from engine.place import Place
+    from engine.place import StopFlag
+
+    sys.stdout = outlet(StopFlag())  # a reader may leave before the last line
 
     run_dir = run_dir or Path(layout.run.dir) / f"{layout.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     output = Output(layout, as_json)
@@ -74,8 +78,17 @@ def _run(layout: Layout, as_json: bool, hub: str, run_dir: Path | None) -> int:
         )
     else:
         if place.world != grid.world:
-            raise LayoutError(f"the layout has {grid.world} ranks, but {place.world} were started; legal: equal")
-        status = join(place, work, name_of_rank=grid.name, hub=hub, run=layout.run.name)
+            raise LayoutError(
+                f"the layout has {grid.world} ranks, but {place.world} were started; legal: equal"
+            )
+        status = join(
+            place,
+            work,
+            name_of_rank=grid.name,
+            hub=hub,
+            run=layout.run.name,
+            on_failure=(lambda: output.end(1)) if place.rank == 0 else None,
+        )
     if place is None or place.rank == 0:
         output.end(status)
     return status

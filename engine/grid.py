@@ -55,7 +55,9 @@ class Grid:
         """One sentence when this is not a grid, else None."""
         for axis in (*ORDER, "ep"):
             if getattr(self, axis) < 1:
-                return f"grid.{axis} = {getattr(self, axis)} is not legal; legal: a whole number of at least 1"
+                return (
+                    f"grid.{axis} = {getattr(self, axis)} is not legal; legal: a whole number of at least 1"
+                )
         borrowed = self.fsdp * self.tp
         if borrowed % self.ep:
             return (

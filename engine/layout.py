@@ -204,9 +204,7 @@ def _read(kind: Any, tree: Any, at: str) -> Any:
                 values[key] = msgspec.convert(tree[key], hint)
             except msgspec.ValidationError:
                 shown = "none" if tree[key] is None else repr(tree[key])
-                raise LayoutError(
-                    f"{_dot(at, key)} = {shown} is not legal; legal: {_legal(hint)}"
-                ) from None
+                raise LayoutError(f"{_dot(at, key)} = {shown} is not legal; legal: {_legal(hint)}") from None
     return kind(**values)
 
 

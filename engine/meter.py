@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ class Lane:
 class Span:
     """One pipeline action, in seconds since the pipeline window opened."""
 
-    kind: str
+    kind: Literal["F", "B"]
     micro_batch: int
     start: float
     end: float
@@ -158,7 +159,7 @@ class Meter:
                 lane.ms = lane.exposed_ms = (readings.window - busy) * 1e3
 
     @contextmanager
-    def action(self, kind: str, micro_batch: int) -> Iterator[None]:
+    def action(self, kind: Literal["F", "B"], micro_batch: int) -> Iterator[None]:
         self._micro_batch = micro_batch
         name = {"F": "forward", "B": "backward"}[kind]
         self.at(f"{name}, micro-batch {micro_batch}")

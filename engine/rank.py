@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from agents.agent import Agent
 from agents.wire import Ack, Summary
@@ -19,7 +20,7 @@ def train(place: Place, layout: Layout, report: Callable[[Summary], None]) -> No
     """Train `layout` to its end as the rank that `place` says."""
     store = place.store()
     dist.init_process_group(
-        "gloo", store=dist.PrefixStore("engine/group", store), rank=place.rank, world_size=place.world
+        "gloo", store=PrefixStore("engine/group", store), rank=place.rank, world_size=place.world
     )
     moe = layout.model.moe
     meter = Meter(layout.model.layers, moe.experts if moe else 0, place.at)
@@ -39,7 +40,7 @@ def train(place: Place, layout: Layout, report: Callable[[Summary], None]) -> No
 class StopWord:
     """Whether the run shall stop, for the leader to tell: SIGTERM may have reached any one rank."""
 
-    def __init__(self, place: Place, store: dist.Store):
+    def __init__(self, place: Place, store: Store):
         self._place, self._store = place, store
         self._told = False
 

@@ -1,5 +1,6 @@
 """The knob board: choose values, see what they mean, propose them, and watch the ranks take them."""
 
+import textwrap
 from typing import ClassVar
 
 from textual import events
@@ -14,12 +15,13 @@ from cockpit import format, knobs
 from cockpit.actions import BOARD_KEYS
 from cockpit.feed import Feed, ViewerError
 from cockpit.lines import Line, bar
-from cockpit.store import Store, Topic
+from cockpit.store import Store, Topic, changes_text
 from cockpit.theme import Palette
 from cockpit.verdict import Level
 from cockpit.widgets.panel import Panel
 
 HISTORY = 4
+ABOUT = 2  # lines; always as many, so that nothing below moves
 TYPED = 24  # longest value that may be typed
 _OUTCOME = {
     "accepted": Level.NOTE,
@@ -35,8 +37,8 @@ class KnobTable(Panel):
     TOPICS = frozenset({Topic.BOARD})
     NATURAL = True
     HELP = (
-        "↑ ↓ choose a knob, ← → a legal value, or type one (`none` for no limit). Marked changes are proposed together "
-        "with enter: the ranks switch at one step boundary, all or none. esc drops what is marked."
+        "↑ ↓ choose a knob, ← → a legal value, or type one (`none` for no limit). Marked changes are proposed "
+        "together with enter: the ranks switch at one step boundary, all or none. esc drops what is marked."
     )
 
     def __init__(self, feed: Feed) -> None:
@@ -61,7 +63,7 @@ class KnobTable(Panel):
 
     def _may(self) -> bool:
         if not self._feed.operator:
-            self.said = viewer_text(self._store)
+            self.said = viewer_text(self._feed)
         return self._feed.operator
 
     def move(self, by: int) -> None:
@@ -130,7 +132,7 @@ class KnobTable(Panel):
                     self.sent = self._feed.propose(self.staged)
                     self.staged, self.said = {}, ""
                 except ViewerError:
-                    self.said = viewer_text(self._store)
+                    self.said = viewer_text(self._feed)
         self.again()
 
     # -------------------------------------------------------------------------------------- drawing
@@ -145,7 +147,7 @@ class KnobTable(Panel):
     def natural_height(self, store: Store) -> int:
         board = store.state.board
         done = min(HISTORY, len(store.state.commands))
-        return (len(board.knobs) if board else 1) + 6 + (done + 1 if done else 0)
+        return (len(board.knobs) if board else 1) + 5 + ABOUT + (done + 1 if done else 0)
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
         board = store.state.board
@@ -153,8 +155,9 @@ class KnobTable(Panel):
             return [Line().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
         lines = [Line(), *self._table(board, width, colours), Line()]
         chosen = board.knobs[min(self.row, len(board.knobs) - 1)]
-        lines.append(Line().add(f"  {format.clean(chosen.about)}", colours.dim))
-        lines.append(Line())
+        about = textwrap.wrap(format.clean(chosen.about), max(20, width - 4))[:ABOUT]
+        lines += [Line().add(f"  {line}", colours.dim) for line in about]
+        lines += [Line()] * (ABOUT - len(about) + 1)
         lines.append(self._foot(store, board, colours))
         history = sorted(store.state.commands.values(), key=lambda command: command.time_s)[-HISTORY:]
         if history:
@@ -206,7 +209,7 @@ class KnobTable(Panel):
             command = store.state.commands.get(self.sent)
             return progress(command, colours)
         if not self._feed.operator:
-            return line.add(viewer_text(store), colours.dim)
+            return line.add(viewer_text(self._feed), colours.dim)
         return line.add("← → a legal value, or type one · enter proposes", colours.dim)
 
 
@@ -234,11 +237,7 @@ def _outcome(command: CommandState, colours: Palette) -> Line:
     level = _OUTCOME[command.state]
     line = Line().add(f"  {level.value} ", colours.level[level])
     line.add(f"r{command.revision} ".ljust(5) if command.revision else "     ", colours.dim)
-    changes = ", ".join(
-        f"{format.clean(name)} {format.change(command.before.get(name), to)}"
-        for name, to in command.changes.items()
-    )
-    line.add(changes, colours.text)
+    line.add(changes_text(command), colours.text)
     if command.applied_step is not None:
         line.add(
             f" · {command.acks}/{command.world} at step {format.grouped(command.applied_step)}", colours.dim
@@ -248,9 +247,8 @@ def _outcome(command: CommandState, colours: Palette) -> Line:
     return line.add(f" · {format.clean(command.who)}" if command.who else "", colours.faint)
 
 
-def viewer_text(store: Store) -> str:
-    run = next((format.clean(hello.run) for hello in store.state.hellos.values()), "RUN")
-    return f"this cockpit only watches · to operate: cockpit attach {run} --operator"
+def viewer_text(feed: Feed) -> str:
+    return f"this cockpit only watches · to operate: cockpit attach {feed.target} --operator"
 
 
 class KnobBoard(ModalScreen[None]):
@@ -267,7 +265,7 @@ class KnobBoard(ModalScreen[None]):
             yield self.table
         yield Footer(show_command_palette=False)
 
-    def look(self, store: Store, frozen: bool, tick: int) -> None:
+    def look(self, store: Store) -> None:
         self.table.look(store)
 
     def on_key(self, event: events.Key) -> None:

@@ -9,7 +9,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from cockpit.actions import APP, BOARD, GRID, OVERVIEW, Action, spelled
+from cockpit.actions import APP, BOARD, OVERVIEW, Action, spelled
 from cockpit.theme import palette
 
 OVER_SSH = "Over a slow line, `ssh -C` shrinks the stream some twenty times."
@@ -23,9 +23,9 @@ class Help(ModalScreen[None]):
         Binding("escape,question_mark,f1,q,enter", "dismiss", "close", id="help.close")
     ]
 
-    def __init__(self, title: str, about: str) -> None:
+    def __init__(self, title: str, about: str, own: tuple[Action, ...]) -> None:
         super().__init__()
-        self._title, self._about = title, about
+        self._title, self._about, self._own = title, about, own
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="dialog") as dialog:
@@ -37,12 +37,14 @@ class Help(ModalScreen[None]):
         colours = palette(self.app.theme)
         page = Text(f"{self._about}\n\n{GLYPHS}\n", style=colours.text)
         sections: tuple[tuple[str, tuple[Action, ...]], ...] = (
-            ("Anywhere", APP),
+            (self._title, self._own),
             ("Panels", OVERVIEW),
-            ("Ranks", GRID),
+            ("Anywhere", APP),
             ("Knob board", BOARD),
         )
         for name, actions in sections:
+            if not actions:
+                continue
             page.append(f"\n{name}\n", colours.accent)
             for action in actions:
                 page.append(f"  {spelled(action.keys):<12}", colours.strong)

@@ -142,10 +142,10 @@ def plan(found: Sequence[Band], columns: list[str], width: int, height: int, wid
 def _tiles(found: Sequence[Band], room: int, inner: int, half: bool, shared: int) -> list[Row]:
     """Each band's ranks in order, wrapped where the innermost axis ends if it can be."""
     rows: list[Row] = []
-    per_line = max(1, room - room % inner if room >= inner and shared == 1 else room)
     for band in found:
         ranks = band.ranks
         slots = [tuple(ranks[i : i + shared]) for i in range(0, len(ranks), shared)]
+        per_line = _even(len(slots), max(1, room), inner if shared == 1 else 1, 2 if half else 1)
         lines = [slots[i : i + per_line] for i in range(0, len(slots), per_line)]
         if half:
             pairs = [(lines[i], lines[i + 1] if i + 1 < len(lines) else []) for i in range(0, len(lines), 2)]
@@ -153,6 +153,15 @@ def _tiles(found: Sequence[Band], room: int, inner: int, half: bool, shared: int
         else:
             rows += [Row(band.label if not i else "", "", line) for i, line in enumerate(lines)]
     return rows
+
+
+def _even(count: int, room: int, inner: int, together: int) -> int:
+    """Cells a line: lines about equally long, that end where the innermost axis does if they can."""
+    lines = -(-count // room)
+    lines += -lines % together
+    per_line = -(-count // lines)
+    rounded = per_line + -per_line % inner
+    return rounded if rounded <= room else per_line
 
 
 def _spaced(rows: list[Row]) -> list[Row]:

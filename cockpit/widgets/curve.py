@@ -34,8 +34,8 @@ class Curve(Panel):
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Curve"
-    HELP = "A number of the whole job over the whole run. `╷` marks a knob change; the newest is written out below."
-    EVERY = 4  # twice a second: a curve costs more than all the rest of the screen
+    HELP = "One number of the job over the whole run. `╷` marks a knob change; the newest is written below."
+    EVERY = 3  # under three times a second: a curve costs more than all the rest of the screen
 
     def __init__(self, series: Series) -> None:
         super().__init__(series.key)
@@ -97,7 +97,7 @@ def plot(
 
 
 def decimate(points: Sequence[tuple[int, float]], most: int) -> tuple[list[float], list[float]]:
-    """At most `most` points: of each stretch its lowest and highest, so that a spike is never thinned away."""
+    """At most `most` points: of each stretch its lowest and highest, so that no spike is thinned away."""
     if len(points) > most:
         stretch = -(-2 * len(points) // most)
         kept: list[tuple[int, float]] = []

@@ -19,8 +19,9 @@ class ExpertLoad(Panel):
     TITLE = "Experts"
     NATURAL = True
     HELP = (
-        "Height and colour are an expert's load over its fair share: half height is the ideal, full is twice it or "
-        "more; orange is over, blue under. `max` is the hottest expert, `drop` the share of routed tokens over capacity."
+        "Height and colour are an expert's load over its fair share: half height is the ideal, full is twice it "
+        "or more; orange is over, blue under. `max` is the hottest expert, `drop` the share of routed tokens "
+        "over capacity. Where layers or experts share a cell, it shows the hottest."
     )
 
     def title(self, store: Store) -> str:

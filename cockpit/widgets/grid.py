@@ -1,4 +1,4 @@
-"""The ranks: one cell each, coloured by how far it is from its peers, and an inspector of the one under the cursor."""
+"""The ranks: one cell each, coloured by how far it is from its peers, and an inspector of one of them."""
 
 from functools import lru_cache
 from typing import ClassVar
@@ -19,7 +19,7 @@ from cockpit.widgets.panel import Panel
 
 WIDE_CELL = 19
 INSPECTOR = 3
-ROOMY = 40  # lines the grid may ask for
+ROOMY = 24  # lines the grid may ask for
 _SEVERITY = (Level.BAD, Level.WARN, Level.NOTE, Level.GOOD)
 
 
@@ -32,9 +32,9 @@ class RankGrid(Panel):
     BINDINGS: ClassVar[list[Binding]] = GRID_KEYS  # type: ignore[assignment]
     ACTIONS = GRID
     HELP = (
-        "One cell a rank. The number is the newest step's; the colour says how far the rank's recent steps are "
-        "from the median of its own pipeline stage: orange is worse, blue is better. `!` slow or stalled, `✗` lost, "
-        "`·` no data. Where cells are shared, a cell shows the worst of its ranks."
+        "One cell a rank. The number is of the newest step that all have done; the colour says how far the "
+        "rank's recent steps are from the median of its own pipeline stage: orange is worse, blue is better. "
+        "`!` slow or stalled, `✗` lost, `·` no data. Where cells are shared, a cell shows the worst of its ranks."
     )
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class RankGrid(Panel):
     # ---------------------------------------------------------------------------------------- drawing
 
     def title(self, store: Store) -> str:
-        group = self._group(_coords(store))
+        group = store.once(("group", self.group), (Topic.GRID,), lambda: self._group(_coords(store)))
         by = f" · by {group}" if group else ""
         return f"Ranks · {self._metric(store).title}{by}"
 
@@ -95,18 +95,23 @@ class RankGrid(Panel):
         return f"{store.coverage().strip()} reporting"
 
     def natural_height(self, store: Store) -> int:
-        coords = _coords(store)
-        found, columns = bands(coords, self._group(coords))
-        return len(plan(found, columns, max(1, self.content_size.width), ROOMY, WIDE_CELL).rows) + 6
+        return len(self._planned(store, max(1, self.content_size.width), ROOMY).rows) + 6
+
+    def _planned(self, store: Store, width: int, height: int) -> Plan:
+        group = store.once(("group", self.group), (Topic.GRID,), lambda: self._group(_coords(store)))
+
+        def compute() -> Plan:
+            found, columns = bands(_coords(store), group)
+            return plan(found, columns, width, height, WIDE_CELL)
+
+        return store.once(("plan", group, width, height), (Topic.GRID,), compute)
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
-        coords = _coords(store)
         metric = self._metric(store)
         readings = read(store, metric)
         levels = _levels(store, metric, readings)
-        found, columns = bands(coords, self._group(coords))
         # The inspector gives way where the ranks would have to share cells, or lose their numbers.
-        plans = [(foot, plan(found, columns, width, height - foot, WIDE_CELL)) for foot in (1 + INSPECTOR, 2)]
+        plans = [(foot, self._planned(store, width, height - foot)) for foot in (1 + INSPECTOR, 2)]
         foot, self._plan = min(plans, key=lambda choice: (choice[1].shared, not choice[1].wide))
         drawing = _Drawing(metric, readings, levels, colours, self.selected, len(str(store.world - 1)))
         lines = drawing.rows(self._plan)
@@ -279,7 +284,7 @@ def inspector(
     who = Line().add(f"r{rank} ", colours.cursor).add(f" {format.coords(hello.coords)}", colours.text)
     who.add(f" · {hello.host} · {hello.device} · pid {hello.pid}", colours.dim)
     reading = readings[rank]
-    against = f"{reading.apart:+.0%} against its stage"
+    against = f"{reading.apart:+.0%} against its stage".replace("-0%", "+0%")
     numbers = Line().add(f"{format.fixed(reading.value, 5, metric.digits)} {metric.unit}", colours.strong)
     numbers.add(f" {against}", colours.text)
     if step:

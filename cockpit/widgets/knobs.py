@@ -15,8 +15,8 @@ class KnobSummary(Panel):
     TITLE = "Knobs"
     NATURAL = True
     HELP = (
-        "What an operator may turn while the run goes on. A loss-neutral knob changes only speed and memory; one that "
-        "changes the loss says so. `k` opens the board over any screen."
+        "What an operator may turn while the run goes on. A loss-neutral knob changes only speed and memory; "
+        "one that changes the loss says so. `k` opens the board over any screen."
     )
 
     def title(self, store: Store) -> str:

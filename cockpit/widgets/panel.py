@@ -1,8 +1,8 @@
 """A panel: a bordered area that draws lines of the store, only when what it shows has changed.
 
 A panel is asked to `look` by the app's one timer. It draws all its lines then, as plain strips, and hands the
-compositor only the lines that differ. `draw` is a function of the store, the size and the palette, and of what
-the person at the keyboard chose; it reads no clock and touches no socket.
+compositor only the lines that differ. `draw` is a function of the store, the size and the palette, and of
+what the person at the keyboard chose; it reads no clock and touches no socket.
 """
 
 from typing import ClassVar
@@ -79,7 +79,12 @@ class Panel(Widget, can_focus=True):
         if seen == self._seen:
             return
         self._seen = seen
-        self.border_title, self.border_subtitle = self.title(store), self.subtitle(store)
+        # Compared first: setting either redraws the whole panel, even if it is the same.
+        title, subtitle = self.title(store), self.subtitle(store)
+        if self.border_title != title:
+            self.border_title = title
+        if self.border_subtitle != subtitle:
+            self.border_subtitle = subtitle
         if self.NATURAL and (wanted := self.natural_height(store)) != self._wanted:
             self._wanted = wanted
             self.refresh(layout=True)
@@ -103,7 +108,7 @@ class Panel(Widget, can_focus=True):
         width, (left, top) = self.content_size.width, self.gutter.top_left
         changed = [y for y, (was, now) in enumerate(zip(old, strips, strict=True)) if was != now]
         if changed:
-            # Whole lines: a region that starts inside a line makes the terminal redraw all that is left of it.
+            # Whole lines: a region that starts inside one makes the terminal redraw all that is left of it.
             self.refresh(*[Region(left, top + y, width, 1) for y in changed])
 
     @property

@@ -1,4 +1,4 @@
-"""The pipeline in one step: rows are stages, columns are time, blocks are forwards and backwards by micro-batch."""
+"""The pipeline in one step: rows are stages, columns are time, blocks forwards and backwards."""
 
 from rich.style import Style
 
@@ -23,8 +23,8 @@ class Pipeline(Panel):
     NATURAL = True
     HELP = (
         "One row a stage, time to the right: `F` forwards, `B` backwards, `W` weight gradients, numbered by "
-        "micro-batch; a thin line is idle time, the bubble. Busy and bubble are measured (mean of the stage's ranks); "
-        "bound is what the schedule cannot avoid."
+        "micro-batch; a thin line is idle time, the bubble. Busy and bubble are measured (the stage's middle "
+        "rank); bound is what the schedule cannot avoid."
     )
 
     def title(self, store: Store) -> str:
@@ -80,6 +80,10 @@ class Pipeline(Panel):
 
 def _stages(store: Store) -> dict[int, list[int]]:
     """Ranks by stage; a run without a pipeline is one stage."""
+    return store.once("stages", (Topic.GRID,), lambda: _find_stages(store))
+
+
+def _find_stages(store: Store) -> dict[int, list[int]]:
     stages: dict[int, list[int]] = {}
     for rank, hello in sorted(store.state.hellos.items()):
         stages.setdefault(hello.coords.get("pp", 0), []).append(rank)

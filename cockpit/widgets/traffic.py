@@ -21,7 +21,8 @@ class TrafficByAxis(Panel):
     NATURAL = True
     HELP = (
         "Bytes are those all ranks send to other ranks in one step; milliseconds are the mean over ranks. "
-        "`of step` is the exposed part of the step. The bar is the time: solid is exposed, grey hidden behind compute."
+        "`of step` is the exposed part of the step. The bar is the time: solid is exposed, grey is hidden "
+        "behind compute."
     )
 
     def title(self, store: Store) -> str:

@@ -120,7 +120,7 @@ class MoeLayer(nn.Module):
 
 
 def _with_loss(x: Tensor, loss: Tensor, scale: float) -> Tensor:
-    out: Tensor = _WithLoss.apply(x, loss, scale)
+    out: Tensor = _WithLoss.apply(x, loss, scale)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -133,5 +133,5 @@ class _WithLoss(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return grad, torch.full_like(ctx.like, ctx.scale), None

@@ -66,7 +66,8 @@ class Attention(nn.Module):
         return self.tp.scatter_sequence(F.linear(out.transpose(1, 2).flatten(2), local(self.o)))
 
     def _heads(self, x_BSX: Tensor) -> Tensor:
-        return x_BSX.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        B, S, _ = x_BSX.shape
+        return x_BSX.view(B, S, -1, self.head_dim).transpose(1, 2)
 
 
 class Mlp(nn.Module):
@@ -128,6 +129,7 @@ class Block(nn.Module):
 
     def _again(self, run: Callable[..., Tensor], *args: object) -> Tensor:
         """Run now without keeping activations, and again in backward."""
+
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             return nullcontext(), self.meter.in_layer(self.layer)
 

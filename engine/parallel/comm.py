@@ -130,7 +130,7 @@ class _GatherSequence(torch.autograd.Function):
         return _gather_sequence(x_BSD, axis)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return _scatter_sequence(grad.contiguous(), ctx.axis), None
 
 
@@ -141,7 +141,7 @@ class _ScatterSequence(torch.autograd.Function):
         return _scatter_sequence(x_BSD, axis)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return _gather_sequence(grad, ctx.axis), None
 
 
@@ -152,5 +152,5 @@ class _Route(torch.autograd.Function):
         return axis.all_to_all(x_TD, send, receive)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return ctx.axis.all_to_all(grad.contiguous(), ctx.receive, ctx.send), None, None, None

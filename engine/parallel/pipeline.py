@@ -85,7 +85,9 @@ class _Loop:
         assert isinstance(stage, FSDPModule)
         total = torch.zeros(())
         with meter.pipeline():
-            parts = zip(tokens_BS.chunk(self.micro_batches), targets_BS.chunk(self.micro_batches), strict=True)
+            parts = zip(
+                tokens_BS.chunk(self.micro_batches), targets_BS.chunk(self.micro_batches), strict=True
+            )
             for n, (tokens, targets) in enumerate(parts):
                 last = n == self.micro_batches - 1
                 stage.set_is_last_backward(last)

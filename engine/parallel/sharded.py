@@ -114,9 +114,7 @@ def sum_over_tp(stage: nn.Module, world: World) -> None:
     """Complete the gradients of what is replicated over tp, in one fused reduction."""
     if world.tp.size == 1:
         return
-    grads = [
-        shard_of(p.grad) for p in replicated_over_tp(stage, world) if p.grad is not None
-    ]
+    grads = [shard_of(p.grad) for p in replicated_over_tp(stage, world) if p.grad is not None]
     flat = world.tp.all_reduce(torch.cat([grad.flatten() for grad in grads]))
-    for grad, total in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+    for grad, total in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
         grad.copy_(total.view_as(grad))

@@ -40,7 +40,12 @@ class Weights:
     """
 
     def __init__(
-        self, seed: int, tp: Axis, ep: Axis, tp_mesh: DeviceMesh | None = None, ep_mesh: DeviceMesh | None = None
+        self,
+        seed: int,
+        tp: Axis,
+        ep: Axis,
+        tp_mesh: DeviceMesh | None = None,
+        ep_mesh: DeviceMesh | None = None,
     ):
         self.seed, self.tp, self.ep = seed, tp, ep
         self._tp_mesh, self._ep_mesh = tp_mesh, ep_mesh
@@ -104,7 +109,7 @@ def cross_entropy(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
 
     Full logits are never gathered: three numbers a token are. Targets below 0 do not count.
     """
-    loss: Tensor = _CrossEntropy.apply(logits_BSV, targets_BS, tp)
+    loss: Tensor = _CrossEntropy.apply(logits_BSV, targets_BS, tp)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -131,7 +136,7 @@ class _CrossEntropy(torch.autograd.Function):
         return losses.sum()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         probs, index, mine, valid = ctx.saved_tensors
         d_logits = probs.clone()
         d_logits.scatter_add_(-1, index, -mine.unsqueeze(-1).to(d_logits.dtype))

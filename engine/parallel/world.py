@@ -15,12 +15,8 @@ class World:
         self.grid = grid
         self.rank = dist.get_rank()
         self.at = grid.coords(self.rank)
-        self.dense = init_device_mesh(
-            device, tuple(grid.dense.values()), mesh_dim_names=tuple(grid.dense)
-        )
-        self.expert = init_device_mesh(
-            device, tuple(grid.expert.values()), mesh_dim_names=tuple(grid.expert)
-        )
+        self.dense = init_device_mesh(device, tuple(grid.dense.values()), mesh_dim_names=tuple(grid.dense))
+        self.expert = init_device_mesh(device, tuple(grid.expert.values()), mesh_dim_names=tuple(grid.expert))
         self.pp = Axis("pp", _group(self.dense, "pp"), meter)
         self.dp = Axis("dp", _group(self.dense, "fsdp"), meter)
         self.tp = Axis("tp", _group(self.dense, "tp"), meter)

@@ -31,7 +31,9 @@ def _files(source: str) -> list[Path]:
     if source == "stdlib":
         library = Path(sysconfig.get_paths()["stdlib"])
         return sorted(library.glob("*.py")) + sorted(library.glob("[a-z]*/*.py"))
-    return sorted(path for path in map(Path, glob.glob(source.partition(":")[2], recursive=True)) if path.is_file())
+    return sorted(
+        path for path in map(Path, glob.glob(source.partition(":")[2], recursive=True)) if path.is_file()
+    )
 
 
 class Samples:

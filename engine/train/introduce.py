@@ -6,7 +6,7 @@ import socket
 import torch
 
 from agents.board import Board
-from agents.wire import VERSION, Hello
+from agents.wire import VERSION, Hello, Value
 from agents.wire import Board as BoardMessage
 from engine.layout import Layout
 from engine.parallel.world import World
@@ -31,7 +31,7 @@ def hello(layout: Layout, world: World, board: Board, oversubscribed: bool, step
     )
 
 
-def facts(layout: Layout, oversubscribed: bool) -> dict[str, None | bool | int | float | str]:
+def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
     """What a screen shows of the run beside its numbers."""
     model, train = layout.model, layout.train
     return {

@@ -63,7 +63,7 @@ def make_board(layout: Layout, pipeline: Pipeline, dials: Dials, turned: Turned)
                 "capacity_factor",
                 lambda _: Legal(low=0.1, high=8.0, optional=True),
                 False,
-                "most pairs an expert takes of one sequence, over an even share; what is over is dropped; none = dropless",
+                "most an expert takes of a sequence, over an even share; the rest is dropped; none = dropless",
                 assign(dials, "capacity_factor"),
                 lambda values: values["capacity_factor"],
             ),

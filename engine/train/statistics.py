@@ -16,6 +16,7 @@ from engine.meter import AXES, Readings
 from engine.parallel.world import World
 from engine.planner.schedule import bubble
 
+
 @dataclass(frozen=True)
 class Known:
     """What rank 0 knows of a step without asking."""
@@ -91,7 +92,7 @@ class Statistics:
         layers = self._layout.model.layers
         head = dict(zip(_HEAD, table[:, : len(_HEAD)].unbind(1), strict=True))
         start = len(_HEAD)
-        lanes = table[:, start : start + 3 * len(AXES)].unflatten(1, (len(AXES), 3))
+        lanes = table[:, start : start + 3 * len(AXES)].reshape(-1, len(AXES), 3)
         start += 3 * len(AXES)
         dropped = table[:, start : start + layers].sum(0).long()
         loads = table[:, start + layers :].sum(0).long().view(layers, -1)
@@ -99,7 +100,9 @@ class Statistics:
         window = float(head["window"].max())
         piped = self._world.pp.size > 1
         comm = {
-            axis: Traffic(int(lanes[:, n, 0].sum()), float(lanes[:, n, 1].mean()), float(lanes[:, n, 2].mean()))
+            axis: Traffic(
+                int(lanes[:, n, 0].sum()), float(lanes[:, n, 1].mean()), float(lanes[:, n, 2].mean())
+            )
             for n, axis in enumerate(AXES)
         }
         routed = [row for row in loads.double() if row.numel() and row.sum() > 0]

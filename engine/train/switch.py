@@ -111,5 +111,7 @@ class Switch:
         self._board.commit(command.revision, command.changes, prepared)
         self._settle(self._ack(command, "applied", step + 1, ""))
 
-    def _ack(self, command: Command, state: Literal["applied", "rejected", "expired"], step: int, why: str) -> Ack:
+    def _ack(
+        self, command: Command, state: Literal["applied", "rejected", "expired"], step: int, why: str
+    ) -> Ack:
         return Ack(self._rank, command.revision, state, step, self._board.digest(), why)

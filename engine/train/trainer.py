@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 
 import psutil
-import torch
 from torch import Tensor
 
 from agents.agent import Agent
@@ -59,19 +58,17 @@ class Trainer:
         layers = split_layers(model.layers, grid.pp)[world.at["pp"]]
         self.stage = Stage(weights, model, layers, self.dials, meter)
         shard(self.stage, world, train.zero)
-        self.samples = Samples(
-            read_corpus(layout.data), model.seq_len, train.global_batch, layout.run.seed
-        )
+        self.samples = Samples(read_corpus(layout.data), model.seq_len, train.global_batch, layout.run.seed)
         self.pipeline = Pipeline(layout, self.stage, world, meter, self._loss_of)
         self.optimizer = make_optimizer(self.stage, train)
         self.norm = GradientNorm(self.stage, world)
         self._turned = Turned(layout.knobs.lr_scale)
         self.board = make_board(layout, self.pipeline, self.dials, self._turned)
-        self._switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
+        self.switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
         self.oversubscribed = grid.world > len(os.sched_getaffinity(0))
         self._statistics = Statistics(layout, world, self.oversubscribed)
         self._process = psutil.Process()
-        self._bulky_due = {kind: 0.0 for kind in (Timeline, Experts)}
+        self._bulky_due: dict[type, float] = {Timeline: 0.0, Experts: 0.0}
         self._introduce(step=0)
 
     def run(self) -> Summary | None:
@@ -116,13 +113,13 @@ class Trainer:
             learning_rate(self.layout.train, step, self._turned.lr_scale),
             time.time(),
         )
-        self._switch.begin(step, self._stop_requested())
+        self.switch.begin(step, self._stop_requested())
         loss = self.forward_backward(step)
         norm = self.update(step)
         with self.meter.phase("agree"):
             self._publish()
-            stop = self._switch.end(step)
-        measured = Measured(self._counted(loss), norm, time.perf_counter() - start)
+            stop = self.switch.end(step)
+        measured = Measured(self.counted(loss), norm, time.perf_counter() - start)
         self._statistics.gather(self.meter.readings, measured, known)
         self._record(measured, known)
         return stop
@@ -132,7 +129,7 @@ class Trainer:
         tokens = self.layout.train.global_batch * self.layout.model.seq_len
         return cross_entropy(logits, targets, self.world.tp) / tokens
 
-    def _counted(self, loss: Tensor) -> float:
+    def counted(self, loss: Tensor) -> float:
         """Each tensor rank of the last stage computed the same loss: it counts once."""
         return float(loss) if self.world.at["tp"] == 0 else 0.0
 
@@ -162,9 +159,7 @@ class Trainer:
         readings = self.meter.readings
         pp = self.world.pp.size
         mean = {kind: readings.busy(kind) / known.micro_batches for kind in "FB"}
-        own_bound = bubble(
-            self.layout.schedule.name, known.micro_batches, [mean["F"]] * pp, [mean["B"]] * pp
-        )
+        own_bound = bubble(self.layout.schedule.name, known.micro_batches, [mean["F"]] * pp, [mean["B"]] * pp)
         phases = {"forward": readings.busy("F"), "backward": readings.busy("B")} | readings.phases
         self.agent.send(
             Step(

@@ -1,28 +1,33 @@
 """The parity harness: a layout against one process, in loss, unclipped gradient norm and every gradient.
 
 One process here is the whole model on one rank, with no process group, no FSDP, no pipeline and a single micro-batch.
-A driver process imports torch once and forks the ranks of one case after the other.
+A driver imports torch once and forks the ranks of one case after the other:
 
-Tolerances. In fp64 (used to prove that the arithmetic is the same) rounding is 1e-16 a step and nothing but rounding
-may differ: after 20 steps every gradient must agree to 1e-9. In fp32 each case is held to what rounding alone does to
-one process: the reference is run once more with weights off by half a unit in the last place (2^-24, relative), and a
-layout may differ by no more than MARGIN times as much, at each step.
+    python -m tests.ranks.parity FOLDER [NAME ...]
+
+Tolerances are derived, not chosen. In fp64 nothing but rounding (1e-16 an operation) may differ, so after 20 steps
+every gradient agrees to 1e-11; a wrong scale anywhere shows at once. In fp32, rounding grows along the trajectory
+(Adam divides tiny gradients by their own size, and a tie in the router may break the other way), so a layout is held
+to what rounding does to one process: the reference is run JOLTS times more with each initial weight off by half a unit
+in its last place (2^-24 relative, up or down at random), and the layout may be off by MARGIN times the most that those
+are off up to that step.
 """
 
 import json
+import logging
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from agents.agent import Agent
+from agents.wire import Ack, Command, Value
 from engine.launch import launch
-from engine.layout import Layout, from_toml
+from engine.layout import Layout, load
 from engine.meter import Meter
 from engine.model.moe import Dials
 from engine.model.transformer import Stage
@@ -33,6 +38,90 @@ from engine.train.data import Samples, read_corpus
 from engine.train.optimizer import learning_rate
 from engine.train.trainer import Trainer
 
+LAYOUT = Path(__file__).parents[2] / "layouts" / "demo.toml"
+STEPS = 20
+JOLTS = 3
+MARGIN = 8.0
+FP64_TOLERANCE = 1e-11
+
+SMALL = [
+    "grid.pp=1",
+    "grid.dp_shard=1",
+    "grid.tp=1",
+    "grid.ep=1",
+    "model.layers=2",
+    "model.seq_len=32",
+    "model.d_model=32",
+    "model.moe.d_expert=48",
+    "train.global_batch=8",
+    "train.warmup=2",
+    "knobs.micro_batches=2",
+]
+ADAMW, SGD = ["train.optimizer=adamw"], ["train.optimizer=sgd", "train.lr=0.3"]
+DROPS, FULL, SELECTIVE = (
+    ["knobs.capacity_factor=1.0"],
+    ["knobs.recompute=full"],
+    ["knobs.recompute=selective"],
+)
+
+Script = dict[int, dict[str, Value]]
+"""What an operator proposes while a step runs."""
+
+SWITCHED: Script = {
+    4: {"micro_batches": 8},
+    7: {"micro_batches": 7},  # refused by the leader
+    9: {"recompute": "full"},
+    11: {"recompute": "none", "micro_batches": 16},  # refused by one rank's vote
+    13: {"recompute": "selective", "micro_batches": 2},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layout, by its overrides of the demo's."""
+
+    overrides: list[str]
+    fp64: bool = False
+    script: Script = field(default_factory=dict)
+
+    @property
+    def layout(self) -> Layout:
+        return load(LAYOUT, self.overrides)
+
+
+def _alone(*axes: str) -> list[str]:
+    return [*SMALL, *axes]
+
+
+CASES = {
+    "demo adamw dropless": Case([*ADAMW]),
+    "demo adamw drops": Case([*ADAMW, *DROPS]),
+    "demo sgd dropless": Case([*SGD]),
+    "demo sgd drops full": Case([*SGD, *DROPS, *FULL]),
+    "demo adamw drops fp64": Case([*ADAMW, *DROPS], fp64=True),
+    "demo sgd dropless full fp64": Case([*SGD, *FULL], fp64=True),
+    "demo switched": Case([*SGD], script=SWITCHED),
+    "demo drops switched fp64": Case([*SGD, *DROPS], fp64=True, script=SWITCHED),
+    "pp": Case([*_alone("grid.pp=2"), *SGD]),
+    "dp": Case([*_alone("grid.dp_shard=2"), *SGD]),
+    "tp": Case([*_alone("grid.tp=2"), *SGD]),
+    "ep": Case([*_alone("grid.dp_shard=2", "grid.ep=2"), *SGD]),
+    "pp drops fp64": Case([*_alone("grid.pp=2"), *ADAMW, *DROPS, *SELECTIVE], fp64=True),
+    "pp gpipe fp64": Case([*_alone("grid.pp=2", "schedule.name=gpipe"), *SGD], fp64=True),
+    "pp uneven fp64": Case([*_alone("grid.pp=2", "model.layers=3"), *SGD, *FULL], fp64=True),
+    "pp zero 3 fp64": Case([*_alone("grid.pp=2", "grid.dp_shard=2", "train.zero=3"), *SGD, *FULL], fp64=True),
+    "zero 0 fp64": Case([*_alone("train.zero=0"), *SGD], fp64=True),
+    "dp zero 1 fp64": Case([*_alone("grid.dp_shard=2", "train.zero=1"), *SGD], fp64=True),
+    "dp drops fp64": Case([*_alone("grid.dp_shard=2"), *ADAMW, *DROPS], fp64=True),
+    "dp zero 3 fp64": Case([*_alone("grid.dp_shard=2", "train.zero=3"), *SGD, *FULL], fp64=True),
+    "tp drops fp64": Case([*_alone("grid.tp=2"), *ADAMW, *DROPS, *FULL], fp64=True),
+    "tp dense fp64": Case([*_alone("grid.tp=2", "model.moe=none"), *SGD], fp64=True),
+    "tp mixed fp64": Case([*_alone("grid.tp=2", "grid.ep=2", "model.moe.every=2"), *SGD, *DROPS], fp64=True),
+    "ep drops fp64": Case([*_alone("grid.dp_shard=2", "grid.ep=2"), *ADAMW, *DROPS], fp64=True),
+    "ep over tp fp64": Case([*_alone("grid.tp=2", "grid.ep=2"), *SGD, *DROPS], fp64=True),
+    "ep part fp64": Case([*_alone("grid.dp_shard=2", "grid.tp=2", "grid.ep=2"), *SGD, *DROPS], fp64=True),
+}
+
 
 @dataclass
 class Trace:
@@ -42,21 +131,40 @@ class Trace:
     norms: list[float] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     grads: list[dict[str, Tensor]] = field(default_factory=list)
+    acks: list[Ack] = field(default_factory=list)
+    knobs: dict[str, Value] = field(default_factory=dict)
 
 
-def one_process(layout: Layout, steps: int, jolt: float = 0.0) -> Trace:
-    """The reference. `jolt` changes each initial weight by that relative amount, up or down."""
+class Operator(Agent):
+    """An agent without a hub, to whose leader a script proposes."""
+
+    def __init__(self, script: Script, meter: Meter, acks: list[Ack]):
+        super().__init__(None, lambda: meter.doing)
+        self._script, self._meter, self._acks = script, meter, acks
+
+    @property
+    def pending(self) -> Command | None:
+        changes = self._script.get(self._meter.step)
+        return Command(self._meter.step, f"at {self._meter.step}", changes) if changes else None
+
+    def settle(self, ack: Ack) -> None:
+        self._acks.append(ack)
+
+
+def one_process(layout: Layout, jolt: int | None = None) -> Trace:
+    """The reference. With `jolt`, a seed, each initial weight is off by half a unit in its last place."""
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
     train, model = layout.train, layout.model
     knobs = layout.knobs
     dials = Dials("none", knobs.capacity_factor, knobs.aux_loss_coef, 1.0 / train.global_batch)
     stage = Stage(Weights(layout.run.seed, tp, ep), model, range(model.layers), dials, meter)
-    if jolt:
-        coin = torch.Generator().manual_seed(7)
+    if jolt is not None:
+        coin = torch.Generator().manual_seed(jolt)
         with torch.no_grad():
             for p in stage.parameters():
-                p.mul_(1.0 + jolt * (2.0 * torch.randint(0, 2, p.shape, generator=coin) - 1.0))
+                half_up = torch.randint(0, 2, p.shape, generator=coin, dtype=torch.float64)
+                p.copy_(p.double() * (1.0 + 2.0**-24 * (2.0 * half_up - 1.0) * 1.01))
     samples = Samples(read_corpus(layout.data), model.seq_len, train.global_batch, layout.run.seed)
     matrices = [p for p in stage.parameters() if p.ndim > 1]
     vectors = [p for p in stage.parameters() if p.ndim == 1]
@@ -70,13 +178,13 @@ def one_process(layout: Layout, steps: int, jolt: float = 0.0) -> Trace:
     else:
         optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95))
     trace = Trace()
-    for step in range(steps):
+    for step in range(STEPS):
         meter.start_step(step)
         tokens, targets = samples.batch(step, 0, train.global_batch)
         loss = cross_entropy(stage(tokens), targets, tp) / targets.numel()
         loss.backward()
-        trace.losses.append(float(loss))
-        trace.grads.append({name: p.grad.clone() for name, p in stage.named_parameters()})
+        trace.losses.append(float(loss.detach()))
+        trace.grads.append({name: whole(p.grad) for name, p in stage.named_parameters()})
         parameters = list(stage.parameters())
         most = float("inf") if train.grad_clip is None else train.grad_clip
         trace.norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, most)))
@@ -88,27 +196,38 @@ def one_process(layout: Layout, steps: int, jolt: float = 0.0) -> Trace:
     return trace
 
 
-def as_laid_out(place: Place, layout: Layout, steps: int, out: Path) -> None:
+def as_laid_out(place: Place, layout: Layout, script: Script, out: Path) -> None:
     """The same run on the ranks of `layout`; each stage's first rank saves its part of the trace."""
-    import torch.distributed as dist
-
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.at)
-    trainer = Trainer(layout, meter, Agent(None, lambda: meter.doing))
     trace = Trace()
-    for step in range(steps):
+    trainer = Trainer(layout, meter, Operator(script, meter, trace.acks))
+    if script and place.rank == 5:
+        trainer.board.prepare = lambda changes, prepare=trainer.board.prepare: (
+            _only_small(changes) or prepare(changes)
+        )
+    for step in range(STEPS):
         meter.start_step(step)
+        trainer.switch.begin(step, stop=False)
         loss = trainer.forward_backward(step)
-        mine = torch.tensor([trainer._counted(loss), float(meter.readings.dropped.sum())], dtype=torch.float64)
+        mine = torch.tensor([trainer.counted(loss), float(meter.readings.dropped.sum())], dtype=torch.float64)
         total = trainer.world.control.all_gather(mine).sum(0)
         trace.losses.append(float(total[0]))
         trace.dropped.append(int(total[1]))
         trace.grads.append({n: whole(p.grad) for n, p in trainer.stage.named_parameters()})
         trace.norms.append(trainer.update(step))
+        trainer.switch.end(step)
+    trace.knobs = trainer.board.values
     at = trainer.world.at
     if at["dp"] == at["tp"] == 0:
         torch.save(trace, out / f"stage{at['pp']}.pt")
     dist.destroy_process_group()
+
+
+def _only_small(changes: dict[str, Value]) -> None:
+    """One rank out of memory, say: it alone refuses."""
+    if changes.get("micro_batches") == 16:
+        raise ValueError("this rank has no room for 16 micro-batches")
 
 
 def whole(grad: Tensor | None) -> Tensor:
@@ -121,6 +240,9 @@ def merged(folder: Path) -> Trace:
     stages = [torch.load(path, weights_only=False) for path in sorted(folder.glob("stage*.pt"))]
     trace: Trace = stages[0]
     for other in stages[1:]:
+        assert [ack.digest for ack in other.acks] == [
+            ack.digest for ack in trace.acks if ack.state == "applied"
+        ], "ranks hold different knobs"
         assert other.losses == trace.losses and other.norms == trace.norms, "ranks disagree on loss or norm"
         for grads, more in zip(trace.grads, other.grads, strict=True):
             grads |= more
@@ -128,13 +250,75 @@ def merged(folder: Path) -> Trace:
 
 
 def distance(a: Trace, b: Trace) -> dict[str, list[float]]:
-    """Relative differences by step: of loss, of norm, and the largest of any one parameter's gradient."""
+    """Relative differences by step: of loss, of norm, and the largest of any one parameter's gradient.
+
+    A gradient is measured against the larger of its parameter's own norm and 1e-3 of the whole gradient's, since the
+    rounding of a sum is relative to its terms: a gradient that all but cancels out is no worse a sum for that.
+    """
     assert all(x.keys() == y.keys() for x, y in zip(a.grads, b.grads, strict=True)), "other parameters"
     return {
         "loss": [abs(x - y) / abs(y) for x, y in zip(a.losses, b.losses, strict=True)],
         "norm": [abs(x - y) / abs(y) for x, y in zip(a.norms, b.norms, strict=True)],
         "gradient": [
-            max(float((x[n] - y[n]).norm() / y[n].norm().clamp_min(1e-30)) for n in y)
-            for x, y in zip(a.grads, b.grads, strict=True)
+            max(float((x[n] - y[n]).norm() / y[n].norm().clamp_min(1e-3 * norm)) for n in y)
+            for x, y, norm in zip(a.grads, b.grads, b.norms, strict=True)
         ],
     }
+
+
+# ------------------------------------------------------------------------------------------------- the driver
+
+
+def run_case(case: Case, folder: Path) -> None:
+    """Run `case` and write its `result.json`: distances by step, and what rounding alone does (fp32)."""
+    layout = case.layout
+    dtype = torch.float64 if case.fp64 else torch.float32
+
+    def reference(place: Place) -> None:
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(2)
+        folder.mkdir(parents=True, exist_ok=True)
+        truth = one_process(layout)
+        jolted = [] if case.fp64 else [distance(one_process(layout, n), truth) for n in range(JOLTS)]
+        torch.save((truth, jolted), folder / "truth.pt")
+
+    def laid_out(place: Place) -> None:
+        torch.set_default_dtype(dtype)
+        logging.disable(logging.WARNING)  # torch warns of the gathers that full_tensor makes
+        as_laid_out(place, layout, case.script, folder)
+
+    def compare(place: Place) -> None:
+        truth, jolted = torch.load(folder / "truth.pt", weights_only=False)
+        trace = merged(folder)
+        rounding = {
+            what: [max(jolt[what][step] for jolt in jolted) for step in range(STEPS)]
+            for what in ("loss", "norm", "gradient")
+            if jolted
+        }
+        result = {
+            "distance": distance(trace, truth),
+            "rounding": rounding,
+            "dropped": trace.dropped,
+            "dropped_in_one_process": truth.dropped,
+            "losses": trace.losses,
+            "acks": [[ack.revision, ack.state, ack.step, ack.why] for ack in trace.acks],
+            "knobs": trace.knobs,
+        }
+        (folder / "result.json").write_text(json.dumps(result))
+        for saved in folder.glob("*.pt"):
+            saved.unlink()
+
+    for world, work in ((1, reference), (layout.ranks.world, laid_out), (1, compare)):
+        name_of_rank = layout.ranks.name if world > 1 else str
+        if launch(world, work, name_of_rank=name_of_rank, hub="none", run="parity", run_dir=folder):
+            raise SystemExit(1)
+
+
+def main(folder: Path, names: list[str]) -> None:
+    torch.set_num_threads(1)  # the parent forks, so it must not have started torch's thread pool
+    for name in names or CASES:
+        run_case(CASES[name], folder / name)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

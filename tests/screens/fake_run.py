@@ -1,4 +1,4 @@
-"""A scripted run for the screens: every update is a pure function of (grid, step), so a picture can be compared.
+"""A scripted run for the screens: each update is a pure function of (grid, step): pictures can be compared.
 
 No trainer and no socket. `begin` is what a newcomer gets, `step` what one step of the run adds.
 """

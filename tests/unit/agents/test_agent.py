@@ -7,7 +7,7 @@ from agents import wire
 from agents.agent import Agent
 from agents.orders import REMEMBERED, REPEATED, Orders
 from agents.outbox import BULK, CAPACITY, RECORDS, Outbox
-from agents.wire import Ack, Command, Experts, LayerLoad, Step, Timeline
+from agents.wire import Ack, Command, Event, Experts, Gone, LayerLoad, Pulse, Step, Timeline
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import make_hello, make_step
 
@@ -71,11 +71,23 @@ def test_what_is_large_displaces_no_records() -> None:
     assert len(messages) == 2 + CAPACITY[BULK] and outbox.lost == 100 - CAPACITY[BULK]
 
 
-def test_a_message_too_large_is_dropped_and_counted() -> None:
+def test_what_cannot_be_sent_is_dropped_counted_and_told_once() -> None:
     outbox = Outbox()
     outbox.put(Experts(1, [LayerLoad(0, [2**40] * 4096, 0)] * 8))
+    outbox.put(Pulse(0, 1, "forward", object()))  # type: ignore[arg-type]
+    outbox.put(Gone(2**70, clean=True))
     outbox.put(make_step(0, 1))
-    assert drained(outbox) == [make_step(0, 1)] and outbox.lost == 1
+    told, step = drained(outbox)
+    assert step == make_step(0, 1) and outbox.lost == 3
+    assert isinstance(told, Event) and told.text == outbox.problem
+    assert told.text.startswith("a Gone cannot be sent: ")
+
+
+def test_a_long_text_is_cut_to_what_the_wire_takes(opened: Opened) -> None:
+    agent = opened(Agent(f"ipc:///nowhere/{id(opened)}", doing))
+    agent.send(Event(0.0, "error", "rank 0", "x" * 9000))
+    (event,) = drained(agent._outbox)
+    assert isinstance(event, Event) and len(event.text) == wire.TEXT
 
 
 HELLO = make_hello(0, 1, revision=3)
@@ -98,6 +110,14 @@ def test_a_command_that_the_knobs_have_in_them_is_not_carried_out_again() -> Non
     orders = Orders()
     ack = orders.receive(Command(3, "a", {}), HELLO, None)
     assert ack is not None and (ack.revision, ack.state) == (3, "applied") and orders.oldest is None
+
+
+def test_a_command_is_not_answered_while_it_is_being_carried_out() -> None:
+    orders = Orders()
+    orders.receive(Command(4, "a", {}), HELLO, None)
+    # The trainer has introduced itself with the new revision and not settled yet.
+    assert orders.receive(Command(4, "a", {}), make_hello(0, 1, revision=4), None) is None
+    assert orders.oldest is not None
 
 
 def test_commands_are_taken_in_order_and_memory_is_bounded() -> None:

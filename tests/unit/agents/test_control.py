@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agents import wire
 from agents.board import Values
 from agents.control import RESEND_S, WAITING, Control
 from agents.journal import Journal
@@ -129,6 +130,21 @@ def test_refused_at_once(
     assert desk.propose("b", EIGHT, 0, 7).revision == 1, "a refusal takes no revision"
 
 
+def test_a_refusal_fits_the_wire_however_many_knobs_there_are(desk: Desk) -> None:
+    knobs = [KnobState(f"{number:0>64}", 1, Legal([1]), True) for number in range(256)]
+    desk.sequence.publish(Board(0, 0, "d", knobs))
+    refused = desk.propose("a", {"mb": 1})
+    assert wire.decode(wire.encode([refused])) == [refused]
+
+
+def test_the_largest_proposal_fits_a_frame(desk: Desk) -> None:
+    names = [f"{number:𝟙>64}" for number in range(64)]
+    desk.sequence.publish(Board(0, 0, "d", [KnobState(name, "𝟙" * 256, Legal(), True) for name in names]))
+    propose = Propose("𝟙" * 64, dict.fromkeys(names, "𝟙" * 256), None, None, "𝟙" * wire.TEXT)
+    assert wire.decode(wire.encode([propose])) == [propose]
+    assert desk.propose(propose.id, propose.changes).state == "accepted"
+
+
 def test_without_a_board_or_a_leader_nothing_can_be_asked(tmp_path: Path) -> None:
     desk = Desk(tmp_path / "run.db")
     assert "no rank has shown its knobs" in desk.propose("a", EIGHT).why
@@ -205,8 +221,10 @@ def test_ranks_that_differ_are_an_error(desk: Desk) -> None:
 
 def test_an_acknowledgement_counts_once(desk: Desk) -> None:
     desk.propose("a", EIGHT)
-    desk.ack(1, 0, 0, 0)
-    assert desk.sequence.state.commands["a"].acks == 1
+    desk.ack(1, 0)
+    published = desk.sequence.seq
+    desk.ack(1, 0, 0)
+    assert desk.sequence.state.commands["a"].acks == 1 and desk.sequence.seq == published
 
 
 def test_a_leader_that_ends_expires_what_waits(desk: Desk) -> None:

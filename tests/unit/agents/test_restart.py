@@ -2,8 +2,10 @@
 
 import os
 import resource
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,11 +28,16 @@ def test_killed_and_started_again_it_is_the_same_run(own_hub: HubProcess, opened
     first = applied(client, fleet, client.propose({"micro_batches": 8}, id="first"))
     waits = client.propose({"micro_batches": 2}, id="waits")
     assert wait_for_command(client, waits, 5.0, settled=False).state == "accepted"
+    poll_until(client, lambda: fleet.agents[0].pending)
     epoch = client.epoch
 
-    own_hub.kill()  # in mid-command: journalled, perhaps delivered, not acknowledged
+    # In mid-command: the ranks carry it out and say so to a hub that will never read it.
+    own_hub.process.send_signal(signal.SIGSTOP)
+    fleet.turn()
+    time.sleep(0.3)
+    own_hub.kill()
     for _ in range(20):
-        fleet.turn()  # the ranks may carry it out meanwhile; they do not notice
+        fleet.turn()  # the ranks do not notice
     asked_while_dead = client.propose({"recompute": "full"}, id="asked while dead")
     own_hub.start()
 

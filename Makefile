@@ -1,0 +1,38 @@
+# make demo: the cockpit on a real 8-rank run. make test: everything checked. Both set up a fresh machine first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test lint bench parity clean
+
+setup: $(READY)
+
+# CPU torch first and pinned: a resolver left alone fetches gigabytes of CUDA.
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+demo: setup
+	$(BIN)/cockpit demo
+
+test: setup
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python -m tests.bench
+
+# Every parity case, printed: how far each layout is from one process, and what rounding alone does.
+parity: setup
+	$(BIN)/python -W ignore -m tests.ranks.parity runs/parity
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,5 @@
+"""``python -m cockpit``."""
+
+from cockpit.cli import main
+
+main()

@@ -1,0 +1,134 @@
+"""The command `cockpit`.
+
+Exit: 0 done, 1 failed, 2 not understood or no such run, 3 the run refused a change.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from cockpit.connect import CockpitError
+
+Options = argparse.Namespace
+USAGE = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise CockpitError(f"{message} (see {self.prog} --help)")
+
+
+def _attach(options: Options) -> int:
+    from cockpit.shell import attach
+
+    return attach(options.run, options.operator)
+
+
+def _demo(options: Options) -> int:
+    from cockpit.demo import run_demo
+
+    return run_demo(options.words)
+
+
+def _snapshot(options: Options) -> int:
+    from cockpit.headless import snapshot
+
+    return snapshot(options.run, options.json)
+
+
+def _watch(options: Options) -> int:
+    from cockpit.headless import watch
+
+    return watch(options.run, options.json)
+
+
+def _knobs(options: Options) -> int:
+    from cockpit.headless import knobs
+
+    return knobs(options.run, options.json)
+
+
+def _set(options: Options) -> int:
+    from cockpit.headless import change
+
+    return change(options.run, options.changes, options.wait, options.timeout, options.json)
+
+
+def _log(options: Options) -> int:
+    from cockpit.headless import log
+
+    return log(options.run, options.json)
+
+
+HEADLESS: dict[str, tuple[Callable[[Options], int], str]] = {
+    "snapshot": (_snapshot, "the whole state, once"),
+    "watch": (_watch, "follow a run: a line a step, or every update with --json"),
+    "knobs": (_knobs, "the knob board: values and what is legal"),
+    "set": (_set, "change knobs of a live run, all or none"),
+    "log": (_log, "events, and every change with what became of it"),
+}
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    top = _Parser(
+        prog="cockpit",
+        description="See and steer a training run. Without a command: open the newest live run in ./runs.",
+    )
+    top.set_defaults(call=_attach, run=None, operator=False)
+    commands = top.add_subparsers(metavar="command", parser_class=_Parser)
+    attach = commands.add_parser("attach", help="open the screen on a run")
+    attach.add_argument("run", nargs="?", help="its name, folder or ipc:// URL; absent: the newest live one")
+    attach.add_argument(
+        "--operator", action="store_true", help="allow changes (a cockpit only watches otherwise)"
+    )
+    attach.set_defaults(call=_attach)
+    demo = commands.add_parser("demo", help="start a run on this machine and open the screen on it")
+    demo.add_argument(
+        "words", nargs="*", metavar="[LAYOUT] [section.key=value ...]", help="default layouts/demo.toml"
+    )
+    demo.set_defaults(call=_demo)
+    for name, (call, about) in HEADLESS.items():
+        command = commands.add_parser(name, help=about, description=about)
+        command.add_argument(
+            "--run", metavar="RUN", help="a name, folder or ipc:// URL; absent: the newest live one"
+        )
+        command.add_argument("--json", action="store_true", help="for programs")
+        if name == "set":
+            command.add_argument("changes", nargs="+", metavar="knob=value")
+            command.add_argument("--wait", action="store_true", help="until every rank has switched")
+            command.add_argument(
+                "--timeout", type=seconds, default=60.0, metavar="S", help="give up waiting (default 60)"
+            )
+        command.set_defaults(call=call)
+    return top
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """The exit status."""
+    try:
+        options = parser().parse_args(arguments)
+        status: int = options.call(options)
+        sys.stdout.flush()
+    except CockpitError as error:
+        sys.stderr.write(f"{error}\n")
+        return USAGE
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has left (`watch | head`): nothing to say, and nothing may be said at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def main() -> None:
+    raise SystemExit(run())

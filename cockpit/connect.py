@@ -1,0 +1,77 @@
+"""Finding a run and talking to its hub, for scripts and screens alike. Textual-free."""
+
+import os
+import time
+from pathlib import Path
+
+from agents.client import Client
+from agents.runs import RunError, newest_live, resolve
+from cockpit.store import Store
+
+ANSWER_S = 5.0
+POLL_S = 0.2
+
+
+class CockpitError(Exception):
+    """Something the person at the keyboard can put right; the text is one sentence."""
+
+
+def runs_dir() -> Path:
+    """Where runs lie: ``runs`` of the directory one is in, unless COCKPIT_RUNS names another."""
+    return Path(os.environ.get("COCKPIT_RUNS", "runs"))
+
+
+def endpoint(run: str | None) -> str:
+    """Where a run's hub listens for watchers; `run` is a name, folder or URL, None for the newest live."""
+    try:
+        return resolve(run, runs_dir()).clients
+    except RunError as error:
+        raise CockpitError(str(error)) from None
+
+
+def target(run: str | None) -> str:
+    """The same run, by a name that will still mean it later."""
+    if run is not None:
+        return run
+    newest = newest_live(runs_dir())
+    return newest.name if newest else "RUN"
+
+
+class Watch:
+    """A client with a store beside it, for commands that look once or follow along."""
+
+    def __init__(self, run: str | None) -> None:
+        self.client = Client(endpoint(run))
+        self.store = Store(time.monotonic)
+        self._resets = 0
+
+    def poll(self, timeout_s: float = POLL_S) -> bool:
+        """Take what there is; True if the store was built anew from a snapshot."""
+        updates = self.client.poll(timeout_s)
+        anew = self.client.resets != self._resets
+        if anew:
+            self._resets = self.client.resets
+            self.store.rebuild(updates)
+        else:
+            self.store.apply(updates)
+        self.last = updates
+        self.store.heard(self.client.age_s)
+        if self.client.refused:
+            raise CockpitError(self.client.refused)
+        return anew
+
+    def until_known(self, timeout_s: float = ANSWER_S) -> None:
+        """Wait for the first snapshot with a rank and its board in it."""
+        deadline = time.monotonic() + timeout_s
+        while not (self._resets and self.store.state.hellos and self.store.state.board):
+            if time.monotonic() > deadline:
+                raise CockpitError(self._why_nothing(timeout_s))
+            self.poll()
+
+    def _why_nothing(self, timeout_s: float) -> str:
+        if self.client.age_s is None:
+            return f"no hub answered at {self.client.endpoint} within {timeout_s:g} s"
+        return "the hub answers, but no rank has reported to it yet; ask again when the run has started"
+
+    def close(self) -> None:
+        self.client.close()

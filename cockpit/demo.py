@@ -1,0 +1,121 @@
+"""``cockpit demo``: a real run on this machine, with a cockpit on it as its operator."""
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+import cockpit
+from agents.runs import RunError, read_hub_file
+from agents.wire import Value
+from cockpit import format
+from cockpit.connect import CockpitError, runs_dir
+from cockpit.engine_process import EngineProcess
+from cockpit.feed import ViewerError
+from cockpit.live import LiveFeed
+from cockpit.store import Store
+
+LAYOUT = "layouts/demo.toml"
+LOOK_S = 0.1
+SHOWN_LINES = 12
+
+
+class DemoFeed:
+    """Waits for the hub of a run that is starting, then follows it; says so if the run fails."""
+
+    operator = True
+
+    def __init__(self, engine: EngineProcess) -> None:
+        self.engine = engine
+        self.target = engine.folder.name
+        self._live: LiveFeed | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, store: Store) -> None:
+        self._thread = threading.Thread(target=self._attend, args=(store,), name="cockpit-demo", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread:
+            self._thread.join(2.0)
+        if self._live:
+            self._live.stop()
+
+    def propose(self, changes: Mapping[str, Value]) -> str:
+        if self._live is None:
+            raise ViewerError("the run has not started yet")
+        return self._live.propose(changes)
+
+    def _attend(self, store: Store) -> None:
+        while not self._stop.wait(LOOK_S):
+            if self._live is None:
+                with contextlib.suppress(RunError):
+                    self._live = LiveFeed(read_hub_file(self.engine.folder).endpoints.clients, operator=True)
+                    self._live.start(store)
+            status = self.engine.exit_status
+            if status:
+                last = self.engine.last_lines(1) or ["it said nothing"]
+                with store.lock:
+                    store.trouble = f"the engine ended with exit {status}: {format.clean(last[0])}"
+                return
+
+
+def run_demo(words: Sequence[str]) -> int:
+    """Start the engine, show it, and end it with the cockpit. 1 if it never came to a first step."""
+    from cockpit.app import CockpitApp
+    from cockpit.screens.starting import Starting
+    from cockpit.shell import keymap
+
+    layout, overrides = _split(words)
+    keys = keymap()
+    folder = runs_dir() / f"{layout.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with _signals_unwind():
+        try:
+            engine = EngineProcess(layout, overrides, folder)
+        except OSError as error:
+            raise CockpitError(f"the engine cannot be started: {error}") from None
+        with engine:
+            app = CockpitApp(DemoFeed(engine), keymap=keys)
+            app.opening = Starting(engine)
+            app.run()
+            if app.return_code:
+                sys.stderr.write("\n".join(engine.last_lines(SHOWN_LINES)) + "\n")
+                return 1
+            if engine.exit_status is None:
+                sys.stdout.write("stopping the run ...\n")
+                sys.stdout.flush()
+    sys.stdout.write(f"the run's folder is {folder}\n")
+    return 0
+
+
+def _split(words: Sequence[str]) -> tuple[Path, list[str]]:
+    """``[LAYOUT] [k=v ...]``"""
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise CockpitError(f"one layout at a time: {files[0]} and {files[1]} were given")
+    named = Path(files[0] if files else LAYOUT)
+    for place in (named, Path(cockpit.__file__).parent.parent / named):
+        if place.is_file():
+            return place, [word for word in words if "=" in word]
+    raise CockpitError(f"there is no layout {named}; name a TOML file such as {LAYOUT}")
+
+
+@contextlib.contextmanager
+def _signals_unwind() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind like an error does, so that what was started is ended on the way out."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

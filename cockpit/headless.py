@@ -1,0 +1,190 @@
+"""The cockpit without a screen: one function a command. Each returns the exit status."""
+
+import sys
+import time
+from collections.abc import Sequence
+
+from agents.client import wait_for_command
+from agents.wire import Summary, Value
+from cockpit import format, records
+from cockpit.connect import CockpitError, Watch
+from cockpit.knobs import NEUTRAL, fit, legal_text, split_change
+from cockpit.metrics import STEP_TIME, read
+from cockpit.store import Link
+from cockpit.verdict import diagnosis, headline, verdict
+
+REFUSED = 3
+SILENT_S = 30.0  # a watcher gives up
+
+
+def _say(line: str) -> None:
+    """One line at once, so that a pipe sees it."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        cells = [
+            cell.rjust(width) if i in right else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        _say("  ".join(cells).rstrip())
+
+
+def snapshot(run: str | None, as_json: bool) -> int:
+    watch = Watch(run)
+    try:
+        watch.until_known()
+    finally:
+        watch.close()
+    store = watch.store
+    if as_json:
+        _say(records.to_json(records.snapshot(store, watch.client.epoch, watch.client.seq)))
+        return 0
+    word, level = headline(store)
+    _say(
+        " · ".join([f"{level.value} {word}", *(item.text.strip() for item in verdict(store, operator=False))])
+    )
+    said = diagnosis(store)
+    _say(f"{said.level.value} {said.text}")
+    readings = read(store, STEP_TIME)
+    rows = [["rank", "at", "host", "step", "ms", "doing"]]
+    for rank, hello in sorted(store.state.hellos.items()):
+        step, pulse = store.state.steps.get(rank), store.state.pulses.get(rank)
+        gone = store.state.gone.get(rank)
+        doing = "gone" if gone else format.clean(pulse.doing) if pulse else format.MISSING
+        rows.append(
+            [
+                str(rank),
+                format.coords(hello.coords),
+                format.clean(hello.host),
+                format.grouped(step.step if step else None),
+                format.fixed(readings[rank].value, 6),
+                doing,
+            ]
+        )
+    _table(rows, right=frozenset({0, 3, 4}))
+    return 0
+
+
+def watch(run: str | None, as_json: bool) -> int:
+    """Follow until the run is over."""
+    following = Watch(run)
+    last = -1
+    try:
+        following.until_known()
+        first = True
+        while True:
+            anew = first or following.poll()
+            store = following.store
+            if as_json:
+                if anew:
+                    _say(records.to_json({"kind": "snapshot", **records.snapshot(store, *_place(following))}))
+                else:
+                    for message in following.last:
+                        _say(records.to_json(records.update(message)))
+            else:
+                for summary in store.state.summaries if not first else store.state.summaries[-1:]:
+                    if summary.step > last:
+                        last = summary.step
+                        _say(_summary_line(summary))
+            first = False
+            if store.link in (Link.ENDED, Link.FAILED):
+                return 0 if store.link is Link.ENDED else 1
+            if (store.age_s or 0.0) > SILENT_S:
+                raise CockpitError(f"the hub has not been heard for {format.age(store.age_s or 0.0)}")
+    finally:
+        following.close()
+
+
+def _place(following: Watch) -> tuple[str, int]:
+    return following.client.epoch, following.client.seq
+
+
+def _summary_line(summary: Summary) -> str:
+    bubble = f"  bubble {format.percent(summary.bubble)}" if summary.bubble is not None else ""
+    return (
+        f"step {summary.step:>7}  loss {summary.loss:8.4f}  {format.duration_ms(summary.step_ms)}"
+        f"  {format.si(summary.tokens_per_s):>8} tok/s{bubble}"
+    )
+
+
+def knobs(run: str | None, as_json: bool) -> int:
+    watch = Watch(run)
+    try:
+        watch.until_known()
+    finally:
+        watch.close()
+    board = watch.store.state.board
+    assert board is not None
+    if as_json:
+        _say(records.to_json(records.knobs(watch.store)))
+        return 0
+    rows = [["knob", "value", "legal", "effect", "about"]]
+    for knob in board.knobs:
+        effect = NEUTRAL[knob.loss_neutral]
+        rows.append(
+            [
+                format.clean(knob.name),
+                format.knob(knob.value),
+                legal_text(knob),
+                effect,
+                format.clean(knob.about),
+            ]
+        )
+    _table(rows)
+    _say(f"revision {board.revision}")
+    return 0
+
+
+def change(run: str | None, words: Sequence[str], wait: bool, timeout_s: float, as_json: bool) -> int:
+    """Propose; the hub and the ranks judge. `wait` for the last rank, else for the hub's answer."""
+    changes: dict[str, Value] = {}
+    for word in words:
+        try:
+            name, value = split_change(word)
+        except ValueError as error:
+            raise CockpitError(str(error)) from None
+        changes[name] = value
+    watch = Watch(run)
+    try:
+        watch.until_known()
+        board = {knob.name: knob for knob in watch.store.state.board.knobs} if watch.store.state.board else {}
+        changes = {
+            name: fit(board[name], value) if name in board else value for name, value in changes.items()
+        }
+        try:
+            command = wait_for_command(watch.client, watch.client.propose(changes), timeout_s, settled=wait)
+        except (TimeoutError, ValueError) as error:
+            raise CockpitError(str(error)) from None
+    finally:
+        watch.close()
+    answer = records.verdict(command)
+    if as_json:
+        _say(records.to_json(answer))
+    elif "why" in answer:
+        _say(f"✗ {command.state}: {format.clean(command.why)}")
+    elif command.state == "applied":
+        at = format.grouped(command.applied_step)
+        _say(f"✓ applied {command.acks}/{command.world} at step {at} · revision {command.revision}")
+    else:
+        _say(f"· accepted as revision {command.revision}")
+    return REFUSED if "why" in answer else 0
+
+
+def log(run: str | None, as_json: bool) -> int:
+    watch = Watch(run)
+    try:
+        watch.until_known()
+    finally:
+        watch.close()
+    if as_json:
+        for record in records.log(watch.store):
+            _say(records.to_json(record))
+        return 0
+    for entry in watch.store.journal():
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time_s))
+        _say(f"{stamp}  {entry.level:<7}  {entry.text} · {entry.source}")
+    return 0

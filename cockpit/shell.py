@@ -1,0 +1,23 @@
+"""What every command with a screen needs before it opens one."""
+
+from cockpit.connect import CockpitError, endpoint, target
+
+
+def keymap() -> dict[str, str]:
+    from cockpit.actions import KeymapError, load_keymap
+
+    try:
+        return load_keymap()
+    except KeymapError as error:
+        raise CockpitError(str(error)) from None
+
+
+def attach(run: str | None, operator: bool) -> int:
+    """Open the screen on a live run."""
+    hub = endpoint(run)  # says what is wrong before the screen is taken, and before Textual is loaded
+    from cockpit.app import CockpitApp
+    from cockpit.live import LiveFeed
+
+    app = CockpitApp(LiveFeed(hub, operator, target(run)), keymap=keymap())
+    app.run()
+    return app.return_code or 0

@@ -1,0 +1,74 @@
+"""Loss, unclipped gradient norm and every gradient of each layout equal one process within rounding."""
+
+import json
+import subprocess
+import sys
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks.parity import CASES, FP64_TOLERANCE, MARGIN
+
+# Half a unit in the last place: where the jolted references happen to agree, a result may still round once.
+ROUND_ONCE = 2.0**-23
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every case's result, from one driver process that imports torch once."""
+    folder = tmp_path_factory.mktemp("parity")
+    root = Path(__file__).parents[2]
+    driver = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.ranks.parity", str(folder)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert driver.returncode == 0, driver.stderr[-4000:]
+    return {name: json.loads((folder / name / "result.json").read_text()) for name in CASES}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", CASES)
+def test_equals_one_process(name: str, results: dict[str, Any]) -> None:
+    result = results[name]
+    for what, distances in result["distance"].items():
+        if CASES[name].fp64:
+            assert max(distances) < FP64_TOLERANCE, (what, distances)
+        else:
+            # | |a| - |b| | <= |a - b|: the norm may be off by as much as the gradients may.
+            so_far = accumulate(result["rounding"]["loss" if what == "loss" else "gradient"], max)
+            allowed = [MARGIN * max(rounding, ROUND_ONCE) for rounding in so_far]
+            over = [(d, a) for d, a in zip(distances, allowed, strict=True) if d > a]
+            assert not over, (what, over)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "drops" in name and CASES[name].fp64])
+def test_drops_the_same_tokens(name: str, results: dict[str, Any]) -> None:
+    assert results[name]["dropped"] == results[name]["dropped_in_one_process"]
+    assert min(results[name]["dropped"]) > 0
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("demo")])
+def test_trains(name: str, results: dict[str, Any]) -> None:
+    losses = results[name]["losses"]
+    assert losses[-1] < losses[0] - 0.3
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].script])
+def test_switches_between_steps(name: str, results: dict[str, Any]) -> None:
+    """The neutral switches are in the very run that equals one process; refused ones leave nothing behind."""
+    assert [ack[:3] for ack in results[name]["acks"]] == [
+        [4, "applied", 5],
+        [7, "rejected", 7],
+        [9, "applied", 10],
+        [11, "rejected", 11],
+        [13, "applied", 14],
+    ]
+    assert "legal: 2, 4, 8, 16" in results[name]["acks"][1][3]
+    assert results[name]["acks"][3][3] == "rank 5: this rank has no room for 16 micro-batches"
+    knobs = results[name]["knobs"]
+    assert (knobs["micro_batches"], knobs["recompute"]) == (2, "selective")

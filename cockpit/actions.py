@@ -42,15 +42,15 @@ APP = (
 )
 
 OVERVIEW = (
-    Action("panel.next", "tab", "turn(1)", "next panel", "Go to the next panel", True, priority=True),
+    Action("panel.next", "tab", "turn(1)", "panel", "Go to the next panel", True, priority=True),
     Action(
         "panel.previous", "shift+tab", "turn(-1)", "previous panel", "Go to the panel before", priority=True
     ),
     Action(
         "panel.maximise",
         "z",
-        "maximise",
-        "maximise",
+        "zoom",
+        "zoom",
         "Give the focused panel the whole screen; again to go back",
         True,
     ),

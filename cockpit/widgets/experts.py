@@ -8,7 +8,7 @@ from cockpit.theme import Palette
 from cockpit.verdict import IMBALANCE, Level, drop_share
 from cockpit.widgets.panel import Panel
 
-SIDE = 17  # `  1.62×   0.0 % !`
+SIDE = 18  # `  1.62×   0.0 % !`
 FULL = 2.0  # load over ideal at which a column is full; half height is the ideal
 
 
@@ -48,7 +48,7 @@ class ExpertLoad(Panel):
         rows = [("L" + str(layer.layer), [layer]) for layer in experts.layers]
         if len(rows) + 1 > height:
             rows = _shared(experts.layers, max(1, height - 1))
-        tall = max(1, min(3, (height - 1) // len(rows)))
+        tall = max(1, min(5, (height - 1) // len(rows)))
         name = max(len(label) for label, _ in rows) + 1
         count = max(len(layer.load) for layer in experts.layers)
         room = max(1, width - name - SIDE)

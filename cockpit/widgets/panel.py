@@ -105,11 +105,11 @@ class Panel(Widget, can_focus=True):
         if len(old) != len(strips):
             self.refresh()
             return
-        width, (left, top) = self.content_size.width, self.gutter.top_left
+        width = self.content_size.width
         changed = [y for y, (was, now) in enumerate(zip(old, strips, strict=True)) if was != now]
         if changed:
             # Whole lines: a region that starts inside one makes the terminal redraw all that is left of it.
-            self.refresh(*[Region(left, top + y, width, 1) for y in changed])
+            self.refresh(*[Region(0, y, width, 1) for y in changed])
 
     @property
     def is_on_screen(self) -> bool:

@@ -1,0 +1,14 @@
+"""`make bench`: what docs/measurements.md records. Ratios within one run; nothing here is ever asserted.
+
+python -m tests.bench [NAME ...]
+"""
+
+import sys
+
+from tests.bench import collectives, start, telemetry
+
+BENCHES = {"start": start.main, "telemetry": telemetry.main, "collectives": collectives.main}
+
+for name in sys.argv[1:] or BENCHES:
+    print(f"\n== {name}", flush=True)
+    BENCHES[name]()

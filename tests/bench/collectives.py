@@ -1,0 +1,55 @@
+"""gloo's ring collectives against the same bytes by all-to-all, as `engine/parallel/comm.py` takes them."""
+
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from engine.launch import Place, launch
+
+RANKS = (2, 4, 8)
+NUMBERS = 4096  # fp32: 16 KiB
+ROUNDS = 60
+
+
+def measure(place: Place) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from engine.meter import Meter
+    from engine.parallel.comm import Axis
+
+    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+    world = dist.group.WORLD
+    axis = Axis("tp", world, Meter())
+    x = torch.randn(NUMBERS)
+    rows = torch.randn(place.world, NUMBERS // place.world)
+    part, everything = torch.empty(NUMBERS // place.world), torch.empty(place.world * NUMBERS)
+    pairs = {
+        "all-reduce": (lambda: dist.all_reduce(x), lambda: axis.all_reduce(x)),
+        "reduce-scatter": (
+            lambda: dist.reduce_scatter_tensor(part, rows.view(-1)),
+            lambda: axis.reduce_scatter(rows),
+        ),
+        "all-gather": (lambda: dist.all_gather_into_tensor(everything, x), lambda: axis.all_gather(x)),
+    }
+    for name, forms in pairs.items():
+        took: tuple[list[float], list[float]] = ([], [])
+        for _ in range(ROUNDS):
+            for form, times in zip(forms, took, strict=True):
+                begin = time.perf_counter()
+                form()
+                times.append(time.perf_counter() - begin)
+        ring, direct = (median(times[5:]) * 1e6 for times in took)
+        if place.rank == 0:
+            print(
+                f"  {place.world} ranks  {name:14}  ring {ring:7.0f} us   all-to-all {direct:7.0f} us", end=""
+            )
+            print(f"   ratio {ring / direct:.2f}", flush=True)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    for world in RANKS:
+        with tempfile.TemporaryDirectory() as folder:
+            launch(world, measure, name_of_rank=str, hub="none", run="bench", run_dir=Path(folder))

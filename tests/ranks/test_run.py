@@ -1,0 +1,219 @@
+"""`engine run` and `cockpit` as a script uses them: real commands, real ranks, real faults."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEMO = "layouts/demo.toml"
+TWO_RANKS = ["grid.pp=1", "grid.dp_shard=1", "grid.ep=2", "train.global_batch=8", "knobs.micro_batches=1"]
+
+STEP_FIELDS = set(
+    [
+        "event",
+        "step",
+        "loss",
+        "grad_norm",
+        "step_ms",
+        "tokens_per_s",
+        "mfu",
+        "bubble",
+        "bubble_bound",
+        "oversubscribed",
+        "a2a_bytes",
+        "comm",
+        "dropped",
+        "load_max_over_mean",
+        "knobs",
+        "revision",
+    ]
+)
+
+
+def engine(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "engine", "run", *arguments]
+
+
+def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, **options)
+
+
+class Live:
+    """A run in the background whose NDJSON is read as it comes."""
+
+    def __init__(self, run_dir: Path, *arguments: str):
+        command = engine(DEMO, "--json", "--run-dir", str(run_dir), *arguments)
+        self.run_dir = run_dir
+        self.errors = (run_dir.parent / "stderr").open("w+")
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=self.errors, text=True
+        )
+        self.events: list[dict[str, Any]] = []
+        self.family: list[psutil.Process] = []
+
+    def until_step(self, step: int) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.events.append(json.loads(line))
+            if self.events[-1].get("step", -1) >= step:
+                self.family = psutil.Process(self.process.pid).children(recursive=True)
+                return self.events[-1]
+        self.errors.seek(0)
+        raise AssertionError(f"the run ended before step {step}: {self.errors.read()}")
+
+    def rest(self) -> int:
+        assert self.process.stdout is not None
+        self.events += [json.loads(line) for line in self.process.stdout]
+        return self.process.wait(60)
+
+    @property
+    def steps(self) -> list[int]:
+        return [event["step"] for event in self.events if event["event"] == "step"]
+
+    def orphans(self) -> list[psutil.Process]:
+        return psutil.wait_procs(self.family, timeout=10)[1]
+
+    def cockpit(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        name = arguments[0]
+        return run(
+            [sys.executable, "-m", "cockpit", name, "--run", str(self.run_dir), *arguments[1:], "--json"]
+        )
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    started = Live(tmp_path / "run", "train.steps=1000")
+    yield started
+    if started.process.poll() is None:
+        started.process.kill()
+    for process in started.family:
+        if process.is_running():
+            process.kill()
+
+
+def test_headless_without_a_hub(tmp_path: Path) -> None:
+    done = run(engine(DEMO, "train.steps=20", "--json", "--hub", "none", "--run-dir", str(tmp_path / "run")))
+    assert done.returncode == 0, done.stderr
+    start, *steps, end = map(json.loads, done.stdout.splitlines())
+    assert start["event"] == "start" and start["world"] == 8 and start["grid"]["tp"] == 2
+    assert [event["step"] for event in steps] == list(range(20))
+    for event in steps:
+        assert event.keys() >= STEP_FIELDS
+        assert event["comm"].keys() == {"dp", "tp", "pp", "ep", "control"}
+        assert 0 < event["a2a_bytes"] <= event["comm"]["ep"]["bytes"]
+        assert event["oversubscribed"] == (len(os.sched_getaffinity(0)) < 8)
+    assert abs(steps[0]["loss"] - math.log(256)) < 0.1
+    assert end == {"event": "end", "steps": 20, "loss": steps[-1]["loss"], "wall_s": end["wall_s"], "exit": 0}
+    assert "hub.json" not in os.listdir(tmp_path / "run")
+
+
+def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:
+    live.until_step(2)
+
+    refused = live.cockpit("set", "micro_batches=7")
+    assert refused.returncode == 3
+    verdict = json.loads(refused.stdout)
+    assert verdict["state"] == "rejected" and "2, 4, 8, 16" in verdict["why"]
+
+    applied = live.cockpit("set", "micro_batches=8", "capacity_factor=1.0", "--wait")
+    assert applied.returncode == 0, applied.stderr
+    verdict = json.loads(applied.stdout)
+    assert (verdict["state"], verdict["acks"], verdict["world"]) == ("applied", 8, 8)
+    step = live.until_step(verdict["applied_step"])
+    assert step["knobs"]["micro_batches"] == 8 and step["dropped"] > 0
+    assert step["revision"] == verdict["revision"]
+    before = next(e for e in live.events if e.get("step") == verdict["applied_step"] - 1)
+    assert before["knobs"]["micro_batches"] == 4 and before["dropped"] == 0
+
+    snapshot = json.loads(live.cockpit("snapshot").stdout)
+    assert len(snapshot["ranks"]) == 8 and snapshot["coverage"]["reporting"] == 8
+    assert {knob["name"]: knob["value"] for knob in snapshot["knobs"]}["micro_batches"] == 8
+
+    hub = json.loads((live.run_dir / "hub.json").read_text())
+    os.kill(hub["pid"], signal.SIGKILL)
+    live.until_step(live.steps[-1] + 4)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:  # the hub is back, on the same run, with the same board
+        again = live.cockpit("set", "recompute=full", "--wait")
+        if again.returncode == 0:
+            break
+        time.sleep(1)
+    verdict = json.loads(again.stdout)
+    assert verdict["state"] == "applied" and verdict["acks"] == 8, again.stderr
+    live.until_step(verdict["applied_step"])
+
+    live.process.send_signal(signal.SIGTERM)
+    assert live.rest() == 0
+    assert live.steps == list(range(len(live.steps))), "a step was lost"
+    assert live.events[-1]["event"] == "end" and live.events[-1]["exit"] == 0
+    assert not live.orphans()
+
+
+def test_a_killed_rank_ends_the_run_with_a_sentence(live: Live) -> None:
+    live.until_step(1)
+    ranks = [
+        p for p in psutil.Process(live.process.pid).children() if "agents.hub" not in " ".join(p.cmdline())
+    ]
+    assert len(ranks) == 8
+    ranks[3].kill()
+    killed = time.monotonic()
+    assert live.rest() == 1
+    assert time.monotonic() - killed < 20
+    live.errors.seek(0)
+    sentence = live.errors.readline()
+    assert "rank 3 (pp0 dp1 tp1) was killed by SIGKILL at step" in sentence
+    assert not live.orphans()
+
+
+def test_ctrl_c_finishes_the_step(live: Live) -> None:
+    live.until_step(1)
+    live.process.send_signal(signal.SIGINT)
+    assert live.rest() == 130
+    assert live.events[-1]["event"] == "end" and live.events[-1]["exit"] == 130
+    assert not live.orphans()
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    arguments = [
+        "engine",
+        "run",
+        DEMO,
+        *TWO_RANKS,
+        "train.steps=3",
+        "--json",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
+    done = run([*torchrun, *arguments])
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["event"] for event in events] == ["start", "step", "step", "step", "end"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "names"),
+    [
+        ("grid.tp=3", ["grid.tp = 3", "legal: 1, 2, 4"]),
+        ("knobs.micro_batches=7", ["knobs.micro_batches = 7", "legal: 2, 4, 8, 16"]),
+        ("train.stepz=7", ["train.stepz", "did you mean steps?"]),
+        ("--hub=ftp://x", ["ftp://x"]),
+        ("--wrong", ["--wrong"]),
+    ],
+)
+def test_refuses_in_one_sentence(argument: str, names: list[str]) -> None:
+    refused = run(engine(DEMO, argument))
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert len(refused.stderr.splitlines()) == 1
+    assert all(name in refused.stderr for name in names), refused.stderr

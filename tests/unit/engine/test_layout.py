@@ -1,0 +1,110 @@
+"""Layouts: overrides, and one sentence for everything that is wrong."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.layout import Layout, LayoutError, from_toml, legal_micro_batches, load
+
+DEMO = Path(__file__).parents[3] / "layouts" / "demo.toml"
+
+
+def test_the_demo_is_what_the_contract_says() -> None:
+    demo = load(DEMO)
+    assert demo.ranks.world == 8
+    assert (demo.knobs.micro_batches, demo.train.global_batch, demo.model.layers) == (4, 32, 4)
+    assert demo.train.precision == "fp32" and demo.knobs.capacity_factor is None
+    assert legal_micro_batches(demo) == [2, 4, 8, 16]
+
+
+def test_overrides_lie_over_the_file() -> None:
+    demo = load(
+        DEMO, ["train.steps=3", "knobs.capacity_factor=1.5", "train.grad_clip=none", "model.moe.top_k=1"]
+    )
+    assert (demo.train.steps, demo.knobs.capacity_factor, demo.train.grad_clip) == (3, 1.5, None)
+    assert demo.model.moe and demo.model.moe.top_k == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("grid.tp=3", "grid.tp = 3 does not divide model.heads = 4; legal: 1, 2, 4"),
+        ("grid.tp=x", "grid.tp = 'x' is not legal; legal: a whole number of at least 1"),
+        ("grid.cp=2", "grid.cp = 2 is not legal; legal: 1"),
+        ("grid.ep=3", "grid.ep = 3 does not divide model.moe.experts = 8"),
+        ("grid.pp=5", "legal: 1 to 4"),
+        ("train.stepz=3", "train.stepz is not a key of a layout; did you mean steps?"),
+        ("train.zero=9", "train.zero = 9 is not legal; legal: 0, 1, 2, 3"),
+        ("train.zero=0", "grid.dp_shard = 2"),
+        ("train.steps=1.5", "a whole number"),
+        ("train.steps=none", "train.steps = none is not legal"),
+        ("train.lr=nan", "train.lr"),
+        ("train.global_batch=3", "train.global_batch = 3"),
+        ("train.global_batch=2", "legal: a multiple of 4"),
+        ("knobs.micro_batches=7", "knobs.micro_batches = 7 is not legal; legal: 2, 4, 8, 16"),
+        ("knobs.capacity_factor=-1", "a number above 0 or none"),
+        ("schedule.name=zbv", "legal: gpipe, 1f1b"),
+        ("model.moe=none", "grid.ep = 4 without experts"),
+        ("model.moe=3", "legal: a section [model.moe]"),
+        ("model.moe.top_k=9", "model.moe.top_k = 9 is more than experts"),
+        ("data.source=hello", "legal: stdlib, text:GLOB"),
+        ("nonsense", "write section.key=value"),
+        ("run=3", "write section.key=value"),
+        ("grid.tp.x=3", "is not a key of a layout"),
+    ],
+)
+def test_a_wrong_value_gets_one_sentence(override: str, sentence: str) -> None:
+    with pytest.raises(LayoutError) as refusal:
+        load(DEMO, [override])
+    assert sentence in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_files_that_are_not_layouts(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match="No such file"):
+        load(tmp_path / "absent.toml")
+    (tmp_path / "bad.toml").write_text("[model\n")
+    with pytest.raises(LayoutError, match=r"bad\.toml is not TOML"):
+        load(tmp_path / "bad.toml")
+    (tmp_path / "raw.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(LayoutError, match="not UTF-8"):
+        load(tmp_path / "raw.toml")
+    with pytest.raises(LayoutError, match="model is missing"):
+        from_toml("")
+
+
+KEYS = [
+    "model.layers",
+    "grid.tp",
+    "train.lr",
+    "knobs.recompute",
+    "model.moe",
+    "data.source",
+    "x.y",
+    "grid",
+    "",
+]
+
+
+@given(st.sampled_from(KEYS), st.one_of(st.text(max_size=12), st.integers().map(str), st.floats().map(str)))
+def test_any_override_is_taken_or_refused_in_a_sentence(key: str, value: str) -> None:
+    try:
+        assert isinstance(load(DEMO, [f"{key}={value}"]), Layout)
+    except LayoutError as refusal:
+        assert "\n" not in str(refusal)
+
+
+def test_the_digest_is_of_model_and_data_not_of_steps() -> None:
+    digest = load(DEMO).digest()
+    assert load(DEMO, ["train.steps=3", "run.name=other"]).digest() == digest
+    assert load(DEMO, ["run.seed=2"]).digest() != digest
+    assert load(DEMO, ["model.layers=6"]).digest() != digest
+
+
+def test_layouts_are_frozen() -> None:
+    with pytest.raises(AttributeError):
+        load(DEMO).run.name = "x"  # type: ignore[misc]
+    assert msgspec.structs.replace(load(DEMO).run, name="y").name == "y"

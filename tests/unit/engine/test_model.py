@@ -1,0 +1,192 @@
+"""The model against the plainest reading of its formulas, and its drops against a count by hand."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.layout import Layout, load
+from engine.meter import Meter
+from engine.model.moe import Dials, MoeLayer
+from engine.model.transformer import Stage, split_layers
+from engine.parallel.comm import Axis
+from engine.parallel.tensor import Weights, cross_entropy, initial
+from tests.unit.engine.test_layout import DEMO
+
+SMALL = [
+    "grid.pp=1",
+    "grid.dp_shard=1",
+    "grid.tp=1",
+    "grid.ep=1",
+    "model.layers=2",
+    "model.seq_len=24",
+    "model.moe.every=2",
+]
+
+
+def build(layout: Layout, dials: Dials) -> tuple[Stage, Meter]:
+    meter = Meter(layout.model.layers, 8)
+    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
+    return Stage(weights, layout.model, range(layout.model.layers), dials, meter), meter
+
+
+@pytest.fixture
+def layout() -> Layout:
+    return load(DEMO, SMALL)
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    return torch.randint(0, 256, (3, 24), generator=torch.Generator().manual_seed(5))
+
+
+def plain(stage: Stage, layout: Layout, tokens: Tensor) -> Tensor:
+    """Logits, one token and one expert at a time."""
+    model = layout.model
+    p = dict(stage.named_parameters())
+    x = p["embedding.weight"][tokens]
+    S, C = tokens.shape[1], model.head_dim
+    turn = torch.arange(S)[:, None] * model.rope_theta ** (-torch.arange(0, C, 2) / C)
+    for layer in range(model.layers):
+        at = f"layers.{layer}."
+        h = norm(x, p[at + "attention_norm.weight"], model.norm_eps)
+        heads = []
+        for head in range(model.heads):
+            group = head // (model.heads // model.kv)
+            q, k, v = (
+                h @ p[f"{at}attention.{name}"][index * C : (index + 1) * C].T
+                for name, index in (("q", head), ("k", group), ("v", group))
+            )
+            q, k = spin(q, turn), spin(k, turn)
+            scores = (q @ k.transpose(1, 2) / math.sqrt(C)).masked_fill(
+                torch.ones(S, S, dtype=torch.bool).triu(1), -math.inf
+            )
+            heads.append(scores.softmax(-1) @ v)
+        x = x + torch.cat(heads, -1) @ p[at + "attention.o"].T
+        h = norm(x, p[at + "mlp_norm.weight"], model.norm_eps)
+        if model.has_experts(layer):
+            x = x + plain_moe(
+                h, {name.removeprefix(at + "mlp."): w for name, w in p.items()}, model.moe.top_k
+            )
+        else:
+            hidden = F.silu(h @ p[at + "mlp.gate"].T) * (h @ p[at + "mlp.up"].T)
+            x = x + hidden @ p[at + "mlp.down"].T
+    return norm(x, p["norm.weight"], model.norm_eps) @ p["head.weight"].T
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def spin(x: Tensor, turn: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    z = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(turn), turn)
+    return torch.cat((z.real, z.imag), -1)
+
+
+def plain_moe(h: Tensor, w: dict[str, Tensor], top_k: int) -> Tensor:
+    out = torch.zeros_like(h)
+    for b in range(h.shape[0]):
+        for t in range(h.shape[1]):
+            probs = (w["router"] @ h[b, t]).softmax(-1)
+            best = probs.topk(top_k)
+            for prob, e in zip(best.values / best.values.sum(), best.indices.tolist(), strict=True):
+                hidden = F.silu(h[b, t] @ w["experts.gate"][e]) * (h[b, t] @ w["experts.up"][e])
+                out[b, t] += prob * (hidden @ w["experts.down"][e])
+    return out
+
+
+def test_equals_the_plain_reading(layout: Layout, tokens: Tensor) -> None:
+    stage, _ = build(layout, Dials())
+    with torch.no_grad():
+        torch.testing.assert_close(stage(tokens), plain(stage, layout, tokens), atol=2e-6, rtol=1e-5)
+
+
+def test_recompute_changes_nothing_and_counts_once(layout: Layout, tokens: Tensor) -> None:
+    results = {}
+    for recompute in ("none", "selective", "full"):
+        stage, meter = build(layout, Dials(recompute, 1.0, 0.01))
+        loss = cross_entropy(stage(tokens), tokens.roll(-1, 1), Axis("tp", None, meter))
+        loss.backward()
+        grads = torch.cat([p.grad.flatten() for p in stage.parameters()])
+        results[recompute] = (loss.detach(), grads, meter.readings.load, meter.readings.dropped)
+    for recompute in ("selective", "full"):
+        for mine, none in zip(results[recompute], results["none"], strict=True):
+            assert torch.equal(mine, none), recompute
+    assert results["none"][2].sum() == tokens.numel() * 2  # top-2, one layer with experts
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.25])
+def test_drops_what_a_count_by_hand_drops(layout: Layout, factor: float) -> None:
+    """Each sequence's expert takes its first ceil(factor S K / E) pairs and no more."""
+    meter = Meter(1, 8)
+    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
+    moe = layout.model.moe
+    assert moe is not None
+    layer = MoeLayer(weights, 0, moe, 64, 0.02, Dials(capacity_factor=factor), meter)
+    x = torch.randn(4, 24, 64, generator=torch.Generator().manual_seed(1))
+    memo: dict[str, object] = {}
+    layer(x, memo)  # type: ignore[arg-type]
+    routing = memo["routing"]
+    capacity = math.ceil(factor * 24 * moe.top_k / 8)
+    kept = []
+    for sequence in range(4):
+        taken: Counter[int] = Counter()
+        for token in range(24):
+            number = sequence * 24 + token
+            for k, expert in enumerate((layer.router @ x[sequence, token]).topk(2).indices.tolist()):
+                if taken[expert] < capacity:
+                    taken[expert] += 1
+                    kept.append(number * moe.top_k + k)
+    assert sorted(routing.plan.pairs_N.tolist()) == kept  # type: ignore[attr-defined]
+    assert int(meter.readings.dropped) == 4 * 24 * 2 - len(kept) > 0
+
+
+def test_the_balancing_loss_reaches_the_router_with_its_own_scale(layout: Layout) -> None:
+    """d(coef x scale x aux) / d(router), against autograd through the formula of a sequence."""
+    meter = Meter(1, 8)
+    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
+    moe = layout.model.moe
+    assert moe is not None
+    x = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(1))
+    layer = MoeLayer(weights, 0, moe, 64, 0.02, Dials(aux_loss_coef=0.5, aux_scale=0.25), meter)
+    (layer(x, {}) * 0.0).sum().backward()
+    router = layer.router.detach().clone().requires_grad_()
+    aux = torch.zeros(())
+    for sequence in x:
+        probs = (sequence @ router.T).softmax(-1)
+        chosen = F.one_hot(probs.topk(2).indices, 8).sum((0, 1)) / (24 * 2)
+        aux = aux + 8 * (chosen * probs.mean(0)).sum()
+    (0.5 * 0.25 * aux).backward()
+    torch.testing.assert_close(layer.router.grad, router.grad)
+
+
+def test_initial_weights_depend_on_name_and_seed_alone() -> None:
+    one = initial("layers.0.attention.q", (8, 4), 0.02, 1)
+    assert torch.equal(one, initial("layers.0.attention.q", (8, 4), 0.02, 1))
+    assert not torch.equal(one, initial("layers.1.attention.q", (8, 4), 0.02, 1))
+    assert not torch.equal(one, initial("layers.0.attention.q", (8, 4), 0.02, 2))
+
+
+def test_targets_below_zero_do_not_count() -> None:
+    meter = Meter()
+    logits = torch.randn(2, 5, 16, requires_grad=True)
+    targets = torch.tensor([[1, 2, -1, 4, 5], [6, -1, -1, 9, 15]])
+    loss = cross_entropy(logits, targets, Axis("tp", None, meter))
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1, reduction="sum")
+    torch.testing.assert_close(loss, expected)
+    mine, theirs = torch.autograd.grad(loss, logits)[0], torch.autograd.grad(expected, logits)[0]
+    torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "sizes"),
+    [(4, 2, [2, 2]), (5, 3, [2, 2, 1]), (7, 4, [2, 2, 2, 1]), (3, 3, [1, 1, 1])],
+)
+def test_layers_are_split_evenly(layers: int, stages: int, sizes: list[int]) -> None:
+    parts = split_layers(layers, stages)
+    assert [n for part in parts for n in part] == list(range(layers))
+    assert [len(part) for part in parts] == sizes

@@ -1,26 +1,23 @@
 """The ranks: one cell each, coloured by how far it is from its peers, and an inspector of one of them."""
 
-from functools import lru_cache
 from typing import ClassVar
 
-from rich.style import Style
 from textual import events
 from textual.binding import Binding
 
-from cockpit import format
 from cockpit.actions import GRID, GRID_KEYS
 from cockpit.lines import Line
-from cockpit.metrics import Metric, Reading, available, read
+from cockpit.metrics import Metric, available, read
 from cockpit.store import Store, Topic
 from cockpit.theme import Palette
-from cockpit.verdict import SLOW_RANK, Level, stalled
-from cockpit.widgets.arrange import Coords, Plan, Row, Slot, axes_of, bands, plan, step_from
+from cockpit.widgets.arrange import Coords, Plan, axes_of, bands, plan, step_from
+from cockpit.widgets.cells import Cells, legend, levels_of
+from cockpit.widgets.inspector import inspector
 from cockpit.widgets.panel import Panel
 
 WIDE_CELL = 19
 INSPECTOR = 3
 ROOMY = 20  # lines the grid may ask for
-_SEVERITY = (Level.BAD, Level.WARN, Level.NOTE, Level.GOOD)
 
 
 class RankGrid(Panel):

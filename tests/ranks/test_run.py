@@ -18,26 +18,18 @@ ROOT = Path(__file__).parents[2]
 DEMO = "layouts/demo.toml"
 TWO_RANKS = ["grid.pp=1", "grid.dp_shard=1", "grid.ep=2", "train.global_batch=8", "knobs.micro_batches=1"]
 
-STEP_FIELDS = set(
-    [
-        "event",
-        "step",
-        "loss",
-        "grad_norm",
-        "step_ms",
-        "tokens_per_s",
-        "mfu",
-        "bubble",
-        "bubble_bound",
-        "oversubscribed",
-        "a2a_bytes",
-        "comm",
-        "dropped",
-        "load_max_over_mean",
-        "knobs",
-        "revision",
-    ]
-)
+STEP_FIELDS = {
+    "event",
+    "step",
+    "loss",
+    "grad_norm",
+    "step_ms",
+    "tokens_per_s",
+    "mfu",
+    "bubble",
+    "bubble_bound",
+}
+STEP_FIELDS |= {"oversubscribed", "a2a_bytes", "comm", "dropped", "load_max_over_mean", "knobs", "revision"}
 
 
 def engine(*arguments: str) -> list[str]:

@@ -1,0 +1,114 @@
+"""Lines, arrangements and curves: exact widths, every rank placed once, nothing missing drawn as zero."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cockpit import format
+from cockpit.lines import Line, bar, column
+from cockpit.store import Mark
+from cockpit.theme import THEMES, palette
+from cockpit.widgets.arrange import bands, own_axes, plan, step_from
+from cockpit.widgets.curve import decimate, nice_range, plot
+from cockpit.widgets.experts import load_bin
+from tests.screens.fake_run import FakeRun, big
+
+COLOURS = palette("cockpit-dark")
+
+
+@given(st.text(max_size=40), st.integers(1, 60))
+def test_a_strip_is_exactly_as_wide_as_asked_and_cannot_steer_the_terminal(text: str, width: int) -> None:
+    strip = Line().add(text, COLOURS.text).add("tail", COLOURS.dim).strip(width, COLOURS.text)
+    assert strip.cell_length == width
+    assert "\x1b" not in strip.text
+    assert all(segment.style is not None for segment in strip)
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown"),
+    [
+        (None, 1, "    ·"),
+        (math.nan, 1, "    ·"),
+        (0.0, 1, "  0.0"),
+        (412.4, 1, "412.4"),
+        (12345.6, 1, "12346"),
+    ],
+)
+def test_fixed_keeps_its_width_and_never_shows_missing_as_zero(value: float, digits: int, shown: str) -> None:
+    assert format.fixed(value, 5, digits) == shown
+
+
+def test_bars() -> None:
+    assert bar(0.5, 4) == "██  "
+    assert column(0.0, 2) == [" ", "▁"]  # a dead expert is drawn
+    assert column(1.0, 2) == ["█", "█"]
+    assert load_bin(0.0) == 0
+    assert load_bin(1.0) == 3
+
+
+def coords(run: FakeRun) -> dict[int, dict[str, int]]:
+    return {rank: run.coords(rank) for rank in range(run.world)}
+
+
+def test_ep_is_recognised_as_borrowed() -> None:
+    assert own_axes(coords(FakeRun())) == ["pp", "dp", "tp"]
+
+
+@pytest.mark.parametrize("group", ["pp", "dp", "tp", "ep"])
+@pytest.mark.parametrize("run", [FakeRun(), big()], ids=["8", "1024"])
+@pytest.mark.parametrize("size", [(74, 15), (49, 8), (90, 30), (20, 4)])
+def test_every_rank_is_placed_once_and_within_the_space(
+    run: FakeRun, group: str, size: tuple[int, int]
+) -> None:
+    width, height = size
+    found, columns = bands(coords(run), group)
+    how = plan(found, columns, width, height, 19)
+    placed = [rank for row in how.grid for slot in row for rank in slot]
+    assert sorted(placed) == list(range(run.world))
+    assert len(how.rows) + bool(how.columns) <= height
+    assert all(how.label + how.cell * len(row.top) <= width for row in how.rows)
+
+
+def test_the_cursor_walks_the_grid() -> None:
+    found, columns = bands(coords(FakeRun()), "pp")
+    grid = plan(found, columns, 60, 20, 19).grid
+    assert step_from(grid, None, 1, 0) == 0
+    assert step_from(grid, 0, 1, 0) == 1
+    assert step_from(grid, 1, 1, 0) == 1
+    assert step_from(grid, 1, 0, 1) == 3
+    assert step_from(grid, 3, 0, 1) == 5
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=400), st.integers(4, 80))
+def test_decimation_keeps_the_extremes(values: list[float], most: int) -> None:
+    xs, ys = decimate(list(enumerate(values)), most)
+    assert min(ys) == min(values)
+    assert max(ys) == max(values)
+    assert xs == sorted(xs)
+    assert len(xs) <= max(most, 2) + 2
+
+
+@given(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9))
+def test_a_nice_range_holds_its_values(a: float, b: float) -> None:
+    low, high = nice_range(min(a, b), max(a, b))
+    assert low < high
+    slack = 1e-9 * max(1.0, abs(a), abs(b))
+    assert low <= min(a, b) + slack
+    assert high >= max(a, b) - slack
+
+
+def test_a_plot_fills_its_place_and_marks_changes() -> None:
+    lines = plot([(step, 5 - step / 50) for step in range(200)], [Mark(100, "k")], 60, 12, COLOURS)
+    strips = [line.strip(60, COLOURS.text) for line in lines]
+    assert len(strips) == 12
+    assert sum("╷" in strip.text for strip in strips) >= 8
+    assert any(ord(char) >= 0x2800 for strip in strips for char in strip.text)
+
+
+@pytest.mark.parametrize("name", THEMES)
+def test_every_style_has_both_colours(name: str) -> None:
+    colours = palette(name)
+    for style in (colours.text, colours.cursor, *colours.apart, *colours.ramp, *colours.forward):
+        assert style.color and style.bgcolor

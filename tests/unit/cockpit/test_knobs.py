@@ -1,0 +1,60 @@
+"""Typed words to values, and what comes next on the board."""
+
+import pytest
+
+from agents.wire import KnobState, Legal, Value
+from cockpit.actions import APP, BOARD, GRID, OVERVIEW, KeymapError, load_keymap
+from cockpit.knobs import candidates, fit, legal_text, parse, split_change, step
+
+MICRO = KnobState("micro_batches", 4, Legal([2, 4, 8, 16]), True)
+CAPACITY = KnobState("capacity_factor", None, Legal(low=0.1, high=8.0, optional=True), False)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("none", None), ("true", True), ("8", 8), ("-2", -2), ("1.25", 1.25), ("1e-3", 1e-3), ("full", "full")],
+)
+def test_parse(text: str, value: Value) -> None:
+    assert parse(text) == value
+    assert type(parse(text)) is type(value)
+
+
+@pytest.mark.parametrize("text", ["", "x", "=3", "x="])
+def test_a_change_that_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match="knob=value"):
+        split_change(text)
+
+
+def test_stepping_holds_at_the_ends() -> None:
+    assert [step(MICRO, 4, 1), step(MICRO, 16, 1), step(MICRO, 2, -1)] == [8, 16, 2]
+    assert step(CAPACITY, None, -1) == 8.0
+    assert None in candidates(CAPACITY)
+    assert all(CAPACITY.legal.admits(value) for value in candidates(CAPACITY))
+
+
+def test_a_whole_number_fits_a_knob_of_fractions() -> None:
+    assert fit(KnobState("x", 0.5, Legal([0.5, 1.0]), True), 1) == 1.0
+    assert fit(MICRO, 8) == 8
+
+
+def test_legal_text() -> None:
+    assert legal_text(MICRO) == "2 4 8 16"
+    assert legal_text(CAPACITY) == "0.1 .. 8 | none"
+
+
+def test_keys_have_ids_of_their_own_and_avoid_what_terminals_take() -> None:
+    actions = [*APP, *OVERVIEW, *GRID, *BOARD]
+    assert len({action.id for action in actions}) == len(actions)
+    keys = {key for action in actions for key in action.keys.split(",")}
+    assert not keys & {"ctrl+a", "ctrl+b"}
+    assert not any(key.startswith("alt+") for key in keys)
+
+
+def test_keymap_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    assert load_keymap(tmp_path / "absent.toml") == {}
+    path = tmp_path / "keys.toml"
+    path.write_text('"app.knobs" = "b"\n')
+    assert load_keymap(path) == {"app.knobs": "b"}
+    path.write_text('"app.nothing" = "b"\n')
+    with pytest.raises(KeymapError, match=r"app\.nothing must be one of"):
+        load_keymap(path)

@@ -1,0 +1,142 @@
+"""The store: what it derives, when it goes stale, and that a snapshot is a new beginning."""
+
+import math
+
+import pytest
+
+from agents.wire import Gone, Pulse, Step
+from cockpit.metrics import STEP_TIME, available, read, settled_step
+from cockpit.store import Link, Store, Topic, median
+from tests.screens.fake_run import FakeRun, big
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> Store:
+    store = Store(clock)
+    store.apply(FakeRun().story(20, change_at=10))
+    store.heard(0.2)
+    return store
+
+
+def test_link_tells_waiting_live_stale_ended_failed(clock: Clock) -> None:
+    store, run = Store(clock), FakeRun()
+    assert store.link is Link.WAITING
+    store.apply(run.story(5))
+    store.heard(0.2)
+    assert store.link is Link.LIVE
+    clock.now += 12
+    assert store.link is Link.STALE
+    store.heard(0.0)
+    assert store.link is Link.LIVE
+    store.apply(Gone(rank, clean=True) for rank in range(8))
+    assert store.link is Link.ENDED
+    store.apply([Gone(3, clean=False)])
+    assert store.link is Link.FAILED
+
+
+def test_silence_after_the_last_step_is_an_end(clock: Clock) -> None:
+    store = Store(clock)
+    store.apply(FakeRun(steps=5).story(5))
+    store.heard(0.0)
+    clock.now += 60
+    assert store.link is Link.ENDED
+
+
+def test_coverage_counts_only_ranks_near_the_front(store: Store) -> None:
+    assert store.coverage() == "8/8"
+    step = store.state.steps[0]
+    store.apply([Step(**{name: getattr(step, name) for name in Step.__struct_fields__} | {"step": 25})])
+    assert store.coverage() == "1/8"
+
+
+def test_marks_are_the_applied_changes(store: Store) -> None:
+    assert [(mark.step, mark.label) for mark in store.marks()] == [(10, "micro_batches 4→8")]
+
+
+def test_journal_is_in_order_of_time(store: Store) -> None:
+    times = [entry.time_s for entry in store.journal()]
+    assert times == sorted(times)
+    assert any("applied 8/8 at step 10" in entry.text for entry in store.journal())
+
+
+def test_revisions_move_only_for_what_changed(store: Store) -> None:
+    before = store.revisions.copy()
+    store.apply([Pulse(0, 20, "forward", 3.0)])
+    moved = {topic for topic in Topic if store.revisions[topic] != before[topic]}
+    assert moved == {Topic.PULSE}
+
+
+def test_once_computes_once_per_revision(store: Store) -> None:
+    calls: list[int] = []
+    for _ in range(3):
+        store.once("x", (Topic.PULSE,), lambda: calls.append(1))
+    store.apply([Pulse(0, 20, "forward", 3.0)])
+    store.once("x", (Topic.PULSE,), lambda: calls.append(1))
+    assert len(calls) == 2
+
+
+def test_a_frozen_store_does_not_move(store: Store, clock: Clock) -> None:
+    still = store.frozen()
+    clock.now += 5
+    store.apply(FakeRun().step(40))
+    assert still.step == 19
+    assert still.age_s == pytest.approx(0.2)
+    assert store.step == 40
+
+
+def test_rebuild_forgets_what_the_snapshot_does_not_have(store: Store) -> None:
+    store.rebuild(FakeRun(pp=1).story(3))
+    assert store.world == 4
+    assert set(store.recent) == set(range(4))
+    assert store.step == 2
+
+
+def test_history_begins_again_after_a_resume(store: Store) -> None:
+    run = FakeRun()
+    store.apply(run.step(4))
+    assert [step.step for step in store.recent[0]] == [4]
+
+
+def test_readings_are_of_one_step(store: Store) -> None:
+    run = FakeRun()
+    half = [update for update in run.step(20) if isinstance(update, Step) and update.rank < 4]
+    store.apply(half)
+    assert settled_step(store) == 19
+    assert read(store, STEP_TIME)[0].value != half[0].step_ms
+
+
+def test_a_slow_rank_stands_apart_from_its_own_stage(store: Store) -> None:
+    forward = next(metric for metric in available(store) if metric.title == "forward time")
+    readings = read(store, forward)
+    assert readings[3].apart == pytest.approx(0.42, abs=0.05)
+    assert all(abs(readings[rank].apart) < 0.1 for rank in range(8) if rank != 3)
+
+
+def test_a_gone_rank_has_no_value(store: Store) -> None:
+    store.apply([Gone(2, clean=False, text="killed")])
+    assert read(store, STEP_TIME)[2].value is None
+
+
+def test_median_ignores_not_a_number() -> None:
+    assert median([3.0, math.nan, 1.0, 2.0]) == 2.0
+    assert median([]) is None
+
+
+def test_1024_ranks() -> None:
+    store = Store(lambda: 0.0)
+    store.apply(big().story(2))
+    assert store.coverage() == "1024/1024"
+    assert len(read(store, STEP_TIME)) == 1024

@@ -1,0 +1,106 @@
+"""The two lines: each rule speaks when it should, and the gravest speaks first."""
+
+import math
+from collections.abc import Iterable
+
+import pytest
+from msgspec import structs
+
+from agents.wire import Experts, Gone, LayerLoad, Pulse, Update
+from cockpit.store import Store
+from cockpit.verdict import Level, diagnosis, headline, verdict
+from tests.screens.fake_run import FakeRun
+
+LOST = [Gone(5, clean=False, text="killed by signal 9")]
+STALLED = [Pulse(6, 9, "tp all-gather, layer 2, micro-batch 1", 31_000.0)]
+HOT = [Experts(9, [LayerLoad(1, [800, 50, 50, 50, 50, 0, 0, 0], 0)])]
+DROPS = [Experts(9, [LayerLoad(1, [100] * 8, 40)])]
+
+
+def store_with(run: FakeRun, extra: Iterable[Update] = (), age_s: float = 0.1) -> Store:
+    store = Store(lambda: 100.0)
+    store.apply(run.story(10))
+    store.apply(extra)
+    store.heard(age_s)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("extra", "level", "words"),
+    [
+        ([], Level.WARN, "bubble-bound"),
+        (LOST, Level.BAD, "rank 5 (pp1 dp0 tp1 ep1) lost: killed by signal 9 · last step 9"),
+        (STALLED, Level.BAD, "rank 6 (pp1 dp1 tp0 ep2) in tp all-gather, layer 2, micro-batch 1 for 31 s"),
+        (HOT, Level.WARN, "expert 0 of layer 1 carries 6.4× its share"),
+        (DROPS, Level.WARN, "layer 1 drops 5.0 % of its tokens"),
+        ([*HOT, *STALLED, *LOST], Level.BAD, "rank 5"),
+    ],
+)
+def test_diagnosis(extra: list[Update], level: Level, words: str) -> None:
+    said = diagnosis(store_with(FakeRun(oversubscribed=False), extra))
+    assert said.level is level
+    assert words in said.text
+
+
+def test_shared_cores_are_said_first_and_no_bubble_advice_is_given() -> None:
+    said = diagnosis(store_with(FakeRun()))
+    assert said.text == "8 ranks share 2 cores: bubbles and times are not those of a cluster"
+    with_finding = diagnosis(store_with(FakeRun(), HOT))
+    assert with_finding.text.startswith("8 ranks share 2 cores")
+    assert with_finding.text.endswith("its share")
+    assert diagnosis(store_with(FakeRun(), LOST)).text.startswith("rank 5")
+
+
+def test_a_loss_that_is_no_number_is_bad() -> None:
+    store = store_with(FakeRun())
+    summary = store.summary
+    assert summary
+    store.apply([structs.replace(summary, step=10, loss=math.nan)])
+    said = diagnosis(store)
+    assert said.level is Level.BAD
+    assert "since step 10" in said.text
+
+
+def test_a_rank_whose_pulse_stops_is_silent() -> None:
+    now = [100.0]
+    store = Store(lambda: now[0])
+    run = FakeRun()
+    store.apply(run.story(10))
+    now[0] += 9
+    store.apply(Pulse(rank, 10, "forward", 1.0) for rank in range(8) if rank != 2)
+    store.heard(0.0)
+    assert "rank 2 (pp0 dp1 tp0 ep2) silent for 9.0 s" in diagnosis(store).text
+
+
+def test_a_stale_picture_blames_no_rank() -> None:
+    store = store_with(FakeRun(), age_s=12.0)
+    assert headline(store) == ("STALE 12 s", Level.WARN)
+    assert "hub is not heard" in diagnosis(store).text
+
+
+def test_ended_says_where_it_ended() -> None:
+    store = store_with(FakeRun(steps=10), [Gone(rank, clean=True) for rank in range(8)])
+    assert headline(store)[0] == "ENDED"
+    assert diagnosis(store).text.startswith("the run is over: 9 of 10 steps")
+
+
+def test_verdict_has_the_run_in_a_line() -> None:
+    text = " · ".join(item.text for item in verdict(store_with(FakeRun()), operator=True))
+    for word in (
+        "demo",
+        "step   9/300",
+        "ms/step",
+        "tok/s",
+        "loss 4.9",
+        "8/8 ranks",
+        "OPERATOR",
+        "0.1 s old",
+    ):
+        assert word in text
+    assert "MFU" not in text  # not known is not shown as a number
+
+
+def test_trouble_of_our_own_comes_before_all() -> None:
+    store = store_with(FakeRun(), LOST)
+    store.trouble = "the engine ended with exit 1: out of memory\x1b[2J"
+    assert diagnosis(store).text == "the engine ended with exit 1: out of memory [2J"

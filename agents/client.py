@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import zmq
 
-from agents import wire
+from agents import codec, wire
 from agents.runs import this_host
 from agents.state import RunState
 from agents.wire import (
@@ -98,7 +98,7 @@ class Client:
         propose = Propose(
             id or os.urandom(8).hex(), dict(changes), base_revision, expires_step, who or whoami()
         )
-        wire.decode(wire.encode([propose]))  # what the hub could not read is refused here, with the place
+        codec.decode(codec.encode([propose]))  # what the hub could not read is refused here, with the place
         self._unanswered[propose.id] = (propose, 0.0)
         self._ask()
         return propose.id
@@ -123,7 +123,7 @@ class Client:
 
     def _send(self, message: Message) -> bool:
         try:
-            self._dealer.send(wire.encode([message]), zmq.NOBLOCK)
+            self._dealer.send(codec.encode([message]), zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -133,7 +133,7 @@ class Client:
     def _drain(self, applied: list[Update]) -> None:
         for _ in range(FRAMES):
             try:
-                messages = wire.decode(self._dealer.recv(zmq.NOBLOCK))
+                messages = codec.decode(self._dealer.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return
             except WireError as error:

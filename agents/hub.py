@@ -20,7 +20,7 @@ from typing import Literal, TextIO
 
 import zmq
 
-from agents import runs, wire
+from agents import codec, runs, wire
 from agents.audience import Audience
 from agents.complaints import Complaints
 from agents.control import Control
@@ -149,7 +149,7 @@ class Hub:
             except zmq.Again:
                 return taken
             for answer in self._take(identity, frames, handle):
-                self._send(router, identity, wire.encode([answer]))
+                self._send(router, identity, codec.encode([answer]))
         return FRAMES_A_ROUND
 
     def _take(self, identity: bytes, frames: list[bytes], handle: Handler) -> list[Message]:
@@ -157,7 +157,7 @@ class Hub:
         try:
             if len(frames) != 1:
                 raise WireError(f"a message has one frame, and this has {len(frames)}")
-            answers = handle(identity, wire.decode(frames[0]), now)
+            answers = handle(identity, codec.decode(frames[0]), now)
         except WireError as error:
             self._complaints.add("frame", f"a peer sent a frame that was dropped: {error}")
             answers = [Refused(wire.clip(str(error)))]
@@ -172,7 +172,7 @@ class Hub:
         for message in messages:
             match message:
                 case Credit() if message.version != wire.VERSION:
-                    raise WireError(wire.version_refusal(message.version))
+                    raise WireError(codec.version_refusal(message.version))
                 case Credit():
                     refusal = self._audience.credit(identity, message, now)
                     if refusal:
@@ -189,7 +189,7 @@ class Hub:
         command = self._control.due(now)
         leader = self._roster.leader if command else None
         if command and leader:
-            self._send(self._ranks, self._roster.identity(leader.rank), wire.encode([command]))
+            self._send(self._ranks, self._roster.identity(leader.rank), codec.encode([command]))
 
     def _send_client(self, identity: bytes, frame: bytes) -> bool:
         return self._send(self._clients, identity, frame)

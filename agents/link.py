@@ -6,7 +6,7 @@ from collections.abc import Callable
 import zmq
 from msgspec import structs
 
-from agents import wire
+from agents import codec, wire
 from agents.orders import Orders
 from agents.outbox import Outbox
 from agents.wire import AnyMessage, Board, Command, Gone, Hello, Pulse, Refused, Welcome, WireError
@@ -65,7 +65,7 @@ class Link:
             while not self._flush() and time.monotonic() < deadline:
                 self._dealer.poll(POLL_MS, zmq.POLLOUT)
             if self._unsent is None:
-                self._send(wire.encode([Gone(self.introduction[0].rank, clean=True)]))
+                self._send(codec.encode([Gone(self.introduction[0].rank, clean=True)]))
         self._dealer.set(zmq.LINGER, max(0, int(1000 * (deadline - time.monotonic()))))
         self._dealer.close()
         self._context.term()
@@ -120,7 +120,7 @@ class Link:
     def _receive(self) -> None:
         for _ in range(FRAMES_A_TURN):
             try:
-                messages = wire.decode(self._dealer.recv(zmq.NOBLOCK))
+                messages = codec.decode(self._dealer.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return
             except WireError as error:

@@ -3,7 +3,7 @@
 import time
 from collections import deque
 
-from agents import wire
+from agents import codec, wire
 from agents.wire import Ack, Board, Event, Experts, Gone, Hello, Message, Timeline, WireError
 
 # Which messages share a queue, and how many it holds. In order of sending: what must arrive is not displaced
@@ -57,13 +57,13 @@ class Outbox:
             self._held = None
             packed.append(one)
             room -= len(one)
-        return wire.frame(packed) if packed else None
+        return codec.frame(packed) if packed else None
 
     def _take(self) -> bytes | None:
         for queue in self._lanes:
             while queue:
                 try:
-                    return wire.pack(queue.popleft())
+                    return codec.pack(queue.popleft())
                 except IndexError:  # displaced at this moment
                     break
                 except WireError as error:
@@ -71,5 +71,5 @@ class Outbox:
                     if self.problem is None:
                         # Once, for it is a mistake in a program; the count goes on.
                         self.problem = wire.clip(str(error))
-                        return wire.pack(Event(time.time(), "error", "agent", self.problem))
+                        return codec.pack(Event(time.time(), "error", "agent", self.problem))
         return None

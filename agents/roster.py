@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from agents import wire
+from agents import codec, wire
 from agents.runs import process_state, this_host
 from agents.wire import Gone, Hello
 
@@ -54,7 +54,7 @@ class Roster:
     def _refusal(self, identity: bytes, hello: Hello, now: float) -> str | None:
         me = f"rank {hello.rank}"
         if hello.version != wire.VERSION:
-            return f"{me}: {wire.version_refusal(hello.version)}"
+            return f"{me}: {codec.version_refusal(hello.version)}"
         if hello.run != self.run:
             return f"{me} belongs to run {hello.run}, and this hub serves run {self.run}"
         if not 0 < hello.world <= LARGEST_WORLD or hello.rank >= hello.world:

@@ -4,7 +4,7 @@ import secrets
 import time
 from collections.abc import Iterator
 
-from agents import wire
+from agents import codec
 from agents.state import RunState
 from agents.wire import Update
 
@@ -26,7 +26,7 @@ class Sequence:
 
     def publish(self, update: Update) -> None:
         """Give `update` the next number. WireError, and no number is used, if it is too large for a frame."""
-        packed = wire.pack(update)
+        packed = codec.pack(update)
         self.seq += 1
         self.state.apply(update)
         self._log.append(packed)
@@ -47,21 +47,21 @@ class Sequence:
     def frames_after(self, seq: int) -> Iterator[tuple[int, bytes]]:
         """Frames of the updates after `seq`, each with the number of its last; `holds` must be true of it."""
         missing = self.seq - seq
-        for chunk in wire.chunks(self._log[len(self._log) - missing :]):
+        for chunk in codec.chunks(self._log[len(self._log) - missing :]):
             seq += len(chunk)
-            yield seq, wire.updates_frame(self.epoch, seq, chunk, time_s=time.time())
+            yield seq, codec.updates_frame(self.epoch, seq, chunk, time_s=time.time())
 
     def heartbeat(self) -> bytes:
         """A frame that says only: up to here, and the hub is alive."""
-        return wire.updates_frame(self.epoch, self.seq, (), time_s=time.time())
+        return codec.updates_frame(self.epoch, self.seq, (), time_s=time.time())
 
     def snapshot(self) -> list[bytes]:
         """The frames that rebuild the state as of `seq`; built once for all who ask at the same number."""
         if self._snapshot[0] != self.seq:
-            chunks = list(wire.chunks(map(wire.pack, self.state.replay()))) or [[]]
+            chunks = list(codec.chunks(map(codec.pack, self.state.replay()))) or [[]]
             now = time.time()
             frames = [
-                wire.updates_frame(
+                codec.updates_frame(
                     self.epoch, self.seq, chunk, begins=place == 0, snapshot=len(chunks) - place, time_s=now
                 )
                 for place, chunk in enumerate(chunks)

@@ -23,7 +23,7 @@ from cockpit.widgets.traffic import TrafficByAxis
 
 # From the largest: least width and height, and the class its rules in the style sheet carry.
 LAYOUTS = ((170, 48, "-wide"), (108, 32, "-medium"), (0, 0, "-narrow"))
-ONLY_WIDE = {"throughput", "events"}
+NOT_MEDIUM = {"throughput", "events"}  # as in the style sheet
 
 
 class Overview(Screen[None]):
@@ -34,38 +34,40 @@ class Overview(Screen[None]):
 
     def __init__(self, operator: bool) -> None:
         super().__init__()
-        self._operator = operator
         self._layout_class = ""
         self._maximised = False
         self._current = "ranks"
+        # Held, not queried for: the timer may ask before the first is mounted, and after the last is gone.
+        self._status = Status(operator)
+        self._left: list[Panel] = [
+            RankGrid(),
+            ExpertLoad("experts"),
+            TrafficByAxis("traffic"),
+            Events("events"),
+        ]
+        self._right: list[Panel] = [
+            Pipeline("pipeline"),
+            Curve(LOSS),
+            Curve(THROUGHPUT),
+            KnobSummary("knobs"),
+        ]
+        self._panels = {panel.id or "": panel for panel in self._left + self._right}
 
     def compose(self) -> ComposeResult:
-        yield Status(self._operator)
+        yield self._status
         with Horizontal(id="panels"):
-            with Vertical(id="left", classes="column"):
-                yield RankGrid()
-                yield ExpertLoad("experts")
-                yield TrafficByAxis("traffic")
-                yield Events("events")
-            with Vertical(id="right", classes="column"):
-                yield Pipeline("pipeline")
-                yield Curve(LOSS)
-                yield Curve(THROUGHPUT)
-                yield KnobSummary("knobs")
+            yield Vertical(*self._left, id="left", classes="column")
+            yield Vertical(*self._right, id="right", classes="column")
         yield Footer(show_command_palette=False)
 
     # ------------------------------------------------------------------------------------- looking
 
     def look(self, store: Store, frozen: bool, tick: int) -> None:
         """Show what the store holds. Called with its lock held."""
-        self.query_one(Status).look(store, frozen)
-        for panel in self.query(Panel):
+        self._status.look(store, frozen)
+        for panel in self._panels.values():
             if tick % panel.EVERY == 0 or not panel.drawn:
                 panel.look(store)
-
-    @property
-    def panel(self) -> Panel:
-        return self.query_one(f"#{self._current}", Panel)
 
     # ------------------------------------------------------------------------------------- layout
 
@@ -79,15 +81,14 @@ class Overview(Screen[None]):
             self.set_class(name == self._layout_class, name)
         solo = self._maximised or self._layout_class == "-narrow"
         self.set_class(solo, "-solo")
-        for panel in self.query(Panel):
-            panel.set_class(panel.id == self._current, "-current")
+        for name, panel in self._panels.items():
+            panel.set_class(name == self._current, "-current")
         for column in self.query(".column"):
             column.set_class(bool(column.query(f"#{self._current}")), "-current")
 
-    def _panels(self) -> list[str]:
+    def _reachable(self) -> list[str]:
         """Panels that this layout has, in reading order."""
-        names = [panel.id or "" for panel in self.query(Panel)]
-        return [name for name in names if self._layout_class != "-medium" or name not in ONLY_WIDE]
+        return [name for name in self._panels if self._layout_class != "-medium" or name not in NOT_MEDIUM]
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:
         if isinstance(event.widget, Panel) and event.widget.id != self._current:
@@ -97,11 +98,11 @@ class Overview(Screen[None]):
     # ------------------------------------------------------------------------------------- actions
 
     def action_turn(self, by: int) -> None:
-        names = self._panels()
+        names = self._reachable()
         at = names.index(self._current) if self._current in names else -1
         self._current = names[(at + by) % len(names)]
         self._arrange()
-        self.panel.focus()
+        self._panels[self._current].focus()
 
     def action_maximise(self) -> None:
         self._maximised = not self._maximised

@@ -157,7 +157,7 @@ def _tiles(found: Sequence[Band], room: int, inner: int, half: bool, shared: int
 
 def _even(count: int, room: int, inner: int, together: int) -> int:
     """Cells a line: lines about equally long, that end where the innermost axis does if they can."""
-    lines = -(-count // room)
+    lines = max(1, -(-count // room))
     lines += -lines % together
     per_line = -(-count // lines)
     rounded = per_line + -per_line % inner

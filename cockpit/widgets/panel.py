@@ -85,7 +85,7 @@ class Panel(Widget, can_focus=True):
             self.border_title = title
         if self.border_subtitle != subtitle:
             self.border_subtitle = subtitle
-        if self.NATURAL and (wanted := self.natural_height(store)) != self._wanted:
+        if self.NATURAL and store.state.hellos and (wanted := self.natural_height(store)) != self._wanted:
             self._wanted = wanted
             self.refresh(layout=True)
         self._show(self._strips_of(store, size))
@@ -113,7 +113,7 @@ class Panel(Widget, can_focus=True):
 
     @property
     def is_on_screen(self) -> bool:
-        return self.display and self.is_attached and self.region.area > 0
+        return self.is_attached and self.display and self.region.area > 0
 
     @property
     def drawn(self) -> bool:

@@ -23,9 +23,9 @@ class Status(Widget):
     def look(self, store: Store, frozen: bool) -> None:
         """Called with the store's lock held."""
         width = self.size.width
-        colours = palette(self.app.theme)
-        if width < 2:
+        if not self.is_attached or width < 2:
             return
+        colours = palette(self.app.theme)
         lines = (
             verdict_line(store, self._operator, frozen, width, colours),
             diagnosis_line(store, colours),

@@ -11,7 +11,7 @@ from pathlib import Path
 import zmq
 
 import agents
-from agents import runs, wire
+from agents import codec, runs, wire
 from agents.agent import Agent
 from agents.board import Board, Knob
 from agents.client import Client
@@ -156,12 +156,12 @@ class Peer:
         self.dealer.connect(endpoint)
 
     def say(self, *messages: Message) -> None:
-        self.dealer.send(wire.encode(messages))
+        self.dealer.send(codec.encode(messages))
 
     def hear(self, kind: type[Message], timeout_s: float = 5.0) -> AnyMessage:
         deadline = time.monotonic() + timeout_s
         while self.dealer.poll(max(0, int(1000 * (deadline - time.monotonic())))):
-            for message in wire.decode(self.dealer.recv()):
+            for message in codec.decode(self.dealer.recv()):
                 if isinstance(message, kind):
                     return message
         raise AssertionError(f"no {kind.__name__} within {timeout_s} s")

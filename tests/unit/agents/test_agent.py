@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from agents import wire
+from agents import codec, wire
 from agents.agent import Agent
 from agents.orders import REMEMBERED, REPEATED, Orders
 from agents.outbox import BULK, CAPACITY, RECORDS, Outbox
@@ -20,7 +20,7 @@ def drained(outbox: Outbox) -> list[wire.AnyMessage]:
     messages: list[wire.AnyMessage] = []
     while frame := outbox.frame():
         assert len(frame) <= wire.FRAME_BYTES
-        messages += wire.decode(frame)
+        messages += codec.decode(frame)
     return messages
 
 

@@ -7,7 +7,7 @@ import pytest
 import zmq
 
 from agents import client as client_module
-from agents import wire
+from agents import codec
 from agents.client import Client, wait_for_command, whoami
 from agents.wire import CommandState, Credit, Event, Gone, Message, Propose, Refused, Update, Updates
 
@@ -26,11 +26,11 @@ class ScriptedHub:
     def hear(self) -> Message:
         assert self.router.poll(3000), "the client said nothing"
         self.peer, frame = self.router.recv_multipart()
-        (message,) = wire.decode(frame)
+        (message,) = codec.decode(frame)
         return message
 
     def say(self, *messages: Message) -> None:
-        self.router.send_multipart([self.peer, wire.encode(messages)])
+        self.router.send_multipart([self.peer, codec.encode(messages)])
 
     def live(self, seq: int, *updates: Update, epoch: str = "e") -> None:
         self.say(Updates(epoch, seq, list(updates)))

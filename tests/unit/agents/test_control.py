@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import wire
+from agents import codec, wire
 from agents.board import Values
 from agents.control import RESEND_S, WAITING, Control
 from agents.journal import Journal
@@ -134,14 +134,14 @@ def test_a_refusal_fits_the_wire_however_many_knobs_there_are(desk: Desk) -> Non
     knobs = [KnobState(f"{number:0>64}", 1, Legal([1]), True) for number in range(256)]
     desk.sequence.publish(Board(0, 0, "d", knobs))
     refused = desk.propose("a", {"mb": 1})
-    assert wire.decode(wire.encode([refused])) == [refused]
+    assert codec.decode(codec.encode([refused])) == [refused]
 
 
 def test_the_largest_proposal_fits_a_frame(desk: Desk) -> None:
     names = [f"{number:𝟙>64}" for number in range(64)]
     desk.sequence.publish(Board(0, 0, "d", [KnobState(name, "𝟙" * 256, Legal(), True) for name in names]))
     propose = Propose("𝟙" * 64, dict.fromkeys(names, "𝟙" * 256), None, None, "𝟙" * wire.TEXT)
-    assert wire.decode(wire.encode([propose])) == [propose]
+    assert codec.decode(codec.encode([propose])) == [propose]
     assert desk.propose(propose.id, propose.changes).state == "accepted"
 
 

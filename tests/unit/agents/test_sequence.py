@@ -2,7 +2,7 @@
 
 import pytest
 
-from agents import wire
+from agents import codec, wire
 from agents.audience import CLIENTS, FORGOTTEN_AFTER_S, FRAMES_A_ROUND, HEARTBEAT_S, Audience
 from agents.sequence import Sequence
 from agents.state import RunState
@@ -19,7 +19,7 @@ class Wire:
 
     def send(self, identity: bytes, frame: bytes) -> bool:
         if self.open:
-            (updates,) = wire.decode(frame)
+            (updates,) = codec.decode(frame)
             assert isinstance(updates, Updates) and len(frame) <= wire.FRAME_BYTES
             self.frames.append((identity, updates))
         return self.open

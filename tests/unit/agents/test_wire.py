@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from agents import wire
+from agents import codec, wire
 from agents.wire import AnyMessage, Legal, Message, WireError
 
 KINDS = get_args(AnyMessage)
@@ -52,9 +52,9 @@ def test_there_and_back(kind: type[Message]) -> None:
     @settings(max_examples=25, deadline=None)
     @given(strategy(inspect.type_info(kind)))
     def holds(message: Message) -> None:
-        frame = wire.encode([message])
-        assert wire.decode(frame) == [message]
-        assert wire.frame([wire.pack(message)]) == frame
+        frame = codec.encode([message])
+        assert codec.decode(frame) == [message]
+        assert codec.frame([codec.pack(message)]) == frame
 
     holds()
 
@@ -64,7 +64,7 @@ def test_the_reference_codec_reads_it(kind: type[Message]) -> None:
     @settings(max_examples=10, deadline=None)
     @given(strategy(inspect.type_info(kind)))
     def holds(message: Message) -> None:
-        version, (fields,) = msgpack.unpackb(wire.encode([message]))
+        version, (fields,) = msgpack.unpackb(codec.encode([message]))
         assert version == wire.VERSION
         assert fields == [kind.__name__.lower(), *msgspec.to_builtins(message)[1:]]
 
@@ -73,22 +73,22 @@ def test_the_reference_codec_reads_it(kind: type[Message]) -> None:
 
 def test_updates_packed_once_are_the_updates_message() -> None:
     gone = wire.Gone(3, clean=True)
-    frame = wire.updates_frame("e", 9, [wire.pack(gone)], begins=True, snapshot=2, time_s=1.5)
-    assert wire.decode(frame) == [wire.Updates("e", 9, [gone], begins=True, snapshot=2, time_s=1.5)]
+    frame = codec.updates_frame("e", 9, [codec.pack(gone)], begins=True, snapshot=2, time_s=1.5)
+    assert codec.decode(frame) == [wire.Updates("e", 9, [gone], begins=True, snapshot=2, time_s=1.5)]
 
 
 @given(st.lists(st.integers(0, wire.MESSAGE_BYTES), max_size=12))
 def test_chunks_keep_order_and_fit_a_frame(sizes: list[int]) -> None:
     packed = [b"\xc0" * size for size in sizes]
-    chunks = list(wire.chunks(packed))
+    chunks = list(codec.chunks(packed))
     assert [one for chunk in chunks for one in chunk] == packed
     assert all(
-        len(wire.updates_frame("e" * 16, 2**53, chunk, time_s=1.0)) <= wire.FRAME_BYTES for chunk in chunks
+        len(codec.updates_frame("e" * 16, 2**53, chunk, time_s=1.0)) <= wire.FRAME_BYTES for chunk in chunks
     )
 
 
 def test_a_newer_peer_may_append_fields() -> None:
-    assert wire.decode(msgpack.packb([wire.VERSION, [["gone", 1, True, "bye", {"new": [1]}]], "more"])) == [
+    assert codec.decode(msgpack.packb([wire.VERSION, [["gone", 1, True, "bye", {"new": [1]}]], "more"])) == [
         wire.Gone(1, clean=True, text="bye")
     ]
 
@@ -121,25 +121,25 @@ HOSTILE = {
 @pytest.mark.parametrize("frame", HOSTILE.values(), ids=HOSTILE.keys())
 def test_hostile_frames_are_one_sentence(frame: bytes) -> None:
     with pytest.raises(WireError) as refusal:
-        wire.decode(frame)
+        codec.decode(frame)
     assert "\n" not in str(refusal.value)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_decode_or_are_refused(frame: bytes) -> None:
     with contextlib.suppress(WireError):
-        wire.decode(frame)
+        codec.decode(frame)
 
 
 def test_another_version_says_what_to_do() -> None:
     with pytest.raises(WireError, match="wire version 7, this side 1; install the same release"):
-        wire.decode(msgpack.packb([7, "whatever it says then"]))
+        codec.decode(msgpack.packb([7, "whatever it says then"]))
 
 
 def test_a_message_too_large_for_a_frame_is_not_packed() -> None:
     layer = wire.LayerLoad(0, [2**40] * 4096, 0)
     with pytest.raises(WireError, match="over the limit"):
-        wire.pack(wire.Experts(1, [layer] * 8))
+        codec.pack(wire.Experts(1, [layer] * 8))
 
 
 @pytest.mark.parametrize(

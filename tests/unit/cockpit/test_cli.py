@@ -4,14 +4,17 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import cockpit
+from agents.client import Client
+from agents.runs import newest_live
 from cockpit.cli import run
-from tests.unit.agents.fleet import Fleet, HubProcess
+from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 
 ROOT = Path(cockpit.__file__).parent.parent
 
@@ -21,6 +24,10 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A live run in a folder of runs."""
     runs = tmp_path_factory.mktemp("runs")
     hub = HubProcess(runs / "r-1").start()
+    deadline = time.monotonic() + 15
+    while newest_live(runs) is None:
+        assert time.monotonic() < deadline, "the hub did not start"
+        time.sleep(0.02)
     fleet = Fleet(hub.endpoints.ranks)
     done = threading.Event()
 
@@ -30,6 +37,9 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
     thread = threading.Thread(target=train)
     thread.start()
+    client = Client(hub.endpoints.clients)
+    poll_until(client, lambda: client.state.summaries)
+    client.close()
     yield runs
     done.set()
     thread.join()

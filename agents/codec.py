@@ -1,0 +1,94 @@
+"""Frames: messages to bytes and back. `decode` is the only way in, and trusts nothing.
+
+A frame is one msgpack value ``[version, [message, ...]]``. What is sent to many is packed once (`pack`) and framed
+for each (`frame`, `updates_frame`).
+"""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+from msgspec import Struct
+
+from agents.wire import MAX_FRAME_BYTES, MESSAGE_BYTES, VERSION, AnyMessage, Message, WireError
+
+
+class _Frame(Struct, array_like=True, frozen=True):
+    version: int
+    messages: msgspec.Raw
+
+
+_frame_decoder = msgspec.msgpack.Decoder(_Frame)
+_messages_decoder = msgspec.msgpack.Decoder(list[AnyMessage])
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(messages: Iterable[Message]) -> bytes:
+    """One frame."""
+    return _encoder.encode([VERSION, list(messages)])
+
+
+def pack(message: Message) -> bytes:
+    """One message on its own, of at most `MESSAGE_BYTES`, for `frame` and `updates_frame`.
+
+    WireError: it is too large, or holds what msgpack has no word for (a number of numpy, say).
+    """
+    try:
+        packed = _encoder.encode(message)
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise WireError(f"a {type(message).__name__} cannot be sent: {error}") from None
+    if len(packed) > MESSAGE_BYTES:
+        raise WireError(
+            f"a {type(message).__name__} of {len(packed)} bytes is over the limit of {MESSAGE_BYTES}"
+        )
+    return packed
+
+
+def chunks(packed: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Split packed messages, in order, so that each part makes a frame of at most `FRAME_BYTES`."""
+    chunk: list[bytes] = []
+    room = MESSAGE_BYTES
+    for one in packed:
+        if chunk and len(one) > room:
+            yield chunk
+            chunk, room = [], MESSAGE_BYTES
+        chunk.append(one)
+        room -= len(one)
+    if chunk:
+        yield chunk
+
+
+def frame(packed: Iterable[bytes]) -> bytes:
+    """One frame of messages that are packed already: equal to `encode` of them."""
+    return _encoder.encode([VERSION, [msgspec.Raw(one) for one in packed]])
+
+
+def updates_frame(
+    epoch: str,
+    seq: int,
+    packed: Iterable[bytes],
+    *,
+    begins: bool = False,
+    snapshot: int = 0,
+    time_s: float = 0.0,
+) -> bytes:
+    """One frame of one `Updates` whose updates are packed already: once, for all clients."""
+    updates = [msgspec.Raw(one) for one in packed]
+    return _encoder.encode([VERSION, [["updates", epoch, seq, updates, begins, snapshot, time_s]]])
+
+
+def version_refusal(version: int) -> str:
+    """What to tell one who speaks another version of this wire."""
+    return f"the peer speaks wire version {version}, this side {VERSION}; install the same release on both"
+
+
+def decode(received: bytes | memoryview) -> list[AnyMessage]:
+    """The messages of one frame; `WireError` says in one sentence why there are none."""
+    if len(received) > MAX_FRAME_BYTES:
+        raise WireError(f"a frame of {len(received)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    try:
+        head = _frame_decoder.decode(received)
+        if head.version != VERSION:
+            raise WireError(version_refusal(head.version))
+        return _messages_decoder.decode(head.messages)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
+        raise WireError(f"not a frame of ours: {error}") from None

@@ -1,0 +1,89 @@
+"""The knob board: what may be chosen, what is sent, and what the person is told."""
+
+from msgspec import structs
+from textual.pilot import Pilot
+
+from agents.wire import CommandState
+from cockpit.screens.board import KnobBoard
+from cockpit.screens.overview import Overview
+from tests.screens.conftest import Cockpit, MakeCockpit
+from tests.screens.test_overview import settle, shown
+
+
+def said(cockpit: Cockpit) -> str:
+    return "\n".join(shown(cockpit.app))
+
+
+async def press(cockpit: Cockpit, pilot: Pilot[None], *keys: str) -> None:
+    await settle(cockpit, pilot)
+    await pilot.press(*keys)
+    await settle(cockpit, pilot)
+
+
+async def test_a_change_from_choice_to_the_last_rank(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "k")
+        await press(cockpit, pilot, "right")
+        assert "enter proposes micro_batches 8→16 · loss-neutral" in said(cockpit)
+        await press(cockpit, pilot, "enter")
+        assert cockpit.feed.asked == [{"micro_batches": 16}]
+        assert "sent · waiting for the hub" in said(cockpit)
+        accepted = CommandState(
+            "asked1", 2, "accepted", {"micro_batches": 16}, {"micro_batches": 8}, "me@here", 1.0, world=8
+        )
+        cockpit.feed.tell(iter([accepted]))
+        await settle(cockpit, pilot)
+        assert "· accepted" in said(cockpit)
+        assert "0/8 waiting for a step boundary" in said(cockpit)
+        cockpit.feed.tell(iter([structs.replace(accepted, state="applied", acks=8, applied_step=161)]))
+        await settle(cockpit, pilot)
+        assert "✓ applied ████████████ 8/8 at step 161 · revision 2" in said(cockpit)
+
+
+async def test_a_refusal_is_told_in_its_own_words(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "k")
+        await press(cockpit, pilot, "left", "enter")
+        why = "the board has moved on: revision 2, not 1"
+        cockpit.feed.tell(
+            iter([CommandState("asked1", 0, "rejected", {"micro_batches": 4}, {}, "me", 1.0, why=why)])
+        )
+        await settle(cockpit, pilot)
+        assert f"✗ rejected {why}" in said(cockpit)
+
+
+async def test_typing_a_value_and_several_at_once(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "k")
+        await press(cockpit, pilot, "right", "down", "1", ".", "5")
+        assert "capacity_factor none→1.5 · changes the loss" in said(cockpit)
+        await press(cockpit, pilot, "enter")
+        assert cockpit.feed.asked == [{"micro_batches": 16, "capacity_factor": 1.5}]
+
+
+async def test_what_is_not_legal_is_said_and_not_sent(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "k")
+        await press(cockpit, pilot, "3", "enter")
+        assert "micro_batches = 3 is not legal; legal: 2, 4, 8, 16" in said(cockpit)
+        assert cockpit.feed.asked == []
+        await press(cockpit, pilot, "backspace", "q", "escape")  # a letter is typed, not obeyed
+        assert isinstance(cockpit.app.screen, KnobBoard)
+        await press(cockpit, pilot, "enter")
+        assert "nothing is marked" in said(cockpit)
+        await press(cockpit, pilot, "escape", "escape")
+        assert isinstance(cockpit.app.screen, Overview)
+
+
+async def test_a_viewer_sends_nothing_and_is_told_how_to_operate(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(operator=False)
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "k")
+        await press(cockpit, pilot, "right", "8", "enter")
+        assert cockpit.feed.asked == []
+        assert "to operate: cockpit attach demo-0001 --operator" in said(cockpit)
+        assert "VIEWER" in said(cockpit)

@@ -1,0 +1,225 @@
+"""The overview under a person's keys, fed by a script."""
+
+from pathlib import Path
+
+import pytest
+from textual.app import App
+from textual.pilot import Pilot
+
+from agents.wire import Gone, Pulse
+from cockpit.screens.board import KnobBoard
+from cockpit.screens.help import Help
+from cockpit.screens.overview import Overview
+from cockpit.widgets.grid import RankGrid
+from cockpit.widgets.panel import Panel
+from tests.screens.conftest import Cockpit, MakeCockpit
+from tests.screens.fake_run import big
+
+SIZES = [(80, 24), (120, 36), (200, 60)]
+
+
+def shown(app: App[None]) -> list[str]:
+    """What stands on the terminal, line by line."""
+    return [strip.text for strip in app.screen._compositor.render_strips()]
+
+
+async def settle(cockpit: Cockpit, pilot: Pilot[None]) -> None:
+    """Let the app look at the store, lay out, and look again."""
+    for _ in range(3):
+        cockpit.app.look()
+        await pilot.pause()
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_the_first_two_lines_say_how_the_run_is(
+    make_cockpit: MakeCockpit, size: tuple[int, int]
+) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=size) as pilot:
+        await settle(cockpit, pilot)
+        first, second, *rest = shown(cockpit.app)
+        assert first.startswith(" ✓ LIVE · demo · step 159/300")
+        assert second.startswith(" ! 8 ranks share 2 cores")
+        assert any("r7" in line for line in rest)
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_1024_ranks_fit(make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+    cockpit = make_cockpit(big(), steps=10, change_at=None)
+    async with cockpit.app.run_test(size=size) as pilot:
+        await pilot.press("m")  # forward time, in which rank 517 is slow
+        await settle(cockpit, pilot)
+        grid = cockpit.app.screen.query_one(RankGrid)
+        assert grid._plan and sum(len(slot) for row in grid._plan.grid for slot in row) == 1024
+        lines = shown(cockpit.app)
+        assert "1024/1024 ranks" in lines[0]
+        assert any("pp4" in line and "!" in line for line in lines[2:])
+
+
+async def test_metric_and_group_keys(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        grid = cockpit.app.screen.query_one(RankGrid)
+        titles = [str(grid.border_title)]
+        for key in "m", "g", "g", "g":
+            await pilot.press(key)
+            titles.append(str(grid.border_title))
+        assert titles == [
+            "Ranks · step time, ms · by pp",
+            "Ranks · forward time, ms · by pp",
+            "Ranks · forward time, ms · by dp",
+            "Ranks · forward time, ms · by tp",
+            "Ranks · forward time, ms · by ep",
+        ]
+
+
+async def test_the_cursor_moves_and_the_terminal_shows_it(make_cockpit: MakeCockpit) -> None:
+    """Only changed lines are painted: after each key the terminal must hold just what the panel drew."""
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        grid = cockpit.app.screen.query_one(RankGrid)
+        for key, rank in (("right", 1), ("down", 3), ("j", 5), ("h", 4), ("K", 2)):
+            await pilot.press(key)
+            await pilot.pause()
+            assert grid.selected == rank
+            left, top = grid.content_region.x, grid.content_region.y
+            lines = shown(cockpit.app)
+            for y, strip in enumerate(grid._strips):
+                assert lines[top + y][left : left + grid.content_size.width] == strip.text
+        assert any("pp0 dp1 tp0 ep2 · node0" in line for line in shown(cockpit.app))
+
+
+async def test_a_click_chooses_a_rank(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        await pilot.click("#ranks", offset=(38, 3))
+        assert cockpit.app.screen.query_one(RankGrid).selected == 3
+
+
+async def test_tab_shows_every_panel_of_a_small_terminal(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await settle(cockpit, pilot)
+        seen = []
+        for _ in range(8):
+            await settle(cockpit, pilot)
+            visible = [panel for panel in cockpit.app.screen.query(Panel) if panel.region.area]
+            assert len(visible) == 1
+            assert visible[0].region.height == 24 - 3
+            seen.append(visible[0].id)
+            await pilot.press("tab")
+        assert seen == ["ranks", "experts", "traffic", "events", "pipeline", "loss", "throughput", "knobs"]
+
+
+async def test_zoom_and_back(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        await pilot.press("tab", "z")
+        await settle(cockpit, pilot)
+        visible = [panel.id for panel in cockpit.app.screen.query(Panel) if panel.region.area]
+        assert visible == ["experts"]
+        await pilot.press("escape")
+        await settle(cockpit, pilot)
+        assert len([panel for panel in cockpit.app.screen.query(Panel) if panel.region.area]) == 6
+
+
+async def test_stale_and_back(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        cockpit.clock.now += 12
+        await settle(cockpit, pilot)
+        lines = shown(cockpit.app)
+        assert lines[0].startswith(" ! STALE 12 s · demo · step 159/300")
+        assert "r7" in "".join(lines)  # the picture stays
+        cockpit.feed.tell(cockpit.run.step(160))
+        await settle(cockpit, pilot)
+        assert shown(cockpit.app)[0].startswith(" ✓ LIVE · demo · step 160/300")
+
+
+async def test_ended_lost_and_stalled(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        cockpit.feed.tell(iter([Pulse(4, 159, "pp recv, micro-batch 3", 20_000.0)]))
+        await settle(cockpit, pilot)
+        lines = shown(cockpit.app)
+        assert lines[1].startswith(" ✗ stalled: rank 4 (pp1 dp0 tp0 ep0) in pp recv, micro-batch 3 for 20 s")
+        assert any("r4" in line and "!" in line for line in lines[2:])
+        cockpit.feed.tell(iter([Gone(4, clean=False, text="killed by signal 9")]))
+        await settle(cockpit, pilot)
+        lines = shown(cockpit.app)
+        assert lines[1].startswith(" ✗ rank 4 (pp1 dp0 tp0 ep0) lost: killed by signal 9")
+        assert any("r4 ····" in line and "· ✗" in line for line in lines[2:])
+        cockpit.feed.tell(Gone(rank, clean=True) for rank in range(8))
+        await settle(cockpit, pilot)
+        assert shown(cockpit.app)[0].startswith(" ✓ ENDED")
+
+
+async def test_space_holds_the_picture(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        await pilot.press("space")
+        cockpit.feed.tell(cockpit.run.step(160))
+        await settle(cockpit, pilot)
+        assert shown(cockpit.app)[0].startswith(" ! FROZEN · demo · step 159/300")
+        await pilot.press("m")  # one may still look around in it
+        assert "forward time" in str(cockpit.app.screen.query_one(RankGrid).border_title)
+        await pilot.press("space")
+        await settle(cockpit, pilot)
+        assert shown(cockpit.app)[0].startswith(" ✓ LIVE · demo · step 160/300")
+
+
+async def test_save_theme_help_and_palette(
+    make_cockpit: MakeCockpit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        await pilot.press("s")
+        assert (tmp_path / "cockpit-demo-step159.svg").read_text().startswith("<svg")
+        await pilot.press("t")
+        assert cockpit.app.theme == "cockpit-light"
+        await pilot.press("question_mark")
+        assert isinstance(cockpit.app.screen, Help)
+        assert any("One cell a rank" in line for line in shown(cockpit.app))
+        await pilot.press("escape")
+        assert isinstance(cockpit.app.screen, Overview)
+        names = {command.title for command in cockpit.app.get_system_commands(cockpit.app.screen)}
+        assert {"Knobs", "Theme", "Zoom", "Ranks: metric"} <= names
+        await pilot.press("q")
+    assert cockpit.feed.stopped
+
+
+async def test_keys_are_remapped_by_id(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    cockpit.app.set_keymap({"app.knobs": "b"})
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        await pilot.press("k")
+        assert isinstance(cockpit.app.screen, Overview)
+        await pilot.press("b")
+        assert isinstance(cockpit.app.screen, KnobBoard)
+
+
+@pytest.mark.parametrize("size", [(20, 6), (40, 10), (1, 1)])
+async def test_a_tiny_terminal_does_not_break_it(make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+    cockpit = make_cockpit(big(), steps=2, change_at=None)
+    async with cockpit.app.run_test(size=size) as pilot:
+        for _ in range(8):
+            await settle(cockpit, pilot)
+            await pilot.press("tab")
+
+
+async def test_nothing_has_arrived_yet(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(steps=0)
+    cockpit.feed._story = iter(())
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        assert "WAITING" in shown(cockpit.app)[0]
+        await pilot.press("m", "g", "right", "k", "right", "enter")

@@ -1,0 +1,37 @@
+"""A few whole pictures: what a change of looks must be seen to change.
+
+After a wanted change: `python -m pytest tests/screens/test_snapshots.py --snapshot-update`, and look at the SVGs.
+"""
+
+from collections.abc import Callable
+
+import pytest
+from textual.pilot import Pilot
+
+from tests.screens.conftest import Cockpit, MakeCockpit
+from tests.screens.fake_run import big
+from tests.screens.test_overview import settle
+
+Compare = Callable[..., bool]
+
+
+def quiet(cockpit: Cockpit) -> Callable[[Pilot[None]], object]:
+    async def run_before(pilot: Pilot[None]) -> None:
+        await settle(cockpit, pilot)
+        await settle(cockpit, pilot)
+
+    return run_before
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+def test_overview(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+    cockpit = make_cockpit()
+    assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit))
+
+
+def test_1024_ranks_without_colour(
+    snap_compare: Compare, make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    cockpit = make_cockpit(big(), steps=10, change_at=None)
+    assert snap_compare(cockpit.app, terminal_size=(120, 36), press=["m"], run_before=quiet(cockpit))

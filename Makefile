@@ -30,9 +30,13 @@ lint: setup
 bench: setup
 	$(BIN)/python -m tests.bench
 
-# Every parity case, printed: how far each layout is from one process, and what rounding alone does.
+# Every parity case, and the table of docs/parity.md anew.
 parity: setup
-	$(BIN)/python -W ignore -m tests.ranks.parity runs/parity
+	mkdir -p runs
+	$(BIN)/python -W ignore -m tests.ranks.parity runs/parity > runs/parity.md
+	sed '/^| case/,$$d' docs/parity.md > runs/parity.head
+	cat runs/parity.head runs/parity.md > docs/parity.md
+	cat runs/parity.md
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

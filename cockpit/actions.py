@@ -47,7 +47,7 @@ OVERVIEW = (
         "panel.previous", "shift+tab", "turn(-1)", "previous panel", "Go to the panel before", priority=True
     ),
     Action(
-        "panel.maximise",
+        "panel.zoom",
         "z",
         "zoom",
         "zoom",

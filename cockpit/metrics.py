@@ -80,7 +80,7 @@ def settled_step(store: Store) -> int | None:
 
 
 def read(store: Store, metric: Metric) -> dict[int, Reading]:
-    """A reading for every known rank; a gone rank has no value."""
+    """A reading for every known rank; a lost one has no value."""
     return store.once(
         ("read", metric.key), (Topic.GRID, Topic.RANKS, Topic.CURVES), lambda: _read(store, metric)
     )
@@ -91,7 +91,7 @@ def _read(store: Store, metric: Metric) -> dict[int, Reading]:
     groups: dict[tuple[int, ...], list[float]] = {}
     typical: dict[int, float | None] = {}
     by_peer = peers(store)
-    for rank in store.here:
+    for rank in store.unlost:
         value = typical[rank] = store.typical(rank, metric.get)
         if value is not None:
             groups.setdefault(by_peer[rank], []).append(value)

@@ -242,6 +242,12 @@ class Store:
         return [rank for rank in self.state.hellos if rank not in self.state.gone]
 
     @property
+    def unlost(self) -> list[int]:
+        """Those, and the ranks that said goodbye: their last word stands."""
+        gone = self.state.gone
+        return [rank for rank in self.state.hellos if rank not in gone or gone[rank].clean]
+
+    @property
     def reporting(self) -> list[int]:
         """Ranks whose record is of the newest step, or of the one before."""
         return self.once("reporting", (Topic.GRID, Topic.RANKS, Topic.CURVES), self._reporting)

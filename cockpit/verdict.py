@@ -73,9 +73,9 @@ def verdict(store: Store, operator: bool) -> Iterator[Item]:
         if summary.bubble is not None:
             bound = f" (bound {format.percent(summary.bubble_bound).strip()})" if summary.bubble_bound else ""
             yield Item(f"bubble {format.percent(summary.bubble)}{bound}", 8)
-    whole = len(store.reporting) == store.world
-    ended = store.link in (Link.ENDED, Link.FAILED)
-    yield Item(f"{store.coverage()} ranks", 4, None if whole or ended else Level.WARN)
+    if store.link is not Link.ENDED:
+        whole = len(store.reporting) == store.world
+        yield Item(f"{store.coverage()} ranks", 4, None if whole else Level.WARN)
     yield Item("OPERATOR" if operator else "VIEWER", 7)
     if store.link is Link.LIVE and store.age_s is not None:
         yield Item(f"{format.age(store.age_s)} old", 9)
@@ -121,7 +121,8 @@ def _ended(store: Store) -> Diagnosis | None:
     loss = f" · loss {summary.loss:.3f}" if summary else ""
     planned = store.steps_planned
     of = f" of {format.grouped(planned)}" if planned else ""
-    return Diagnosis(Level.GOOD, f"the run is over: {format.grouped(store.step)}{of} steps{loss}")
+    done = None if store.step is None else store.step + 1  # steps are counted from 0
+    return Diagnosis(Level.GOOD, f"the run is over: {format.grouped(done)}{of} steps{loss}")
 
 
 def _stale(store: Store) -> Diagnosis | None:

@@ -35,7 +35,7 @@ class Overview(Screen[None]):
     def __init__(self, operator: bool) -> None:
         super().__init__()
         self._layout_class = ""
-        self._maximised = False
+        self._zoomed = False
         self._current = "ranks"
         # Held, not queried for: the timer may ask before the first is mounted, and after the last is gone.
         self._status = Status(operator)
@@ -79,7 +79,7 @@ class Overview(Screen[None]):
     def _arrange(self) -> None:
         for *_, name in LAYOUTS:
             self.set_class(name == self._layout_class, name)
-        solo = self._maximised or self._layout_class == "-narrow"
+        solo = self._zoomed or self._layout_class == "-narrow"
         self.set_class(solo, "-solo")
         for name, panel in self._panels.items():
             panel.set_class(name == self._current, "-current")
@@ -104,10 +104,10 @@ class Overview(Screen[None]):
         self._arrange()
         self._panels[self._current].focus()
 
-    def action_maximise(self) -> None:
-        self._maximised = not self._maximised
+    def action_zoom(self) -> None:
+        self._zoomed = not self._zoomed
         self._arrange()
 
     def action_back(self) -> None:
-        self._maximised = False
+        self._zoomed = False
         self._arrange()

@@ -25,8 +25,8 @@ def levels_of(store: Store, metric: Metric, readings: dict[int, Reading]) -> dic
     levels = {}
     for rank, reading in readings.items():
         gone = store.state.gone.get(rank)
-        if gone:
-            levels[rank] = Level.NOTE if gone.clean else Level.BAD
+        if gone and not gone.clean:
+            levels[rank] = Level.BAD
         elif rank in stuck or (metric.worse and reading.apart * metric.worse >= SLOW_RANK):
             levels[rank] = Level.WARN
         else:

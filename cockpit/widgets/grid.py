@@ -8,7 +8,7 @@ from textual.binding import Binding
 from cockpit.actions import GRID, GRID_KEYS
 from cockpit.lines import Line
 from cockpit.metrics import Metric, available, read
-from cockpit.store import Store, Topic
+from cockpit.store import Link, Store, Topic
 from cockpit.theme import Palette
 from cockpit.widgets.arrange import Coords, Plan, axes_of, bands, plan, step_from
 from cockpit.widgets.cells import Cells, legend, levels_of
@@ -91,7 +91,7 @@ class RankGrid(Panel):
         return f"Ranks · {metric.title}{unit}{by}"
 
     def subtitle(self, store: Store) -> str:
-        return f"{store.coverage().strip()} reporting"
+        return "" if store.link is Link.ENDED else f"{store.coverage().strip()} reporting"
 
     def natural_height(self, store: Store) -> int:
         return len(self._planned(store, max(1, self.content_size.width), ROOMY).rows) + 6

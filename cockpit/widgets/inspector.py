@@ -26,7 +26,8 @@ def inspector(
             numbers.add(f" · {name} ", colours.dim).add(format.fixed(spent, 5, 0).strip(), colours.text)
     gone = store.state.gone.get(rank)
     if gone:
-        doing = Line().add("gone" if gone.clean else f"{Level.BAD.value} lost", colours.level[Level.BAD])
+        level = Level.NOTE if gone.clean else Level.BAD
+        doing = Line().add(f"{level.value} {'done' if gone.clean else 'lost'}", colours.level[level])
         doing.add(f" {gone.text}", colours.dim)
     elif pulse:
         doing = Line().add("in ", colours.dim).add(pulse.doing or format.MISSING, colours.text)

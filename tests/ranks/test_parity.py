@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.parity import CASES, FP64_TOLERANCE, MARGIN
+from tests.ranks.cases import CASES
+from tests.ranks.parity import FP64_TOLERANCE, MARGIN
 
 # Half a unit in the last place: where the jolted references happen to agree, a result may still round once.
 ROUND_ONCE = 2.0**-23

@@ -58,3 +58,14 @@ def test_keymap_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path.write_text('"app.nothing" = "b"\n')
     with pytest.raises(KeymapError, match=r"app\.nothing must be one of"):
         load_keymap(path)
+
+
+def test_every_action_exists() -> None:
+    from cockpit.app import CockpitApp
+    from cockpit.screens.board import KnobBoard
+    from cockpit.screens.overview import Overview
+    from cockpit.widgets.grid import RankGrid
+
+    for actions, owner in ((APP, CockpitApp), (OVERVIEW, Overview), (GRID, RankGrid), (BOARD, KnobBoard)):
+        for action in actions:
+            assert hasattr(owner, f"action_{action.action.partition('(')[0]}"), action.id

@@ -125,9 +125,11 @@ def test_a_slow_rank_stands_apart_from_its_own_stage(store: Store) -> None:
     assert all(abs(readings[rank].apart) < 0.1 for rank in range(8) if rank != 3)
 
 
-def test_a_gone_rank_has_no_value(store: Store) -> None:
+def test_a_lost_rank_has_no_value_and_one_that_ended_keeps_its_last(store: Store) -> None:
     store.apply([Gone(2, clean=False, text="killed")])
     assert read(store, STEP_TIME)[2].value is None
+    store.apply([Gone(3, clean=True)])
+    assert read(store, STEP_TIME)[3].value is not None
 
 
 def test_median_ignores_not_a_number() -> None:

@@ -81,7 +81,7 @@ def test_a_stale_picture_blames_no_rank() -> None:
 def test_ended_says_where_it_ended() -> None:
     store = store_with(FakeRun(steps=10), [Gone(rank, clean=True) for rank in range(8)])
     assert headline(store)[0] == "ENDED"
-    assert diagnosis(store).text.startswith("the run is over: 9 of 10 steps")
+    assert diagnosis(store).text.startswith("the run is over: 10 of 10 steps")
 
 
 def test_verdict_has_the_run_in_a_line() -> None:

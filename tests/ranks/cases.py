@@ -1,0 +1,87 @@
+"""The layouts that parity is proven for, as overrides of the demo's: each axis alone, and mixes."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agents.wire import Value
+from engine.layout import Layout, load
+
+LAYOUT = Path(__file__).parents[2] / "layouts" / "demo.toml"
+
+SMALL = [
+    "grid.pp=1",
+    "grid.dp_shard=1",
+    "grid.tp=1",
+    "grid.ep=1",
+    "model.layers=2",
+    "model.seq_len=32",
+    "model.d_model=32",
+    "model.moe.d_expert=48",
+    "train.global_batch=8",
+    "train.warmup=2",
+    "knobs.micro_batches=2",
+]
+ADAMW, SGD = ["train.optimizer=adamw"], ["train.optimizer=sgd", "train.lr=0.1", "train.warmup=4"]
+DROPS, FULL, SELECTIVE = (
+    ["knobs.capacity_factor=1.0"],
+    ["knobs.recompute=full"],
+    ["knobs.recompute=selective"],
+)
+
+Script = dict[int, dict[str, Value]]
+"""What an operator proposes while a step runs."""
+
+SWITCHED: Script = {
+    4: {"micro_batches": 8},
+    7: {"micro_batches": 7},  # refused by the leader
+    9: {"recompute": "full"},
+    11: {"recompute": "none", "micro_batches": 16},  # refused by one rank's vote
+    13: {"recompute": "selective", "micro_batches": 2},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layout, by its overrides of the demo's."""
+
+    overrides: list[str]
+    fp64: bool = False
+    script: Script = field(default_factory=dict)
+
+    @property
+    def layout(self) -> Layout:
+        return load(LAYOUT, self.overrides)
+
+
+def _alone(*axes: str) -> list[str]:
+    return [*SMALL, *axes]
+
+
+CASES = {
+    "demo adamw dropless": Case([*ADAMW]),
+    "demo adamw drops": Case([*ADAMW, *DROPS]),
+    "demo sgd dropless": Case([*SGD]),
+    "demo sgd drops full": Case([*SGD, *DROPS, *FULL]),
+    "demo adamw drops fp64": Case([*ADAMW, *DROPS], fp64=True),
+    "demo sgd dropless full fp64": Case([*SGD, *FULL], fp64=True),
+    "demo switched": Case([*SGD], script=SWITCHED),
+    "demo drops switched fp64": Case([*SGD, *DROPS], fp64=True, script=SWITCHED),
+    "pp": Case([*_alone("grid.pp=2"), *SGD]),
+    "dp": Case([*_alone("grid.dp_shard=2"), *SGD]),
+    "tp": Case([*_alone("grid.tp=2"), *SGD]),
+    "ep": Case([*_alone("grid.dp_shard=2", "grid.ep=2"), *SGD]),
+    "pp drops fp64": Case([*_alone("grid.pp=2"), *ADAMW, *DROPS, *SELECTIVE], fp64=True),
+    "pp gpipe fp64": Case([*_alone("grid.pp=2", "schedule.name=gpipe"), *SGD], fp64=True),
+    "pp uneven fp64": Case([*_alone("grid.pp=2", "model.layers=3"), *SGD, *FULL], fp64=True),
+    "pp zero 3 fp64": Case([*_alone("grid.pp=2", "grid.dp_shard=2", "train.zero=3"), *SGD, *FULL], fp64=True),
+    "zero 0 fp64": Case([*_alone("train.zero=0"), *SGD], fp64=True),
+    "dp zero 1 fp64": Case([*_alone("grid.dp_shard=2", "train.zero=1"), *SGD], fp64=True),
+    "dp drops fp64": Case([*_alone("grid.dp_shard=2"), *ADAMW, *DROPS], fp64=True),
+    "dp zero 3 fp64": Case([*_alone("grid.dp_shard=2", "train.zero=3"), *SGD, *FULL], fp64=True),
+    "tp drops fp64": Case([*_alone("grid.tp=2"), *ADAMW, *DROPS, *FULL], fp64=True),
+    "tp dense fp64": Case([*_alone("grid.tp=2", "model.moe=none"), *SGD], fp64=True),
+    "tp mixed fp64": Case([*_alone("grid.tp=2", "grid.ep=2", "model.moe.every=2"), *SGD, *DROPS], fp64=True),
+    "ep drops fp64": Case([*_alone("grid.dp_shard=2", "grid.ep=2"), *ADAMW, *DROPS], fp64=True),
+    "ep over tp fp64": Case([*_alone("grid.tp=2", "grid.ep=2"), *SGD, *DROPS], fp64=True),
+    "ep part fp64": Case([*_alone("grid.dp_shard=2", "grid.tp=2", "grid.ep=2"), *SGD, *DROPS], fp64=True),
+}

@@ -11,7 +11,7 @@ from agents.orders import Orders
 from agents.outbox import Outbox
 from agents.wire import AnyMessage, Board, Command, Gone, Hello, Pulse, Refused, Welcome, WireError
 
-POLL_MS = 50
+POLL_MS = 200  # a wake-up takes the interpreter from the trainer; what the hub says wakes us at once
 PULSE_S = 1.0
 FRAMES_A_TURN = 16
 WELCOME_PAUSE_S = 0.2  # a hub asks once a frame; the answer to the first is on its way already

@@ -6,6 +6,7 @@ wait 4-6 times less (docs/measurements.md), so that form is taken there; NCCL ge
 Shapes: B sequences, S tokens of a slice, D model. Axes of size 1 communicate nothing and cost nothing.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,21 @@ from engine.meter import Meter
 
 # Below this a gloo all-reduce is all latency, and one hop with P times the bytes is quicker.
 FEW_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Started:
+    """A collective under way. Its time is metered when it is awaited: the part that compute did not hide."""
+
+    axis: "Axis"
+    kind: str
+    sent_bytes: int
+    work: dist.Work | None
+
+    def wait(self) -> None:
+        if self.work is not None:
+            with self.axis.meter.collective(self.axis.name, self.kind, self.sent_bytes):
+                self.work.wait()
 
 
 class Axis:
@@ -90,6 +106,21 @@ class Axis:
         with self.meter.collective(self.name, "exchange", x.nbytes // self.size * (self.size - 1)):
             dist.all_to_all_single(out, x.contiguous(), group=self.group)
         return out
+
+    def start_broadcast(self, x: Tensor, root: int) -> Started:
+        """`x` of group rank `root` into everybody's `x`, without waiting."""
+        if self.size == 1:
+            return Started(self, "broadcast", 0, None)
+        work = dist.broadcast(x, group_src=root, group=self.group, async_op=True)
+        return Started(self, "broadcast", x.nbytes if self.rank == root else 0, work)
+
+    def start_gather(self, x: Tensor, root: int) -> tuple[Started, list[Tensor]]:
+        """`x` of every rank to `root`, without waiting; the rows are there, on the root alone, once awaited."""
+        if self.size == 1:
+            return Started(self, "gather", 0, None), [x]
+        rows = [torch.empty_like(x) for _ in range(self.size)] if self.rank == root else []
+        work = dist.gather(x, rows or None, group_dst=root, group=self.group, async_op=True)
+        return Started(self, "gather", 0 if self.rank == root else x.nbytes, work), rows
 
     # --------------------------------------------------------------------------------- gradients pass through these
 

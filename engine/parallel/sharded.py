@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import DTensor
 
 from engine.model.moe import Experts, MoeLayer
@@ -19,32 +18,26 @@ from engine.parallel.comm import Axis
 from engine.parallel.world import World
 
 
-class _Allocate:
+class _Door:
+    """What FSDP2 asks of a custom collective: a buffer, and the call. torch does not export the base class of it."""
+
+    def __init__(self, axis: Axis):
+        self.axis = axis
+
     def allocate(
         self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class _MeteredAllGather(_Allocate, AllGather):
-    def __init__(self, axis: Axis):
-        self.axis = axis
-
+class _AllGather(_Door):
     def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> dist.Work | None:
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> None:
         output_tensor.view(self.axis.size, -1).copy_(self.axis.all_gather(input_tensor.view(-1)))
-        return None
 
 
-class _MeteredReduceScatter(_Allocate, ReduceScatter):
-    def __init__(self, axis: Axis):
-        self.axis = axis
-
+class _ReduceScatter(_Door):
     def __call__(
         self,
         output_tensor: Tensor,
@@ -52,14 +45,14 @@ class _MeteredReduceScatter(_Allocate, ReduceScatter):
         group: dist.ProcessGroup,
         op: dist.ReduceOp,
         async_op: bool = False,
-    ) -> dist.Work | None:
+    ) -> None:
         output_tensor.copy_(self.axis.reduce_scatter(input_tensor.view(self.axis.size, -1)))
-        return None
 
 
 def shard(stage: Stage, world: World, zero: int) -> FSDPModule:
-    """Shard a stage in place: experts on the expert mesh, each block and the rest on the dense one.
+    """Shard a stage in place: experts on the expert mesh, all else on the dense one.
 
+    ZeRO 3 gathers block by block; below it a stage is one unit, so that a step has one gather and one reduction.
     The root is sharded on a mesh of size 1 too, or torch's pipelining would not reduce its gradients.
     """
     again = zero == 3  # gathered again at each use
@@ -80,8 +73,8 @@ def shard(stage: Stage, world: World, zero: int) -> FSDPModule:
         module.set_force_sum_reduction_for_comms(True)  # before the factor: gloo has no PREMUL_SUM
         module.set_gradient_divide_factor(1.0)
         if axis.size > 1:
-            module.set_custom_all_gather(_MeteredAllGather(axis))
-            module.set_custom_reduce_scatter(_MeteredReduceScatter(axis))
+            module.set_custom_all_gather(_AllGather(axis))  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(_ReduceScatter(axis))  # type: ignore[arg-type]
     return root
 
 
@@ -101,7 +94,7 @@ def shard_of(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def replicated_over_tp(stage: nn.Module, world: World) -> Iterator[nn.Parameter]:
+def replicated_over_tp(stage: nn.Module) -> Iterator[nn.Parameter]:
     """Parameters that are whole on each tensor rank but saw only its slice of the sequence: norms and routers."""
     experts = is_expert(stage)
     for name, parameter in stage.named_parameters():
@@ -114,7 +107,7 @@ def sum_over_tp(stage: nn.Module, world: World) -> None:
     """Complete the gradients of what is replicated over tp, in one fused reduction."""
     if world.tp.size == 1:
         return
-    grads = [shard_of(p.grad) for p in replicated_over_tp(stage, world) if p.grad is not None]
+    grads = [shard_of(p.grad) for p in replicated_over_tp(stage) if p.grad is not None]
     flat = world.tp.all_reduce(torch.cat([grad.flatten() for grad in grads]))
     for grad, total in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
         grad.copy_(total.view_as(grad))

@@ -31,7 +31,7 @@ class GradientNorm:
     def __init__(self, stage: nn.Module, world: World):
         self._world = world
         grid = world.grid
-        over_tp = {id(p) for p in replicated_over_tp(stage, world)}
+        over_tp = {id(p) for p in replicated_over_tp(stage)}
         assert grid.dp_replicate == 1
         self._weighted = [(p, 1.0 / grid.tp if id(p) in over_tp else 1.0) for p in stage.parameters()]
         self._experts = is_expert(stage)

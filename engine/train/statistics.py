@@ -7,12 +7,12 @@ is one step late, needs no hub, and costs the step nothing.
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from agents.wire import Changes, Experts, LayerLoad, Summary, Traffic
 from engine.layout import Layout
 from engine.meter import AXES, Readings
+from engine.parallel.comm import Started
 from engine.parallel.world import World
 from engine.planner.schedule import bubble
 
@@ -46,7 +46,7 @@ class Statistics:
 
     def __init__(self, layout: Layout, world: World, oversubscribed: bool):
         self._layout, self._world, self._oversubscribed = layout, world, oversubscribed
-        self._waiting: tuple[dist.Work | None, list[Tensor], Tensor, Known] | None = None
+        self._waiting: tuple[Started, list[Tensor], Known] | None = None
 
     def gather(self, readings: Readings, measured: Measured, known: Known) -> None:
         """Send this rank's step on its way to rank 0."""
@@ -69,23 +69,15 @@ class Statistics:
                 readings.load.double().flatten(),
             )
         )
-        here = self._world.rank == 0
-        rows = [torch.empty_like(mine) for _ in range(self._world.grid.world)] if here else []
-        work = None
-        if self._world.grid.world > 1:
-            work = dist.gather(mine, rows or None, 0, group=self._world.control.group, async_op=True)
-        elif here:
-            rows = [mine]
-        self._waiting = (work, rows, mine, known)
+        self._waiting = (*self._world.control.start_gather(mine, 0), known)
 
     def collect(self) -> tuple[Summary, Experts] | None:
         """The step that was gathered last, on rank 0; None elsewhere and when there is none."""
         if self._waiting is None:
             return None
-        work, rows, _, known = self._waiting
+        started, rows, known = self._waiting
         self._waiting = None
-        if work:
-            work.wait()
+        started.wait()
         return self._summary(torch.stack(rows), known) if rows else None
 
     def _summary(self, table: Tensor, known: Known) -> tuple[Summary, Experts]:

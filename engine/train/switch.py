@@ -12,12 +12,11 @@ from typing import Literal
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from agents.board import Board
 from agents.wire import Ack, Command
-from engine.parallel.comm import Axis
+from engine.parallel.comm import Axis, Started
 
 LEADER = 0
 _VOTE_BYTES = 512
@@ -45,11 +44,10 @@ class Switch:
 
     def __init__(self, control: Axis, board: Board, pending: Pending, settle: Callable[[Ack], None]):
         self._control, self._board, self._pending, self._settle = control, board, pending, settle
-        self._rank = dist.get_rank()
-        self._world = dist.get_world_size()
+        self._rank = control.rank
         self._offer: Command | None = None
         self._word = torch.zeros(3, dtype=torch.int64)
-        self._work: dist.Work | None = None
+        self._told: Started | None = None
 
     def begin(self, step: int, stop: bool) -> None:
         """Start telling (leader) or hearing what is pending; `stop` counts on the leader only."""
@@ -60,8 +58,7 @@ class Switch:
                 payload = msgspec.msgpack.encode(self._offer)
             revision = self._offer.revision if self._offer else self._board.revision
             self._word = torch.tensor([revision, len(payload), int(stop)])
-        if self._world > 1:
-            self._work = dist.broadcast(self._word, LEADER, group=self._control.group, async_op=True)
+        self._told = self._control.start_broadcast(self._word, LEADER)
 
     def _choose(self, step: int) -> Command | None:
         """The pending command, unless the leader can already tell that nothing will come of it."""
@@ -80,9 +77,8 @@ class Switch:
 
     def end(self, step: int) -> bool:
         """Agree on what was pending at the step's start. True when the run shall stop after this step."""
-        if self._work:
-            with self._control.meter.collective("control", "broadcast", 0):
-                self._work.wait()
+        if self._told:
+            self._told.wait()
         revision, size, stop = self._word.tolist()
         if revision > self._board.revision and size:
             self._agree(self._share(size), step)
@@ -92,8 +88,7 @@ class Switch:
         payload = torch.zeros(size, dtype=torch.uint8)
         if self._rank == LEADER:
             payload = torch.frombuffer(bytearray(msgspec.msgpack.encode(self._offer)), dtype=torch.uint8)
-        if self._world > 1:
-            dist.broadcast(payload, LEADER, group=self._control.group)
+        self._control.start_broadcast(payload, LEADER).wait()
         return msgspec.msgpack.decode(bytes(payload.tolist()), type=Command)
 
     def _agree(self, command: Command, step: int) -> None:

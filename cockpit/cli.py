@@ -13,6 +13,7 @@ from cockpit.connect import CockpitError
 
 Options = argparse.Namespace
 USAGE = 2
+SCREEN_NEEDS = ("textual", "plotext")  # headless commands do without
 
 
 class _Parser(argparse.ArgumentParser):
@@ -120,6 +121,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except CockpitError as error:
         sys.stderr.write(f"{error}\n")
+        return USAGE
+    except ModuleNotFoundError as error:
+        if error.name not in SCREEN_NEEDS:
+            raise
+        sys.stderr.write(f"the screen needs {error.name}; pip install 'train-cockpit[cockpit]' brings it\n")
         return USAGE
     except KeyboardInterrupt:
         return 130

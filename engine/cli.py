@@ -1,6 +1,7 @@
 """The command `engine`."""
 
 import argparse
+import importlib.util
 import sys
 import time
 from collections.abc import Sequence
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(layout: Layout, as_json: bool, hub: str, run_dir: Path | None) -> int:
+    if importlib.util.find_spec("torch") is None:
+        refuse("training needs torch; pip install torch, then 'train-cockpit[engine]'")
     from engine.forked import outlet
     from engine.launch import Place, join, joined_place, launch
     from engine.output import Output

@@ -1,7 +1,7 @@
 """The one door for collectives: every byte that leaves a rank passes here and is metered by axis.
 
 On gloo a ring collective pays its latency P - 1 times over. The same bytes as one all-to-all plus a local sum or copy
-wait 4-6 times less (docs/measurements.md), so that form is taken there; NCCL gets its native collectives.
+wait up to 5 times less (docs/measurements.md), so that form is taken there; NCCL gets its native collectives.
 
 Shapes: B sequences, S tokens of a slice, D model. Axes of size 1 communicate nothing and cost nothing.
 """

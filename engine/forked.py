@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, NoReturn
 import msgspec
 
 from engine.failure import report_of
-from engine.place import Place, StopFlag, Work
+from engine.place import Place, StopFlag, Work, cores
 from engine.signals import STOP_SIGNALS
 
 if TYPE_CHECKING:
@@ -117,8 +117,7 @@ def share_cores(local_world: int) -> None:
     """Give torch, where it is loaded, this rank's share of the cores; OMP_NUM_THREADS is the user's word."""
     torch = sys.modules.get("torch")
     if torch is not None and "OMP_NUM_THREADS" not in os.environ:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(max(1, cores // local_world))
+        torch.set_num_threads(max(1, cores() // local_world))
 
 
 def _die_with_parent(parent: int) -> None:

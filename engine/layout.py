@@ -14,10 +14,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from engine.grid import Grid, divisors
+from engine.grid import Grid, divisors, listed
 
-Positive = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
+LARGEST = 2**31 - 1  # no size of a run is larger, and arithmetic on sizes stays quick
+BYTES = 256  # tokens of the byte tokenizer
+Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
+Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
 Above = Annotated[float, Meta(gt=0)]
 AtLeast0 = Annotated[float, Meta(ge=0)]
 
@@ -226,6 +228,8 @@ def _legal(hint: Any) -> str:
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     if get_origin(hint) is Annotated:
         base, meta = get_args(hint)[:2]
+        if meta.le is not None:
+            return f"{words[base]} from {meta.ge:g} to {meta.le}"
         if meta.ge is not None:
             return f"{words[base]} of at least {meta.ge:g}"
         return f"{words[base]} above {meta.gt:g}"
@@ -247,15 +251,17 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
     ]
     if model.moe:
         divided.append(("grid.ep", grid.ep, "model.moe.experts", model.moe.experts))
-    if any(not model.has_experts(layer) for layer in range(model.layers)):
+    if model.moe is None or (model.moe.every > 1 and model.layers > 1):
         divided.append(("grid.tp", grid.tp, "model.d_ff", model.ff))
     for divisor, n, whole, total in divided:
         if total % n:
-            yield f"{divisor} = {n} does not divide {whole} = {total}; legal: {divisors(total)}"
+            yield f"{divisor} = {n} does not divide {whole} = {total}; legal: {listed(divisors(total))}"
     if refusal := grid.refusal():
         yield refusal
     if model.head_dim % 2:
         yield f"model.d_model / model.heads = {model.head_dim} is odd; RoPE turns pairs, so legal: an even number"
+    if model.vocab < BYTES:
+        yield f"model.vocab = {model.vocab} is too small for byte tokens; legal: from {BYTES} on"
     if grid.pp > model.layers:
         yield f"grid.pp = {grid.pp} is more stages than model.layers = {model.layers}; legal: 1 to {model.layers}"
     if model.moe and model.moe.top_k > model.moe.experts:
@@ -271,8 +277,7 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
             f"sequences, too few for {grid.pp} stages; legal: a multiple of {grid.dp * grid.pp}"
         )
     elif layout.knobs.micro_batches not in micro_batches:
-        legal = ", ".join(map(str, micro_batches))
-        yield f"knobs.micro_batches = {layout.knobs.micro_batches} is not legal; legal: {legal}"
+        yield f"knobs.micro_batches = {layout.knobs.micro_batches} is not legal; legal: {listed(micro_batches)}"
     if not (layout.data.source == "stdlib" or layout.data.source.startswith("text:")):
         yield f"data.source = {layout.data.source!r} is not legal; legal: stdlib, text:GLOB"
 
@@ -280,4 +285,4 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
 def legal_micro_batches(layout: Layout) -> list[int]:
     """Divisors of the local batch that the schedule accepts: 1F1B needs at least as many as stages."""
     least = layout.grid.pp if layout.schedule.name == "1f1b" else 1
-    return [m for m in range(least, layout.local_batch + 1) if layout.local_batch % m == 0]
+    return [m for m in divisors(layout.local_batch) if m >= least] if layout.local_batch else []

@@ -5,6 +5,7 @@ Torch-free until `Place.store` is called, so that the parent of forked ranks nee
 
 import functools
 import mmap
+import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 STORE_TIMEOUT = timedelta(minutes=5)  # how long a rank waits for the store's host to appear
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Where(NamedTuple):

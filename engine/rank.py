@@ -25,7 +25,7 @@ def train(place: Place, layout: Layout, report: Callable[[Summary], None]) -> No
     moe = layout.model.moe
     meter = Meter(layout.model.layers, moe.experts if moe else 0, place.at)
     agent = Agent(place.hub, lambda: meter.doing)
-    trainer = Trainer(layout, meter, agent, StopWord(place, store), report)
+    trainer = Trainer(layout, meter, agent, StopWord(place, store), report, place.local_world)
     trainer.run()
     if agent.pending:
         command, board = agent.pending, trainer.board

@@ -10,6 +10,7 @@ from agents.wire import VERSION, Hello, Value
 from agents.wire import Board as BoardMessage
 from engine.layout import Layout
 from engine.parallel.world import World
+from engine.place import cores
 from engine.train.switch import LEADER
 
 
@@ -47,7 +48,7 @@ def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
         "optimizer": train.optimizer,
         "precision": train.precision,
         "data": layout.data.source,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "oversubscribed": oversubscribed,
         "torch": str(torch.__version__),
     }

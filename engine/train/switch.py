@@ -70,8 +70,8 @@ class Switch:
             return None
         try:
             self._board.prepare(command.changes)
-        except ValueError as refusal:
-            self._settle(self._ack(command, "rejected", step, str(refusal)))
+        except Exception as refusal:  # noqa: BLE001 - whatever a proposal does to a knob, training goes on
+            self._settle(self._ack(command, "rejected", step, _word_of(refusal)))
             return None
         return command
 
@@ -96,7 +96,7 @@ class Switch:
         try:
             prepared = self._board.prepare(command.changes)
         except Exception as refusal:  # noqa: BLE001 - a rank that cannot prepare must still vote, or the others hang
-            why = str(refusal) or type(refusal).__name__
+            why = _word_of(refusal)
         votes = [Vote.unpacked(row) for row in self._control.all_gather(Vote(why).packed())]
         against = [f"rank {rank}: {vote.why}" for rank, vote in enumerate(votes) if vote.why]
         if against:
@@ -110,3 +110,7 @@ class Switch:
         self, command: Command, state: Literal["applied", "rejected", "expired"], step: int, why: str
     ) -> Ack:
         return Ack(self._rank, command.revision, state, step, self._board.digest(), why)
+
+
+def _word_of(refusal: Exception) -> str:
+    return str(refusal) or type(refusal).__name__

@@ -1,6 +1,5 @@
 """The training loop of one rank: data, pipeline, reduction, update, agreement, record."""
 
-import os
 import time
 from collections.abc import Callable
 
@@ -17,6 +16,7 @@ from engine.parallel.pipeline import Pipeline
 from engine.parallel.sharded import shard, sum_over_tp
 from engine.parallel.tensor import Weights, cross_entropy
 from engine.parallel.world import World
+from engine.place import cores
 from engine.planner.schedule import bubble
 from engine.train.data import Samples, read_corpus
 from engine.train.introduce import hello, knob_board
@@ -34,6 +34,7 @@ class Trainer:
     """One rank's run. Needs an initialised default process group of the layout's world.
 
     `stop_requested` is asked at each step; the leader's word counts. `report` gets each step's summary on rank 0.
+    `local_world` is the number of ranks on this machine, all of them if left out.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Trainer:
         agent: Agent,
         stop_requested: Callable[[], bool] = lambda: False,
         report: Report = lambda _: None,
+        local_world: int | None = None,
     ):
         self.layout, self.meter, self.agent = layout, meter, agent
         self._stop_requested, self._report = stop_requested, report
@@ -65,7 +67,7 @@ class Trainer:
         self._turned = Turned(layout.knobs.lr_scale)
         self.board = make_board(layout, self.pipeline, self.dials, self._turned)
         self.switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
-        self.oversubscribed = grid.world > len(os.sched_getaffinity(0))
+        self.oversubscribed = (local_world or grid.world) > cores()
         self._statistics = Statistics(layout, world, self.oversubscribed)
         self._process = psutil.Process()
         self._bulky_due: dict[type, float] = {Timeline: 0.0, Experts: 0.0}

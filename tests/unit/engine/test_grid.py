@@ -58,4 +58,4 @@ def test_the_demo_by_hand() -> None:
     assert grid.world == 8 and grid.efsdp == 1
     assert grid.shown(5) == {"pp": 1, "dp": 0, "tp": 1, "ep": 1}
     assert grid.name(6) == "pp1 dp1 tp0"
-    assert divisors(12) == "1, 2, 3, 4, 6, 12"
+    assert divisors(12) == [1, 2, 3, 4, 6, 12] and divisors(16) == [1, 2, 4, 8, 16]

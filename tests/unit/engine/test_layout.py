@@ -32,7 +32,7 @@ def test_overrides_lie_over_the_file() -> None:
     ("override", "sentence"),
     [
         ("grid.tp=3", "grid.tp = 3 does not divide model.heads = 4; legal: 1, 2, 4"),
-        ("grid.tp=x", "grid.tp = 'x' is not legal; legal: a whole number of at least 1"),
+        ("grid.tp=x", "grid.tp = 'x' is not legal; legal: a whole number from 1 to 2147483647"),
         ("grid.cp=2", "grid.cp = 2 is not legal; legal: 1"),
         ("grid.ep=3", "grid.ep = 3 does not divide model.moe.experts = 8"),
         ("grid.pp=5", "legal: 1 to 4"),
@@ -46,6 +46,8 @@ def test_overrides_lie_over_the_file() -> None:
         ("train.global_batch=2", "legal: a multiple of 4"),
         ("knobs.micro_batches=7", "knobs.micro_batches = 7 is not legal; legal: 2, 4, 8, 16"),
         ("knobs.capacity_factor=-1", "a number above 0 or none"),
+        ("model.vocab=128", "model.vocab = 128 is too small for byte tokens; legal: from 256 on"),
+        ("model.layers=2147483648", "legal: a whole number from 1 to 2147483647"),
         ("schedule.name=zbv", "legal: gpipe, 1f1b"),
         ("model.moe=none", "grid.ep = 4 without experts"),
         ("model.moe=3", "legal: a section [model.moe]"),

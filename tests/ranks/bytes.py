@@ -1,0 +1,129 @@
+"""docs/bytes.md as arithmetic, and a driver that holds the meter of each rank to it.
+
+python -m tests.ranks.bytes FOLDER
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from agents.agent import Agent
+from engine.launch import launch
+from engine.layout import Layout, load
+from engine.meter import Meter
+from engine.model.moe import MoeLayer, Routing
+from engine.model.transformer import Block, Stage
+from engine.parallel.sharded import is_expert, replicated_over_tp, shard_of
+from engine.parallel.tensor import Weights
+from engine.place import Place
+from engine.train.trainer import Trainer
+from tests.ranks.cases import DROPS, FULL, LAYOUT, SELECTIVE, SMALL
+
+CASES = {
+    "demo": ["train.steps=1"],
+    "demo drops full": [*DROPS, *FULL],
+    "demo selective gpipe": [*SELECTIVE, "schedule.name=gpipe", "knobs.micro_batches=8"],
+    "tp dense full": [*SMALL, "grid.tp=2", "model.moe=none", *FULL],
+    "tp mixed": [*SMALL, "grid.tp=2", "grid.ep=2", "model.moe.every=2", *SELECTIVE],
+    "dp ep": [*SMALL, "grid.dp_shard=4", "grid.ep=2", "knobs.micro_batches=1"],
+    "pp": [*SMALL, "grid.pp=2", "model.layers=3"],
+}
+
+
+def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[str, int]:
+    """Bytes by axis of this rank in one step, after docs/bytes.md."""
+    model, grid, world = layout.model, layout.ranks, trainer.world
+    m = trainer.pipeline.plan.micro_batches
+    b, S, D = layout.local_batch // m, model.seq_len, model.d_model
+    t, f, e, W = grid.tp, grid.fsdp, grid.ep, grid.world
+    first, last = world.at["pp"] == 0, world.at["pp"] == grid.pp - 1
+    recompute = trainer.dials.recompute
+    blocks = [module for module in trainer.stage.modules() if isinstance(module, Block)]
+    moe = sum(isinstance(block.mlp, MoeLayer) for block in blocks)
+    E = model.moe.experts if model.moe else 0
+
+    X = (t - 1) * b * (S // t) * D * 4
+    attention = {"none": 4, "selective": 5, "full": 6}[recompute]
+    dense = {"none": 4, "selective": 4, "full": 5}[recompute]
+    tp = m * (len(blocks) * attention * X + (len(blocks) - moe) * dense * X + moe * (t - 1) * b * E * 4)
+    tp += m * (first * 2 * X + last * (2 * X + (t - 1) * 3 * b * S * 4))
+    if t > 1:
+        r = sum(shard_of(p).numel() for p in replicated_over_tp(trainer.stage))
+        tp += 2 * (t - 1) * r * 4 // t
+
+    pp = m * ((not last) + (not first)) * b * (S // t) * D * 4
+
+    experts = is_expert(trainer.stage)
+    shapes = [p.shape for name, p in whole_stage(layout, trainer).named_parameters() if not experts[name]]
+    padded = sum(-(-shape[0] // f) * f * shape[1:].numel() for shape in shapes)
+    dp = 2 * (f - 1) * padded * 4 // f
+    efsdp = grid.efsdp
+    mine = sum(p.numel() for name, p in whole_stage(layout, trainer).named_parameters() if experts[name])
+    dp += moe and 2 * (efsdp - 1) * mine * 4 // efsdp
+
+    passes = 3 if recompute == "full" else 2
+    rows = (
+        sum(_leaving(plan.send, e) + _leaving(plan.receive, e) for plan in (r.plan for r in routings))
+        if e > 1
+        else 0
+    )
+    a2a = passes * rows * D * 4
+    ep = a2a + m * moe * (e - 1) * E * 8 // e
+
+    control = (W - 1) * 4 + (24 if world.rank == 0 else 0) if W > 1 else 0
+    return {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "control": control, "a2a": a2a}
+
+
+def _leaving(rows: list[int], ranks: int) -> int:
+    me = dist.get_rank() % ranks  # ep is the fastest axis of the expert view
+    return sum(rows) - rows[me]
+
+
+def whole_stage(layout: Layout, trainer: Trainer) -> nn.Module:
+    """This rank's stage before FSDP sharded it: its tensor shard and its experts."""
+    weights = Weights(0, trainer.world.tp, trainer.world.ep)
+    numbers = [int(n) for n in trainer.stage.layers]
+    layers = range(numbers[0], numbers[-1] + 1)
+    return Stage(weights, layout.model, layers, trainer.dials, Meter(layout.model.layers, 8))
+
+
+def compare(place: Place, layout: Layout, out: Path) -> None:
+    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+    meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
+    trainer = Trainer(layout, meter, Agent(None, lambda: meter.doing))
+    routings: list[Routing] = []
+    for module in trainer.stage.modules():
+        if isinstance(module, MoeLayer):
+            decide = module._decide
+            module._decide = lambda probs, decide=decide: routings.append(decide(probs)) or routings[-1]
+    meter.start_step(0)
+    trainer.switch.begin(0, stop=False)
+    trainer.forward_backward(0)
+    trainer.update(0)
+    trainer.switch.end(0)
+    metered = {axis: lane.bytes for axis, lane in meter.readings.lanes.items()}
+    metered["a2a"] = meter.readings.a2a_bytes
+    (out / f"{place.rank}.json").write_text(json.dumps([expected(layout, trainer, routings), metered]))
+    dist.destroy_process_group()
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    for name, overrides in CASES.items():
+        layout, out = load(LAYOUT, overrides), folder / name
+        out.mkdir(parents=True)
+
+        def work(place: Place, layout: Layout = layout, out: Path = out) -> None:
+            compare(place, layout, out)
+
+        name_of_rank = layout.ranks.name
+        if launch(layout.ranks.world, work, name_of_rank=name_of_rank, hub="none", run="bytes", run_dir=out):
+            raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -181,6 +181,7 @@ class Summary(Message, frozen=True):
     load_max_over_mean: float | None
     knobs: Facts
     lr: float | None = None
+    skipped: bool = False  # the gradient was not finite, and the weights were left as they were
 
 
 class LayerLoad(Struct, array_like=True, frozen=True):

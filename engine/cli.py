@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from agents.runs import RunError
 from engine.layout import Layout, LayoutError, load
 
 # What every rank needs, imported once before the fork. Named, so that this module itself needs no torch.
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         layout = load(options.layout, options.overrides + rest)
         status = _run(layout, options.json, options.hub, options.run_dir)
-    except (LayoutError, ValueError) as error:
+    except (LayoutError, RunError) as error:
         refuse(str(error))
     raise SystemExit(status)
 
@@ -50,14 +51,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(layout: Layout, as_json: bool, hub: str, run_dir: Path | None) -> int:
     if importlib.util.find_spec("torch") is None:
         refuse("training needs torch; pip install torch, then 'train-cockpit[engine]'")
+    from engine.corpus import read_corpus
     from engine.forked import outlet
+    from engine.keeper import named_hub
     from engine.launch import Place, join, joined_place, launch
     from engine.output import Output
     from engine.place import StopFlag
 
     sys.stdout = outlet(StopFlag())  # a reader may leave before the last line
-
-    run_dir = run_dir or Path(layout.run.dir) / f"{layout.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    corpus = read_corpus(layout)
+    named = Path(layout.run.dir) / f"{layout.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    named_hub(hub, run_dir or named)  # refused before a folder is made
+    try:
+        place = joined_place(run_dir or named)
+    except ValueError as error:
+        refuse(str(error))
+    if place is None:
+        run_dir = make_folder(run_dir, named)
+    elif place.rank == 0:
+        make_folder(place.run_dir, named)
     output = Output(layout, as_json)
     grid = layout.ranks
 
@@ -65,11 +77,11 @@ def _run(layout: Layout, as_json: bool, hub: str, run_dir: Path | None) -> int:
         from engine.rank import train
 
         if place.rank == 0:
-            output.start(run_dir.name)
-        train(place, layout, output.step)
+            output.start(place.run_dir.name)
+        train(place, layout, corpus, output.step)
 
-    place = joined_place(run_dir)
     if place is None:
+        assert run_dir is not None
         status = launch(
             grid.world,
             work,
@@ -95,3 +107,21 @@ def _run(layout: Layout, as_json: bool, hub: str, run_dir: Path | None) -> int:
     if place is None or place.rank == 0:
         output.end(status)
     return status
+
+
+def make_folder(chosen: Path | None, named: Path) -> Path:
+    """The run's folder: the one that was asked for, or a new one."""
+    folder = chosen or named
+    try:
+        # Two runs may begin in one second.
+        for again in range(2, 100):
+            try:
+                folder.mkdir(parents=True, exist_ok=chosen is not None)
+                break
+            except FileExistsError:
+                if chosen is not None:
+                    raise
+                folder = named.with_name(f"{named.name}-{again}")
+    except OSError as error:
+        refuse(f"the run's folder {folder} cannot be made: {error.strerror}")
+    return folder

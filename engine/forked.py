@@ -114,7 +114,7 @@ def listen_on_loopback() -> None:
 
 
 def share_cores(local_world: int) -> None:
-    """Give torch, where it is loaded, this rank's share of the cores; OMP_NUM_THREADS is the user's word."""
+    """Give torch, where it is loaded, this rank's share of the cores; OMP_NUM_THREADS goes first (torchrun sets 1)."""
     torch = sys.modules.get("torch")
     if torch is not None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores() // local_world))

@@ -103,7 +103,8 @@ def join(
     group could hang.
     Raises ValueError for a `hub` that cannot be, OSError for a `run_dir` that cannot.
     """
-    place.run_dir.mkdir(parents=True, exist_ok=True)
+    if place.rank == 0:  # the folder of the others may be named a second later
+        place.run_dir.mkdir(parents=True, exist_ok=True)
     named_hub(hub, place.run_dir)  # refused before anything is begun
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, place.stop)

@@ -121,5 +121,5 @@ def hub_of(hub: str, run: str, run_dir: Path) -> Iterator[tuple[str | None, HubK
 
 def hub_command(run: str, run_dir: Path, sockets: Path) -> list[str]:
     """The command that is the hub of `run`; it ends by itself when this process does."""
-    options = ["--run", run, "--dir", str(run_dir), "--sockets", str(sockets), "--parent", str(os.getpid())]
+    options = [f"--run={run}", "--dir", str(run_dir), "--sockets", str(sockets), "--parent", str(os.getpid())]
     return [sys.executable, "-m", "agents.hub", *options]

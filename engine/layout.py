@@ -1,6 +1,6 @@
 """A run as typed data: reads a TOML file, lays command-line overrides over it, and refuses in one sentence.
 
-Torch-free. Only what is proven by parity is legal here; a value joins a Literal below together with its test.
+Torch-free. A schedule, method or mode is legal once parity proves it: it joins a Literal below with its case.
 """
 
 import difflib
@@ -17,11 +17,17 @@ from msgspec import Meta, Struct
 from engine.grid import Grid, divisors, listed
 
 LARGEST = 2**31 - 1  # no size of a run is larger, and arithmetic on sizes stays quick
+GEMM_ALIGN = 4  # rows of fp32 must begin at multiples of 16 bytes
 BYTES = 256  # tokens of the byte tokenizer
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
-Above = Annotated[float, Meta(gt=0)]
-AtLeast0 = Annotated[float, Meta(ge=0)]
+Above = Annotated[float, Meta(gt=0, le=1e9)]
+AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
+Word = Annotated[str, Meta(pattern="^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
+
+# The bounds of knobs, for their start values and for every later change.
+CAPACITY_FACTOR = (0.1, 8.0)
+LR_SCALE = (0.0, 10.0)
 
 
 class LayoutError(ValueError):
@@ -29,7 +35,7 @@ class LayoutError(ValueError):
 
 
 class Run(Struct, frozen=True):
-    name: str = "run"
+    name: Word = "run"
     seed: Natural = 0
     dir: str = "./runs"
 
@@ -102,9 +108,11 @@ class Data(Struct, frozen=True):
 
 class Knobs(Struct, frozen=True):
     micro_batches: Positive = 1
-    capacity_factor: Above | None = None  # absent = dropless
+    capacity_factor: Annotated[float, Meta(ge=CAPACITY_FACTOR[0], le=CAPACITY_FACTOR[1])] | None = (
+        None  # absent = dropless
+    )
     recompute: Literal["none", "selective", "full"] = "none"
-    lr_scale: AtLeast0 = 1.0
+    lr_scale: Annotated[float, Meta(ge=LR_SCALE[0], le=LR_SCALE[1])] = 1.0
     aux_loss_coef: AtLeast0 = 0.01
 
 
@@ -131,6 +139,11 @@ class Layout(Struct, frozen=True, kw_only=True):
     def digest(self) -> str:
         """Equal for ranks that train the same model on the same data; steps, names and start values do not count."""
         same = (self.model, self.grid, self.schedule.name, self.data, self.run.seed, self.train.global_batch)
+        return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
+
+    def whole_digest(self) -> str:
+        """Equal for ranks that may train together: everything counts but the run's name and folder."""
+        same = msgspec.structs.replace(self, run=Run(seed=self.run.seed))
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 
 
@@ -202,8 +215,9 @@ def _read(kind: Any, tree: Any, at: str) -> Any:
         elif section and tree[key] is not None:
             values[key] = _read(section, tree[key], _dot(at, key))
         else:
+            value = "none" if tree[key] is None and "none" in _choices(hint) else tree[key]
             try:
-                values[key] = msgspec.convert(tree[key], hint)
+                values[key] = msgspec.convert(value, hint)
             except msgspec.ValidationError:
                 shown = "none" if tree[key] is None else repr(tree[key])
                 raise LayoutError(f"{_dot(at, key)} = {shown} is not legal; legal: {_legal(hint)}") from None
@@ -219,6 +233,10 @@ def _struct_in(hint: Any) -> Any:
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, Struct)), None)
 
 
+def _choices(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
 def _legal(hint: Any) -> str:
     """What a type admits, in words."""
     if get_origin(hint) in (typing.Union, types.UnionType):
@@ -228,11 +246,10 @@ def _legal(hint: Any) -> str:
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     if get_origin(hint) is Annotated:
         base, meta = get_args(hint)[:2]
-        if meta.le is not None:
-            return f"{words[base]} from {meta.ge:g} to {meta.le}"
-        if meta.ge is not None:
-            return f"{words[base]} of at least {meta.ge:g}"
-        return f"{words[base]} above {meta.gt:g}"
+        if meta.pattern is not None:
+            return "up to 64 letters, digits, '_', '.' and '-', not beginning with '.' or '-'"
+        low = f"from {meta.ge:g}" if meta.ge is not None else f"above {meta.gt:g} and up"
+        return f"{words[base]} {low} to {meta.le:g}" if base is float else f"{words[base]} {low} to {meta.le}"
     return words.get(hint, f"a section with {', '.join(typing.get_type_hints(hint))}")
 
 
@@ -258,6 +275,10 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
             yield f"{divisor} = {n} does not divide {whole} = {total}; legal: {listed(divisors(total))}"
     if refusal := grid.refusal():
         yield refusal
+    if model.moe:
+        for name, width in (("model.d_model", model.d_model), ("model.moe.d_expert", model.moe.d_expert)):
+            if width % GEMM_ALIGN:
+                yield f"{name} = {width} does not suit the grouped GEMM of experts; legal: a multiple of {GEMM_ALIGN}"
     if model.head_dim % 2:
         yield f"model.d_model / model.heads = {model.head_dim} is odd; RoPE turns pairs, so legal: an even number"
     if model.vocab < BYTES:

@@ -77,7 +77,7 @@ class Meter:
         self.readings = Readings(layers, experts)
         self._where = where
         self._doing = ("starting", time.monotonic())
-        self._layer: int | None = None
+        self.layer: int | None = None
         self._micro_batch: int | None = None
         self._opened = 0.0
 
@@ -105,12 +105,12 @@ class Meter:
         phases[name] = phases.get(name, 0.0) + time.perf_counter() - start
 
     @contextmanager
-    def in_layer(self, layer: int) -> Iterator[None]:
-        self._layer = layer
+    def in_layer(self, layer: int | None) -> Iterator[None]:
+        outside, self.layer = self.layer, layer
         try:
             yield
         finally:  # a recomputed forward is cut short by an exception once it has what backward needs
-            self._layer = None
+            self.layer = outside
 
     # --------------------------------------------------------------------------------------- collectives
 
@@ -118,8 +118,8 @@ class Meter:
     def collective(self, axis: str, kind: str, sent_bytes: int) -> Iterator[None]:
         """Around each collective: `sent_bytes` leave this rank for others."""
         text = f"{axis} {kind}"
-        if self._layer is not None:
-            text += f", layer {self._layer}"
+        if self.layer is not None:
+            text += f", layer {self.layer}"
         if self._micro_batch is not None:
             text += f", micro-batch {self._micro_batch}"
         before = self._doing[0]
@@ -133,7 +133,7 @@ class Meter:
         lane.exposed_ms += ms
         if kind == "all-to-all":
             self.readings.a2a_bytes += sent_bytes
-        self._doing = (before, time.monotonic())
+        self.at(before)
 
     def sent(self, axis: str, sent_bytes: int) -> None:
         """Bytes of a send that the pipeline's schedule waits for elsewhere."""
@@ -168,11 +168,11 @@ class Meter:
         end = time.perf_counter()
         self.readings.spans.append(Span(kind, micro_batch, start - self._opened, end - self._opened))
         self._micro_batch = None
-        self.at("waiting for a pipeline neighbour")
 
     @contextmanager
     def action_goes_on(self) -> Iterator[None]:
         """What the schedule does outside the action it belongs to: the loss after the last stage's forward."""
+        self.at("loss")
         yield
         self.readings.spans[-1].end = time.perf_counter() - self._opened
 

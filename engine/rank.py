@@ -7,25 +7,31 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from agents.agent import Agent
 from agents.wire import Ack, Summary
+from engine.corpus import Corpus
 from engine.layout import Layout
 from engine.meter import Meter
 from engine.place import Place
 from engine.train.switch import LEADER
 from engine.train.trainer import Trainer
 
+LAYOUT_KEY = "engine/layout"  # in the store: the digest of rank 0's layout
 STOP_KEY = "engine/stop"  # in the store: some rank was asked to stop
 
 
-def train(place: Place, layout: Layout, report: Callable[[Summary], None]) -> None:
-    """Train `layout` to its end as the rank that `place` says."""
+def train(place: Place, layout: Layout, corpus: Corpus, report: Callable[[Summary], None]) -> None:
+    """Train `layout` to its end as the rank that `place` says.
+
+    Raises ValueError when this rank was started with another layout than rank 0: they would wait for each other.
+    """
     store = place.store()
+    _agree_on(layout, place, store)
     dist.init_process_group(
         "gloo", store=PrefixStore("engine/group", store), rank=place.rank, world_size=place.world
     )
     moe = layout.model.moe
     meter = Meter(layout.model.layers, moe.experts if moe else 0, place.at)
     agent = Agent(place.hub, lambda: meter.doing)
-    trainer = Trainer(layout, meter, agent, StopWord(place, store), report, place.local_world)
+    trainer = Trainer(layout, meter, agent, StopWord(place, store), report, place.local_world, corpus)
     trainer.run()
     if agent.pending:
         command, board = agent.pending, trainer.board
@@ -35,6 +41,16 @@ def train(place: Place, layout: Layout, report: Callable[[Summary], None]) -> No
     agent.close()
     # In order, or gloo aborts at exit.
     dist.destroy_process_group()
+
+
+def _agree_on(layout: Layout, place: Place, store: Store) -> None:
+    mine = layout.whole_digest()
+    if place.rank == LEADER:
+        store.set(LAYOUT_KEY, mine)
+    elif (theirs := store.get(LAYOUT_KEY).decode()) != mine:
+        raise ValueError(
+            f"rank {place.rank} was started with another layout than rank 0 ({mine}, not {theirs})"
+        )
 
 
 class StopWord:

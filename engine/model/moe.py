@@ -16,18 +16,19 @@ from torch.nn import functional as F
 
 from engine.layout import Moe
 from engine.meter import Meter
-from engine.parallel.experts import Plan, plan
+from engine.parallel.experts import Dispatch, plan_dispatch
 from engine.parallel.tensor import Weights, at_least_fp32, local
 
 
 @dataclass
 class Dials:
-    """What a forward reads afresh each time; the knobs turn these between steps."""
+    """What a step reads afresh each time; the knobs turn these between steps."""
 
     recompute: str = "none"
     capacity_factor: float | None = None  # None = dropless
     aux_loss_coef: float = 0.0
     aux_scale: float = 1.0  # 1 / sequences of the global batch
+    lr_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Routing:
 
     top_TK: Tensor
     share_BE: Tensor  # fraction of a whole sequence's pairs that chose each expert, over all its slices
-    plan: Plan
+    dispatch: Dispatch
 
 
 class Experts(nn.Module):
@@ -83,10 +84,11 @@ class MoeLayer(nn.Module):
             memo["routing"] = self._decide(probs_TE.detach().view(B, S, -1))
         routing = memo["routing"]
         top = probs_TE.gather(1, routing.top_TK)
-        top = top / top.sum(-1, keepdim=True)
-        outputs_ND = routing.plan.run(x_TD, self.experts)
-        weighted = outputs_ND * top.flatten()[routing.plan.pairs_N].unsqueeze(-1).to(x_TD.dtype)
-        out_TD = torch.zeros_like(x_TD).index_add(0, routing.plan.tokens_N, weighted)
+        if self.moe.top_k > 1:  # p / p would be 1, and a top-1 router would learn nothing from the loss
+            top = top / top.sum(-1, keepdim=True)
+        outputs_ND = routing.dispatch.run(x_TD, self.experts)
+        weighted = outputs_ND * top.flatten()[routing.dispatch.pairs_N].unsqueeze(-1).to(x_TD.dtype)
+        out_TD = torch.zeros_like(x_TD).index_add(0, routing.dispatch.tokens_N, weighted)
         if self.moe.balance == "aux":
             mean_BE = probs_TE.view(B, S, -1).sum(1) / (S * self.tp.size)
             aux = self.moe.experts * (routing.share_BE * mean_BE).sum()
@@ -116,7 +118,7 @@ class MoeLayer(nn.Module):
         self.meter.routed(self.layer, load_E, dropped)
         share_BE = slices_PBE.sum(0) / (whole * K)
         top_TK = top_BSK.view(B * S, K)
-        return Routing(top_TK, share_BE, plan(top_TK, keep_TK, E, self.ep))
+        return Routing(top_TK, share_BE, plan_dispatch(top_TK, keep_TK, E, self.ep))
 
 
 def _with_loss(x: Tensor, loss: Tensor, scale: float) -> Tensor:

@@ -161,7 +161,7 @@ class Stage(nn.Module):
 
 
 def split_layers(layers: int, stages: int) -> list[range]:
-    """Consecutive runs of layers, sizes differing by one at most, the larger ones not at the ends."""
+    """Consecutive runs of layers, sizes differing by one at most; the ends get a spare layer last."""
     sizes = [layers // stages] * stages
     # The ends also embed and compute the loss, so the spare layers go to the middle first.
     middle_first = sorted(range(stages), key=lambda stage: (abs(2 * stage - stages + 1), stage))

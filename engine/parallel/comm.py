@@ -157,31 +157,34 @@ def _scatter_sequence(x_BSD: Tensor, axis: Axis) -> Tensor:
 class _GatherSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BSD: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
+        ctx.axis, ctx.layer = axis, axis.meter.layer
         return _gather_sequence(x_BSD, axis)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _scatter_sequence(grad.contiguous(), ctx.axis), None
+        with ctx.axis.meter.in_layer(ctx.layer):
+            return _scatter_sequence(grad.contiguous(), ctx.axis), None
 
 
 class _ScatterSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BSD: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
+        ctx.axis, ctx.layer = axis, axis.meter.layer
         return _scatter_sequence(x_BSD, axis)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _gather_sequence(grad, ctx.axis), None
+        with ctx.axis.meter.in_layer(ctx.layer):
+            return _gather_sequence(grad, ctx.axis), None
 
 
 class _Route(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, axis: Axis, send: list[int], receive: list[int]) -> Tensor:
-        ctx.axis, ctx.send, ctx.receive = axis, send, receive
+        ctx.axis, ctx.send, ctx.receive, ctx.layer = axis, send, receive, axis.meter.layer
         return axis.all_to_all(x_TD, send, receive)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return ctx.axis.all_to_all(grad.contiguous(), ctx.receive, ctx.send), None, None, None
+        with ctx.axis.meter.in_layer(ctx.layer):
+            return ctx.axis.all_to_all(grad.contiguous(), ctx.receive, ctx.send), None, None, None

@@ -1,7 +1,7 @@
 """Expert parallelism: rows to the ranks that hold their experts and back, with uneven all-to-all.
 
-`plan` decides everything that needs no gradient (who sends how much where, and in which order), once per logical
-forward; `Plan.run` moves the rows. With ep = 1 nothing synchronises with the host.
+`plan_dispatch` decides everything that needs no gradient (who sends how much where, and in what order), once a logical
+forward; `Dispatch.run` moves the rows. With ep = 1 nothing synchronises with the host.
 
 Shapes: T tokens of this rank, N kept (token, expert) pairs, R rows received, E experts, P ranks of the ep axis.
 """
@@ -16,7 +16,7 @@ from engine.parallel.comm import Axis
 
 
 @dataclass(frozen=True)
-class Plan:
+class Dispatch:
     """The way of the kept pairs, sorted by expert: `pairs_N` numbers them in the router's [T, K] order."""
 
     axis: Axis
@@ -26,19 +26,18 @@ class Plan:
     send: list[int]
     receive: list[int]
     by_expert_R: Tensor | None  # received rows, by source rank -> by expert
+    by_source_R: Tensor | None  # and back
 
     def run(self, x_TD: Tensor, experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Each kept pair's expert output, [N, D]; `experts` gets rows sorted by local expert and the offsets."""
         rows = self.axis.route(x_TD[self.tokens_N], self.send, self.receive)
         if self.by_expert_R is None:
             return experts(rows, self.offsets)
-        back = torch.empty_like(self.by_expert_R)
-        back[self.by_expert_R] = torch.arange(len(back), device=back.device)
-        outputs = experts(rows[self.by_expert_R], self.offsets)[back]
+        outputs = experts(rows[self.by_expert_R], self.offsets)[self.by_source_R]
         return self.axis.route(outputs, self.receive, self.send)
 
 
-def plan(experts_TK: Tensor, keep_TK: Tensor | None, count: int, axis: Axis) -> Plan:
+def plan_dispatch(experts_TK: Tensor, keep_TK: Tensor | None, count: int, axis: Axis) -> Dispatch:
     """How the pairs `experts_TK` (of them those in `keep_TK`) reach `count` experts spread over `axis`."""
     flat = experts_TK.flatten()
     if keep_TK is None:
@@ -49,11 +48,11 @@ def plan(experts_TK: Tensor, keep_TK: Tensor | None, count: int, axis: Axis) -> 
     sent_E = torch.bincount(flat[pairs], minlength=count)
     tokens = pairs // experts_TK.shape[1]
     if axis.size == 1:
-        return Plan(axis, pairs, tokens, sent_E.cumsum(0).int(), [], [], None)
+        return Dispatch(axis, pairs, tokens, sent_E.cumsum(0).int(), [], [], None, None)
     received_PE = axis.exchange(sent_E.view(axis.size, -1))
     local_experts = torch.arange(received_PE.shape[1], device=flat.device).repeat(axis.size)
     by_expert = torch.argsort(local_experts.repeat_interleave(received_PE.flatten()), stable=True)
-    return Plan(
+    return Dispatch(
         axis,
         pairs,
         tokens,
@@ -61,4 +60,5 @@ def plan(experts_TK: Tensor, keep_TK: Tensor | None, count: int, axis: Axis) -> 
         sent_E.view(axis.size, -1).sum(1).tolist(),
         received_PE.sum(1).tolist(),
         by_expert,
+        by_expert.argsort(),
     )

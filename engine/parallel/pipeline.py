@@ -33,11 +33,14 @@ class MeteredStage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with self._meter.action("F", fwd_chunk_id):
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        self._meter.at("waiting for a pipeline neighbour")
+        return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         with self._meter.action("B", bwd_chunk_id):
-            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+            super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self._meter.at("waiting for a pipeline neighbour")
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._metered(super().get_fwd_send_ops(fwd_chunk_id))
@@ -150,7 +153,9 @@ class _Scheduled:
     def _metered(self, loss_of: LossOf) -> LossOf:
         def run(logits: Tensor, targets: Tensor) -> Tensor:
             with self._meter.action_goes_on():
-                return loss_of(logits, targets)
+                loss = loss_of(logits, targets)
+            self._meter.at("waiting for a pipeline neighbour")
+            return loss
 
         return run
 

@@ -4,19 +4,12 @@ from typing import Any
 
 from agents.board import Board, Knob, Values
 from agents.wire import Legal
-from engine.layout import Layout, legal_micro_batches
+from engine.layout import CAPACITY_FACTOR, LR_SCALE, Layout, legal_micro_batches
 from engine.model.moe import Dials
 from engine.parallel.pipeline import Pipeline, Plan
 
 
-class Turned:
-    """Knob values that the training loop reads at each step."""
-
-    def __init__(self, lr_scale: float):
-        self.lr_scale = lr_scale
-
-
-def make_board(layout: Layout, pipeline: Pipeline, dials: Dials, turned: Turned) -> Board:
+def make_board(layout: Layout, pipeline: Pipeline, dials: Dials) -> Board:
     """The board with the layout's start values; commits swap values that the next step reads."""
 
     def use_plan(plan: Plan) -> None:
@@ -49,10 +42,10 @@ def make_board(layout: Layout, pipeline: Pipeline, dials: Dials, turned: Turned)
         ),
         Knob(
             "lr_scale",
-            lambda _: Legal(low=0.0, high=10.0),
+            lambda _: Legal(low=LR_SCALE[0], high=LR_SCALE[1]),
             False,
             "factor on the learning rate",
-            assign(turned, "lr_scale"),
+            assign(dials, "lr_scale"),
             lambda values: values["lr_scale"],
         ),
     ]
@@ -61,7 +54,7 @@ def make_board(layout: Layout, pipeline: Pipeline, dials: Dials, turned: Turned)
             1,
             Knob(
                 "capacity_factor",
-                lambda _: Legal(low=0.1, high=8.0, optional=True),
+                lambda _: Legal(low=CAPACITY_FACTOR[0], high=CAPACITY_FACTOR[1], optional=True),
                 False,
                 "most an expert takes of a sequence, over an even share; the rest is dropped; none = dropless",
                 assign(dials, "capacity_factor"),

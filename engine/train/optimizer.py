@@ -48,9 +48,9 @@ class GradientNorm:
             squares += weight * norms.square().sum()
         return self._world.control.all_gather(squares).sum().sqrt()
 
-    def clip(self, norm: Tensor, most: float) -> None:
+    def clip(self, norm: float, most: float) -> None:
         """Scale all gradients so that their norm is at most `most`."""
-        factor = most / (float(norm) + 1e-6)
+        factor = most / (norm + 1e-6)
         if factor < 1.0:
             grads = [shard_of(p.grad) for p, _ in self._weighted if p.grad is not None]
             torch._foreach_mul_(grads, factor)

@@ -4,6 +4,7 @@ Each rank sends rank 0 one vector on the control group, asynchronously; rank 0 l
 is one step late, needs no hub, and costs the step nothing.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -116,6 +117,7 @@ class Statistics:
             load_max_over_mean=max((float(row.max() / row.mean()) for row in routed), default=None),
             knobs=known.knobs,
             lr=known.lr,
+            skipped=not math.isfinite(float(head["grad_norm"][0])),
         )
         experts = [
             LayerLoad(layer, [int(n) for n in load], int(dropped[layer]))

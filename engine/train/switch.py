@@ -45,19 +45,18 @@ class Switch:
     def __init__(self, control: Axis, board: Board, pending: Pending, settle: Callable[[Ack], None]):
         self._control, self._board, self._pending, self._settle = control, board, pending, settle
         self._rank = control.rank
-        self._offer: Command | None = None
+        self._payload = b""
         self._word = torch.zeros(3, dtype=torch.int64)
         self._told: Started | None = None
 
     def begin(self, step: int, stop: bool) -> None:
         """Start telling (leader) or hearing what is pending; `stop` counts on the leader only."""
-        payload = b""
         if self._rank == LEADER:
-            self._offer = self._choose(step)
-            if self._offer:
-                payload = msgspec.msgpack.encode(self._offer)
-            revision = self._offer.revision if self._offer else self._board.revision
-            self._word = torch.tensor([revision, len(payload), int(stop)])
+            # Nothing is agreed on after the last step: it would be in force at a step that never runs.
+            offer = None if stop else self._choose(step)
+            self._payload = msgspec.msgpack.encode(offer) if offer else b""
+            revision = offer.revision if offer else self._board.revision
+            self._word = torch.tensor([revision, len(self._payload), int(stop)])
         self._told = self._control.start_broadcast(self._word, LEADER)
 
     def _choose(self, step: int) -> Command | None:
@@ -87,7 +86,7 @@ class Switch:
     def _share(self, size: int) -> Command:
         payload = torch.zeros(size, dtype=torch.uint8)
         if self._rank == LEADER:
-            payload = torch.frombuffer(bytearray(msgspec.msgpack.encode(self._offer)), dtype=torch.uint8)
+            payload = torch.frombuffer(bytearray(self._payload), dtype=torch.uint8)
         self._control.start_broadcast(payload, LEADER).wait()
         return msgspec.msgpack.decode(bytes(payload.tolist()), type=Command)
 

@@ -1,5 +1,6 @@
 """The training loop of one rank: data, pipeline, reduction, update, agreement, record."""
 
+import math
 import time
 from collections.abc import Callable
 
@@ -7,7 +8,8 @@ import psutil
 from torch import Tensor
 
 from agents.agent import Agent
-from agents.wire import Ack, Action, Experts, Step, Summary, Timeline, Traffic
+from agents.wire import Ack, Action, Event, Experts, Step, Summary, Timeline, Traffic
+from engine.corpus import Corpus, read_corpus
 from engine.layout import Layout
 from engine.meter import Meter
 from engine.model.moe import Dials
@@ -18,9 +20,9 @@ from engine.parallel.tensor import Weights, cross_entropy
 from engine.parallel.world import World
 from engine.place import cores
 from engine.planner.schedule import bubble
-from engine.train.data import Samples, read_corpus
+from engine.train.data import Samples
 from engine.train.introduce import hello, knob_board
-from engine.train.knobs import Turned, make_board
+from engine.train.knobs import make_board
 from engine.train.optimizer import GradientNorm, learning_rate, make_optimizer
 from engine.train.statistics import Known, Measured, Statistics
 from engine.train.switch import LEADER, Switch
@@ -34,7 +36,7 @@ class Trainer:
     """One rank's run. Needs an initialised default process group of the layout's world.
 
     `stop_requested` is asked at each step; the leader's word counts. `report` gets each step's summary on rank 0.
-    `local_world` is the number of ranks on this machine, all of them if left out.
+    `local_world` is the number of ranks on this machine, all of them if left out; `corpus` is read if left out.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Trainer:
         stop_requested: Callable[[], bool] = lambda: False,
         report: Report = lambda _: None,
         local_world: int | None = None,
+        corpus: Corpus | None = None,
     ):
         self.layout, self.meter, self.agent = layout, meter, agent
         self._stop_requested, self._report = stop_requested, report
@@ -55,17 +58,18 @@ class Trainer:
             layout.knobs.capacity_factor,
             layout.knobs.aux_loss_coef,
             1.0 / train.global_batch,
+            layout.knobs.lr_scale,
         )
         weights = Weights(layout.run.seed, world.tp, world.ep, world.dense["tp"], world.expert["ep"])
         layers = split_layers(model.layers, grid.pp)[world.at["pp"]]
         self.stage = Stage(weights, model, layers, self.dials, meter)
         shard(self.stage, world, train.zero)
-        self.samples = Samples(read_corpus(layout.data), model.seq_len, train.global_batch, layout.run.seed)
+        corpus = read_corpus(layout) if corpus is None else corpus
+        self.samples = Samples(corpus, model.seq_len, train.global_batch, layout.run.seed)
         self.pipeline = Pipeline(layout, self.stage, world, meter, self._loss_of)
         self.optimizer = make_optimizer(self.stage, train)
         self.norm = GradientNorm(self.stage, world)
-        self._turned = Turned(layout.knobs.lr_scale)
-        self.board = make_board(layout, self.pipeline, self.dials, self._turned)
+        self.board = make_board(layout, self.pipeline, self.dials)
         self.switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
         self.oversubscribed = (local_world or grid.world) > cores()
         self._statistics = Statistics(layout, world, self.oversubscribed)
@@ -91,17 +95,24 @@ class Trainer:
         return loss
 
     def update(self, step: int) -> float:
-        """Clip and step the optimizer; the norm before clipping."""
+        """Clip and step the optimizer; the norm before clipping.
+
+        Where the norm is not finite, on every rank alike, nothing is updated: the weights stay as they are.
+        """
         train = self.layout.train
         with self.meter.phase("optimizer"):
-            norm = self.norm()
-            if train.grad_clip is not None:
-                self.norm.clip(norm, train.grad_clip)
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate(train, step, self._turned.lr_scale)
-            self.optimizer.step()
+            norm = float(self.norm())
+            if math.isfinite(norm):
+                if train.grad_clip is not None:
+                    self.norm.clip(norm, train.grad_clip)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = learning_rate(train, step, self.dials.lr_scale)
+                self.optimizer.step()
+            elif self.world.rank == LEADER:
+                text = f"step {step}: the gradient norm is {norm}, so the weights were left as they are"
+                self.agent.send(Event(time.time(), "error", "engine", text))
             self.optimizer.zero_grad()
-        return float(norm)
+        return norm
 
     def train_step(self, step: int) -> bool:
         """One step with its agreement and its records. True when the run shall stop after it."""
@@ -112,10 +123,10 @@ class Trainer:
             self.board.revision,
             self.board.values,
             self.pipeline.plan.micro_batches,
-            learning_rate(self.layout.train, step, self._turned.lr_scale),
+            learning_rate(self.layout.train, step, self.dials.lr_scale),
             time.time(),
         )
-        self.switch.begin(step, self._stop_requested())
+        self.switch.begin(step, self._stop_requested() or step + 1 == self.layout.train.steps)
         loss = self.forward_backward(step)
         norm = self.update(step)
         with self.meter.phase("agree"):

@@ -67,7 +67,7 @@ def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[
 
     passes = 3 if recompute == "full" else 2
     rows = (
-        sum(_leaving(plan.send, e) + _leaving(plan.receive, e) for plan in (r.plan for r in routings))
+        sum(_leaving(plan.send, e) + _leaving(plan.receive, e) for plan in (r.dispatch for r in routings))
         if e > 1
         else 0
     )

@@ -39,6 +39,12 @@ SWITCHED: Script = {
     13: {"recompute": "selective", "micro_batches": 2},
 }
 
+TURNED: Script = {
+    3: {"capacity_factor": 1.0},
+    8: {"lr_scale": 0.5},
+    12: {"capacity_factor": None, "lr_scale": 2.0},
+}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -66,6 +72,40 @@ CASES = {
     "demo sgd dropless full fp64": Case([*SGD, *FULL], fp64=True),
     "demo switched": Case([*SGD], script=SWITCHED),
     "demo drops switched fp64": Case([*SGD, *DROPS], fp64=True, script=SWITCHED),
+    "demo turned": Case([*ADAMW], script=TURNED),
+    "mix pp tp ep gpipe fp64": Case(
+        [
+            *SMALL,
+            "grid.pp=2",
+            "grid.tp=2",
+            "grid.ep=2",
+            "schedule.name=gpipe",
+            "model.moe.balance=none",
+            "train.weight_decay=0.1",
+            *ADAMW,
+        ],
+        fp64=True,
+    ),
+    "mix pp dp tp fp64": Case(
+        [
+            *SMALL,
+            "grid.pp=2",
+            "grid.dp_shard=2",
+            "grid.tp=2",
+            "grid.ep=2",
+            "train.zero=1",
+            *SGD,
+            *DROPS,
+            *SELECTIVE,
+        ],
+        fp64=True,
+    ),
+    "few experts top-1 fp64": Case(
+        [*SMALL, "grid.dp_shard=4", "model.moe.experts=2", "model.moe.top_k=1", *SGD], fp64=True
+    ),
+    "tp 4 top-3 fp64": Case(
+        [*SMALL, "grid.tp=4", "grid.ep=2", "model.kv_heads=4", "model.moe.top_k=3", *SGD, *DROPS], fp64=True
+    ),
     "pp": Case([*_alone("grid.pp=2"), *SGD]),
     "dp": Case([*_alone("grid.dp_shard=2"), *SGD]),
     "tp": Case([*_alone("grid.tp=2"), *SGD]),

@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor
 
 from agents.agent import Agent
 from agents.wire import Ack, Command, Value
+from engine.corpus import read_corpus
 from engine.launch import launch
 from engine.layout import Layout
 from engine.meter import Meter
@@ -37,7 +38,7 @@ from engine.model.transformer import Stage
 from engine.parallel.comm import Axis
 from engine.parallel.tensor import Weights, cross_entropy
 from engine.place import Place
-from engine.train.data import Samples, read_corpus
+from engine.train.data import Samples
 from engine.train.optimizer import learning_rate
 from engine.train.trainer import Trainer
 from tests.ranks.cases import CASES, SMALL, Case, Script
@@ -78,8 +79,11 @@ class Operator(Agent):
         self._acks.append(ack)
 
 
-def one_process(layout: Layout, jolt: int | None = None) -> Trace:
-    """The reference. With `jolt`, a seed, each initial weight is off by half a unit in its last place."""
+def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trace:
+    """The reference; it follows what `script` does to the loss, and need not know of neutral knobs.
+
+    With `jolt`, a seed, each initial weight is off by half a unit in its last place.
+    """
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
     train, model = layout.train, layout.model
@@ -92,7 +96,7 @@ def one_process(layout: Layout, jolt: int | None = None) -> Trace:
             for p in stage.parameters():
                 half_up = torch.randint(0, 2, p.shape, generator=coin, dtype=torch.float64)
                 p.copy_(p.double() * (1.0 + 2.0**-24 * (2.0 * half_up - 1.0) * 1.01))
-    samples = Samples(read_corpus(layout.data), model.seq_len, train.global_batch, layout.run.seed)
+    samples = Samples(read_corpus(layout), model.seq_len, train.global_batch, layout.run.seed)
     matrices = [p for p in stage.parameters() if p.ndim > 1]
     vectors = [p for p in stage.parameters() if p.ndim == 1]
     groups = [
@@ -118,9 +122,12 @@ def one_process(layout: Layout, jolt: int | None = None) -> Trace:
         trace.dropped.append(int(meter.readings.dropped.sum()))
         trace.loads.append(meter.readings.load)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(train, step, 1.0)
+            group["lr"] = learning_rate(train, step, dials.lr_scale)
         optimizer.step()
         optimizer.zero_grad()
+        for knob in ("capacity_factor", "lr_scale"):
+            if knob in script.get(step, {}):
+                setattr(dials, knob, script[step][knob])
     return trace
 
 
@@ -213,8 +220,8 @@ def run_case(case: Case, folder: Path) -> None:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(2)
         folder.mkdir(parents=True, exist_ok=True)
-        truth = one_process(layout)
-        jolted = [] if case.fp64 else [one_process(layout, seed) for seed in range(JOLTS)]
+        truth = one_process(layout, case.script)
+        jolted = [] if case.fp64 else [one_process(layout, case.script, seed) for seed in range(JOLTS)]
         rounding = [(same_routing(jolt, truth), distance(jolt, truth)) for jolt in jolted]
         torch.save((truth, rounding), folder / "truth.pt")
 

@@ -198,6 +198,9 @@ def test_under_torchrun(tmp_path: Path) -> None:
     [
         ("grid.tp=3", ["grid.tp = 3", "legal: 1, 2, 4"]),
         ("knobs.micro_batches=7", ["knobs.micro_batches = 7", "legal: 2, 4, 8, 16"]),
+        ("data.source=text:/nowhere/*", ["text:/nowhere/*", "names no file"]),
+        ("data.source=text:py*.nothing", ["names no file"]),
+        ("run.dir=pyproject.toml", ["pyproject.toml", "Not a directory"]),
         ("train.stepz=7", ["train.stepz", "did you mean steps?"]),
         ("--hub=ftp://x", ["ftp://x"]),
         ("--wrong", ["--wrong"]),

@@ -45,9 +45,14 @@ def test_overrides_lie_over_the_file() -> None:
         ("train.global_batch=3", "train.global_batch = 3"),
         ("train.global_batch=2", "legal: a multiple of 4"),
         ("knobs.micro_batches=7", "knobs.micro_batches = 7 is not legal; legal: 2, 4, 8, 16"),
-        ("knobs.capacity_factor=-1", "a number above 0 or none"),
+        ("knobs.capacity_factor=-1", "a number from 0.1 to 8 or none"),
         ("model.vocab=128", "model.vocab = 128 is too small for byte tokens; legal: from 256 on"),
         ("model.layers=2147483648", "legal: a whole number from 1 to 2147483647"),
+        ("model.moe.d_expert=50", "model.moe.d_expert = 50 does not suit"),
+        ("run.name=a/b", "run.name = 'a/b' is not legal"),
+        ("run.name=-x", "not beginning with"),
+        ("train.lr=inf", "a number from 0 to 1e+09"),
+        ("knobs.capacity_factor=0.05", "a number from 0.1 to 8 or none"),
         ("schedule.name=zbv", "legal: gpipe, 1f1b"),
         ("model.moe=none", "grid.ep = 4 without experts"),
         ("model.moe=3", "legal: a section [model.moe]"),
@@ -63,6 +68,12 @@ def test_a_wrong_value_gets_one_sentence(override: str, sentence: str) -> None:
         load(DEMO, [override])
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_none_is_a_word_where_a_choice_has_it() -> None:
+    demo = load(DEMO, ["knobs.recompute=none", "model.moe.balance=none", "knobs.capacity_factor=none"])
+    assert demo.knobs.recompute == "none" and demo.model.moe and demo.model.moe.balance == "none"
+    assert demo.knobs.capacity_factor is None
 
 
 def test_files_that_are_not_layouts(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -93,7 +94,8 @@ def plain_moe(h: Tensor, w: dict[str, Tensor], top_k: int) -> Tensor:
         for t in range(h.shape[1]):
             probs = (w["router"] @ h[b, t]).softmax(-1)
             best = probs.topk(top_k)
-            for prob, e in zip(best.values / best.values.sum(), best.indices.tolist(), strict=True):
+            total = best.values.sum() if top_k > 1 else 1.0
+            for prob, e in zip(best.values / total, best.indices.tolist(), strict=True):
                 hidden = F.silu(h[b, t] @ w["experts.gate"][e]) * (h[b, t] @ w["experts.up"][e])
                 out[b, t] += prob * (hidden @ w["experts.down"][e])
     return out
@@ -141,7 +143,7 @@ def test_drops_what_a_count_by_hand_drops(layout: Layout, factor: float) -> None
                 if taken[expert] < capacity:
                     taken[expert] += 1
                     kept.append(number * moe.top_k + k)
-    assert sorted(routing.plan.pairs_N.tolist()) == kept  # type: ignore[attr-defined]
+    assert sorted(routing.dispatch.pairs_N.tolist()) == kept  # type: ignore[attr-defined]
     assert int(meter.readings.dropped) == 4 * 24 * 2 - len(kept) > 0
 
 
@@ -162,6 +164,19 @@ def test_the_balancing_loss_reaches_the_router_with_its_own_scale(layout: Layout
         aux = aux + 8 * (chosen * probs.mean(0)).sum()
     (0.5 * 0.25 * aux).backward()
     torch.testing.assert_close(layer.router.grad, router.grad)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_the_loss_reaches_the_router(layout: Layout, top_k: int) -> None:
+    """Also with top-1, where a weight divided by itself would be a constant."""
+    assert layout.model.moe is not None
+    moe = msgspec.structs.replace(layout.model.moe, top_k=top_k, balance="none")
+    meter = Meter(1, 8)
+    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
+    layer = MoeLayer(weights, 0, moe, 64, 0.02, Dials(), meter)
+    x = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(1))
+    layer(x, {}).square().sum().backward()
+    assert layer.router.grad is not None and layer.router.grad.norm() > 1e-7
 
 
 def test_initial_weights_depend_on_name_and_seed_alone() -> None:

@@ -1,0 +1,65 @@
+"""The trainer as the only rank of its world, in this very process."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from agents.agent import Agent
+from agents.wire import Event, Message, Summary
+from engine.layout import load
+from engine.meter import Meter
+from engine.place import alone
+from engine.train.trainer import Trainer
+from tests.ranks.cases import SMALL
+from tests.unit.engine.test_layout import DEMO
+
+
+class Heard(Agent):
+    """Keeps what would be sent."""
+
+    def __init__(self) -> None:
+        super().__init__(None, lambda: (0, "", 0.0))
+        self.messages: list[Message] = []
+
+    def send(self, *messages: Message) -> None:
+        self.messages += messages
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[Trainer]:
+    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    yield Trainer(load(DEMO, [*SMALL, "train.steps=3"]), Meter(2, 8), Heard())
+    dist.destroy_process_group()
+
+
+def weights(trainer: Trainer) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in trainer.stage.parameters()]
+
+
+@pytest.mark.parametrize("norm", [float("nan"), float("inf")])
+def test_a_broken_gradient_leaves_the_weights_alone(trainer: Trainer, norm: float) -> None:
+    agent = trainer.agent
+    assert isinstance(agent, Heard)
+    before = weights(trainer)
+    right = trainer.norm
+    trainer.norm = lambda: torch.tensor(norm)  # type: ignore[assignment]
+    trainer.train_step(0)
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
+    trainer.norm = right
+    trainer.train_step(1)
+    assert not all(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
+    assert any(isinstance(m, Event) and "step 0: the gradient norm is" in m.text for m in agent.messages)
+    summaries = [message for message in agent.messages if isinstance(message, Summary)]
+    assert [summary.skipped for summary in summaries] == [True]
+
+
+def test_every_step_is_reported_once_and_the_last_one_too(trainer: Trainer) -> None:
+    agent = trainer.agent
+    assert isinstance(agent, Heard)
+    last = trainer.run()
+    steps = [message.step for message in agent.messages if isinstance(message, Summary)]
+    assert steps == [0, 1, 2]
+    assert last is not None and last.step == 2 and last.tokens_per_s > 0

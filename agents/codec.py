@@ -23,8 +23,11 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(messages: Iterable[Message]) -> bytes:
-    """One frame."""
-    return _encoder.encode([VERSION, list(messages)])
+    """One frame. WireError: a message holds what msgpack has no word for."""
+    try:
+        return _encoder.encode([VERSION, list(messages)])
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise WireError(f"this cannot be sent: {error}") from None
 
 
 def pack(message: Message) -> bytes:

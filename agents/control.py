@@ -107,7 +107,7 @@ class Control:
             return f"step {propose.expires_step} is past; the run is at step {step}"
         # What is legal depends on the whole board as it would be. Only the ranks know that; the board shows
         # it for one change to the values in force.
-        if len(propose.changes) == 1 and not under_way:
+        if len(propose.changes) == 1:
             return _illegal(propose.changes, knobs)
         return None
 

@@ -29,7 +29,7 @@ from agents.journal import Journal
 from agents.roster import Roster
 from agents.runs import Endpoints, HubFile, RunError
 from agents.sequence import Sequence
-from agents.wire import AnyMessage, Credit, Event, Message, Propose, Refused, WireError
+from agents.wire import AnyMessage, Credit, Event, Gone, Message, Propose, Refused, WireError, clip
 
 FLUSH_MS = 20  # between two servings of the clients, so that frames carry many updates
 IDLE_MS = 100
@@ -50,6 +50,7 @@ class Hub:
         self.endpoints = endpoints
         self._parent = parent
         self._stopping = False
+        self._began_s = time.time()
         self._sequence = Sequence()
         self._complaints = Complaints(self._sequence)
         self._roster = Roster(run)
@@ -116,6 +117,7 @@ class Hub:
     def _tick(self) -> None:
         for gone in self._roster.newly_lost(self._awake_s):
             self._sequence.publish(gone)
+            self._say("warning", clip(f"rank {gone.rank} is not heard: {gone.text}"))
         if self._parent is not None and runs.process_state(self._parent) == "ended":
             self.stop()
 
@@ -130,6 +132,7 @@ class Hub:
         for written in self._journal.take():
             self._control.journal_wrote(written)
         self._control.tell_acks()
+        self._tell_the_end()
         self._say("info", "the hub has ended")
         while self._audience.serve(time.monotonic()) and time.monotonic() < deadline:
             pass
@@ -138,6 +141,19 @@ class Hub:
         self._context.term()
         runs.remove_hub_file(self.folder, self._sequence.epoch)
         runs.remove_sockets(self.endpoints)
+
+    def _tell_the_end(self) -> None:
+        """The hub ends with its run, so whoever has said no goodbye is gone: cleanly, if the leader was."""
+        state = self._sequence.state
+        failure = runs.last_failure(self.folder, self._began_s)
+        if failure:
+            self._sequence.publish(Event(time.time(), "error", "run", clip(failure)))
+        leader = next((hello.rank for hello in state.hellos.values() if hello.leader), None)
+        goodbye = state.gone.get(leader) if leader is not None else None
+        well = failure is None and goodbye is not None and goodbye.clean
+        text = "" if well else clip(failure or "the run has ended without a goodbye")
+        for rank in [rank for rank in state.hellos if rank not in state.gone]:
+            self._sequence.publish(Gone(rank, clean=well, text=text))
 
     # ------------------------------------------------------------------------------------------ frames
 

@@ -1,6 +1,7 @@
 """What ranks say, checked before it is believed: who speaks, for whom, and whether the numbers can be."""
 
 import math
+import time
 from collections.abc import Callable, Iterable
 
 from msgspec import structs
@@ -88,6 +89,7 @@ class Intake:
                 return [Welcome(self._sequence.epoch)]
             if was_lost:
                 self._publish(speaker)
+                self._publish(Event(time.time(), "info", "hub", f"rank {speaker.rank} is heard again"))
             if self._believable(speaker, message):
                 self._accept(identity, speaker, message)
         return []

@@ -112,4 +112,8 @@ def _obituary(hello: Hello) -> str:
     return f"{silent}: process {hello.pid} {_FATES[process_state(hello.pid)]}"
 
 
-_FATES = {"ended": "has ended", "stopped": "is stopped", "alive": "is alive but silent"}
+_FATES = {
+    "ended": "has ended",
+    "stopped": "is suspended (kill -CONT resumes it)",
+    "alive": "is alive but silent",
+}

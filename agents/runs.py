@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import socket
 import stat
 import tempfile
@@ -11,8 +12,13 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from agents.codec import version_refusal
+from agents.wire import VERSION
+
 HUB_FILE = "hub.json"
 JOURNAL_FILE = "run.db"
+FAILURE_FILE = "failure.txt"  # the launcher writes it: a line with date, time and the cause, then the reports
+_FAILURE_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.+)")
 LONGEST_SOCKET_PATH = 107  # bytes; sun_path holds 108 with its closing zero
 
 
@@ -136,13 +142,28 @@ def write_hub_file(folder: Path, hub: HubFile) -> None:
     unfinished.replace(folder / HUB_FILE)
 
 
+def last_failure(folder: Path, since_s: float = 0.0) -> str | None:
+    """The sentence on why the run failed, if its launcher has written one since then."""
+    path = folder / FAILURE_FILE
+    try:
+        if path.stat().st_mtime < since_s:
+            return None
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    said = [found[1] for line in lines if (found := _FAILURE_LINE.fullmatch(line))]
+    return said[-1] if said else None
+
+
 def read_hub_file(folder: Path) -> HubFile:
     """The hub of a run folder; RunError says in one sentence why there is none."""
     path = folder / HUB_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=HubFile)
     except FileNotFoundError:
-        raise RunError(f"{folder} has no {HUB_FILE}: no hub serves this run") from None
+        failure = last_failure(folder)
+        how = f"it has ended: {failure}" if failure else f"it has ended, or went without one (no {HUB_FILE})"
+        raise RunError(f"no hub serves the run {folder}: {how}") from None
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -187,11 +208,16 @@ def resolve(target: str | None, runs_dir: Path) -> Endpoints:
             raise RunError(f"{target} is not a URL this release can reach; legal: ipc://DIRECTORY")
         named = Path(path)
         return endpoints_in(named.parent if named.name in ("ranks", "clients") else named)
-    folder = next((place for place in (runs_dir / target, Path(target)) if place.is_dir()), None)
+    try:
+        folder = next((place for place in (runs_dir / target, Path(target)) if place.is_dir()), None)
+    except OSError as error:
+        raise RunError(f"a run cannot be named {target[:40]}…: {error.strerror}") from None
     if folder is None:
         names = ", ".join(run.name for run in list_runs(runs_dir)[:8]) or "none"
         raise RunError(f"there is no run {target} in {runs_dir}; the runs there are: {names}")
     hub = read_hub_file(folder)
+    if hub.wire != VERSION:
+        raise RunError(f"{folder}: {version_refusal(hub.wire)}")
     if not hub.live:
         raise RunError(
             f"the hub of {folder} (process {hub.pid}) is not alive; the run has ended or its hub was killed"

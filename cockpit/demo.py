@@ -47,10 +47,10 @@ class DemoFeed:
         if self._live:
             self._live.stop()
 
-    def propose(self, changes: Mapping[str, Value]) -> str:
+    def propose(self, changes: Mapping[str, Value], base: int | None) -> str:
         if self._live is None:
             raise ViewerError("the run has not started yet")
-        return self._live.propose(changes)
+        return self._live.propose(changes, base)
 
     def _attend(self, store: Store) -> None:
         while not self._stop.wait(LOOK_S):
@@ -86,7 +86,7 @@ def run_demo(words: Sequence[str]) -> int:
             app.run()
             if app.return_code:
                 sys.stderr.write("\n".join(engine.last_lines(SHOWN_LINES)) + "\n")
-                return 1
+                return engine.exit_status or 1
             if engine.exit_status is None:
                 sys.stdout.write("stopping the run ...\n")
                 sys.stdout.flush()

@@ -23,6 +23,7 @@ class EngineProcess:
         self.folder = folder
         self.log = folder / LOG
         command = [sys.executable, "-m", "engine", "run", str(layout), *overrides, "--run-dir", str(folder)]
+        command.append("--end-with-parent")  # a cockpit that is killed leaves no run behind
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True

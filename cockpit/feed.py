@@ -21,6 +21,9 @@ class Feed(Protocol):
 
     def stop(self) -> None: ...
 
-    def propose(self, changes: Mapping[str, Value]) -> str:
-        """Ask for a change and return its id; its fate appears in the store. `ViewerError`: not operator."""
+    def propose(self, changes: Mapping[str, Value], base: int | None) -> str:
+        """Ask for a change of the board of revision `base`; its id, by which the store tells its fate.
+
+        `ViewerError`: not operator.
+        """
         ...

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 
 from agents.client import wait_for_command
-from agents.wire import Summary, Value
+from agents.wire import CommandState, Summary, Value
 from cockpit import format, records
 from cockpit.connect import CockpitError, Watch
 from cockpit.knobs import NEUTRAL, fit, legal_text, split_change
@@ -139,6 +139,15 @@ def knobs(run: str | None, as_json: bool) -> int:
     return 0
 
 
+def _overdue(known: CommandState | None, why: str, as_json: bool) -> int:
+    """The wait is over, the change is not: it stays in the queue."""
+    sys.stderr.write(f"{format.clean(why)}; it stays in the queue and may still be applied\n")
+    if as_json:
+        state, revision = (known.state, known.revision) if known else ("unknown", 0)
+        _say(records.to_json({"state": state, "revision": revision, "why": why}))
+    return 1
+
+
 def change(run: str | None, words: Sequence[str], wait: bool, timeout_s: float, as_json: bool) -> int:
     """Propose; the hub and the ranks judge. `wait` for the last rank, else for the hub's answer."""
     changes: dict[str, Value] = {}
@@ -147,6 +156,8 @@ def change(run: str | None, words: Sequence[str], wait: bool, timeout_s: float, 
             name, value = split_change(word)
         except ValueError as error:
             raise CockpitError(str(error)) from None
+        if name in changes:
+            raise CockpitError(f"{name} is given twice; name each knob once")
         changes[name] = value
     watch = Watch(run)
     try:
@@ -156,9 +167,14 @@ def change(run: str | None, words: Sequence[str], wait: bool, timeout_s: float, 
             name: fit(board[name], value) if name in board else value for name, value in changes.items()
         }
         try:
-            command = wait_for_command(watch.client, watch.client.propose(changes), timeout_s, settled=wait)
-        except (TimeoutError, ValueError) as error:
+            asked = watch.client.propose(changes)
+        except ValueError as error:
             raise CockpitError(str(error)) from None
+        try:
+            command = wait_for_command(watch.client, asked, timeout_s, settled=wait)
+        except TimeoutError as error:
+            known = watch.client.state.commands.get(asked)
+            return _overdue(known, str(error), as_json)
     finally:
         watch.close()
     answer = records.verdict(command)

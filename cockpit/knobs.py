@@ -1,11 +1,14 @@
 """Choosing a knob's value: what is legal, what comes next, and what a typed word means. Textual-free."""
 
+import math
 import re
 
 from agents.wire import KnobState, Value, spell
 
 _WORDS: dict[str, Value] = {"none": None, "true": True, "false": False}
-_INTEGER = re.compile(r"[+-]?\d+")
+_INTEGER = re.compile(r"[+-]?\d{1,18}")
+_DECIMAL = re.compile(r"[+-]?(\d{1,18}\.?\d{0,18}|\.\d{1,18})([eE][+-]?\d{1,3})?")
+LONGEST = 200  # characters of a value: what travels, and more than any knob's
 _STOPS = (0.0, 0.1, 0.2, 0.5, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0)
 
 
@@ -16,17 +19,23 @@ def parse(text: str) -> Value:
         return _WORDS[text.lower()]
     if _INTEGER.fullmatch(text):
         return int(text)
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    if _DECIMAL.fullmatch(text) and math.isfinite(number := float(text)):
+        return number + 0.0  # no -0
+    return text
 
 
 def fit(knob: KnobState, value: Value) -> Value:
-    """`value` as the knob's own type where they only differ in writing: ``1`` for a knob of 0.5, 1.0, 2.0."""
-    if isinstance(value, int) and not isinstance(value, bool) and not knob.legal.admits(value):
-        return float(value)
-    return value
+    """`value` as the knob's own where they only differ in writing: 1 for 1.0, 8.0 for 8, none for the word "none"."""
+    if knob.legal.admits(value):
+        return value
+    other: Value = value
+    if value is None:
+        other = "none"
+    elif isinstance(value, int) and not isinstance(value, bool):
+        other = float(value)
+    elif isinstance(value, float) and value.is_integer():
+        other = int(value)
+    return other if knob.legal.admits(other) else value
 
 
 def split_change(text: str) -> tuple[str, Value]:
@@ -34,6 +43,10 @@ def split_change(text: str) -> tuple[str, Value]:
     name, equals, word = text.partition("=")
     if not equals or not name.strip() or not word.strip():
         raise ValueError(f"{text} is not a change; write it as knob=value, for instance micro_batches=8")
+    if len(name) > LONGEST or len(word) > LONGEST:
+        raise ValueError(
+            f"{text[:40]}… is too long; a knob's name and value have at most {LONGEST} characters"
+        )
     return name.strip(), parse(word)
 
 

@@ -35,12 +35,9 @@ class LiveFeed:
         if self._thread:
             self._thread.join(2.0)
 
-    def propose(self, changes: Mapping[str, Value]) -> str:
+    def propose(self, changes: Mapping[str, Value], base: int | None) -> str:
         if not self.operator:
             raise ViewerError("this cockpit only watches")
-        board = self._store.state.board if self._store else None
-        # The revision seen when choosing: if another operator was faster, this one is refused cleanly.
-        base = board.revision if board else None
         wish = uuid.uuid4().hex
         self._wishes.put((wish, dict(changes), base))
         return wish

@@ -51,6 +51,8 @@ def headline(store: Store, frozen: bool = False) -> tuple[str, Level]:
     age = store.age_s
     if link is Link.STALE:
         return f"STALE {format.age(age)}" if age is not None else "STALE", Level.WARN
+    if link is Link.LIVE and (stalled(store) or len(store.unlost) < len(store.state.hellos)):
+        return "STALLED", Level.BAD
     if frozen:
         return "FROZEN", Level.WARN
     return link.value, _LINK_LEVEL[link]
@@ -112,6 +114,14 @@ def _lost(store: Store) -> Diagnosis | None:
     last = store.state.steps.get(first.rank)
     at = f" · last step {format.grouped(last.step)}" if last else ""
     return Diagnosis(Level.BAD, f"{store.name(first.rank)}{more} lost{why}{at}", first.rank)
+
+
+def _failed(store: Store) -> Diagnosis | None:
+    """The run is over and did not end well: its launcher's own sentence names the cause."""
+    if store.link is not Link.FAILED:
+        return None
+    said = [event for event in store.state.events if event.source == "run" and event.level == "error"]
+    return Diagnosis(Level.BAD, format.clean(said[-1].text)) if said else None
 
 
 def _ended(store: Store) -> Diagnosis | None:
@@ -268,6 +278,7 @@ def _phase_values(store: Store, name: str) -> Iterator[float]:
 RULES: tuple[Rule, ...] = (
     _refused,
     _waiting,
+    _failed,
     _lost,
     _ended,
     _stale,

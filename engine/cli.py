@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from agents.runs import RunError
+from engine.forked import signal_with_parent
 from engine.layout import Layout, LayoutError, load
 
 # What every rank needs, imported once before the fork. Named, so that this module itself needs no torch.
@@ -36,10 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--hub", default="auto", metavar="auto|none|URL", help="telemetry: own hub, none, or that one"
     )
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder; absent: one in run.dir")
+    run.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args(arguments)  # overrides may stand on either side of the options
     unknown = [word for word in rest if word.startswith("-")]
     if unknown:
         refuse(f"engine run has no option {unknown[0]}; see engine run --help")
+    if options.end_with_parent:
+        signal_with_parent(signal.SIGTERM)
     try:
         layout = load(options.layout, options.overrides + rest)
         status = _run(layout, options.json, options.hub, options.run_dir)

@@ -122,10 +122,15 @@ def share_cores(local_world: int) -> None:
 
 def _die_with_parent(parent: int) -> None:
     """Linux: the kernel kills this process when its parent dies, even while it hangs in C."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def signal_with_parent(number: int) -> None:
+    """Linux: have the kernel send this process that signal when its parent dies, however it does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _watch(line: socket.socket, allowed_to_end: threading.Event) -> None:

@@ -46,6 +46,9 @@ class KnobTable(Panel):
         self._feed = feed
         self.row = 0
         self.staged: dict[str, Value] = {}
+        self.base: int | None = (
+            None  # the revision seen at the first mark: a faster operator refuses this one
+        )
         self.typed = ""
         self.said = ""
         self.sent: str | None = None
@@ -60,6 +63,12 @@ class KnobTable(Panel):
         with self._store.lock:
             board = self._store.state.board
             return board.knobs if board else []
+
+    @property
+    def _revision(self) -> int | None:
+        with self._store.lock:
+            board = self._store.state.board
+            return board.revision if board else None
 
     def _may(self) -> bool:
         if not self._feed.operator:
@@ -118,6 +127,8 @@ class KnobTable(Panel):
         return self.staged if knob.refusal(value) else {**self.staged, knob.name: value}
 
     def _stage(self, knob: KnobState, value: Value) -> None:
+        if not self.staged:
+            self.base = self._revision
         if value == knob.value and type(value) is type(knob.value):
             self.staged.pop(knob.name, None)
         else:
@@ -129,7 +140,7 @@ class KnobTable(Panel):
                 self.said = "nothing is marked: choose a value with ← → or type one"
             else:
                 try:
-                    self.sent = self._feed.propose(self.staged)
+                    self.sent = self._feed.propose(self.staged, self.base)
                     self.staged, self.said = {}, ""
                 except ViewerError:
                     self.said = viewer_text(self._feed)

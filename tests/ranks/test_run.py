@@ -143,6 +143,8 @@ def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:
     verdict = json.loads(again.stdout)
     assert verdict["state"] == "applied" and verdict["acks"] == 8, again.stderr
     live.until_step(verdict["applied_step"])
+    back = live.cockpit("set", "recompute=none", "--wait")  # the word, not "no limit"
+    assert json.loads(back.stdout)["state"] == "applied", back.stdout
 
     live.process.send_signal(signal.SIGTERM)
     assert live.rest() == 0
@@ -157,9 +159,18 @@ def test_a_killed_rank_ends_the_run_with_a_sentence(live: Live) -> None:
         p for p in psutil.Process(live.process.pid).children() if "agents.hub" not in " ".join(p.cmdline())
     ]
     assert len(ranks) == 8
+    watching = [sys.executable, "-m", "cockpit", "watch", "--run", str(live.run_dir), "--json"]
+    watch = subprocess.Popen(watching, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    live.until_step(live.steps[-1] + 4)
     ranks[3].kill()
     killed = time.monotonic()
     assert live.rest() == 1
+    seen, _ = watch.communicate(timeout=20)
+    assert watch.returncode == 1
+    told = [
+        line for line in seen.splitlines() if '"event"' in line and "rank 3 (pp0 dp1 tp1) was killed" in line
+    ]
+    assert told, "a watcher must learn which rank died, and where"
     assert time.monotonic() - killed < 20
     live.errors.seek(0)
     sentence = live.errors.readline()

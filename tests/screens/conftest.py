@@ -37,7 +37,7 @@ class ScriptedFeed:
             self._store.apply(updates)
             self._store.heard(0.4)
 
-    def propose(self, changes: Mapping[str, Value]) -> str:
+    def propose(self, changes: Mapping[str, Value], base: int | None) -> str:
         if not self.operator:
             raise ViewerError("this cockpit only watches")
         self.asked.append(dict(changes))

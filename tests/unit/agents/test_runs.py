@@ -65,7 +65,7 @@ def test_what_cannot_be_reached_is_one_sentence(tmp_path: Path, dead_pid: int) -
     for target, sentence in {
         "dead": f"process {dead_pid}.* is not alive",
         "nowhere": "there is no run nowhere in .*; the runs there are: .*dead",
-        "bare": "has no hub.json",
+        "bare": "no hub serves the run .*no hub.json",
         "broken": "is not a hub file",
         "http://host:80": "legal: ipc://DIRECTORY",
     }.items():

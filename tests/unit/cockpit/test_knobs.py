@@ -37,6 +37,23 @@ def test_a_whole_number_fits_a_knob_of_fractions() -> None:
     assert fit(MICRO, 8) == 8
 
 
+def test_what_only_differs_in_writing() -> None:
+    recompute = KnobState("recompute", "full", Legal(["none", "selective", "full"]), True)
+    assert fit(recompute, parse("none")) == "none"
+    assert fit(CAPACITY, parse("none")) is None
+    assert fit(MICRO, parse("8.0")) == 8 and type(fit(MICRO, parse("8.0"))) is int
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "1_0", "nan", "inf", "1e999", "0x10"])
+def test_what_is_no_number_stays_a_word(text: str) -> None:
+    assert parse(text) == text
+
+
+def test_a_value_too_long_to_travel_is_refused() -> None:
+    with pytest.raises(ValueError, match="too long"):
+        split_change(f"recompute={'x' * 10_000}")
+
+
 def test_legal_text() -> None:
     assert legal_text(MICRO) == "2 4 8 16"
     assert legal_text(CAPACITY) == "0.1 .. 8 | none"

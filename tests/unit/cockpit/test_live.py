@@ -34,8 +34,8 @@ def test_a_feed_fills_the_store_and_carries_a_change(hub: HubProcess) -> None:
         operator.start(store)
         until(lambda: store.state.board and store.world == 4 and store.step, fleet.turn)
         with pytest.raises(ViewerError):
-            viewer.propose({"micro_batches": 8})
-        wish = operator.propose({"micro_batches": 8})
+            viewer.propose({"micro_batches": 8}, 0)
+        wish = operator.propose({"micro_batches": 8}, 0)
         until(lambda: wish in store.state.commands and store.state.commands[wish].settled, fleet.turn)
         assert store.state.commands[wish].state == "applied"
         hub.kill()

@@ -276,9 +276,9 @@ def _phase_values(store: Store, name: str) -> Iterator[float]:
 
 
 RULES: tuple[Rule, ...] = (
+    _failed,
     _refused,
     _waiting,
-    _failed,
     _lost,
     _ended,
     _stale,

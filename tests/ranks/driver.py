@@ -1,0 +1,135 @@
+"""Small driver scripts around `launch` and `join`, run as real processes, and what they leave behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+
+HEAD = """
+import json, os, signal, sys, time
+from pathlib import Path
+from engine.launch import Patience, join, joined_place, launch
+
+HERE = Path(__file__).parent
+RUN = HERE / "run"
+
+def note(place, name, text=""):
+    "A file for the test to see, whole or not at all."
+    unfinished = HERE / f".{name}.{place.rank}"
+    unfinished.write_text(str(text))
+    unfinished.rename(HERE / f"{name}.{place.rank}")
+
+def meet(place):
+    import torch.distributed as dist
+    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+    return dist
+
+def steps(place, until=lambda: False):
+    "A trainer without a model: steps until it is asked to stop."
+    note(place, "pid", os.getpid())
+    step = 0
+    while not place.stop_requested() and not until():
+        place.at(step, "tp all-gather, layer 2")
+        time.sleep(0.02)
+        step += 1
+    note(place, "finished", step)
+"""
+
+LAUNCH = """
+if __name__ == "__main__":
+    sys.exit(launch({world}, work, name_of_rank=lambda rank: f"dp{{rank}}", hub={hub!r}, run="a-run",
+                    run_dir=RUN, preload={preload!r}, patience=Patience(**{patience!r})))
+"""
+
+JOIN = """
+if __name__ == "__main__":
+    place = joined_place(RUN)
+    sys.exit(join(place, work, name_of_rank=lambda rank: f"dp{{rank}}", hub={hub!r}, run="a-run",
+                  on_failure=lambda: print("last word")))
+"""
+
+TORCH = ("torch", "torch.distributed")
+
+
+def eventually(what: Callable[[], object], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.01)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+class Driver:
+    """A driver script in its own folder, and what it left there."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.run_dir = folder / "run"
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(
+        self,
+        work: str,
+        world: int = 2,
+        *,
+        hub: str = "none",
+        preload: tuple[str, ...] = (),
+        patience: dict[str, float] | None = None,
+        tail: str = LAUNCH,
+        python: tuple[str, ...] = (),
+        environ: dict[str, str] | None = None,
+    ) -> subprocess.Popen[str]:
+        script = self.folder / "driver.py"
+        tail = tail.format(world=world, hub=hub, preload=preload, patience=patience or {})
+        script.write_text(HEAD + textwrap.dedent(work) + tail)
+        path = os.pathsep.join([str(ROOT), str(self.folder), os.environ.get("PYTHONPATH", "")])
+        process = subprocess.Popen(
+            [sys.executable, *python, str(script)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": path} | (environ or {}),
+        )
+        self.started.append(process)
+        return process
+
+    def notes(self, name: str) -> dict[int, str]:
+        return {int(file.suffix[1:]): file.read_text() for file in self.folder.glob(f"{name}.*")}
+
+    def pids(self, world: int) -> list[int]:
+        """The ranks' processes, once all of them are at work."""
+        eventually(lambda: len(self.notes("pid")) == world)
+        return [int(pid) for _, pid in sorted(self.notes("pid").items())]
+
+    def end(self, process: subprocess.Popen[str], seconds: float = 20.0) -> tuple[int, str, str]:
+        out, err = process.communicate(timeout=seconds)
+        left = [rank for rank, pid in self.notes("pid").items() if not gone(int(pid))]
+        assert not left, f"ranks {left} outlived their run"
+        return process.returncode, out, err
+
+    def clean(self) -> None:
+        for pid in [int(pid) for pid in self.notes("pid").values()]:
+            try:
+                if "driver.py" in " ".join(psutil.Process(pid).cmdline()):
+                    os.kill(pid, signal.SIGKILL)
+            except (psutil.NoSuchProcess, ProcessLookupError):
+                pass
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()

@@ -1,0 +1,160 @@
+"""Ranks that torchrun or Slurm has started."""
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from engine.launch import joined_place
+from tests.ranks.driver import JOIN, Driver, eventually, gone
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def test_joined_to_torchrun_with_a_hub(driver: Driver) -> None:
+    run = driver.start(
+        """
+        def work(place):
+            dist = meet(place)
+            note(place, "pid", os.getpid())
+            note(place, "place", json.dumps([place.world, place.local_rank, place.local_world, place.hub]))
+            while not place.stop_requested():
+                time.sleep(0.02)
+            dist.destroy_process_group()
+            note(place, "finished")
+        """,
+        tail=JOIN,
+        python=TORCHRUN,
+        hub="auto",
+    )
+    eventually(lambda: len(driver.notes("place")) == 2, 30)
+    eventually((driver.run_dir / "hub.json").exists)
+    places = {rank: json.loads(text) for rank, text in driver.notes("place").items()}
+    hub = json.loads((driver.run_dir / "hub.json").read_text())
+    ranks = hub["endpoints"]["ranks"]
+    assert places == {0: [2, 0, 2, ranks], 1: [2, 1, 2, ranks]}
+    for pid in driver.pids(2):
+        os.kill(pid, signal.SIGTERM)
+    status, _, err = driver.end(run)
+    assert (status, set(driver.notes("finished"))) == (0, {0, 1}), err
+    assert "Traceback" not in err
+    assert gone(hub["pid"])
+
+
+def test_a_failure_under_torchrun(driver: Driver) -> None:
+    run = driver.start(
+        """
+        def work(place):
+            note(place, "pid", os.getpid())
+            place.at(5, "pp receive")
+            if place.rank == 1:
+                raise ValueError("mine")
+            steps(place)
+        """,
+        tail=JOIN,
+        python=TORCHRUN,
+    )
+    status, out, err = driver.end(run, 40)
+    assert (status, out) == (1, "last word\n")
+    assert "\nrank 1 (dp1) failed at step 5 in pp receive: ValueError: mine\nTraceback" in f"\n{err}"
+
+
+def test_no_rank_outlives_a_killed_torchrun(driver: Driver) -> None:
+    run = driver.start(
+        """
+        def work(place):
+            note(place, "pid", os.getpid())
+            time.sleep(60)
+        """,
+        tail=JOIN,
+        python=TORCHRUN,
+    )
+    eventually(lambda: len(driver.notes("pid")) == 2, 30)
+    run.kill()
+    eventually(lambda: all(gone(pid) for pid in driver.pids(2)), 3)
+
+
+def test_joined_to_slurm(driver: Driver) -> None:
+    work = """
+        def work(place):
+            import torch
+            dist = meet(place)
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            note(place, "total", int(total))
+            dist.destroy_process_group()
+            if place.rank:
+                time.sleep(1)
+                place.store().add("late", 1)
+        """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    runs = [
+        driver.start(
+            work, tail=JOIN, environ=_slurm(rank) | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        )
+        for rank in range(2)
+    ]
+    assert [driver.end(run) for run in runs] == [(0, "", ""), (0, "", "")]
+    assert driver.notes("total") == {0: "2", 1: "2"}
+
+
+def _slurm(rank: int) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_NTASKS": "2",
+        "SLURM_LOCALID": str(rank),
+        "SLURM_STEP_TASKS_PER_NODE": "2",
+        "SLURM_NODEID": "0",
+    }
+
+
+MASTER = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+TORCHRUN_ENVIRON = MASTER | {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        (TORCHRUN_ENVIRON, (5, 8, 1, 4)),
+        (_slurm(1) | MASTER, (1, 2, 1, 2)),
+        (
+            _slurm(1)
+            | MASTER
+            | {"SLURM_NTASKS": "9", "SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "1"},
+            (1, 9, 1, 4),
+        ),
+        (_slurm(0) | {"SLURM_NTASKS": "1"}, None),  # a shell in a step of one task
+        ({k: v for k, v in _slurm(0).items() if k != "SLURM_STEP_ID"}, None),  # a batch script, without srun
+    ],
+)
+def test_place_in_an_environment(
+    tmp_path: Path, environ: dict[str, str], expected: tuple[int, int, int, int] | None
+) -> None:
+    place = joined_place(tmp_path, environ)
+    assert expected == (place and (place.rank, place.world, place.local_rank, place.local_world))
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        (_slurm(1), "MASTER_ADDR and MASTER_PORT"),
+        (TORCHRUN_ENVIRON | {"LOCAL_RANK": ""}, "LOCAL_RANK"),
+        (TORCHRUN_ENVIRON | {"WORLD_SIZE": "many"}, "WORLD_SIZE = 'many'"),
+        (TORCHRUN_ENVIRON | {"MASTER_PORT": "70000"}, "MASTER_PORT = 70000"),
+        (TORCHRUN_ENVIRON | {"RANK": "8"}, "rank 8 of 8"),
+        (_slurm(1) | MASTER | {"SLURM_NODEID": "3"}, "node 3"),
+    ],
+)
+def test_half_an_environment_is_refused_in_a_sentence(
+    tmp_path: Path, environ: dict[str, str], named: str
+) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as refusal:
+        joined_place(tmp_path, environ)
+    assert named in str(refusal.value)

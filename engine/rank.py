@@ -24,7 +24,7 @@ def train(place: Place, layout: Layout, corpus: Corpus, report: Callable[[Summar
     Raises ValueError when this rank was started with another layout than rank 0: they would wait for each other.
     """
     store = place.store()
-    _agree_on(layout, place, store)
+    agree_on(layout, place, store)
     dist.init_process_group(
         "gloo", store=PrefixStore("engine/group", store), rank=place.rank, world_size=place.world
     )
@@ -43,7 +43,8 @@ def train(place: Place, layout: Layout, corpus: Corpus, report: Callable[[Summar
     dist.destroy_process_group()
 
 
-def _agree_on(layout: Layout, place: Place, store: Store) -> None:
+def agree_on(layout: Layout, place: Place, store: Store) -> None:
+    """ValueError on a rank that was given another layout than rank 0."""
     mine = layout.whole_digest()
     if place.rank == LEADER:
         store.set(LAYOUT_KEY, mine)

@@ -1,5 +1,6 @@
 """The trainer as the only rank of its world, in this very process."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from agents.wire import Event, Message, Summary
 from engine.layout import load
 from engine.meter import Meter
 from engine.place import alone
+from engine.rank import agree_on
 from engine.train.trainer import Trainer
 from tests.ranks.cases import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -63,3 +65,12 @@ def test_every_step_is_reported_once_and_the_last_one_too(trainer: Trainer) -> N
     steps = [message.step for message in agent.messages if isinstance(message, Summary)]
     assert steps == [0, 1, 2]
     assert last is not None and last.step == 2 and last.tokens_per_s > 0
+
+
+def test_ranks_with_other_layouts_refuse_to_start(tmp_path: Path) -> None:
+    leader = alone(tmp_path)
+    other = dataclasses.replace(leader, rank=1, world=2)
+    agree_on(load(DEMO), leader, leader.store())
+    agree_on(load(DEMO, ["run.name=mine"]), other, leader.store())
+    with pytest.raises(ValueError, match="rank 1 was started with another layout than rank 0"):
+        agree_on(load(DEMO, ["knobs.micro_batches=8"]), other, leader.store())

@@ -23,6 +23,9 @@ class Knob:
 
     `legal` is given the board's values as they would be. `prepare` is given them too, may raise ValueError
     with a sentence, and returns what `commit` needs; `commit` must not fail.
+
+    An `action` holds no value: setting it asks for something to be done once, such as a snapshot, and `commit` only
+    takes note of the wish.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Knob:
     about: str
     commit: Callable[[Any], None]
     prepare: Callable[[Values], Any]
+    action: bool = False
 
 
 class Board:
@@ -38,7 +42,7 @@ class Board:
 
     def __init__(self, knobs: list[Knob], values: Values):
         self._knobs = {knob.name: knob for knob in knobs}
-        self._values = {name: values[name] for name in self._knobs}
+        self._values = {name: values[name] for name, knob in self._knobs.items() if not knob.action}
         self.revision = 0
 
     @property
@@ -47,7 +51,9 @@ class Board:
 
     def states(self) -> list[KnobState]:
         return [
-            KnobState(k.name, self._values[k.name], k.legal(self._values), k.loss_neutral, k.about)
+            KnobState(
+                k.name, self._values.get(k.name), k.legal(self._values), k.loss_neutral, k.about, k.action
+            )
             for k in self._knobs.values()
         ]
 
@@ -59,6 +65,8 @@ class Board:
         would_be = self._values | dict(changes)
         # Every knob is asked again: a new schedule may make an untouched micro-batch count illegal.
         for knob in self._knobs.values():
+            if knob.name not in would_be:  # an action that was not asked for
+                continue
             value = would_be[knob.name]
             refusal = KnobState(knob.name, value, knob.legal(would_be), knob.loss_neutral).refusal(value)
             if refusal:
@@ -70,7 +78,7 @@ class Board:
     ) -> None:
         for swap, built in prepared:
             swap(built)
-        self._values |= changes
+        self._values |= {name: value for name, value in changes.items() if name in self._values}
         self.revision = revision
 
     def digest(self) -> str:

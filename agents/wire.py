@@ -77,6 +77,7 @@ class KnobState(Struct, array_like=True, frozen=True):
     legal: Legal
     loss_neutral: bool
     about: Text = ""
+    action: bool = False  # done once when it is set, and holds no value
 
     def refusal(self, value: Value) -> str | None:
         """One sentence when `value` is not legal, else None."""

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-AXES = ("dp", "tp", "pp", "ep", "control")
+AXES = ("dp", "tp", "pp", "ep", "cp", "control")
 
 Where = Callable[[int, str], None]
 """Told (step, operation) at each operation, so that even a killed rank leaves word of its place."""

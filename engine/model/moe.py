@@ -71,7 +71,7 @@ class MoeLayer(nn.Module):
     ):
         super().__init__()
         self.layer, self.moe, self.dials, self.meter = layer, moe, dials, meter
-        self.tp, self.ep = weights.tp, weights.ep
+        self.slices, self.ep = weights.slices, weights.ep
         self.router = weights.replicated(f"layers.{layer}.router", (moe.experts, d_model), 0.02)
         self.experts = Experts(weights, f"layers.{layer}.experts", moe, d_model, out_std)
 
@@ -90,7 +90,7 @@ class MoeLayer(nn.Module):
         weighted = outputs_ND * top.flatten()[routing.dispatch.pairs_N].unsqueeze(-1).to(x_TD.dtype)
         out_TD = torch.zeros_like(x_TD).index_add(0, routing.dispatch.tokens_N, weighted)
         if self.moe.balance == "aux":
-            mean_BE = probs_TE.view(B, S, -1).sum(1) / (S * self.tp.size)
+            mean_BE = probs_TE.view(B, S, -1).sum(1) / (S * self.slices.count)
             aux = self.moe.experts * (routing.share_BE * mean_BE).sum()
             scale = self.dials.aux_loss_coef * self.dials.aux_scale
             out_TD = _with_loss(out_TD, aux, scale)
@@ -103,20 +103,17 @@ class MoeLayer(nn.Module):
         top_BSK = probs_BSE.topk(K, -1).indices
         chosen_BSE = torch.zeros(B, S, E, dtype=torch.int32, device=probs_BSE.device)
         chosen_BSE.scatter_(-1, top_BSK, 1)
-        slices_PBE = self.tp.all_gather(chosen_BSE.sum(1, dtype=torch.int32))
-        whole = S * self.tp.size
+        place_BSE, total_BE = self.slices.queue(chosen_BSE)
+        whole = S * self.slices.count
         keep_TK = None
         load_E = chosen_BSE.sum((0, 1))
         dropped = torch.zeros((), dtype=torch.int64)
         if self.dials.capacity_factor is not None:
-            # A pair's place in its expert's queue: pairs before it in the slice, and those of earlier slices.
             capacity = math.ceil(self.dials.capacity_factor * whole * K / E)
-            before_BE = slices_PBE[: self.tp.rank].sum(0)
-            place_BSE = chosen_BSE.cumsum(1) - chosen_BSE + before_BE.unsqueeze(1)
             keep_TK = (place_BSE.gather(-1, top_BSK) < capacity).view(B * S, K)
             dropped = (~keep_TK).sum()
         self.meter.routed(self.layer, load_E, dropped)
-        share_BE = slices_PBE.sum(0) / (whole * K)
+        share_BE = total_BE / (whole * K)
         top_TK = top_BSK.view(B * S, K)
         return Routing(top_TK, share_BE, plan_dispatch(top_TK, keep_TK, E, self.ep))
 

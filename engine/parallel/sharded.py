@@ -5,6 +5,7 @@ the expert mesh, everything else on the dense one.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -78,15 +79,21 @@ def shard(stage: Stage, world: World, zero: int) -> FSDPModule:
     return root
 
 
-def is_expert(stage: nn.Module) -> dict[str, bool]:
+def named_parameters(stages: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Of all stages of a rank: names carry global layer numbers, so no two are alike."""
+    return chain.from_iterable(stage.named_parameters() for stage in stages)
+
+
+def is_expert(stages: Sequence[nn.Module]) -> dict[str, bool]:
     """Parameter name -> whether it is an expert's."""
     inside = {
         f"{prefix}.{name}"
+        for stage in stages
         for prefix, module in stage.named_modules()
         if isinstance(module, Experts)
         for name, _ in module.named_parameters()
     }
-    return {name: name in inside for name, _ in stage.named_parameters()}
+    return {name: name in inside for name, _ in named_parameters(stages)}
 
 
 def shard_of(tensor: Tensor) -> Tensor:
@@ -94,20 +101,20 @@ def shard_of(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def replicated_over_tp(stage: nn.Module) -> Iterator[nn.Parameter]:
+def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
     """Parameters that are whole on each tensor rank but saw only its slice of the sequence: norms and routers."""
-    experts = is_expert(stage)
-    for name, parameter in stage.named_parameters():
+    experts = is_expert(stages)
+    for name, parameter in named_parameters(stages):
         on_tp = isinstance(parameter, DTensor) and "tp" in (parameter.device_mesh.mesh_dim_names or ())
         if not experts[name] and not on_tp:
             yield parameter
 
 
-def sum_over_tp(stage: nn.Module, world: World) -> None:
+def sum_over_tp(stages: Sequence[nn.Module], world: World) -> None:
     """Complete the gradients of what is replicated over tp, in one fused reduction."""
     if world.tp.size == 1:
         return
-    grads = [shard_of(p.grad) for p in replicated_over_tp(stage) if p.grad is not None]
+    grads = [shard_of(p.grad) for p in replicated_over_tp(stages) if p.grad is not None]
     flat = world.tp.all_reduce(torch.cat([grad.flatten() for grad in grads]))
     for grad, total in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
         grad.copy_(total.view_as(grad))

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from engine.parallel.comm import Axis
+from engine.parallel.sequence import Slices
 
 
 def local(weight: Tensor) -> Tensor:
@@ -48,6 +49,7 @@ class Weights:
         ep_mesh: DeviceMesh | None = None,
     ):
         self.seed, self.tp, self.ep = seed, tp, ep
+        self.slices = Slices(tp)
         self._tp_mesh, self._ep_mesh = tp_mesh, ep_mesh
 
     def replicated(self, name: str, shape: tuple[int, ...], std: float) -> nn.Parameter:

@@ -1,18 +1,21 @@
 """The optimizer and the gradient norm over meshes that differ: experts, tensor shards, and what is replicated."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from engine.layout import Train
-from engine.parallel.sharded import is_expert, replicated_over_tp, shard_of
+from engine.parallel.sharded import named_parameters, replicated_over_tp, shard_of
 from engine.parallel.world import World
 
 
-def make_optimizer(stage: nn.Module, train: Train) -> torch.optim.Optimizer:
+def make_optimizer(stages: Sequence[nn.Module], train: Train) -> torch.optim.Optimizer:
     """Matrices decay, vectors do not. Over the shards as FSDP keeps them, so its state is sharded alike."""
+    parameters = [p for _, p in named_parameters(stages)]
     groups = [
-        {"params": [p for p in stage.parameters() if p.ndim > 1], "weight_decay": train.weight_decay},
-        {"params": [p for p in stage.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": train.weight_decay},
+        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     if train.optimizer == "sgd":
@@ -28,13 +31,14 @@ def learning_rate(train: Train, step: int, scale: float) -> float:
 class GradientNorm:
     """The norm of the whole model's gradient, each distinct number counted once wherever its copies live."""
 
-    def __init__(self, stage: nn.Module, world: World):
+    def __init__(self, stages: Sequence[nn.Module], world: World):
         self._world = world
         grid = world.grid
-        over_tp = {id(p) for p in replicated_over_tp(stage)}
+        over_tp = {id(p) for p in replicated_over_tp(stages)}
         assert grid.dp_replicate == 1
-        self._weighted = [(p, 1.0 / grid.tp if id(p) in over_tp else 1.0) for p in stage.parameters()]
-        self._experts = is_expert(stage)
+        self._weighted = [
+            (p, 1.0 / grid.tp if id(p) in over_tp else 1.0) for _, p in named_parameters(stages)
+        ]
 
     def __call__(self) -> Tensor:
         """The 2-norm, the same on every rank."""

@@ -62,13 +62,14 @@ class Trainer:
         )
         weights = Weights(layout.run.seed, world.tp, world.ep, world.dense["tp"], world.expert["ep"])
         layers = split_layers(model.layers, grid.pp)[world.at["pp"]]
-        self.stage = Stage(weights, model, layers, self.dials, meter)
-        shard(self.stage, world, train.zero)
+        self.stages = [Stage(weights, model, layers, self.dials, meter)]
+        for stage in self.stages:
+            shard(stage, world, train.zero)
         corpus = read_corpus(layout) if corpus is None else corpus
         self.samples = Samples(corpus, model.seq_len, train.global_batch, layout.run.seed)
-        self.pipeline = Pipeline(layout, self.stage, world, meter, self._loss_of)
-        self.optimizer = make_optimizer(self.stage, train)
-        self.norm = GradientNorm(self.stage, world)
+        self.pipeline = Pipeline(layout, self.stages[0], world, meter, self._loss_of)
+        self.optimizer = make_optimizer(self.stages, train)
+        self.norm = GradientNorm(self.stages, world)
         self.board = make_board(layout, self.pipeline, self.dials)
         self.switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
         self.oversubscribed = (local_world or grid.world) > cores()
@@ -91,7 +92,7 @@ class Trainer:
             tokens, targets = self.samples.batch(step, at, self.layout.local_batch)
         loss = self.pipeline.plan.run(tokens, targets)
         with self.meter.phase("reduce"):
-            sum_over_tp(self.stage, self.world)
+            sum_over_tp(self.stages, self.world)
         return loss
 
     def update(self, step: int) -> float:

@@ -42,7 +42,7 @@ def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[
     t, f, e, W = grid.tp, grid.fsdp, grid.ep, grid.world
     first, last = world.at["pp"] == 0, world.at["pp"] == grid.pp - 1
     recompute = trainer.dials.recompute
-    blocks = [module for module in trainer.stage.modules() if isinstance(module, Block)]
+    blocks = [module for module in trainer.stages[0].modules() if isinstance(module, Block)]
     moe = sum(isinstance(block.mlp, MoeLayer) for block in blocks)
     E = model.moe.experts if model.moe else 0
 
@@ -52,12 +52,12 @@ def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[
     tp = m * (len(blocks) * attention * X + (len(blocks) - moe) * dense * X + moe * (t - 1) * b * E * 4)
     tp += m * (first * 2 * X + last * (2 * X + (t - 1) * 3 * b * S * 4))
     if t > 1:
-        r = sum(shard_of(p).numel() for p in replicated_over_tp(trainer.stage))
+        r = sum(shard_of(p).numel() for p in replicated_over_tp(trainer.stages))
         tp += 2 * (t - 1) * r * 4 // t
 
     pp = m * ((not last) + (not first)) * b * (S // t) * D * 4
 
-    experts = is_expert(trainer.stage)
+    experts = is_expert(trainer.stages)
     shapes = [p.shape for name, p in whole_stage(layout, trainer).named_parameters() if not experts[name]]
     padded = sum(-(-shape[0] // f) * f * shape[1:].numel() for shape in shapes)
     dp = 2 * (f - 1) * padded * 4 // f
@@ -75,7 +75,7 @@ def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[
     ep = a2a + m * moe * (e - 1) * E * 8 // e
 
     control = (W - 1) * 4 + (24 if world.rank == 0 else 0) if W > 1 else 0
-    return {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "control": control, "a2a": a2a}
+    return {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": 0, "control": control, "a2a": a2a}
 
 
 def _leaving(rows: list[int], ranks: int) -> int:
@@ -86,7 +86,7 @@ def _leaving(rows: list[int], ranks: int) -> int:
 def whole_stage(layout: Layout, trainer: Trainer) -> nn.Module:
     """This rank's stage before FSDP sharded it: its tensor shard and its experts."""
     weights = Weights(0, trainer.world.tp, trainer.world.ep)
-    numbers = [int(n) for n in trainer.stage.layers]
+    numbers = [int(n) for n in trainer.stages[0].layers]
     layers = range(numbers[0], numbers[-1] + 1)
     return Stage(weights, layout.model, layers, trainer.dials, Meter(layout.model.layers, 8))
 
@@ -96,7 +96,7 @@ def compare(place: Place, layout: Layout, out: Path) -> None:
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
     trainer = Trainer(layout, meter, Agent(None, lambda: meter.doing))
     routings: list[Routing] = []
-    for module in trainer.stage.modules():
+    for module in trainer.stages[0].modules():
         if isinstance(module, MoeLayer):
             decide = module._decide
             module._decide = lambda probs, decide=decide: routings.append(decide(probs)) or routings[-1]

@@ -53,6 +53,7 @@ class Case:
     overrides: list[str]
     fp64: bool = False
     script: Script = field(default_factory=dict)
+    telling: bool = True  # in `make test`; `make parity` runs all
 
     @property
     def layout(self) -> Layout:
@@ -63,7 +64,7 @@ def _alone(*axes: str) -> list[str]:
     return [*SMALL, *axes]
 
 
-CASES = {
+CASES: dict[str, Case] = {
     "demo adamw dropless": Case([*ADAMW]),
     "demo adamw drops": Case([*ADAMW, *DROPS]),
     "demo sgd dropless": Case([*SGD]),
@@ -125,3 +126,5 @@ CASES = {
     "ep over tp fp64": Case([*_alone("grid.tp=2", "grid.ep=2"), *SGD, *DROPS], fp64=True),
     "ep part fp64": Case([*_alone("grid.dp_shard=2", "grid.tp=2", "grid.ep=2"), *SGD, *DROPS], fp64=True),
 }
+
+TELLING = {name: case for name, case in CASES.items() if case.telling}

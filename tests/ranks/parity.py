@@ -36,6 +36,7 @@ from engine.meter import Meter
 from engine.model.moe import Dials
 from engine.model.transformer import Stage
 from engine.parallel.comm import Axis
+from engine.parallel.sharded import named_parameters
 from engine.parallel.tensor import Weights, cross_entropy
 from engine.place import Place
 from engine.train.data import Samples
@@ -150,7 +151,7 @@ def as_laid_out(place: Place, layout: Layout, script: Script, out: Path) -> None
         trace.losses.append(float(total[0]))
         trace.dropped.append(int(total[1]))
         trace.loads.append(trainer.world.control.all_gather(meter.readings.load).sum(0))
-        trace.grads.append({n: whole(p.grad) for n, p in trainer.stage.named_parameters()})
+        trace.grads.append({n: whole(p.grad) for n, p in named_parameters(trainer.stages)})
         trace.norms.append(trainer.update(step))
         trainer.switch.end(step)
     trace.knobs = trainer.board.values

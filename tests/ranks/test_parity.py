@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.cases import CASES, SWITCHED
+from tests.ranks.cases import SWITCHED, TELLING
 from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN, STEPS
 
 # Half a unit in the last place: where the jolted references happen to agree, a result may still round once.
@@ -22,24 +22,24 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("parity")
     root = Path(__file__).parents[2]
     driver = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.ranks.parity", str(folder)],
+        [sys.executable, "-W", "ignore", "-m", "tests.ranks.parity", str(folder), *TELLING],
         cwd=root,
         capture_output=True,
         text=True,
         timeout=800,
     )
     assert driver.returncode == 0, driver.stderr[-4000:]
-    return {name: json.loads((folder / name / "result.json").read_text()) for name in CASES}
+    return {name: json.loads((folder / name / "result.json").read_text()) for name in TELLING}
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", TELLING)
 def test_equals_one_process(name: str, results: dict[str, Any]) -> None:
     result = results[name]
     same = result["same_routing"]
-    assert same == STEPS or not CASES[name].fp64, "routed differently"
+    assert same == STEPS or not TELLING[name].fp64, "routed differently"
     for what, distances in result["distance"].items():
-        if CASES[name].fp64:
+        if TELLING[name].fp64:
             assert max(distances) < FP64_TOLERANCE, (what, distances)
             continue
         # | |a| - |b| | <= |a - b|: the norm may be off by as much as the gradients may.
@@ -50,19 +50,19 @@ def test_equals_one_process(name: str, results: dict[str, Any]) -> None:
         assert max(distances[same:], default=0.0) < FLIPPED.get(what, float("inf")), (what, distances)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "drops" in name and CASES[name].fp64])
+@pytest.mark.parametrize("name", [name for name in TELLING if "drops" in name and TELLING[name].fp64])
 def test_drops_the_same_tokens(name: str, results: dict[str, Any]) -> None:
     assert results[name]["dropped"] == results[name]["dropped_in_one_process"]
     assert min(results[name]["dropped"]) > 0
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("demo")])
+@pytest.mark.parametrize("name", [name for name in TELLING if name.startswith("demo")])
 def test_trains(name: str, results: dict[str, Any]) -> None:
     losses = results[name]["losses"]
     assert losses[-1] < losses[0] - 0.3
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].script is SWITCHED])
+@pytest.mark.parametrize("name", [name for name in TELLING if TELLING[name].script is SWITCHED])
 def test_switches_between_steps(name: str, results: dict[str, Any]) -> None:
     """The neutral switches are in the very run that equals one process; refused ones leave nothing behind."""
     assert [ack[:3] for ack in results[name]["acks"]] == [

@@ -74,3 +74,14 @@ def test_states_show_what_is_legal_now() -> None:
     states = {state.name: state for state in make([]).states()}
     assert states["micro_batches"].legal.choices == [1, 2, 4]
     assert states["micro_batches"].refusal(3) == "micro_batches = 3 is not legal; legal: 1, 2, 4"
+
+
+def test_an_action_is_asked_for_and_holds_no_value() -> None:
+    log: list[object] = []
+    save = Knob("save", lambda _: Legal([True]), True, "", log.append, lambda v: v["save"], action=True)
+    board = Board([save], {})
+    board.commit(1, {"save": True}, board.prepare({"save": True}))
+    assert log == [True] and board.values == {} and board.revision == 1
+    assert board.states()[0].action and board.states()[0].value is None
+    with pytest.raises(ValueError, match="save = false is not legal; legal: true"):
+        board.prepare({"save": False})

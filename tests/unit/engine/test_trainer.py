@@ -38,7 +38,7 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
 
 
 def weights(trainer: Trainer) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for parameter in trainer.stage.parameters()]
+    return [parameter.detach().clone() for parameter in trainer.stages[0].parameters()]
 
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf")])

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from engine.layout import Model
 from engine.meter import Meter
-from engine.model.moe import Dials, MoeLayer, Routing
+from engine.model.dials import Dials
+from engine.model.moe import MoeLayer, Routing
 from engine.parallel.tensor import Embedding, Head, Weights, local
 
 

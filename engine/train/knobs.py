@@ -5,7 +5,7 @@ from typing import Any
 from agents.board import Board, Knob, Values
 from agents.wire import Legal
 from engine.layout import CAPACITY_FACTOR, LR_SCALE, Layout, legal_micro_batches
-from engine.model.moe import Dials
+from engine.model.dials import Dials
 from engine.parallel.pipeline import Pipeline, Plan
 
 

@@ -12,7 +12,7 @@ from agents.wire import Ack, Action, Event, Experts, Step, Summary, Timeline, Tr
 from engine.corpus import Corpus, read_corpus
 from engine.layout import Layout
 from engine.meter import Meter
-from engine.model.moe import Dials
+from engine.model.dials import Dials
 from engine.model.transformer import Stage, split_layers
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.sharded import shard, sum_over_tp
@@ -53,13 +53,7 @@ class Trainer:
         self._stop_requested, self._report = stop_requested, report
         grid, model, train = layout.ranks, layout.model, layout.train
         self.world = world = World(grid, meter)
-        self.dials = Dials(
-            layout.knobs.recompute,
-            layout.knobs.capacity_factor,
-            layout.knobs.aux_loss_coef,
-            1.0 / train.global_batch,
-            layout.knobs.lr_scale,
-        )
+        self.dials = Dials.of(layout)
         weights = Weights(layout.run.seed, world.tp, world.ep, world.dense["tp"], world.expert["ep"])
         layers = split_layers(model.layers, grid.pp)[world.at["pp"]]
         self.stages = [Stage(weights, model, layers, self.dials, meter)]

@@ -19,7 +19,7 @@ compared, within FLIPPED. The same cases in fp64 have no such steps.
 import json
 import logging
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -33,7 +33,7 @@ from engine.corpus import read_corpus
 from engine.launch import launch
 from engine.layout import Layout
 from engine.meter import Meter
-from engine.model.moe import Dials
+from engine.model.dials import Dials
 from engine.model.transformer import Stage
 from engine.parallel.comm import Axis
 from engine.parallel.sharded import named_parameters
@@ -88,8 +88,7 @@ def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trac
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
     train, model = layout.train, layout.model
-    knobs = layout.knobs
-    dials = Dials("none", knobs.capacity_factor, knobs.aux_loss_coef, 1.0 / train.global_batch)
+    dials = replace(Dials.of(layout), recompute="none")
     stage = Stage(Weights(layout.run.seed, tp, ep), model, range(model.layers), dials, meter)
     if jolt is not None:
         coin = torch.Generator().manual_seed(jolt)

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from engine.layout import Layout, load
 from engine.meter import Meter
-from engine.model.moe import Dials, MoeLayer
+from engine.model.dials import Dials
+from engine.model.moe import MoeLayer
 from engine.model.transformer import Stage, split_layers
 from engine.parallel.comm import Axis
 from engine.parallel.tensor import Weights, cross_entropy, initial
@@ -92,7 +93,7 @@ def plain_moe(h: Tensor, w: dict[str, Tensor], top_k: int) -> Tensor:
     out = torch.zeros_like(h)
     for b in range(h.shape[0]):
         for t in range(h.shape[1]):
-            probs = (w["router"] @ h[b, t]).softmax(-1)
+            probs = (w["router.weight"] @ h[b, t]).softmax(-1)
             best = probs.topk(top_k)
             total = best.values.sum() if top_k > 1 else 1.0
             for prob, e in zip(best.values / total, best.indices.tolist(), strict=True):
@@ -139,7 +140,7 @@ def test_drops_what_a_count_by_hand_drops(layout: Layout, factor: float) -> None
         taken: Counter[int] = Counter()
         for token in range(24):
             number = sequence * 24 + token
-            for k, expert in enumerate((layer.router @ x[sequence, token]).topk(2).indices.tolist()):
+            for k, expert in enumerate((layer.router.weight @ x[sequence, token]).topk(2).indices.tolist()):
                 if taken[expert] < capacity:
                     taken[expert] += 1
                     kept.append(number * moe.top_k + k)
@@ -156,14 +157,14 @@ def test_the_balancing_loss_reaches_the_router_with_its_own_scale(layout: Layout
     x = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(1))
     layer = MoeLayer(weights, 0, moe, 64, 0.02, Dials(aux_loss_coef=0.5, aux_scale=0.25), meter)
     (layer(x, {}) * 0.0).sum().backward()
-    router = layer.router.detach().clone().requires_grad_()
+    router = layer.router.weight.detach().clone().requires_grad_()
     aux = torch.zeros(())
     for sequence in x:
         probs = (sequence @ router.T).softmax(-1)
         chosen = F.one_hot(probs.topk(2).indices, 8).sum((0, 1)) / (24 * 2)
         aux = aux + 8 * (chosen * probs.mean(0)).sum()
     (0.5 * 0.25 * aux).backward()
-    torch.testing.assert_close(layer.router.grad, router.grad)
+    torch.testing.assert_close(layer.router.weight.grad, router.grad)
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
@@ -176,7 +177,7 @@ def test_the_loss_reaches_the_router(layout: Layout, top_k: int) -> None:
     layer = MoeLayer(weights, 0, moe, 64, 0.02, Dials(), meter)
     x = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(1))
     layer(x, {}).square().sum().backward()
-    assert layer.router.grad is not None and layer.router.grad.norm() > 1e-7
+    assert layer.router.weight.grad is not None and layer.router.weight.grad.norm() > 1e-7
 
 
 def test_initial_weights_depend_on_name_and_seed_alone() -> None:

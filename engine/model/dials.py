@@ -1,0 +1,26 @@
+"""What a step reads afresh each time; the knobs turn it between steps."""
+
+from dataclasses import dataclass
+
+from engine.layout import Layout
+
+
+@dataclass
+class Dials:
+    recompute: str = "none"
+    capacity_factor: float | None = None  # None = dropless
+    aux_loss_coef: float = 0.0
+    aux_scale: float = 1.0  # 1 / sequences of the global batch
+    lr_scale: float = 1.0
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Dials":
+        """The start values of a layout."""
+        knobs = layout.knobs
+        return cls(
+            recompute=knobs.recompute,
+            capacity_factor=knobs.capacity_factor,
+            aux_loss_coef=knobs.aux_loss_coef,
+            aux_scale=1.0 / layout.train.global_batch,
+            lr_scale=knobs.lr_scale,
+        )

@@ -1,4 +1,28 @@
-"""Trains Mixture-of-Experts transformers over a grid of ranks.
+"""Trains Mixture-of-Experts transformers over a grid of ranks: `engine run` on the command line, or this library.
 
-`engine.layout`, `.grid` and `.planner` need no torch.
+`engine.layout`, `.grid` and `.planner` need no torch, so what needs it is imported when it is asked for.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.layout import Layout, LayoutError, load
+    from engine.runner import run_layout
+    from engine.train.trainer import Trainer
+
+__all__ = ["Layout", "LayoutError", "Trainer", "load", "run_layout"]
+
+_HOMES = {
+    "Layout": "engine.layout",
+    "LayoutError": "engine.layout",
+    "Trainer": "engine.train.trainer",
+    "load": "engine.layout",
+    "run_layout": "engine.runner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from agents.agent import Agent
-from agents.wire import Ack, Summary
+from agents.wire import Ack, Step, Summary
 from engine.corpus import Corpus
 from engine.layout import Layout
 from engine.meter import Meter
@@ -18,7 +18,13 @@ LAYOUT_KEY = "engine/layout"  # in the store: the digest of rank 0's layout
 STOP_KEY = "engine/stop"  # in the store: some rank was asked to stop
 
 
-def train(place: Place, layout: Layout, corpus: Corpus, report: Callable[[Summary], None]) -> None:
+def train(
+    place: Place,
+    layout: Layout,
+    corpus: Corpus,
+    on_step: Callable[[Step], None],
+    on_summary: Callable[[Summary], None],
+) -> None:
     """Train `layout` to its end as the rank that `place` says.
 
     Raises ValueError when this rank was started with another layout than rank 0: they would wait for each other.
@@ -31,7 +37,16 @@ def train(place: Place, layout: Layout, corpus: Corpus, report: Callable[[Summar
     moe = layout.model.moe
     meter = Meter(layout.model.layers, moe.experts if moe else 0, place.at)
     agent = Agent(place.hub, lambda: meter.doing)
-    trainer = Trainer(layout, meter, agent, StopWord(place, store), report, place.local_world, corpus)
+    trainer = Trainer(
+        layout,
+        meter,
+        agent,
+        StopWord(place, store),
+        on_step=on_step,
+        on_summary=on_summary,
+        local_world=place.local_world,
+        corpus=corpus,
+    )
     trainer.run()
     if agent.pending:
         command, board = agent.pending, trainer.board

@@ -29,28 +29,35 @@ from engine.train.switch import LEADER, Switch
 
 BULKY_EVERY_S = 0.5  # timelines and full expert vectors: what an eye can follow, not what a step makes
 
-Report = Callable[[Summary], None]
-
 
 class Trainer:
     """One rank's run. Needs an initialised default process group of the layout's world.
 
-    `stop_requested` is asked at each step; the leader's word counts. `report` gets each step's summary on rank 0.
-    `local_world` is the number of ranks on this machine, all of them if left out; `corpus` is read if left out.
+    `on_step` gets this rank's own record after each of its steps; `on_summary`, on rank 0, each step of the whole job,
+    one step late. Either may call `stop`. What is left out: a `meter` of its own, an `agent` without a hub,
+    `stop_requested` (asked at each step; the leader's word counts) that never asks, `local_world` (the number of ranks
+    on this machine) as if all were here, the `corpus` read anew.
     """
 
     def __init__(
         self,
         layout: Layout,
-        meter: Meter,
-        agent: Agent,
+        meter: Meter | None = None,
+        agent: Agent | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
-        report: Report = lambda _: None,
+        *,
+        on_step: Callable[[Step], None] = lambda _: None,
+        on_summary: Callable[[Summary], None] = lambda _: None,
         local_world: int | None = None,
         corpus: Corpus | None = None,
     ):
+        if meter is None:
+            meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
+        if agent is None:
+            agent = Agent(None, lambda: meter.doing)
         self.layout, self.meter, self.agent = layout, meter, agent
-        self._stop_requested, self._report = stop_requested, report
+        self._stop_requested, self._on_step, self._on_summary = stop_requested, on_step, on_summary
+        self._stopping = False
         grid, model, train = layout.ranks, layout.model, layout.train
         self.world = world = World(grid, meter)
         self.dials = Dials.of(layout)
@@ -71,6 +78,10 @@ class Trainer:
         self._process = psutil.Process()
         self._bulky_due: dict[type, float] = {Timeline: 0.0, Experts: 0.0}
         self._introduce(step=0)
+
+    def stop(self) -> None:
+        """Ask that the run ends after this step or the next, on all ranks alike; rank 0's word counts."""
+        self._stopping = True
 
     def run(self) -> Summary | None:
         """Train to the end or until asked to stop; the last summary, on rank 0."""
@@ -121,7 +132,8 @@ class Trainer:
             learning_rate(self.layout.train, step, self.dials.lr_scale),
             time.time(),
         )
-        self.switch.begin(step, self._stop_requested() or step + 1 == self.layout.train.steps)
+        last = step + 1 == self.layout.train.steps
+        self.switch.begin(step, last or self._stopping or self._stop_requested())
         loss = self.forward_backward(step)
         norm = self.update(step)
         with self.meter.phase("agree"):
@@ -156,7 +168,7 @@ class Trainer:
         if collected is None:
             return None
         summary, experts = collected
-        self._report(summary)
+        self._on_summary(summary)
         self.agent.send(summary)
         if experts.layers and self._due(Experts):
             self.agent.send(experts)
@@ -169,26 +181,25 @@ class Trainer:
         mean = {kind: readings.busy(kind) / known.micro_batches for kind in "FB"}
         own_bound = bubble(self.layout.schedule.name, known.micro_batches, [mean["F"]] * pp, [mean["B"]] * pp)
         phases = {"forward": readings.busy("F"), "backward": readings.busy("B")} | readings.phases
-        self.agent.send(
-            Step(
-                rank=self.world.rank,
-                step=known.step,
-                seq=0,
-                revision=known.revision,
-                step_ms=measured.step_s * 1e3,
-                phases={name: seconds * 1e3 for name, seconds in phases.items()},
-                tokens=self.layout.local_batch * self.layout.model.seq_len,
-                comm={
-                    axis: Traffic(lane.bytes, lane.ms, lane.exposed_ms)
-                    for axis, lane in readings.lanes.items()
-                },
-                a2a_bytes=readings.a2a_bytes,
-                bubble=readings.bubble if pp > 1 else None,
-                bubble_bound=own_bound if pp > 1 else None,
-                dropped=int(readings.dropped.sum()),
-                memory_bytes=self._process.memory_info().rss,
-            )
+        record = Step(
+            rank=self.world.rank,
+            step=known.step,
+            seq=0,
+            revision=known.revision,
+            step_ms=measured.step_s * 1e3,
+            phases={name: seconds * 1e3 for name, seconds in phases.items()},
+            tokens=self.layout.local_batch * self.layout.model.seq_len,
+            comm={
+                axis: Traffic(lane.bytes, lane.ms, lane.exposed_ms) for axis, lane in readings.lanes.items()
+            },
+            a2a_bytes=readings.a2a_bytes,
+            bubble=readings.bubble if pp > 1 else None,
+            bubble_bound=own_bound if pp > 1 else None,
+            dropped=int(readings.dropped.sum()),
+            memory_bytes=self._process.memory_info().rss,
         )
+        self.agent.send(record)
+        self._on_step(record)
         one_per_stage = self.world.at["dp"] == self.world.at["tp"] == 0
         if one_per_stage and self._due(Timeline):
             actions = [

@@ -1,6 +1,8 @@
 """The trainer as the only rank of its world, in this very process."""
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from agents.agent import Agent
-from agents.wire import Event, Message, Summary
+from agents.wire import Event, Message, Step, Summary
 from engine.layout import load
 from engine.meter import Meter
 from engine.place import alone
@@ -74,3 +76,25 @@ def test_ranks_with_other_layouts_refuse_to_start(tmp_path: Path) -> None:
     agree_on(load(DEMO, ["run.name=mine"]), other, leader.store())
     with pytest.raises(ValueError, match="rank 1 was started with another layout than rank 0"):
         agree_on(load(DEMO, ["knobs.micro_batches=8"]), other, leader.store())
+
+
+def test_callbacks_hear_every_step_and_may_stop(tmp_path: Path) -> None:
+    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    steps: list[int] = []
+    losses: list[float] = []
+
+    def on_step(record: Step) -> None:
+        steps.append(record.step)
+        if record.step == 1:
+            trainer.stop()
+
+    layout = load(DEMO, [*SMALL, "train.steps=9"])
+    trainer = Trainer(layout, on_step=on_step, on_summary=lambda summary: losses.append(summary.loss))
+    trainer.run()
+    dist.destroy_process_group()
+    assert steps == [0, 1, 2] and len(losses) == 3
+
+
+def test_the_library_needs_no_torch_for_a_layout() -> None:
+    code = "import sys, engine; engine.load(sys.argv[1]); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(DEMO)], check=True)

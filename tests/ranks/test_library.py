@@ -1,0 +1,37 @@
+"""The examples of docs/library.md, run as they stand."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.timeout(180)
+def test_a_run_with_callbacks(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(EXAMPLES[0].replace('"run.name=mine"', f'"run.name=mine", "run.dir={tmp_path}"'))
+    done = run(sys.executable, "-W", "error::DeprecationWarning", str(script))
+    assert re.findall(r"step (\d): loss \d\.\d+, \d+ tokens/s", done) == list("012345")
+    assert re.findall(r"rank 3: step (\d), \d+ ms", done) == list("012345")
+    assert list(tmp_path.glob("mine-*"))
+
+
+@pytest.mark.timeout(180)
+def test_a_trainer_in_a_process_group_of_ones_own(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(EXAMPLES[1])
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8")
+    assert "micro-batches 4" in run(sys.executable, *launcher, str(script))
+
+
+def run(*command: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout

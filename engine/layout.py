@@ -78,7 +78,7 @@ class Model(Struct, frozen=True):
 
 class GridSizes(Struct, frozen=True):
     pp: Positive = 1
-    dp_replicate: Literal[1] = 1
+    dp_replicate: Positive = 1  # replicas of what dp_shard shards (HSDP)
     dp_shard: Positive = 1
     cp: Literal[1] = 1
     tp: Positive = 1
@@ -257,6 +257,7 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
     """Why the parts do not go together, one sentence each."""
     grid, model, train = layout.ranks, layout.model, layout.train
     sharded = grid.tp * grid.cp
+    data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
     divided = [  # what must divide, by what, and both by name
         ("grid.tp", grid.tp, "model.heads", model.heads),
         ("grid.tp", grid.tp, "model.kv_heads", model.kv),
@@ -264,7 +265,7 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
         ("grid.tp", sharded, "model.seq_len", model.seq_len),
         ("model.heads", model.heads, "model.d_model", model.d_model),
         ("model.kv_heads", model.kv, "model.heads", model.heads),
-        ("grid.dp_shard", grid.dp, "train.global_batch", train.global_batch),
+        (data_axes, grid.dp, "train.global_batch", train.global_batch),
     ]
     if model.moe:
         divided.append(("grid.ep", grid.ep, "model.moe.experts", model.moe.experts))
@@ -290,7 +291,10 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
     if not model.moe and grid.ep > 1:
         yield f"grid.ep = {grid.ep} without experts; legal: 1, or a section [model.moe]"
     if train.zero == 0 and grid.dp_shard > 1:
-        yield f"train.zero = 0 keeps every rank whole, but grid.dp_shard = {grid.dp_shard}; legal: 1, 2, 3"
+        yield (
+            f"train.zero = 0 keeps every rank whole, but grid.dp_shard = {grid.dp_shard}; legal: 1, 2, 3, or "
+            f"grid.dp_shard = 1 with grid.dp_replicate = {grid.dp} for replicas"
+        )
     micro_batches = legal_micro_batches(layout)
     if not micro_batches:
         yield (

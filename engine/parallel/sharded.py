@@ -1,10 +1,11 @@
 """The data axis: parameters, gradients and optimizer state sharded by FSDP2, its traffic through the metered door.
 
 Gradients are reduced as sums; the loss was divided once, by the global count of valid tokens. Experts are sharded on
-the expert mesh, everything else on the dense one.
+the expert mesh, everything else on the dense one. Replicas (HSDP) hold the same shards of the same numbers: what a
+replica's ranks have reduced among themselves is summed over the replicas once a step, experts and all else together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import torch
@@ -112,9 +113,21 @@ def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
 
 def sum_over_tp(stages: Sequence[nn.Module], world: World) -> None:
     """Complete the gradients of what is replicated over tp, in one fused reduction."""
-    if world.tp.size == 1:
+    _sum_over(world.tp, replicated_over_tp(stages))
+
+
+def sum_over_replicas(stages: Sequence[nn.Module], world: World) -> None:
+    """Complete the gradients of all parameters over the replicas, shard by shard, in one fused reduction.
+
+    A rank's place within its replica is the same in the dense and in the expert view, so one axis serves both.
+    """
+    _sum_over(world.replicas, (p for _, p in named_parameters(stages)))
+
+
+def _sum_over(axis: Axis, parameters: Iterable[nn.Parameter]) -> None:
+    if axis.size == 1:
         return
-    grads = [shard_of(p.grad) for p in replicated_over_tp(stages) if p.grad is not None]
-    flat = world.tp.all_reduce(torch.cat([grad.flatten() for grad in grads]))
+    grads = [shard_of(p.grad) for p in parameters if p.grad is not None]
+    flat = axis.all_reduce(torch.cat([grad.flatten() for grad in grads]))
     for grad, total in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
         grad.copy_(total.view_as(grad))

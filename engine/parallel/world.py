@@ -19,6 +19,7 @@ class World:
         self.expert = init_device_mesh(device, tuple(grid.expert.values()), mesh_dim_names=tuple(grid.expert))
         self.pp = Axis("pp", _group(self.dense, "pp"), meter)
         self.dp = Axis("dp", _group(self.dense, "fsdp"), meter)
+        self.replicas = Axis("dp", _group(self.dense, "dp_replicate"), meter)
         self.tp = Axis("tp", _group(self.dense, "tp"), meter)
         self.ep = Axis("ep", _group(self.expert, "ep"), meter)
         self.edp = Axis("dp", _group(self.expert, "efsdp"), meter)

@@ -35,10 +35,10 @@ class GradientNorm:
         self._world = world
         grid = world.grid
         over_tp = {id(p) for p in replicated_over_tp(stages)}
-        assert grid.dp_replicate == 1
-        self._weighted = [
-            (p, 1.0 / grid.tp if id(p) in over_tp else 1.0) for _, p in named_parameters(stages)
-        ]
+        copies = (
+            (p, grid.dp_replicate * (grid.tp if id(p) in over_tp else 1)) for _, p in named_parameters(stages)
+        )
+        self._weighted = [(p, 1.0 / count) for p, count in copies]
 
     def __call__(self) -> Tensor:
         """The 2-norm, the same on every rank."""

@@ -15,7 +15,7 @@ from engine.meter import Meter
 from engine.model.dials import Dials
 from engine.model.transformer import Stage, split_layers
 from engine.parallel.pipeline import Pipeline
-from engine.parallel.sharded import shard, sum_over_tp
+from engine.parallel.sharded import shard, sum_over_replicas, sum_over_tp
 from engine.parallel.tensor import Weights, cross_entropy
 from engine.parallel.world import World
 from engine.place import cores
@@ -98,6 +98,7 @@ class Trainer:
         loss = self.pipeline.plan.run(tokens, targets)
         with self.meter.phase("reduce"):
             sum_over_tp(self.stages, self.world)
+            sum_over_replicas(self.stages, self.world)
         return loss
 
     def update(self, step: int) -> float:

@@ -30,6 +30,8 @@ CASES = {
     "tp dense full": [*SMALL, "grid.tp=2", "model.moe=none", *FULL],
     "tp mixed": [*SMALL, "grid.tp=2", "grid.ep=2", "model.moe.every=2", *SELECTIVE],
     "dp ep": [*SMALL, "grid.dp_shard=4", "grid.ep=2", "knobs.micro_batches=1"],
+    "hsdp": [*SMALL, "grid.dp_replicate=2", "grid.dp_shard=2", "grid.ep=2"],
+    "replicas tp": [*SMALL, "grid.dp_replicate=2", "grid.tp=2", "train.zero=0"],
     "pp": [*SMALL, "grid.pp=2", "model.layers=3"],
 }
 
@@ -60,10 +62,15 @@ def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[
     experts = is_expert(trainer.stages)
     shapes = [p.shape for name, p in whole_stage(layout, trainer).named_parameters() if not experts[name]]
     padded = sum(-(-shape[0] // f) * f * shape[1:].numel() for shape in shapes)
-    dp = 2 * (f - 1) * padded * 4 // f
+    reductions = m if grid.pp == 1 and layout.train.zero >= 2 else 1
+    dp = (1 + reductions) * (f - 1) * padded * 4 // f
     efsdp = grid.efsdp
     mine = sum(p.numel() for name, p in whole_stage(layout, trainer).named_parameters() if experts[name])
-    dp += moe and 2 * (efsdp - 1) * mine * 4 // efsdp
+    dp += moe and (1 + reductions) * (efsdp - 1) * mine * 4 // efsdp
+
+    r = grid.dp_replicate
+    if r > 1:
+        dp += 2 * (r - 1) * sum(shard_of(p).numel() for p in trainer.stages[0].parameters()) * 4 // r
 
     passes = 3 if recompute == "full" else 2
     rows = (

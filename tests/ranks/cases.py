@@ -117,6 +117,43 @@ CASES: dict[str, Case] = {
     "pp zero 3 fp64": Case([*_alone("grid.pp=2", "grid.dp_shard=2", "train.zero=3"), *SGD, *FULL], fp64=True),
     "zero 0 fp64": Case([*_alone("train.zero=0"), *SGD], fp64=True),
     "dp zero 1 fp64": Case([*_alone("grid.dp_shard=2", "train.zero=1"), *SGD], fp64=True),
+    "replicas zero 0 fp64": Case([*_alone("grid.dp_replicate=2", "train.zero=0"), *SGD], fp64=True),
+    "replicas drops fp64": Case(
+        [*_alone("grid.dp_replicate=2", "train.zero=1"), *ADAMW, *DROPS, *FULL], fp64=True, telling=False
+    ),
+    "hsdp zero 1 drops fp64": Case(
+        [*_alone("grid.dp_replicate=2", "grid.dp_shard=2", "grid.ep=2", "train.zero=1"), *SGD, *DROPS],
+        fp64=True,
+        telling=False,
+    ),
+    "hsdp zero 2": Case([*_alone("grid.dp_replicate=2", "grid.dp_shard=2"), *SGD], telling=False),
+    "hsdp zero 3 fp64": Case(
+        [*_alone("grid.dp_replicate=2", "grid.dp_shard=2", "train.zero=3"), *SGD, *FULL],
+        fp64=True,
+        telling=False,
+    ),
+    "mix hsdp tp ep drops fp64": Case(
+        [
+            *_alone("grid.dp_replicate=2", "grid.dp_shard=2", "grid.tp=2", "grid.ep=4"),
+            *SGD,
+            *DROPS,
+            *SELECTIVE,
+        ],
+        fp64=True,
+    ),
+    "mix pp hsdp drops fp64": Case(
+        [*_alone("grid.pp=2", "grid.dp_replicate=2", "grid.dp_shard=2", "grid.ep=2"), *SGD, *DROPS],
+        fp64=True,
+        telling=False,
+    ),
+    "mix pp replicas tp fp64": Case(
+        [
+            *_alone("grid.pp=2", "grid.dp_replicate=2", "grid.tp=2", "train.zero=0", "schedule.name=gpipe"),
+            *ADAMW,
+        ],
+        fp64=True,
+        telling=False,
+    ),
     "dp drops fp64": Case([*_alone("grid.dp_shard=2"), *ADAMW, *DROPS], fp64=True),
     "dp zero 3 fp64": Case([*_alone("grid.dp_shard=2", "train.zero=3"), *SGD, *FULL], fp64=True),
     "tp drops fp64": Case([*_alone("grid.tp=2"), *ADAMW, *DROPS, *FULL], fp64=True),

@@ -38,7 +38,15 @@ def test_overrides_lie_over_the_file() -> None:
         ("grid.pp=5", "legal: 1 to 4"),
         ("train.stepz=3", "train.stepz is not a key of a layout; did you mean steps?"),
         ("train.zero=9", "train.zero = 9 is not legal; legal: 0, 1, 2, 3"),
-        ("train.zero=0", "grid.dp_shard = 2"),
+        (
+            "train.zero=0",
+            "grid.dp_shard = 2; legal: 1, 2, 3, or grid.dp_shard = 1 with grid.dp_replicate = 2",
+        ),
+        ("grid.dp_replicate=0", "grid.dp_replicate = 0 is not legal; legal: a whole number from 1"),
+        (
+            "grid.dp_replicate=3",
+            "grid.dp_replicate x grid.dp_shard = 6 does not divide train.global_batch = 32",
+        ),
         ("train.steps=1.5", "a whole number"),
         ("train.steps=none", "train.steps = none is not legal"),
         ("train.lr=nan", "train.lr"),

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from engine.grid import Grid, divisors, listed
+from engine.grid import ORDER, Grid, divisors, listed
 
 LARGEST = 2**31 - 1  # no size of a run is larger, and arithmetic on sizes stays quick
 GEMM_ALIGN = 4  # rows of fp32 must begin at multiples of 16 bytes
@@ -83,6 +83,12 @@ class GridSizes(Struct, frozen=True):
     cp: Literal[1] = 1
     tp: Positive = 1
     ep: Positive = 1
+    ep_method: Literal["direct", "hierarchical"] = (
+        "direct"  # all-to-all at once, or within nodes, then across
+    )
+    ep_inner: Positive | None = (
+        None  # of hierarchical: ep ranks of one node; absent = nearest to ep's square root
+    )
 
 
 class Schedule(Struct, frozen=True):
@@ -129,7 +135,15 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> Grid:
-        return Grid(**msgspec.structs.asdict(self.grid))
+        return Grid(**{axis: getattr(self.grid, axis) for axis in (*ORDER, "ep")})
+
+    @property
+    def ep_inner(self) -> int | None:
+        """Ranks of the inner hop of a hierarchical all-to-all; None where it is direct."""
+        ep = self.grid.ep
+        if self.grid.ep_method == "direct":
+            return None
+        return self.grid.ep_inner or min(divisors(ep), key=lambda n: (n + ep // n, -n))
 
     @property
     def local_batch(self) -> int:
@@ -290,6 +304,11 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
         yield f"model.moe.top_k = {model.moe.top_k} is more than experts; legal: 1 to {model.moe.experts}"
     if not model.moe and grid.ep > 1:
         yield f"grid.ep = {grid.ep} without experts; legal: 1, or a section [model.moe]"
+    inner, levels = layout.ep_inner, [n for n in divisors(grid.ep) if 1 < n < grid.ep]
+    if inner is not None and not levels:
+        yield f"grid.ep_method = hierarchical has no two levels in grid.ep = {grid.ep}; legal: direct"
+    elif inner is not None and inner not in levels:
+        yield f"grid.ep_inner = {inner} does not part grid.ep = {grid.ep} into levels; legal: {listed(levels)}"
     if train.zero == 0 and grid.dp_shard > 1:
         yield (
             f"train.zero = 0 keeps every rank whole, but grid.dp_shard = {grid.dp_shard}; legal: 1, 2, 3, or "

@@ -7,7 +7,7 @@ On the CPU collectives block, so their time is wall time and all of it is expose
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -50,13 +50,17 @@ class Readings:
     phases: dict[str, float] = field(default_factory=dict)  # seconds
     spans: list[Span] = field(default_factory=list)
     window: float = 0.0  # seconds the pipeline was open
-    a2a_bytes: int = 0
+    a2a_to: dict[int, int] = field(default_factory=dict)  # rank of the world -> all-to-all bytes sent to it
     load: Tensor = field(init=False)  # [layer, expert], (token, expert) pairs routed from this rank's tokens
     dropped: Tensor = field(init=False)  # [layer], of those the pairs over capacity
 
     def __post_init__(self) -> None:
         self.load = torch.zeros(self.layers, self.experts, dtype=torch.int64)
         self.dropped = torch.zeros(self.layers, dtype=torch.int64)
+
+    @property
+    def a2a_bytes(self) -> int:
+        return sum(self.a2a_to.values())
 
     def busy(self, kind: str) -> float:
         """Seconds in actions of `kind`."""
@@ -115,8 +119,10 @@ class Meter:
     # --------------------------------------------------------------------------------------- collectives
 
     @contextmanager
-    def collective(self, axis: str, kind: str, sent_bytes: int) -> Iterator[None]:
-        """Around each collective: `sent_bytes` leave this rank for others."""
+    def collective(
+        self, axis: str, kind: str, sent_bytes: int, to: Mapping[int, int] | None = None
+    ) -> Iterator[None]:
+        """Around each collective: `sent_bytes` leave this rank for others; of an all-to-all, `to` whom."""
         text = f"{axis} {kind}"
         if self.layer is not None:
             text += f", layer {self.layer}"
@@ -131,8 +137,8 @@ class Meter:
         lane.bytes += sent_bytes
         lane.ms += ms
         lane.exposed_ms += ms
-        if kind == "all-to-all":
-            self.readings.a2a_bytes += sent_bytes
+        for peer, sent in (to or {}).items():
+            self.readings.a2a_to[peer] = self.readings.a2a_to.get(peer, 0) + sent
         self.at(before)
 
     def sent(self, axis: str, sent_bytes: int) -> None:

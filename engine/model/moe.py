@@ -13,7 +13,7 @@ from engine.layout import Moe
 from engine.meter import Meter
 from engine.model.dials import Dials
 from engine.model.router import Choice, Router
-from engine.parallel.experts import Dispatch, plan_dispatch
+from engine.parallel.experts import Dispatch, Placement, plan_dispatch
 from engine.parallel.tensor import Weights, local
 
 
@@ -55,7 +55,8 @@ class MoeLayer(nn.Module):
         self, weights: Weights, layer: int, moe: Moe, d_model: int, out_std: float, dials: Dials, meter: Meter
     ):
         super().__init__()
-        self.layer, self.moe, self.meter, self.ep = layer, moe, meter, weights.ep
+        self.layer, self.meter = layer, meter
+        self.placement = Placement(weights.ep_hops, range(moe.experts))
         self.router = Router(weights, f"layers.{layer}.router", moe, d_model, dials)
         self.experts = Experts(weights, f"layers.{layer}.experts", moe, d_model, out_std)
 
@@ -76,4 +77,4 @@ class MoeLayer(nn.Module):
     def _decide(self, probs_BSE: Tensor) -> Routing:
         choice = self.router.choose(probs_BSE)
         self.meter.routed(self.layer, choice.load_E, choice.dropped)
-        return Routing(choice, plan_dispatch(choice.experts_TK, choice.keep_TK, self.moe.experts, self.ep))
+        return Routing(choice, plan_dispatch(choice.experts_TK, choice.keep_TK, self.placement))

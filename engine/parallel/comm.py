@@ -44,6 +44,7 @@ class Axis:
         self.meter = meter
         self.size = group.size() if group else 1
         self.rank = group.rank() if group else 0
+        self.peers = dist.get_process_group_ranks(group) if group else []  # as ranks of the world
         self._gloo = group is not None and dist.get_backend(group) == "gloo"
 
     # ------------------------------------------------------------------------ no gradient passes through these
@@ -93,8 +94,11 @@ class Axis:
         if self.size == 1:
             return x
         out = x.new_empty((sum(receive), *x.shape[1:]))
-        leaving = (sum(send) - send[self.rank]) * (x.nbytes // max(1, x.shape[0]))
-        with self.meter.collective(self.name, "all-to-all", leaving):
+        row = x.nbytes // max(1, x.shape[0])
+        to = {
+            peer: n * row for peer, n in zip(self.peers, send, strict=True) if peer != self.peers[self.rank]
+        }
+        with self.meter.collective(self.name, "all-to-all", sum(to.values()), to):
             dist.all_to_all_single(out, x.contiguous(), receive, send, group=self.group)
         return out
 
@@ -102,9 +106,10 @@ class Axis:
         """Row p of [P, ...] to rank p; row p of the result came from p. For counts, so that both sides can size."""
         if self.size == 1:
             return x
+        x = x.contiguous()
         out = torch.empty_like(x)
         with self.meter.collective(self.name, "exchange", x.nbytes // self.size * (self.size - 1)):
-            dist.all_to_all_single(out, x.contiguous(), group=self.group)
+            dist.all_to_all_single(out, x, group=self.group)
         return out
 
     def start_broadcast(self, x: Tensor, root: int) -> Started:

@@ -1,13 +1,19 @@
 """Expert parallelism: rows to the ranks that hold their experts and back, with uneven all-to-all.
 
+Rows travel in hops, one axis each. Direct is one hop over the ep axis. Hierarchical is two, for an ep axis that spans
+nodes: first within the node, to the peer that has the destination's place in its node, then across nodes between ranks
+of equal place, so that a node sends each other node fewer and larger messages. Either way the rows of an expert arrive
+in the order of the ranks they came from, so results are the same to the bit.
+
 `plan_dispatch` decides everything that needs no gradient (who sends how much where, and in what order), once a logical
 forward; `Dispatch.run` moves the rows. With ep = 1 nothing synchronises with the host.
 
-Shapes: T tokens of this rank, N kept (token, expert) pairs, R rows received, E experts, P ranks of the ep axis.
+Shapes: T tokens of this rank, N kept (token, expert) pairs, R rows received, E experts, P ranks of a hop's axis.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,50 +21,102 @@ from torch import Tensor
 from engine.parallel.comm import Axis
 
 
+class Placement:
+    """Which expert of a layer is where. A slot is (ep rank, index there), numbered ep rank by ep rank.
+
+    `logical[slot]` is the expert in it. `hops` are the axes rows travel, first to last; the ep rank they lead to is
+    (last hop's rank, ..., first hop's rank), the first hop's fastest.
+    """
+
+    def __init__(self, hops: Sequence[Axis], logical: Sequence[int]):
+        self.hops, self.logical = tuple(hops), list(logical)
+        self.sizes = [axis.size for axis in self.hops]
+        ranks = list(range(len(self.sizes)))
+        # Rows leave sorted by the first hop's rank, then the next one's, then the index: a key numbers them so.
+        slots = torch.arange(len(logical)).view(*reversed(self.sizes), -1)
+        slot_of_key = slots.permute(*reversed(ranks), len(ranks)).flatten()
+        keys = torch.tensor(self.logical)[slot_of_key].argsort()
+        self.keys_E = None if torch.equal(keys, torch.arange(len(logical))) else keys
+
+
 @dataclass(frozen=True)
-class Dispatch:
-    """The way of the kept pairs, sorted by expert: `pairs_N` numbers them in the router's [T, K] order."""
+class Hop:
+    """One exchange of rows over one axis, and the order in which the next hop, or the experts, want what came."""
 
     axis: Axis
-    pairs_N: Tensor
-    tokens_N: Tensor
-    offsets: Tensor  # [local experts], where each expert's rows end
     send: list[int]
     receive: list[int]
-    by_expert_R: Tensor | None  # received rows, by source rank -> by expert
-    by_source_R: Tensor | None  # and back
+    order_R: Tensor
+    back_R: Tensor
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """The way of the kept pairs, sorted by where they go: `pairs_N` numbers them in the router's [T, K] order."""
+
+    pairs_N: Tensor
+    tokens_N: Tensor
+    hops: list[Hop]
+    offsets: Tensor  # [local experts], where each expert's rows end
 
     def run(self, x_TD: Tensor, experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Each kept pair's expert output, [N, D]; `experts` gets rows sorted by local expert and the offsets."""
-        rows = self.axis.route(x_TD[self.tokens_N], self.send, self.receive)
-        if self.by_expert_R is None:
-            return experts(rows, self.offsets)
-        outputs = experts(rows[self.by_expert_R], self.offsets)[self.by_source_R]
-        return self.axis.route(outputs, self.receive, self.send)
+        rows = x_TD[self.tokens_N]
+        for hop in self.hops:
+            rows = reordered(hop.axis.route(rows, hop.send, hop.receive), hop.order_R, hop.back_R)
+        rows = experts(rows, self.offsets)
+        for hop in reversed(self.hops):
+            rows = hop.axis.route(reordered(rows, hop.back_R, hop.order_R), hop.receive, hop.send)
+        return rows
 
 
-def plan_dispatch(experts_TK: Tensor, keep_TK: Tensor | None, count: int, axis: Axis) -> Dispatch:
-    """How the pairs `experts_TK` (of them those in `keep_TK`) reach `count` experts spread over `axis`."""
-    flat = experts_TK.flatten()
+def plan_dispatch(experts_TK: Tensor, keep_TK: Tensor | None, placement: Placement) -> Dispatch:
+    """How the pairs `experts_TK` (of them those in `keep_TK`) reach the experts where `placement` has them."""
+    keys = experts_TK.flatten()
+    if placement.keys_E is not None:
+        keys = placement.keys_E[keys]
     if keep_TK is None:
-        pairs = torch.argsort(flat, stable=True)
+        pairs = torch.argsort(keys, stable=True)
     else:
         kept = keep_TK.flatten().nonzero().squeeze(-1)
-        pairs = kept[torch.argsort(flat[kept], stable=True)]
-    sent_E = torch.bincount(flat[pairs], minlength=count)
+        pairs = kept[torch.argsort(keys[kept], stable=True)]
     tokens = pairs // experts_TK.shape[1]
-    if axis.size == 1:
-        return Dispatch(axis, pairs, tokens, sent_E.cumsum(0).int(), [], [], None, None)
-    received_PE = axis.exchange(sent_E.view(axis.size, -1))
-    local_experts = torch.arange(received_PE.shape[1], device=flat.device).repeat(axis.size)
-    by_expert = torch.argsort(local_experts.repeat_interleave(received_PE.flatten()), stable=True)
-    return Dispatch(
-        axis,
-        pairs,
-        tokens,
-        received_PE.sum(0).cumsum(0).int(),
-        sent_E.view(axis.size, -1).sum(1).tolist(),
-        received_PE.sum(1).tolist(),
-        by_expert,
-        by_expert.argsort(),
-    )
+    counts = torch.bincount(keys[pairs], minlength=len(placement.logical)).view(*placement.sizes, -1)
+    # Dim by dim `counts` turns from destinations to sources: [d1, d2, e], [d2, s1, e], at last [e, s2, s1].
+    hops: list[Hop] = []
+    for n, axis in enumerate(placement.hops, 1):
+        arrived = axis.exchange(counts)
+        send, receive = torch.stack((_by_rank(counts), _by_rank(arrived))).tolist()
+        counts = arrived.movedim(n, 0)
+        order = _reordering(arrived, n, sum(receive))
+        hops.append(Hop(axis, send, receive, order, order.argsort()))
+    offsets = counts.reshape(counts.shape[0], -1).sum(1).cumsum(0).int()
+    return Dispatch(pairs, tokens, hops, offsets)
+
+
+def _by_rank(counts: Tensor) -> Tensor:
+    return counts.flatten(1).sum(1)
+
+
+def _reordering(counts: Tensor, dim: int, rows: int) -> Tensor:
+    """Where to take each row from, [rows], so that blocks of `counts` rows in row-major order get `dim` outermost."""
+    blocks = torch.arange(counts.numel(), device=counts.device).view_as(counts).movedim(dim, 0).flatten()
+    wanted = blocks.argsort().repeat_interleave(counts.flatten(), output_size=rows)
+    return wanted.argsort(stable=True)
+
+
+def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
+    """`rows_RD[order_R]`, a permutation that `back_R` undoes: backward then gathers too and need not add up."""
+    out: Tensor = _Reordered.apply(rows_RD, order_R, back_R)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Reordered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
+        ctx.save_for_backward(back_R)
+        return rows_RD.index_select(0, order_R)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None

@@ -5,6 +5,7 @@ column shard, then by a row shard, and scatter the partial sums back (Korthikant
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,9 +48,11 @@ class Weights:
         ep: Axis,
         tp_mesh: DeviceMesh | None = None,
         ep_mesh: DeviceMesh | None = None,
+        ep_hops: Sequence[Axis] | None = None,  # how rows travel the ep axis; absent = directly
     ):
         self.seed, self.tp, self.ep = seed, tp, ep
         self.slices = Slices(tp)
+        self.ep_hops = ([ep] if ep.size > 1 else []) if ep_hops is None else ep_hops
         self._tp_mesh, self._ep_mesh = tp_mesh, ep_mesh
 
     def replicated(self, name: str, shape: tuple[int, ...], std: float) -> nn.Parameter:

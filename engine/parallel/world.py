@@ -9,9 +9,12 @@ from engine.parallel.comm import Axis
 
 
 class World:
-    """Groups and meshes of one rank. Needs an initialised default process group of `grid.world` ranks."""
+    """Groups and meshes of one rank. Needs an initialised default process group of `grid.world` ranks.
 
-    def __init__(self, grid: Grid, meter: Meter, device: str = "cpu"):
+    With `ep_inner`, rows of experts travel the ep axis in two hops: within groups of so many ranks, then across.
+    """
+
+    def __init__(self, grid: Grid, meter: Meter, device: str = "cpu", ep_inner: int | None = None):
         self.grid = grid
         self.rank = dist.get_rank()
         self.at = grid.coords(self.rank)
@@ -22,6 +25,11 @@ class World:
         self.replicas = Axis("dp", _group(self.dense, "dp_replicate"), meter)
         self.tp = Axis("tp", _group(self.dense, "tp"), meter)
         self.ep = Axis("ep", _group(self.expert, "ep"), meter)
+        self.ep_hops = [self.ep] if grid.ep > 1 else []
+        if ep_inner is not None:
+            shape = {"outside": grid.world // grid.ep, "across": grid.ep // ep_inner, "within": ep_inner}
+            levels = init_device_mesh(device, tuple(shape.values()), mesh_dim_names=tuple(shape))
+            self.ep_hops = [Axis("ep", _group(levels, level), meter) for level in ("within", "across")]
         self.edp = Axis("dp", _group(self.expert, "efsdp"), meter)
         # A group of its own: the agreement on knobs and the statistics run beside the step's collectives.
         self.control = Axis("control", dist.new_group(backend="gloo"), meter)

@@ -59,9 +59,11 @@ class Trainer:
         self._stop_requested, self._on_step, self._on_summary = stop_requested, on_step, on_summary
         self._stopping = False
         grid, model, train = layout.ranks, layout.model, layout.train
-        self.world = world = World(grid, meter)
+        self.world = world = World(grid, meter, ep_inner=layout.ep_inner)
         self.dials = Dials.of(layout)
-        weights = Weights(layout.run.seed, world.tp, world.ep, world.dense["tp"], world.expert["ep"])
+        weights = Weights(
+            layout.run.seed, world.tp, world.ep, world.dense["tp"], world.expert["ep"], world.ep_hops
+        )
         layers = split_layers(model.layers, grid.pp)[world.at["pp"]]
         self.stages = [Stage(weights, model, layers, self.dials, meter)]
         for stage in self.stages:

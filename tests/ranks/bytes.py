@@ -6,6 +6,7 @@ python -m tests.ranks.bytes FOLDER
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,11 +18,12 @@ from engine.layout import Layout, load
 from engine.meter import Meter
 from engine.model.moe import MoeLayer, Routing
 from engine.model.transformer import Block, Stage
+from engine.parallel.experts import Hop
 from engine.parallel.sharded import is_expert, replicated_over_tp, shard_of
 from engine.parallel.tensor import Weights
 from engine.place import Place
 from engine.train.trainer import Trainer
-from tests.ranks.cases import DROPS, FULL, LAYOUT, SELECTIVE, SMALL
+from tests.ranks.cases import DROPS, FULL, LAYOUT, SELECTIVE, SMALL, TWO_HOPS
 
 CASES = {
     "demo": ["train.steps=1"],
@@ -32,11 +34,19 @@ CASES = {
     "dp ep": [*SMALL, "grid.dp_shard=4", "grid.ep=2", "knobs.micro_batches=1"],
     "hsdp": [*SMALL, "grid.dp_replicate=2", "grid.dp_shard=2", "grid.ep=2"],
     "replicas tp": [*SMALL, "grid.dp_replicate=2", "grid.tp=2", "train.zero=0"],
+    "two hops": [
+        *SMALL,
+        "grid.dp_shard=2",
+        "grid.tp=2",
+        "grid.ep=4",
+        *TWO_HOPS,
+        *FULL,
+    ],
     "pp": [*SMALL, "grid.pp=2", "model.layers=3"],
 }
 
 
-def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[str, int]:
+def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[str, Any]:
     """Bytes by axis of this rank in one step, after docs/bytes.md."""
     model, grid, world = layout.model, layout.ranks, trainer.world
     m = trainer.pipeline.plan.micro_batches
@@ -72,22 +82,29 @@ def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[
     if r > 1:
         dp += 2 * (r - 1) * sum(shard_of(p).numel() for p in trainer.stages[0].parameters()) * 4 // r
 
+    to = _rows_to(world.rank, e, layout.ep_inner, [hop for r in routings for hop in r.dispatch.hops])
     passes = 3 if recompute == "full" else 2
-    rows = (
-        sum(_leaving(plan.send, e) + _leaving(plan.receive, e) for plan in (r.dispatch for r in routings))
-        if e > 1
-        else 0
-    )
-    a2a = passes * rows * D * 4
-    ep = a2a + m * moe * (e - 1) * E * 8 // e
+    a2a = {str(peer): passes * rows * D * 4 for peer, rows in to.items()}
+    hops = [e] if layout.ep_inner is None else [layout.ep_inner, e // layout.ep_inner]
+    ep = sum(a2a.values()) + m * moe * sum((n - 1) * E * 8 // n for n in hops)
 
     control = (W - 1) * 4 + (24 if world.rank == 0 else 0) if W > 1 else 0
     return {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": 0, "control": control, "a2a": a2a}
 
 
-def _leaving(rows: list[int], ranks: int) -> int:
-    me = dist.get_rank() % ranks  # ep is the fastest axis of the expert view
-    return sum(rows) - rows[me]
+def _rows_to(me: int, ranks: int, inner: int | None, hops: list[Hop]) -> dict[int, int]:
+    """Rank of the world -> rows this one sends it, there and back (ep is the fastest axis of the expert view)."""
+    place = me % ranks
+    group = list(range(me - place, me - place + ranks))
+    inner = inner or ranks
+    within = group[place // inner * inner :][:inner]
+    turns = [within] if inner == ranks else [within, group[place % inner :: inner]]
+    rows: dict[int, int] = {}
+    for n, hop in enumerate(hops):
+        for peer, out, back in zip(turns[n % len(turns)], hop.send, hop.receive, strict=True):
+            if peer != me:
+                rows[peer] = rows.get(peer, 0) + out + back
+    return rows
 
 
 def whole_stage(layout: Layout, trainer: Trainer) -> nn.Module:
@@ -112,8 +129,8 @@ def compare(place: Place, layout: Layout, out: Path) -> None:
     trainer.forward_backward(0)
     trainer.update(0)
     trainer.switch.end(0)
-    metered = {axis: lane.bytes for axis, lane in meter.readings.lanes.items()}
-    metered["a2a"] = meter.readings.a2a_bytes
+    metered: dict[str, Any] = {axis: lane.bytes for axis, lane in meter.readings.lanes.items()}
+    metered["a2a"] = {str(peer): sent for peer, sent in meter.readings.a2a_to.items()}
     (out / f"{place.rank}.json").write_text(json.dumps([expected(layout, trainer, routings), metered]))
     dist.destroy_process_group()
 

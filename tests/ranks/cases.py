@@ -28,6 +28,8 @@ DROPS, FULL, SELECTIVE = (
     ["knobs.recompute=selective"],
 )
 
+TWO_HOPS = ["grid.ep_method=hierarchical"]
+
 Script = dict[int, dict[str, Value]]
 """What an operator proposes while a step runs."""
 
@@ -162,6 +164,19 @@ CASES: dict[str, Case] = {
     "ep drops fp64": Case([*_alone("grid.dp_shard=2", "grid.ep=2"), *ADAMW, *DROPS], fp64=True),
     "ep over tp fp64": Case([*_alone("grid.tp=2", "grid.ep=2"), *SGD, *DROPS], fp64=True),
     "ep part fp64": Case([*_alone("grid.dp_shard=2", "grid.tp=2", "grid.ep=2"), *SGD, *DROPS], fp64=True),
+    "ep two hops drops fp64": Case(
+        [*_alone("grid.dp_shard=2", "grid.tp=2", "grid.ep=4"), *TWO_HOPS, *SGD, *DROPS], fp64=True
+    ),
+    "ep 8 two hops drops fp64": Case(
+        [*_alone("grid.dp_shard=8", "grid.ep=8"), *TWO_HOPS, "knobs.micro_batches=1", *SGD, *DROPS, *FULL],
+        fp64=True,
+        telling=False,
+    ),
+    "pp ep two hops fp64": Case(
+        [*_alone("grid.pp=2", "grid.dp_shard=4", "grid.ep=4", "grid.ep_inner=2"), *TWO_HOPS, *SGD],
+        fp64=True,
+        telling=False,
+    ),
 }
 
 TELLING = {name: case for name, case in CASES.items() if case.telling}

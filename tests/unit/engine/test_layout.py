@@ -36,6 +36,7 @@ def test_overrides_lie_over_the_file() -> None:
         ("grid.cp=2", "grid.cp = 2 is not legal; legal: 1"),
         ("grid.ep=3", "grid.ep = 3 does not divide model.moe.experts = 8"),
         ("grid.pp=5", "legal: 1 to 4"),
+        ("grid.ep_method=ring", "legal: direct, hierarchical"),
         ("train.stepz=3", "train.stepz is not a key of a layout; did you mean steps?"),
         ("train.zero=9", "train.zero = 9 is not legal; legal: 0, 1, 2, 3"),
         (
@@ -76,6 +77,19 @@ def test_a_wrong_value_gets_one_sentence(override: str, sentence: str) -> None:
         load(DEMO, [override])
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_hierarchical_all_to_all_needs_two_levels() -> None:
+    two_hops = "grid.ep_method=hierarchical"
+    assert load(DEMO, [two_hops]).ep_inner == 2
+    assert load(DEMO, ["grid.ep_inner=3"]).ep_inner is None  # of no use to the direct one
+    with pytest.raises(LayoutError, match=r"no two levels in grid.ep = 2; legal: direct"):
+        load(DEMO, [two_hops, "grid.ep=2"])
+    for inner in (1, 3, 4):
+        with pytest.raises(
+            LayoutError, match=f"grid.ep_inner = {inner} does not part grid.ep = 4 .* legal: 2$"
+        ):
+            load(DEMO, [two_hops, f"grid.ep_inner={inner}"])
 
 
 def test_none_is_a_word_where_a_choice_has_it() -> None:

@@ -89,6 +89,14 @@ class Grid:
             rank = rank * getattr(self, axis) + at.get(axis, 0)
         return rank
 
+    def groups(self, *axes: str) -> list[list[int]]:
+        """All ranks, grouped with those that differ along `axes` of the dense order alone; each group ascending."""
+        together: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.world):
+            at = self.coords(rank)
+            together.setdefault(tuple(at[axis] for axis in ORDER if axis not in axes), []).append(rank)
+        return list(together.values())
+
     def shown(self, rank: int) -> dict[str, int]:
         """The coordinates a person is shown, outermost first; `ep` follows from the others."""
         at = self.coords(rank)

@@ -80,7 +80,7 @@ class GridSizes(Struct, frozen=True):
     pp: Positive = 1
     dp_replicate: Positive = 1  # replicas of what dp_shard shards (HSDP)
     dp_shard: Positive = 1
-    cp: Literal[1] = 1
+    cp: Positive = 1
     tp: Positive = 1
     ep: Positive = 1
     ep_method: Literal["direct", "hierarchical"] = (
@@ -89,6 +89,7 @@ class GridSizes(Struct, frozen=True):
     ep_inner: Positive | None = (
         None  # of hierarchical: ep ranks of one node; absent = nearest to ep's square root
     )
+    cp_method: Literal["ulysses", "ring"] = "ring"  # what attention does over cp
 
 
 class Schedule(Struct, frozen=True):
@@ -270,13 +271,12 @@ def _legal(hint: Any) -> str:
 def _refusals(layout: Layout) -> typing.Iterator[str]:
     """Why the parts do not go together, one sentence each."""
     grid, model, train = layout.ranks, layout.model, layout.train
-    sharded = grid.tp * grid.cp
     data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
     divided = [  # what must divide, by what, and both by name
         ("grid.tp", grid.tp, "model.heads", model.heads),
         ("grid.tp", grid.tp, "model.kv_heads", model.kv),
         ("grid.tp", grid.tp, "model.vocab", model.vocab),
-        ("grid.tp", sharded, "model.seq_len", model.seq_len),
+        ("grid.tp", grid.tp, "model.seq_len", model.seq_len),
         ("model.heads", model.heads, "model.d_model", model.d_model),
         ("model.kv_heads", model.kv, "model.heads", model.heads),
         (data_axes, grid.dp, "train.global_batch", train.global_batch),
@@ -290,6 +290,8 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
             yield f"{divisor} = {n} does not divide {whole} = {total}; legal: {listed(divisors(total))}"
     if refusal := grid.refusal():
         yield refusal
+    if grid.cp > 1:
+        yield from _context_refusals(layout)
     if model.moe:
         for name, width in (("model.d_model", model.d_model), ("model.moe.d_expert", model.moe.d_expert)):
             if width % GEMM_ALIGN:
@@ -314,6 +316,8 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
             f"train.zero = 0 keeps every rank whole, but grid.dp_shard = {grid.dp_shard}; legal: 1, 2, 3, or "
             f"grid.dp_shard = 1 with grid.dp_replicate = {grid.dp} for replicas"
         )
+    if train.zero == 0 and grid.cp > 1:
+        yield f"train.zero = 0 keeps every rank whole, but grid.cp = {grid.cp} shards as dp_shard does; legal: 1, 2, 3"
     micro_batches = legal_micro_batches(layout)
     if not micro_batches:
         yield (
@@ -324,6 +328,25 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
         yield f"knobs.micro_batches = {layout.knobs.micro_batches} is not legal; legal: {listed(micro_batches)}"
     if not (layout.data.source == "stdlib" or layout.data.source.startswith("text:")):
         yield f"data.source = {layout.data.source!r} is not legal; legal: stdlib, text:GLOB"
+
+
+def _context_refusals(layout: Layout) -> typing.Iterator[str]:
+    """Over cp a sequence is cut head and tail, so each slice has two halves; Ulysses deals heads out to cp ranks."""
+    grid, model = layout.ranks, layout.model
+    pieces = 2 * grid.cp * grid.tp
+    if model.seq_len % pieces:
+        yield (
+            f"grid.cp = {grid.cp} cuts a sequence into 2 x cp x tp = {pieces} pieces, which do not divide "
+            f"model.seq_len = {model.seq_len}; legal: a multiple of {pieces}"
+        )
+    if layout.grid.cp_method == "ulysses":
+        heads, kv = model.heads // grid.tp, model.kv // grid.tp
+        fitting = [n for n in divisors(heads) if kv % n == 0 or n % kv == 0]
+        if grid.cp not in fitting:
+            yield (
+                f"grid.cp = {grid.cp} does not deal out the {heads} heads and {kv} kv_heads of a tensor rank evenly; "
+                f"legal: {listed(fitting)}, or cp_method = ring"
+            )
 
 
 def legal_micro_batches(layout: Layout) -> list[int]:

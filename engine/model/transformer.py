@@ -1,6 +1,7 @@
 """The transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU or experts; a stage is a run of its layers.
 
-Shapes: B sequences, s = S/tp tokens of this rank's slice, S tokens of a sequence, D model, H heads, C head width.
+Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp of its own slice,
+D model, H heads, C head width.
 Parameter names carry global layer numbers, so a stage's state is a part of the whole model's.
 """
 
@@ -46,24 +47,25 @@ def rotate(x_BHSC: Tensor, table: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention; heads are split over tp."""
+    """Causal grouped-query attention; heads are split over tp, the sequence over cp."""
 
     def __init__(self, weights: Weights, name: str, model: Model, out_std: float):
         super().__init__()
-        self.tp, self.head_dim = weights.tp, model.head_dim
+        self.tp, self.context, self.head_dim = weights.tp, weights.context, model.head_dim
         D, C = model.d_model, model.head_dim
         self.q = weights.sharded(f"{name}.q", (model.heads * C, D), 0.02, 0)
         self.k = weights.sharded(f"{name}.k", (model.kv * C, D), 0.02, 0)
         self.v = weights.sharded(f"{name}.v", (model.kv * C, D), 0.02, 0)
         self.o = weights.sharded(f"{name}.o", (D, model.heads * C), out_std, 1)
-        self.register_buffer("rope", rope_table(model.seq_len, C, model.rope_theta), persistent=False)
+        table = rope_table(model.seq_len, C, model.rope_theta)[:, self.context.positions(model.seq_len)]
+        self.register_buffer("rope", table, persistent=False)
         self.rope: Tensor
 
     def forward(self, x_BsD: Tensor) -> Tensor:
         x_BSD = self.tp.gather_sequence(x_BsD)
         q, k, v = (self._heads(F.linear(x_BSD, local(weight))) for weight in (self.q, self.k, self.v))
         q, k = rotate(q, self.rope), rotate(k, self.rope)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        out = self.context.attend(q, k, v)
         return self.tp.scatter_sequence(F.linear(out.transpose(1, 2).flatten(2), local(self.o)))
 
     def _heads(self, x_BSX: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ wait up to 5 times less (docs/measurements.md), so that form is taken there; NCC
 Shapes: B sequences, S tokens of a slice, D model. Axes of size 1 communicate nothing and cost nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +28,13 @@ class Started:
     axis: "Axis"
     kind: str
     sent_bytes: int
-    work: dist.Work | None
+    works: Sequence[dist.Work]
 
     def wait(self) -> None:
-        if self.work is not None:
+        if self.works:
             with self.axis.meter.collective(self.axis.name, self.kind, self.sent_bytes):
-                self.work.wait()
+                for work in self.works:
+                    work.wait()
 
 
 class Axis:
@@ -103,7 +105,7 @@ class Axis:
         return out
 
     def exchange(self, x: Tensor) -> Tensor:
-        """Row p of [P, ...] to rank p; row p of the result came from p. For counts, so that both sides can size."""
+        """Row p of [P, ...] to rank p; row p of the result came from p."""
         if self.size == 1:
             return x
         x = x.contiguous()
@@ -115,17 +117,28 @@ class Axis:
     def start_broadcast(self, x: Tensor, root: int) -> Started:
         """`x` of group rank `root` into everybody's `x`, without waiting."""
         if self.size == 1:
-            return Started(self, "broadcast", 0, None)
+            return Started(self, "broadcast", 0, ())
         work = dist.broadcast(x, group_src=root, group=self.group, async_op=True)
-        return Started(self, "broadcast", x.nbytes if self.rank == root else 0, work)
+        return Started(self, "broadcast", x.nbytes if self.rank == root else 0, (work,))
 
     def start_gather(self, x: Tensor, root: int) -> tuple[Started, list[Tensor]]:
         """`x` of every rank to `root`, without waiting; the rows are there, on the root alone, once awaited."""
         if self.size == 1:
-            return Started(self, "gather", 0, None), [x]
+            return Started(self, "gather", 0, ()), [x]
         rows = [torch.empty_like(x) for _ in range(self.size)] if self.rank == root else []
         work = dist.gather(x, rows or None, group_dst=root, group=self.group, async_op=True)
-        return Started(self, "gather", 0 if self.rank == root else x.nbytes, work), rows
+        return Started(self, "gather", 0 if self.rank == root else x.nbytes, (work,)), rows
+
+    def start_ring(self, x: Tensor) -> tuple[Started, Tensor]:
+        """`x` to the next rank, without waiting; what the rank before sends is there once awaited."""
+        x = x.contiguous()
+        coming = torch.empty_like(x)
+        to, source = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        operations = [
+            dist.P2POp(dist.isend, x, group=self.group, group_peer=to),
+            dist.P2POp(dist.irecv, coming, group=self.group, group_peer=source),
+        ]
+        return Started(self, "ring", x.nbytes, dist.batch_isend_irecv(operations)), coming
 
     # --------------------------------------------------------------------------------- gradients pass through these
 
@@ -140,6 +153,10 @@ class Axis:
     def route(self, x_TD: Tensor, send: list[int], receive: list[int]) -> Tensor:
         """`all_to_all` whose backward routes the gradients back."""
         return x_TD if self.size == 1 else _call(_Route, x_TD, self, send, receive)
+
+    def swap(self, x: Tensor) -> Tensor:
+        """`exchange` of [P, ...] whose backward brings the gradients back."""
+        return x if self.size == 1 else _call(_Swap, x, self)
 
 
 def _call(function: Any, *args: Any) -> Tensor:
@@ -193,3 +210,15 @@ class _Route(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         with ctx.axis.meter.in_layer(ctx.layer):
             return ctx.axis.all_to_all(grad.contiguous(), ctx.receive, ctx.send), None, None, None
+
+
+class _Swap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
+        ctx.axis, ctx.layer = axis, axis.meter.layer
+        return axis.exchange(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        with ctx.axis.meter.in_layer(ctx.layer):
+            return ctx.axis.exchange(grad), None

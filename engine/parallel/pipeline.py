@@ -1,6 +1,6 @@
 """The pipeline axis: torch's schedules over one metered stage per rank, or a plain loop where there is one stage.
 
-Shapes: B sequences of a micro-batch, S tokens of a sequence, s = S/tp, D model, V vocabulary.
+Shapes: B sequences of a micro-batch, S tokens of a cp slice, s = S/tp, D model, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -120,10 +120,11 @@ class _Scheduled:
         self._meter = meter
         model, B = layout.model, layout.local_batch // micro_batches
         # Static shapes: torch's own inference runs the module on garbage, and tensor ranks would route differently.
-        tokens = torch.empty(B, model.seq_len, dtype=torch.int64, device="meta")
-        slice_, share = model.seq_len // world.tp.size, model.vocab // world.tp.size
+        S = model.seq_len // world.cp.size
+        tokens = torch.empty(B, S, dtype=torch.int64, device="meta")
+        slice_, share = S // world.tp.size, model.vocab // world.tp.size
         hidden = torch.empty(B, slice_, model.d_model, device="meta", requires_grad=True)
-        logits = torch.empty(B, model.seq_len, share, device="meta", requires_grad=True)
+        logits = torch.empty(B, S, share, device="meta", requires_grad=True)
         self._first = world.at["pp"] == 0
         self._last = world.at["pp"] == world.pp.size - 1
         metered = MeteredStage(

@@ -1,7 +1,8 @@
 """Tensor parallelism with the sequence sharded too: parameters, the embedding and the loss over a sharded vocabulary.
 
-Between blocks a rank holds S/tp tokens of each sequence. Attention and dense MLP gather the sequence, multiply by a
-column shard, then by a row shard, and scatter the partial sums back (Korthikanti et al. 2022).
+Between blocks a rank holds S/tp tokens of each sequence (of its cp slice, where there is cp). Attention and dense MLP
+gather the sequence, multiply by a column shard, then by a row shard, and scatter the partial sums back (Korthikanti et
+al. 2022).
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from engine.parallel.comm import Axis
+from engine.parallel.context import Context
 from engine.parallel.sequence import Slices
 
 
@@ -49,10 +51,12 @@ class Weights:
         tp_mesh: DeviceMesh | None = None,
         ep_mesh: DeviceMesh | None = None,
         ep_hops: Sequence[Axis] | None = None,  # how rows travel the ep axis; absent = directly
+        context: Context | None = None,  # how a sequence is cut over cp; absent = not at all
     ):
         self.seed, self.tp, self.ep = seed, tp, ep
-        self.slices = Slices(tp)
         self.ep_hops = ([ep] if ep.size > 1 else []) if ep_hops is None else ep_hops
+        self.context = context or Context.whole(tp)
+        self.slices = Slices(self.context.sequence, self.context.cp.size)
         self._tp_mesh, self._ep_mesh = tp_mesh, ep_mesh
 
     def replicated(self, name: str, shape: tuple[int, ...], std: float) -> nn.Parameter:

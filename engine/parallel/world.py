@@ -24,6 +24,11 @@ class World:
         self.dp = Axis("dp", _group(self.dense, "fsdp"), meter)
         self.replicas = Axis("dp", _group(self.dense, "dp_replicate"), meter)
         self.tp = Axis("tp", _group(self.dense, "tp"), meter)
+        self.cp = Axis("cp", _beside(grid, "cp"), meter)
+        # All ranks that share a sequence. What a router gathers over both cuts at once is metered as cp.
+        self.sequence = self.cp if grid.cp > 1 else self.tp
+        if grid.cp > 1 and grid.tp > 1:
+            self.sequence = Axis("cp", _beside(grid, "cp", "tp"), meter)
         self.ep = Axis("ep", _group(self.expert, "ep"), meter)
         self.ep_hops = [self.ep] if grid.ep > 1 else []
         if ep_inner is not None:
@@ -37,3 +42,12 @@ class World:
 
 def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
     return mesh.get_group(axis) if mesh[axis].size() > 1 else None
+
+
+def _beside(grid: Grid, *axes: str) -> dist.ProcessGroup | None:
+    """Of the ranks that differ along `axes` alone: cp is a part of the meshes' fsdp dimension."""
+    groups = grid.groups(*axes)
+    if len(groups[0]) == 1:
+        return None
+    mine: dist.ProcessGroup = dist.new_subgroups_by_enumeration(groups)[0]  # type: ignore[no-untyped-call]
+    return mine

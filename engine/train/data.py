@@ -11,15 +11,18 @@ from engine.corpus import Corpus
 
 
 class Samples:
-    """Random windows of a corpus: [sequences, seq_len + 1] bytes as token ids."""
+    """Random windows of a corpus, bytes as token ids; of each window, the tokens at `positions` (all if left out)."""
 
-    def __init__(self, corpus: Corpus, seq_len: int, global_batch: int, seed: int):
+    def __init__(
+        self, corpus: Corpus, seq_len: int, global_batch: int, seed: int, positions: Tensor | None = None
+    ):
         self._corpus, self._seq_len, self._global_batch, self._seed = corpus, seq_len, global_batch, seed
+        self._positions = np.arange(seq_len) if positions is None else positions.numpy()
 
     def batch(self, step: int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets [count, S] of the step's sequences `first` to `first + count`."""
+        """Inputs and targets [count, positions] of the step's sequences `first` to `first + count`."""
         rng = np.random.Generator(np.random.Philox(key=self._seed, counter=step << 64))
         starts = rng.integers(0, len(self._corpus) - self._seq_len - 1, self._global_batch)
-        windows = starts[first : first + count, None] + np.arange(self._seq_len + 1)
-        tokens = torch.from_numpy(self._corpus[windows].astype(np.int64))
-        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        at = starts[first : first + count, None] + self._positions
+        inputs, targets = self._corpus[at].astype(np.int64), self._corpus[at + 1].astype(np.int64)
+        return torch.from_numpy(inputs), torch.from_numpy(targets)

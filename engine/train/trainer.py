@@ -14,6 +14,7 @@ from engine.layout import Layout
 from engine.meter import Meter
 from engine.model.dials import Dials
 from engine.model.transformer import Stage, split_layers
+from engine.parallel.context import Context
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.sharded import shard, sum_over_replicas, sum_over_tp
 from engine.parallel.tensor import Weights, cross_entropy
@@ -61,15 +62,16 @@ class Trainer:
         grid, model, train = layout.ranks, layout.model, layout.train
         self.world = world = World(grid, meter, ep_inner=layout.ep_inner)
         self.dials = Dials.of(layout)
-        weights = Weights(
-            layout.run.seed, world.tp, world.ep, world.dense["tp"], world.expert["ep"], world.ep_hops
-        )
+        context = Context(world.cp, world.sequence, layout.grid.cp_method)
+        meshes = world.dense["tp"], world.expert["ep"]
+        weights = Weights(layout.run.seed, world.tp, world.ep, *meshes, world.ep_hops, context)
         layers = split_layers(model.layers, grid.pp)[world.at["pp"]]
         self.stages = [Stage(weights, model, layers, self.dials, meter)]
         for stage in self.stages:
             shard(stage, world, train.zero)
         corpus = read_corpus(layout) if corpus is None else corpus
-        self.samples = Samples(corpus, model.seq_len, train.global_batch, layout.run.seed)
+        positions = context.positions(model.seq_len)
+        self.samples = Samples(corpus, model.seq_len, train.global_batch, layout.run.seed, positions)
         self.pipeline = Pipeline(layout, self.stages[0], world, meter, self._loss_of)
         self.optimizer = make_optimizer(self.stages, train)
         self.norm = GradientNorm(self.stages, world)
@@ -179,7 +181,7 @@ class Trainer:
 
     def _record(self, measured: Measured, known: Known) -> None:
         """This rank's own record of the step."""
-        readings = self.meter.readings
+        readings, grid = self.meter.readings, self.world.grid
         pp = self.world.pp.size
         mean = {kind: readings.busy(kind) / known.micro_batches for kind in "FB"}
         own_bound = bubble(self.layout.schedule.name, known.micro_batches, [mean["F"]] * pp, [mean["B"]] * pp)
@@ -191,7 +193,7 @@ class Trainer:
             revision=known.revision,
             step_ms=measured.step_s * 1e3,
             phases={name: seconds * 1e3 for name, seconds in phases.items()},
-            tokens=self.layout.local_batch * self.layout.model.seq_len,
+            tokens=self.layout.local_batch * self.layout.model.seq_len // grid.cp,
             comm={
                 axis: Traffic(lane.bytes, lane.ms, lane.exposed_ms) for axis, lane in readings.lanes.items()
             },
@@ -203,7 +205,7 @@ class Trainer:
         )
         self.agent.send(record)
         self._on_step(record)
-        one_per_stage = self.world.at["dp"] == self.world.at["tp"] == 0
+        one_per_stage = not any(self.world.at[axis] for axis in ("dp", "cp", "tp"))
         if one_per_stage and self._due(Timeline):
             actions = [
                 Action(span.kind, span.micro_batch, span.start * 1e3, span.end * 1e3)

@@ -23,7 +23,7 @@ from engine.parallel.sharded import is_expert, replicated_over_tp, shard_of
 from engine.parallel.tensor import Weights
 from engine.place import Place
 from engine.train.trainer import Trainer
-from tests.ranks.cases import DROPS, FULL, LAYOUT, SELECTIVE, SMALL, TWO_HOPS
+from tests.ranks.cases import DROPS, FULL, LAYOUT, SELECTIVE, SMALL, TWO_HOPS, ULYSSES
 
 CASES = {
     "demo": ["train.steps=1"],
@@ -43,6 +43,9 @@ CASES = {
         *FULL,
     ],
     "pp": [*SMALL, "grid.pp=2", "model.layers=3"],
+    "pp cp tp ring": [*SMALL, "grid.pp=2", "grid.cp=2", "grid.tp=2", "grid.ep=4", *SELECTIVE],
+    "cp ulysses": [*SMALL, "grid.cp=4", "grid.ep=2", *ULYSSES, *FULL],
+    "dp cp ring": [*SMALL, "grid.dp_shard=2", "grid.cp=2", "grid.ep=4"],
 }
 
 
@@ -50,8 +53,8 @@ def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[
     """Bytes by axis of this rank in one step, after docs/bytes.md."""
     model, grid, world = layout.model, layout.ranks, trainer.world
     m = trainer.pipeline.plan.micro_batches
-    b, S, D = layout.local_batch // m, model.seq_len, model.d_model
-    t, f, e, W = grid.tp, grid.fsdp, grid.ep, grid.world
+    t, c, f, e, W = grid.tp, grid.cp, grid.fsdp, grid.ep, grid.world
+    b, S, D = layout.local_batch // m, model.seq_len // c, model.d_model
     first, last = world.at["pp"] == 0, world.at["pp"] == grid.pp - 1
     recompute = trainer.dials.recompute
     blocks = [module for module in trainer.stages[0].modules() if isinstance(module, Block)]
@@ -61,11 +64,21 @@ def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[
     X = (t - 1) * b * (S // t) * D * 4
     attention = {"none": 4, "selective": 5, "full": 6}[recompute]
     dense = {"none": 4, "selective": 4, "full": 5}[recompute]
-    tp = m * (len(blocks) * attention * X + (len(blocks) - moe) * dense * X + moe * (t - 1) * b * E * 4)
+    tp = m * (len(blocks) * attention * X + (len(blocks) - moe) * dense * X)
+    counts = m * moe * b * E * 4
+    tp += counts * (t - 1) if c == 1 else 0
     tp += m * (first * 2 * X + last * (2 * X + (t - 1) * 3 * b * S * 4))
     if t > 1:
         r = sum(shard_of(p).numel() for p in replicated_over_tp(trainer.stages))
         tp += 2 * (t - 1) * r * 4 // t
+
+    again = recompute != "none"
+    H, G, C = model.heads // t, model.kv // t, model.head_dim
+    if layout.grid.cp_method == "ulysses":
+        attended = (2 + again) * (c - 1) * b * (2 * H // c + 2 * max(G // c, 1)) * S * C * 4
+    else:
+        attended = (3 + again) * (c - 1) * 2 * b * G * S * C * 4
+    cp = m * len(blocks) * attended + (counts * 2 * (c * t - 1) if c > 1 else 0)
 
     pp = m * ((not last) + (not first)) * b * (S // t) * D * 4
 
@@ -89,7 +102,7 @@ def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[
     ep = sum(a2a.values()) + m * moe * sum((n - 1) * E * 8 // n for n in hops)
 
     control = (W - 1) * 4 + (24 if world.rank == 0 else 0) if W > 1 else 0
-    return {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": 0, "control": control, "a2a": a2a}
+    return {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp, "control": control, "a2a": a2a}
 
 
 def _rows_to(me: int, ranks: int, inner: int | None, hops: list[Hop]) -> dict[int, int]:

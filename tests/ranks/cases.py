@@ -27,6 +27,7 @@ DROPS, FULL, SELECTIVE = (
     ["knobs.recompute=full"],
     ["knobs.recompute=selective"],
 )
+ULYSSES = ["grid.cp_method=ulysses"]
 
 TWO_HOPS = ["grid.ep_method=hierarchical"]
 
@@ -176,6 +177,13 @@ CASES: dict[str, Case] = {
         [*_alone("grid.pp=2", "grid.dp_shard=4", "grid.ep=4", "grid.ep_inner=2"), *TWO_HOPS, *SGD],
         fp64=True,
         telling=False,
+    ),
+    "cp ring fp64": Case([*_alone("grid.cp=2"), *SGD, *SELECTIVE], fp64=True),
+    "cp ulysses fp64": Case([*_alone("grid.cp=2", *ULYSSES), *SGD, *FULL], fp64=True, telling=False),
+    "cp 4 ring drops fp64": Case([*_alone("grid.cp=4"), *SGD, *DROPS, *FULL], fp64=True, telling=False),
+    "cp 4 ulysses drops fp64": Case([*_alone("grid.cp=4", *ULYSSES), *SGD, *DROPS], fp64=True),
+    "mix pp cp tp ep drops fp64": Case(
+        [*_alone("grid.pp=2", "grid.cp=2", "grid.tp=2", "grid.ep=4"), *SGD, *DROPS, *SELECTIVE], fp64=True
     ),
 }
 

@@ -155,7 +155,7 @@ def as_laid_out(place: Place, layout: Layout, script: Script, out: Path) -> None
         trainer.switch.end(step)
     trace.knobs = trainer.board.values
     at = trainer.world.at
-    if at["dp"] == at["tp"] == 0:
+    if at["dp"] == at["cp"] == at["tp"] == 0:
         torch.save(trace, out / f"stage{at['pp']}.pt")
     dist.destroy_process_group()
 

@@ -53,6 +53,13 @@ def test_refusals_name_the_numbers(sizes: dict[str, int], refusal: str | None) -
     assert said is None if refusal is None else refusal in str(said)
 
 
+def test_groups_differ_along_their_axes_alone() -> None:
+    grid = Grid(pp=2, dp_shard=1, cp=2, tp=2)
+    assert grid.groups("cp") == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert grid.groups("cp", "tp") == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert grid.name(6) == "pp1 dp0 cp1 tp0"
+
+
 def test_the_demo_by_hand() -> None:
     grid = Grid(pp=2, dp_shard=2, tp=2, ep=4)
     assert grid.world == 8 and grid.efsdp == 1

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from engine.grid import ORDER, Grid, divisors, listed
+from engine.planner.stages import SCHEDULES, accepts, fewest
 
 LARGEST = 2**31 - 1  # no size of a run is larger, and arithmetic on sizes stays quick
 GEMM_ALIGN = 4  # rows of fp32 must begin at multiples of 16 bytes
@@ -93,7 +94,8 @@ class GridSizes(Struct, frozen=True):
 
 
 class Schedule(Struct, frozen=True):
-    name: Literal["gpipe", "1f1b"] = "1f1b"
+    name: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    virtual_stages: Positive | None = None  # of a rank; absent = the fewest that the schedule takes
 
 
 class Train(Struct, frozen=True):
@@ -150,6 +152,15 @@ class Layout(Struct, frozen=True, kw_only=True):
     def local_batch(self) -> int:
         """Sequences a data-parallel rank works on in one step."""
         return self.train.global_batch // self.ranks.dp
+
+    @property
+    def virtual_stages(self) -> int:
+        """Stages that a rank holds."""
+        return self.schedule.virtual_stages or SCHEDULES[self.schedule.name].virtual_stages or 2
+
+    @property
+    def stages(self) -> int:
+        return self.grid.pp * self.virtual_stages
 
     def digest(self) -> str:
         """Equal for ranks that train the same model on the same data; steps, names and start values do not count."""
@@ -300,8 +311,7 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
         yield f"model.d_model / model.heads = {model.head_dim} is odd; RoPE turns pairs, so legal: an even number"
     if model.vocab < BYTES:
         yield f"model.vocab = {model.vocab} is too small for byte tokens; legal: from {BYTES} on"
-    if grid.pp > model.layers:
-        yield f"grid.pp = {grid.pp} is more stages than model.layers = {model.layers}; legal: 1 to {model.layers}"
+    yield from _pipeline_refusals(layout)
     if model.moe and model.moe.top_k > model.moe.experts:
         yield f"model.moe.top_k = {model.moe.top_k} is more than experts; legal: 1 to {model.moe.experts}"
     if not model.moe and grid.ep > 1:
@@ -318,14 +328,6 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
         )
     if train.zero == 0 and grid.cp > 1:
         yield f"train.zero = 0 keeps every rank whole, but grid.cp = {grid.cp} shards as dp_shard does; legal: 1, 2, 3"
-    micro_batches = legal_micro_batches(layout)
-    if not micro_batches:
-        yield (
-            f"train.global_batch = {train.global_batch} gives each of {grid.dp} data ranks {layout.local_batch} "
-            f"sequences, too few for {grid.pp} stages; legal: a multiple of {grid.dp * grid.pp}"
-        )
-    elif layout.knobs.micro_batches not in micro_batches:
-        yield f"knobs.micro_batches = {layout.knobs.micro_batches} is not legal; legal: {listed(micro_batches)}"
     if not (layout.data.source == "stdlib" or layout.data.source.startswith("text:")):
         yield f"data.source = {layout.data.source!r} is not legal; legal: stdlib, text:GLOB"
 
@@ -349,7 +351,34 @@ def _context_refusals(layout: Layout) -> typing.Iterator[str]:
             )
 
 
-def legal_micro_batches(layout: Layout) -> list[int]:
-    """Divisors of the local batch that the schedule accepts: 1F1B needs at least as many as stages."""
-    least = layout.grid.pp if layout.schedule.name == "1f1b" else 1
-    return [m for m in divisors(layout.local_batch) if m >= least] if layout.local_batch else []
+def _pipeline_refusals(layout: Layout) -> typing.Iterator[str]:
+    pp, name, layers = layout.grid.pp, layout.schedule.name, layout.model.layers
+    kind, given = SCHEDULES[name], layout.schedule.virtual_stages
+    if given and (given < 2 if kind.virtual_stages is None else given != kind.virtual_stages):
+        legal = kind.virtual_stages or "from 2 on"
+        yield f"schedule.virtual_stages = {given} does not suit schedule.name = {name}; legal: {legal}"
+    if pp == 1 and kind.virtual_stages != 1:
+        yield f"schedule.name = {name} needs a pipeline, but grid.pp = 1; legal: gpipe, 1f1b, or grid.pp from 2 on"
+    if pp > layers:
+        yield f"grid.pp = {pp} is more stages than model.layers = {layers}; legal: 1 to {layers}"
+    elif layout.stages > layers:
+        yield (
+            f"grid.pp = {pp} x {layout.virtual_stages} virtual stages of schedule.name = {name} are more stages than "
+            f"model.layers = {layers}; legal: a product of at most {layers}"
+        )
+    micro_batches = legal_micro_batches(layout, name)
+    if not micro_batches:
+        dp, least = layout.ranks.dp, fewest(name, pp, layout.virtual_stages)
+        yield (
+            f"train.global_batch = {layout.train.global_batch} gives each of {dp} data ranks {layout.local_batch} "
+            f"sequences, too few for {layout.stages} stages; legal: a multiple of {dp * least}"
+        )
+    elif layout.knobs.micro_batches not in micro_batches:
+        yield f"knobs.micro_batches = {layout.knobs.micro_batches} is not legal; legal: {listed(micro_batches)}"
+
+
+def legal_micro_batches(layout: Layout, schedule: str) -> list[int]:
+    """Divisors of the local batch that `schedule` accepts over the layout's partition."""
+    pp, virtual = layout.grid.pp, layout.virtual_stages
+    ways = divisors(layout.local_batch) if layout.local_batch else []
+    return [m for m in ways if accepts(schedule, pp, virtual, m)]

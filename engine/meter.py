@@ -10,10 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+
+Kind = Literal["F", "B", "I", "W"]
+"""Forward, backward, and its two parts where a schedule runs them apart: input gradients, weight gradients."""
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+DOING: dict[Kind, str] = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
 
 AXES = ("dp", "tp", "pp", "ep", "cp", "control")
 
@@ -34,7 +40,8 @@ class Lane:
 class Span:
     """One pipeline action, in seconds since the pipeline window opened."""
 
-    kind: Literal["F", "B"]
+    kind: Kind
+    stage: int
     micro_batch: int
     start: float
     end: float
@@ -49,7 +56,7 @@ class Readings:
     lanes: dict[str, Lane] = field(default_factory=lambda: {axis: Lane() for axis in AXES})
     phases: dict[str, float] = field(default_factory=dict)  # seconds
     spans: list[Span] = field(default_factory=list)
-    window: float = 0.0  # seconds the pipeline was open
+    waited: float = 0.0  # seconds asleep between actions: on a pipeline neighbour
     a2a_to: dict[int, int] = field(default_factory=dict)  # rank of the world -> all-to-all bytes sent to it
     load: Tensor = field(init=False)  # [layer, expert], (token, expert) pairs routed from this rank's tokens
     dropped: Tensor = field(init=False)  # [layer], of those the pairs over capacity
@@ -62,14 +69,19 @@ class Readings:
     def a2a_bytes(self) -> int:
         return sum(self.a2a_to.values())
 
-    def busy(self, kind: str) -> float:
-        """Seconds in actions of `kind`."""
-        return sum(span.end - span.start for span in self.spans if span.kind == kind)
+    def busy(self, *kinds: Kind) -> float:
+        """Seconds in actions, of `kinds` if any are given."""
+        return sum(span.end - span.start for span in self.spans if not kinds or span.kind in kinds)
+
+    @property
+    def window(self) -> float:
+        """Seconds from the pipeline's opening to the end of its last action."""
+        return max((span.end for span in self.spans), default=0.0)
 
     @property
     def bubble(self) -> float:
         """Share of the pipeline window in which this rank ran no action, 0..1."""
-        return max(0.0, 1.0 - (self.busy("F") + self.busy("B")) / self.window) if self.window else 0.0
+        return max(0.0, 1.0 - self.busy() / self.window) if self.spans else 0.0
 
 
 class Meter:
@@ -84,6 +96,7 @@ class Meter:
         self.layer: int | None = None
         self._micro_batch: int | None = None
         self._opened = 0.0
+        self._awake = 0.0  # the sleep clock when the last action ended
 
     @property
     def doing(self) -> tuple[int, str, float]:
@@ -130,9 +143,10 @@ class Meter:
             text += f", micro-batch {self._micro_batch}"
         before = self._doing[0]
         self.at(text)
-        start = time.perf_counter()
+        start, slept = time.perf_counter(), _slept()
         yield
         ms = (time.perf_counter() - start) * 1e3
+        self._awake += _slept() - slept  # between two actions, but not for the pipeline
         lane = self.readings.lanes[axis]
         lane.bytes += sent_bytes
         lane.ms += ms
@@ -149,30 +163,23 @@ class Meter:
 
     @contextmanager
     def pipeline(self) -> Iterator[None]:
-        """The window in which a step's micro-batches run; time in it outside actions is bubble."""
-        self._opened = time.perf_counter()
+        """The window in which a step's micro-batches run, up to its last action; time in it outside actions is idle."""
+        self._opened, self._awake = time.perf_counter(), _slept()
         yield
-        self.close_pipeline()
-
-    def close_pipeline(self) -> None:
-        """The last action is over: what follows (gradient reduction) is no longer the pipeline's."""
-        readings = self.readings
-        if not readings.window:
-            readings.window = time.perf_counter() - self._opened
-            busy = sum(span.end - span.start for span in readings.spans)
-            lane = readings.lanes["pp"]
-            if lane.bytes:  # one stage alone waits for nobody
-                lane.ms = lane.exposed_ms = (readings.window - busy) * 1e3
+        lane = self.readings.lanes["pp"]
+        lane.ms = lane.exposed_ms = self.readings.waited * 1e3
 
     @contextmanager
-    def action(self, kind: Literal["F", "B"], micro_batch: int) -> Iterator[None]:
+    def action(self, kind: Kind, stage: int, micro_batch: int) -> Iterator[None]:
         self._micro_batch = micro_batch
-        name = {"F": "forward", "B": "backward"}[kind]
-        self.at(f"{name}, micro-batch {micro_batch}")
+        self.at(f"{DOING[kind]}, micro-batch {micro_batch}")
+        self.readings.waited += _slept() - self._awake
         start = time.perf_counter()
         yield
         end = time.perf_counter()
-        self.readings.spans.append(Span(kind, micro_batch, start - self._opened, end - self._opened))
+        self._awake = _slept()
+        span = Span(kind, stage, micro_batch, start - self._opened, end - self._opened)
+        self.readings.spans.append(span)
         self._micro_batch = None
 
     @contextmanager
@@ -180,6 +187,7 @@ class Meter:
         """What the schedule does outside the action it belongs to: the loss after the last stage's forward."""
         self.at("loss")
         yield
+        self._awake = _slept()
         self.readings.spans[-1].end = time.perf_counter() - self._opened
 
     # ------------------------------------------------------------------------------------------- routing
@@ -188,3 +196,8 @@ class Meter:
         """Count one micro-batch's routing at `layer`; called once per logical forward."""
         self.readings.load[layer] += load_E
         self.readings.dropped[layer] += dropped
+
+
+def _slept() -> float:
+    """A clock that runs while this thread sleeps, seconds: between actions a rank sleeps in sends and receives only."""
+    return time.perf_counter() - time.thread_time()

@@ -1,27 +1,39 @@
-"""The pipeline axis: torch's schedules over one metered stage per rank, or a plain loop where there is one stage.
+"""The pipeline axis: torch's schedules over this rank's metered stages, or a plain loop where there is one stage.
 
 Shapes: B sequences of a micro-batch, S tokens of a cp slice, s = S/tp, D model, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 
 from engine.layout import Layout
 from engine.meter import Meter
 from engine.model.transformer import Stage
 from engine.parallel.world import World
+from engine.planner.schedule import Clock
+from engine.planner.stages import stages_of
 
-SCHEDULES: dict[str, type[PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+SCHEDULES: dict[str, Callable[..., Any]] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+}
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
 """(logits [B, S, V/tp], targets [B, S]) -> the micro-batch's share of the step's loss."""
+
+WAITING = "waiting for a pipeline neighbour"
 
 
 class MeteredStage(PipelineStage):
@@ -32,15 +44,22 @@ class MeteredStage(PipelineStage):
         self._meter = meter
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with self._meter.action("F", fwd_chunk_id):
+        with self._meter.action("F", self.stage_index, fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        self._meter.at("waiting for a pipeline neighbour")
+        self._meter.at(WAITING)
         return output
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
-        with self._meter.action("B", bwd_chunk_id):
-            super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-        self._meter.at("waiting for a pipeline neighbour")
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        with self._meter.action("B" if full_backward else "I", self.stage_index, bwd_chunk_id):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        self._meter.at(WAITING)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        with self._meter.action("W", self.stage_index, bwd_chunk_id):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        self._meter.at(WAITING)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._metered(super().get_fwd_send_ops(fwd_chunk_id))
@@ -49,7 +68,6 @@ class MeteredStage(PipelineStage):
         return self._metered(super().get_bwd_send_ops(bwd_chunk_id))
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        self._meter.close_pipeline()
         with self._meter.phase("reduce"):
             super().perform_reduce_grad(grad_scale_factor)
 
@@ -64,22 +82,33 @@ class Pipeline:
     `prepare` builds a schedule for another micro-batch count (1.5-5 ms); assigning `plan` puts it in force.
     """
 
-    def __init__(self, layout: Layout, stage: Stage, world: World, meter: Meter, loss_of: LossOf):
-        self._layout, self._stage, self._world, self._meter = layout, stage, world, meter
+    def __init__(self, layout: Layout, stages: Sequence[Stage], world: World, meter: Meter, loss_of: LossOf):
+        self._layout, self._stages, self._world, self._meter = layout, stages, world, meter
         self._loss_of = loss_of
-        self.plan = self.prepare(layout.knobs.micro_batches)
+        self.plan = self.prepare(layout.schedule.name, layout.knobs.micro_batches)
 
-    def prepare(self, micro_batches: int) -> "Plan":
+    def prepare(self, schedule: str, micro_batches: int) -> "Plan":
         if self._world.pp.size == 1:
-            return _Loop(self._layout, self._stage, self._meter, self._loss_of, micro_batches)
-        return _Scheduled(self._layout, self._stage, self._world, self._meter, self._loss_of, micro_batches)
+            return _Loop(self._layout, self._stages[0], self._meter, self._loss_of, schedule, micro_batches)
+        return _Scheduled(
+            self._layout, self._stages, self._world, self._meter, self._loss_of, schedule, micro_batches
+        )
 
 
 class _Loop:
     """One stage: micro-batch after micro-batch. ZeRO 2 and 3 reduce gradients at each, 0 and 1 at the last."""
 
-    def __init__(self, layout: Layout, stage: Stage, meter: Meter, loss_of: LossOf, micro_batches: int):
+    def __init__(
+        self,
+        layout: Layout,
+        stage: Stage,
+        meter: Meter,
+        loss_of: LossOf,
+        schedule: str,
+        micro_batches: int,
+    ):
         self.micro_batches = micro_batches
+        self.clock = Clock(schedule, 1, 1, micro_batches)
         self._stage, self._meter, self._loss_of = stage, meter, loss_of
         self._zero = layout.train.zero
 
@@ -96,27 +125,29 @@ class _Loop:
                 stage.set_is_last_backward(last)
                 stage.set_requires_gradient_sync(last or self._zero >= 2)
                 stage.set_reshard_after_backward(last or self._zero == 3)
-                with meter.action("F", n):
+                with meter.action("F", 0, n):
                     loss = self._loss_of(stage(tokens), targets)
-                with meter.action("B", n):
+                with meter.action("B", 0, n):
                     loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
         return total
 
 
 class _Scheduled:
-    """Several stages under one of torch's schedules, which reduces gradients once, after the last micro-batch."""
+    """Several stages under one of torch's schedules; it reduces a stage's gradients once, after its last backward."""
 
     def __init__(
         self,
         layout: Layout,
-        stage: Stage,
+        stages: Sequence[Stage],
         world: World,
         meter: Meter,
         loss_of: LossOf,
+        schedule: str,
         micro_batches: int,
     ):
         self.micro_batches = micro_batches
+        self.clock = Clock(schedule, world.pp.size, layout.virtual_stages, micro_batches)
         self._meter = meter
         model, B = layout.model, layout.local_batch // micro_batches
         # Static shapes: torch's own inference runs the module on garbage, and tensor ranks would route differently.
@@ -125,20 +156,27 @@ class _Scheduled:
         slice_, share = S // world.tp.size, model.vocab // world.tp.size
         hidden = torch.empty(B, slice_, model.d_model, device="meta", requires_grad=True)
         logits = torch.empty(B, S, share, device="meta", requires_grad=True)
-        self._first = world.at["pp"] == 0
-        self._last = world.at["pp"] == world.pp.size - 1
-        metered = MeteredStage(
-            meter,
-            stage,
-            world.at["pp"],
-            world.pp.size,
-            torch.device("cpu"),
-            input_args=(tokens if self._first else hidden,),
-            output_args=(logits if self._last else hidden,),
-            group=world.pp.group,
-        )
-        self._schedule = SCHEDULES[layout.schedule.name](
-            metered, micro_batches, loss_fn=self._metered(loss_of), scale_grads=False
+        numbers = stages_of(schedule, world.at["pp"], world.pp.size, layout.virtual_stages)
+        end = layout.stages - 1
+        self._first, self._last = 0 in numbers, end in numbers
+        metered = [
+            MeteredStage(
+                meter,
+                stage,
+                number,
+                layout.stages,
+                torch.device("cpu"),
+                input_args=(hidden if number else tokens,),
+                output_args=(logits if number == end else hidden,),
+                group=world.pp.group,
+            )
+            for number, stage in zip(numbers, stages, strict=True)
+        ]
+        self._schedule = SCHEDULES[schedule](
+            metered if layout.virtual_stages > 1 else metered[0],
+            micro_batches,
+            loss_fn=self._metered(loss_of),
+            scale_grads=False,
         )
 
     def run(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
@@ -155,7 +193,7 @@ class _Scheduled:
         def run(logits: Tensor, targets: Tensor) -> Tensor:
             with self._meter.action_goes_on():
                 loss = loss_of(logits, targets)
-            self._meter.at("waiting for a pipeline neighbour")
+            self._meter.at(WAITING)
             return loss
 
         return run

@@ -21,12 +21,12 @@ def make_board(layout: Layout, pipeline: Pipeline, dials: Dials) -> Board:
     def prepare_plan(values: Values) -> Plan:
         micro_batches = values["micro_batches"]
         assert isinstance(micro_batches, int)
-        return pipeline.prepare(micro_batches)
+        return pipeline.prepare(layout.schedule.name, micro_batches)
 
     knobs = [
         Knob(
             "micro_batches",
-            lambda _: Legal(choices=list(legal_micro_batches(layout))),
+            lambda _: Legal(choices=list(legal_micro_batches(layout, layout.schedule.name))),
             True,
             "parts that a step's batch is cut into; more make the pipeline bubble smaller and each part less efficient",
             use_plan,

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from agents.wire import Changes, Experts, LayerLoad, Summary, Traffic
 from engine.layout import Layout
-from engine.meter import AXES, Readings
+from engine.meter import AXES, KINDS, Readings
 from engine.parallel.comm import Started
 from engine.parallel.world import World
-from engine.planner.schedule import bubble
+from engine.planner.schedule import Clock
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Known:
     revision: int
     knobs: Changes
     micro_batches: int
+    clock: Clock
     lr: float
     time_s: float
 
@@ -39,7 +40,7 @@ class Measured:
     step_s: float
 
 
-_HEAD = ("loss", "grad_norm", "step_s", "busy", "window", "forward", "backward", "a2a_bytes")
+_HEAD = ("loss", "grad_norm", "step_s", "busy", "window", *KINDS, "a2a_bytes")
 
 
 class Statistics:
@@ -51,15 +52,14 @@ class Statistics:
 
     def gather(self, readings: Readings, measured: Measured, known: Known) -> None:
         """Send this rank's step on its way to rank 0."""
-        forward, backward = readings.busy("F"), readings.busy("B")
+        each = known.micro_batches * self._layout.virtual_stages
         head = (
             measured.loss,
             measured.grad_norm,
             measured.step_s,
-            forward + backward,
+            readings.busy(),
             readings.window,
-            forward / known.micro_batches,
-            backward / known.micro_batches,
+            *(readings.busy(kind) / each for kind in KINDS),
             readings.a2a_bytes,
         )
         lanes = [x for axis in AXES for x in vars(readings.lanes[axis]).values()]
@@ -128,7 +128,6 @@ class Statistics:
 
     def _bound(self, head: dict[str, Tensor], known: Known) -> float:
         """The bubble of a simulation of the schedule with the measured mean times of each stage."""
-        stages = self._world.pp.size
-        forward = head["forward"].view(stages, -1).mean(1).tolist()
-        backward = head["backward"].view(stages, -1).mean(1).tolist()
-        return bubble(self._layout.schedule.name, known.micro_batches, forward, backward)
+        ranks, virtual = self._world.pp.size, self._layout.virtual_stages
+        means = {kind: head[kind].view(ranks, -1).mean(1) for kind in KINDS}
+        return known.clock.bubble({kind: mean.repeat(virtual).tolist() for kind, mean in means.items()})

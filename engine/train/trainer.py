@@ -11,7 +11,7 @@ from agents.agent import Agent
 from agents.wire import Ack, Action, Event, Experts, Step, Summary, Timeline, Traffic
 from engine.corpus import Corpus, read_corpus
 from engine.layout import Layout
-from engine.meter import Meter
+from engine.meter import KINDS, Meter
 from engine.model.dials import Dials
 from engine.model.transformer import Stage, split_layers
 from engine.parallel.context import Context
@@ -20,7 +20,7 @@ from engine.parallel.sharded import shard, sum_over_replicas, sum_over_tp
 from engine.parallel.tensor import Weights, cross_entropy
 from engine.parallel.world import World
 from engine.place import cores
-from engine.planner.schedule import bubble
+from engine.planner.stages import stages_of
 from engine.train.data import Samples
 from engine.train.introduce import hello, knob_board
 from engine.train.knobs import make_board
@@ -65,14 +65,15 @@ class Trainer:
         context = Context(world.cp, world.sequence, layout.grid.cp_method)
         meshes = world.dense["tp"], world.expert["ep"]
         weights = Weights(layout.run.seed, world.tp, world.ep, *meshes, world.ep_hops, context)
-        layers = split_layers(model.layers, grid.pp)[world.at["pp"]]
-        self.stages = [Stage(weights, model, layers, self.dials, meter)]
+        layers = split_layers(model.layers, layout.stages)
+        mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
+        self.stages = [Stage(weights, model, layers[stage], self.dials, meter) for stage in mine]
         for stage in self.stages:
             shard(stage, world, train.zero)
         corpus = read_corpus(layout) if corpus is None else corpus
         positions = context.positions(model.seq_len)
         self.samples = Samples(corpus, model.seq_len, train.global_batch, layout.run.seed, positions)
-        self.pipeline = Pipeline(layout, self.stages[0], world, meter, self._loss_of)
+        self.pipeline = Pipeline(layout, self.stages, world, meter, self._loss_of)
         self.optimizer = make_optimizer(self.stages, train)
         self.norm = GradientNorm(self.stages, world)
         self.board = make_board(layout, self.pipeline, self.dials)
@@ -134,6 +135,7 @@ class Trainer:
             self.board.revision,
             self.board.values,
             self.pipeline.plan.micro_batches,
+            self.pipeline.plan.clock,
             learning_rate(self.layout.train, step, self.dials.lr_scale),
             time.time(),
         )
@@ -183,9 +185,10 @@ class Trainer:
         """This rank's own record of the step."""
         readings, grid = self.meter.readings, self.world.grid
         pp = self.world.pp.size
-        mean = {kind: readings.busy(kind) / known.micro_batches for kind in "FB"}
-        own_bound = bubble(self.layout.schedule.name, known.micro_batches, [mean["F"]] * pp, [mean["B"]] * pp)
-        phases = {"forward": readings.busy("F"), "backward": readings.busy("B")} | readings.phases
+        each = known.micro_batches * len(self.stages)
+        mean: dict[str, float] = {kind: readings.busy(kind) / each for kind in KINDS}
+        own_bound = known.clock.bubble({kind: [cost] * self.layout.stages for kind, cost in mean.items()})
+        phases = {"forward": readings.busy("F"), "backward": readings.busy("B", "I", "W")} | readings.phases
         record = Step(
             rank=self.world.rank,
             step=known.step,
@@ -208,7 +211,9 @@ class Trainer:
         one_per_stage = not any(self.world.at[axis] for axis in ("dp", "cp", "tp"))
         if one_per_stage and self._due(Timeline):
             actions = [
-                Action(span.kind, span.micro_batch, span.start * 1e3, span.end * 1e3)
+                Action(
+                    "B" if span.kind == "I" else span.kind, span.micro_batch, span.start * 1e3, span.end * 1e3
+                )
                 for span in readings.spans
             ]
             self.agent.send(Timeline(self.world.rank, known.step, readings.window * 1e3, actions))

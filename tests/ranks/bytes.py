@@ -19,11 +19,12 @@ from engine.meter import Meter
 from engine.model.moe import MoeLayer, Routing
 from engine.model.transformer import Block, Stage
 from engine.parallel.experts import Hop
-from engine.parallel.sharded import is_expert, replicated_over_tp, shard_of
+from engine.parallel.sharded import is_expert, named_parameters, replicated_over_tp, shard_of
 from engine.parallel.tensor import Weights
 from engine.place import Place
+from engine.planner.stages import stages_of
 from engine.train.trainer import Trainer
-from tests.ranks.cases import DROPS, FULL, LAYOUT, SELECTIVE, SMALL, TWO_HOPS, ULYSSES
+from tests.ranks.cases import DROPS, FULL, INTERLEAVED, LAYOUT, SELECTIVE, SMALL, TWO_HOPS, ULYSSES
 
 CASES = {
     "demo": ["train.steps=1"],
@@ -46,6 +47,7 @@ CASES = {
     "pp cp tp ring": [*SMALL, "grid.pp=2", "grid.cp=2", "grid.tp=2", "grid.ep=4", *SELECTIVE],
     "cp ulysses": [*SMALL, "grid.cp=4", "grid.ep=2", *ULYSSES, *FULL],
     "dp cp ring": [*SMALL, "grid.dp_shard=2", "grid.cp=2", "grid.ep=4"],
+    "pp dp interleaved": [*SMALL, *INTERLEAVED, "grid.dp_shard=2", "grid.ep=2", "model.layers=5"],
 }
 
 
@@ -55,9 +57,10 @@ def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[
     m = trainer.pipeline.plan.micro_batches
     t, c, f, e, W = grid.tp, grid.cp, grid.fsdp, grid.ep, grid.world
     b, S, D = layout.local_batch // m, model.seq_len // c, model.d_model
-    first, last = world.at["pp"] == 0, world.at["pp"] == grid.pp - 1
+    mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
+    first, last = 0 in mine, layout.stages - 1 in mine
     recompute = trainer.dials.recompute
-    blocks = [module for module in trainer.stages[0].modules() if isinstance(module, Block)]
+    blocks = [module for stage in trainer.stages for module in stage.modules() if isinstance(module, Block)]
     moe = sum(isinstance(block.mlp, MoeLayer) for block in blocks)
     E = model.moe.experts if model.moe else 0
 
@@ -80,20 +83,23 @@ def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[
         attended = (3 + again) * (c - 1) * 2 * b * G * S * C * 4
     cp = m * len(blocks) * attended + (counts * 2 * (c * t - 1) if c > 1 else 0)
 
-    pp = m * ((not last) + (not first)) * b * (S // t) * D * 4
+    forth = sum(stage + 1 < layout.stages and stage + 1 not in mine for stage in mine)
+    back = sum(stage > 0 and stage - 1 not in mine for stage in mine)
+    pp = m * (forth + back) * b * (S // t) * D * 4
 
     experts = is_expert(trainer.stages)
-    shapes = [p.shape for name, p in whole_stage(layout, trainer).named_parameters() if not experts[name]]
+    whole = list(named_parameters(whole_stages(layout, trainer)))
+    shapes = [p.shape for name, p in whole if not experts[name]]
     padded = sum(-(-shape[0] // f) * f * shape[1:].numel() for shape in shapes)
     reductions = m if grid.pp == 1 and layout.train.zero >= 2 else 1
     dp = (1 + reductions) * (f - 1) * padded * 4 // f
     efsdp = grid.efsdp
-    mine = sum(p.numel() for name, p in whole_stage(layout, trainer).named_parameters() if experts[name])
-    dp += moe and (1 + reductions) * (efsdp - 1) * mine * 4 // efsdp
+    stacked = sum(p.numel() for name, p in whole if experts[name])
+    dp += (1 + reductions) * (efsdp - 1) * stacked * 4 // efsdp
 
     r = grid.dp_replicate
     if r > 1:
-        dp += 2 * (r - 1) * sum(shard_of(p).numel() for p in trainer.stages[0].parameters()) * 4 // r
+        dp += 2 * (r - 1) * sum(shard_of(p).numel() for _, p in named_parameters(trainer.stages)) * 4 // r
 
     to = _rows_to(world.rank, e, layout.ep_inner, [hop for r in routings for hop in r.dispatch.hops])
     passes = 3 if recompute == "full" else 2
@@ -120,12 +126,12 @@ def _rows_to(me: int, ranks: int, inner: int | None, hops: list[Hop]) -> dict[in
     return rows
 
 
-def whole_stage(layout: Layout, trainer: Trainer) -> nn.Module:
-    """This rank's stage before FSDP sharded it: its tensor shard and its experts."""
+def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:
+    """This rank's stages before FSDP sharded them: its tensor shard and its experts."""
     weights = Weights(0, trainer.world.tp, trainer.world.ep)
-    numbers = [int(n) for n in trainer.stages[0].layers]
-    layers = range(numbers[0], numbers[-1] + 1)
-    return Stage(weights, layout.model, layers, trainer.dials, Meter(layout.model.layers, 8))
+    layers = [[int(n) for n in stage.layers] for stage in trainer.stages]
+    meter = Meter(layout.model.layers, 8)
+    return [Stage(weights, layout.model, range(ns[0], ns[-1] + 1), trainer.dials, meter) for ns in layers]
 
 
 def compare(place: Place, layout: Layout, out: Path) -> None:
@@ -133,7 +139,7 @@ def compare(place: Place, layout: Layout, out: Path) -> None:
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
     trainer = Trainer(layout, meter, Agent(None, lambda: meter.doing))
     routings: list[Routing] = []
-    for module in trainer.stages[0].modules():
+    for module in (module for stage in trainer.stages for module in stage.modules()):
         if isinstance(module, MoeLayer):
             decide = module._decide
             module._decide = lambda probs, decide=decide: routings.append(decide(probs)) or routings[-1]

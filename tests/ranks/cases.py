@@ -30,6 +30,7 @@ DROPS, FULL, SELECTIVE = (
 ULYSSES = ["grid.cp_method=ulysses"]
 
 TWO_HOPS = ["grid.ep_method=hierarchical"]
+INTERLEAVED = ["grid.pp=2", "model.layers=4", "schedule.name=interleaved", "knobs.micro_batches=4"]
 
 Script = dict[int, dict[str, Value]]
 """What an operator proposes while a step runs."""
@@ -118,6 +119,20 @@ CASES: dict[str, Case] = {
     "pp gpipe fp64": Case([*_alone("grid.pp=2", "schedule.name=gpipe"), *SGD], fp64=True),
     "pp uneven fp64": Case([*_alone("grid.pp=2", "model.layers=3"), *SGD, *FULL], fp64=True),
     "pp zero 3 fp64": Case([*_alone("grid.pp=2", "grid.dp_shard=2", "train.zero=3"), *SGD, *FULL], fp64=True),
+    "interleaved fp64": Case([*_alone(*INTERLEAVED), *SGD], fp64=True),
+    "interleaved dp drops fp64": Case([*_alone(*INTERLEAVED, "grid.dp_shard=2"), *SGD, *DROPS], fp64=True),
+    "interleaved zero 3 fp64": Case(
+        [*_alone(*INTERLEAVED, "grid.dp_shard=2", "train.zero=3"), *SGD, *FULL], fp64=True, telling=False
+    ),
+    "interleaved tp ep uneven fp64": Case(
+        [
+            *_alone(*INTERLEAVED, "model.layers=7", "schedule.virtual_stages=3", "grid.tp=2", "grid.ep=2"),
+            *ADAMW,
+            *SELECTIVE,
+        ],
+        fp64=True,
+        telling=False,
+    ),
     "zero 0 fp64": Case([*_alone("train.zero=0"), *SGD], fp64=True),
     "dp zero 1 fp64": Case([*_alone("grid.dp_shard=2", "train.zero=1"), *SGD], fp64=True),
     "replicas zero 0 fp64": Case([*_alone("grid.dp_replicate=2", "train.zero=0"), *SGD], fp64=True),

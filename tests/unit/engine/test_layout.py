@@ -17,7 +17,7 @@ def test_the_demo_is_what_the_contract_says() -> None:
     assert demo.ranks.world == 8
     assert (demo.knobs.micro_batches, demo.train.global_batch, demo.model.layers) == (4, 32, 4)
     assert demo.train.precision == "fp32" and demo.knobs.capacity_factor is None
-    assert legal_micro_batches(demo) == [2, 4, 8, 16]
+    assert legal_micro_batches(demo, "1f1b") == [2, 4, 8, 16]
 
 
 def test_overrides_lie_over_the_file() -> None:
@@ -67,6 +67,19 @@ def test_overrides_lie_over_the_file() -> None:
         ("model.moe=3", "legal: a section [model.moe]"),
         ("model.moe.top_k=9", "model.moe.top_k = 9 is more than experts"),
         ("data.source=hello", "legal: stdlib, text:GLOB"),
+        ("schedule.name=interleaved grid.pp=1", "needs a pipeline, but grid.pp = 1; legal: gpipe, 1f1b"),
+        (
+            "schedule.name=interleaved grid.pp=4",
+            "grid.pp = 4 x 2 virtual stages of schedule.name = interleaved",
+        ),
+        (
+            "schedule.name=interleaved schedule.virtual_stages=1",
+            "does not suit schedule.name = interleaved; legal: from 2",
+        ),
+        (
+            "schedule.virtual_stages=2",
+            "schedule.virtual_stages = 2 does not suit schedule.name = 1f1b; legal: 1",
+        ),
         ("nonsense", "write section.key=value"),
         ("run=3", "write section.key=value"),
         ("grid.tp.x=3", "is not a key of a layout"),
@@ -74,7 +87,7 @@ def test_overrides_lie_over_the_file() -> None:
 )
 def test_a_wrong_value_gets_one_sentence(override: str, sentence: str) -> None:
     with pytest.raises(LayoutError) as refusal:
-        load(DEMO, [override])
+        load(DEMO, override.split())
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)
 

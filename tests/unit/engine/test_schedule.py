@@ -1,41 +1,153 @@
-"""The schedule's clock against the textbook, and against torch's own order of actions."""
+"""The schedule's clock against the textbook, and its order of actions against torch's own."""
+
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planner.schedule import bubble, order
+from engine.parallel.pipeline import SCHEDULES as TORCHS
+from engine.planner.schedule import Clock, order
+from engine.planner.stages import SCHEDULES, accepts, partners, stages_of
+
+RANKS, MICRO_BATCHES = (1, 2, 3, 4), range(1, 18)
+VIRTUAL = {name: [kind.virtual_stages] if kind.virtual_stages else [2, 3] for name, kind in SCHEDULES.items()}
+LEGAL = [
+    (name, p, v, m)
+    for name in SCHEDULES
+    for p in RANKS
+    for v in VIRTUAL[name]
+    for m in MICRO_BATCHES
+    if accepts(name, p, v, m) and (p > 1 or v == 1)
+]
 
 
-@given(st.integers(1, 8), st.integers(1, 32), st.floats(0.1, 10), st.floats(0.1, 10))
+class Recorded:
+    """A stage that notes what a schedule of one stage a rank makes it run, and receives nothing."""
+
+    def __init__(self, stage: int, stages: int):
+        self.stage_index, self.num_stages = stage, stages
+        self.is_last = stage == stages - 1
+        self.acts: list[tuple[str, int, int]] = []
+
+    def forward_one_chunk(self, n: int, *_: Any, **__: Any) -> None:
+        self.acts.append(("F", self.stage_index, n))
+
+    def backward_one_chunk(self, n: int, **_: Any) -> None:
+        self.acts.append(("B", self.stage_index, n))
+
+    def perform_reduce_grad(self, factor: int) -> None:
+        assert factor == 1
+
+    def no_ops(self, _: int) -> list[Any]:
+        return []
+
+    get_fwd_recv_ops = get_fwd_send_ops = get_bwd_recv_ops = get_bwd_send_ops = no_ops
+
+
+def single(name: str, p: int, m: int, rank: int) -> list[list[tuple[str, int, int]]]:
+    """What torch's schedule runs; what it draws as its order is one micro-batch off for 1F1B."""
+    stage = Recorded(rank, p)
+    schedule = TORCHS[name](stage, m, loss_fn=lambda output, target: output, scale_grads=False)
+    schedule._stage_forward_initialized = schedule._stage_backward_initialized = True
+    schedule._step_microbatches([()] * m, [{}] * m, [None] * m)
+    return [[act] for act in stage.acts]
+
+
+def several(name: str, p: int, v: int, m: int) -> dict[int, list[list[tuple[str, int, int]]]]:
+    """The order of torch's schedule, as its runtime goes through it."""
+    stages = [
+        SimpleNamespace(
+            num_stages=p * v,
+            group_size=p,
+            group_rank=0,
+            stage_index=stage,
+            submod=torch.nn.Identity(),
+            stage_index_to_group_rank={},
+        )
+        for stage in stages_of(name, 0, p, v)
+    ]
+    turns = TORCHS[name](stages, m, loss_fn=lambda output, target: output).pipeline_order
+    return {
+        rank: [
+            [(act.computation_type.value, act.stage_index, act.microbatch_index) for act in its]
+            for its in (turn.sub_actions or [turn] for turn in mine if turn is not None)
+        ]
+        for rank, mine in turns.items()
+    }
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_order_is_torchs_own(name: str) -> None:
+    for _, p, v, m in (case for case in LEGAL if case[0] == name):
+        theirs = several(name, p, v, m) if v > 1 else {rank: single(name, p, m, rank) for rank in range(p)}
+        for rank in range(p):
+            assert [list(map(tuple, turn)) for turn in order(name, rank, p, v, m)] == theirs[rank], (p, v, m)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_what_is_not_accepted_torch_refuses(name: str) -> None:
+    for p in RANKS[1:]:
+        for v in VIRTUAL[name]:
+            for m in MICRO_BATCHES:
+                if not accepts(name, p, v, m):
+                    with pytest.raises(ValueError, match="icrobatches"):
+                        several(name, p, v, m) if v > 1 else single(name, p, m, 0)
+
+
+@pytest.mark.parametrize(("name", "p", "v", "m"), LEGAL)
+def test_every_action_once_and_each_stage_on_one_rank(name: str, p: int, v: int, m: int) -> None:
+    acts = [act for its in Clock(name, p, v, m).acts for act in its]
+    assert len(acts) == len(set(acts))
+    for stage in range(p * v):
+        of_stage = [(act.kind, act.micro_batch) for act in acts if act.stage == stage]
+        forwards = [n for kind, n in of_stage if kind == "F"]
+        whole = [n for kind, n in of_stage if kind == "B"]
+        split = [n for kind, n in of_stage if kind == "I"]
+        assert forwards == sorted(whole + split) == list(range(m))
+        assert sorted(n for kind, n in of_stage if kind == "W") == sorted(split)
+        assert not split or SCHEDULES[name].split_backward
+    assert sorted(stage for rank in range(p) for stage in stages_of(name, rank, p, v)) == list(range(p * v))
+
+
+@given(st.integers(1, 6), st.integers(1, 5), st.floats(0.1, 10), st.floats(0.1, 10))
 def test_balanced_stages_idle_as_the_textbook_says(
-    p: int, extra: int, forward: float, backward: float
+    p: int, rounds: int, forward: float, backward: float
 ) -> None:
-    m = p + extra - 1
-    textbook = (p - 1) / (m + p - 1)
-    for name in ("gpipe", "1f1b"):
-        assert bubble(name, m, [forward] * p, [backward] * p) == pytest.approx(textbook)
-
-
-@given(st.integers(2, 6), st.integers(0, 20), st.integers(0, 5))
-def test_every_action_once_and_forward_first(p: int, extra: int, stage: int) -> None:
-    m, stage = p + extra, min(stage, p - 1)
-    for name in ("gpipe", "1f1b"):
-        acts = order(name, stage, p, m)
-        assert sorted(acts) == sorted([(kind, n) for kind in "FB" for n in range(m)])
-        assert all(acts.index(("F", n)) < acts.index(("B", n)) for n in range(m))
+    m = p * rounds
+    for name, v in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)):
+        if p > 1 or v == 1:
+            costs = {"F": [forward] * p * v, "B": [backward] * p * v}
+            assert Clock(name, p, v, m).bubble(costs) == pytest.approx((p - 1) / (m * v + p - 1))
 
 
 def test_1f1b_holds_few_activations() -> None:
-    for stage in range(4):
+    for rank in range(4):
         alive = most = 0
-        for kind, _ in order("1f1b", stage, 4, 16):
+        for ((kind, _, _),) in order("1f1b", rank, 4, 1, 16):
             alive += 1 if kind == "F" else -1
             most = max(most, alive)
-        assert most == 4 - stage
+        assert most == 4 - rank
 
 
 def test_an_unbalanced_stage_makes_the_others_wait() -> None:
-    assert bubble("1f1b", 8, [1, 1], [2, 2]) < bubble("1f1b", 8, [1, 2], [2, 4])
+    even, uneven = {"F": [1, 1], "B": [2, 2]}, {"F": [1, 2], "B": [2, 4]}
+    assert Clock("1f1b", 2, 1, 8).bubble(even) < Clock("1f1b", 2, 1, 8).bubble(uneven)
     # The slow stage is busy all the time but for the first forward; the fast one half of it.
-    assert bubble("1f1b", 100, [1, 2], [1, 2]) == pytest.approx(0.25, abs=0.01)
+    clock = Clock("1f1b", 2, 1, 100)
+    assert clock.bubble({"F": [1, 2], "B": [1, 2]}) == pytest.approx(0.25, abs=0.01)
+
+
+def test_the_clock_takes_each_action_its_own_time() -> None:
+    clock = Clock("gpipe", 2, 1, 2)
+    assert clock.acts[0] == [("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)]
+    # rank 0: F 0-1, 1-5, waits till 10; rank 1: waits 0-1, F 1-3, waits 3-5, F 5-8, B 8-10, 10-11
+    window, idle = clock.idle([[1, 4, 2, 2], [2, 3, 2, 1]])
+    assert window == 14 and idle == [5, 6]
+
+
+def test_partners_share_a_partition() -> None:
+    assert partners("gpipe") == partners("1f1b") == ["gpipe", "1f1b"]
+    assert "interleaved" in partners("interleaved") and "1f1b" not in partners("interleaved")

@@ -5,9 +5,15 @@ python -m tests.bench [NAME ...]
 
 import sys
 
-from tests.bench import collectives, start, telemetry
+from tests.bench import collectives, single, start, telemetry, tensor
 
-BENCHES = {"start": start.main, "telemetry": telemetry.main, "collectives": collectives.main}
+BENCHES = {
+    "start": start.main,
+    "telemetry": telemetry.main,
+    "collectives": collectives.main,
+    "tensor": tensor.main,
+    "single": single.main,
+}
 
 for name in sys.argv[1:] or BENCHES:
     print(f"\n== {name}", flush=True)

@@ -17,19 +17,8 @@ from engine.layout import Model
 from engine.meter import Meter
 from engine.model.dials import Dials
 from engine.model.moe import MoeLayer, Routing
+from engine.model.norm import RMSNorm
 from engine.parallel.tensor import Embedding, Head, Weights, local
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight (Zhang and Sennrich 2019)."""
-
-    def __init__(self, weights: Weights, d_model: int, eps: float):
-        super().__init__()
-        self.weight = weights.ones((d_model,))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:

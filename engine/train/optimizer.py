@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from engine.layout import Train
 from engine.parallel.sharded import named_parameters, replicated_over_tp, shard_of
@@ -11,16 +13,20 @@ from engine.parallel.world import World
 
 
 def make_optimizer(stages: Sequence[nn.Module], train: Train) -> torch.optim.Optimizer:
-    """Matrices decay, vectors do not. Over the shards as FSDP keeps them, so its state is sharded alike."""
-    parameters = [p for _, p in named_parameters(stages)]
+    """Matrices decay, vectors do not. Over the shards as FSDP keeps them, so its state is sharded alike.
+
+    A group is of one mesh, for the fused kernels take a list of tensors at once and a list cannot span meshes.
+    """
+    alike: dict[tuple[bool, DeviceMesh | None], list[nn.Parameter]] = {}
+    for _, p in named_parameters(stages):
+        alike.setdefault((p.ndim > 1, p.device_mesh if isinstance(p, DTensor) else None), []).append(p)
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": train.weight_decay},
-        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+        {"params": parameters, "weight_decay": train.weight_decay if matrix else 0.0}
+        for (matrix, _), parameters in alike.items()
     ]
-    groups = [group for group in groups if group["params"]]
     if train.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=train.lr)
-    return torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95))
+        return torch.optim.SGD(groups, lr=train.lr)  # its fused kernel knows no DTensor
+    return torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95), fused=True)
 
 
 def learning_rate(train: Train, step: int, scale: float) -> float:

@@ -13,6 +13,7 @@ from engine.layout import Layout, load
 from engine.meter import Meter
 from engine.model.dials import Dials
 from engine.model.moe import MoeLayer
+from engine.model.norm import RMSNorm
 from engine.model.transformer import Stage, split_layers
 from engine.parallel.comm import Axis
 from engine.parallel.tensor import Weights, cross_entropy, initial
@@ -206,3 +207,16 @@ def test_layers_are_split_evenly(layers: int, stages: int, sizes: list[int]) -> 
     parts = split_layers(layers, stages)
     assert [n for part in parts for n in part] == list(range(layers))
     assert [len(part) for part in parts] == sizes
+
+
+def test_rms_norm_is_torchs_own_forward_and_backward() -> None:
+    weights = Weights(0, Axis("tp", None, Meter()), Axis("ep", None, Meter()))
+    norm = RMSNorm(weights, 24, 1e-5).double()
+    x = torch.randn(3, 5, 24, dtype=torch.float64, requires_grad=True)
+    with torch.no_grad():
+        norm.weight.normal_()
+    grad = torch.randn_like(x)
+    mine = (norm(x), *torch.autograd.grad(norm(x), (x, norm.weight), grad))
+    out = F.rms_norm(x, (24,), norm.weight, 1e-5)
+    for a, b in zip(mine, (out, *torch.autograd.grad(out, (x, norm.weight), grad)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-14)

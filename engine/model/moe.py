@@ -3,6 +3,7 @@
 Shapes: B sequences, S tokens of this rank's slice, T = B S, D model, F expert width, E experts, K top-k.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +60,10 @@ class MoeLayer(nn.Module):
         self.placement = Placement(weights.ep_hops, range(moe.experts))
         self.router = Router(weights, f"layers.{layer}.router", moe, d_model, dials)
         self.experts = Experts(weights, f"layers.{layer}.experts", moe, d_model, out_std)
+
+    def place(self, logical: Sequence[int]) -> None:
+        """Expert `logical[slot]` is in `slot` from now on; its values are the caller's to move."""
+        self.placement = Placement(self.placement.hops, logical)
 
     def forward(self, x_BSD: Tensor, memo: dict[str, Routing]) -> Tensor:
         """`memo` is empty on a first forward and holds its decisions on a recomputed one."""

@@ -91,15 +91,15 @@ class Axis:
             dist.all_reduce(out, group=self.group)
             return out
 
-    def all_to_all(self, x: Tensor, send: list[int], receive: list[int]) -> Tensor:
+    def all_to_all(self, x: Tensor, send: list[int], receive: list[int], out: Tensor | None = None) -> Tensor:
         """Rows of `x`, `send[p]` of them to rank p; the `receive[p]` rows that came from each p, in rank order."""
         if self.size == 1:
             return x
-        out = x.new_empty((sum(receive), *x.shape[1:]))
+        if out is None:
+            out = x.new_empty((sum(receive), *x.shape[1:]))
         row = x.nbytes // max(1, x.shape[0])
-        to = {
-            peer: n * row for peer, n in zip(self.peers, send, strict=True) if peer != self.peers[self.rank]
-        }
+        me = self.peers[self.rank]
+        to = {peer: n * row for peer, n in zip(self.peers, send, strict=True) if n and peer != me}
         with self.meter.collective(self.name, "all-to-all", sum(to.values()), to):
             dist.all_to_all_single(out, x.contiguous(), receive, send, group=self.group)
         return out

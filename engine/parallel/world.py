@@ -30,6 +30,9 @@ class World:
         if grid.cp > 1 and grid.tp > 1:
             self.sequence = Axis("cp", _beside(grid, "cp", "tp"), meter)
         self.ep = Axis("ep", _group(self.expert, "ep"), meter)
+        self.expert_ranks = self.ep  # all that hold a part of one copy of a stage's experts
+        if grid.ep > 1 and grid.efsdp > 1:
+            self.expert_ranks = Axis("ep", _beside(grid, "dp_shard", "cp", "tp"), meter)
         self.ep_hops = [self.ep] if grid.ep > 1 else []
         if ep_inner is not None:
             shape = {"outside": grid.world // grid.ep, "across": grid.ep // ep_inner, "within": ep_inner}

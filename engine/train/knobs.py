@@ -7,9 +7,11 @@ from agents.wire import Legal
 from engine.layout import CAPACITY_FACTOR, LR_SCALE, Layout, legal_micro_batches
 from engine.model.dials import Dials
 from engine.parallel.pipeline import Pipeline, Plan
+from engine.planner.placement import GOALS
+from engine.train.placing import Placing
 
 
-def make_board(layout: Layout, pipeline: Pipeline, dials: Dials) -> Board:
+def make_board(layout: Layout, pipeline: Pipeline, dials: Dials, placing: Placing | None = None) -> Board:
     """The board with the layout's start values; commits swap values that the next step reads."""
 
     def use_plan(plan: Plan) -> None:
@@ -61,4 +63,16 @@ def make_board(layout: Layout, pipeline: Pipeline, dials: Dials) -> Board:
                 lambda values: values["capacity_factor"],
             ),
         )
-    return Board(knobs, {knob.name: getattr(layout.knobs, knob.name) for knob in knobs})
+    if placing:
+        knobs.append(
+            Knob(
+                "place",
+                lambda _: Legal(choices=list(GOALS)),
+                True,
+                "move experts: load evens out ranks, traffic puts them where their tokens are, logical puts them back",
+                assign(placing, "wish"),
+                lambda values: values["place"],
+                action=True,
+            )
+        )
+    return Board(knobs, {knob.name: getattr(layout.knobs, knob.name) for knob in knobs if not knob.action})

@@ -25,6 +25,7 @@ from engine.train.data import Samples
 from engine.train.introduce import hello, knob_board
 from engine.train.knobs import make_board
 from engine.train.optimizer import GradientNorm, learning_rate, make_optimizer
+from engine.train.placing import Placing
 from engine.train.statistics import Known, Measured, Statistics
 from engine.train.switch import LEADER, Switch
 
@@ -76,7 +77,8 @@ class Trainer:
         self.pipeline = Pipeline(layout, self.stages, world, meter, self._loss_of)
         self.optimizer = make_optimizer(self.stages, train)
         self.norm = GradientNorm(self.stages, world)
-        self.board = make_board(layout, self.pipeline, self.dials)
+        self.placing = Placing(self.stages, self.optimizer, world) if grid.ep > 1 else None
+        self.board = make_board(layout, self.pipeline, self.dials, self.placing)
         self.switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
         self.oversubscribed = (local_world or grid.world) > cores()
         self._statistics = Statistics(layout, world, self.oversubscribed)
@@ -97,6 +99,11 @@ class Trainer:
 
     def forward_backward(self, step: int) -> Tensor:
         """All micro-batches of a step; gradients are complete and unclipped after it. This rank's loss."""
+        if self.placing:
+            with self.meter.phase("place"):
+                event = self.placing.carry_out()
+            if event and self.world.rank == LEADER:
+                self.agent.send(event)
         with self.meter.phase("data"):
             at = self.world.at["dp"] * self.layout.local_batch
             tokens, targets = self.samples.batch(step, at, self.layout.local_batch)
@@ -124,6 +131,8 @@ class Trainer:
                 text = f"step {step}: the gradient norm is {norm}, so the weights were left as they are"
                 self.agent.send(Event(time.time(), "error", "engine", text))
             self.optimizer.zero_grad()
+        if self.placing:
+            self.placing.note(self.meter.readings.load)
         return norm
 
     def train_step(self, step: int) -> bool:

@@ -19,6 +19,7 @@ from engine.meter import Meter
 from engine.model.moe import MoeLayer, Routing
 from engine.model.transformer import Block, Stage
 from engine.parallel.experts import Hop
+from engine.parallel.relocate import moe_layers
 from engine.parallel.sharded import is_expert, named_parameters, replicated_over_tp, shard_of
 from engine.parallel.tensor import Weights
 from engine.place import Place
@@ -43,6 +44,7 @@ CASES = {
         *TWO_HOPS,
         *FULL,
     ],
+    "placed": [*SMALL, "grid.dp_shard=4", "grid.ep=2"],
     "pp": [*SMALL, "grid.pp=2", "model.layers=3"],
     "pp cp tp ring": [*SMALL, "grid.pp=2", "grid.cp=2", "grid.tp=2", "grid.ep=4", *SELECTIVE],
     "cp ulysses": [*SMALL, "grid.cp=4", "grid.ep=2", *ULYSSES, *FULL],
@@ -51,8 +53,10 @@ CASES = {
 }
 
 
-def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[str, Any]:
-    """Bytes by axis of this rank in one step, after docs/bytes.md."""
+def expected(
+    layout: Layout, trainer: Trainer, routings: list[Routing], before: dict[int, list[int]]
+) -> dict[str, Any]:
+    """Bytes by axis of this rank in one step, after docs/bytes.md; `before` it, experts were placed so."""
     model, grid, world = layout.model, layout.ranks, trainer.world
     m = trainer.pipeline.plan.micro_batches
     t, c, f, e, W = grid.tp, grid.cp, grid.fsdp, grid.ep, grid.world
@@ -103,11 +107,17 @@ def expected(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[
 
     to = _rows_to(world.rank, e, layout.ep_inner, [hop for r in routings for hop in r.dispatch.hops])
     passes = 3 if recompute == "full" else 2
-    a2a = {str(peer): passes * rows * D * 4 for peer, rows in to.items()}
+    a2a = {str(peer): passes * rows * D * 4 for peer, rows in to.items() if rows}
     hops = [e] if layout.ep_inner is None else [layout.ep_inner, e // layout.ep_inner]
     ep = sum(a2a.values()) + m * moe * sum((n - 1) * E * 8 // n for n in hops)
 
     control = (W - 1) * 4 + (24 if world.rank == 0 else 0) if W > 1 else 0
+    if before:
+        assert before != maps(trainer), "nothing was moved"
+        moved = _moved_to(layout, trainer, before)
+        a2a = {peer: a2a.get(peer, 0) + moved.get(peer, 0) for peer in a2a | moved}
+        ep += sum(moved.values())
+        control += 2 * (W - 1) * e * model.layers * E * 8 // W + (W - 1) * (512 + 64)
     return {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp, "control": control, "a2a": a2a}
 
 
@@ -126,6 +136,39 @@ def _rows_to(me: int, ranks: int, inner: int | None, hops: list[Hop]) -> dict[in
     return rows
 
 
+def _moved_to(layout: Layout, trainer: Trainer, before: dict[int, list[int]]) -> dict[str, int]:
+    """Rank of the world -> bytes of experts this one sends it, with AdamW's two moments (efsdp divides a stack)."""
+    model, grid, me = layout.model, layout.ranks, trainer.world.rank
+    assert model.moe
+    E, of_a_stage = model.moe.experts, grid.efsdp * grid.ep
+    stack = E // grid.ep
+
+    def holder(slot: int) -> int:
+        return me // of_a_stage * of_a_stage + slot % stack * grid.efsdp // stack * grid.ep + slot // stack
+
+    moved: dict[str, int] = {}
+    for n, layer in moe_layers(trainer.stages).items():
+        for slot, expert in enumerate(layer.placement.logical):
+            source, target = holder(before[n].index(expert)), holder(slot)
+            if source == me != target:
+                moved[str(target)] = (
+                    moved.get(str(target), 0) + 3 * 3 * model.d_model * model.moe.d_expert * 4
+                )
+    return moved
+
+
+def maps(trainer: Trainer) -> dict[int, list[int]]:
+    return {n: layer.placement.logical for n, layer in moe_layers(trainer.stages).items()}
+
+
+def step(trainer: Trainer, number: int) -> None:
+    trainer.meter.start_step(number)
+    trainer.switch.begin(number, stop=False)
+    trainer.forward_backward(number)
+    trainer.update(number)
+    trainer.switch.end(number)
+
+
 def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:
     """This rank's stages before FSDP sharded them: its tensor shard and its experts."""
     weights = Weights(0, trainer.world.tp, trainer.world.ep)
@@ -134,7 +177,7 @@ def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:
     return [Stage(weights, layout.model, range(ns[0], ns[-1] + 1), trainer.dials, meter) for ns in layers]
 
 
-def compare(place: Place, layout: Layout, out: Path) -> None:
+def compare(place: Place, layout: Layout, out: Path, moving: bool) -> None:
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
     trainer = Trainer(layout, meter, Agent(None, lambda: meter.doing))
@@ -143,14 +186,17 @@ def compare(place: Place, layout: Layout, out: Path) -> None:
         if isinstance(module, MoeLayer):
             decide = module._decide
             module._decide = lambda probs, decide=decide: routings.append(decide(probs)) or routings[-1]
-    meter.start_step(0)
-    trainer.switch.begin(0, stop=False)
-    trainer.forward_backward(0)
-    trainer.update(0)
-    trainer.switch.end(0)
+    before: dict[int, list[int]] = {}
+    if moving and trainer.placing:
+        step(trainer, 0)
+        routings.clear()
+        before, trainer.placing.wish = maps(trainer), "load"
+    step(trainer, 1)
     metered: dict[str, Any] = {axis: lane.bytes for axis, lane in meter.readings.lanes.items()}
     metered["a2a"] = {str(peer): sent for peer, sent in meter.readings.a2a_to.items()}
-    (out / f"{place.rank}.json").write_text(json.dumps([expected(layout, trainer, routings), metered]))
+    (out / f"{place.rank}.json").write_text(
+        json.dumps([expected(layout, trainer, routings, before), metered])
+    )
     dist.destroy_process_group()
 
 
@@ -160,8 +206,10 @@ def main(folder: Path) -> None:
         layout, out = load(LAYOUT, overrides), folder / name
         out.mkdir(parents=True)
 
-        def work(place: Place, layout: Layout = layout, out: Path = out) -> None:
-            compare(place, layout, out)
+        def work(
+            place: Place, layout: Layout = layout, out: Path = out, moving: bool = name == "placed"
+        ) -> None:
+            compare(place, layout, out, moving)
 
         name_of_rank = layout.ranks.name
         if launch(layout.ranks.world, work, name_of_rank=name_of_rank, hub="none", run="bytes", run_dir=out):

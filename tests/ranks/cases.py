@@ -50,6 +50,14 @@ TURNED: Script = {
 }
 
 
+PLACED: Script = {
+    4: {"place": "load"},
+    7: {"place": "traffic"},
+    10: {"place": "load"},
+    13: {"place": "logical"},
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """One layout, by its overrides of the demo's."""
@@ -199,6 +207,36 @@ CASES: dict[str, Case] = {
     "cp 4 ulysses drops fp64": Case([*_alone("grid.cp=4", *ULYSSES), *SGD, *DROPS], fp64=True),
     "mix pp cp tp ep drops fp64": Case(
         [*_alone("grid.pp=2", "grid.cp=2", "grid.tp=2", "grid.ep=4"), *SGD, *DROPS, *SELECTIVE], fp64=True
+    ),
+    "ep placed fp64": Case([*_alone("grid.dp_shard=2", "grid.ep=2"), *ADAMW], fp64=True, script=PLACED),
+    "pp ep placed drops fp64": Case(
+        [*_alone("grid.pp=2", "grid.dp_shard=4", "grid.ep=2"), *ADAMW, *DROPS, *FULL],
+        fp64=True,
+        script=PLACED,
+    ),
+    "ep 4 placed fp64": Case(
+        [*_alone("grid.dp_shard=2", "grid.tp=2", "grid.ep=4"), *SGD, *TWO_HOPS],
+        fp64=True,
+        script=PLACED,
+        telling=False,
+    ),
+    "ep part placed fp64": Case(
+        [*_alone("grid.dp_shard=2", "grid.tp=2", "grid.ep=2", "train.zero=3"), *SGD],
+        fp64=True,
+        script=PLACED,
+        telling=False,
+    ),
+    "ep uneven shards placed fp64": Case(
+        [*_alone("grid.dp_shard=8", "grid.ep=2", "model.moe.experts=6", "knobs.micro_batches=1"), *ADAMW],
+        fp64=True,
+        script=PLACED,
+        telling=False,
+    ),
+    "replicas placed fp64": Case(
+        [*_alone("grid.dp_replicate=2", "grid.dp_shard=2", "grid.ep=2"), *ADAMW],
+        fp64=True,
+        script=PLACED,
+        telling=False,
     ),
 }
 

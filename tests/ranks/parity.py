@@ -36,6 +36,7 @@ from engine.meter import Meter
 from engine.model.dials import Dials
 from engine.model.transformer import Stage
 from engine.parallel.comm import Axis
+from engine.parallel.relocate import moe_layers
 from engine.parallel.sharded import named_parameters
 from engine.parallel.tensor import Weights, cross_entropy
 from engine.place import Place
@@ -60,6 +61,9 @@ class Trace:
     dropped: list[int] = field(default_factory=list)
     loads: list[Tensor] = field(default_factory=list)  # [layer, expert]
     grads: list[dict[str, Tensor]] = field(default_factory=list)
+    maps: list[dict[int, list[int]]] = field(
+        default_factory=list
+    )  # where experts were: layer -> slot -> expert
     acks: list[Ack] = field(default_factory=list)
     knobs: dict[str, Value] = field(default_factory=dict)
 
@@ -150,7 +154,8 @@ def as_laid_out(place: Place, layout: Layout, script: Script, out: Path) -> None
         trace.losses.append(float(total[0]))
         trace.dropped.append(int(total[1]))
         trace.loads.append(trainer.world.control.all_gather(meter.readings.load).sum(0))
-        trace.grads.append({n: whole(p.grad) for n, p in named_parameters(trainer.stages)})
+        trace.grads.append(logical(trainer))
+        trace.maps.append({n: layer.placement.logical for n, layer in moe_layers(trainer.stages).items()})
         trace.norms.append(trainer.update(step))
         trainer.switch.end(step)
     trace.knobs = trainer.board.values
@@ -171,6 +176,16 @@ def whole(grad: Tensor | None) -> Tensor:
     return grad.full_tensor().clone() if isinstance(grad, DTensor) else grad.clone()
 
 
+def logical(trainer: Trainer) -> dict[str, Tensor]:
+    """Every gradient whole, those of experts in the order of their logical numbers, wherever they are placed."""
+    grads = {name: whole(p.grad) for name, p in named_parameters(trainer.stages)}
+    for n, layer in moe_layers(trainer.stages).items():
+        slots = torch.tensor(layer.placement.logical).argsort()
+        for name, _ in layer.experts.named_parameters():
+            grads[f"layers.{n}.mlp.experts.{name}"] = grads[f"layers.{n}.mlp.experts.{name}"][slots]
+    return grads
+
+
 def merged(folder: Path) -> Trace:
     """The trace of all stages as one model's."""
     stages = [torch.load(path, weights_only=False) for path in sorted(folder.glob("stage*.pt"))]
@@ -182,6 +197,8 @@ def merged(folder: Path) -> Trace:
         assert other.losses == trace.losses and other.norms == trace.norms, "ranks disagree on loss or norm"
         for grads, more in zip(trace.grads, other.grads, strict=True):
             grads |= more
+        for maps, others in zip(trace.maps, other.maps, strict=True):
+            maps |= others
     return trace
 
 
@@ -248,6 +265,7 @@ def run_case(case: Case, folder: Path) -> None:
             "dropped": trace.dropped,
             "dropped_in_one_process": truth.dropped,
             "losses": trace.losses,
+            "placed": [sum(m != sorted(m) for m in maps.values()) for maps in trace.maps],
             "acks": [[ack.revision, ack.state, ack.step, ack.why] for ack in trace.acks],
             "knobs": trace.knobs,
         }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.cases import SWITCHED, TELLING
+from tests.ranks.cases import PLACED, SWITCHED, TELLING
 from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN, STEPS
 
 # Half a unit in the last place: where the jolted references happen to agree, a result may still round once.
@@ -60,6 +60,13 @@ def test_drops_the_same_tokens(name: str, results: dict[str, Any]) -> None:
 def test_trains(name: str, results: dict[str, Any]) -> None:
     losses = results[name]["losses"]
     assert losses[-1] < losses[0] - 0.3
+
+
+@pytest.mark.parametrize("name", [name for name in TELLING if TELLING[name].script is PLACED])
+def test_experts_move_and_come_back(name: str, results: dict[str, Any]) -> None:
+    """They were elsewhere in the very run that equals one process, in two maps at least, and in none at its end."""
+    placed = [layers > 0 for layers in results[name]["placed"]]
+    assert placed == [False] * 5 + [True] * 9 + [False] * (STEPS - 14)
 
 
 @pytest.mark.parametrize("name", [name for name in TELLING if TELLING[name].script is SWITCHED])

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from agents.wire import Summary, spell
+from engine.grid import ORDER
 from engine.layout import Layout
 
 
@@ -41,10 +42,11 @@ class Output:
 
     def start(self, run: str) -> None:
         grid = self._layout.ranks
-        sizes = msgspec.structs.asdict(self._layout.grid)
         if self._json:
+            sizes = msgspec.structs.asdict(self._layout.grid)
             _line({"event": "start", "run": run, "world": grid.world, "grid": sizes})
             return
+        sizes = {axis: getattr(grid, axis) for axis in (*ORDER, "ep")}
         shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "one rank"
         _say(f"{run}: {grid.world} ranks, {shown}, {self._layout.schedule.name}")
         _say("  step      loss  grad norm   ms/step     tok/s   bubble (bound)   all-to-all   dropped")

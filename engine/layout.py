@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from engine.grid import ORDER, Grid, divisors, listed
-from engine.planner.stages import SCHEDULES, accepts, fewest
+from engine.legal import context_refusals, pipeline_refusals, routing_refusals
+from engine.planner.stages import SCHEDULES
 
 LARGEST = 2**31 - 1  # no size of a run is larger, and arithmetic on sizes stays quick
 GEMM_ALIGN = 4  # rows of fp32 must begin at multiples of 16 bytes
@@ -29,6 +30,8 @@ Word = Annotated[str, Meta(pattern="^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
 # The bounds of knobs, for their start values and for every later change.
 CAPACITY_FACTOR = (0.1, 8.0)
 LR_SCALE = (0.0, 10.0)
+LOSS_COEF = (0.0, 100.0)
+BIAS_RATE = (0.0, 1.0)
 
 
 class LayoutError(ValueError):
@@ -46,7 +49,15 @@ class Moe(Struct, frozen=True):
     top_k: Positive
     d_expert: Positive  # hidden width of one expert
     every: Positive = 1  # 1 = each layer has experts, 2 = every second, counted from the first
-    balance: Literal["aux", "none"] = "aux"
+    shared_experts: Natural = 0  # that every token takes, beside its top_k
+    router: Literal["token_choice", "expert_choice"] = "token_choice"
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    balance: Literal["aux", "bias", "none"] = "aux"
+    drop: Literal["position", "probability"] = (
+        "position"  # who stays within a capacity: the first, or the surest
+    )
+    groups: Positive = 1  # equal runs of experts
+    top_groups: Positive | None = None  # groups that a token's experts may be of; absent = all
 
 
 class Model(Struct, frozen=True):
@@ -122,7 +133,9 @@ class Knobs(Struct, frozen=True):
     )
     recompute: Literal["none", "selective", "full"] = "none"
     lr_scale: Annotated[float, Meta(ge=LR_SCALE[0], le=LR_SCALE[1])] = 1.0
-    aux_loss_coef: AtLeast0 = 0.01
+    aux_loss_coef: Annotated[float, Meta(ge=LOSS_COEF[0], le=LOSS_COEF[1])] = 0.01  # of balance = "aux"
+    z_loss_coef: Annotated[float, Meta(ge=LOSS_COEF[0], le=LOSS_COEF[1])] = 0.0
+    bias_rate: Annotated[float, Meta(ge=BIAS_RATE[0], le=BIAS_RATE[1])] = 0.001  # a step, of balance = "bias"
 
 
 class Layout(Struct, frozen=True, kw_only=True):
@@ -294,6 +307,7 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
     ]
     if model.moe:
         divided.append(("grid.ep", grid.ep, "model.moe.experts", model.moe.experts))
+        divided.append(("model.moe.groups", model.moe.groups, "model.moe.experts", model.moe.experts))
     if model.moe is None or (model.moe.every > 1 and model.layers > 1):
         divided.append(("grid.tp", grid.tp, "model.d_ff", model.ff))
     for divisor, n, whole, total in divided:
@@ -302,7 +316,7 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
     if refusal := grid.refusal():
         yield refusal
     if grid.cp > 1:
-        yield from _context_refusals(layout)
+        yield from context_refusals(layout)
     if model.moe:
         for name, width in (("model.d_model", model.d_model), ("model.moe.d_expert", model.moe.d_expert)):
             if width % GEMM_ALIGN:
@@ -311,9 +325,9 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
         yield f"model.d_model / model.heads = {model.head_dim} is odd; RoPE turns pairs, so legal: an even number"
     if model.vocab < BYTES:
         yield f"model.vocab = {model.vocab} is too small for byte tokens; legal: from {BYTES} on"
-    yield from _pipeline_refusals(layout)
-    if model.moe and model.moe.top_k > model.moe.experts:
-        yield f"model.moe.top_k = {model.moe.top_k} is more than experts; legal: 1 to {model.moe.experts}"
+    yield from pipeline_refusals(layout)
+    if model.moe:
+        yield from routing_refusals(model.moe)
     if not model.moe and grid.ep > 1:
         yield f"grid.ep = {grid.ep} without experts; legal: 1, or a section [model.moe]"
     inner, levels = layout.ep_inner, [n for n in divisors(grid.ep) if 1 < n < grid.ep]
@@ -330,55 +344,3 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
         yield f"train.zero = 0 keeps every rank whole, but grid.cp = {grid.cp} shards as dp_shard does; legal: 1, 2, 3"
     if not (layout.data.source == "stdlib" or layout.data.source.startswith("text:")):
         yield f"data.source = {layout.data.source!r} is not legal; legal: stdlib, text:GLOB"
-
-
-def _context_refusals(layout: Layout) -> typing.Iterator[str]:
-    """Over cp a sequence is cut head and tail, so each slice has two halves; Ulysses deals heads out to cp ranks."""
-    grid, model = layout.ranks, layout.model
-    pieces = 2 * grid.cp * grid.tp
-    if model.seq_len % pieces:
-        yield (
-            f"grid.cp = {grid.cp} cuts a sequence into 2 x cp x tp = {pieces} pieces, which do not divide "
-            f"model.seq_len = {model.seq_len}; legal: a multiple of {pieces}"
-        )
-    if layout.grid.cp_method == "ulysses":
-        heads, kv = model.heads // grid.tp, model.kv // grid.tp
-        fitting = [n for n in divisors(heads) if kv % n == 0 or n % kv == 0]
-        if grid.cp not in fitting:
-            yield (
-                f"grid.cp = {grid.cp} does not deal out the {heads} heads and {kv} kv_heads of a tensor rank evenly; "
-                f"legal: {listed(fitting)}, or cp_method = ring"
-            )
-
-
-def _pipeline_refusals(layout: Layout) -> typing.Iterator[str]:
-    pp, name, layers = layout.grid.pp, layout.schedule.name, layout.model.layers
-    kind, given = SCHEDULES[name], layout.schedule.virtual_stages
-    if given and (given < 2 if kind.virtual_stages is None else given != kind.virtual_stages):
-        legal = kind.virtual_stages or "from 2 on"
-        yield f"schedule.virtual_stages = {given} does not suit schedule.name = {name}; legal: {legal}"
-    if pp == 1 and kind.virtual_stages != 1:
-        yield f"schedule.name = {name} needs a pipeline, but grid.pp = 1; legal: gpipe, 1f1b, or grid.pp from 2 on"
-    if pp > layers:
-        yield f"grid.pp = {pp} is more stages than model.layers = {layers}; legal: 1 to {layers}"
-    elif layout.stages > layers:
-        yield (
-            f"grid.pp = {pp} x {layout.virtual_stages} virtual stages of schedule.name = {name} are more stages than "
-            f"model.layers = {layers}; legal: a product of at most {layers}"
-        )
-    micro_batches = legal_micro_batches(layout, name)
-    if not micro_batches:
-        dp, least = layout.ranks.dp, fewest(name, pp, layout.virtual_stages)
-        yield (
-            f"train.global_batch = {layout.train.global_batch} gives each of {dp} data ranks {layout.local_batch} "
-            f"sequences, too few for {layout.stages} stages; legal: a multiple of {dp * least}"
-        )
-    elif layout.knobs.micro_batches not in micro_batches:
-        yield f"knobs.micro_batches = {layout.knobs.micro_batches} is not legal; legal: {listed(micro_batches)}"
-
-
-def legal_micro_batches(layout: Layout, schedule: str) -> list[int]:
-    """Divisors of the local batch that `schedule` accepts over the layout's partition."""
-    pp, virtual = layout.grid.pp, layout.virtual_stages
-    ways = divisors(layout.local_batch) if layout.local_batch else []
-    return [m for m in ways if accepts(schedule, pp, virtual, m)]

@@ -8,9 +8,11 @@ from engine.layout import Layout
 @dataclass
 class Dials:
     recompute: str = "none"
-    capacity_factor: float | None = None  # None = dropless
+    capacity_factor: float | None = None  # None = dropless; under expert choice, 1
     aux_loss_coef: float = 0.0
-    aux_scale: float = 1.0  # 1 / sequences of the global batch
+    z_loss_coef: float = 0.0
+    aux_scale: float = 1.0  # 1 / sequences of the global batch: what both losses are a mean over
+    bias_rate: float = 0.0
     lr_scale: float = 1.0
 
     @classmethod
@@ -21,6 +23,8 @@ class Dials:
             recompute=knobs.recompute,
             capacity_factor=knobs.capacity_factor,
             aux_loss_coef=knobs.aux_loss_coef,
+            z_loss_coef=knobs.z_loss_coef,
             aux_scale=1.0 / layout.train.global_batch,
+            bias_rate=knobs.bias_rate,
             lr_scale=knobs.lr_scale,
         )

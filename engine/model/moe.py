@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from engine.layout import Moe
 from engine.meter import Meter
 from engine.model.dials import Dials
-from engine.model.router import Choice, Router
+from engine.model.router import ROUTERS, Choice
 from engine.parallel.experts import Dispatch, Placement, plan_dispatch
 from engine.parallel.tensor import Weights, local
 
@@ -41,6 +41,26 @@ class Experts(nn.Module):
         return grouped(F.silu(gate) * up, local(self.down), offsets)
 
 
+class SharedExperts(nn.Module):
+    """The experts that every token takes (Dai et al. 2024), side by side as one SwiGLU: [T, D] -> [T, D].
+
+    Like the routed ones they are whole on each tensor rank and see its slice of the sequence alone. Split over tp they
+    would gather and scatter the sequence at every micro-batch, which costs more bytes than one sum of their gradients a
+    step as soon as a step has 1.5 tokens for each unit of their width (docs/bytes.md).
+    """
+
+    def __init__(self, weights: Weights, name: str, moe: Moe, d_model: int, out_std: float):
+        super().__init__()
+        width = moe.shared_experts * moe.d_expert
+        self.gate = weights.replicated(f"{name}.gate", (width, d_model), 0.02)
+        self.up = weights.replicated(f"{name}.up", (width, d_model), 0.02)
+        self.down = weights.replicated(f"{name}.down", (d_model, width), out_std)
+
+    def forward(self, x_TD: Tensor) -> Tensor:
+        hidden = F.silu(F.linear(x_TD, self.gate)) * F.linear(x_TD, self.up)
+        return F.linear(hidden, self.down)
+
+
 def grouped(rows_RX: Tensor, weights_EXY: Tensor, offsets: Tensor) -> Tensor:
     """Rows up to each offset times that expert's matrix, [R, Y]."""
     if rows_RX.dtype == torch.float64:  # which torch's kernel does not know, and exact parity tests need
@@ -58,8 +78,11 @@ class MoeLayer(nn.Module):
         super().__init__()
         self.layer, self.meter = layer, meter
         self.placement = Placement(weights.ep_hops, range(moe.experts))
-        self.router = Router(weights, f"layers.{layer}.router", moe, d_model, dials)
+        self.router = ROUTERS[moe.router](weights, f"layers.{layer}.router", moe, d_model, dials)
         self.experts = Experts(weights, f"layers.{layer}.experts", moe, d_model, out_std)
+        self.shared: SharedExperts | None = None
+        if moe.shared_experts:
+            self.shared = SharedExperts(weights, f"layers.{layer}.shared", moe, d_model, out_std)
 
     def place(self, logical: Sequence[int]) -> None:
         """Expert `logical[slot]` is in `slot` from now on; its values are the caller's to move."""
@@ -67,19 +90,20 @@ class MoeLayer(nn.Module):
 
     def forward(self, x_BSD: Tensor, memo: dict[str, Routing]) -> Tensor:
         """`memo` is empty on a first forward and holds its decisions on a recomputed one."""
-        probs_BSE = self.router(x_BSD)
+        logits_BSE, scores_BSE = self.router(x_BSD)
         if "routing" not in memo:
-            memo["routing"] = self._decide(probs_BSE.detach())
+            memo["routing"] = self._decide(scores_BSE.detach())
         choice, dispatch = memo["routing"].choice, memo["routing"].dispatch
         x_TD = x_BSD.flatten(0, 1)
         outputs_ND = dispatch.run(x_TD, self.experts)
-        weights_N = self.router.weigh(probs_BSE, choice).flatten()[dispatch.pairs_N]
+        weights_N = self.router.weigh(scores_BSE, choice).flatten()[dispatch.pairs_N]
         weighted_ND = outputs_ND * weights_N.unsqueeze(-1).to(x_TD.dtype)
-        out_TD = torch.zeros_like(x_TD).index_add(0, dispatch.tokens_N, weighted_ND)
-        return self.router.balanced(out_TD, probs_BSE, choice).view_as(x_BSD)
+        out_TD = torch.zeros_like(x_TD) if self.shared is None else self.shared(x_TD)
+        out_TD = out_TD.index_add(0, dispatch.tokens_N, weighted_ND)
+        return self.router.balanced(out_TD, logits_BSE, scores_BSE, choice).view_as(x_BSD)
 
     @torch.no_grad()
-    def _decide(self, probs_BSE: Tensor) -> Routing:
-        choice = self.router.choose(probs_BSE)
+    def _decide(self, scores_BSE: Tensor) -> Routing:
+        choice = self.router.choose(scores_BSE)
         self.meter.routed(self.layer, choice.load_E, choice.dropped)
         return Routing(choice, plan_dispatch(choice.experts_TK, choice.keep_TK, self.placement))

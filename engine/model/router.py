@@ -1,21 +1,25 @@
-"""The router: which experts take which tokens, with what weight, and the losses that keep experts evenly loaded.
+"""The router: which experts take which tokens, and with what weight.
 
 Everything about a sequence is counted over the whole sequence, also when its slices lie on several ranks, so choices,
-drops, losses and gradients are the same in every layout.
+drops, losses and gradients are the same in every layout. Of equal scores the lower number wins, expert or position.
 
-Shapes: B sequences, S tokens of this rank's slice, T = B S, D model, E experts, K top-k.
+Shapes: B sequences, S tokens of this rank's slice, T = B S, W tokens of a whole sequence, D model, E experts, K top-k,
+G groups of experts, C capacity.
 """
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.layout import Moe
+from engine.model.balance import nudged, sequence_balance, with_loss, z_loss
 from engine.model.dials import Dials
+from engine.parallel.sequence import Slices
 from engine.parallel.tensor import Weights, at_least_fp32
 
 
@@ -23,75 +27,178 @@ from engine.parallel.tensor import Weights, at_least_fp32
 class Choice:
     """What became of one micro-batch's tokens. Made once; a recomputed forward uses it again."""
 
-    experts_TK: Tensor
-    keep_TK: Tensor | None  # pairs within capacity; None = all
+    experts_TK: Tensor  # the experts a token has a say on: its top-k, or all of them where experts choose
+    keep_TK: Tensor | None  # of those the pairs that run; None = all
     load_E: Tensor  # pairs routed from this rank's tokens, dropped ones too
-    share_BE: Tensor  # fraction of a whole sequence's pairs that chose each expert, over all its slices
-
-    @property
-    def dropped(self) -> Tensor:
-        """The number of this rank's pairs over capacity."""
-        if self.keep_TK is None:
-            return torch.zeros((), dtype=torch.int64, device=self.experts_TK.device)
-        return (~self.keep_TK).sum()
+    dropped: Tensor  # how many of them are over capacity
+    share_BE: (
+        Tensor | None
+    )  # fraction of a whole sequence's pairs on each expert, where a balancing loss asks for it
 
 
-class Router(nn.Module):
-    """Top-k token choice (Shazeer et al. 2017): `forward` scores, `choose` decides, `weigh` and `balanced` go on."""
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda logits_BSE: logits_BSE.softmax(-1),
+    "sigmoid": torch.sigmoid,
+}
+
+
+class Router(nn.Module, ABC):
+    """Scores tokens against experts. `choose` decides without a gradient, `weigh` and `balanced` carry it."""
+
+    bias: Tensor | None
 
     def __init__(self, weights: Weights, name: str, moe: Moe, d_model: int, dials: Dials):
         super().__init__()
         self.moe, self.dials, self.slices = moe, dials, weights.slices
         self.weight = weights.replicated(name, (moe.experts, d_model), 0.02)
+        bias = at_least_fp32(torch.zeros(moe.experts)) if moe.balance == "bias" else None
+        self.register_buffer("bias", bias)  # state: it is saved with the weights
+        self._score = SCORES[moe.score]
 
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        """Each token's probabilities over the experts, [B, S, E]."""
-        return F.linear(at_least_fp32(x_BSD), at_least_fp32(self.weight)).softmax(-1)
+    def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token's logits and scores, both [B, S, E], in fp32 at least."""
+        logits_BSE = F.linear(at_least_fp32(x_BSD), at_least_fp32(self.weight))
+        return logits_BSE, self._score(logits_BSE)
+
+    @abstractmethod
+    def choose(self, scores_BSE: Tensor) -> Choice:
+        """Decide, for the whole of each sequence."""
+
+    @abstractmethod
+    def weigh(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
+        """What each pair's output counts in its token's, [T, K]."""
+
+    def balanced(self, out_TD: Tensor, logits_BSE: Tensor, scores_BSE: Tensor, choice: Choice) -> Tensor:
+        """`out_TD` itself, with the router's own losses joined to what is minimised."""
+        whole, dials = self._whole(scores_BSE), self.dials
+        if choice.share_BE is not None:
+            aux = sequence_balance(scores_BSE, choice.share_BE, whole)
+            out_TD = with_loss(out_TD, aux, dials.aux_loss_coef * dials.aux_scale)
+        if dials.z_loss_coef:
+            out_TD = with_loss(out_TD, z_loss(logits_BSE, whole), dials.z_loss_coef * dials.aux_scale)
+        return out_TD
 
     @torch.no_grad()
-    def choose(self, probs_BSE: Tensor) -> Choice:
-        B, S, E = probs_BSE.shape
-        K = self.moe.top_k
-        top_BSK = probs_BSE.topk(K, -1).indices
-        chosen_BSE = torch.zeros(B, S, E, dtype=torch.int32, device=probs_BSE.device)
-        chosen_BSE.scatter_(-1, top_BSK, 1)
-        place_BSE, total_BE = self.slices.queue(chosen_BSE)
-        whole = S * self.slices.count
-        keep_TK = None
-        if self.dials.capacity_factor is not None:
-            capacity = math.ceil(self.dials.capacity_factor * whole * K / E)
-            keep_TK = (place_BSE.gather(-1, top_BSK) < capacity).flatten(0, 1)
-        return Choice(top_BSK.flatten(0, 1), keep_TK, chosen_BSE.sum((0, 1)), total_BE / (whole * K))
+    def nudge(self, load_E: Tensor) -> None:
+        """Move the bias against a step's load, that of the whole job."""
+        if self.bias is not None:
+            self.bias.copy_(nudged(self.bias, load_E, self.dials.bias_rate))
 
-    def weigh(self, probs_BSE: Tensor, choice: Choice) -> Tensor:
-        """The share of each chosen expert in its token's output, [T, K]."""
-        top_TK = probs_BSE.flatten(0, 1).gather(1, choice.experts_TK)
+    def _whole(self, x_BSE: Tensor) -> int:
+        return x_BSE.shape[1] * self.slices.count
+
+    def _capacity(self, factor: float, whole: int) -> int:
+        """The pairs of one sequence that an expert takes: `factor` times an even share, and never a token twice."""
+        return min(whole, math.ceil(factor * whole * self.moe.top_k / self.moe.experts))
+
+
+class TokenChoice(Router):
+    """Each token takes its K best experts (Shazeer et al. 2017), from its best groups where those are limited.
+
+    The bias counts in the choice alone, not in the weight (Wang et al. 2024).
+    """
+
+    @torch.no_grad()
+    def choose(self, scores_BSE: Tensor) -> Choice:
+        wanted_BSE = scores_BSE if self.bias is None else scores_BSE + self.bias
+        top_BSK = highest(self._in_best_groups(wanted_BSE), self.moe.top_k)
+        chosen_BSE = torch.zeros_like(scores_BSE, dtype=torch.int32).scatter_(-1, top_BSK, 1)
+        whole, keep_TK, total_BE = self._whole(scores_BSE), None, None
+        dropped = torch.zeros((), dtype=torch.int64, device=scores_BSE.device)
+        if self.dials.capacity_factor is not None:
+            capacity = self._capacity(self.dials.capacity_factor, whole)
+            within_BSE, total_BE = WITHIN[self.moe.drop](self.slices, chosen_BSE, scores_BSE, capacity)
+            keep_TK = within_BSE.gather(-1, top_BSK).flatten(0, 1)
+            dropped = (~keep_TK).sum()
+        elif self.moe.balance == "aux":
+            _, total_BE = self.slices.queue(chosen_BSE)
+        share_BE = None
+        if self.moe.balance == "aux" and total_BE is not None:
+            share_BE = total_BE / (whole * self.moe.top_k)
+        return Choice(top_BSK.flatten(0, 1), keep_TK, chosen_BSE.sum((0, 1)), dropped, share_BE)
+
+    def weigh(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
+        top_TK = scores_BSE.flatten(0, 1).gather(1, choice.experts_TK)
         if self.moe.top_k == 1:  # p / p would be 1, and a top-1 router would learn nothing from the loss
             return top_TK
         return top_TK / top_TK.sum(-1, keepdim=True)
 
-    def balanced(self, out_TD: Tensor, probs_BSE: Tensor, choice: Choice) -> Tensor:
-        """`out_TD` itself, with the balancing loss of its sequences (Fedus et al. 2022) joined to what is minimised."""
-        if self.moe.balance != "aux":
-            return out_TD
-        mean_BE = probs_BSE.sum(1) / (probs_BSE.shape[1] * self.slices.count)
-        aux = self.moe.experts * (choice.share_BE * mean_BE).sum()
-        return _with_loss(out_TD, aux, self.dials.aux_loss_coef * self.dials.aux_scale)
+    def _in_best_groups(self, wanted_BSE: Tensor) -> Tensor:
+        """Minus infinity outside a token's best groups. A group is as good as its best K / top_groups experts together
+        (DeepSeek-V3 2024, section 2.1.2); with one of each group that is its best expert (DeepSeek-V2 2024)."""
+        moe = self.moe
+        if moe.top_groups is None or moe.top_groups == moe.groups:
+            return wanted_BSE
+        B, S, _ = wanted_BSE.shape
+        groups_BSGe = wanted_BSE.view(B, S, moe.groups, -1)
+        good_BSG = groups_BSGe.topk(math.ceil(moe.top_k / moe.top_groups)).values.sum(-1)
+        best = torch.zeros_like(good_BSG, dtype=torch.bool).scatter_(
+            -1, highest(good_BSG, moe.top_groups), True
+        )
+        return groups_BSGe.masked_fill(~best.unsqueeze(-1), -math.inf).flatten(-2)
 
 
-def _with_loss(x: Tensor, loss: Tensor, scale: float) -> Tensor:
-    out: Tensor = _WithLoss.apply(x, loss, scale)  # type: ignore[no-untyped-call]
-    return out
+class ExpertChoice(Router):
+    """Each expert takes its C best tokens of a sequence (Zhou et al. 2022), so the load is even by itself.
+
+    It looks at the whole sequence: whether a token is taken depends on later ones. Fine for studying balance, but a
+    causal model trained so has seen a little of its future, and cannot choose in the same way when it generates.
+    """
+
+    @torch.no_grad()
+    def choose(self, scores_BSE: Tensor) -> Choice:
+        B, S, E = scores_BSE.shape
+        factor = self.dials.capacity_factor
+        capacity = self._capacity(1.0 if factor is None else factor, self._whole(scores_BSE))
+        taken_BSE = self.slices.mine(among_highest(self.slices.gather(in_half(scores_BSE)), capacity))
+        everyone_TE = torch.arange(E, device=scores_BSE.device).expand(B * S, E)
+        nothing = torch.zeros((), dtype=torch.int64, device=scores_BSE.device)
+        return Choice(everyone_TE, taken_BSE.flatten(0, 1), taken_BSE.sum((0, 1)), nothing, None)
+
+    def weigh(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
+        return scores_BSE.flatten(0, 1)
 
 
-class _WithLoss(torch.autograd.Function):
-    """The identity on `x`, through which `scale * loss` joins what is minimised but not what is reported."""
+ROUTERS: dict[str, type[Router]] = {"token_choice": TokenChoice, "expert_choice": ExpertChoice}
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, loss: Tensor, scale: float) -> Tensor:
-        ctx.scale, ctx.like = scale, loss
-        return x.view_as(x)
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return grad, torch.full_like(ctx.like, ctx.scale), None
+def highest(x: Tensor, k: int, dim: int = -1) -> Tensor:
+    """Indices of the k largest along `dim`, best first; of equals the lower index, as `topk` does not promise."""
+    return x.sort(stable=True, dim=dim, descending=True).indices.narrow(dim, 0, k)
+
+
+def among_highest(x_BWE: Tensor, count: int) -> Tensor:
+    """For each sequence and expert, whether a token is among the `count` highest, [B, W, E]."""
+    return torch.zeros_like(x_BWE, dtype=torch.bool).scatter_(1, highest(x_BWE, count, 1), True)
+
+
+HALF = {torch.float64: torch.float32, torch.float32: torch.float16}
+
+
+def in_half(x_BSE: Tensor) -> Tensor:
+    """With half of the digits: what tokens of one sequence are compared by, so that rounding does not decide.
+
+    A sequence that begins with a run of equal tokens attends to nothing else, so the scores of these are equal but for
+    the last digits, which every layout rounds in its own way. In half of the digits they tie, and position decides.
+    """
+    return x_BSE.to(HALF[x_BSE.dtype])
+
+
+def by_position(
+    slices: Slices, chosen_BSE: Tensor, scores_BSE: Tensor, capacity: int
+) -> tuple[Tensor, Tensor]:
+    """First come, first served."""
+    place_BSE, total_BE = slices.queue(chosen_BSE)
+    return place_BSE < capacity, total_BE
+
+
+def by_probability(
+    slices: Slices, chosen_BSE: Tensor, scores_BSE: Tensor, capacity: int
+) -> tuple[Tensor, Tensor]:
+    """Those with the highest scores among the tokens that chose the expert."""
+    claims_BWE = slices.gather(in_half(scores_BSE).masked_fill(chosen_BSE == 0, -math.inf))
+    return slices.mine(among_highest(claims_BWE, capacity)), (claims_BWE > -math.inf).sum(1)
+
+
+WITHIN = {"position": by_position, "probability": by_probability}
+"""(chosen, scores) -> whether a chosen pair is within capacity [B, S, E], and the whole sequence's choices [B, E]."""

@@ -1,14 +1,30 @@
 """The knobs of a training run, as a table: what each may be, what it does, and how it is put in force."""
 
-from typing import Any
-
 from agents.board import Board, Knob, Values
 from agents.wire import Legal
-from engine.layout import CAPACITY_FACTOR, LR_SCALE, Layout, legal_micro_batches
+from engine.layout import (
+    BIAS_RATE,
+    CAPACITY_FACTOR,
+    LOSS_COEF,
+    LR_SCALE,
+    Layout,
+)
+from engine.legal import legal_micro_batches
 from engine.model.dials import Dials
 from engine.parallel.pipeline import Pipeline, Plan
 from engine.planner.placement import GOALS
 from engine.train.placing import Placing
+
+CAPACITY = {
+    "token_choice": "most an expert takes of a sequence, over an even share; the rest is dropped; none = dropless",
+    "expert_choice": "tokens an expert takes of a sequence, over an even share; none = 1",
+}
+
+
+BALANCE = {
+    "aux": [("aux_loss_coef", LOSS_COEF, "weight of the loss that evens out the experts' load")],
+    "bias": [("bias_rate", BIAS_RATE, "what a step adds to the bias of an expert that too few chose")],
+}
 
 
 def make_board(layout: Layout, pipeline: Pipeline, dials: Dials, placing: Placing | None = None) -> Board:
@@ -16,9 +32,6 @@ def make_board(layout: Layout, pipeline: Pipeline, dials: Dials, placing: Placin
 
     def use_plan(plan: Plan) -> None:
         pipeline.plan = plan
-
-    def assign(target: object, name: str) -> Any:
-        return lambda value: setattr(target, name, value)
 
     def prepare_plan(values: Values) -> Plan:
         micro_batches = values["micro_batches"]
@@ -39,30 +52,16 @@ def make_board(layout: Layout, pipeline: Pipeline, dials: Dials, placing: Placin
             lambda _: Legal(choices=["none", "selective", "full"]),
             True,
             "activations computed again in backward instead of kept: less memory, more work",
-            assign(dials, "recompute"),
+            lambda value: setattr(dials, "recompute", value),
             lambda values: values["recompute"],
         ),
-        Knob(
-            "lr_scale",
-            lambda _: Legal(low=LR_SCALE[0], high=LR_SCALE[1]),
-            False,
-            "factor on the learning rate",
-            assign(dials, "lr_scale"),
-            lambda values: values["lr_scale"],
-        ),
+        _dial(dials, "lr_scale", LR_SCALE, "factor on the learning rate"),
     ]
     if layout.model.moe:
-        knobs.insert(
-            1,
-            Knob(
-                "capacity_factor",
-                lambda _: Legal(low=CAPACITY_FACTOR[0], high=CAPACITY_FACTOR[1], optional=True),
-                False,
-                "most an expert takes of a sequence, over an even share; the rest is dropped; none = dropless",
-                assign(dials, "capacity_factor"),
-                lambda values: values["capacity_factor"],
-            ),
-        )
+        moe = layout.model.moe
+        knobs.insert(1, _dial(dials, "capacity_factor", CAPACITY_FACTOR, CAPACITY[moe.router], optional=True))
+        knobs += [_dial(dials, *row) for row in BALANCE.get(moe.balance, [])]
+        knobs.append(_dial(dials, "z_loss_coef", LOSS_COEF, "weight of the loss on large router logits"))
     if placing:
         knobs.append(
             Knob(
@@ -70,9 +69,22 @@ def make_board(layout: Layout, pipeline: Pipeline, dials: Dials, placing: Placin
                 lambda _: Legal(choices=list(GOALS)),
                 True,
                 "move experts: load evens out ranks, traffic puts them where their tokens are, logical puts them back",
-                assign(placing, "wish"),
+                lambda value: setattr(placing, "wish", value),
                 lambda values: values["place"],
                 action=True,
             )
         )
     return Board(knobs, {knob.name: getattr(layout.knobs, knob.name) for knob in knobs if not knob.action})
+
+
+def _dial(dials: Dials, name: str, bounds: tuple[float, float], about: str, optional: bool = False) -> Knob:
+    """A number that the next step reads, and that changes the loss."""
+    legal = Legal(low=bounds[0], high=bounds[1], optional=optional)
+    return Knob(
+        name,
+        lambda _: legal,
+        False,
+        about,
+        lambda value: setattr(dials, name, value),
+        lambda values: values[name],
+    )

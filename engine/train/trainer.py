@@ -21,6 +21,7 @@ from engine.parallel.tensor import Weights, cross_entropy
 from engine.parallel.world import World
 from engine.place import cores
 from engine.planner.stages import stages_of
+from engine.train.balancing import Balancing
 from engine.train.data import Samples
 from engine.train.introduce import hello, knob_board
 from engine.train.knobs import make_board
@@ -77,6 +78,7 @@ class Trainer:
         self.pipeline = Pipeline(layout, self.stages, world, meter, self._loss_of)
         self.optimizer = make_optimizer(self.stages, train)
         self.norm = GradientNorm(self.stages, world)
+        self.balancing = Balancing(self.stages, world)
         self.placing = Placing(self.stages, self.optimizer, world) if grid.ep > 1 else None
         self.board = make_board(layout, self.pipeline, self.dials, self.placing)
         self.switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
@@ -116,7 +118,7 @@ class Trainer:
     def update(self, step: int) -> float:
         """Clip and step the optimizer; the norm before clipping.
 
-        Where the norm is not finite, on every rank alike, nothing is updated: the weights stay as they are.
+        Where the norm is not finite, on every rank alike, nothing is updated: weights and biases stay as they are.
         """
         train = self.layout.train
         with self.meter.phase("optimizer"):
@@ -127,6 +129,7 @@ class Trainer:
                 for group in self.optimizer.param_groups:
                     group["lr"] = learning_rate(train, step, self.dials.lr_scale)
                 self.optimizer.step()
+                self.balancing(self.meter.readings.load)
             elif self.world.rank == LEADER:
                 text = f"step {step}: the gradient norm is {norm}, so the weights were left as they are"
                 self.agent.send(Event(time.time(), "error", "engine", text))

@@ -14,7 +14,7 @@ from torch import nn
 
 from agents.agent import Agent
 from engine.launch import launch
-from engine.layout import Layout, load
+from engine.layout import Layout, Moe, load
 from engine.meter import Meter
 from engine.model.moe import MoeLayer, Routing
 from engine.model.transformer import Block, Stage
@@ -25,7 +25,19 @@ from engine.parallel.tensor import Weights
 from engine.place import Place
 from engine.planner.stages import stages_of
 from engine.train.trainer import Trainer
-from tests.ranks.cases import DROPS, FULL, INTERLEAVED, LAYOUT, SELECTIVE, SMALL, TWO_HOPS, ULYSSES
+from tests.ranks.cases import (
+    DEEPSEEK,
+    DROPS,
+    EXPERT_CHOICE,
+    FULL,
+    INTERLEAVED,
+    LAYOUT,
+    SELECTIVE,
+    SMALL,
+    SURE,
+    TWO_HOPS,
+    ULYSSES,
+)
 
 CASES = {
     "demo": ["train.steps=1"],
@@ -50,6 +62,9 @@ CASES = {
     "cp ulysses": [*SMALL, "grid.cp=4", "grid.ep=2", *ULYSSES, *FULL],
     "dp cp ring": [*SMALL, "grid.dp_shard=2", "grid.cp=2", "grid.ep=4"],
     "pp dp interleaved": [*SMALL, *INTERLEAVED, "grid.dp_shard=2", "grid.ep=2", "model.layers=5"],
+    "deepseek": [*SMALL, "grid.dp_shard=2", "grid.tp=2", "grid.ep=2", *DEEPSEEK, *FULL],
+    "deepseek surest": [*SMALL, "grid.dp_replicate=2", "grid.tp=2", *DEEPSEEK, *SURE],
+    "expert choice cp": [*SMALL, "grid.cp=2", "grid.tp=2", "grid.ep=2", *EXPERT_CHOICE, *SELECTIVE],
 }
 
 
@@ -72,8 +87,8 @@ def expected(
     attention = {"none": 4, "selective": 5, "full": 6}[recompute]
     dense = {"none": 4, "selective": 4, "full": 5}[recompute]
     tp = m * (len(blocks) * attention * X + (len(blocks) - moe) * dense * X)
-    counts = m * moe * b * E * 4
-    tp += counts * (t - 1) if c == 1 else 0
+    asked = m * moe * b * _asked_of_slices(layout, model.moe) if model.moe else 0
+    tp += asked * (t - 1) if c == 1 else 0
     tp += m * (first * 2 * X + last * (2 * X + (t - 1) * 3 * b * S * 4))
     if t > 1:
         r = sum(shard_of(p).numel() for p in replicated_over_tp(trainer.stages))
@@ -85,7 +100,7 @@ def expected(
         attended = (2 + again) * (c - 1) * b * (2 * H // c + 2 * max(G // c, 1)) * S * C * 4
     else:
         attended = (3 + again) * (c - 1) * 2 * b * G * S * C * 4
-    cp = m * len(blocks) * attended + (counts * 2 * (c * t - 1) if c > 1 else 0)
+    cp = m * len(blocks) * attended + (asked * (c * t - 1) if c > 1 else 0)
 
     forth = sum(stage + 1 < layout.stages and stage + 1 not in mine for stage in mine)
     back = sum(stage > 0 and stage - 1 not in mine for stage in mine)
@@ -105,6 +120,11 @@ def expected(
     if r > 1:
         dp += 2 * (r - 1) * sum(shard_of(p).numel() for _, p in named_parameters(trainer.stages)) * 4 // r
 
+    if model.moe and model.moe.balance == "bias":
+        n = moe * E * 8
+        tp += 2 * (t - 1) * n // t
+        dp += 2 * (f - 1) * n // f + 2 * (r - 1) * n // r
+
     to = _rows_to(world.rank, e, layout.ep_inner, [hop for r in routings for hop in r.dispatch.hops])
     passes = 3 if recompute == "full" else 2
     a2a = {str(peer): passes * rows * D * 4 for peer, rows in to.items() if rows}
@@ -119,6 +139,17 @@ def expected(
         ep += sum(moved.values())
         control += 2 * (W - 1) * e * model.layers * E * 8 // W + (W - 1) * (512 + 64)
     return {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp, "control": control, "a2a": a2a}
+
+
+def _asked_of_slices(layout: Layout, moe: Moe) -> int:
+    """Bytes that a layer's router tells each other slice of one sequence."""
+    cp, tp = layout.grid.cp, layout.grid.tp
+    counts = moe.experts * 4 * (2 if cp > 1 else 1)
+    scores = layout.model.seq_len // (cp * tp) * moe.experts * 2
+    limited = layout.knobs.capacity_factor is not None
+    if moe.router == "expert_choice" or (limited and moe.drop == "probability"):
+        return scores
+    return counts if limited or moe.balance == "aux" else 0
 
 
 def _rows_to(me: int, ranks: int, inner: int | None, hops: list[Hop]) -> dict[int, int]:

@@ -57,6 +57,14 @@ PLACED: Script = {
     13: {"place": "logical"},
 }
 
+BALANCED: Script = {
+    3: {"aux_loss_coef": 1.0, "z_loss_coef": 0.5},
+    9: {"aux_loss_coef": 0.0},
+    14: {"aux_loss_coef": 0.3, "z_loss_coef": 0.0},
+}
+
+BIASED: Script = {5: {"bias_rate": 0.2}, 12: {"bias_rate": 0.0}}
+
 
 @dataclass(frozen=True)
 class Case:
@@ -75,6 +83,14 @@ class Case:
 def _alone(*axes: str) -> list[str]:
     return [*SMALL, *axes]
 
+
+BIAS = ["model.moe.balance=bias", "knobs.bias_rate=0.02"]
+GROUPS = ["model.moe.groups=4", "model.moe.top_groups=2", "model.moe.top_k=3"]
+SURE = [*DROPS, "model.moe.drop=probability"]
+SHARED = ["model.moe.shared_experts=2"]
+EXPERT_CHOICE = ["model.moe.router=expert_choice", "model.moe.balance=none"]
+# What DeepSeek-V3 puts together.
+DEEPSEEK = [*BIAS, *GROUPS, *SHARED, "model.moe.score=sigmoid", "knobs.z_loss_coef=0.1"]
 
 CASES: dict[str, Case] = {
     "demo adamw dropless": Case([*ADAMW]),
@@ -118,6 +134,41 @@ CASES: dict[str, Case] = {
     ),
     "tp 4 top-3 fp64": Case(
         [*SMALL, "grid.tp=4", "grid.ep=2", "model.kv_heads=4", "model.moe.top_k=3", *SGD, *DROPS], fp64=True
+    ),
+    "deepseek mix drops fp64": Case(
+        [*SMALL, "grid.pp=2", "grid.tp=2", "grid.ep=2", *SGD, *DEEPSEEK, *SURE, *FULL], fp64=True
+    ),
+    "deepseek dp tp fp64": Case(
+        [*SMALL, "grid.dp_shard=2", "grid.tp=2", "grid.ep=4", *SGD, *DEEPSEEK], fp64=True, script=BIASED
+    ),
+    "expert choice mix fp64": Case(
+        [*SMALL, "grid.pp=2", "grid.tp=2", "grid.ep=2", *SGD, *EXPERT_CHOICE, *FULL],
+        fp64=True,
+        script={6: {"capacity_factor": 1.7}, 13: {"capacity_factor": 0.4}},
+    ),
+    "losses turned fp64": Case(
+        [*_alone("grid.dp_shard=2", "grid.tp=2", "grid.ep=2"), *SGD, *SURE], fp64=True, script=BALANCED
+    ),
+    "replicas bias fp64": Case(
+        [*_alone("grid.dp_replicate=2", "grid.dp_shard=2"), *SGD, *BIAS], fp64=True, telling=False
+    ),
+    "tp groups fp64": Case([*_alone("grid.tp=2"), *SGD, *GROUPS], fp64=True, telling=False),
+    "tp sigmoid fp64": Case(
+        [*_alone("grid.tp=2"), *SGD, "model.moe.score=sigmoid", "knobs.aux_loss_coef=0.5"],
+        fp64=True,
+        telling=False,
+    ),
+    "tp bias fp64": Case([*_alone("grid.tp=2"), *SGD, *BIAS, *FULL], fp64=True, telling=False),
+    "tp z-loss fp64": Case([*_alone("grid.tp=2"), *SGD, "knobs.z_loss_coef=0.5"], fp64=True, telling=False),
+    "cp surest bias drops fp64": Case(
+        [*_alone("grid.cp=2", "grid.tp=2"), *SGD, *BIAS, *SURE], fp64=True, telling=False
+    ),
+    "cp expert choice fp64": Case([*_alone("grid.cp=2", "grid.dp_shard=2"), *SGD, *EXPERT_CHOICE], fp64=True),
+    "tp shared fp64": Case([*_alone("grid.tp=2"), *SGD, *SHARED, *SELECTIVE], fp64=True, telling=False),
+    "tp expert choice fp64": Case([*_alone("grid.tp=2"), *SGD, *EXPERT_CHOICE], fp64=True, telling=False),
+    "tp surest drops fp64": Case([*_alone("grid.tp=2"), *SGD, *SURE], fp64=True, telling=False),
+    "dp ep surest drops fp64": Case(
+        [*_alone("grid.dp_shard=2", "grid.ep=2"), *SGD, *SURE, "train.zero=3"], fp64=True, telling=False
     ),
     "pp": Case([*_alone("grid.pp=2"), *SGD]),
     "dp": Case([*_alone("grid.dp_shard=2"), *SGD]),

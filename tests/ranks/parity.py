@@ -64,6 +64,7 @@ class Trace:
     maps: list[dict[int, list[int]]] = field(
         default_factory=list
     )  # where experts were: layer -> slot -> expert
+    biases: list[dict[str, Tensor]] = field(default_factory=list)  # of the routers, after the update
     acks: list[Ack] = field(default_factory=list)
     knobs: dict[str, Value] = field(default_factory=dict)
 
@@ -129,9 +130,15 @@ def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trac
             group["lr"] = learning_rate(train, step, dials.lr_scale)
         optimizer.step()
         optimizer.zero_grad()
-        for knob in ("capacity_factor", "lr_scale"):
-            if knob in script.get(step, {}):
-                setattr(dials, knob, script[step][knob])
+        biases = router_biases(stage)
+        for name, bias in biases.items():
+            for expert, load in enumerate(counts := meter.readings.load[int(name.split(".")[1])].tolist()):
+                mean = sum(counts) / len(counts)
+                bias[expert] += dials.bias_rate * ((load < mean) - (load > mean))
+        trace.biases.append({name: bias.clone() for name, bias in biases.items()})
+        for knob, value in script.get(step, {}).items():
+            if knob in vars(dials) and knob != "recompute":
+                setattr(dials, knob, value)
     return trace
 
 
@@ -157,12 +164,18 @@ def as_laid_out(place: Place, layout: Layout, script: Script, out: Path) -> None
         trace.grads.append(logical(trainer))
         trace.maps.append({n: layer.placement.logical for n, layer in moe_layers(trainer.stages).items()})
         trace.norms.append(trainer.update(step))
+        biases = (router_biases(stage) for stage in trainer.stages)
+        trace.biases.append({name: bias.clone() for stage in biases for name, bias in stage.items()})
         trainer.switch.end(step)
     trace.knobs = trainer.board.values
     at = trainer.world.at
     if at["dp"] == at["cp"] == at["tp"] == 0:
         torch.save(trace, out / f"stage{at['pp']}.pt")
     dist.destroy_process_group()
+
+
+def router_biases(stage: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: buffer for name, buffer in stage.named_buffers() if name.endswith("router.bias")}
 
 
 def _only_small(changes: dict[str, Value]) -> None:
@@ -199,6 +212,8 @@ def merged(folder: Path) -> Trace:
             grads |= more
         for maps, others in zip(trace.maps, other.maps, strict=True):
             maps |= others
+        for biases, more in zip(trace.biases, other.biases, strict=True):
+            biases |= more
     return trace
 
 
@@ -220,8 +235,11 @@ def distance(a: Trace, b: Trace) -> dict[str, list[float]]:
 
 
 def same_routing(a: Trace, b: Trace) -> int:
-    """The number of steps before any expert was chosen by another number of tokens."""
-    same = [torch.equal(x, y) for x, y in zip(a.loads, b.loads, strict=True)]
+    """The number of steps before any expert was chosen by another number of tokens, or has another bias."""
+    same = [
+        torch.equal(load, other) and all(torch.equal(mine[n], theirs[n]) for n in theirs)
+        for load, other, mine, theirs in zip(a.loads, b.loads, a.biases, b.biases, strict=True)
+    ]
     return same.index(False) if False in same else STEPS
 
 

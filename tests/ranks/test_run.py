@@ -109,6 +109,19 @@ def test_headless_without_a_hub(tmp_path: Path) -> None:
     assert "hub.json" not in os.listdir(tmp_path / "run")
 
 
+def test_the_deepseek_layout_trains(tmp_path: Path) -> None:
+    """Shared experts, groups and biases over 4 ranks, as shipped."""
+    layout = "layouts/deepseek-mini.toml"
+    done = run(engine(layout, "train.steps=3", "--json", "--hub", "none", "--run-dir", str(tmp_path)))
+    assert done.returncode == 0, done.stderr
+    start, *steps, end = map(json.loads, done.stdout.splitlines())
+    assert (start["world"], len(steps), end["exit"]) == (4, 3, 0)
+    assert steps[2]["loss"] < steps[0]["loss"] < math.log(256) + 0.2
+    assert {"bias_rate", "z_loss_coef"} < steps[0]["knobs"].keys() and "aux_loss_coef" not in steps[0][
+        "knobs"
+    ]
+
+
 def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:
     live.until_step(2)
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.layout import Layout, LayoutError, from_toml, legal_micro_batches, load
+from engine.layout import Layout, LayoutError, from_toml, load
+from engine.legal import legal_micro_batches
 
 DEMO = Path(__file__).parents[3] / "layouts" / "demo.toml"
 
@@ -66,6 +67,16 @@ def test_overrides_lie_over_the_file() -> None:
         ("model.moe=none", "grid.ep = 4 without experts"),
         ("model.moe=3", "legal: a section [model.moe]"),
         ("model.moe.top_k=9", "model.moe.top_k = 9 is more than experts"),
+        (
+            "model.moe.groups=3",
+            "model.moe.groups = 3 does not divide model.moe.experts = 8; legal: 1, 2, 4, 8",
+        ),
+        ("model.moe.top_groups=2", "model.moe.top_groups = 2 is more than groups = 1; legal: 1 to 1"),
+        ("model.moe.score=relu", "legal: softmax, sigmoid"),
+        ("model.moe.drop=random", "legal: position, probability"),
+        ("model.moe.router=expert_choice", "model.moe.balance = aux does not go with"),
+        ("knobs.bias_rate=2", "a number from 0 to 1"),
+        ("knobs.z_loss_coef=-1", "a number from 0 to 100"),
         ("data.source=hello", "legal: stdlib, text:GLOB"),
         ("schedule.name=interleaved grid.pp=1", "needs a pipeline, but grid.pp = 1; legal: gpipe, 1f1b"),
         (
@@ -103,6 +114,42 @@ def test_a_hierarchical_all_to_all_needs_two_levels() -> None:
             LayoutError, match=f"grid.ep_inner = {inner} does not part grid.ep = 4 .* legal: 2$"
         ):
             load(DEMO, [two_hops, f"grid.ep_inner={inner}"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["model.moe.groups=4", "model.moe.top_groups=1", "model.moe.top_k=3"],
+            "more than 1 groups have experts; legal: 1 to 2",
+        ),
+        (["model.moe.groups=4", "model.moe.top_groups=5"], "legal: 1 to 4"),
+        (["model.moe.router=expert_choice", "model.moe.balance=bias"], "legal: none"),
+        (
+            ["model.moe.router=expert_choice", "model.moe.balance=none", "model.moe.drop=probability"],
+            "legal: position",
+        ),
+        (["model.moe.router=expert_choice", "model.moe.balance=none", "model.moe.groups=2"], "legal: 1"),
+    ],
+)
+def test_routing_that_does_not_go_together_gets_one_sentence(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(LayoutError) as refusal:
+        load(DEMO, overrides)
+    assert sentence in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.moe.groups=4", "model.moe.top_groups=2", "model.moe.top_k=4"],
+        ["model.moe.groups=4", "model.moe.balance=bias", "model.moe.score=sigmoid"],
+        ["model.moe.router=expert_choice", "model.moe.balance=none"],
+        ["model.moe.drop=probability"],  # for a capacity that is turned on later
+        ["model.moe.shared_experts=3"],
+    ],
+)
+def test_routing_that_goes_together(overrides: list[str]) -> None:
+    assert load(DEMO, overrides).model.moe
 
 
 def test_none_is_a_word_where_a_choice_has_it() -> None:

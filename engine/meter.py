@@ -3,7 +3,8 @@
 *Bytes* are those a rank sends to other ranks under a bandwidth-optimal algorithm, P ranks and n bytes in all:
 all-reduce 2 (P-1)/P n, reduce-scatter (P-1)/P n, all-gather (P-1) n_local, all-to-all what leaves for others, send n
 (Thakur, Rabenseifner and Gropp 2005). The meter only adds up; `parallel/comm.py` is where the formulas are applied.
-On the CPU collectives block, so their time is wall time and all of it is exposed.
+A lane's `ms` is from start to completion, its `exposed_ms` what a rank waited: all of it where a collective blocks,
+less where it was started early and computation hid it.
 """
 
 import time
@@ -154,6 +155,10 @@ class Meter:
         for peer, sent in (to or {}).items():
             self.readings.a2a_to[peer] = self.readings.a2a_to.get(peer, 0) + sent
         self.at(before)
+
+    def hidden(self, axis: str, seconds: float) -> None:
+        """Time of a collective that ran beside something else: in the total, not exposed."""
+        self.readings.lanes[axis].ms += seconds * 1e3
 
     def sent(self, axis: str, sent_bytes: int) -> None:
         """Bytes of a send that the pipeline's schedule waits for elsewhere."""

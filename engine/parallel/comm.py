@@ -6,8 +6,9 @@ wait up to 5 times less (docs/measurements.md), so that form is taken there; NCC
 Shapes: B sequences, S tokens of a slice, D model. Axes of size 1 communicate nothing and cost nothing.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,20 +22,41 @@ from engine.meter import Meter
 FEW_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
 class Started:
-    """A collective under way. Its time is metered when it is awaited: the part that compute did not hide."""
+    """A collective under way, metered when it is awaited: the wait is exposed, what went before was hidden.
 
-    axis: "Axis"
-    kind: str
-    sent_bytes: int
-    works: Sequence[dist.Work]
+    `finish` does what is left to do once its data is there. Without `works` there is nothing to wait for. Where the
+    end cannot be `noted` (gloo's sends have no future), it counts as under way until it is awaited.
+    """
+
+    def __init__(
+        self,
+        axis: "Axis",
+        kind: str,
+        sent_bytes: int,
+        works: Sequence[dist.Work],
+        finish: Callable[[], object] = lambda: None,
+        noted: bool = True,
+    ):
+        self._axis, self._kind, self._sent_bytes = axis, kind, sent_bytes
+        self._works, self._finish = works, finish
+        self._began = time.perf_counter()
+        self._over = math.inf
+        if works and noted:
+            works[-1].get_future().add_done_callback(self._note)
+
+    def _note(self, _: object) -> None:
+        self._over = time.perf_counter()
 
     def wait(self) -> None:
-        if self.works:
-            with self.axis.meter.collective(self.axis.name, self.kind, self.sent_bytes):
-                for work in self.works:
-                    work.wait()
+        if not self._works:
+            return
+        waiting = time.perf_counter()
+        with self._axis.meter.collective(self._axis.name, self._kind, self._sent_bytes):
+            for work in self._works:
+                work.wait()
+            self._finish()
+        self._axis.meter.hidden(self._axis.name, min(self._over, waiting) - self._began)
 
 
 class Axis:
@@ -138,7 +160,44 @@ class Axis:
             dist.P2POp(dist.isend, x, group=self.group, group_peer=to),
             dist.P2POp(dist.irecv, coming, group=self.group, group_peer=source),
         ]
-        return Started(self, "ring", x.nbytes, dist.batch_isend_irecv(operations)), coming
+        return Started(self, "ring", x.nbytes, dist.batch_isend_irecv(operations), noted=False), coming
+
+    def start_all_gather(self, out: Tensor, x: Tensor) -> Started:
+        """[n] of every rank into `out` [P n], there once awaited."""
+        sent = (self.size - 1) * x.nbytes
+        if self._gloo:
+            mine = x.expand(self.size, -1).contiguous()
+            work = dist.all_to_all_single(out.view(self.size, -1), mine, group=self.group, async_op=True)
+            return Started(self, "all-gather", sent, (work,))
+        with self.meter.collective(self.name, "all-gather", sent):
+            dist.all_gather_into_tensor(out, x, group=self.group)
+        return Started(self, "all-gather", sent, ())
+
+    def start_reduce_scatter(self, out: Tensor, x: Tensor) -> Started:
+        """The sum over ranks of this rank's part of `x` [P n] into `out` [n], there once awaited."""
+        sent = x.nbytes // self.size * (self.size - 1)
+        if self._gloo:
+            rows = torch.empty_like(x).view(self.size, -1)
+            work = dist.all_to_all_single(rows, x.view(self.size, -1), group=self.group, async_op=True)
+            return Started(self, "reduce-scatter", sent, (work,), lambda: torch.sum(rows, 0, out=out))
+        with self.meter.collective(self.name, "reduce-scatter", sent):
+            dist.reduce_scatter_tensor(out, x, group=self.group)
+        return Started(self, "reduce-scatter", sent, ())
+
+    def start_all_reduce(self, x: Tensor) -> Started:
+        """The sum over ranks in place of `x` [n], there once awaited, the same bits on each."""
+        sent = 2 * x.nbytes * (self.size - 1) // self.size
+        if not self._gloo:
+            with self.meter.collective(self.name, "all-reduce", sent):
+                dist.all_reduce(x, group=self.group)
+            return Started(self, "all-reduce", sent, ())
+        if x.nbytes * self.size > FEW_BYTES:
+            work = dist.all_reduce(x, group=self.group, async_op=True)
+            return Started(self, "all-reduce", sent, (work,))
+        rows = x.new_empty(self.size, x.numel())
+        mine = x.expand(self.size, -1).contiguous()
+        work = dist.all_to_all_single(rows, mine, group=self.group, async_op=True)
+        return Started(self, "all-reduce", sent, (work,), lambda: torch.sum(rows, 0, out=x))
 
     # --------------------------------------------------------------------------------- gradients pass through these
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -20,6 +19,7 @@ from torch.distributed.pipelining import (
 from engine.layout import Layout
 from engine.meter import Meter
 from engine.model.transformer import Stage
+from engine.parallel.sharded import Shards
 from engine.parallel.world import World
 from engine.planner.schedule import Clock
 from engine.planner.stages import stages_of
@@ -82,26 +82,34 @@ class Pipeline:
     `prepare` builds a schedule for another micro-batch count (1.5-5 ms); assigning `plan` puts it in force.
     """
 
-    def __init__(self, layout: Layout, stages: Sequence[Stage], world: World, meter: Meter, loss_of: LossOf):
-        self._layout, self._stages, self._world, self._meter = layout, stages, world, meter
-        self._loss_of = loss_of
+    def __init__(
+        self,
+        layout: Layout,
+        stages: Sequence[Stage],
+        shards: Shards,
+        world: World,
+        meter: Meter,
+        loss_of: LossOf,
+    ):
+        self._layout, self._stages, self._shards, self._world = layout, stages, shards, world
+        self._meter, self._loss_of = meter, loss_of
         self.plan = self.prepare(layout.schedule.name, layout.knobs.micro_batches)
 
     def prepare(self, schedule: str, micro_batches: int) -> "Plan":
         if self._world.pp.size == 1:
-            return _Loop(self._layout, self._stages[0], self._meter, self._loss_of, schedule, micro_batches)
+            return _Loop(self._stages[0], self._shards, self._meter, self._loss_of, schedule, micro_batches)
         return _Scheduled(
             self._layout, self._stages, self._world, self._meter, self._loss_of, schedule, micro_batches
         )
 
 
 class _Loop:
-    """One stage: micro-batch after micro-batch. ZeRO 2 and 3 reduce gradients at each, 0 and 1 at the last."""
+    """One stage: micro-batch after micro-batch."""
 
     def __init__(
         self,
-        layout: Layout,
         stage: Stage,
+        shards: Shards,
         meter: Meter,
         loss_of: LossOf,
         schedule: str,
@@ -109,25 +117,20 @@ class _Loop:
     ):
         self.micro_batches = micro_batches
         self.clock = Clock(schedule, 1, 1, micro_batches)
-        self._stage, self._meter, self._loss_of = stage, meter, loss_of
-        self._zero = layout.train.zero
+        self._stage, self._shards, self._meter, self._loss_of = stage, shards, meter, loss_of
 
     def run(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
-        stage, meter = self._stage, self._meter
-        assert isinstance(stage, FSDPModule)
+        meter = self._meter
         total = torch.zeros(())
         with meter.pipeline():
             parts = zip(
                 tokens_BS.chunk(self.micro_batches), targets_BS.chunk(self.micro_batches), strict=True
             )
             for n, (tokens, targets) in enumerate(parts):
-                last = n == self.micro_batches - 1
-                stage.set_is_last_backward(last)
-                stage.set_requires_gradient_sync(last or self._zero >= 2)
-                stage.set_reshard_after_backward(last or self._zero == 3)
                 with meter.action("F", 0, n):
-                    loss = self._loss_of(stage(tokens), targets)
+                    loss = self._loss_of(self._stage(tokens), targets)
                 with meter.action("B", 0, n):
+                    self._shards.before_backward(last=n == self.micro_batches - 1)
                     loss.backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
         return total

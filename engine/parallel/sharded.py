@@ -2,14 +2,14 @@
 
 Gradients are reduced as sums; the loss was divided once, by the global count of valid tokens. Experts are sharded on
 the expert mesh, everything else on the dense one. Replicas (HSDP) hold the same shards of the same numbers: what a
-replica's ranks have reduced among themselves is summed over the replicas once a step, experts and all else together.
+replica's ranks have reduced among themselves is summed over the replicas once a step. A rank's place within its replica
+is the same in the dense and in the expert view, so one axis serves both.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -17,67 +17,76 @@ from torch.distributed.tensor import DTensor
 from engine.model.moe import Experts, MoeLayer
 from engine.model.transformer import Block, Stage
 from engine.parallel.comm import Axis
+from engine.parallel.reduction import Reductions, Unit
+from engine.parallel.tensor import Head
 from engine.parallel.world import World
 
 
-class _Door:
-    """What FSDP2 asks of a custom collective: a buffer, and the call. torch does not export the base class of it."""
+class Shards:
+    """All stages of a rank, sharded in place: experts on the expert mesh, all else on the dense one.
 
-    def __init__(self, axis: Axis):
-        self.axis = axis
+    Each block, its experts and the head are units of their own, so that their traffic hides behind the other units'
+    computation; the embedding and the last norm are the stage's own unit. The stage is sharded on a mesh of size 1
+    too, or torch's pipelining would not reduce its gradients.
 
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class _AllGather(_Door):
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
-    ) -> None:
-        output_tensor.view(self.axis.size, -1).copy_(self.axis.all_gather(input_tensor.view(-1)))
-
-
-class _ReduceScatter(_Door):
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: dist.ReduceOp,
-        async_op: bool = False,
-    ) -> None:
-        output_tensor.copy_(self.axis.reduce_scatter(input_tensor.view(self.axis.size, -1)))
-
-
-def shard(stage: Stage, world: World, zero: int) -> FSDPModule:
-    """Shard a stage in place: experts on the expert mesh, all else on the dense one.
-
-    ZeRO 3 gathers block by block; below it a stage is one unit, so that a step has one gather and one reduction.
-    The root is sharded on a mesh of size 1 too, or torch's pipelining would not reduce its gradients.
+    What the ZeRO stage changes is only when a unit is gathered and reduced, so it can change between two steps:
+    0 and 1 gather once a step and reduce once; 2 gathers once and, without a pipeline, reduces each micro-batch; 3
+    gathers again at each use.
     """
-    again = zero == 3  # gathered again at each use
-    dense, expert = world.dense["fsdp"], world.expert["efsdp"]
-    blocks = [module for module in stage.modules() if isinstance(module, Block)]
-    sharded: list[tuple[nn.Module, Axis]] = []
-    for block in blocks:
-        if isinstance(block.mlp, MoeLayer):
-            fully_shard(block.mlp.experts, mesh=expert, reshard_after_forward=again)
-            sharded.append((block.mlp.experts, world.edp))
-        if again:
-            fully_shard(block, mesh=dense, reshard_after_forward=True)
-            sharded.append((block, world.dp))
-    root = fully_shard(stage, mesh=dense, reshard_after_forward=False)
-    sharded.append((stage, world.dp))
-    for module, axis in sharded:
-        assert isinstance(module, FSDPModule)
-        module.set_force_sum_reduction_for_comms(True)  # before the factor: gloo has no PREMUL_SUM
-        module.set_gradient_divide_factor(1.0)
-        if axis.size > 1:
-            module.set_custom_all_gather(_AllGather(axis))  # type: ignore[arg-type]
-            module.set_custom_reduce_scatter(_ReduceScatter(axis))  # type: ignore[arg-type]
-    return root
+
+    def __init__(self, stages: Sequence[Stage], world: World, zero: int):
+        self._stages, self._world = stages, world
+        self._reductions = Reductions(world.replicas)
+        self._roots: list[FSDPModule] = []
+        self._units: list[Unit] = []
+        for stage in stages:
+            for module in stage.modules():
+                if isinstance(module, Block):
+                    if isinstance(module.mlp, MoeLayer):
+                        self._shard(module.mlp.experts, "efsdp", world.edp)
+                    self._shard(module, "fsdp", world.dp)
+                elif isinstance(module, Head):
+                    self._shard(module, "fsdp", world.dp)
+            self._roots.append(self._shard(stage, "fsdp", world.dp))
+        # As they are sharded: between forward and backward a stage's own list is of gathered ones.
+        self._parameters = [parameter for _, parameter in named_parameters(stages)]
+        self.use_zero(zero)
+
+    def _shard(self, module: nn.Module, axis_name: str, axis: Axis) -> FSDPModule:
+        mesh = self._world.dense if axis_name == "fsdp" else self._world.expert
+        sharded = fully_shard(module, mesh=mesh[axis_name], reshard_after_forward=False)
+        self._units.append(Unit(sharded, axis, self._reductions))
+        return sharded
+
+    def use_zero(self, zero: int) -> None:
+        """From the next step on. A stage's own unit is needed from its first to its last operation, so it stays."""
+        self.zero = zero
+        for unit in self._units:
+            if unit.module not in self._roots:
+                unit.module.set_reshard_after_forward(zero == 3, recurse=False)
+
+    def gather(self) -> None:
+        """At the start of a step: gathers that are made once are all started, and awaited as each unit runs."""
+        if self.zero < 3:
+            for unit in self._units:
+                unit.module.unshard(async_op=True)
+
+    def before_backward(self, last: bool) -> None:
+        """In a loop without a pipeline, between a micro-batch's forward and its backward."""
+        reduces = last or self.zero >= 2
+        for root in self._roots:
+            root.set_is_last_backward(last)
+            root.set_requires_gradient_sync(reduces)
+            root.set_reshard_after_backward(last or self.zero == 3)
+        if reduces:
+            self._reductions.begin(last)
+            for parameter in self._parameters:
+                parameter.grad = None
+
+    def complete(self) -> None:
+        """After the last backward: wait until all gradients are summed, over the data ranks and over tp."""
+        self._reductions.complete()
+        sum_over_tp(self._stages, self._world)
 
 
 def named_parameters(stages: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
@@ -113,21 +122,9 @@ def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
 
 def sum_over_tp(stages: Sequence[nn.Module], world: World) -> None:
     """Complete the gradients of what is replicated over tp, in one fused reduction."""
-    _sum_over(world.tp, replicated_over_tp(stages))
-
-
-def sum_over_replicas(stages: Sequence[nn.Module], world: World) -> None:
-    """Complete the gradients of all parameters over the replicas, shard by shard, in one fused reduction.
-
-    A rank's place within its replica is the same in the dense and in the expert view, so one axis serves both.
-    """
-    _sum_over(world.replicas, (p for _, p in named_parameters(stages)))
-
-
-def _sum_over(axis: Axis, parameters: Iterable[nn.Parameter]) -> None:
-    if axis.size == 1:
+    if world.tp.size == 1:
         return
-    grads = [shard_of(p.grad) for p in parameters if p.grad is not None]
-    flat = axis.all_reduce(torch.cat([grad.flatten() for grad in grads]))
+    grads = [shard_of(p.grad) for p in replicated_over_tp(stages) if p.grad is not None]
+    flat = world.tp.all_reduce(torch.cat([grad.flatten() for grad in grads]))
     for grad, total in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
         grad.copy_(total.view_as(grad))

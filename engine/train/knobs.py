@@ -1,5 +1,7 @@
 """The knobs of a training run, as a table: what each may be, what it does, and how it is put in force."""
 
+import msgspec
+
 from agents.board import Board, Knob, Values
 from agents.wire import Legal
 from engine.layout import (
@@ -12,6 +14,7 @@ from engine.layout import (
 from engine.legal import legal_micro_batches
 from engine.model.dials import Dials
 from engine.parallel.pipeline import Pipeline, Plan
+from engine.parallel.sharded import Shards
 from engine.planner.placement import GOALS
 from engine.train.placing import Placing
 
@@ -27,7 +30,9 @@ BALANCE = {
 }
 
 
-def make_board(layout: Layout, pipeline: Pipeline, dials: Dials, placing: Placing | None = None) -> Board:
+def make_board(
+    layout: Layout, pipeline: Pipeline, shards: Shards, dials: Dials, placing: Placing | None = None
+) -> Board:
     """The board with the layout's start values; commits swap values that the next step reads."""
 
     def use_plan(plan: Plan) -> None:
@@ -62,6 +67,17 @@ def make_board(layout: Layout, pipeline: Pipeline, dials: Dials, placing: Placin
         knobs.insert(1, _dial(dials, "capacity_factor", CAPACITY_FACTOR, CAPACITY[moe.router], optional=True))
         knobs += [_dial(dials, *row) for row in BALANCE.get(moe.balance, [])]
         knobs.append(_dial(dials, "z_loss_coef", LOSS_COEF, "weight of the loss on large router logits"))
+    if layout.ranks.fsdp > 1:  # or nothing is sharded
+        knobs.append(
+            Knob(
+                "zero",
+                lambda _: Legal(choices=[1, 2, 3]),
+                True,
+                "ZeRO: 1 gathers and reduces once a step, 2 reduces each micro-batch, 3 also gathers at each use",
+                shards.use_zero,
+                lambda values: values["zero"],
+            )
+        )
     if placing:
         knobs.append(
             Knob(
@@ -74,7 +90,8 @@ def make_board(layout: Layout, pipeline: Pipeline, dials: Dials, placing: Placin
                 action=True,
             )
         )
-    return Board(knobs, {knob.name: getattr(layout.knobs, knob.name) for knob in knobs if not knob.action})
+    start = {"zero": layout.train.zero} | msgspec.structs.asdict(layout.knobs)
+    return Board(knobs, {knob.name: start[knob.name] for knob in knobs if not knob.action})
 
 
 def _dial(dials: Dials, name: str, bounds: tuple[float, float], about: str, optional: bool = False) -> Knob:

@@ -16,7 +16,7 @@ from engine.model.dials import Dials
 from engine.model.transformer import Stage, split_layers
 from engine.parallel.context import Context
 from engine.parallel.pipeline import Pipeline
-from engine.parallel.sharded import shard, sum_over_replicas, sum_over_tp
+from engine.parallel.sharded import Shards
 from engine.parallel.tensor import Weights, cross_entropy
 from engine.parallel.world import World
 from engine.place import cores
@@ -70,17 +70,16 @@ class Trainer:
         layers = split_layers(model.layers, layout.stages)
         mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
         self.stages = [Stage(weights, model, layers[stage], self.dials, meter) for stage in mine]
-        for stage in self.stages:
-            shard(stage, world, train.zero)
+        self.shards = Shards(self.stages, world, train.zero)
         corpus = read_corpus(layout) if corpus is None else corpus
         positions = context.positions(model.seq_len)
         self.samples = Samples(corpus, model.seq_len, train.global_batch, layout.run.seed, positions)
-        self.pipeline = Pipeline(layout, self.stages, world, meter, self._loss_of)
+        self.pipeline = Pipeline(layout, self.stages, self.shards, world, meter, self._loss_of)
         self.optimizer = make_optimizer(self.stages, train)
         self.norm = GradientNorm(self.stages, world)
         self.balancing = Balancing(self.stages, world)
         self.placing = Placing(self.stages, self.optimizer, world) if grid.ep > 1 else None
-        self.board = make_board(layout, self.pipeline, self.dials, self.placing)
+        self.board = make_board(layout, self.pipeline, self.shards, self.dials, self.placing)
         self.switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
         self.oversubscribed = (local_world or grid.world) > cores()
         self._statistics = Statistics(layout, world, self.oversubscribed)
@@ -109,10 +108,10 @@ class Trainer:
         with self.meter.phase("data"):
             at = self.world.at["dp"] * self.layout.local_batch
             tokens, targets = self.samples.batch(step, at, self.layout.local_batch)
+        self.shards.gather()
         loss = self.pipeline.plan.run(tokens, targets)
         with self.meter.phase("reduce"):
-            sum_over_tp(self.stages, self.world)
-            sum_over_replicas(self.stages, self.world)
+            self.shards.complete()
         return loss
 
     def update(self, step: int) -> float:

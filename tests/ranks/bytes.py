@@ -5,6 +5,8 @@ python -m tests.ranks.bytes FOLDER
 
 import json
 import sys
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from engine.model.moe import MoeLayer, Routing
 from engine.model.transformer import Block, Stage
 from engine.parallel.experts import Hop
 from engine.parallel.relocate import moe_layers
-from engine.parallel.sharded import is_expert, named_parameters, replicated_over_tp, shard_of
+from engine.parallel.sharded import is_expert, replicated_over_tp, shard_of
 from engine.parallel.tensor import Weights
 from engine.place import Place
 from engine.planner.stages import stages_of
@@ -57,6 +59,16 @@ CASES = {
         *FULL,
     ],
     "placed": [*SMALL, "grid.dp_shard=4", "grid.ep=2"],
+    "zero 1": [*SMALL, "grid.dp_shard=2", "train.zero=1", "knobs.micro_batches=4"],
+    "zero 3 full": [*SMALL, "grid.dp_shard=2", "grid.ep=2", "train.zero=3", *FULL],
+    "pp zero 3": [
+        *SMALL,
+        "grid.pp=2",
+        "grid.dp_shard=2",
+        "model.layers=3",
+        "train.zero=3",
+        "knobs.micro_batches=4",
+    ],
     "pp": [*SMALL, "grid.pp=2", "model.layers=3"],
     "pp cp tp ring": [*SMALL, "grid.pp=2", "grid.cp=2", "grid.tp=2", "grid.ep=4", *SELECTIVE],
     "cp ulysses": [*SMALL, "grid.cp=4", "grid.ep=2", *ULYSSES, *FULL],
@@ -74,7 +86,7 @@ def expected(
     """Bytes by axis of this rank in one step, after docs/bytes.md; `before` it, experts were placed so."""
     model, grid, world = layout.model, layout.ranks, trainer.world
     m = trainer.pipeline.plan.micro_batches
-    t, c, f, e, W = grid.tp, grid.cp, grid.fsdp, grid.ep, grid.world
+    t, c, e, W = grid.tp, grid.cp, grid.ep, grid.world
     b, S, D = layout.local_batch // m, model.seq_len // c, model.d_model
     mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
     first, last = 0 in mine, layout.stages - 1 in mine
@@ -106,19 +118,7 @@ def expected(
     back = sum(stage > 0 and stage - 1 not in mine for stage in mine)
     pp = m * (forth + back) * b * (S // t) * D * 4
 
-    experts = is_expert(trainer.stages)
-    whole = list(named_parameters(whole_stages(layout, trainer)))
-    shapes = [p.shape for name, p in whole if not experts[name]]
-    padded = sum(-(-shape[0] // f) * f * shape[1:].numel() for shape in shapes)
-    reductions = m if grid.pp == 1 and layout.train.zero >= 2 else 1
-    dp = (1 + reductions) * (f - 1) * padded * 4 // f
-    efsdp = grid.efsdp
-    stacked = sum(p.numel() for name, p in whole if experts[name])
-    dp += (1 + reductions) * (efsdp - 1) * stacked * 4 // efsdp
-
-    r = grid.dp_replicate
-    if r > 1:
-        dp += 2 * (r - 1) * sum(shard_of(p).numel() for _, p in named_parameters(trainer.stages)) * 4 // r
+    dp = sum(_unit_bytes(layout, trainer, unit) for unit in _units(layout, trainer))
 
     if model.moe and model.moe.balance == "bias":
         n = moe * E * 8
@@ -165,6 +165,46 @@ def _rows_to(me: int, ranks: int, inner: int | None, hops: list[Hop]) -> dict[in
             if peer != me:
                 rows[peer] = rows.get(peer, 0) + out + back
     return rows
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is gathered and reduced as a whole: its numbers, padded, and how many ranks shard them."""
+
+    numbers: int
+    ranks: int
+    stage: int
+    root: bool
+
+
+def _units(layout: Layout, trainer: Trainer) -> list[Unit]:
+    grid = layout.ranks
+    mine = stages_of(layout.schedule.name, trainer.world.at["pp"], grid.pp, layout.virtual_stages)
+    experts = is_expert(trainer.stages)
+    sizes: dict[tuple[int, str, int], int] = defaultdict(int)
+    for number, stage in zip(mine, whole_stages(layout, trainer), strict=True):
+        for name, parameter in stage.named_parameters():
+            ranks = grid.efsdp if experts[name] else grid.fsdp
+            padded = -(-parameter.shape[0] // ranks) * ranks * parameter.shape[1:].numel()
+            unit = ".".join(name.split(".")[:2]) if name.startswith("layers.") else name.split(".")[0]
+            unit = {"embedding": "root", "norm": "root"}.get(unit, unit)
+            sizes[number, "experts of " + unit if experts[name] else unit, ranks] += padded
+    return [Unit(n, ranks, number, name == "root") for (number, name, ranks), n in sizes.items()]
+
+
+def _unit_bytes(layout: Layout, trainer: Trainer, unit: Unit) -> int:
+    grid, zero, micro_batches = layout.ranks, trainer.shards.zero, trainer.pipeline.plan.micro_batches
+    once_a_micro_batch = micro_batches if grid.pp == 1 else 1
+    gathers = 1
+    if zero == 3 and unit.root:
+        gathers = once_a_micro_batch
+    elif zero == 3:
+        order = [span.kind for span in trainer.meter.readings.spans if span.stage == unit.stage]
+        kept = [before == "B" and grid.pp > 1 for before in ["", *order[:-1]]]
+        gathers = kept.count(False)
+    reductions = once_a_micro_batch if zero >= 2 else 1
+    within = (gathers + reductions) * (unit.ranks - 1) * unit.numbers * 4 // unit.ranks
+    return within + 2 * (grid.dp_replicate - 1) * (unit.numbers // unit.ranks) * 4 // grid.dp_replicate
 
 
 def _moved_to(layout: Layout, trainer: Trainer, before: dict[int, list[int]]) -> dict[str, int]:

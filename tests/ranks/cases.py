@@ -49,6 +49,14 @@ TURNED: Script = {
     12: {"capacity_factor": None, "lr_scale": 2.0},
 }
 
+ZEROED: Script = {
+    3: {"zero": 3},
+    6: {"zero": 1},
+    9: {"zero": 2, "micro_batches": 4},
+    12: {"zero": 3, "recompute": "full"},
+    15: {"zero": 2},
+}
+
 
 PLACED: Script = {
     4: {"place": "load"},
@@ -229,6 +237,18 @@ CASES: dict[str, Case] = {
             *ADAMW,
         ],
         fp64=True,
+        telling=False,
+    ),
+    "dp zero switched drops fp64": Case(
+        [*_alone("grid.dp_shard=2", "grid.ep=2"), *SGD, *DROPS], fp64=True, script=ZEROED
+    ),
+    "mix pp dp zero switched fp64": Case(
+        [*_alone("grid.pp=2", "grid.dp_shard=2"), *SGD], fp64=True, script=ZEROED
+    ),
+    "mix hsdp tp zero switched fp64": Case(
+        [*_alone("grid.dp_replicate=2", "grid.dp_shard=2", "grid.tp=2"), *SGD],
+        fp64=True,
+        script={at: {"zero": zeros["zero"]} for at, zeros in ZEROED.items()},
         telling=False,
     ),
     "dp drops fp64": Case([*_alone("grid.dp_shard=2"), *ADAMW, *DROPS], fp64=True),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.cases import PLACED, SWITCHED, TELLING
+from tests.ranks.cases import PLACED, SWITCHED, TELLING, ZEROED
 from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN, STEPS
 
 # Half a unit in the last place: where the jolted references happen to agree, a result may still round once.
@@ -67,6 +67,12 @@ def test_experts_move_and_come_back(name: str, results: dict[str, Any]) -> None:
     """They were elsewhere in the very run that equals one process, in two maps at least, and in none at its end."""
     placed = [layers > 0 for layers in results[name]["placed"]]
     assert placed == [False] * 5 + [True] * 9 + [False] * (STEPS - 14)
+
+
+@pytest.mark.parametrize("name", [name for name in TELLING if TELLING[name].script is ZEROED])
+def test_zero_switches_between_steps(name: str, results: dict[str, Any]) -> None:
+    assert [ack[1:3] for ack in results[name]["acks"]] == [["applied", at + 1] for at in ZEROED]
+    assert results[name]["knobs"]["zero"] == 2
 
 
 @pytest.mark.parametrize("name", [name for name in TELLING if TELLING[name].script is SWITCHED])

@@ -123,6 +123,7 @@ def expected(
     if model.moe and model.moe.balance == "bias":
         n = moe * E * 8
         tp += 2 * (t - 1) * n // t
+        f, r = grid.fsdp, grid.dp_replicate
         dp += 2 * (f - 1) * n // f + 2 * (r - 1) * n // r
 
     to = _rows_to(world.rank, e, layout.ep_inner, [hop for r in routings for hop in r.dispatch.hops])

@@ -19,6 +19,7 @@ from agents.wire import (
     Gone,
     Hello,
     Message,
+    Peers,
     Pulse,
     Refused,
     Step,
@@ -31,7 +32,7 @@ from agents.wire import (
     clip,
 )
 
-OF_ITSELF = (Step, Pulse, Timeline, Board, Gone, Ack)  # name their rank, and it must be the speaker's
+OF_ITSELF = (Step, Pulse, Timeline, Peers, Board, Gone, Ack)  # name their rank, and it must be the speaker's
 OF_THE_JOB = (Summary, Experts)  # speak for all ranks, and only rank 0 or the leader may
 
 
@@ -103,6 +104,9 @@ class Intake:
                     "rank", f"{me} sent a {kind} in the name of rank {message.rank}; dropped"
                 )
                 return False
+            if isinstance(message, Peers) and any(to.peer >= speaker.world for to in message.sent):
+                self._complaints.add("peers", f"{me} sent to ranks that this run does not have; dropped")
+                return False
         elif isinstance(message, OF_THE_JOB):
             if speaker.rank != 0 and not speaker.leader:
                 self._complaints.add("rank", f"{me} sent a {kind}, which rank 0 or the leader sends; dropped")
@@ -132,7 +136,7 @@ class Intake:
             case Board():
                 self._control.seen_revision(message.revision)
                 self._publish(message)
-            case Step() | Summary() | Experts() | Timeline() | Pulse():
+            case Step() | Summary() | Experts() | Timeline() | Peers() | Pulse():
                 self._publish(message)
 
     def _publish(self, update: Update) -> None:

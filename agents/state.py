@@ -14,6 +14,7 @@ from agents.wire import (
     Experts,
     Gone,
     Hello,
+    Peers,
     Pulse,
     Step,
     Summary,
@@ -33,6 +34,7 @@ class RunState:
         self.steps: dict[int, Step] = {}
         self.pulses: dict[int, Pulse] = {}
         self.timelines: dict[int, Timeline] = {}
+        self.peers: dict[int, Peers] = {}
         self.gone: dict[int, Gone] = {}
         self.board: Board | None = None
         self.experts: Experts | None = None
@@ -52,6 +54,8 @@ class RunState:
                 self.pulses[update.rank] = update
             case Timeline():
                 self.timelines[update.rank] = update
+            case Peers():
+                self.peers[update.rank] = update
             case Summary():
                 self._add_summary(update)
             case Experts():
@@ -92,6 +96,7 @@ class RunState:
         yield from self.steps.values()
         yield from self.pulses.values()
         yield from self.timelines.values()
+        yield from self.peers.values()
         if self.experts:
             yield self.experts
         yield from self.commands.values()

@@ -218,6 +218,21 @@ class Timeline(Message, frozen=True):
     actions: Annotated[list[Action], Meta(max_length=8192)]
 
 
+class ToPeer(Struct, array_like=True, frozen=True):
+    """Bytes to one other rank."""
+
+    peer: Rank
+    bytes: Count
+
+
+class Peers(Message, frozen=True):
+    """To whom one rank sent its all-to-all bytes in one step (sampled); their sum is the step's `a2a_bytes`."""
+
+    rank: Rank
+    step: Count
+    sent: Annotated[list[ToPeer], Meta(max_length=8192)]
+
+
 class Pulse(Message, frozen=True):
     """From a rank's own thread, once a second, whatever the trainer does."""
 
@@ -317,7 +332,7 @@ class Credit(Message, frozen=True):
     frames: Annotated[int, Meta(ge=1, le=64)]
 
 
-Update = Hello | Board | Step | Summary | Experts | Timeline | Pulse | Event | Gone | CommandState
+Update = Hello | Board | Step | Summary | Experts | Timeline | Peers | Pulse | Event | Gone | CommandState
 
 
 class Updates(Message, frozen=True):

@@ -52,6 +52,7 @@ def ranks(store: Store) -> list[dict[str, Any]]:
             "leader": hello.leader,
             "gone": plain(state.gone.get(rank)),
             "step": plain(state.steps.get(rank)),
+            "peers": plain(state.peers.get(rank)),
             "pulse": plain(state.pulses.get(rank)),
         }
         for rank, hello in sorted(state.hellos.items())

@@ -8,7 +8,7 @@ import psutil
 from torch import Tensor
 
 from agents.agent import Agent
-from agents.wire import Ack, Action, Event, Experts, Step, Summary, Timeline, Traffic
+from agents.wire import Ack, Action, Event, Experts, Peers, Step, Summary, Timeline, ToPeer, Traffic
 from engine.corpus import Corpus, read_corpus
 from engine.layout import Layout
 from engine.meter import KINDS, Meter
@@ -84,7 +84,7 @@ class Trainer:
         self.oversubscribed = (local_world or grid.world) > cores()
         self._statistics = Statistics(layout, world, self.oversubscribed)
         self._process = psutil.Process()
-        self._bulky_due: dict[type, float] = {Timeline: 0.0, Experts: 0.0}
+        self._bulky_due: dict[type, float] = {Timeline: 0.0, Peers: 0.0, Experts: 0.0}
         self._introduce(step=0)
 
     def stop(self) -> None:
@@ -220,6 +220,9 @@ class Trainer:
         self.agent.send(record)
         self._on_step(record)
         one_per_stage = not any(self.world.at[axis] for axis in ("dp", "cp", "tp"))
+        if readings.a2a_to and self._due(Peers):
+            sent = [ToPeer(peer, size) for peer, size in sorted(readings.a2a_to.items())]
+            self.agent.send(Peers(self.world.rank, known.step, sent))
         if one_per_stage and self._due(Timeline):
             actions = [
                 Action(

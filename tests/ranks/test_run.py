@@ -143,6 +143,16 @@ def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:
     snapshot = json.loads(live.cockpit("snapshot").stdout)
     assert len(snapshot["ranks"]) == 8 and snapshot["coverage"]["reporting"] == 8
     assert {knob["name"]: knob["value"] for knob in snapshot["knobs"]}["micro_batches"] == 8
+    for rank in snapshot["ranks"]:  # experts are spread over the 4 ranks of a stage
+        stage = range(rank["rank"] // 4 * 4, rank["rank"] // 4 * 4 + 4)
+        assert {to["peer"] for to in rank["peers"]["sent"]} == set(stage) - {rank["rank"]}
+        if rank["peers"]["step"] == rank["step"]["step"]:
+            assert sum(to["bytes"] for to in rank["peers"]["sent"]) == rank["step"]["a2a_bytes"]
+
+    moved = live.cockpit("set", "place=load", "--wait")
+    assert json.loads(moved.stdout)["state"] == "applied", moved.stdout
+    live.until_step(json.loads(moved.stdout)["applied_step"] + 1)
+    assert any("experts placed for load" in line for line in live.cockpit("log").stdout.splitlines())
 
     hub = json.loads((live.run_dir / "hub.json").read_text())
     os.kill(hub["pid"], signal.SIGKILL)

@@ -11,7 +11,21 @@ import pytest
 
 from agents import runs, wire
 from agents.client import Client, wait_for_command
-from agents.wire import Ack, Board, Credit, Event, Gone, Propose, Pulse, Refused, Summary, Updates, Welcome
+from agents.wire import (
+    Ack,
+    Board,
+    Credit,
+    Event,
+    Gone,
+    Peers,
+    Propose,
+    Pulse,
+    Refused,
+    Summary,
+    ToPeer,
+    Updates,
+    Welcome,
+)
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import (
     Fleet,
@@ -171,6 +185,7 @@ def test_a_rank_speaks_for_itself_alone_and_in_numbers_that_can_be(
         make_summary(5),
         Board(1, 9, "d", []),
         Pulse(1, 5, "x", float("nan")),
+        Peers(1, 5, [ToPeer(9999, 1)]),
         Propose("a", {}),
         Event(0.0, "error", "hub", "I am the hub"),
         Ack(1, 77, "applied", 1, "d"),
@@ -181,6 +196,7 @@ def test_a_rank_speaks_for_itself_alone_and_in_numbers_that_can_be(
     assert list(state.steps) == [1] and not state.summaries and not state.pulses and state.board is None
     texts = {event.text for event in state.events if event.source == "hub"}
     assert "rank 1 sent a step in the name of rank 0; dropped" in texts
+    assert "rank 1 sent to ranks that this run does not have; dropped" in texts and not state.peers
     assert "rank 1 sent a pulse with a number that is not finite; dropped" in texts
     assert "rank 1 sent a propose, which ranks do not send; dropped" in texts
     assert [event.source for event in state.events if event.text == "I am the hub"] == ["rank 1"]

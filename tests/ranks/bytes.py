@@ -121,7 +121,7 @@ def expected(
     dp = sum(_unit_bytes(layout, trainer, unit) for unit in _units(layout, trainer))
 
     if model.moe and model.moe.balance == "bias":
-        n = moe * E * 8
+        n, f, r = moe * E * 8, grid.fsdp, grid.dp_replicate
         tp += 2 * (t - 1) * n // t
         f, r = grid.fsdp, grid.dp_replicate
         dp += 2 * (f - 1) * n // f + 2 * (r - 1) * n // r

@@ -20,9 +20,9 @@ class TrafficByAxis(Panel):
     TITLE = "Traffic"
     NATURAL = True
     HELP = (
-        "Bytes are those all ranks send to other ranks in one step; milliseconds are the mean over ranks. "
-        "`of step` is the exposed part of the step. The bar is the time: solid is exposed, grey is hidden "
-        "behind compute."
+        "One row for each axis that carries something. Bytes are those all ranks send to other ranks in one "
+        "step; milliseconds are the mean over ranks. `of step` is the exposed part of the step. The bar is "
+        "the time: solid is exposed, grey is hidden behind compute."
     )
 
     def title(self, store: Store) -> str:
@@ -39,6 +39,8 @@ class TrafficByAxis(Panel):
         if not summary or not summary.comm:
             return [Line().add(f"{format.MISSING} no step is done yet", colours.faint)]
         axes = _axes(summary.comm)
+        if not axes:
+            return [Line().add("nothing is sent: one rank alone", colours.dim)]
         room = max(0, width - NUMBERS)
         unit, scale = ("GB", 1e9) if max(summary.comm[axis].bytes for axis in axes) >= 1e10 else ("MB", 1e6)
         longest = max(summary.comm[axis].ms for axis in axes)
@@ -60,8 +62,8 @@ class TrafficByAxis(Panel):
 
 def _axes(comm: Mapping[str, Traffic]) -> list[str]:
     """Axes that carry something, the busiest kinds first, in an order that does not change."""
-    known = [axis for axis in ORDER if axis in comm]
-    return known + sorted(set(comm) - set(known))
+    used = {axis for axis, traffic in comm.items() if traffic.bytes or traffic.ms}
+    return [axis for axis in ORDER if axis in used] + sorted(used - set(ORDER))
 
 
 def _bar(traffic: Traffic, longest_ms: float, room: int) -> tuple[int, int]:

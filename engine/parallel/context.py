@@ -128,7 +128,7 @@ class _Ring(torch.autograd.Function):
         with cp.meter.in_layer(ctx.layer):
             following: Started | None = None
             for at, (k, v) in _round(k_BGSC, v_BGSC, cp):
-                grad, q, o, log = (x[:, :, at.queries] for x in (grad_BHSC, q_BHSC, out, lse))
+                grad, q, o, log = (x[:, :, at.queries] for x in (grad_BHSC.contiguous(), q_BHSC, out, lse))
                 more, d_k, d_v = flash.backward(grad, q, k, v, o, log, at.causal)
                 d_q[:, :, at.queries] += more
                 if at.causal:

@@ -6,13 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agents.wire import Traffic
 from cockpit import format
 from cockpit.lines import Line, bar, column
 from cockpit.store import Mark
 from cockpit.theme import THEMES, palette
+from cockpit.widgets import traffic
 from cockpit.widgets.arrange import bands, own_axes, plan, step_from
 from cockpit.widgets.curve import decimate, nice_range, plot
 from cockpit.widgets.experts import load_bin
+from engine.grid import Grid
 from tests.screens.fake_run import FakeRun, big
 
 COLOURS = palette("cockpit-dark")
@@ -54,6 +57,21 @@ def coords(run: FakeRun) -> dict[int, dict[str, int]]:
 
 def test_ep_is_recognised_as_borrowed() -> None:
     assert own_axes(coords(FakeRun())) == ["pp", "dp", "tp"]
+
+
+def test_cp_is_an_axis_like_the_others() -> None:
+    grid = Grid(pp=2, cp=2, tp=2, ep=4)
+    over_cp = {rank: grid.shown(rank) for rank in range(grid.world)}
+    assert own_axes(over_cp) == ["pp", "cp", "tp"]
+    found, columns = bands(over_cp, "cp")
+    assert [(band.label, band.ranks) for band in found] == [("cp0", [0, 1, 4, 5]), ("cp1", [2, 3, 6, 7])]
+    assert columns == ["tp 0", "tp 1"]
+
+
+def test_traffic_has_a_row_for_each_axis_that_carries_something() -> None:
+    nothing, some = Traffic(0, 0.0, 0.0), Traffic(1, 0.5, 0.5)
+    comm = {"pp": nothing, "dp": some, "cp": some, "tp": nothing, "control": Traffic(0, 0.1, 0.1)}
+    assert traffic._axes(comm) == ["cp", "dp", "control"]
 
 
 @pytest.mark.parametrize("group", ["pp", "dp", "tp", "ep"])

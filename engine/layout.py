@@ -105,7 +105,7 @@ class GridSizes(Struct, frozen=True):
 
 
 class Schedule(Struct, frozen=True):
-    name: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    name: Literal["gpipe", "1f1b", "interleaved", "interleaved_zb", "zbv", "dualpipev"] = "1f1b"
     virtual_stages: Positive | None = None  # of a rank; absent = the fewest that the schedule takes
 
 

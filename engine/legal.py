@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from engine.grid import divisors, listed
-from engine.planner.stages import SCHEDULES, accepts, fewest
+from engine.planner.stages import SCHEDULES, accepts, fewest, partners, recomputes, zeros
 
 if TYPE_CHECKING:  # a layout is read by asking these
     from engine.layout import Layout, Moe
@@ -44,6 +44,16 @@ def pipeline_refusals(layout: "Layout") -> Iterator[str]:
             f"grid.pp = {pp} x {layout.virtual_stages} virtual stages of schedule.name = {name} are more stages than "
             f"model.layers = {layers}; legal: a product of at most {layers}"
         )
+    if layout.train.zero not in zeros(name):
+        yield (
+            f"train.zero = {layout.train.zero} reshards weights that the two-part backward of schedule.name = {name} "
+            f"comes back for; legal: {listed([n for n in zeros(name) if n or layout.grid.dp_shard == 1])}"
+        )
+    if layout.knobs.recompute not in recomputes(name):
+        yield (
+            f"knobs.recompute = {layout.knobs.recompute} would compute a layer again for each of its weights under "
+            f"the two-part backward of schedule.name = {name}; legal: {', '.join(recomputes(name))}"
+        )
     micro_batches = legal_micro_batches(layout, name)
     if not micro_batches:
         dp, least = layout.ranks.dp, fewest(name, pp, layout.virtual_stages)
@@ -79,3 +89,9 @@ def legal_micro_batches(layout: "Layout", schedule: str) -> list[int]:
     pp, virtual = layout.grid.pp, layout.virtual_stages
     ways = divisors(layout.local_batch) if layout.local_batch else []
     return [m for m in ways if accepts(schedule, pp, virtual, m)]
+
+
+def legal_schedules(layout: "Layout", zero: int) -> list[str]:
+    """The schedules that run over the layout's partition, ZeRO stage and batch."""
+    names = partners(layout.schedule.name)
+    return [name for name in names if zero in zeros(name) and legal_micro_batches(layout, name)]

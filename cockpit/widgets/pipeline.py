@@ -28,14 +28,10 @@ class Pipeline(Panel):
     )
 
     def title(self, store: Store) -> str:
-        schedule = store.fact("schedule")
+        knobs = {knob.name: knob.value for knob in store.state.board.knobs} if store.state.board else {}
+        schedule = knobs.get("schedule") or store.fact("schedule")
         words = ["Pipeline", *([format.clean(str(schedule))] if schedule else [])]
-        board = store.state.board
-        micro = (
-            next((knob.value for knob in board.knobs if knob.name == "micro_batches"), None)
-            if board
-            else None
-        )
+        micro = knobs.get("micro_batches")
         if micro is not None:
             words.append(f"{format.knob(micro)} micro-batches")
         return " · ".join(words)

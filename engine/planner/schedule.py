@@ -7,6 +7,7 @@ s - 1 has, and B or I once stage s + 1 has (the last stage: once it has run F it
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from engine.planner.stages import SCHEDULES
@@ -24,7 +25,34 @@ Turn = tuple[Act, ...]
 
 def order(name: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int) -> list[Turn]:
     """What `rank` runs under the schedule `name`, in order."""
-    return [turn for turn in _ORDERS[name](rank, ranks, virtual_stages, micro_batches) if turn]
+    return _ORDERS[name](rank, ranks, virtual_stages, micro_batches)
+
+
+class _Acts:
+    """A rank's turns as they are laid down: each kind of action takes a stage's micro-batches in order."""
+
+    def __init__(self, micro_batches: int | None = None):
+        self.turns: list[Turn] = []
+        self.seen: Counter[tuple[str, int]] = Counter()
+        self._most = micro_batches
+
+    def run(self, kinds: str, stage: int) -> None:
+        for kind in kinds:
+            self._add(self._next(kind, stage))
+
+    def together(self, kind: str, stage: int, then: str, there: int) -> None:
+        self._add(self._next(kind, stage), self._next(then, there))
+
+    def _next(self, kind: str, stage: int) -> Act:
+        part = "I" if kind == "B" else kind
+        act = Act(kind, stage, self.seen[part, stage])
+        for done in "IW" if kind == "B" else kind:
+            self.seen[done, stage] += 1
+        return act
+
+    def _add(self, *acts: Act) -> None:
+        if self._most is None or acts[0].micro_batch < self._most:
+            self.turns.append(acts)
 
 
 def _gpipe(rank: int, p: int, v: int, m: int) -> list[Turn]:
@@ -44,27 +72,111 @@ def _1f1b(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 def _interleaved(rank: int, p: int, v: int, m: int) -> list[Turn]:
     """Depth first over a rank's stages, in rounds of about p micro-batches (Narayanan et al. 2021)."""
+    return _in_rounds(rank, p, v, m, hop=2, backward="B")
+
+
+def _interleaved_zb(rank: int, p: int, v: int, m: int) -> list[Turn]:
+    """Interleaved with the backward split: weight gradients come `rank` actions late, and fill the end (ZB1P of
+    Qi et al. 2023)."""
+    return _in_rounds(rank, p, v, m, hop=1, backward="I")
+
+
+def _in_rounds(rank: int, p: int, v: int, m: int, hop: int, backward: str) -> list[Turn]:
     per_round = m // max(1, m // p)
-    turns: list[Turn] = []
-    seen: Counter[tuple[str, int]] = Counter()
-
-    def run(kind: str, stage: int) -> None:
-        turns.append((Act(kind, stage, seen[kind, stage]),))
-        seen[kind, stage] += 1
-
-    warm_up = min((v - 1) * per_round + 2 * (p - 1 - rank), v * m)
+    acts = _Acts()
+    warm_up = min((v - 1) * per_round + hop * (p - 1 - rank), v * m)
+    stages = [(v - 1 - n // per_round % v) * p + rank for n in range(v * m)]  # of backwards
     for n in range(v * m + warm_up):
         if n < v * m:
-            run("F", n // per_round % v * p + rank)
+            acts.run("F", n // per_round % v * p + rank)
         if n >= warm_up:
-            run("B", (v - 1 - (n - warm_up) // per_round % v) * p + rank)
-    return turns
+            acts.run(backward, stages[n - warm_up])
+            if backward == "I" and n - warm_up >= rank:
+                acts.run("W", stages[n - warm_up - rank])
+    if backward == "I":
+        for stage in stages[max(0, v * m - rank) :]:
+            acts.run("W", stage)
+    return acts.turns
+
+
+def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
+    """Two stages a rank in a V, backward split (ZB-V of Qi et al. 2023, section 6). Without bubble where F, I and W
+    take equal times; made for at least 2 p - 1 micro-batches, of which fewer leave gaps."""
+    acts, n = _Acts(m), max(2 * p - 1, m)
+    down, up = rank, 2 * p - 1 - rank
+    acts.run("F" * (2 * (p - rank) - 1), down)
+    for _ in range(rank):
+        acts.run("F", up)
+        acts.run("F", down)
+    for _ in range(p - rank):
+        acts.run("FIW", up)
+    while acts.seen["F", up] < acts.seen["F", down] or acts.seen["F", down] < n:
+        acts.run("FIW" if acts.seen["F", down] < n else "IW", down)
+        acts.run("FIW", up)
+    for _ in range(rank):
+        acts.run("I", down)
+        acts.run("I", up)
+    for _ in range(p - rank):
+        acts.run("IW", down)
+    for stage in (up, down):
+        acts.run("W" * (acts.seen["I", stage] - acts.seen["W", stage]), stage)
+    return acts.turns
+
+
+def _dualpipev(rank: int, p: int, v: int, m: int) -> list[Turn]:
+    """Two stages a rank in a V; in the steady state one's forward and the other's backward make one turn (DualPipe of
+    DeepSeek-AI 2024, cut in half)."""
+    acts = _Acts()
+    down, up = rank, 2 * p - 1 - rank
+    late: list[int] = []  # stages whose weight gradients are due, oldest first
+
+    def input_gradient(stage: int) -> None:
+        acts.run("I", stage)
+        late.append(stage)
+
+    def weight_gradient() -> None:
+        if late:
+            acts.run("W", late.pop(0))
+
+    acts.run("F" * (2 * (p - rank - 1)), down)
+    for _ in range(rank + 1):
+        acts.run("F", down)
+        acts.run("F", up)
+    for _ in range(p - rank - 1):
+        input_gradient(up)
+        weight_gradient()
+        acts.run("F", up)
+    for n in range(m - 2 * p + rank + 1):
+        if n == 0 and rank == p - 1:  # apart, which makes the bubble smaller
+            acts.run("F", down)
+            acts.run("B", up)
+        else:
+            acts.together("F", down, "B", up)
+        acts.together("F", up, "B", down)
+    for _ in range(p - rank - 1):
+        acts.run("B", up)
+        acts.together("F", up, "B", down)
+    half = (rank + 1) // 2
+    split = False
+    for n in range(rank + 1):
+        for stage in (up, down):
+            split = split or (n == half and stage == (up if rank % 2 else down))
+            (input_gradient if split else partial(acts.run, "B"))(stage)
+    for _ in range(p - rank - 1):
+        weight_gradient()
+        (input_gradient if split else partial(acts.run, "B"))(down)
+    while late:
+        weight_gradient()
+    return acts.turns
 
 
 _ORDERS: dict[str, Callable[[int, int, int, int], list[Turn]]] = {
     "gpipe": _gpipe,
     "1f1b": _1f1b,
     "interleaved": _interleaved,
+    "interleaved_zb": _interleaved_zb,
+    "zbv": _zbv,
+    "dualpipev": _dualpipev,
 }
 assert _ORDERS.keys() == SCHEDULES.keys()
 
@@ -94,7 +206,7 @@ class Clock:
         window = max(clock)
         return window, [window - sum(its) for its in durations]
 
-    def bubble(self, costs: Mapping[str, Sequence[float]]) -> float:
+    def bubble(self, costs: Mapping[str, Sequence[float] | Mapping[int, float]]) -> float:
         """Mean share of the window in which a rank idles, 0..1, when an action of `kind` takes stage s
         `costs[kind][s]`, in any unit.
 

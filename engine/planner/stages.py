@@ -24,6 +24,9 @@ SCHEDULES: dict[str, Kind] = {
     "gpipe": Kind(),
     "1f1b": Kind(least="stages"),
     "interleaved": Kind(virtual_stages=None, in_rounds=True),
+    "interleaved_zb": Kind(virtual_stages=None, in_rounds=True, split_backward=True),
+    "zbv": Kind("v", virtual_stages=2, split_backward=True),
+    "dualpipev": Kind("v", virtual_stages=2, split_backward=True, least="stages"),
 }
 
 
@@ -42,6 +45,18 @@ def accepts(name: str, ranks: int, virtual_stages: int, micro_batches: int) -> b
 def fewest(name: str, ranks: int, virtual_stages: int) -> int:
     """The fewest micro-batches that the schedule `name` can run."""
     return ranks * virtual_stages if SCHEDULES[name].least == "stages" else 1
+
+
+def recomputes(name: str) -> tuple[str, ...]:
+    """What backward may compute again. One in two parts visits a layer once for its input and once for each of its
+    weights, and would compute it again each time."""
+    return ("none",) if SCHEDULES[name].split_backward else ("none", "selective", "full")
+
+
+def zeros(name: str) -> tuple[int, ...]:
+    """The ZeRO stages that go with a schedule. A backward in two parts comes back for weights that ZeRO 3 has
+    resharded in between."""
+    return (0, 1, 2) if SCHEDULES[name].split_backward else (0, 1, 2, 3)
 
 
 def stages_of(name: str, rank: int, ranks: int, virtual_stages: int) -> list[int]:

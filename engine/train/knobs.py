@@ -11,11 +11,12 @@ from engine.layout import (
     LR_SCALE,
     Layout,
 )
-from engine.legal import legal_micro_batches
+from engine.legal import legal_micro_batches, legal_schedules
 from engine.model.dials import Dials
 from engine.parallel.pipeline import Pipeline, Plan
 from engine.parallel.sharded import Shards
 from engine.planner.placement import GOALS
+from engine.planner.stages import recomputes, zeros
 from engine.train.placing import Placing
 
 CAPACITY = {
@@ -38,15 +39,21 @@ def make_board(
     def use_plan(plan: Plan) -> None:
         pipeline.plan = plan
 
+    def schedule(values: Values) -> str:
+        return str(values.get("schedule", layout.schedule.name))
+
+    def zero(values: Values) -> int:
+        return int(str(values.get("zero", layout.train.zero)))
+
     def prepare_plan(values: Values) -> Plan:
         micro_batches = values["micro_batches"]
         assert isinstance(micro_batches, int)
-        return pipeline.prepare(layout.schedule.name, micro_batches)
+        return pipeline.prepare(schedule(values), micro_batches)
 
     knobs = [
         Knob(
             "micro_batches",
-            lambda _: Legal(choices=list(legal_micro_batches(layout, layout.schedule.name))),
+            lambda values: Legal(choices=list(legal_micro_batches(layout, schedule(values)))),
             True,
             "parts that a step's batch is cut into; more make the pipeline bubble smaller and each part less efficient",
             use_plan,
@@ -54,7 +61,7 @@ def make_board(
         ),
         Knob(
             "recompute",
-            lambda _: Legal(choices=["none", "selective", "full"]),
+            lambda values: Legal(choices=list(recomputes(schedule(values)))),
             True,
             "activations computed again in backward instead of kept: less memory, more work",
             lambda value: setattr(dials, "recompute", value),
@@ -71,12 +78,24 @@ def make_board(
         knobs.append(
             Knob(
                 "zero",
-                lambda _: Legal(choices=[1, 2, 3]),
+                lambda values: Legal(choices=[n for n in zeros(schedule(values)) if n]),
                 True,
                 "ZeRO: 1 gathers and reduces once a step, 2 reduces each micro-batch, 3 also gathers at each use",
                 shards.use_zero,
                 lambda values: values["zero"],
             )
+        )
+    if layout.grid.pp > 1:
+        knobs.insert(
+            1,
+            Knob(
+                "schedule",
+                lambda values: Legal(choices=list(legal_schedules(layout, zero(values)))),
+                True,
+                "order in which stages run forwards and backwards: memory against bubble",
+                use_plan,
+                prepare_plan,
+            ),
         )
     if placing:
         knobs.append(
@@ -90,7 +109,9 @@ def make_board(
                 action=True,
             )
         )
-    start = {"zero": layout.train.zero} | msgspec.structs.asdict(layout.knobs)
+    start = {"zero": layout.train.zero, "schedule": layout.schedule.name} | msgspec.structs.asdict(
+        layout.knobs
+    )
     return Board(knobs, {knob.name: start[knob.name] for knob in knobs if not knob.action})
 
 

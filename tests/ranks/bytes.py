@@ -39,6 +39,7 @@ from tests.ranks.cases import (
     SURE,
     TWO_HOPS,
     ULYSSES,
+    ZBV,
 )
 
 CASES = {
@@ -73,6 +74,7 @@ CASES = {
     "pp cp tp ring": [*SMALL, "grid.pp=2", "grid.cp=2", "grid.tp=2", "grid.ep=4", *SELECTIVE],
     "cp ulysses": [*SMALL, "grid.cp=4", "grid.ep=2", *ULYSSES, *FULL],
     "dp cp ring": [*SMALL, "grid.dp_shard=2", "grid.cp=2", "grid.ep=4"],
+    "pp tp ep zbv": [*SMALL, *ZBV, "grid.tp=2", "grid.ep=2", "model.layers=5"],
     "pp dp interleaved": [*SMALL, *INTERLEAVED, "grid.dp_shard=2", "grid.ep=2", "model.layers=5"],
     "deepseek": [*SMALL, "grid.dp_shard=2", "grid.tp=2", "grid.ep=2", *DEEPSEEK, *FULL],
     "deepseek surest": [*SMALL, "grid.dp_replicate=2", "grid.tp=2", *DEEPSEEK, *SURE],

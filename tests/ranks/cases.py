@@ -30,7 +30,10 @@ DROPS, FULL, SELECTIVE = (
 ULYSSES = ["grid.cp_method=ulysses"]
 
 TWO_HOPS = ["grid.ep_method=hierarchical"]
-INTERLEAVED = ["grid.pp=2", "model.layers=4", "schedule.name=interleaved", "knobs.micro_batches=4"]
+FOUR_STAGES = ["grid.pp=2", "model.layers=4", "knobs.micro_batches=4"]
+INTERLEAVED, INTERLEAVED_ZB, ZBV, DUALPIPEV = (
+    [*FOUR_STAGES, f"schedule.name={name}"] for name in ("interleaved", "interleaved_zb", "zbv", "dualpipev")
+)
 
 Script = dict[int, dict[str, Value]]
 """What an operator proposes while a step runs."""
@@ -72,6 +75,26 @@ BALANCED: Script = {
 }
 
 BIASED: Script = {5: {"bias_rate": 0.2}, 12: {"bias_rate": 0.0}}
+
+REORDERED: Script = {
+    2: {"schedule": "gpipe", "micro_batches": 1},
+    4: {"schedule": "1f1b"},  # refused: it needs two micro-batches
+    6: {"schedule": "1f1b", "micro_batches": 8},
+    9: {"recompute": "full"},
+}
+REORDERED_LOOP: Script = {
+    2: {"schedule": "interleaved_zb"},
+    5: {"recompute": "full"},  # refused: the backward comes in two parts
+    7: {"schedule": "interleaved", "recompute": "full", "micro_batches": 2},
+    9: {"schedule": "interleaved_zb"},  # refused likewise
+    11: {"schedule": "interleaved_zb", "recompute": "none", "micro_batches": 1},
+}
+REORDERED_V: Script = {
+    2: {"schedule": "dualpipev"},
+    5: {"micro_batches": 2},  # refused: DualPipeV needs as many as there are stages
+    8: {"schedule": "zbv", "micro_batches": 2},
+    12: {"schedule": "dualpipev", "micro_batches": 4},
+}
 
 
 @dataclass(frozen=True)
@@ -199,6 +222,45 @@ CASES: dict[str, Case] = {
         ],
         fp64=True,
         telling=False,
+    ),
+    "interleaved zb fp64": Case([*_alone(*INTERLEAVED_ZB), *SGD], fp64=True),
+    "interleaved zb dp drops fp64": Case(
+        [
+            *_alone(
+                *INTERLEAVED_ZB, "grid.dp_shard=2", "grid.ep=2", "model.layers=7", "schedule.virtual_stages=3"
+            ),
+            *ADAMW,
+            *DROPS,
+        ],
+        fp64=True,
+        telling=False,
+    ),
+    "zbv fp64": Case([*_alone(*ZBV, "train.zero=1"), *SGD], fp64=True, telling=False),
+    "zbv dp drops fp64": Case([*_alone(*ZBV, "grid.dp_shard=2", "model.layers=5"), *SGD, *DROPS], fp64=True),
+    "zbv few micro-batches fp64": Case(
+        [*_alone(*ZBV, "knobs.micro_batches=1"), *SGD], fp64=True, telling=False
+    ),
+    "zbv 4 ranks fp64": Case(
+        [*_alone(*ZBV, "grid.pp=4", "model.layers=8", "knobs.micro_batches=8"), *SGD],
+        fp64=True,
+        telling=False,
+    ),
+    "dualpipev fp64": Case([*_alone(*DUALPIPEV, "knobs.micro_batches=8"), *SGD], fp64=True, telling=False),
+    "dualpipev tp ep drops fp64": Case(
+        [*_alone(*DUALPIPEV, "grid.tp=2", "grid.ep=2"), *SGD, *DROPS], fp64=True
+    ),
+    "dualpipev dp fp64": Case([*_alone(*DUALPIPEV, "grid.dp_shard=2"), *SGD], fp64=True, telling=False),
+    "dualpipev 3 ranks dense fp64": Case(
+        [*_alone(*DUALPIPEV, "grid.pp=3", "model.layers=6", "model.moe=none", "knobs.micro_batches=8"), *SGD],
+        fp64=True,
+        telling=False,
+    ),
+    "pp reordered fp64": Case([*_alone("grid.pp=2"), *SGD, *DROPS], fp64=True, script=REORDERED),
+    "interleaved reordered fp64": Case(
+        [*_alone(*INTERLEAVED), *SGD], fp64=True, script=REORDERED_LOOP, telling=False
+    ),
+    "v reordered dp drops fp64": Case(
+        [*_alone(*ZBV, "grid.dp_shard=2"), *SGD, *DROPS], fp64=True, script=REORDERED_V
     ),
     "zero 0 fp64": Case([*_alone("train.zero=0"), *SGD], fp64=True),
     "dp zero 1 fp64": Case([*_alone("grid.dp_shard=2", "train.zero=1"), *SGD], fp64=True),

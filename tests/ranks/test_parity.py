@@ -89,3 +89,20 @@ def test_switches_between_steps(name: str, results: dict[str, Any]) -> None:
     assert results[name]["acks"][3][3] == "rank 5: this rank has no room for 16 micro-batches"
     knobs = results[name]["knobs"]
     assert (knobs["micro_batches"], knobs["recompute"]) == (2, "selective")
+
+
+@pytest.mark.parametrize(
+    ("name", "states", "why", "schedule"),
+    [
+        ("pp reordered fp64", "applied rejected applied applied", "legal: 2, 4, 8", "1f1b"),
+        ("v reordered dp drops fp64", "applied rejected applied applied", "legal: 4", "dualpipev"),
+    ],
+)
+def test_reorders_between_steps(
+    name: str, states: str, why: str, schedule: str, results: dict[str, Any]
+) -> None:
+    """A schedule and its micro-batches change together, and what one of them makes illegal is refused."""
+    acks = results[name]["acks"]
+    assert [ack[1] for ack in acks] == states.split()
+    assert why in next(ack[3] for ack in acks if ack[1] == "rejected")
+    assert results[name]["knobs"]["schedule"] == schedule

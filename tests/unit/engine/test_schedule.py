@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.parallel.pipeline import SCHEDULES as TORCHS
@@ -112,6 +112,7 @@ def test_every_action_once_and_each_stage_on_one_rank(name: str, p: int, v: int,
     assert sorted(stage for rank in range(p) for stage in stages_of(name, rank, p, v)) == list(range(p * v))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.floats(0.1, 10), st.floats(0.1, 10))
 def test_balanced_stages_idle_as_the_textbook_says(
     p: int, rounds: int, forward: float, backward: float

@@ -34,22 +34,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--hub", default="auto", metavar="auto|none|URL", help="telemetry: own hub, none, or that one"
     )
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder; absent: one in run.dir")
+    run.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="go on with the newest run of this name; or begin from the snapshots in DIR",
+    )
     run.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args(arguments)  # overrides may stand on either side of the options
+    if options.resume and "=" in options.resume and not Path(options.resume).exists():
+        rest.append(options.resume)  # --resume train.steps=20
+        options.resume = ""
     unknown = [word for word in rest if word.startswith("-")]
     if unknown:
         refuse(f"engine run has no option {unknown[0]}; see engine run --help")
     if options.end_with_parent:
         signal_with_parent(signal.SIGTERM)
     try:
-        layout = load(options.layout, options.overrides + rest)
-        status = _run(layout, options.json, options.hub, options.run_dir)
+        overrides = options.overrides + rest
+        layout = load(options.layout, overrides)
+        resume = options.resume is not None and (not options.resume or Path(options.resume))
+        status = _run(layout, options.json, options.hub, options.run_dir, resume, overrides)
     except (LayoutError, RunError) as error:
         refuse(str(error))
     raise SystemExit(status)
 
 
-def _run(layout: Layout, as_json: bool, hub: str, run_dir: Path | None) -> int:
+def _run(
+    layout: Layout,
+    as_json: bool,
+    hub: str,
+    run_dir: Path | None,
+    resume: bool | Path,
+    overrides: Sequence[str],
+) -> int:
     if importlib.util.find_spec("torch") is None:
         refuse("training needs torch; pip install torch, then 'train-cockpit[engine]'")
     from engine.forked import outlet
@@ -60,5 +79,13 @@ def _run(layout: Layout, as_json: bool, hub: str, run_dir: Path | None) -> int:
     sys.stdout = outlet(StopFlag())  # a reader may leave before the last line
     output = Output(layout, as_json)
     return run_layout(
-        layout, hub=hub, run_dir=run_dir, on_start=output.start, on_summary=output.step, on_end=output.end
+        layout,
+        hub=hub,
+        run_dir=run_dir,
+        resume=resume,
+        fixed=[override.partition("=")[0].strip() for override in overrides],
+        on_start=output.start,
+        on_summary=output.step,
+        on_snapshot=output.saved,
+        on_end=output.end,
     )

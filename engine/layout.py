@@ -32,6 +32,7 @@ CAPACITY_FACTOR = (0.1, 8.0)
 LR_SCALE = (0.0, 10.0)
 LOSS_COEF = (0.0, 100.0)
 BIAS_RATE = (0.0, 1.0)
+GRAD_CLIP = (1e-3, 1e3)
 
 
 class LayoutError(ValueError):
@@ -116,7 +117,9 @@ class Train(Struct, frozen=True):
     lr: AtLeast0 = 1e-3
     warmup: Natural = 0  # steps
     weight_decay: AtLeast0 = 0.0
-    grad_clip: Above | None = None  # of the global norm; absent = off
+    grad_clip: Annotated[float, Meta(ge=GRAD_CLIP[0], le=GRAD_CLIP[1])] | None = (
+        None  # of the global norm; absent = off
+    )
     precision: Literal["fp32"] = "fp32"
     zero: Literal[0, 1, 2, 3] = 2
 
@@ -124,6 +127,12 @@ class Train(Struct, frozen=True):
 class Data(Struct, frozen=True):
     source: str = "stdlib"
     tokenizer: Literal["bytes"] = "bytes"
+
+
+class Snapshot(Struct, frozen=True):
+    every: Natural = 0  # steps; 0 = only when asked for
+    keep: Positive = 3  # the newest; older ones are removed
+    dir: str | None = None  # holds one folder a run; absent = the run's own folder
 
 
 class Knobs(Struct, frozen=True):
@@ -147,6 +156,7 @@ class Layout(Struct, frozen=True, kw_only=True):
     schedule: Schedule = Schedule()
     train: Train = Train()
     data: Data = Data()
+    snapshot: Snapshot = Snapshot()
     knobs: Knobs = Knobs()
 
     @property
@@ -205,6 +215,11 @@ def from_toml(text: str, overrides: list[str] | None = None, where: str = "layou
     for override in overrides or []:
         _lay_over(tree, override)
     layout: Layout = _read(Layout, tree, "")
+    return checked(layout)
+
+
+def checked(layout: Layout) -> Layout:
+    """The layout, if its parts go together; else LayoutError."""
     for refusal in _refusals(layout):
         raise LayoutError(refusal)
     return layout

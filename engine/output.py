@@ -4,13 +4,16 @@ import mmap
 import struct
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from agents.wire import Summary, spell
 from engine.grid import ORDER
 from engine.layout import Layout
+
+if TYPE_CHECKING:
+    from engine.train.snapshot import Saved
 
 
 class Tally:
@@ -40,15 +43,17 @@ class Output:
         self._began = time.monotonic()
         self._knobs: dict[str, Any] = {}
 
-    def start(self, run: str) -> None:
+    def start(self, run: str, resumed: int | None = None) -> None:
         grid = self._layout.ranks
         if self._json:
             sizes = msgspec.structs.asdict(self._layout.grid)
-            _line({"event": "start", "run": run, "world": grid.world, "grid": sizes})
+            _line({"event": "start", "run": run, "world": grid.world, "grid": sizes, "resumed": resumed})
             return
         sizes = {axis: getattr(grid, axis) for axis in (*ORDER, "ep")}
         shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "one rank"
         _say(f"{run}: {grid.world} ranks, {shown}, {self._layout.schedule.name}")
+        if resumed is not None:
+            _say(f"resumed at step {resumed}")
         _say("  step      loss  grad norm   ms/step     tok/s   bubble (bound)   all-to-all   dropped")
 
     def step(self, summary: Summary) -> None:
@@ -71,6 +76,22 @@ class Output:
             f"{summary.step:6d} {summary.loss:9.4f} {summary.grad_norm:10.3f} {summary.step_ms:9.0f}"
             f" {summary.tokens_per_s:9.0f} {bubble} {summary.a2a_bytes / 2**20:8.2f} MiB {summary.dropped:9d}"
         )
+
+    def saved(self, saved: "Saved") -> None:
+        if self._json:
+            folder = None if saved.why else str(saved.folder)
+            _line(
+                {
+                    "event": "snapshot",
+                    "step": saved.step,
+                    "folder": folder,
+                    "bytes": saved.bytes,
+                    "seconds": saved.seconds,
+                    "why": saved.why or None,
+                }
+            )
+        else:
+            _say(f"        {saved}")
 
     def end(self, status: int) -> None:
         steps, loss = self._tally.read()

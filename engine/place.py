@@ -140,13 +140,16 @@ def local_meeting(rank: int, world: int, port: int, listening: int | None) -> "C
 
 
 def joined_meeting(rank: int, world: int) -> "Callable[[], Store]":
-    """The store at MASTER_ADDR and MASTER_PORT: torchrun's agent serves it; under Slurm rank 0 does."""
+    """The store at MASTER_ADDR and MASTER_PORT: torchrun's agent serves it; under Slurm rank 0 does.
+
+    The agent's outlives ranks that it starts again, so each start has names of its own in it.
+    """
 
     def meet() -> "Store":
+        from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
 
-        store: Store
         store, _, _ = next(rendezvous("env://", rank, world, timeout=STORE_TIMEOUT))
-        return store
+        return PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
     return functools.cache(meet)

@@ -1,6 +1,7 @@
 """What each rank of `engine run` does: meet the others, train, leave in order."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -11,10 +12,12 @@ from engine.corpus import Corpus
 from engine.layout import Layout
 from engine.meter import Meter
 from engine.place import Place
+from engine.train.snapshot import Saved
 from engine.train.switch import LEADER
 from engine.train.trainer import Trainer
 
 LAYOUT_KEY = "engine/layout"  # in the store: the digest of rank 0's layout
+FOLDERS_KEY = "engine/folders"  # in the store: rank 0's shelf, and the snapshot to resume from
 STOP_KEY = "engine/stop"  # in the store: some rank was asked to stop
 
 
@@ -24,13 +27,18 @@ def train(
     corpus: Corpus,
     on_step: Callable[[Step], None],
     on_summary: Callable[[Summary], None],
+    on_snapshot: Callable[[Saved], None],
+    shelf: Path,
+    resume: Path | None,
 ) -> None:
-    """Train `layout` to its end as the rank that `place` says.
+    """Train `layout` to its end as the rank that `place` says, from the snapshot `resume` if there is one.
 
+    Snapshots go to `shelf`. Rank 0's word on both folders counts.
     Raises ValueError when this rank was started with another layout than rank 0: they would wait for each other.
     """
     store = place.store()
     agree_on(layout, place, store)
+    shelf, resume = told_by_leader((shelf, resume), place, store)
     dist.init_process_group(
         "gloo", store=PrefixStore("engine/group", store), rank=place.rank, world_size=place.world
     )
@@ -46,6 +54,9 @@ def train(
         on_summary=on_summary,
         local_world=place.local_world,
         corpus=corpus,
+        on_snapshot=on_snapshot,
+        shelf=shelf,
+        resume=resume,
     )
     trainer.run()
     if agent.pending:
@@ -67,6 +78,17 @@ def agree_on(layout: Layout, place: Place, store: Store) -> None:
         raise ValueError(
             f"rank {place.rank} was started with another layout than rank 0 ({mine}, not {theirs})"
         )
+
+
+def told_by_leader(folders: tuple[Path, Path | None], place: Place, store: Store) -> tuple[Path, Path | None]:
+    """Rank 0's folders: another rank may have named its run a second later, or not see the newest snapshot yet."""
+    if place.rank == LEADER:
+        store.set(
+            FOLDERS_KEY, "\n".join("" if folder is None else str(folder.resolve()) for folder in folders)
+        )
+        return folders
+    shelf, resume = store.get(FOLDERS_KEY).decode().split("\n")
+    return Path(shelf), Path(resume) if resume else None
 
 
 class StopWord:

@@ -1,15 +1,23 @@
 """A whole run of a layout: folder, corpus, hub, and the ranks, forked here or joined."""
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agents.runs import RunError
 from agents.wire import Step, Summary
 from engine.corpus import read_corpus
+from engine.failure import say
 from engine.keeper import named_hub
 from engine.launch import Place, join, joined_place, launch
 from engine.layout import Layout, LayoutError
+from engine.resume import find_start, restarted, started
+from engine.snapshots import shelf_of
+
+if TYPE_CHECKING:
+    from engine.train.snapshot import Saved
 
 # What every rank needs, imported once before the fork. Named, so that this module itself needs no torch.
 PRELOAD = ("torch", "torch.distributed", "engine.rank")
@@ -24,26 +32,38 @@ def run_layout(
     *,
     hub: str = "auto",
     run_dir: Path | None = None,
-    on_start: Callable[[str], None] = nothing,
+    resume: bool | Path = False,
+    fixed: Collection[str] = (),
+    on_start: Callable[[str, int | None], None] = lambda _, __: None,
     on_step: Callable[[Step], None] = nothing,
     on_summary: Callable[[Summary], None] = nothing,
+    on_snapshot: Callable[["Saved"], None] = nothing,
     on_end: Callable[[int], None] = nothing,
 ) -> int:
     """Train `layout` and give its exit status: 0 done, 1 a rank failed, 130 Ctrl-C.
 
     The ranks are forked from this process, or it is one of them where torchrun or Slurm started it. `hub` is "auto"
     (start one, so that a cockpit can attach), "none", or a URL; `run_dir` is the run's folder, a new one under
-    `layout.run.dir` if left out.
+    `layout.run.dir` if left out. `resume` goes on from a snapshot: True, of this run; a path, of whatever lies there
+    (docs/snapshots.md); then `fixed` are keys whose values go before the snapshot's, such as "knobs.recompute".
 
     `on_step` is called in every rank after each of its steps, with that rank's own record. The others are called for
-    the run as a whole: in rank 0 `on_start` with the run's name and `on_summary` with each step of the whole job, one
-    step late; `on_end` with the exit status, in the process that outlives the ranks or, joined, in rank 0.
+    the run as a whole: in rank 0 `on_start` with the run's name and the step it was resumed from, `on_summary` with
+    each step of the whole job, one step late, and `on_snapshot` when one was saved or failed; `on_end` with the exit
+    status, in the process that outlives the ranks or, joined, in rank 0.
 
     Call it from the main thread, before any CUDA call and any other torch work: ranks are forks. Raises LayoutError or
     `agents.runs.RunError`, one sentence, for what cannot be.
     """
     corpus = read_corpus(layout)
-    named = Path(layout.run.dir) / f"{layout.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started(os.environ, os.getppid())))
+    named = Path(layout.run.dir) / f"{layout.run.name}-{stamp}"
+    start = find_start(
+        layout, resume, run_dir, named, restarted(os.environ), fixed, lambda why: say(f"passed over: {why}\n")
+    )
+    layout, run_dir = start.layout, start.run_dir
+    resumed = start.snapshot.manifest.step if start.snapshot else None
+    snapshot = start.snapshot.folder if start.snapshot else None
     named_hub(hub, run_dir or named)  # refused before a folder is made
     try:
         place = joined_place(run_dir or named)
@@ -59,8 +79,9 @@ def run_layout(
         from engine.rank import train
 
         if place.rank == 0:
-            on_start(place.run_dir.name)
-        train(place, layout, corpus, on_step, on_summary)
+            on_start(place.run_dir.name, resumed)
+        shelf = shelf_of(layout, place.run_dir)
+        train(place, layout, corpus, on_step, on_summary, on_snapshot, shelf, snapshot)
 
     if place is None:
         assert run_dir is not None

@@ -14,6 +14,7 @@ class Dials:
     aux_scale: float = 1.0  # 1 / sequences of the global batch: what both losses are a mean over
     bias_rate: float = 0.0
     lr_scale: float = 1.0
+    grad_clip: float | None = None  # the global norm's most; None = any
 
     @classmethod
     def of(cls, layout: Layout) -> "Dials":
@@ -27,4 +28,5 @@ class Dials:
             aux_scale=1.0 / layout.train.global_batch,
             bias_rate=knobs.bias_rate,
             lr_scale=knobs.lr_scale,
+            grad_clip=layout.train.grad_clip,
         )

@@ -1,12 +1,14 @@
 """The knobs of a training run, as a table: what each may be, what it does, and how it is put in force."""
 
-import msgspec
+from collections.abc import Callable
+from typing import Any
 
 from agents.board import Board, Knob, Values
 from agents.wire import Legal
 from engine.layout import (
     BIAS_RATE,
     CAPACITY_FACTOR,
+    GRAD_CLIP,
     LOSS_COEF,
     LR_SCALE,
     Layout,
@@ -17,6 +19,7 @@ from engine.parallel.pipeline import Pipeline, Plan
 from engine.parallel.sharded import Shards
 from engine.planner.placement import GOALS
 from engine.planner.stages import recomputes, zeros
+from engine.resume import start_value
 from engine.train.placing import Placing
 
 CAPACITY = {
@@ -32,9 +35,17 @@ BALANCE = {
 
 
 def make_board(
-    layout: Layout, pipeline: Pipeline, shards: Shards, dials: Dials, placing: Placing | None = None
+    layout: Layout,
+    pipeline: Pipeline,
+    shards: Shards,
+    dials: Dials,
+    placing: Placing | None = None,
+    save: Callable[[Any], None] | None = None,
 ) -> Board:
-    """The board with the layout's start values; commits swap values that the next step reads."""
+    """The board with the layout's start values; commits swap values that the next step reads.
+
+    `placing` and `save` take note of what their actions ask for; without them the board does not offer these.
+    """
 
     def use_plan(plan: Plan) -> None:
         pipeline.plan = plan
@@ -68,6 +79,13 @@ def make_board(
             lambda values: values["recompute"],
         ),
         _dial(dials, "lr_scale", LR_SCALE, "factor on the learning rate"),
+        _dial(
+            dials,
+            "grad_clip",
+            GRAD_CLIP,
+            "the gradient is scaled down to this global norm where it is larger; none = left as it is",
+            optional=True,
+        ),
     ]
     if layout.model.moe:
         moe = layout.model.moe
@@ -109,10 +127,19 @@ def make_board(
                 action=True,
             )
         )
-    start = {"zero": layout.train.zero, "schedule": layout.schedule.name} | msgspec.structs.asdict(
-        layout.knobs
-    )
-    return Board(knobs, {knob.name: start[knob.name] for knob in knobs if not knob.action})
+    if save:
+        knobs.append(
+            Knob(
+                "save",
+                lambda _: Legal(choices=[True]),
+                True,
+                "a snapshot of the run when the step ends, written while it trains on",
+                save,
+                lambda _: None,
+                action=True,
+            )
+        )
+    return Board(knobs, {knob.name: start_value(layout, knob.name) for knob in knobs if not knob.action})
 
 
 def _dial(dials: Dials, name: str, bounds: tuple[float, float], about: str, optional: bool = False) -> Knob:

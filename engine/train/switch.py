@@ -17,6 +17,7 @@ from torch import Tensor
 from agents.board import Board
 from agents.wire import Ack, Command
 from engine.parallel.comm import Axis, Started
+from engine.snapshots import Applied
 
 LEADER = 0
 _VOTE_BYTES = 512
@@ -48,6 +49,7 @@ class Switch:
         self._payload = b""
         self._word = torch.zeros(3, dtype=torch.int64)
         self._told: Started | None = None
+        self.history: list[Applied] = []
 
     def begin(self, step: int, stop: bool) -> None:
         """Start telling (leader) or hearing what is pending; `stop` counts on the leader only."""
@@ -103,6 +105,7 @@ class Switch:
                 self._settle(self._ack(command, "rejected", step, against[0]))
             return
         self._board.commit(command.revision, command.changes, prepared)
+        self.history.append(Applied(command.revision, step + 1, command.changes))
         self._settle(self._ack(command, "applied", step + 1, ""))
 
     def _ack(

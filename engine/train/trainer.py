@@ -3,8 +3,11 @@
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
 
 import psutil
+import torch
 from torch import Tensor
 
 from agents.agent import Agent
@@ -21,12 +24,15 @@ from engine.parallel.tensor import Weights, cross_entropy
 from engine.parallel.world import World
 from engine.place import cores
 from engine.planner.stages import stages_of
+from engine.snapshots import Manifest, Snapshot, read
 from engine.train.balancing import Balancing
 from engine.train.data import Samples
 from engine.train.introduce import hello, knob_board
 from engine.train.knobs import make_board
 from engine.train.optimizer import GradientNorm, learning_rate, make_optimizer
 from engine.train.placing import Placing
+from engine.train.snapshot import Saved, Snapshots
+from engine.train.state import State
 from engine.train.statistics import Known, Measured, Statistics
 from engine.train.switch import LEADER, Switch
 
@@ -39,7 +45,8 @@ class Trainer:
     `on_step` gets this rank's own record after each of its steps; `on_summary`, on rank 0, each step of the whole job,
     one step late. Either may call `stop`. What is left out: a `meter` of its own, an `agent` without a hub,
     `stop_requested` (asked at each step; the leader's word counts) that never asks, `local_world` (the number of ranks
-    on this machine) as if all were here, the `corpus` read anew.
+    on this machine) as if all were here, the `corpus` read anew, the `shelf` (the folder of snapshots) so that none are
+    saved, and the snapshot to `resume` from. `on_snapshot` is told, on rank 0, what became of each.
     """
 
     def __init__(
@@ -51,8 +58,11 @@ class Trainer:
         *,
         on_step: Callable[[Step], None] = lambda _: None,
         on_summary: Callable[[Summary], None] = lambda _: None,
+        on_snapshot: Callable[[Saved], None] = lambda _: None,
         local_world: int | None = None,
         corpus: Corpus | None = None,
+        shelf: Path | None = None,
+        resume: Path | None = None,
     ):
         if meter is None:
             meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
@@ -60,6 +70,7 @@ class Trainer:
             agent = Agent(None, lambda: meter.doing)
         self.layout, self.meter, self.agent = layout, meter, agent
         self._stop_requested, self._on_step, self._on_summary = stop_requested, on_step, on_summary
+        self._on_snapshot = on_snapshot
         self._stopping = False
         grid, model, train = layout.ranks, layout.model, layout.train
         self.world = world = World(grid, meter, ep_inner=layout.ep_inner)
@@ -79,13 +90,21 @@ class Trainer:
         self.norm = GradientNorm(self.stages, world)
         self.balancing = Balancing(self.stages, world)
         self.placing = Placing(self.stages, self.optimizer, world) if grid.ep > 1 else None
-        self.board = make_board(layout, self.pipeline, self.shards, self.dials, self.placing)
+        self.snapshots: Snapshots | None = None
+        if shelf:
+            state = State(self.stages, self.optimizer, world)
+            self.snapshots = Snapshots(shelf, layout.snapshot, state, self._manifest)
+        save = self.snapshots.wish if self.snapshots else None
+        self.board = make_board(layout, self.pipeline, self.shards, self.dials, self.placing, save)
         self.switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
         self.oversubscribed = (local_world or grid.world) > cores()
         self._statistics = Statistics(layout, world, self.oversubscribed)
         self._process = psutil.Process()
         self._bulky_due: dict[type, float] = {Timeline: 0.0, Peers: 0.0, Experts: 0.0}
-        self._introduce(step=0)
+        self.first_step = 0
+        if resume:
+            self._resume(read(resume))
+        self._introduce(self.first_step)
 
     def stop(self) -> None:
         """Ask that the run ends after this step or the next, on all ranks alike; rank 0's word counts."""
@@ -93,10 +112,14 @@ class Trainer:
 
     def run(self) -> Summary | None:
         """Train to the end or until asked to stop; the last summary, on rank 0."""
-        for step in range(self.layout.train.steps):
+        for step in range(self.first_step, self.layout.train.steps):
             if self.train_step(step):
                 break
-        return self._publish()  # the last step's, which was still on its way
+        summary = self._publish()  # the last step's, which was still on its way
+        if self.snapshots:
+            self.snapshots.wait()
+            self._tell_saved()
+        return summary
 
     def forward_backward(self, step: int) -> Tensor:
         """All micro-batches of a step; gradients are complete and unclipped after it. This rank's loss."""
@@ -123,8 +146,8 @@ class Trainer:
         with self.meter.phase("optimizer"):
             norm = float(self.norm())
             if math.isfinite(norm):
-                if train.grad_clip is not None:
-                    self.norm.clip(norm, train.grad_clip)
+                if self.dials.grad_clip is not None:
+                    self.norm.clip(norm, self.dials.grad_clip)
                 for group in self.optimizer.param_groups:
                     group["lr"] = learning_rate(train, step, self.dials.lr_scale)
                 self.optimizer.step()
@@ -156,7 +179,11 @@ class Trainer:
         norm = self.update(step)
         with self.meter.phase("agree"):
             self._publish()
+            self._tell_saved()
             stop = self.switch.end(step)
+        if self.snapshots and self.snapshots.due(step + 1, last=stop):
+            with self.meter.phase("snapshot"):
+                self.snapshots.save(step + 1)
         measured = Measured(self.counted(loss), norm, time.perf_counter() - start)
         self._statistics.gather(self.meter.readings, measured, known)
         self._record(measured, known)
@@ -170,6 +197,36 @@ class Trainer:
     def counted(self, loss: Tensor) -> float:
         """Each tensor rank of the last stage computed the same loss: it counts once."""
         return float(loss) if self.world.at["tp"] == 0 else 0.0
+
+    def _resume(self, snapshot: Snapshot) -> None:
+        """Go on from `snapshot`; the knobs have its values already, from the layout."""
+        assert self.snapshots, "a shelf"
+        manifest = snapshot.manifest
+        self.snapshots.load(snapshot)
+        self.first_step, self.board.revision = manifest.step, manifest.revision
+        self.switch.history += manifest.history
+        if self.world.rank == LEADER:
+            text = f"resumed from {snapshot.folder}, at revision {manifest.revision} of the knobs"
+            self.agent.send(Event(time.time(), "info", "engine", text))
+
+    def _manifest(self, done: int) -> Manifest:
+        return Manifest(
+            step=done,
+            run=self.layout.run.name,
+            layout=self.layout,
+            knobs=self.board.values,
+            revision=self.board.revision,
+            history=list(self.switch.history),
+            torch=str(torch.__version__),
+        )
+
+    def _tell_saved(self) -> None:
+        """What became of snapshots, on rank 0."""
+        for saved in self.snapshots.take_finished() if self.snapshots else ():
+            if self.world.rank == LEADER:
+                self._on_snapshot(saved)
+                level: Literal["info", "error"] = "error" if saved.why else "info"
+                self.agent.send(Event(time.time(), level, "engine", str(saved)))
 
     def _settle(self, ack: Ack) -> None:
         if ack.state == "applied":

@@ -67,6 +67,7 @@ PLACED: Script = {
     10: {"place": "load"},
     13: {"place": "logical"},
 }
+CLIPPED: Script = {3: {"grad_clip": 0.25}, 8: {"grad_clip": None}, 12: {"grad_clip": 0.5}}
 
 BALANCED: Script = {
     3: {"aux_loss_coef": 1.0, "z_loss_coef": 0.5},
@@ -201,6 +202,7 @@ CASES: dict[str, Case] = {
     "dp ep surest drops fp64": Case(
         [*_alone("grid.dp_shard=2", "grid.ep=2"), *SGD, *SURE, "train.zero=3"], fp64=True, telling=False
     ),
+    "clipped live fp64": Case([*_alone("grid.dp_shard=2", "grid.ep=2"), *SGD], fp64=True, script=CLIPPED),
     "pp": Case([*_alone("grid.pp=2"), *SGD]),
     "dp": Case([*_alone("grid.dp_shard=2"), *SGD]),
     "tp": Case([*_alone("grid.tp=2"), *SGD]),

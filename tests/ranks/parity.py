@@ -122,7 +122,7 @@ def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trac
         trace.losses.append(float(loss.detach()))
         trace.grads.append({name: whole(p.grad) for name, p in stage.named_parameters()})
         parameters = list(stage.parameters())
-        most = float("inf") if train.grad_clip is None else train.grad_clip
+        most = float("inf") if dials.grad_clip is None else dials.grad_clip
         trace.norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, most)))
         trace.dropped.append(int(meter.readings.dropped.sum()))
         trace.loads.append(meter.readings.load)

@@ -1,0 +1,164 @@
+"""Where a run goes on: which snapshot, in which folder, and with which values of the knobs. Torch-free.
+
+Everything of a layout may differ from the snapshot's but the model, the data, the seed and the optimizer.
+"""
+
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from agents.wire import Value, spell
+from engine.layout import Layout, LayoutError, checked
+from engine.snapshots import Snapshot, TornError, read, shelf_of, whole
+
+# Knobs whose start value a layout keeps elsewhere than under its own name in [knobs].
+_HOMES = {"grad_clip": ("train", "grad_clip"), "schedule": ("schedule", "name"), "zero": ("train", "zero")}
+_SAME = ("model", "data", "run.seed", "train.optimizer")
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run begins. Without a snapshot: at its first step."""
+
+    layout: Layout  # with the knobs as the snapshot's run had turned them
+    run_dir: Path | None  # the folder of the run that goes on; None: the run is a new one
+    snapshot: Snapshot | None = None
+
+
+def home(knob: str) -> tuple[str, str]:
+    """Section and key of a layout that hold the knob's start value."""
+    return _HOMES.get(knob, ("knobs", knob))
+
+
+def start_value(layout: Layout, knob: str) -> Value:
+    section, key = home(knob)
+    value: Value = getattr(getattr(layout, section), key)
+    return value
+
+
+def turned(layout: Layout, values: Mapping[str, Value]) -> Layout:
+    """The layout with other start values of knobs; LayoutError if they do not go with the rest of it."""
+    tree = msgspec.to_builtins(layout)
+    for knob, value in values.items():
+        section, key = home(knob)
+        tree[section][key] = value
+    return checked(msgspec.convert(tree, Layout))
+
+
+def started(environ: Mapping[str, str], parent: int) -> float:
+    """When this run began, seconds since the epoch: under torchrun, which may start ranks again, when that did."""
+    return psutil.Process(parent).create_time() if "TORCHELASTIC_RUN_ID" in environ else time.time()
+
+
+def restarted(environ: Mapping[str, str]) -> bool:
+    """Whether torchrun starts these ranks again, since one has died."""
+    return int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+
+
+def find_start(
+    layout: Layout,
+    resume: bool | Path,
+    run_dir: Path | None,
+    named: Path,
+    again: bool,
+    fixed: Collection[str] = (),
+    torn: Callable[[str], None] = lambda _: None,
+) -> Start:
+    """The start that was asked for; LayoutError, one sentence, if there is none.
+
+    `resume`: True goes on with the run whose folder is `run_dir`, or else with the newest of this name; a path begins
+    a run from the newest whole snapshot found there. `again`: torchrun has restarted the ranks, so the run in
+    `run_dir` or `named` goes on, from its beginning if it has no snapshot yet. `fixed` are keys, such as
+    ``knobs.micro_batches``, whose values in `layout` go before the snapshot's; `torn` is told of what is passed over.
+    """
+    own = run_dir or named
+    kept = whole(shelf_of(layout, own), torn)
+    if again and kept:
+        return _from(kept[-1], layout, own, fixed)
+    if isinstance(resume, Path):
+        return _from(_newest_in(resume, torn), layout, run_dir, fixed)
+    if again or not resume:
+        if kept and not again:
+            raise LayoutError(
+                f"{own} holds snapshots up to {kept[-1].folder.name}; "
+                "go on from there with --resume, or choose another folder"
+            )
+        return Start(layout, run_dir)
+    for folder in () if run_dir else reversed(_folders_of(layout)):
+        if kept := whole(shelf_of(layout, own := folder), torn):
+            break
+    if kept:
+        return _from(_unfinished(kept[-1], layout), layout, own, fixed)
+    where = str(run_dir) if run_dir else f"the folders {layout.run.dir}/{layout.run.name}-*"
+    raise LayoutError(f"there is nothing to resume: no whole snapshot in {where}")
+
+
+def _folders_of(layout: Layout) -> list[Path]:
+    """All folders of runs of this name, oldest first."""
+    made = re.compile(re.escape(layout.run.name) + r"-\d{8}-\d{6}(-\d+)?")
+    found = [path for path in Path(layout.run.dir).glob(f"{layout.run.name}-*") if made.fullmatch(path.name)]
+    return sorted(found, key=lambda path: path.name)
+
+
+def _newest_in(folder: Path, torn: Callable[[str], None]) -> Snapshot:
+    """In a snapshot's own folder, a shelf, or a run's folder."""
+    if not folder.is_dir():
+        raise LayoutError(f"there is nothing to resume: {folder} is no folder")
+    if kept := whole(folder, torn) or whole(folder / "snapshots", torn):
+        return kept[-1]
+    try:
+        return read(folder)
+    except TornError as why:
+        raise LayoutError(f"there is nothing to resume: {why}") from None
+
+
+def _unfinished(snapshot: Snapshot, layout: Layout) -> Snapshot:
+    if snapshot.manifest.step >= layout.train.steps:
+        raise LayoutError(
+            f"{snapshot.folder} is of step {snapshot.manifest.step}, and train.steps = {layout.train.steps}; "
+            "legal: more than that"
+        )
+    return snapshot
+
+
+def _from(snapshot: Snapshot, layout: Layout, run_dir: Path | None, fixed: Collection[str]) -> Start:
+    manifest = snapshot.manifest
+    theirs, ours = _flat(manifest.layout), _flat(layout)
+    for key in theirs | ours:
+        if key.startswith(_SAME) and theirs.get(key) != ours.get(key):
+            raise LayoutError(
+                f"{snapshot.folder} has {key} = {spell(theirs.get(key))}, the layout says {spell(ours.get(key))}; "
+                "a run goes on with the model, data, seed and optimizer it began with"
+            )
+    # What an operator turned stays turned; what nobody touched is as the layout says.
+    carried = {
+        knob: value
+        for knob, value in manifest.knobs.items()
+        if ".".join(home(knob)) not in fixed and value != start_value(manifest.layout, knob)
+    }
+    try:
+        return Start(turned(layout, carried), run_dir, snapshot)
+    except LayoutError as why:
+        named = ", ".join(f"{'.'.join(home(knob))} = {spell(value)}" for knob, value in carried.items())
+        raise LayoutError(f"{snapshot.folder} goes on with {named}, but {why}; give another value") from None
+
+
+def _flat(layout: Layout) -> dict[str, Any]:
+    """Dotted key -> value."""
+    flat: dict[str, Any] = {}
+
+    def add(at: str, tree: Any) -> None:
+        if isinstance(tree, dict):
+            for key, value in tree.items():
+                add(f"{at}.{key}" if at else key, value)
+        else:
+            flat[at] = tree
+
+    add("", msgspec.to_builtins(layout))
+    return flat

@@ -1,0 +1,119 @@
+"""Saving and loading a run with torch.distributed.checkpoint, beside training.
+
+A save copies the state to host memory between two steps; a thread of its own, with a process group of its own, writes
+it while the next steps run. Only a save that comes while the one before is still being written waits for it.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from engine.layout import Snapshot as Settings
+from engine.snapshots import PARTIAL, Manifest, Snapshot, name_of, prune, remove, seal, sweep
+from engine.train.state import State
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What became of a save."""
+
+    step: int
+    folder: Path
+    seconds: float
+    bytes: int = 0
+    why: str = ""  # it failed, and this is the cause
+
+    def __str__(self) -> str:
+        if self.why:
+            return f"the snapshot of step {self.step} was not saved: {self.why}; training goes on"
+        return f"snapshot of step {self.step}: {self.folder}, {self.bytes / 2**20:.1f} MiB in {self.seconds:.1f} s"
+
+
+class Snapshots:
+    """The snapshots of one run, in the folder `shelf`; the same calls on every rank.
+
+    Make it before the first step, `load` at once, then tell it of each step's end.
+    """
+
+    def __init__(self, shelf: Path, settings: Settings, state: State, describe: Callable[[int], Manifest]):
+        self.shelf, self._settings, self._state, self._describe = shelf, settings, state, describe
+        self._wished = False
+        self._leads = dist.get_rank() == 0
+        self._group = dist.new_group(backend="gloo")
+        self._thread: threading.Thread | None = None
+        self._finished: list[Saved] = []
+        if self._leads:
+            sweep(shelf)
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Take over the state saved in `snapshot`, whatever the layout it was saved in."""
+        reader = FileSystemReader(snapshot.folder)
+        load(self._state.tensors(), storage_reader=reader, process_group=self._group)
+
+    def wish(self, _: object = None) -> None:
+        """Have the state saved when this step ends, on all ranks alike."""
+        self._wished = True
+
+    def due(self, done: int, last: bool) -> bool:
+        """Whether to save now that `done` steps are done, of which this is the run's last."""
+        every = self._settings.every
+        return self._wished or (every > 0 and (last or done % every == 0))
+
+    def save(self, done: int) -> None:
+        """Begin to save the state as it is after `done` steps. Waits for an earlier save, and for nothing else."""
+        self._wished = False
+        self.wait()
+        tensors, manifest = self._state.copy(), self._describe(done)
+        self._thread = threading.Thread(
+            target=self._save, args=(tensors, manifest), name="snapshot", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is being saved."""
+        if self._thread:
+            self._thread.join()
+            self._thread = None
+
+    def take_finished(self) -> list[Saved]:
+        """What became of saves since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    def _save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
+        """In the thread: write, then, on the leader, seal."""
+        start = time.monotonic()
+        folder = self.shelf / name_of(manifest.step)
+        partial = folder.with_name(folder.name + PARTIAL)
+        why, size = "", 0
+        try:
+            self.write(tensors, partial)
+            if self._leads:
+                size = sum(seal(partial, manifest).manifest.files.values())
+                prune(self.shelf, self._settings.keep)
+        except BaseException as error:  # noqa: BLE001 - torch's CheckpointException is not an Exception
+            why = _first_line(error)
+            if self._leads:
+                remove(partial)
+        self._finished.append(Saved(manifest.step, folder, time.monotonic() - start, size, why))
+
+    def write(self, tensors: dict[str, Tensor], partial: Path) -> None:
+        """Each rank its part; done, and on disk, on all ranks when it returns."""
+        save(tensors, storage_writer=FileSystemWriter(partial), process_group=self._group)
+
+
+def _first_line(error: BaseException) -> str:
+    """Of torch's report on all ranks, the first one's cause."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        rank, (cause, _) = next(iter(failures.items()))
+        return f"rank {rank}: {cause}"
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,244 @@
+"""Runs that are saved, resumed and switched, for test_resume.py to compare. In fp64, so that only rounding may differ.
+
+    python -m tests.ranks.resume FOLDER
+
+One driver imports torch once and forks the ranks of one scenario after the other; each leaves a `.json` with its losses
+and norms by step, and its snapshots, of which the last holds parameters and optimizer state.
+"""
+
+import json
+import logging
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+
+from agents.agent import Agent
+from agents.wire import Ack, Command, KnobState, Summary, Value
+from engine.launch import launch
+from engine.layout import Layout, load
+from engine.meter import Meter
+from engine.place import Place
+from engine.resume import turned
+from engine.train.snapshot import Snapshots
+from engine.train.trainer import Trainer
+from tests.ranks.cases import ADAMW, LAYOUT, SGD, SMALL, Script
+from tests.ranks.parity import Operator
+
+SIXES = [
+    *SMALL,
+    "model.layers=4",
+    "model.moe.experts=6",
+    "model.moe.balance=bias",
+    "knobs.bias_rate=0.05",
+    "train.weight_decay=0.1",
+    "train.grad_clip=0.5",
+    *ADAMW,
+]
+BEGUN = load(
+    LAYOUT, [*SIXES, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", "train.steps=10", "snapshot.every=5"]
+)
+MOVED: Script = {
+    2: {"place": "load"}
+}  # experts lie elsewhere than where they began when the snapshot is saved
+RESUMED = {
+    "tp ep": ["grid.tp=2", "grid.ep=2"],
+    "one rank": [],
+    "dp 4 zero 3": ["grid.dp_shard=4", "train.zero=3"],  # six experts over four ranks: one has none
+    "cp interleaved": ["grid.pp=2", "grid.cp=2", "schedule.name=interleaved", "schedule.virtual_stages=2"],
+}
+KNOBS = load(
+    LAYOUT,
+    [*SMALL, *SGD, "grid.pp=2", "grid.dp_shard=2", "train.steps=6", "snapshot.every=1", "snapshot.keep=9"],
+)
+SWITCHED_AT = 3
+FICKLE = load(LAYOUT, [*SMALL, *SGD, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", "train.steps=110"])
+SWITCHES = 100
+
+
+@dataclass
+class Run:
+    """What a run did."""
+
+    steps: list[int] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    revision: int = 0
+    history: list[tuple[int, int]] = field(default_factory=list)
+    switches: int = 0
+
+    def record(self, summary: Summary) -> None:
+        self.steps.append(summary.step)
+        self.losses.append(summary.loss)
+        self.norms.append(summary.grad_norm)
+        self.dropped.append(summary.dropped)
+
+
+class Fickle(Agent):
+    """An operator without a plan: each step a random legal change of what is loss-neutral, several at times."""
+
+    def __init__(self, seed: int):
+        super().__init__(None, lambda: (0, "", 0.0))
+        self.rows: Callable[[], list[KnobState]] = list
+        self._random = random.Random(seed)
+        self._revision = self.applied = 0
+
+    @property
+    def pending(self) -> Command | None:
+        if self.applied == SWITCHES:
+            return None
+        rows = [row for row in self.rows() if row.loss_neutral and row.legal.choices]
+        several = self._random.sample(rows, self._random.choice([1, 1, 2, len(rows)]))
+        changes = {row.name: self._random.choice(row.legal.choices) for row in several}
+        self._revision += 1
+        return Command(self._revision, f"{self._revision}", changes)
+
+    def settle(self, ack: Ack) -> None:
+        # Two values, each legal beside the board in force, may not be together: then all ranks say no.
+        self.applied += ack.state == "applied"
+
+
+def train(
+    place: Place,
+    layout: Layout,
+    out: Path,
+    resume: Path | None = None,
+    script: Script | None = None,
+    fickle: bool = False,
+) -> Run:
+    """Train in an initialised group; the run, on rank 0, and a JSON file of it."""
+    run = Run()
+    meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.at)
+    agent = Fickle(layout.run.seed) if fickle else Operator(script or {}, meter, [])
+    trainer = Trainer(layout, meter, agent, on_summary=run.record, shelf=out / "snapshots", resume=resume)
+    if isinstance(agent, Fickle):
+        agent.rows = trainer.board.states
+    trainer.run()
+    run.revision = trainer.board.revision
+    run.history = [(applied.revision, applied.step) for applied in trainer.switch.history]
+    run.switches = agent.applied if isinstance(agent, Fickle) else 0
+    if place.rank == 0:
+        out.with_suffix(".json").write_text(json.dumps(vars(run)))
+    return run
+
+
+def resumed(folder: Path) -> None:
+    """Ten steps at once, and the last five again in other layouts."""
+    scenario(BEGUN.ranks.world, folder, lambda place: train(place, BEGUN, folder / "begun", script=MOVED))
+    for name, overrides in RESUMED.items():
+        layout = load(LAYOUT, [*SIXES, *overrides, "train.steps=10", "snapshot.every=5"])
+
+        def work(place: Place, layout: Layout = layout, name: str = name) -> None:
+            train(place, layout, folder / name, folder / "begun/snapshots/step-5")
+
+        scenario(layout.ranks.world, folder, work)
+
+
+def each_knob(folder: Path) -> None:
+    """For each knob of the board, a run switched before a step, and one launched with the new value from there."""
+
+    def work(place: Place) -> None:
+        begun = folder / "knobs"
+        train(place, KNOBS, begun)
+        meter = Meter(KNOBS.model.layers, 8)
+        board = Trainer(KNOBS, meter, Agent(None, lambda: meter.doing)).board
+        for knob in board.states():
+            if knob.action:
+                continue
+            value = another(knob)
+            script: Script = {SWITCHED_AT - 1: {knob.name: value}}
+            before, at = (begun / f"snapshots/step-{step}" for step in (SWITCHED_AT - 1, SWITCHED_AT))
+            train(place, KNOBS, folder / f"switched-{knob.name}", before, script)
+            train(place, turned(KNOBS, {knob.name: value}), folder / f"launched-{knob.name}", at)
+
+    scenario(KNOBS.ranks.world, folder, work)
+
+
+def another(knob: KnobState) -> Value:
+    """A legal value that is not the present one, and tells."""
+    others = [choice for choice in knob.legal.choices if choice != knob.value]
+    if others:
+        return others[-1]
+    low, high = knob.legal.low, knob.legal.high
+    assert low is not None and high is not None, knob
+    half = knob.value / 2 if isinstance(knob.value, int | float) else 0.0
+    return max(low, min(high, half or 1.0))
+
+
+def random_switches(folder: Path) -> None:
+    """A hundred switches in one run, and the same run untouched."""
+
+    def work(place: Place) -> None:
+        train(place, FICKLE, folder / "untouched")
+        train(place, FICKLE, folder / "fickle", fickle=True)
+
+    scenario(FICKLE.ranks.world, folder, work)
+
+
+def cut_short(folder: Path) -> None:
+    """The save of step 6 never comes to an end: `writing` appears once it has begun, `step-N` as steps begin."""
+
+    class Slow(Snapshots):
+        def write(self, tensors: dict[str, Tensor], partial: Path) -> None:
+            super().write(tensors, partial)
+            if partial.name.startswith("step-6"):
+                (folder / f"writing.{dist.get_rank()}").touch()
+                time.sleep(600)
+
+    layout = load(LAYOUT, [*SMALL, *SGD, "grid.dp_shard=2", "train.steps=1000", "snapshot.every=3"])
+
+    def work(place: Place) -> None:
+        meter = Meter(2, 8, place.at)
+        trainer = Trainer(layout, meter, shelf=folder / "run/snapshots")
+        assert trainer.snapshots
+        trainer.snapshots.__class__ = Slow
+        for step in range(layout.train.steps):
+            (folder / f"step-{step}").touch()
+            trainer.train_step(step)
+
+    scenario(2, folder, work, torch.float32)
+
+
+def scenario(
+    world: int, folder: Path, work: Callable[[Place], object], dtype: torch.dtype = torch.float64
+) -> None:
+    def in_a_group(place: Place) -> None:
+        torch.set_default_dtype(dtype)
+        logging.disable(logging.WARNING)
+        dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+        work(place)
+        dist.destroy_process_group()
+
+    if launch(world, in_a_group, name_of_rank=str, hub="none", run="resume", run_dir=folder):
+        raise SystemExit(1)
+
+
+def tensors_in(snapshot: Path) -> dict[str, Tensor]:
+    """Every tensor of a snapshot, whole."""
+    metadata = FileSystemReader(snapshot).read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in metadata.items()
+    }
+    with warnings.catch_warnings(action="ignore"):  # that there is no process group
+        load_tensors(tensors, storage_reader=FileSystemReader(snapshot), no_dist=True)
+    return tensors
+
+
+SCENARIOS = {scenario.__name__: scenario for scenario in (resumed, each_knob, random_switches, cut_short)}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)  # the parent forks, so it must not have started torch's thread pool
+    out = Path(sys.argv[1])
+    out.mkdir(parents=True, exist_ok=True)
+    for name in sys.argv[2:]:
+        SCENARIOS[name](out)

@@ -1,0 +1,237 @@
+"""What is saved is what goes on: in other layouts, after kills, after switches, on the real command line."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from engine.snapshots import PARTIAL, whole
+from tests.ranks.driver import eventually
+from tests.ranks.parity import FP64_TOLERANCE
+from tests.ranks.resume import RESUMED, SWITCHED_AT, SWITCHES, tensors_in
+from tests.ranks.test_run import DEMO, ROOT, engine, run
+
+SMALLER = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=2", "grid.ep=2", "model.layers=2", "train.global_batch=8"]
+SMALLER += ["knobs.micro_batches=2", "snapshot.every=2", "--json", "--hub", "none"]
+
+Driven = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    """Runs a scenario of `tests.ranks.resume`; the folder it left."""
+
+    def drive(scenario: str) -> Path:
+        folder = tmp_path_factory.mktemp(scenario)
+        command = [sys.executable, "-W", "ignore", "-m", "tests.ranks.resume", str(folder), scenario]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return folder
+
+    return drive
+
+
+def result(folder: Path, name: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return told
+
+
+def assert_same(a: list[float], b: list[float]) -> None:
+    assert len(a) == len(b)
+    assert max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True)) < FP64_TOLERANCE, (a, b)
+
+
+def assert_same_tensors(a: Path, b: Path) -> None:
+    ours, theirs = tensors_in(a), tensors_in(b)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=FP64_TOLERANCE, atol=FP64_TOLERANCE, msg=name)
+
+
+def test_goes_on_in_any_other_layout(driven: Driven) -> None:
+    folder = driven("resumed")
+    begun = result(folder, "begun")
+    assert begun["steps"] == list(range(10))
+    names = tensors_in(folder / "begun/snapshots/step-5")
+    assert "model.layers.3.mlp.experts.gate.5" in names and "optimizer.exp_avg.layers.0.attention.q" in names
+    for name in RESUMED:
+        resumed = result(folder, name)
+        assert resumed["steps"] == list(range(5, 10))
+        assert_same(resumed["losses"], begun["losses"][5:])
+        assert_same(resumed["norms"], begun["norms"][5:])
+        assert_same_tensors(folder / name / "snapshots/step-10", folder / "begun/snapshots/step-10")
+
+
+def test_a_switch_equals_a_launch_with_the_new_value(driven: Driven) -> None:
+    """For every knob that the board has."""
+    folder = driven("each_knob")
+    untouched = result(folder, "knobs")
+    knobs = [path.stem.removeprefix("switched-") for path in folder.glob("switched-*.json")]
+    assert {"micro_batches", "recompute", "capacity_factor", "lr_scale", "grad_clip"} <= set(knobs)
+    for knob in knobs:
+        switched, launched = result(folder, f"switched-{knob}"), result(folder, f"launched-{knob}")
+        assert switched["history"][-1] == [SWITCHED_AT - 1, SWITCHED_AT], knob
+        assert launched["steps"] == switched["steps"][1:]
+        assert_same(switched["losses"][1:], launched["losses"])
+        assert_same(switched["norms"][1:], launched["norms"])
+        last = f"snapshots/step-{launched['steps'][-1] + 1}"
+        assert_same_tensors(folder / f"switched-{knob}" / last, folder / f"launched-{knob}" / last)
+    dropping = result(folder, "switched-capacity_factor")
+    assert dropping["dropped"][0] == 0 < min(dropping["dropped"][1:])
+    for knob in ("lr_scale", "grad_clip"):
+        told = result(folder, f"switched-{knob}")
+        assert abs(told["losses"][-1] - untouched["losses"][-1]) > 1e-3, f"{knob} did nothing"
+
+
+@pytest.mark.timeout(300)
+def test_a_hundred_random_switches_change_nothing(driven: Driven) -> None:
+    folder = driven("random_switches")
+    untouched, fickle = result(folder, "untouched"), result(folder, "fickle")
+    assert (untouched["switches"], fickle["switches"], len(fickle["history"])) == (0, SWITCHES, SWITCHES)
+    assert_same(fickle["losses"], untouched["losses"])
+    assert_same(fickle["norms"], untouched["norms"])
+
+
+def test_killed_while_it_saves(tmp_path: Path) -> None:
+    """Steps go on beside the save, which never ends, up to the next one; nothing older is lost."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.ranks.resume", str(tmp_path), "cut_short"]
+    process = subprocess.Popen(command, cwd=ROOT)
+    try:
+        eventually(lambda: len(list(tmp_path.glob("writing.*"))) == 2, 60)
+        eventually(lambda: (tmp_path / "step-8").exists(), 60)
+        time.sleep(0.5)
+        assert not (tmp_path / "step-9").exists(), "the next save waits for the one before"
+        family = psutil.Process(process.pid).children(recursive=True)
+    finally:
+        process.kill()
+        process.wait()
+    psutil.wait_procs(family, timeout=10)
+    shelf = tmp_path / "run/snapshots"
+    assert (shelf / f"step-6{PARTIAL}").is_dir()
+    assert [snapshot.manifest.step for snapshot in whole(shelf)] == [3]
+    layout = ["grid.tp=1", "model.seq_len=32", "model.d_model=32", "model.moe.d_expert=48", "train.warmup=4"]
+    layout += ["train.optimizer=sgd", "train.lr=0.1", "train.steps=7", "snapshot.every=3"]
+    resumed = run(
+        engine(DEMO, *SMALLER, *layout, "grid.ep=1", "--run-dir", str(tmp_path / "run"), "--resume")
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    start, *events = map(json.loads, resumed.stdout.splitlines())
+    assert start["resumed"] == 3
+    assert [event["step"] for event in events if event["event"] == "step"] == [3, 4, 5, 6]
+    assert sorted(path.name for path in shelf.iterdir()) == ["step-3", "step-6", "step-7"]
+
+
+def until(process: subprocess.Popen[str], step: int) -> list[dict[str, Any]]:
+    """Events of a run up to that step."""
+    assert process.stdout is not None
+    events = []
+    for line in process.stdout:
+        events.append(json.loads(line))
+        if events[-1]["event"] == "step" and events[-1]["step"] >= step:
+            return events
+    raise AssertionError("the run ended")
+
+
+def steps_of(events: list[dict[str, Any]]) -> dict[int, float]:
+    return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+
+
+def test_a_killed_rank_and_resume_on_the_command_line(tmp_path: Path) -> None:
+    command = engine(DEMO, *SMALLER, "train.steps=500", f"run.dir={tmp_path}", "run.name=mine")
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    events = until(process, 5)
+    psutil.Process(process.pid).children()[1].kill()
+    assert process.stdout is not None
+    events += [json.loads(line) for line in process.stdout]
+    assert process.wait(60) == 1
+    killed_at = max(steps_of(events))
+    other = ["grid.tp=1", "grid.pp=2", "grid.ep=1", "schedule.name=gpipe", f"train.steps={killed_at + 3}"]
+    resumed = run(engine(DEMO, *SMALLER, *other, f"run.dir={tmp_path}", "run.name=mine", "--resume"))
+    assert resumed.returncode == 0, resumed.stderr
+    again = [json.loads(line) for line in resumed.stdout.splitlines()]
+    start = again[0]
+    assert start["run"] == events[0]["run"], "the same run goes on"
+    assert killed_at - 4 <= start["resumed"] <= killed_at + 1 and start["resumed"] % 2 == 0
+    losses = steps_of(again)
+    assert list(losses) == list(range(start["resumed"], killed_at + 3))
+    for step in losses.keys() & steps_of(events).keys():
+        assert abs(losses[step] - steps_of(events)[step]) < 1e-4
+    saved = [event for event in again if event["event"] == "snapshot"]
+    assert saved[-1]["step"] == killed_at + 3 and Path(saved[-1]["folder"]).is_dir()
+
+
+def test_torchrun_goes_on_by_itself(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun += ["--max-restarts", "1", "-m", "engine", "run", DEMO, *SMALLER]
+    process = subprocess.Popen(
+        [*torchrun, "train.steps=16", f"run.dir={tmp_path}"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    events = until(process, 4)
+    victim = next(p for p in psutil.Process(process.pid).children() if p.environ().get("RANK") == "1")
+    victim.send_signal(signal.SIGKILL)
+    assert process.stdout is not None
+    events += [json.loads(line) for line in process.stdout]
+    assert process.wait(60) == 0
+    begun, again = (event for event in events if event["event"] == "start")
+    assert begun["resumed"] is None and begun["run"] == again["run"]
+    assert again["resumed"] >= 2 and again["resumed"] % 2 == 0
+    assert events[-1] == events[-1] | {"event": "end", "steps": 16, "exit": 0}
+    first, second = events[: events.index(again)], events[events.index(again) :]
+    assert list(steps_of(second)) == list(range(again["resumed"], 16))
+    for step in steps_of(first).keys() & steps_of(second).keys():
+        assert steps_of(first)[step] == steps_of(second)[step]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["model.layers=3"], ["model.layers = 2, the layout says 3"]),
+        (["run.seed=7"], ["run.seed = 1, the layout says 7"]),
+        (["train.optimizer=sgd"], ["train.optimizer = adamw, the layout says sgd"]),
+        (["model.moe=none", "grid.ep=1"], ["model.moe"]),
+        (["train.steps=2"], ["step-2 is of step 2", "legal: more than that"]),
+    ],
+)
+def test_another_model_is_refused_in_one_sentence(
+    saved: Path, arguments: list[str], names: list[str]
+) -> None:
+    refused = run(engine(DEMO, *SMALLER, *arguments, "--run-dir", str(saved), "--resume"))
+    assert refused.returncode == 2 and refused.stdout == ""
+    assert len(refused.stderr.splitlines()) == 1
+    assert all(name in refused.stderr for name in names), refused.stderr
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps that has ended."""
+    folder = tmp_path_factory.mktemp("saved") / "run"
+    done = run(engine(DEMO, *SMALLER, "train.steps=2", "--run-dir", str(folder)))
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_disk_that_is_full_costs_the_snapshot_only(tmp_path: Path) -> None:
+    """As a file where the folder should be: no rank can write there, and training goes on to its end."""
+    (tmp_path / "blocked").write_text("")
+    blocked = [f"snapshot.dir={tmp_path}/blocked", "train.steps=4", "--run-dir", str(tmp_path / "run")]
+    done = run(engine(DEMO, *SMALLER, *blocked))
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert list(steps_of(events)) == [0, 1, 2, 3]
+    failed = [event for event in events if event["event"] == "snapshot"]
+    assert [event["step"] for event in failed] == [2, 4]
+    assert all("Not a directory" in event["why"] and event["folder"] is None for event in failed)

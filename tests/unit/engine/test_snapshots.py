@@ -1,0 +1,199 @@
+"""Which snapshots are whole, which is chosen, and what goes on from it. Without torch, on folders made by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from agents.wire import Value
+from engine.layout import Layout, LayoutError, load
+from engine.resume import Start, find_start, restarted, started, turned
+from engine.snapshots import MANIFEST, PARTIAL, Manifest, TornError, name_of, prune, read, seal, sweep, whole
+from tests.unit.engine.test_layout import DEMO
+
+LAYOUT = load(DEMO)
+
+
+def save(shelf: Path, step: int, layout: Layout = LAYOUT, knobs: dict[str, Value] | None = None) -> Path:
+    partial = shelf / (name_of(step) + PARTIAL)
+    partial.mkdir(parents=True)
+    (partial / "__0_0.distcp").write_bytes(b"weights")
+    manifest = Manifest(
+        step=step, run="demo", layout=layout, knobs=knobs or {}, revision=3, history=[], torch="2"
+    )
+    return seal(partial, manifest).folder
+
+
+def steps(shelf: Path) -> list[int]:
+    return [snapshot.manifest.step for snapshot in whole(shelf)]
+
+
+def test_a_sealed_one_is_read_back(tmp_path: Path) -> None:
+    folder = save(tmp_path, 5, knobs={"capacity_factor": None, "micro_batches": 8})
+    manifest = read(folder).manifest
+    assert (manifest.step, manifest.layout, manifest.revision) == (5, LAYOUT, 3)
+    assert manifest.files == {"__0_0.distcp": 7}
+    assert [path.name for path in tmp_path.iterdir()] == ["step-5"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda folder: (folder / MANIFEST).unlink(), "manifest.json: No such file"),
+        (
+            lambda folder: (folder / MANIFEST).write_text('{"format": 1, "step'),
+            "manifest.json cannot be read",
+        ),
+        (lambda folder: (folder / MANIFEST).write_text("[]"), "manifest.json cannot be read"),
+        (lambda folder: (folder / MANIFEST).write_bytes(b"\xff\x00"), "manifest.json cannot be read"),
+        (
+            lambda folder: (folder / MANIFEST).write_text('{"format": 2}'),
+            "is written in format 2, and this engine",
+        ),
+        (lambda folder: (folder / "__0_0.distcp").write_bytes(b"weig"), "__0_0.distcp has 4 of 7 bytes"),
+        (lambda folder: (folder / "__0_0.distcp").unlink(), "__0_0.distcp has 0 of 7 bytes"),
+    ],
+)
+def test_a_torn_one_is_never_chosen(tmp_path: Path, spoil, why: str) -> None:  # type: ignore[no-untyped-def]
+    shelf = tmp_path / "run/snapshots"
+    save(shelf, 3)
+    torn = save(shelf, 6)
+    spoil(torn)
+    told: list[str] = []
+    start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", False, torn=told.append)
+    assert start.snapshot and start.snapshot.manifest.step == 3
+    assert len(told) == 1 and why in told[0]
+    with pytest.raises(LayoutError, match="there is nothing to resume: ") as refused:
+        find_start(LAYOUT, torn, None, tmp_path / "new", False)
+    assert why in str(refused.value) and "\n" not in str(refused.value)
+    with pytest.raises(TornError):
+        read(torn)
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (2, 4, 6, 8):
+        save(tmp_path, step)
+    (tmp_path / "step-4" / MANIFEST).unlink()
+    (tmp_path / "mine").mkdir()
+    prune(tmp_path, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "step-6", "step-8"]
+
+
+def test_one_saved_again_takes_the_others_place_and_is_the_newest(tmp_path: Path) -> None:
+    """A run that went on from step 2 leaves the future of the run before behind."""
+    for step in (2, 4, 6):
+        save(tmp_path, step)
+    again = save(tmp_path, 4, turned(LAYOUT, {"lr_scale": 2.0}))
+    assert steps(tmp_path) == [2, 6, 4]
+    assert read(again).manifest.layout.knobs.lr_scale == 2.0
+    prune(tmp_path, 1)
+    assert steps(tmp_path) == [4]
+
+
+def test_what_a_killed_save_left_is_swept(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    (tmp_path / f"step-4{PARTIAL}").mkdir()
+    (tmp_path / f"step-2.old{PARTIAL}").mkdir()
+    assert steps(tmp_path) == [2]
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
+    sweep(tmp_path / "nowhere")
+
+
+def find(tmp_path: Path, layout: Layout = LAYOUT, resume: bool | Path = True, **options: object) -> Start:
+    named = Path(layout.run.dir) / "demo-20260101-000000"
+    return find_start(layout, resume, options.pop("run_dir", None), named, **({"again": False} | options))  # type: ignore[arg-type]
+
+
+def test_the_newest_run_of_the_name_goes_on(tmp_path: Path) -> None:
+    layout = load(DEMO, [f"run.dir={tmp_path}"])
+    with pytest.raises(LayoutError, match=r"nothing to resume: no whole snapshot in the folders .*/demo-\*"):
+        find(tmp_path, layout)
+    for run in ("demo-20250101-000000", "demo-20250102-000000", "demo-big-20250103-000000"):
+        save(tmp_path / run / "snapshots", 2)
+    (tmp_path / "demo-20250104-000000").mkdir()
+    start = find(tmp_path, layout)
+    assert start.run_dir == tmp_path / "demo-20250102-000000"
+
+
+def test_a_path_begins_a_run_from_there(tmp_path: Path) -> None:
+    layout = load(DEMO, [f"run.dir={tmp_path}"])
+    first = save(tmp_path / "a/snapshots", 2)
+    newest = save(tmp_path / "a/snapshots", 4)
+    for path, chosen in ((tmp_path / "a", newest), (tmp_path / "a/snapshots", newest), (first, first)):
+        start = find(tmp_path, layout, path)
+        assert start.run_dir is None and start.snapshot and start.snapshot.folder == chosen
+    with pytest.raises(LayoutError, match="is no folder"):
+        find(tmp_path, layout, tmp_path / "b")
+
+
+def test_a_folder_that_has_snapshots_is_not_begun_in_again(tmp_path: Path) -> None:
+    save(tmp_path / "a/snapshots", 2)
+    with pytest.raises(LayoutError, match="holds snapshots up to step-2; go on from there with --resume"):
+        find(tmp_path, resume=False, run_dir=tmp_path / "a")
+
+
+def test_torchrun_started_again(tmp_path: Path) -> None:
+    """The run's own snapshots, else where it was asked to begin."""
+    layout = load(DEMO, [f"run.dir={tmp_path}"])
+    assert find(tmp_path, layout, resume=False, again=True) == Start(layout, None)
+    assert find(tmp_path, layout, resume=True, again=True) == Start(layout, None)
+    other = save(tmp_path / "other/snapshots", 2)
+    start = find(tmp_path, layout, resume=tmp_path / "other", again=True)
+    assert start.snapshot and start.snapshot.folder == other
+    own = save(tmp_path / "demo-20260101-000000/snapshots", 4)
+    start = find(tmp_path, layout, resume=tmp_path / "other", again=True)
+    assert start.snapshot and start.snapshot.folder == own and start.run_dir == own.parents[1]
+    assert restarted({"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert not restarted({"TORCHELASTIC_RESTART_COUNT": "0"}) and not restarted({})
+
+
+def test_a_run_is_named_after_the_time_torchrun_began() -> None:
+    import os
+
+    under = {"TORCHELASTIC_RUN_ID": "x"}
+    assert started(under, os.getpid()) == started(under, os.getpid()) < started({}, os.getpid())
+
+
+def test_what_was_turned_stays_turned(tmp_path: Path) -> None:
+    knobs: dict[str, Value] = {"micro_batches": 8, "lr_scale": 1.0, "recompute": "full", "grad_clip": None}
+    save(tmp_path / "a/snapshots", 2, knobs=knobs)
+    layout = load(DEMO, ["knobs.lr_scale=0.5", "knobs.recompute=selective"])
+    start = find(tmp_path, layout, tmp_path / "a", fixed=["knobs.recompute"])
+    assert start.layout.knobs.micro_batches == 8  # an operator's
+    assert start.layout.train.grad_clip is None  # an operator's, though it is no key of [knobs]
+    assert start.layout.knobs.lr_scale == 0.5  # nobody turned it: the layout's
+    assert start.layout.knobs.recompute == "selective"  # said on the command line
+
+
+def test_a_value_that_the_new_layout_does_not_take(tmp_path: Path) -> None:
+    save(tmp_path / "a/snapshots", 2, knobs={"micro_batches": 2})
+    layout = load(DEMO, ["grid.pp=4"])
+    with pytest.raises(LayoutError) as refused:
+        find(tmp_path, layout, tmp_path / "a")
+    assert "knobs.micro_batches = 2" in str(refused.value) and "legal: 4, 8, 16" in str(refused.value)
+    assert find(tmp_path, layout, tmp_path / "a", fixed=["knobs.micro_batches"]).layout == layout
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("model.layers=6", "has model.layers = 4, the layout says 6"),
+        ("model.kv_heads=none", "has model.kv_heads = 2, the layout says none"),
+        ("run.seed=2", "has run.seed = 1, the layout says 2"),
+        ("data.source=text:*.md", "has data.source = stdlib, the layout says text:*.md"),
+        ("train.optimizer=sgd", "has train.optimizer = adamw, the layout says sgd"),
+    ],
+)
+def test_another_model_or_data_is_refused(tmp_path: Path, override: str, said: str) -> None:
+    save(tmp_path / "a/snapshots", 2)
+    with pytest.raises(LayoutError) as refused:
+        find(tmp_path, load(DEMO, [override]), tmp_path / "a")
+    assert said in str(refused.value)
+
+
+def test_snapshots_may_lie_elsewhere(tmp_path: Path) -> None:
+    layout = load(DEMO, [f"run.dir={tmp_path}/runs", f"snapshot.dir={tmp_path}/shelf"])
+    save(tmp_path / "shelf/demo-20250101-000000", 2)
+    (tmp_path / "runs/demo-20250101-000000").mkdir(parents=True)
+    start = find(tmp_path, layout)
+    assert start.snapshot and start.run_dir == tmp_path / "runs/demo-20250101-000000"

@@ -19,7 +19,7 @@ from engine.legal import context_refusals, pipeline_refusals, routing_refusals
 from engine.planner.stages import SCHEDULES
 
 LARGEST = 2**31 - 1  # no size of a run is larger, and arithmetic on sizes stays quick
-GEMM_ALIGN = 4  # rows of fp32 must begin at multiples of 16 bytes
+GEMM_ALIGN = {"fp32": 4, "bf16": 8}  # rows must begin at multiples of 16 bytes
 BYTES = 256  # tokens of the byte tokenizer
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
@@ -120,7 +120,7 @@ class Train(Struct, frozen=True):
     grad_clip: Annotated[float, Meta(ge=GRAD_CLIP[0], le=GRAD_CLIP[1])] | None = (
         None  # of the global norm; absent = off
     )
-    precision: Literal["fp32"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp8"] = "fp32"  # of activations; weights, sums and updates are fp32
     zero: Literal[0, 1, 2, 3] = 2
 
 
@@ -334,8 +334,12 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
         yield from context_refusals(layout)
     if model.moe:
         for name, width in (("model.d_model", model.d_model), ("model.moe.d_expert", model.moe.d_expert)):
-            if width % GEMM_ALIGN:
-                yield f"{name} = {width} does not suit the grouped GEMM of experts; legal: a multiple of {GEMM_ALIGN}"
+            align = GEMM_ALIGN.get(train.precision, 1)
+            if width % align:
+                yield (
+                    f"{name} = {width} does not suit the grouped GEMM of experts in {train.precision}; "
+                    f"legal: a multiple of {align}"
+                )
     if model.head_dim % 2:
         yield f"model.d_model / model.heads = {model.head_dim} is odd; RoPE turns pairs, so legal: an even number"
     if model.vocab < BYTES:
@@ -350,6 +354,8 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
         yield f"grid.ep_method = hierarchical has no two levels in grid.ep = {grid.ep}; legal: direct"
     elif inner is not None and inner not in levels:
         yield f"grid.ep_inner = {inner} does not part grid.ep = {grid.ep} into levels; legal: {listed(levels)}"
+    if train.precision == "fp8":
+        yield "train.precision = fp8 is not offered: it needs a GPU of compute capability 8.9; legal: fp32, bf16"
     if train.zero == 0 and grid.dp_shard > 1:
         yield (
             f"train.zero = 0 keeps every rank whole, but grid.dp_shard = {grid.dp_shard}; legal: 1, 2, 3, or "

@@ -29,10 +29,10 @@ def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
 
 
 def rotate(x_BHSC: Tensor, table: Tensor) -> Tensor:
-    """Turn each pair (first half, second half) of the head by its position's angle."""
+    """Turn each pair (first half, second half) of the head by its position's angle, in the table's precision."""
     cos, sin = table
     a, b = x_BHSC.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x_BHSC.dtype)
 
 
 class Attention(nn.Module):

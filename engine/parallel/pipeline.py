@@ -36,6 +36,8 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
     "dualpipev": ScheduleDualPipeV,
 }
 
+ACTIVATIONS = {"bf16": torch.bfloat16}  # or torch's default dtype
+
 LossOf = Callable[[Tensor, Tensor], Tensor]
 """(logits [B, S, V/tp], targets [B, S]) -> the micro-batch's share of the step's loss."""
 
@@ -163,8 +165,9 @@ class _Scheduled:
         S = model.seq_len // world.cp.size
         tokens = torch.empty(B, S, dtype=torch.int64, device="meta")
         slice_, share = S // world.tp.size, model.vocab // world.tp.size
-        hidden = torch.empty(B, slice_, model.d_model, device="meta", requires_grad=True)
-        logits = torch.empty(B, S, share, device="meta", requires_grad=True)
+        dtype = ACTIVATIONS.get(layout.train.precision)
+        hidden = torch.empty(B, slice_, model.d_model, device="meta", dtype=dtype, requires_grad=True)
+        logits = torch.empty(B, S, share, device="meta", dtype=dtype, requires_grad=True)
         numbers = stages_of(schedule, world.at["pp"], world.pp.size, layout.virtual_stages)
         end = layout.stages - 1
         self._first, self._last = 0 in numbers, end in numbers

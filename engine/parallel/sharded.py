@@ -11,7 +11,7 @@ from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from engine.model.moe import Experts, MoeLayer
@@ -20,6 +20,12 @@ from engine.parallel.comm import Axis
 from engine.parallel.reduction import Reductions, Unit
 from engine.parallel.tensor import Head
 from engine.parallel.world import World
+
+# Each rank keeps and updates its shard in fp32; what is gathered and computed with is rounded from it.
+POLICIES = {
+    "fp32": MixedPrecisionPolicy(),
+    "bf16": MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False),
+}
 
 
 class Shards:
@@ -34,8 +40,9 @@ class Shards:
     gathers again at each use.
     """
 
-    def __init__(self, stages: Sequence[Stage], world: World, zero: int):
+    def __init__(self, stages: Sequence[Stage], world: World, zero: int, precision: str = "fp32"):
         self._stages, self._world = stages, world
+        self._policy = POLICIES[precision]
         self._reductions = Reductions(world.replicas)
         self._roots: list[FSDPModule] = []
         self._units: list[Unit] = []
@@ -54,7 +61,9 @@ class Shards:
 
     def _shard(self, module: nn.Module, axis_name: str, axis: Axis) -> FSDPModule:
         mesh = self._world.dense if axis_name == "fsdp" else self._world.expert
-        sharded = fully_shard(module, mesh=mesh[axis_name], reshard_after_forward=False)
+        sharded = fully_shard(
+            module, mesh=mesh[axis_name], reshard_after_forward=False, mp_policy=self._policy
+        )
         self._units.append(Unit(sharded, axis, self._reductions))
         return sharded
 

@@ -81,7 +81,7 @@ class Trainer:
         layers = split_layers(model.layers, layout.stages)
         mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
         self.stages = [Stage(weights, model, layers[stage], self.dials, meter) for stage in mine]
-        self.shards = Shards(self.stages, world, train.zero)
+        self.shards = Shards(self.stages, world, train.zero, train.precision)
         corpus = read_corpus(layout) if corpus is None else corpus
         positions = context.positions(model.seq_len)
         self.samples = Samples(corpus, model.seq_len, train.global_batch, layout.run.seed, positions)

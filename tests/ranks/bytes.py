@@ -28,6 +28,7 @@ from engine.place import Place
 from engine.planner.stages import stages_of
 from engine.train.trainer import Trainer
 from tests.ranks.cases import (
+    BF16,
     DEEPSEEK,
     DROPS,
     EXPERT_CHOICE,
@@ -41,6 +42,8 @@ from tests.ranks.cases import (
     ULYSSES,
     ZBV,
 )
+
+WIDTH = {"fp32": 4, "bf16": 2}  # bytes of an activation and of a gathered weight
 
 CASES = {
     "demo": ["train.steps=1"],
@@ -60,6 +63,8 @@ CASES = {
         *FULL,
     ],
     "placed": [*SMALL, "grid.dp_shard=4", "grid.ep=2"],
+    "bf16": [*BF16, *SELECTIVE],
+    "bf16 hsdp cp": [*SMALL, *BF16, "grid.dp_replicate=2", "grid.dp_shard=2", "grid.cp=2", "train.zero=3"],
     "zero 1": [*SMALL, "grid.dp_shard=2", "train.zero=1", "knobs.micro_batches=4"],
     "zero 3 full": [*SMALL, "grid.dp_shard=2", "grid.ep=2", "train.zero=3", *FULL],
     "pp zero 3": [
@@ -97,7 +102,8 @@ def expected(
     moe = sum(isinstance(block.mlp, MoeLayer) for block in blocks)
     E = model.moe.experts if model.moe else 0
 
-    X = (t - 1) * b * (S // t) * D * 4
+    w = WIDTH[layout.train.precision]
+    X = (t - 1) * b * (S // t) * D * w
     attention = {"none": 4, "selective": 5, "full": 6}[recompute]
     dense = {"none": 4, "selective": 4, "full": 5}[recompute]
     tp = m * (len(blocks) * attention * X + (len(blocks) - moe) * dense * X)
@@ -111,14 +117,14 @@ def expected(
     again = recompute != "none"
     H, G, C = model.heads // t, model.kv // t, model.head_dim
     if layout.grid.cp_method == "ulysses":
-        attended = (2 + again) * (c - 1) * b * (2 * H // c + 2 * max(G // c, 1)) * S * C * 4
+        attended = (2 + again) * (c - 1) * b * (2 * H // c + 2 * max(G // c, 1)) * S * C * w
     else:
-        attended = (3 + again) * (c - 1) * 2 * b * G * S * C * 4
+        attended = ((2 + again) * w + 4) * (c - 1) * 2 * b * G * S * C
     cp = m * len(blocks) * attended + (asked * (c * t - 1) if c > 1 else 0)
 
     forth = sum(stage + 1 < layout.stages and stage + 1 not in mine for stage in mine)
     back = sum(stage > 0 and stage - 1 not in mine for stage in mine)
-    pp = m * (forth + back) * b * (S // t) * D * 4
+    pp = m * (forth + back) * b * (S // t) * D * w
 
     dp = sum(_unit_bytes(layout, trainer, unit) for unit in _units(layout, trainer))
 
@@ -130,7 +136,7 @@ def expected(
 
     to = _rows_to(world.rank, e, layout.ep_inner, [hop for r in routings for hop in r.dispatch.hops])
     passes = 3 if recompute == "full" else 2
-    a2a = {str(peer): passes * rows * D * 4 for peer, rows in to.items() if rows}
+    a2a = {str(peer): passes * rows * D * w for peer, rows in to.items() if rows}
     hops = [e] if layout.ep_inner is None else [layout.ep_inner, e // layout.ep_inner]
     ep = sum(a2a.values()) + m * moe * sum((n - 1) * E * 8 // n for n in hops)
 
@@ -206,7 +212,8 @@ def _unit_bytes(layout: Layout, trainer: Trainer, unit: Unit) -> int:
         kept = [before == "B" and grid.pp > 1 for before in ["", *order[:-1]]]
         gathers = kept.count(False)
     reductions = once_a_micro_batch if zero >= 2 else 1
-    within = (gathers + reductions) * (unit.ranks - 1) * unit.numbers * 4 // unit.ranks
+    width = gathers * WIDTH[layout.train.precision] + reductions * 4
+    within = width * (unit.ranks - 1) * unit.numbers // unit.ranks
     return within + 2 * (grid.dp_replicate - 1) * (unit.numbers // unit.ranks) * 4 // grid.dp_replicate
 
 

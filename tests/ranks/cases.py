@@ -34,6 +34,7 @@ FOUR_STAGES = ["grid.pp=2", "model.layers=4", "knobs.micro_batches=4"]
 INTERLEAVED, INTERLEAVED_ZB, ZBV, DUALPIPEV = (
     [*FOUR_STAGES, f"schedule.name={name}"] for name in ("interleaved", "interleaved_zb", "zbv", "dualpipev")
 )
+BF16 = ["train.precision=bf16"]
 
 Script = dict[int, dict[str, Value]]
 """What an operator proposes while a step runs."""
@@ -315,6 +316,15 @@ CASES: dict[str, Case] = {
         script={at: {"zero": zeros["zero"]} for at, zeros in ZEROED.items()},
         telling=False,
     ),
+    "bf16 dense": Case([*_alone(*BF16, "grid.dp_shard=2", "model.moe=none"), *SGD]),
+    "mix bf16 pp dp tp dense": Case(
+        [*_alone(*BF16, "grid.pp=2", "grid.dp_shard=2", "grid.tp=2", "model.moe=none"), *SGD], telling=False
+    ),
+    "bf16 hsdp zero 3": Case(
+        [*_alone(*BF16, "grid.dp_replicate=2", "grid.dp_shard=2", "train.zero=3"), *SGD, *FULL], telling=False
+    ),
+    "mix bf16 pp tp ep": Case([*_alone(*BF16, "grid.pp=2", "grid.tp=2", "grid.ep=2"), *SGD], telling=False),
+    "mix bf16 cp ring dense": Case([*_alone(*BF16, "grid.cp=2", "model.moe=none"), *SGD], telling=False),
     "dp drops fp64": Case([*_alone("grid.dp_shard=2"), *ADAMW, *DROPS], fp64=True),
     "dp zero 3 fp64": Case([*_alone("grid.dp_shard=2", "train.zero=3"), *SGD, *FULL], fp64=True),
     "tp drops fp64": Case([*_alone("grid.tp=2"), *ADAMW, *DROPS, *FULL], fp64=True),

@@ -44,6 +44,8 @@ def test_overrides_lie_over_the_file() -> None:
             "train.zero=0",
             "grid.dp_shard = 2; legal: 1, 2, 3, or grid.dp_shard = 1 with grid.dp_replicate = 2",
         ),
+        ("train.precision=fp8", "train.precision = fp8 is not offered: it needs a GPU"),
+        ("train.precision=fp16", "legal: fp32, bf16"),
         ("grid.dp_replicate=0", "grid.dp_replicate = 0 is not legal; legal: a whole number from 1"),
         (
             "grid.dp_replicate=3",

@@ -129,7 +129,11 @@ class Control:
         self, propose: Propose, revision: int, state: Literal["accepted", "rejected"], why: str = ""
     ) -> CommandState:
         board = self._sequence.state.board
-        before = {k.name: k.value for k in board.knobs if k.name in propose.changes} if board else {}
+        before = (
+            {k.name: k.value for k in board.knobs if k.name in propose.changes and not k.action}
+            if board
+            else {}
+        )
         return CommandState(
             id=propose.id,
             revision=revision,

@@ -104,7 +104,9 @@ def parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--json", action="store_true", help="for programs")
         if name == "set":
-            command.add_argument("changes", nargs="+", metavar="knob=value")
+            command.add_argument(
+                "changes", nargs="+", metavar="knob=value", help="or an action's name, such as save"
+            )
             command.add_argument("--wait", action="store_true", help="until every rank has switched")
             command.add_argument(
                 "--timeout", type=seconds, default=60.0, metavar="S", help="give up waiting (default 60)"

@@ -2,13 +2,13 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from agents.client import wait_for_command
-from agents.wire import CommandState, Summary, Value
+from agents.wire import CommandState, KnobState, Summary, Value
 from cockpit import format, records
 from cockpit.connect import CockpitError, Watch
-from cockpit.knobs import NEUTRAL, fit, legal_text, split_change
+from cockpit.knobs import NEUTRAL, fit, legal_text, only, split_change, value_text
 from cockpit.metrics import STEP_TIME, read
 from cockpit.store import Link
 from cockpit.verdict import diagnosis, headline, verdict
@@ -128,7 +128,7 @@ def knobs(run: str | None, as_json: bool) -> int:
         rows.append(
             [
                 format.clean(knob.name),
-                format.knob(knob.value),
+                value_text(knob),
                 legal_text(knob),
                 effect,
                 format.clean(knob.about),
@@ -148,24 +148,30 @@ def _overdue(known: CommandState | None, why: str, as_json: bool) -> int:
     return 1
 
 
-def change(run: str | None, words: Sequence[str], wait: bool, timeout_s: float, as_json: bool) -> int:
-    """Propose; the hub and the ranks judge. `wait` for the last rank, else for the hub's answer."""
+def _changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[str, Value]:
+    """``knob=value`` each, or an action's bare name; CockpitError if one is not, or is given twice."""
     changes: dict[str, Value] = {}
     for word in words:
+        do = only(board[word]) if word in board else None
         try:
-            name, value = split_change(word)
+            name, value = split_change(word) if do is None else (word, do)
         except ValueError as error:
             raise CockpitError(str(error)) from None
         if name in changes:
             raise CockpitError(f"{name} is given twice; name each knob once")
-        changes[name] = value
+        changes[name] = fit(board[name], value) if name in board else value
+    return changes
+
+
+def change(run: str | None, words: Sequence[str], wait: bool, timeout_s: float, as_json: bool) -> int:
+    """Propose; the hub and the ranks judge. `wait` for the last rank, else for the hub's answer."""
+    if all("=" in word for word in words):
+        _changes(words, {})  # refused before a run is looked for
     watch = Watch(run)
     try:
         watch.until_known()
         board = {knob.name: knob for knob in watch.store.state.board.knobs} if watch.store.state.board else {}
-        changes = {
-            name: fit(board[name], value) if name in board else value for name, value in changes.items()
-        }
+        changes = _changes(words, board)
         try:
             asked = watch.client.propose(changes)
         except ValueError as error:

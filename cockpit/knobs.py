@@ -4,6 +4,7 @@ import math
 import re
 
 from agents.wire import KnobState, Value, spell
+from cockpit import format
 
 _WORDS: dict[str, Value] = {"none": None, "true": True, "false": False}
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
@@ -73,9 +74,28 @@ def step(knob: KnobState, value: Value, by: int) -> Value:
     return values[0] if at is None else values[max(0, min(len(values) - 1, at + by))]
 
 
+def only(knob: KnobState) -> Value:
+    """What an action that can be done in one way only is set to; None if a value has to be chosen."""
+    return knob.legal.choices[0] if knob.action and len(knob.legal.choices) == 1 else None
+
+
+def value_text(knob: KnobState) -> str:
+    """The value in force; an action has none."""
+    return format.MISSING if knob.action else format.knob(knob.value)
+
+
+def change_text(knob: KnobState, to: Value) -> str:
+    """``micro_batches 4→8``; of an action, which comes from nowhere, ``save`` or ``place load``."""
+    if not knob.action:
+        return f"{knob.name} {format.change(knob.value, to)}"
+    return knob.name if only(knob) == to else f"{knob.name} {format.knob(to)}"
+
+
 def legal_text(knob: KnobState) -> str:
     """``2 4 8 16`` or ``0.1 .. 8 | none``."""
     legal = knob.legal
+    if only(knob) is not None:
+        return "an action: done once"
     words = [" ".join(spell(choice) for choice in legal.choices)] if legal.choices else []
     if legal.low is not None and legal.high is not None:
         words.append(f"{legal.low:g} .. {legal.high:g}")

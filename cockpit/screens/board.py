@@ -38,7 +38,8 @@ class KnobTable(Panel):
     NATURAL = True
     HELP = (
         "↑ ↓ choose a knob, ← → a legal value, or type one (`none` for no limit). Marked changes are proposed "
-        "together with enter: the ranks switch at one step boundary, all or none. esc drops what is marked."
+        "together with enter: the ranks switch at one step boundary, all or none. esc drops what is marked. "
+        "An action, such as save, holds no value: enter on it asks for it."
     )
 
     def __init__(self, feed: Feed) -> None:
@@ -136,6 +137,8 @@ class KnobTable(Panel):
 
     def propose(self) -> None:
         if self._may() and self._take():
+            if not self.staged and self._rows and (do := knobs.only(self._rows[self.row])) is not None:
+                self._stage(self._rows[self.row], do)
             if not self.staged:
                 self.said = "nothing is marked: choose a value with ← → or type one"
             else:
@@ -183,7 +186,7 @@ class KnobTable(Panel):
             here = i == min(self.row, len(board.knobs) - 1)
             line = Line().add("▌ " if here else "  ", colours.accent)
             line.add(format.clean(knob.name).ljust(name), colours.strong if here else colours.text)
-            value = format.knob(knob.value)
+            value = knobs.value_text(knob)
             if here and self.typed:
                 line.add(f"{value} → ", colours.dim).add(f"{self.typed}▏", colours.cursor)
             elif knob.name in self.staged:
@@ -208,9 +211,7 @@ class KnobTable(Panel):
         by_name = {knob.name: knob for knob in board.knobs}
         marked = {name: to for name, to in self._meant().items() if name in by_name}
         if marked:
-            words = ", ".join(
-                f"{name} {format.change(by_name[name].value, to)}" for name, to in marked.items()
-            )
+            words = ", ".join(knobs.change_text(by_name[name], to) for name, to in marked.items())
             neutral = all(by_name[name].loss_neutral for name in marked)
             line.add("enter proposes ", colours.dim).add(words, colours.strong)
             return line.add(

@@ -1,7 +1,7 @@
 """The knob board in a panel: what is set, and what could be."""
 
 from cockpit import format
-from cockpit.knobs import NEUTRAL, legal_text
+from cockpit.knobs import NEUTRAL, legal_text, value_text
 from cockpit.lines import Line
 from cockpit.store import Store, Topic
 from cockpit.theme import Palette
@@ -34,12 +34,12 @@ class KnobSummary(Panel):
         if not board:
             return [Line().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
         name = max((len(knob.name) for knob in board.knobs), default=0) + 1
-        value = max((len(format.knob(knob.value)) for knob in board.knobs), default=0)
+        value = max((len(value_text(knob)) for knob in board.knobs), default=0)
         legal = max(0, min(30, width - name - max(6, value) - 19))
         lines = []
         for knob in board.knobs:
             line = Line().add(format.clean(knob.name).ljust(name), colours.dim)
-            line.add(format.knob(knob.value).rjust(max(6, value)), colours.strong).add("  ", colours.dim)
+            line.add(value_text(knob).rjust(max(6, value)), colours.strong).add("  ", colours.dim)
             line.add(legal_text(knob)[:legal].ljust(legal), colours.dim)
             line.add(f" {NEUTRAL[knob.loss_neutral]}", colours.faint if knob.loss_neutral else colours.text)
             lines.append(line)

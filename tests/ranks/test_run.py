@@ -140,6 +140,14 @@ def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:
     before = next(e for e in live.events if e.get("step") == verdict["applied_step"] - 1)
     assert before["knobs"]["micro_batches"] == 4 and before["dropped"] == 0
 
+    saved = json.loads(live.cockpit("set", "save", "--wait").stdout)
+    assert (saved["state"], saved["acks"]) == ("applied", 8)
+    while not (told := [event for event in live.events if event["event"] == "snapshot"]):
+        live.until_step(live.steps[-1] + 1)
+    assert told[0]["step"] == saved["applied_step"] and told[0]["why"] is None
+    manifest = json.loads((Path(told[0]["folder"]) / "manifest.json").read_text())
+    assert manifest["revision"] == saved["revision"] and manifest["knobs"]["micro_batches"] == 8
+
     snapshot = json.loads(live.cockpit("snapshot").stdout)
     assert len(snapshot["ranks"]) == 8 and snapshot["coverage"]["reporting"] == 8
     assert {knob["name"]: knob["value"] for knob in snapshot["knobs"]}["micro_batches"] == 8

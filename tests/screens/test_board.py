@@ -3,7 +3,7 @@
 from msgspec import structs
 from textual.pilot import Pilot
 
-from agents.wire import CommandState
+from agents.wire import CommandState, KnobState, Legal
 from cockpit.screens.board import KnobBoard
 from cockpit.screens.overview import Overview
 from tests.screens.conftest import Cockpit, MakeCockpit
@@ -87,3 +87,27 @@ async def test_a_viewer_sends_nothing_and_is_told_how_to_operate(make_cockpit: M
         assert cockpit.feed.asked == []
         assert "to operate: cockpit attach demo-0001 --operator" in said(cockpit)
         assert "VIEWER" in said(cockpit)
+
+
+async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await press(cockpit, pilot, "k")
+        board = cockpit.app.store.state.board
+        assert board
+        save = KnobState("save", None, Legal([True]), True, "a snapshot of the run", action=True)
+        place = KnobState("place", None, Legal(["load", "traffic"]), True, "move experts", action=True)
+        cockpit.feed.tell(iter([structs.replace(board, knobs=[*board.knobs, place, save])]))
+        await press(cockpit, pilot, "up")
+        assert "save" in said(cockpit) and "an action: done once" in said(cockpit)
+        assert "none→true" not in said(cockpit)
+        await press(cockpit, pilot, "enter")
+        assert cockpit.feed.asked == [{"save": True}]
+        await press(cockpit, pilot, "up", "right")
+        assert "enter proposes place load · loss-neutral" in said(cockpit)
+        await press(cockpit, pilot, "right", "enter")
+        assert cockpit.feed.asked[-1] == {"place": "traffic"}
+        done = CommandState("asked2", 2, "applied", {"place": "traffic"}, {}, "me", 1.0, acks=8, world=8)
+        cockpit.feed.tell(iter([structs.replace(done, applied_step=9)]))
+        await settle(cockpit, pilot)
+        assert "place=traffic · 8/8 at step 9" in said(cockpit)

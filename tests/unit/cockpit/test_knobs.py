@@ -4,7 +4,17 @@ import pytest
 
 from agents.wire import KnobState, Legal, Value
 from cockpit.actions import APP, BOARD, GRID, OVERVIEW, KeymapError, load_keymap
-from cockpit.knobs import candidates, fit, legal_text, parse, split_change, step
+from cockpit.knobs import (
+    candidates,
+    change_text,
+    fit,
+    legal_text,
+    only,
+    parse,
+    split_change,
+    step,
+    value_text,
+)
 
 MICRO = KnobState("micro_batches", 4, Legal([2, 4, 8, 16]), True)
 CAPACITY = KnobState("capacity_factor", None, Legal(low=0.1, high=8.0, optional=True), False)
@@ -57,6 +67,16 @@ def test_a_value_too_long_to_travel_is_refused() -> None:
 def test_legal_text() -> None:
     assert legal_text(MICRO) == "2 4 8 16"
     assert legal_text(CAPACITY) == "0.1 .. 8 | none"
+
+
+def test_an_action_has_no_value() -> None:
+    save = KnobState("save", None, Legal([True]), True, action=True)
+    place = KnobState("place", None, Legal(["load", "traffic"]), True, action=True)
+    assert [value_text(knob) for knob in (MICRO, CAPACITY, save)] == ["4", "none", "·"]
+    assert (only(save), only(place), only(MICRO)) == (True, None, None)
+    assert change_text(save, True) == "save" and change_text(place, "load") == "place load"
+    assert change_text(MICRO, 8) == "micro_batches 4→8"
+    assert legal_text(place) == "load traffic" and step(save, None, 1) is True
 
 
 def test_keys_have_ids_of_their_own_and_avoid_what_terminals_take() -> None:

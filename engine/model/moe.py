@@ -96,10 +96,9 @@ class MoeLayer(nn.Module):
         choice, dispatch = memo["routing"].choice, memo["routing"].dispatch
         x_TD = x_BSD.flatten(0, 1)
         outputs_ND = dispatch.run(x_TD, self.experts)
-        weights_N = self.router.weigh(scores_BSE, choice).flatten()[dispatch.pairs_N]
-        weighted_ND = outputs_ND * weights_N.unsqueeze(-1).to(x_TD.dtype)
-        out_TD = torch.zeros_like(x_TD) if self.shared is None else self.shared(x_TD)
-        out_TD = out_TD.index_add(0, dispatch.tokens_N, weighted_ND)
+        out_TD = dispatch.combine(outputs_ND, self.router.weigh(scores_BSE, choice))
+        if self.shared is not None:
+            out_TD = out_TD + self.shared(x_TD)
         return self.router.balanced(out_TD, logits_BSE, scores_BSE, choice).view_as(x_BSD)
 
     @torch.no_grad()

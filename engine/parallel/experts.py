@@ -61,13 +61,21 @@ class Dispatch:
 
     def run(self, x_TD: Tensor, experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Each kept pair's expert output, [N, D]; `experts` gets rows sorted by local expert and the offsets."""
-        rows = x_TD[self.tokens_N]
+        rows = x_TD.index_select(
+            0, self.tokens_N
+        )  # whose backward adds rows at once; that of x[i] one by one
         for hop in self.hops:
             rows = reordered(hop.axis.route(rows, hop.send, hop.receive), hop.order_R, hop.back_R)
         rows = experts(rows, self.offsets)
         for hop in reversed(self.hops):
             rows = hop.axis.route(reordered(rows, hop.back_R, hop.order_R), hop.receive, hop.send)
         return rows
+
+    def combine(self, outputs_ND: Tensor, weights_TK: Tensor) -> Tensor:
+        """Each token's sum of the outputs `run` gave it, times their weights, [T, D]."""
+        weights_N = weights_TK.flatten().index_select(0, self.pairs_N).to(outputs_ND.dtype)
+        out: Tensor = _Combined.apply(outputs_ND, weights_N, self.tokens_N, len(weights_TK))  # type: ignore[no-untyped-call]
+        return out
 
 
 def plan_dispatch(experts_TK: Tensor, keep_TK: Tensor | None, placement: Placement) -> Dispatch:
@@ -109,6 +117,23 @@ def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
     """`rows_RD[order_R]`, a permutation that `back_R` undoes: backward then gathers too and need not add up."""
     out: Tensor = _Reordered.apply(rows_RD, order_R, back_R)  # type: ignore[no-untyped-call]
     return out
+
+
+class _Combined(torch.autograd.Function):
+    """zeros.index_add(0, tokens, outputs * weights), without the copies that autograd would make."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs_ND: Tensor, weights_N: Tensor, tokens_N: Tensor, tokens: int) -> Tensor:
+        ctx.save_for_backward(outputs_ND, weights_N, tokens_N)
+        out_TD = outputs_ND.new_zeros(tokens, outputs_ND.shape[1])
+        return out_TD.index_add_(0, tokens_N, outputs_ND * weights_N.unsqueeze(-1))
+
+    @staticmethod
+    def backward(ctx: Any, grad_TD: Tensor) -> Any:
+        outputs_ND, weights_N, tokens_N = ctx.saved_tensors
+        grad_ND = grad_TD.index_select(0, tokens_N)
+        d_weights_N = torch.linalg.vecdot(grad_ND, outputs_ND)
+        return grad_ND.mul_(weights_N.unsqueeze(-1)), d_weights_N, None, None
 
 
 class _Reordered(torch.autograd.Function):

@@ -63,6 +63,7 @@ ZEROED: Script = {
 
 
 PLACED: Script = {
+    1: {"place": "load"},  # refused by one rank: it has no room
     4: {"place": "load"},
     7: {"place": "traffic"},
     10: {"place": "load"},
@@ -379,6 +380,21 @@ CASES: dict[str, Case] = {
         fp64=True,
         script=PLACED,
         telling=False,
+    ),
+    "interleaved placed fp64": Case(
+        [*_alone(*INTERLEAVED, "grid.dp_shard=2", "grid.ep=2"), *ADAMW],
+        fp64=True,
+        script=PLACED,
+        telling=False,
+    ),
+    "deepseek two hops placed drops fp64": Case(
+        [*_alone("grid.dp_shard=2", "grid.tp=2", "grid.ep=4"), *TWO_HOPS, *SGD, *DEEPSEEK, *DROPS],
+        fp64=True,
+        script=PLACED,
+        telling=False,
+    ),
+    "expert choice two hops fp64": Case(
+        [*_alone("grid.dp_shard=4", "grid.ep=4"), *TWO_HOPS, *SGD, *EXPERT_CHOICE], fp64=True, telling=False
     ),
     "replicas placed fp64": Case(
         [*_alone("grid.dp_replicate=2", "grid.dp_shard=2", "grid.ep=2"), *ADAMW],

@@ -19,6 +19,7 @@ compared, within FLIPPED. The same cases in fp64 have no such steps.
 import json
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from agents.agent import Agent
-from agents.wire import Ack, Command, Value
+from agents.wire import Ack, Command, Event, Message, Value
 from engine.corpus import read_corpus
 from engine.launch import launch
 from engine.layout import Layout
@@ -40,6 +41,7 @@ from engine.parallel.relocate import moe_layers
 from engine.parallel.sharded import named_parameters
 from engine.parallel.tensor import Weights, cross_entropy
 from engine.place import Place
+from engine.train import placing
 from engine.train.data import Samples
 from engine.train.optimizer import learning_rate
 from engine.train.trainer import Trainer
@@ -67,15 +69,16 @@ class Trace:
     )  # where experts were: layer -> slot -> expert
     biases: list[dict[str, Tensor]] = field(default_factory=list)  # of the routers, after the update
     acks: list[Ack] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
     knobs: dict[str, Value] = field(default_factory=dict)
 
 
 class Operator(Agent):
     """An agent without a hub, to whose leader a script proposes."""
 
-    def __init__(self, script: Script, meter: Meter, acks: list[Ack]):
+    def __init__(self, script: Script, meter: Meter, trace: Trace):
         super().__init__(None, lambda: meter.doing)
-        self._script, self._meter, self._acks = script, meter, acks
+        self._script, self._meter, self._trace = script, meter, trace
 
     @property
     def pending(self) -> Command | None:
@@ -83,7 +86,10 @@ class Operator(Agent):
         return Command(self._meter.step, f"at {self._meter.step}", changes) if changes else None
 
     def settle(self, ack: Ack) -> None:
-        self._acks.append(ack)
+        self._trace.acks.append(ack)
+
+    def send(self, *messages: Message) -> None:
+        self._trace.said += [message.text for message in messages if isinstance(message, Event)]
 
 
 def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trace:
@@ -156,11 +162,13 @@ def as_laid_out(place: Place, layout: Layout, script: Script, out: Path) -> None
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.at)
     trace = Trace()
-    trainer = Trainer(layout, meter, Operator(script, meter, trace.acks))
+    trainer = Trainer(layout, meter, Operator(script, meter, trace))
     if script and place.rank == 5:
         trainer.board.prepare = lambda changes, prepare=trainer.board.prepare: (
             _only_small(changes) or prepare(changes)
         )
+    if place.rank == 1:
+        placing.Move = _no_room_at_first(placing.Move)
     for step in range(STEPS):
         meter.start_step(step)
         trainer.switch.begin(step, stop=False)
@@ -191,6 +199,19 @@ def _only_small(changes: dict[str, Value]) -> None:
     """One rank out of memory, say: it alone refuses."""
     if changes.get("micro_batches") == 16:
         raise ValueError("this rank has no room for 16 micro-batches")
+
+
+def _no_room_at_first(move: Callable[..., object]) -> Callable[..., object]:
+    """The first move of experts fails on this rank alone, before anything is sent."""
+    asked: list[object] = []
+
+    def refuse_once(*args: object) -> object:
+        asked.append(args)
+        if len(asked) == 1:
+            raise MemoryError("this rank has no room for experts")
+        return move(*args)
+
+    return refuse_once
 
 
 def whole(grad: Tensor | None) -> Tensor:
@@ -298,6 +319,7 @@ def run_case(case: Case, folder: Path) -> None:
             "dropped": trace.dropped,
             "dropped_in_one_process": truth.dropped,
             "losses": trace.losses,
+            "said": trace.said,
             "placed": [sum(m != sorted(m) for m in maps.values()) for maps in trace.maps],
             "acks": [[ack.revision, ack.state, ack.step, ack.why] for ack in trace.acks],
             "knobs": trace.knobs,

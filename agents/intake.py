@@ -42,11 +42,19 @@ def _traffic(comm: Iterable[Traffic]) -> Iterable[float | None]:
         yield traffic.exposed_ms
 
 
+def _parts(message: Step | Summary) -> Iterable[float]:
+    return (message.bubble_parts or {}).values()
+
+
 # The numbers of each message that have to be finite. A loss or a gradient norm need not be: that is news.
 FINITE: dict[type[Message], Callable[..., Iterable[float | None]]] = {
-    Step: lambda m: (m.step_ms, m.bubble, m.bubble_bound, *m.phases.values(), *_traffic(m.comm.values())),
+    Step: lambda m: (
+        *(m.step_ms, m.bubble, m.bubble_bound, *m.phases.values(), *_parts(m)),
+        *_traffic(m.comm.values()),
+    ),
     Summary: lambda m: (
         *(m.time_s, m.step_ms, m.tokens_per_s, m.mfu, m.bubble, m.bubble_bound, m.load_max_over_mean, m.lr),
+        *_parts(m),
         *_traffic(m.comm.values()),
     ),
     Pulse: lambda m: (m.since_ms, m.cpu_percent),

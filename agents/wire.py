@@ -30,6 +30,7 @@ Changes = Annotated[dict[Name, Value], Meta(max_length=64)]
 Facts = Annotated[dict[Name, Value], Meta(max_length=256)]
 Coords = Annotated[dict[Name, int], Meta(max_length=16)]
 Phases = Annotated[dict[Name, float], Meta(max_length=64)]
+Parts = Annotated[dict[Name, float], Meta(max_length=16)]
 
 
 class WireError(ValueError):
@@ -155,11 +156,14 @@ class Step(Message, frozen=True):
     tokens: Count  # tokens this rank's batch slice held
     comm: Comm
     a2a_bytes: Count = 0
-    bubble: float | None = None  # 1 - busy / window of the pipeline, 0..1
+    bubble: float | None = None  # 1 - busy / window of its pipeline, 0..1
     bubble_bound: float | None = None
     dropped: Count = 0  # routed (token, expert) pairs over capacity
     memory_bytes: Count | None = None
     lost_records: Count = 0  # records this agent dropped because its queue was full
+    bubble_parts: Parts | None = (
+        None  # schedule, wait, overhead: shares of the window that add up to `bubble`
+    )
 
 
 class Summary(Message, frozen=True):
@@ -183,6 +187,7 @@ class Summary(Message, frozen=True):
     knobs: Facts
     lr: float | None = None
     skipped: bool = False  # the gradient was not finite, and the weights were left as they were
+    bubble_parts: Parts | None = None  # as a rank's, mean over ranks
 
 
 class LayerLoad(Struct, array_like=True, frozen=True):
@@ -201,12 +206,14 @@ class Experts(Message, frozen=True):
 
 
 class Action(Struct, array_like=True, frozen=True):
-    """One pipeline action: kind F, B or W of a micro-batch, in ms since the pipeline window opened."""
+    """One pipeline action: kind F, B or W of a micro-batch, in ms since the pipeline window opened. Where W comes
+    by itself, B is the input gradients alone."""
 
     kind: Literal["F", "B", "W"]
     micro_batch: Count
     start_ms: float
     end_ms: float
+    stage: Count = 0  # of the whole pipeline; a rank may hold several
 
 
 class Timeline(Message, frozen=True):

@@ -62,6 +62,11 @@ def percent(value: float | None, width: int = 4) -> str:
     return f"{fixed(None if value is None else 100 * value, width)} %"
 
 
+def parts(shares: Mapping[str, float]) -> str:
+    """``schedule 20.1 % + wait 3.0 % + overhead 0.9 %``."""
+    return " + ".join(f"{clean(name)} {percent(share).strip()}" for name, share in shares.items())
+
+
 def grouped(value: int | None) -> str:
     """``12 340``."""
     return MISSING if value is None else f"{value:,}".replace(",", " ")

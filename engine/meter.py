@@ -79,11 +79,6 @@ class Readings:
         """Seconds from the pipeline's opening to the end of its last action."""
         return max((span.end for span in self.spans), default=0.0)
 
-    @property
-    def bubble(self) -> float:
-        """Share of the pipeline window in which this rank ran no action, 0..1."""
-        return max(0.0, 1.0 - self.busy() / self.window) if self.spans else 0.0
-
 
 class Meter:
     """Adds up what a rank does. Cheap enough to be always on; `start_step` begins anew."""

@@ -24,6 +24,8 @@ def inspector(
     if step:
         for name, spent in step.phases.items():
             numbers.add(f" · {name} ", colours.dim).add(format.fixed(spent, 5, 0).strip(), colours.text)
+        if step.bubble_parts:
+            numbers.add(" · idle ", colours.dim).add(format.parts(step.bubble_parts), colours.text)
     gone = store.state.gone.get(rank)
     if gone:
         level = Level.NOTE if gone.clean else Level.BAD

@@ -22,9 +22,11 @@ class Pipeline(Panel):
     TITLE = "Pipeline"
     NATURAL = True
     HELP = (
-        "One row a stage, time to the right: `F` forwards, `B` backwards, `W` weight gradients, numbered by "
-        "micro-batch; a thin line is idle time, the bubble. Busy and bubble are measured (the stage's middle "
-        "rank); bound is what the schedule cannot avoid."
+        "One row a pipeline rank, time to the right: `F` forwards, `B` backwards (input gradients alone where a "
+        "`W` follows with those of the weights), numbered by micro-batch; where a rank holds several stages they are "
+        "lettered and shaded apart. A thin line is idle time, the bubble. Busy and bubble are measured (the middle "
+        "rank of the row); bound is what the schedule cannot avoid. Idle is split into what the schedule itself "
+        "causes, waiting for other stages beyond that, and overhead."
     )
 
     def title(self, store: Store) -> str:
@@ -38,7 +40,11 @@ class Pipeline(Panel):
 
     def subtitle(self, store: Store) -> str:
         steps = [timeline.step for timeline in store.state.timelines.values()]
-        return f"step {format.grouped(max(steps))}" if steps else ""
+        words = [f"step {format.grouped(max(steps))}"] if steps else []
+        summary = store.summary
+        if summary and summary.bubble_parts:
+            words.append(f"idle {format.parts(summary.bubble_parts)}")
+        return " · ".join(words)
 
     def natural_height(self, store: Store) -> int:
         stages = len(_stages(store))
@@ -94,27 +100,32 @@ def _newest(store: Store, ranks: list[int]) -> Timeline | None:
 def _track(line: Line, actions: list[Action], window: float, width: int, colours: Palette) -> None:
     """Time to cells. A block owns the cells whose middle it covers; its name is written where it fits."""
     at = 0
+    stages = sorted({action.stage for action in actions})
     for action in sorted(actions, key=lambda action: action.start_ms):
         first = max(at, round(action.start_ms / window * width))
         last = min(width, round(action.end_ms / window * width))
         if last <= first:
             continue
         line.add(TRACK * (first - at), colours.faint)
-        line.add(_name(action, last - first), _block(action, colours))
+        part = stages.index(action.stage) if len(stages) > 1 else None
+        line.add(_name(action, part, last - first), _block(action, part, colours))
         at = last
     line.add(TRACK * (width - at), colours.faint)
 
 
-def _name(action: Action, width: int) -> str:
+def _name(action: Action, part: int | None, width: int) -> str:
     name = f"{action.kind}{action.micro_batch}"
+    if part is not None and width > len(name):
+        name += chr(ord("a") + part % 26)
     if width <= len(name):
         name = name if width == len(name) else str(action.micro_batch)[-width:]
     return f"{name:<{width}}"[:width] if width < 5 else f" {name:<{width - 1}}"
 
 
-def _block(action: Action, colours: Palette) -> Style:
+def _block(action: Action, part: int | None, colours: Palette) -> Style:
+    """Neighbours are told apart by shade: micro-batches of one stage, or the stages of one rank."""
     pair = {"F": colours.forward, "B": colours.backward, "W": colours.weight}[action.kind]
-    return pair[action.micro_batch % 2]
+    return pair[(action.micro_batch if part is None else part) % 2]
 
 
 def _numbers(

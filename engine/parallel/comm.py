@@ -201,6 +201,20 @@ class Axis:
         work = dist.all_to_all_single(rows, mine, group=self.group, async_op=True)
         return Started(self, "all-reduce", sent, (work,), lambda: torch.sum(rows, 0, out=x))
 
+    def start_exchange(self, x: Tensor, peers: list[int]) -> tuple[Started, list[Tensor]]:
+        """`x` of each of `peers`, ranks of the world and this one among them, to all of them, without waiting; the
+        rows are there, in the order of `peers`, once awaited."""
+        me = self.peers[self.rank]
+        rows = [x if peer == me else torch.empty_like(x) for peer in peers]
+        works = [
+            work
+            for peer, row in zip(peers, rows, strict=True)
+            if peer != me
+            for work in (dist.isend(x, peer, self.group), dist.irecv(row, peer, self.group))
+            if work is not None
+        ]
+        return Started(self, "exchange", (len(peers) - 1) * x.nbytes, works, noted=False), rows
+
     # --------------------------------------------------------------------------------- gradients pass through these
 
     def gather_sequence(self, x_BSD: Tensor) -> Tensor:

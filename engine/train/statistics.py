@@ -12,10 +12,10 @@ from torch import Tensor
 
 from agents.wire import Changes, Experts, LayerLoad, Summary, Traffic
 from engine.layout import Layout
-from engine.meter import AXES, KINDS, Readings
+from engine.meter import AXES, Readings
 from engine.parallel.comm import Started
 from engine.parallel.world import World
-from engine.planner.schedule import Clock
+from engine.planner.idle import Idle
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,6 @@ class Known:
     step: int
     revision: int
     knobs: Changes
-    micro_batches: int
-    clock: Clock
     lr: float
     time_s: float
 
@@ -38,9 +36,10 @@ class Measured:
     loss: float
     grad_norm: float
     step_s: float
+    idle: Idle | None  # None without a pipeline
 
 
-_HEAD = ("loss", "grad_norm", "step_s", "busy", "window", *KINDS, "a2a_bytes")
+_HEAD = ("loss", "grad_norm", "step_s", *Idle.SHARES, "a2a_bytes")
 
 
 class Statistics:
@@ -52,14 +51,11 @@ class Statistics:
 
     def gather(self, readings: Readings, measured: Measured, known: Known) -> None:
         """Send this rank's step on its way to rank 0."""
-        each = known.micro_batches * self._layout.virtual_stages
         head = (
             measured.loss,
             measured.grad_norm,
             measured.step_s,
-            readings.busy(),
-            readings.window,
-            *(readings.busy(kind) / each for kind in KINDS),
+            *(getattr(measured.idle, share, 0.0) for share in Idle.SHARES),
             readings.a2a_bytes,
         )
         lanes = [x for axis in AXES for x in vars(readings.lanes[axis]).values()]
@@ -90,7 +86,7 @@ class Statistics:
         dropped = table[:, start : start + layers].sum(0).long()
         loads = table[:, start + layers :].sum(0).long().view(layers, -1)
         step_s = float(head["step_s"].max())
-        window = float(head["window"].max())
+        idle = {share: float(head[share].mean()) for share in Idle.SHARES}
         piped = self._world.pp.size > 1
         comm = {
             axis: Traffic(
@@ -108,8 +104,8 @@ class Statistics:
             step_ms=step_s * 1e3,
             tokens_per_s=self._layout.train.global_batch * self._layout.model.seq_len / step_s,
             mfu=None,  # no peak is known of a CPU
-            bubble=1.0 - float(head["busy"].mean()) / window if piped and window else None,
-            bubble_bound=self._bound(head, known) if piped else None,
+            bubble=idle["bubble"] if piped else None,
+            bubble_bound=idle["bound"] if piped else None,
             oversubscribed=self._oversubscribed,
             a2a_bytes=int(head["a2a_bytes"].sum()),
             comm=comm,
@@ -118,6 +114,7 @@ class Statistics:
             knobs=known.knobs,
             lr=known.lr,
             skipped=not math.isfinite(float(head["grad_norm"][0])),
+            bubble_parts={part: idle[part] for part in Idle.PARTS} if piped else None,
         )
         experts = [
             LayerLoad(layer, [int(n) for n in load], int(dropped[layer]))
@@ -125,9 +122,3 @@ class Statistics:
             if load.sum() > 0
         ]
         return summary, Experts(known.step, experts)
-
-    def _bound(self, head: dict[str, Tensor], known: Known) -> float:
-        """The bubble of a simulation of the schedule with the measured mean times of each stage."""
-        ranks, virtual = self._world.pp.size, self._layout.virtual_stages
-        means = {kind: head[kind].view(ranks, -1).mean(1) for kind in KINDS}
-        return known.clock.bubble({kind: mean.repeat(virtual).tolist() for kind, mean in means.items()})

@@ -14,7 +14,7 @@ from agents.agent import Agent
 from agents.wire import Ack, Action, Event, Experts, Peers, Step, Summary, Timeline, ToPeer, Traffic
 from engine.corpus import Corpus, read_corpus
 from engine.layout import Layout
-from engine.meter import KINDS, Meter
+from engine.meter import Meter
 from engine.model.dials import Dials
 from engine.model.transformer import Stage, split_layers
 from engine.parallel.context import Context
@@ -27,6 +27,7 @@ from engine.planner.stages import stages_of
 from engine.snapshots import Manifest, Snapshot, read
 from engine.train.balancing import Balancing
 from engine.train.data import Samples
+from engine.train.idle import IdleTimes
 from engine.train.introduce import hello, knob_board
 from engine.train.knobs import make_board
 from engine.train.optimizer import GradientNorm, learning_rate, make_optimizer
@@ -98,6 +99,7 @@ class Trainer:
         self.board = make_board(layout, self.pipeline, self.shards, self.dials, self.placing, save)
         self.switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
         self.oversubscribed = (local_world or grid.world) > cores()
+        self.idle_times = IdleTimes(world)
         self._statistics = Statistics(layout, world, self.oversubscribed)
         self._process = psutil.Process()
         self._bulky_due: dict[type, float] = {Timeline: 0.0, Peers: 0.0, Experts: 0.0}
@@ -168,23 +170,24 @@ class Trainer:
             step,
             self.board.revision,
             self.board.values,
-            self.pipeline.plan.micro_batches,
-            self.pipeline.plan.clock,
             learning_rate(self.layout.train, step, self.dials.lr_scale),
             time.time(),
         )
         last = step + 1 == self.layout.train.steps
         self.switch.begin(step, last or self._stopping or self._stop_requested())
+        clock = self.pipeline.plan.clock
         loss = self.forward_backward(step)
+        self.idle_times.tell(self.meter.readings, clock)
         norm = self.update(step)
         with self.meter.phase("agree"):
             self._publish()
             self._tell_saved()
             stop = self.switch.end(step)
+            idle = self.idle_times.split()
         if self.snapshots and self.snapshots.due(step + 1, last=stop):
             with self.meter.phase("snapshot"):
                 self.snapshots.save(step + 1)
-        measured = Measured(self.counted(loss), norm, time.perf_counter() - start)
+        measured = Measured(self.counted(loss), norm, time.perf_counter() - start, idle)
         self._statistics.gather(self.meter.readings, measured, known)
         self._record(measured, known)
         return stop
@@ -252,10 +255,7 @@ class Trainer:
     def _record(self, measured: Measured, known: Known) -> None:
         """This rank's own record of the step."""
         readings, grid = self.meter.readings, self.world.grid
-        pp = self.world.pp.size
-        each = known.micro_batches * len(self.stages)
-        mean: dict[str, float] = {kind: readings.busy(kind) / each for kind in KINDS}
-        own_bound = known.clock.bubble({kind: [cost] * self.layout.stages for kind, cost in mean.items()})
+        idle = measured.idle
         phases = {"forward": readings.busy("F"), "backward": readings.busy("B", "I", "W")} | readings.phases
         record = Step(
             rank=self.world.rank,
@@ -269,10 +269,11 @@ class Trainer:
                 axis: Traffic(lane.bytes, lane.ms, lane.exposed_ms) for axis, lane in readings.lanes.items()
             },
             a2a_bytes=readings.a2a_bytes,
-            bubble=readings.bubble if pp > 1 else None,
-            bubble_bound=own_bound if pp > 1 else None,
+            bubble=idle.bubble if idle else None,
+            bubble_bound=idle.bound if idle else None,
             dropped=int(readings.dropped.sum()),
             memory_bytes=self._process.memory_info().rss,
+            bubble_parts=idle.parts if idle else None,
         )
         self.agent.send(record)
         self._on_step(record)
@@ -283,7 +284,11 @@ class Trainer:
         if one_per_stage and self._due(Timeline):
             actions = [
                 Action(
-                    "B" if span.kind == "I" else span.kind, span.micro_batch, span.start * 1e3, span.end * 1e3
+                    "B" if span.kind == "I" else span.kind,
+                    span.micro_batch,
+                    span.start * 1e3,
+                    span.end * 1e3,
+                    span.stage,
                 )
                 for span in readings.spans
             ]

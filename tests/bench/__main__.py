@@ -5,12 +5,13 @@ python -m tests.bench [NAME ...]
 
 import sys
 
-from tests.bench import collectives, single, start, telemetry, tensor
+from tests.bench import bubble, collectives, single, start, telemetry, tensor
 
 BENCHES = {
     "start": start.main,
     "telemetry": telemetry.main,
     "collectives": collectives.main,
+    "bubble": bubble.main,
     "tensor": tensor.main,
     "single": single.main,
 }

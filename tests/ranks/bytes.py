@@ -141,6 +141,9 @@ def expected(
     ep = sum(a2a.values()) + m * moe * sum((n - 1) * E * 8 // n for n in hops)
 
     control = (W - 1) * 4 + (24 if world.rank == 0 else 0) if W > 1 else 0
+    # F and B of each stage and micro-batch, B in two parts where a schedule splits it: the longest list of a rank.
+    split = sum(act.kind == "I" for act in max(trainer.pipeline.plan.clock.acts, key=len))
+    control += (grid.pp - 1) * 8 * (1 + 2 * m * len(mine) + split)
     if before:
         assert before != maps(trainer), "nothing was moved"
         moved = _moved_to(layout, trainer, before)
@@ -246,8 +249,10 @@ def step(trainer: Trainer, number: int) -> None:
     trainer.meter.start_step(number)
     trainer.switch.begin(number, stop=False)
     trainer.forward_backward(number)
+    trainer.idle_times.tell(trainer.meter.readings, trainer.pipeline.plan.clock)
     trainer.update(number)
     trainer.switch.end(number)
+    trainer.idle_times.split()
 
 
 def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:

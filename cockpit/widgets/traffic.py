@@ -62,7 +62,7 @@ class TrafficByAxis(Panel):
 
 def _axes(comm: Mapping[str, Traffic]) -> list[str]:
     """Axes that carry something, the busiest kinds first, in an order that does not change."""
-    used = {axis for axis, traffic in comm.items() if traffic.bytes or traffic.ms}
+    used = {axis for axis, traffic in comm.items() if traffic.bytes}
     return [axis for axis in ORDER if axis in used] + sorted(used - set(ORDER))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from agents.wire import Value
 from engine.layout import Layout, load
+from tests.ranks import over_cp
 
 LAYOUT = Path(__file__).parents[2] / "layouts" / "demo.toml"
 
@@ -350,12 +351,14 @@ CASES: dict[str, Case] = {
     "demo over cp drops switched fp64": Case(
         ["grid.dp_shard=1", "grid.cp=2", *SGD, *DROPS], fp64=True, script=SWITCHED, telling=False
     ),
-    "cp ring fp64": Case([*_alone("grid.cp=2"), *SGD, *SELECTIVE], fp64=True),
-    "cp ulysses fp64": Case([*_alone("grid.cp=2", *ULYSSES), *SGD, *FULL], fp64=True, telling=False),
-    "cp 4 ring drops fp64": Case([*_alone("grid.cp=4"), *SGD, *DROPS, *FULL], fp64=True, telling=False),
-    "cp 4 ulysses drops fp64": Case([*_alone("grid.cp=4", *ULYSSES), *SGD, *DROPS], fp64=True),
-    "mix pp cp tp ep drops fp64": Case(
-        [*_alone("grid.pp=2", "grid.cp=2", "grid.tp=2", "grid.ep=4"), *SGD, *DROPS, *SELECTIVE], fp64=True
+    "mix cp tp placed drops fp64": Case(
+        [*_alone("grid.cp=2", "grid.tp=2", "grid.ep=4"), *SGD, *DROPS],
+        fp64=True,
+        script=PLACED,
+        telling=False,
+    ),
+    "mix cp tp zero switched fp64": Case(
+        [*_alone("grid.cp=2", "grid.tp=2", "grid.ep=2"), *SGD], fp64=True, script=ZEROED, telling=False
     ),
     "ep placed fp64": Case([*_alone("grid.dp_shard=2", "grid.ep=2"), *ADAMW], fp64=True, script=PLACED),
     "pp ep placed drops fp64": Case(
@@ -403,52 +406,9 @@ CASES: dict[str, Case] = {
         telling=False,
     ),
 }
-
-# Mixes over cp, all in fp64 with SGD: the grid, and what else differs. Where ep > dp_shard, experts borrow more ranks.
-OVER_CP = {
-    "mix cp tp ep drops": ("cp=2 tp=2 ep=4", DROPS),
-    "mix cp tp ulysses dense": ("cp=2 tp=2 cp_method=ulysses", ["model.moe=none", *FULL]),
-    "mix cp 4 tp ep 8 drops": ("cp=4 tp=2 ep=8", [*DROPS, *FULL]),
-    "mix cp tp 3 straddling drops": (
-        "cp=2 tp=3 ep=2",
-        [
-            "model.heads=6",
-            "model.kv_heads=3",
-            "model.d_model=48",
-            "model.vocab=258",
-            "model.seq_len=36",
-            *DROPS,
-        ],
-    ),
-    "mix cp tp every second layer": ("cp=2 tp=2 ep=2", ["model.moe.every=2", *SELECTIVE]),
-    "mix dp cp ep zero 3 drops": ("dp_shard=2 cp=2 ep=4", ["train.zero=3", *DROPS, *FULL]),
-    "mix dp cp 4 ep 8 ulysses": ("dp_shard=2 cp=4 ep=8 cp_method=ulysses", ["train.zero=1"]),
-    "mix dp cp tp ep 8 drops": ("dp_shard=2 cp=2 tp=2 ep=8", [*DROPS, *SELECTIVE]),
-    "mix dp cp tp ulysses zero 3 drops": (
-        "dp_shard=2 cp=2 tp=2 ep=2 cp_method=ulysses",
-        ["train.zero=3", *DROPS],
-    ),
-    "mix pp cp ep ulysses uneven drops": (
-        "pp=2 cp=2 ep=2 cp_method=ulysses",
-        ["model.layers=3", *DROPS, *FULL],
-    ),
-    "mix pp cp 4 two hops drops": ("pp=2 cp=4 ep=4", [*TWO_HOPS, *DROPS]),
-    "mix pp cp tp ulysses gpipe": ("pp=2 cp=2 tp=2 cp_method=ulysses", ["schedule.name=gpipe"]),
-    "mix pp dp cp": ("pp=2 dp_shard=2 cp=2", ["train.zero=1", *SELECTIVE]),
-    "mix pp dp cp ep ulysses drops": ("pp=2 dp_shard=2 cp=2 ep=4 cp_method=ulysses", [*DROPS, *FULL]),
-    "mix replicas cp tp ep drops": ("dp_replicate=2 cp=2 tp=2 ep=4", DROPS),
-    "mix replicas dp cp ep zero 3": ("dp_replicate=2 dp_shard=2 cp=2 ep=4", ["train.zero=3", *FULL]),
-    "mix interleaved cp ep drops": ("cp=2 ep=2", [*INTERLEAVED, *DROPS, *SELECTIVE]),
-    "cp 4 multi-query ulysses": ("cp=4 cp_method=ulysses", ["model.kv_heads=1", *SELECTIVE]),
-    "cp 8 ring drops": ("cp=8 ep=8", DROPS),
-}
 CASES |= {
-    f"{name} fp64": Case(
-        [*SMALL, *(f"grid.{size}" for size in grid.split()), *more, *SGD],
-        fp64=True,
-        telling=name in ("mix cp tp 3 straddling drops", "mix dp cp ep zero 3 drops"),
-    )
-    for name, (grid, more) in OVER_CP.items()
+    f"{name} fp64": Case([*SMALL, *overrides.split(), *SGD], fp64=True, telling=name in over_cp.TELLING)
+    for name, overrides in over_cp.OVER_CP.items()
 }
 
 TELLING = {name: case for name, case in CASES.items() if case.telling}

@@ -70,8 +70,8 @@ def test_cp_is_an_axis_like_the_others() -> None:
 
 def test_traffic_has_a_row_for_each_axis_that_carries_something() -> None:
     nothing, some = Traffic(0, 0.0, 0.0), Traffic(1, 0.5, 0.5)
-    comm = {"pp": nothing, "dp": some, "cp": some, "tp": nothing, "control": Traffic(0, 0.1, 0.1)}
-    assert traffic._axes(comm) == ["cp", "dp", "control"]
+    comm = {"pp": nothing, "dp": some, "cp": some, "tp": Traffic(0, 0.1, 0.1)}
+    assert traffic._axes(comm) == ["cp", "dp"]
 
 
 @pytest.mark.parametrize("group", ["pp", "dp", "tp", "ep"])

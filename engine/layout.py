@@ -71,6 +71,7 @@ class Model(Struct, frozen=True):
     vocab: Positive = 256
     norm_eps: Above = 1e-5
     rope_theta: Above = 10_000.0
+    tie_embeddings: bool = False  # the head multiplies by the embedding's weight
     moe: Moe | None = None
 
     @property
@@ -354,6 +355,11 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
         yield f"grid.ep_method = hierarchical has no two levels in grid.ep = {grid.ep}; legal: direct"
     elif inner is not None and inner not in levels:
         yield f"grid.ep_inner = {inner} does not part grid.ep = {grid.ep} into levels; legal: {listed(levels)}"
+    if model.tie_embeddings and grid.pp > 1:
+        yield (
+            f"model.tie_embeddings = true with grid.pp = {grid.pp} would keep the shared weight on two stages; "
+            f"legal: grid.pp = 1, or model.tie_embeddings = false"
+        )
     if train.precision == "fp8":
         yield "train.precision = fp8 is not offered: it needs a GPU of compute capability 8.9; legal: fp32, bf16"
     if train.zero == 0 and grid.dp_shard > 1:

@@ -140,7 +140,9 @@ class Stage(nn.Module):
         self.embedding = Embedding(weights, model.vocab, model.d_model) if first else None
         self.layers = nn.ModuleDict({str(n): Block(weights, n, model, dials, meter) for n in layers})
         self.norm = RMSNorm(weights, model.d_model, model.norm_eps) if last else None
-        self.head = Head(weights, model.vocab, model.d_model) if last else None
+        tied = self.embedding.weight if self.embedding is not None and model.tie_embeddings else None
+        self.tied = tied is not None
+        self.head = Head(weights, model.vocab, model.d_model, tied) if last else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embedding is not None:

@@ -32,8 +32,8 @@ class Shards:
     """All stages of a rank, sharded in place: experts on the expert mesh, all else on the dense one.
 
     Each block, its experts and the head are units of their own, so that their traffic hides behind the other units'
-    computation; the embedding and the last norm are the stage's own unit. The stage is sharded on a mesh of size 1
-    too, or torch's pipelining would not reduce its gradients.
+    computation; the embedding, the last norm and a head tied to the embedding are the stage's own unit. The stage is
+    sharded on a mesh of size 1 too, or torch's pipelining would not reduce its gradients.
 
     What the ZeRO stage changes is only when a unit is gathered and reduced, so it can change between two steps:
     0 and 1 gather once a step and reduce once; 2 gathers once and, without a pipeline, reduces each micro-batch; 3
@@ -52,7 +52,7 @@ class Shards:
                     if isinstance(module.mlp, MoeLayer):
                         self._shard(module.mlp.experts, "efsdp", world.edp)
                     self._shard(module, "fsdp", world.dp)
-                elif isinstance(module, Head):
+                elif isinstance(module, Head) and not stage.tied:
                     self._shard(module, "fsdp", world.dp)
             self._roots.append(self._shard(stage, "fsdp", world.dp))
         # As they are sharded: between forward and backward a stage's own list is of gathered ones.

@@ -327,6 +327,14 @@ CASES: dict[str, Case] = {
     ),
     "mix bf16 pp tp ep": Case([*_alone(*BF16, "grid.pp=2", "grid.tp=2", "grid.ep=2"), *SGD], telling=False),
     "mix bf16 cp ring dense": Case([*_alone(*BF16, "grid.cp=2", "model.moe=none"), *SGD], telling=False),
+    "tied dp zero 3 fp64": Case(
+        [*_alone("grid.dp_shard=2", "train.zero=3", "model.tie_embeddings=true"), *SGD], fp64=True
+    ),
+    "tied dp tp drops fp64": Case(
+        [*_alone("grid.dp_shard=2", "grid.tp=2", "grid.ep=2", "model.tie_embeddings=true"), *ADAMW, *DROPS],
+        fp64=True,
+        telling=False,
+    ),
     "dp drops fp64": Case([*_alone("grid.dp_shard=2"), *ADAMW, *DROPS], fp64=True),
     "dp zero 3 fp64": Case([*_alone("grid.dp_shard=2", "train.zero=3"), *SGD, *FULL], fp64=True),
     "tp drops fp64": Case([*_alone("grid.tp=2"), *ADAMW, *DROPS, *FULL], fp64=True),

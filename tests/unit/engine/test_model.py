@@ -188,6 +188,26 @@ def test_initial_weights_depend_on_name_and_seed_alone() -> None:
     assert not torch.equal(one, initial("layers.0.attention.q", (8, 4), 0.02, 2))
 
 
+def test_a_tied_weight_gets_the_gradients_of_both_uses(layout: Layout, tokens: Tensor) -> None:
+    def stage(tied: bool) -> Stage:
+        meter = Meter(layout.model.layers, 8)
+        tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
+        model = msgspec.structs.replace(layout.model, tie_embeddings=tied)
+        return Stage(Weights(1, tp, ep), model, range(model.layers), Dials.of(layout), meter)
+
+    one, two = stage(True), stage(False)
+    assert two.head and two.embedding and one.embedding
+    assert len(list(one.parameters())) == len(list(two.parameters())) - 1
+    with torch.no_grad():
+        two.head.weight.copy_(two.embedding.weight)
+    torch.testing.assert_close(one(tokens), two(tokens))
+    for stage_ in (one, two):
+        stage_(tokens).square().sum().backward()
+    both = two.embedding.weight.grad, two.head.weight.grad
+    assert both[0] is not None and both[1] is not None
+    torch.testing.assert_close(one.embedding.weight.grad, both[0] + both[1])
+
+
 def test_targets_below_zero_do_not_count() -> None:
     meter = Meter()
     logits = torch.randn(2, 5, 16, requires_grad=True)

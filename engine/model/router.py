@@ -31,9 +31,7 @@ class Choice:
     keep_TK: Tensor | None  # of those the pairs that run; None = all
     load_E: Tensor  # pairs routed from this rank's tokens, dropped ones too
     dropped: Tensor  # how many of them are over capacity
-    share_BE: (
-        Tensor | None
-    )  # fraction of a whole sequence's pairs on each expert, where a balancing loss asks for it
+    share_BE: Tensor | None  # of a whole sequence's pairs those on each expert, for the balancing loss
 
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {

@@ -132,7 +132,6 @@ def expected(
     if model.moe and model.moe.balance == "bias":
         n, f, r = moe * E * 8, grid.fsdp, grid.dp_replicate
         tp += 2 * (t - 1) * n // t
-        f, r = grid.fsdp, grid.dp_replicate
         dp += 2 * (f - 1) * n // f + 2 * (r - 1) * n // r
 
     to = _rows_to(world.rank, e, layout.ep_inner, [hop for r in routings for hop in r.dispatch.hops])

@@ -199,6 +199,15 @@ CASES: dict[str, Case] = {
         [*_alone("grid.cp=2", "grid.tp=2"), *SGD, *BIAS, *SURE], fp64=True, telling=False
     ),
     "cp expert choice fp64": Case([*_alone("grid.cp=2", "grid.dp_shard=2"), *SGD, *EXPERT_CHOICE], fp64=True),
+    "deepseek interleaved fp64": Case(
+        [*_alone(*INTERLEAVED), "grid.tp=2", "grid.ep=2", *SGD, *DEEPSEEK], fp64=True, telling=False
+    ),
+    "deepseek placed drops fp64": Case(
+        [*_alone("grid.dp_shard=2", "grid.ep=2"), *SGD, *DEEPSEEK, *SURE],
+        fp64=True,
+        script=PLACED,
+        telling=False,
+    ),
     "tp shared fp64": Case([*_alone("grid.tp=2"), *SGD, *SHARED, *SELECTIVE], fp64=True, telling=False),
     "tp expert choice fp64": Case([*_alone("grid.tp=2"), *SGD, *EXPERT_CHOICE], fp64=True, telling=False),
     "tp surest drops fp64": Case([*_alone("grid.tp=2"), *SGD, *SURE], fp64=True, telling=False),

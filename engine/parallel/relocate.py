@@ -79,7 +79,9 @@ class Move:
 def _shards(experts: nn.Module, optimizer: torch.optim.Optimizer) -> Sequence[Tensor]:
     """Everything that belongs to this rank's experts, [rows, ...] each: parameters, then their optimizer state."""
     shards: list[Tensor] = []
+    kept = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for _, parameter in sorted(experts.named_parameters()):
+        assert id(parameter) in kept, "FSDP holds experts gathered: what is written to them would be lost"
         state = optimizer.state.get(parameter, {})
         alike = [x for _, x in sorted(state.items()) if isinstance(x, Tensor) and x.shape == parameter.shape]
         shards += [shard_of(x.detach()) for x in (parameter, *alike)]

@@ -416,6 +416,12 @@ CASES: dict[str, Case] = {
     "expert choice two hops fp64": Case(
         [*_alone("grid.dp_shard=4", "grid.ep=4"), *TWO_HOPS, *SGD, *EXPERT_CHOICE], fp64=True, telling=False
     ),
+    "pp placed zero 1 fp64": Case(
+        [*_alone("grid.pp=2", "grid.dp_shard=4", "grid.ep=2", "train.zero=1"), *ADAMW],
+        fp64=True,
+        script={**PLACED, 8: {"zero": 3}, 11: {"zero": 2}},
+        telling=False,
+    ),
     "replicas placed fp64": Case(
         [*_alone("grid.dp_replicate=2", "grid.dp_shard=2", "grid.ep=2"), *ADAMW],
         fp64=True,

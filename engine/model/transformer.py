@@ -152,14 +152,3 @@ class Stage(nn.Module):
         if self.norm is not None and self.head is not None:
             x = self.head(self.norm(x))
         return x
-
-
-def split_layers(layers: int, stages: int) -> list[range]:
-    """Consecutive runs of layers, sizes differing by one at most; the ends get a spare layer last."""
-    sizes = [layers // stages] * stages
-    # The ends also embed and compute the loss, so the spare layers go to the middle first.
-    middle_first = sorted(range(stages), key=lambda stage: (abs(2 * stage - stages + 1), stage))
-    for stage in middle_first[: layers % stages]:
-        sizes[stage] += 1
-    starts = [sum(sizes[:stage]) for stage in range(stages)]
-    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]

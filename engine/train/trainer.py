@@ -16,13 +16,14 @@ from engine.corpus import Corpus, read_corpus
 from engine.layout import Layout
 from engine.meter import Meter
 from engine.model.dials import Dials
-from engine.model.transformer import Stage, split_layers
+from engine.model.transformer import Stage
 from engine.parallel.context import Context
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.sharded import Shards
 from engine.parallel.tensor import Weights, cross_entropy
 from engine.parallel.world import World
 from engine.place import cores
+from engine.planner.split import split_layers
 from engine.planner.stages import stages_of
 from engine.snapshots import Manifest, Snapshot, read
 from engine.train.balancing import Balancing
@@ -79,7 +80,7 @@ class Trainer:
         context = Context(world.cp, world.sequence, layout.grid.cp_method)
         meshes = world.dense["tp"], world.expert["ep"]
         weights = Weights(layout.run.seed, world.tp, world.ep, *meshes, world.ep_hops, context)
-        layers = split_layers(model.layers, layout.stages)
+        layers = split_layers(model, layout.stages)
         mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
         self.stages = [Stage(weights, model, layers[stage], self.dials, meter) for stage in mine]
         self.shards = Shards(self.stages, world, train.zero, train.precision)

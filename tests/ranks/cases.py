@@ -276,6 +276,11 @@ CASES: dict[str, Case] = {
     "v reordered dp drops fp64": Case(
         [*_alone(*ZBV, "grid.dp_shard=2"), *SGD, *DROPS], fp64=True, script=REORDERED_V
     ),
+    "zbv heavy head dp drops fp64": Case(
+        [*_alone(*ZBV, "grid.dp_shard=2", "model.layers=9", "model.vocab=1024"), *SGD, *DROPS],
+        fp64=True,
+        telling=False,
+    ),
     "zero 0 fp64": Case([*_alone("train.zero=0"), *SGD], fp64=True),
     "dp zero 1 fp64": Case([*_alone("grid.dp_shard=2", "train.zero=1"), *SGD], fp64=True),
     "replicas zero 0 fp64": Case([*_alone("grid.dp_replicate=2", "train.zero=0"), *SGD], fp64=True),

@@ -14,7 +14,7 @@ from engine.meter import Meter
 from engine.model.dials import Dials
 from engine.model.moe import MoeLayer
 from engine.model.norm import RMSNorm
-from engine.model.transformer import Stage, split_layers
+from engine.model.transformer import Stage
 from engine.parallel.comm import Axis
 from engine.parallel.tensor import Weights, cross_entropy, initial
 from tests.unit.engine.test_layout import DEMO
@@ -217,16 +217,6 @@ def test_targets_below_zero_do_not_count() -> None:
     torch.testing.assert_close(loss, expected)
     mine, theirs = torch.autograd.grad(loss, logits)[0], torch.autograd.grad(expected, logits)[0]
     torch.testing.assert_close(mine, theirs)
-
-
-@pytest.mark.parametrize(
-    ("layers", "stages", "sizes"),
-    [(4, 2, [2, 2]), (5, 3, [2, 2, 1]), (7, 4, [2, 2, 2, 1]), (3, 3, [1, 1, 1])],
-)
-def test_layers_are_split_evenly(layers: int, stages: int, sizes: list[int]) -> None:
-    parts = split_layers(layers, stages)
-    assert [n for part in parts for n in part] == list(range(layers))
-    assert [len(part) for part in parts] == sizes
 
 
 def test_rms_norm_is_torchs_own_forward_and_backward() -> None:

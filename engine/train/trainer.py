@@ -195,7 +195,9 @@ class Trainer:
 
     def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Sum of cross-entropies over the global count of tokens: normalised here and nowhere else."""
-        tokens = self.layout.train.global_batch * self.layout.model.seq_len
+        tokens = (
+            self.layout.train.global_batch * self.layout.model.seq_len
+        )  # all valid: a corpus has no padding
         return cross_entropy(logits, targets, self.world.tp) / tokens
 
     def counted(self, loss: Tensor) -> float:

@@ -15,7 +15,7 @@ from msgspec import structs
 from agents.journal import Entry, Journal, Written
 from agents.roster import LARGEST_REVISION, Roster
 from agents.sequence import Sequence
-from agents.wire import Ack, Changes, Command, CommandState, Event, KnobState, Propose, clip
+from agents.wire import Ack, Changes, Command, CommandState, Event, Hello, KnobState, Propose, clip
 
 WAITING = 64  # proposals on their way at once
 REMEMBERED = 256  # commands whose late acknowledgements are still counted
@@ -224,6 +224,24 @@ class Control:
         self._sequence.publish(issue.state)
         if settles:  # the counts in between are not worth an fsync each
             self._journal.update(issue.entry)
+
+    def leader_began(self, leader: Hello) -> None:
+        """A run that goes on from a snapshot has the knobs as of then: what was asked of it later is not replayed."""
+        for state in list(self._sequence.state.commands.values()):
+            if state.revision <= leader.revision or state.time_s >= leader.began_s:
+                continue
+            goes_on = f"the run went on from step {leader.step}, at revision {leader.revision}"
+            if state.state == "applied":
+                state = structs.replace(state, state="rolled_back", why=goes_on)
+            elif state.state == "accepted":
+                state = structs.replace(state, state="expired", why=f"{goes_on}, before this was applied")
+            else:
+                continue
+            self._waiting = deque(one for one in self._waiting if one.state.id != state.id)
+            self._by_revision.pop(state.revision, None)
+            state = structs.replace(state, time_s=time.time())
+            self._sequence.publish(state)
+            self._journal.update(Entry(state))
 
     def leader_ended(self) -> None:
         """The leader said goodbye: what waits will never be applied."""

@@ -89,6 +89,7 @@ class Intake:
                     return [Refused(clip(refusal))]
                 self._control.seen_revision(message.revision)
                 if message.leader:
+                    self._control.leader_began(message)
                     self._control.hurry()
                 self._publish(message)
                 continue

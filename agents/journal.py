@@ -20,7 +20,7 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS commands (
     id           TEXT PRIMARY KEY,   -- the client's own
     revision     INTEGER NOT NULL,   -- 0: refused before it had one
-    state        TEXT NOT NULL,      -- accepted | applied | rejected | expired
+    state        TEXT NOT NULL,      -- accepted | applied | rejected | expired | rolled_back
     changes      TEXT NOT NULL,      -- JSON, knob -> value
     before       TEXT NOT NULL,      -- JSON, knob -> value
     who          TEXT NOT NULL,

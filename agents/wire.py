@@ -121,6 +121,7 @@ class Hello(Message, frozen=True):
     leader: bool
     facts: Facts = {}  # what a screen shows of the run: model size, cores, schedule ...
     capabilities: Annotated[list[Name], Meta(max_length=64)] = []
+    began_s: float = 0.0  # when this process of the run began to train; 0: it does not say
 
 
 class Board(Message, frozen=True):
@@ -305,7 +306,7 @@ class CommandState(Message, frozen=True):
 
     id: Name
     revision: Revision
-    state: Literal["accepted", "applied", "rejected", "expired"]
+    state: Literal["accepted", "applied", "rejected", "expired", "rolled_back"]
     changes: Changes
     before: Changes
     who: Text
@@ -318,7 +319,9 @@ class CommandState(Message, frozen=True):
     @property
     def settled(self) -> bool:
         """Nothing more will become of it."""
-        return self.state in ("rejected", "expired") or (self.state == "applied" and self.acks >= self.world)
+        if self.state == "applied":
+            return self.acks >= self.world
+        return self.state != "accepted"
 
 
 # ------------------------------------------------------------------------------------- hub <-> rank, client

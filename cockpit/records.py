@@ -86,7 +86,7 @@ def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
 
 def verdict(command: CommandState) -> dict[str, Any]:
     """What a script needs to know of its own proposal."""
-    if command.state in ("rejected", "expired"):
+    if command.state in ("rejected", "expired", "rolled_back"):
         return {"state": command.state, "why": command.why, "id": command.id}
     return {
         "state": command.state,

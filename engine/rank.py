@@ -30,8 +30,11 @@ def train(
     on_snapshot: Callable[[Saved], None],
     shelf: Path,
     resume: Path | None,
+    given: Layout,
 ) -> None:
     """Train `layout` to its end as the rank that `place` says, from the snapshot `resume` if there is one.
+
+    It is the layout `given` with the knobs as the snapshot has them.
 
     Snapshots go to `shelf`. Rank 0's word on both folders counts.
     Raises ValueError when this rank was started with another layout than rank 0: they would wait for each other.
@@ -57,6 +60,7 @@ def train(
         on_snapshot=on_snapshot,
         shelf=shelf,
         resume=resume,
+        given=given,
     )
     trainer.run()
     if agent.pending:

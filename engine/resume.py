@@ -74,8 +74,9 @@ def find_start(
 
     `resume`: True goes on with the run whose folder is `run_dir`, or else with the newest of this name; a path begins
     a run from the newest whole snapshot found there. `again`: torchrun has restarted the ranks, so the run in
-    `run_dir` or `named` goes on, from its beginning if it has no snapshot yet. `fixed` are keys, such as
-    ``knobs.micro_batches``, whose values in `layout` go before the snapshot's; `torn` is told of what is passed over.
+    `run_dir` or `named` goes on, from its beginning if it has no snapshot yet. `fixed` are keys given by hand, such as
+    ``knobs.micro_batches``, whose values in `layout`, if the run did not begin with
+    them, go before the snapshot's; `torn` is told of what is passed over.
     """
     own = run_dir or named
     kept = whole(shelf_of(layout, own), torn)
@@ -136,12 +137,14 @@ def _from(snapshot: Snapshot, layout: Layout, run_dir: Path | None, fixed: Colle
                 f"{snapshot.folder} has {key} = {spell(theirs.get(key))}, the layout says {spell(ours.get(key))}; "
                 "a run goes on with the model, data, seed and optimizer it began with"
             )
-    # What an operator turned stays turned; what nobody touched is as the layout says.
-    carried = {
-        knob: value
-        for knob, value in manifest.knobs.items()
-        if ".".join(home(knob)) not in fixed and value != start_value(manifest.layout, knob)
-    }
+    # What an operator turned stays turned; what nobody touched is as the layout says. The command that began the run,
+    # given again, turns nothing back: torchrun gives it at each restart.
+    carried = {}
+    for knob, value in manifest.knobs.items():
+        began, now = start_value(manifest.layout, knob), start_value(layout, knob)
+        meant = ".".join(home(knob)) in fixed and now != began
+        if value != began and not meant:
+            carried[knob] = value
     try:
         return Start(turned(layout, carried), run_dir, snapshot)
     except LayoutError as why:

@@ -61,7 +61,7 @@ def run_layout(
     start = find_start(
         layout, resume, run_dir, named, restarted(os.environ), fixed, lambda why: say(f"passed over: {why}\n")
     )
-    layout, run_dir = start.layout, start.run_dir
+    given, layout, run_dir = layout, start.layout, start.run_dir
     resumed = start.snapshot.manifest.step if start.snapshot else None
     snapshot = start.snapshot.folder if start.snapshot else None
     named_hub(hub, run_dir or named)  # refused before a folder is made
@@ -81,7 +81,7 @@ def run_layout(
         if place.rank == 0:
             on_start(place.run_dir.name, resumed)
         shelf = shelf_of(layout, place.run_dir)
-        train(place, layout, corpus, on_step, on_summary, on_snapshot, shelf, snapshot)
+        train(place, layout, corpus, on_step, on_summary, on_snapshot, shelf, snapshot, given)
 
     if place is None:
         assert run_dir is not None

@@ -44,7 +44,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     serial: int = 0  # larger than that of every snapshot that lay on the shelf when it was saved
     step: int  # steps done; also the first step that a run continued from here trains
     run: str
-    layout: Layout
+    layout: Layout  # as it was given: without what operators have turned
     knobs: Changes
     revision: int
     history: list[Applied]

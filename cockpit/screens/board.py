@@ -28,6 +28,7 @@ _OUTCOME = {
     "applied": Level.GOOD,
     "rejected": Level.BAD,
     "expired": Level.WARN,
+    "rolled_back": Level.WARN,
 }
 
 
@@ -232,7 +233,7 @@ def progress(command: CommandState | None, colours: Palette) -> Line:
         return line.add("sent · waiting for the hub", colours.dim)
     level = _OUTCOME[command.state]
     line.add(f"{level.value} {command.state} ", colours.level[level])
-    if command.state in ("rejected", "expired"):
+    if command.state in ("rejected", "expired", "rolled_back"):
         return line.add(format.clean(command.why), colours.text)
     share = command.acks / command.world if command.world else 0.0
     line.add(bar(share, 12).replace(" ", "░"), colours.accent)

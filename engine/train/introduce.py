@@ -14,7 +14,9 @@ from engine.place import cores
 from engine.train.switch import LEADER
 
 
-def hello(layout: Layout, world: World, board: Board, oversubscribed: bool, step: int) -> Hello:
+def hello(
+    layout: Layout, world: World, board: Board, oversubscribed: bool, step: int, began_s: float
+) -> Hello:
     return Hello(
         version=VERSION,
         run=layout.run.name,
@@ -29,6 +31,7 @@ def hello(layout: Layout, world: World, board: Board, oversubscribed: bool, step
         step=step,
         leader=world.rank == LEADER,
         facts=facts(layout, oversubscribed),
+        began_s=began_s,
     )
 
 

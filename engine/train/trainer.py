@@ -48,7 +48,8 @@ class Trainer:
     one step late. Either may call `stop`. What is left out: a `meter` of its own, an `agent` without a hub,
     `stop_requested` (asked at each step; the leader's word counts) that never asks, `local_world` (the number of ranks
     on this machine) as if all were here, the `corpus` read anew, the `shelf` (the folder of snapshots) so that none are
-    saved, and the snapshot to `resume` from. `on_snapshot` is told, on rank 0, what became of each.
+    saved, and the snapshot to `resume` from; then `layout` has its knobs, laid over the one that was `given`
+    (`engine.resume`). `on_snapshot` is told, on rank 0, what became of each.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Trainer:
         corpus: Corpus | None = None,
         shelf: Path | None = None,
         resume: Path | None = None,
+        given: Layout | None = None,
     ):
         if meter is None:
             meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
@@ -72,8 +74,8 @@ class Trainer:
             agent = Agent(None, lambda: meter.doing)
         self.layout, self.meter, self.agent = layout, meter, agent
         self._stop_requested, self._on_step, self._on_summary = stop_requested, on_step, on_summary
-        self._on_snapshot = on_snapshot
-        self._stopping = False
+        self._on_snapshot, self._given = on_snapshot, given or layout
+        self._stopping, self._began_s = False, time.time()
         grid, model, train = layout.ranks, layout.model, layout.train
         self.world = world = World(grid, meter, ep_inner=layout.ep_inner)
         self.dials = Dials.of(layout)
@@ -219,7 +221,7 @@ class Trainer:
         return Manifest(
             step=done,
             run=self.layout.run.name,
-            layout=self.layout,
+            layout=self._given,
             knobs=self.board.values,
             revision=self.board.revision,
             history=list(self.switch.history),
@@ -241,7 +243,8 @@ class Trainer:
 
     def _introduce(self, step: int) -> None:
         board = knob_board(self.board) if self.world.rank == LEADER else None
-        self.agent.introduce(hello(self.layout, self.world, self.board, self.oversubscribed, step), board)
+        rank = hello(self.layout, self.world, self.board, self.oversubscribed, step, self._began_s)
+        self.agent.introduce(rank, board)
 
     def _publish(self) -> Summary | None:
         """Pass on the summary of the step before, on rank 0."""

@@ -235,3 +235,47 @@ def test_a_disk_that_is_full_costs_the_snapshot_only(tmp_path: Path) -> None:
     failed = [event for event in events if event["event"] == "snapshot"]
     assert [event["step"] for event in failed] == [2, 4]
     assert all("Not a directory" in event["why"] and event["folder"] is None for event in failed)
+
+
+def test_the_snapshots_knobs_win(tmp_path: Path) -> None:
+    """What was turned before it stays turned; what was turned after it is rolled back and not done again."""
+    run_dir = tmp_path / "run"
+    layout = [*SMALLER, "train.steps=1000", "snapshot.every=0", "--hub", "auto", "--run-dir", str(run_dir)]
+    command = engine(DEMO, *layout)
+
+    def cockpit(*words: str) -> dict[str, Any]:
+        told = run([sys.executable, "-m", "cockpit", words[0], "--run", str(run_dir), *words[1:], "--json"])
+        verdict: dict[str, Any] = json.loads(told.stdout)
+        return verdict
+
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        until(process, 1)
+        for changes in (["micro_batches=4"], ["save"], ["micro_batches=8", "lr_scale=0.5"]):
+            verdict = cockpit("set", *changes, "--wait")
+            assert verdict["state"] == "applied", verdict
+        eventually(lambda: whole(run_dir / "snapshots"))
+    finally:
+        process.kill()
+        process.communicate()
+    saved_at = whole(run_dir / "snapshots")[0].manifest
+    assert (saved_at.revision, [applied.revision for applied in saved_at.history]) == (2, [1, 2])
+
+    process = subprocess.Popen([*command, "--resume"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        first = until(process, saved_at.step)[-1]
+        assert first["knobs"]["micro_batches"] == 4 and first["knobs"]["lr_scale"] == 1.0
+        assert (first["step"], first["revision"]) == (saved_at.step, 2)
+        after = cockpit("set", "recompute=full", "--wait")
+        assert (after["state"], after["revision"]) == ("applied", 4)
+        log = run([sys.executable, "-m", "cockpit", "log", "--run", str(run_dir)]).stdout
+        rolled_back = [line for line in log.splitlines() if "rolled_back" in line]
+        assert len(rolled_back) == 1 and "micro_batches 4→8" in rolled_back[0]
+        assert f"the run went on from step {saved_at.step}, at revision 2" in rolled_back[0]
+        until(process, after["applied_step"])
+        process.send_signal(signal.SIGTERM)
+        events = [json.loads(line) for line in process.stdout or ()]
+        assert process.wait(60) == 0 and events[-2]["knobs"]["micro_batches"] == 4
+    finally:
+        process.kill()
+        process.communicate()

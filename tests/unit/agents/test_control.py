@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from agents import codec, wire
 from agents.board import Values
@@ -314,3 +315,35 @@ def test_a_journal_that_cannot_be_opened_refuses_every_change(
     assert "cannot be opened" in desk.journal.failure
     assert desk.propose("a", EIGHT).why == desk.journal.failure
     desk.journal.close()
+
+
+def test_a_run_that_goes_on_from_a_snapshot_has_its_revision(desk: Desk) -> None:
+    """Later revisions are rolled back; what was still waiting is not handed to the new leader."""
+    desk.train()
+    for number, id in enumerate(("kept", "lost"), 1):
+        desk.propose(id, {"micro_batches": 2 * number})
+        desk.ack(number, *range(WORLD))
+    desk.propose("waits", {"micro_batches": 1})
+    desk.restart()
+    began = time.time()
+    leader = structs.replace(make_hello(0, WORLD, revision=1), step=5, began_s=began)
+    desk.train(revision=1)
+    desk.control.leader_began(leader)
+    states = {id: command.state for id, command in desk.sequence.state.commands.items()}
+    assert states == {"kept": "applied", "lost": "rolled_back", "waits": "expired"}
+    assert desk.sequence.state.commands["lost"].why == "the run went on from step 5, at revision 1"
+    assert desk.control.due(began) is None
+    after = desk.propose("after", {"micro_batches": 8})
+    assert (after.state, after.revision) == ("accepted", 4), "no number is used twice"
+    desk.control.leader_began(leader)  # a hub that has started anew asks for hello again
+    command = desk.control.due(began)
+    assert command and command.revision == 4
+    desk.restart()
+    assert desk.sequence.state.commands["lost"].state == "rolled_back", "on disk too"
+
+
+def test_a_hello_that_does_not_say_when_it_began_rolls_nothing_back(desk: Desk) -> None:
+    desk.train()
+    desk.propose("a", {"micro_batches": 2})
+    desk.control.leader_began(make_hello(0, WORLD))
+    assert desk.sequence.state.commands["a"].state == "accepted"

@@ -165,13 +165,24 @@ def test_what_was_turned_stays_turned(tmp_path: Path) -> None:
     assert start.layout.knobs.recompute == "selective"  # said on the command line
 
 
+def test_the_same_command_again_turns_nothing_back(tmp_path: Path) -> None:
+    """Nor at the second restart, when the snapshot is of a run that was resumed itself."""
+    layout = load(DEMO, ["knobs.micro_batches=2"])
+    fixed = ["knobs.micro_batches"]
+    save(tmp_path / "a/snapshots", 2, layout, {"micro_batches": 8})
+    assert find(tmp_path, layout, tmp_path / "a", fixed=fixed).layout.knobs.micro_batches == 8
+    other = load(DEMO, ["knobs.micro_batches=16"])
+    assert find(tmp_path, other, tmp_path / "a", fixed=fixed).layout.knobs.micro_batches == 16
+
+
 def test_a_value_that_the_new_layout_does_not_take(tmp_path: Path) -> None:
     save(tmp_path / "a/snapshots", 2, knobs={"micro_batches": 2})
     layout = load(DEMO, ["grid.pp=4"])
     with pytest.raises(LayoutError) as refused:
         find(tmp_path, layout, tmp_path / "a")
     assert "knobs.micro_batches = 2" in str(refused.value) and "legal: 4, 8, 16" in str(refused.value)
-    assert find(tmp_path, layout, tmp_path / "a", fixed=["knobs.micro_batches"]).layout == layout
+    meant = load(DEMO, ["grid.pp=4", "knobs.micro_batches=8"])
+    assert find(tmp_path, meant, tmp_path / "a", fixed=["knobs.micro_batches"]).layout == meant
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,12 @@ def test_a_late_neighbour_is_waited_for() -> None:
     }
 
 
+def test_what_comes_after_its_last_action_is_waited_too() -> None:
+    idle = split_idle(CLOCK, 1, EVEN, [20.0, 13.0], waited=1.0)
+    assert idle.schedule == pytest.approx(3 / 20) and idle.wait == pytest.approx(5 / 20)
+    assert idle.overhead == pytest.approx(0)
+
+
 def test_what_a_rank_does_awake_between_actions_is_overhead() -> None:
     idle = split_idle(CLOCK, 0, EVEN, [20.0, 18.0], waited=3.0)
     assert idle.parts == {

@@ -91,6 +91,16 @@ def legal_micro_batches(layout: "Layout", schedule: str) -> list[int]:
     return [m for m in ways if accepts(schedule, pp, virtual, m)]
 
 
+def by_block(layout: "Layout") -> bool:
+    """Whether blocks are gathered and reduced one by one: to hide it behind computation, or to let go of them."""
+    return layout.grid.pp == 1 or layout.train.zero == 3
+
+
+def legal_zeros(layout: "Layout", schedule: str) -> list[int]:
+    """The ZeRO stages that a sharded run may turn to under `schedule`; 3 needs blocks that can be let go of."""
+    return [zero for zero in zeros(schedule) if zero > 0 and (zero < 3 or by_block(layout))]
+
+
 def legal_schedules(layout: "Layout", zero: int) -> list[str]:
     """The schedules that run over the layout's partition, ZeRO stage and batch."""
     names = partners(layout.schedule.name)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from engine.model.moe import Experts, MoeLayer
+from engine.model.moe import Experts
 from engine.model.transformer import Block, Stage
 from engine.parallel.comm import Axis
 from engine.parallel.reduction import Reductions, Unit
@@ -31,39 +31,43 @@ POLICIES = {
 class Shards:
     """All stages of a rank, sharded in place: experts on the expert mesh, all else on the dense one.
 
-    Each block, its experts and the head are units of their own, so that their traffic hides behind the other units'
-    computation; the embedding, the last norm and a head tied to the embedding are the stage's own unit. The stage is
-    sharded on a mesh of size 1 too, or torch's pipelining would not reduce its gradients.
+    With `by_block`, each block, its experts and the head are units of their own, so that their traffic hides behind the
+    other units' computation and ZeRO 3 has something to let go of; the embedding, the last norm and a head tied to the
+    embedding are the stage's own unit. Otherwise (a pipeline reduces once a step, with nothing left to hide behind) a
+    stage is one unit and its experts another: the fewer the quicker. The stage is sharded on a mesh of size 1 too, or
+    torch's pipelining would not reduce its gradients.
 
     What the ZeRO stage changes is only when a unit is gathered and reduced, so it can change between two steps:
     0 and 1 gather once a step and reduce once; 2 gathers once and, without a pipeline, reduces each micro-batch; 3
     gathers again at each use.
     """
 
-    def __init__(self, stages: Sequence[Stage], world: World, zero: int, precision: str = "fp32"):
+    def __init__(
+        self, stages: Sequence[Stage], world: World, zero: int, by_block: bool, precision: str = "fp32"
+    ):
         self._stages, self._world = stages, world
         self._policy = POLICIES[precision]
         self._reductions = Reductions(world.replicas)
         self._roots: list[FSDPModule] = []
         self._units: list[Unit] = []
         for stage in stages:
-            for module in stage.modules():
-                if isinstance(module, Block):
-                    if isinstance(module.mlp, MoeLayer):
-                        self._shard(module.mlp.experts, "efsdp", world.edp)
-                    self._shard(module, "fsdp", world.dp)
-                elif isinstance(module, Head) and not stage.tied:
-                    self._shard(module, "fsdp", world.dp)
-            self._roots.append(self._shard(stage, "fsdp", world.dp))
+            experts: list[nn.Module] = [module for module in stage.modules() if isinstance(module, Experts)]
+            for unit in [[module] for module in experts] if by_block else [experts] if experts else []:
+                self._shard(unit, "efsdp", world.edp)
+            for module in stage.modules() if by_block else ():
+                if isinstance(module, Block) or (isinstance(module, Head) and not stage.tied):
+                    self._shard([module], "fsdp", world.dp)
+            self._roots.append(self._shard([stage], "fsdp", world.dp))
         # As they are sharded: between forward and backward a stage's own list is of gathered ones.
         self._parameters = [parameter for _, parameter in named_parameters(stages)]
         self.use_zero(zero)
 
-    def _shard(self, module: nn.Module, axis_name: str, axis: Axis) -> FSDPModule:
+    def _shard(self, modules: list[nn.Module], axis_name: str, axis: Axis) -> FSDPModule:
         mesh = self._world.dense if axis_name == "fsdp" else self._world.expert
         sharded = fully_shard(
-            module, mesh=mesh[axis_name], reshard_after_forward=False, mp_policy=self._policy
-        )
+            modules, mesh=mesh[axis_name], reshard_after_forward=False, mp_policy=self._policy
+        )[0]
+        assert isinstance(sharded, FSDPModule)
         self._units.append(Unit(sharded, axis, self._reductions))
         return sharded
 

@@ -13,12 +13,12 @@ from engine.layout import (
     LR_SCALE,
     Layout,
 )
-from engine.legal import legal_micro_batches, legal_schedules
+from engine.legal import legal_micro_batches, legal_schedules, legal_zeros
 from engine.model.dials import Dials
 from engine.parallel.pipeline import Pipeline, Plan
 from engine.parallel.sharded import Shards
 from engine.planner.placement import GOALS
-from engine.planner.stages import recomputes, zeros
+from engine.planner.stages import recomputes
 from engine.resume import start_value
 from engine.train.placing import Placing
 
@@ -96,9 +96,10 @@ def make_board(
         knobs.append(
             Knob(
                 "zero",
-                lambda values: Legal(choices=[n for n in zeros(schedule(values)) if n]),
+                lambda values: Legal(choices=list(legal_zeros(layout, schedule(values)))),
                 True,
-                "ZeRO: 1 gathers and reduces once a step, 2 reduces each micro-batch, 3 also gathers at each use",
+                "ZeRO: 1 gathers and reduces once a step, 2 reduces each micro-batch, 3 also gathers at each use; with "
+                "a pipeline 1 and 2 are alike, and 3 is for runs that began with it",
                 shards.use_zero,
                 lambda values: values["zero"],
             )

@@ -14,6 +14,7 @@ from agents.agent import Agent
 from agents.wire import Ack, Action, Event, Experts, Peers, Step, Summary, Timeline, ToPeer, Traffic
 from engine.corpus import Corpus, read_corpus
 from engine.layout import Layout
+from engine.legal import by_block
 from engine.meter import Meter
 from engine.model.dials import Dials
 from engine.model.transformer import Stage
@@ -85,7 +86,7 @@ class Trainer:
         layers = split_layers(model, layout.stages)
         mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
         self.stages = [Stage(weights, model, layers[stage], self.dials, meter) for stage in mine]
-        self.shards = Shards(self.stages, world, train.zero, train.precision)
+        self.shards = Shards(self.stages, world, train.zero, by_block(layout), train.precision)
         corpus = read_corpus(layout) if corpus is None else corpus
         positions = context.positions(model.seq_len)
         self.samples = Samples(corpus, model.seq_len, train.global_batch, layout.run.seed, positions)

@@ -324,7 +324,7 @@ CASES: dict[str, Case] = {
         [*_alone("grid.dp_shard=2", "grid.ep=2"), *SGD, *DROPS], fp64=True, script=ZEROED
     ),
     "mix pp dp zero switched fp64": Case(
-        [*_alone("grid.pp=2", "grid.dp_shard=2"), *SGD], fp64=True, script=ZEROED
+        [*_alone("grid.pp=2", "grid.dp_shard=2", "train.zero=3"), *SGD], fp64=True, script=ZEROED
     ),
     "mix hsdp tp zero switched fp64": Case(
         [*_alone("grid.dp_replicate=2", "grid.dp_shard=2", "grid.tp=2"), *SGD],

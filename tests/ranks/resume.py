@@ -32,7 +32,7 @@ from engine.resume import turned
 from engine.train.snapshot import Snapshots
 from engine.train.trainer import Trainer
 from tests.ranks.cases import ADAMW, LAYOUT, SGD, SMALL, Script
-from tests.ranks.parity import Operator
+from tests.ranks.parity import Operator, Trace
 
 SIXES = [
     *SMALL,
@@ -119,7 +119,7 @@ def train(
     """Train in an initialised group; the run, on rank 0, and a JSON file of it."""
     run = Run()
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.at)
-    agent = Fickle(layout.run.seed) if fickle else Operator(script or {}, meter, [])
+    agent = Fickle(layout.run.seed) if fickle else Operator(script or {}, meter, Trace())
     trainer = Trainer(layout, meter, agent, on_summary=run.record, shelf=out / "snapshots", resume=resume)
     if isinstance(agent, Fickle):
         agent.rows = trainer.board.states

@@ -27,7 +27,7 @@ from engine.parallel.tensor import Weights
 from engine.place import Place
 from engine.planner.stages import stages_of
 from engine.train.trainer import Trainer
-from tests.ranks.cases import (
+from tests.ranks.case import (
     BF16,
     DEEPSEEK,
     DROPS,

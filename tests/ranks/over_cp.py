@@ -82,11 +82,3 @@ OVER_CP = {
     "cp 4 multi-query ulysses": "grid.cp=4 grid.cp_method=ulysses model.kv_heads=1 knobs.recompute=selective",
     "cp 8 ring drops": "grid.cp=8 grid.ep=8 knobs.capacity_factor=1.0",
 }
-
-TELLING = (
-    "cp ring",
-    "cp 4 ulysses drops",
-    "mix pp cp tp ep drops",
-    "mix cp tp 3 straddling drops",
-    "mix dp cp ep zero 3 drops",
-)

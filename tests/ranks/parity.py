@@ -45,7 +45,8 @@ from engine.train import placing
 from engine.train.data import Samples
 from engine.train.optimizer import learning_rate
 from engine.train.trainer import Trainer
-from tests.ranks.cases import CASES, SMALL, Case, Script
+from tests.ranks.case import SMALL, Case, Script
+from tests.ranks.cases import CASES
 
 STEPS = 20
 JOLTS = 3

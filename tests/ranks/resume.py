@@ -31,7 +31,7 @@ from engine.place import Place
 from engine.resume import turned
 from engine.train.snapshot import Snapshots
 from engine.train.trainer import Trainer
-from tests.ranks.cases import ADAMW, LAYOUT, SGD, SMALL, Script
+from tests.ranks.case import ADAMW, LAYOUT, SGD, SMALL, Script
 from tests.ranks.parity import Operator, Trace
 
 SIXES = [

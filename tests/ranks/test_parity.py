@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.cases import PLACED, SWITCHED, TELLING, ZEROED
+from tests.ranks.case import PLACED, SWITCHED, ZEROED
+from tests.ranks.cases import TELLING
 from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN, STEPS
 
 # Half a unit in the last place: where the jolted references happen to agree, a result may still round once.

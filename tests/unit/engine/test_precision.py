@@ -15,7 +15,7 @@ from engine.model.router import Router
 from engine.parallel.sharded import shard_of
 from engine.place import alone
 from engine.train.trainer import Trainer
-from tests.ranks.cases import SMALL
+from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
 
 

@@ -22,7 +22,7 @@ from engine.parallel.comm import Axis
 from engine.parallel.tensor import Weights
 from engine.place import alone
 from engine.train.trainer import Trainer
-from tests.ranks.cases import BIAS, SMALL
+from tests.ranks.case import BIAS, SMALL
 from tests.unit.engine.test_layout import DEMO
 
 B, S, D, E = 3, 24, 64, 8

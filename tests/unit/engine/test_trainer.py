@@ -17,7 +17,7 @@ from engine.meter import Meter
 from engine.place import alone
 from engine.rank import agree_on
 from engine.train.trainer import Trainer
-from tests.ranks.cases import SMALL
+from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
 
 

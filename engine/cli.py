@@ -41,6 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="DIR",
         help="go on with the newest run of this name; or begin from the snapshots in DIR",
     )
+    run.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="absent: a GPU each, where a machine has one for each of its ranks",
+    )
     run.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args(arguments)  # overrides may stand on either side of the options
     if options.resume and "=" in options.resume and not Path(options.resume).exists():
@@ -55,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         overrides = options.overrides + rest
         layout = load(options.layout, overrides)
         resume = options.resume is not None and (not options.resume or Path(options.resume))
-        status = _run(layout, options.json, options.hub, options.run_dir, resume, overrides)
+        status = _run(layout, options.json, options.hub, options.run_dir, resume, overrides, options.device)
     except (LayoutError, RunError) as error:
         refuse(str(error))
     raise SystemExit(status)
@@ -68,6 +74,7 @@ def _run(
     run_dir: Path | None,
     resume: bool | Path,
     overrides: Sequence[str],
+    device: str,
 ) -> int:
     if importlib.util.find_spec("torch") is None:
         refuse("training needs torch; pip install torch, then 'train-cockpit[engine]'")
@@ -83,6 +90,7 @@ def _run(
         hub=hub,
         run_dir=run_dir,
         resume=resume,
+        device=device,
         fixed=[override.partition("=")[0].strip() for override in overrides],
         on_start=output.start,
         on_summary=output.step,

@@ -16,6 +16,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from engine.device import CPU
+
 Kind = Literal["F", "B", "I", "W"]
 """Forward, backward, and its two parts where a schedule runs them apart: input gradients, weight gradients."""
 
@@ -54,6 +56,7 @@ class Readings:
 
     layers: int
     experts: int
+    device: torch.device = CPU
     lanes: dict[str, Lane] = field(default_factory=lambda: {axis: Lane() for axis in AXES})
     phases: dict[str, float] = field(default_factory=dict)  # seconds
     spans: list[Span] = field(default_factory=list)
@@ -63,8 +66,12 @@ class Readings:
     dropped: Tensor = field(init=False)  # [layer], of those the pairs over capacity
 
     def __post_init__(self) -> None:
-        self.load = torch.zeros(self.layers, self.experts, dtype=torch.int64)
-        self.dropped = torch.zeros(self.layers, dtype=torch.int64)
+        self.load = torch.zeros(self.layers, self.experts, dtype=torch.int64, device=self.device)
+        self.dropped = torch.zeros(self.layers, dtype=torch.int64, device=self.device)
+
+    def settle(self) -> None:
+        """Bring the counts to the host. Waits for the device, so it is for when somebody has done so anyway."""
+        self.load, self.dropped = self.load.cpu(), self.dropped.cpu()
 
     @property
     def a2a_bytes(self) -> int:
@@ -83,10 +90,12 @@ class Readings:
 class Meter:
     """Adds up what a rank does. Cheap enough to be always on; `start_step` begins anew."""
 
-    def __init__(self, layers: int = 0, experts: int = 0, where: Where | None = None):
-        self.layers, self.experts = layers, experts
+    def __init__(
+        self, layers: int = 0, experts: int = 0, where: Where | None = None, device: torch.device = CPU
+    ):
+        self.layers, self.experts, self.device = layers, experts, device
         self.step = 0
-        self.readings = Readings(layers, experts)
+        self.readings = Readings(layers, experts, device)
         self._where = where
         self._doing = ("starting", time.monotonic())
         self.layer: int | None = None
@@ -107,7 +116,7 @@ class Meter:
 
     def start_step(self, step: int) -> None:
         self.step = step
-        self.readings = Readings(self.layers, self.experts)
+        self.readings = Readings(self.layers, self.experts, self.device)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from agents.agent import Agent
 from agents.wire import Ack, Step, Summary
 from engine.corpus import Corpus
+from engine.device import BACKENDS, begin, choose
 from engine.layout import Layout
 from engine.meter import Meter
 from engine.place import Place
@@ -17,6 +19,7 @@ from engine.train.switch import LEADER
 from engine.train.trainer import Trainer
 
 LAYOUT_KEY = "engine/layout"  # in the store: the digest of rank 0's layout
+DEVICE_KEY = "engine/device"  # in the store: the kind of device that rank 0 computes on
 FOLDERS_KEY = "engine/folders"  # in the store: rank 0's shelf, and the snapshot to resume from
 STOP_KEY = "engine/stop"  # in the store: some rank was asked to stop
 
@@ -31,22 +34,32 @@ def train(
     shelf: Path,
     resume: Path | None,
     given: Layout,
+    device: str = "auto",
 ) -> None:
     """Train `layout` to its end as the rank that `place` says, from the snapshot `resume` if there is one.
 
     It is the layout `given` with the knobs as the snapshot has them.
 
-    Snapshots go to `shelf`. Rank 0's word on both folders counts.
-    Raises ValueError when this rank was started with another layout than rank 0: they would wait for each other.
+    Snapshots go to `shelf`. Rank 0's word on both folders counts. `device` is "cpu", "cuda", or "auto": a GPU where
+    this machine has one for each of its ranks.
+    Raises ValueError when this rank was started with another layout than rank 0, or computes on another kind of device:
+    they would wait for each other.
     """
     store = place.store()
     agree_on(layout, place, store)
     shelf, resume = told_by_leader((shelf, resume), place, store)
+    mine = choose(place.local_rank, place.local_world, device)
+    agree_on_device(mine, place, store)
+    begin(mine)
     dist.init_process_group(
-        "gloo", store=PrefixStore("engine/group", store), rank=place.rank, world_size=place.world
+        BACKENDS[mine.type],
+        store=PrefixStore("engine/group", store),
+        rank=place.rank,
+        world_size=place.world,
+        device_id=mine if mine.type == "cuda" else None,
     )
     moe = layout.model.moe
-    meter = Meter(layout.model.layers, moe.experts if moe else 0, place.at)
+    meter = Meter(layout.model.layers, moe.experts if moe else 0, place.at, mine)
     agent = Agent(place.hub, lambda: meter.doing)
     trainer = Trainer(
         layout,
@@ -81,6 +94,17 @@ def agree_on(layout: Layout, place: Place, store: Store) -> None:
     elif (theirs := store.get(LAYOUT_KEY).decode()) != mine:
         raise ValueError(
             f"rank {place.rank} was started with another layout than rank 0 ({mine}, not {theirs})"
+        )
+
+
+def agree_on_device(mine: torch.device, place: Place, store: Store) -> None:
+    """ValueError on a rank whose device is of another kind than rank 0's."""
+    if place.rank == LEADER:
+        store.set(DEVICE_KEY, mine.type)
+    elif (theirs := store.get(DEVICE_KEY).decode()) != mine.type:
+        raise ValueError(
+            f"rank {place.rank} computes on {mine.type}, but rank 0 on {theirs}; legal: a GPU in sight of each "
+            "rank, as many as a machine has ranks, or --device cpu"
         )
 
 

@@ -34,6 +34,7 @@ def run_layout(
     run_dir: Path | None = None,
     resume: bool | Path = False,
     fixed: Collection[str] = (),
+    device: str = "auto",
     on_start: Callable[[str, int | None], None] = lambda _, __: None,
     on_step: Callable[[Step], None] = nothing,
     on_summary: Callable[[Summary], None] = nothing,
@@ -46,6 +47,8 @@ def run_layout(
     (start one, so that a cockpit can attach), "none", or a URL; `run_dir` is the run's folder, a new one under
     `layout.run.dir` if left out. `resume` goes on from a snapshot: True, of this run; a path, of whatever lies there
     (docs/snapshots.md); then `fixed` are keys whose values go before the snapshot's, such as "knobs.recompute".
+
+    `device` is "cpu", "cuda", or "auto": a GPU for each rank where a machine has as many, else the CPU.
 
     `on_step` is called in every rank after each of its steps, with that rank's own record. The others are called for
     the run as a whole: in rank 0 `on_start` with the run's name and the step it was resumed from, `on_summary` with
@@ -81,7 +84,7 @@ def run_layout(
         if place.rank == 0:
             on_start(place.run_dir.name, resumed)
         shelf = shelf_of(layout, place.run_dir)
-        train(place, layout, corpus, on_step, on_summary, on_snapshot, shelf, snapshot, given)
+        train(place, layout, corpus, on_step, on_summary, on_snapshot, shelf, snapshot, given, device)
 
     if place is None:
         assert run_dir is not None

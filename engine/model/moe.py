@@ -77,7 +77,7 @@ class MoeLayer(nn.Module):
     ):
         super().__init__()
         self.layer, self.meter = layer, meter
-        self.placement = Placement(weights.ep_hops, range(moe.experts))
+        self.placement = Placement(weights.ep_hops, range(moe.experts), weights.device)
         self.router = ROUTERS[moe.router](weights, f"layers.{layer}.router", moe, d_model, dials)
         self.experts = Experts(weights, f"layers.{layer}.experts", moe, d_model, out_std)
         self.shared: SharedExperts | None = None
@@ -86,7 +86,7 @@ class MoeLayer(nn.Module):
 
     def place(self, logical: Sequence[int]) -> None:
         """Expert `logical[slot]` is in `slot` from now on; its values are the caller's to move."""
-        self.placement = Placement(self.placement.hops, logical)
+        self.placement = Placement(self.placement.hops, logical, self.placement.device)
 
     def forward(self, x_BSD: Tensor, memo: dict[str, Routing]) -> Tensor:
         """`memo` is empty on a first forward and holds its decisions on a recomputed one."""

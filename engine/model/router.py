@@ -49,7 +49,9 @@ class Router(nn.Module, ABC):
         super().__init__()
         self.moe, self.dials, self.slices = moe, dials, weights.slices
         self.weight = weights.replicated(name, (moe.experts, d_model), 0.02)
-        bias = at_least_fp32(torch.zeros(moe.experts)) if moe.balance == "bias" else None
+        bias = (
+            at_least_fp32(torch.zeros(moe.experts, device=weights.device)) if moe.balance == "bias" else None
+        )
         self.register_buffer("bias", bias)  # state: it is saved with the weights
         self._score = SCORES[moe.score]
 

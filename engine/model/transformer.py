@@ -47,7 +47,7 @@ class Attention(nn.Module):
         self.v = weights.sharded(f"{name}.v", (model.kv * C, D), 0.02, 0)
         self.o = weights.sharded(f"{name}.o", (D, model.heads * C), out_std, 1)
         table = rope_table(model.seq_len, C, model.rope_theta)[:, self.context.positions(model.seq_len)]
-        self.register_buffer("rope", table, persistent=False)
+        self.register_buffer("rope", table.to(weights.device), persistent=False)
         self.rope: Tensor
 
     def forward(self, x_BsD: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.device import CPU
 from engine.parallel.comm import Axis
 
 
@@ -28,15 +29,15 @@ class Placement:
     (last hop's rank, ..., first hop's rank), the first hop's fastest.
     """
 
-    def __init__(self, hops: Sequence[Axis], logical: Sequence[int]):
-        self.hops, self.logical = tuple(hops), list(logical)
+    def __init__(self, hops: Sequence[Axis], logical: Sequence[int], device: torch.device = CPU):
+        self.hops, self.logical, self.device = tuple(hops), list(logical), device
         self.sizes = [axis.size for axis in self.hops]
         ranks = list(range(len(self.sizes)))
         # Rows leave sorted by the first hop's rank, then the next one's, then the index: a key numbers them so.
         slots = torch.arange(len(logical)).view(*reversed(self.sizes), -1)
         slot_of_key = slots.permute(*reversed(ranks), len(ranks)).flatten()
         keys = torch.tensor(self.logical)[slot_of_key].argsort()
-        self.keys_E = None if torch.equal(keys, torch.arange(len(logical))) else keys
+        self.keys_E = None if torch.equal(keys, torch.arange(len(logical))) else keys.to(device)
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,10 @@ def plan_dispatch(experts_TK: Tensor, keep_TK: Tensor | None, placement: Placeme
         kept = keep_TK.flatten().nonzero().squeeze(-1)
         pairs = kept[torch.argsort(keys[kept], stable=True)]
     tokens = pairs // experts_TK.shape[1]
-    counts = torch.bincount(keys[pairs], minlength=len(placement.logical)).view(*placement.sizes, -1)
+    kept_keys = keys[pairs]
+    # As bincount, which on a GPU would wait for the largest key.
+    counts = keys.new_zeros(len(placement.logical)).scatter_add_(0, kept_keys, torch.ones_like(kept_keys))
+    counts = counts.view(*placement.sizes, -1)
     # Dim by dim `counts` turns from destinations to sources: [d1, d2, e], [d2, s1, e], at last [e, s2, s1].
     hops: list[Hop] = []
     for n, axis in enumerate(placement.hops, 1):

@@ -105,7 +105,15 @@ class Pipeline:
 
     def prepare(self, schedule: str, micro_batches: int) -> "Plan":
         if self._world.pp.size == 1:
-            return _Loop(self._stages[0], self._shards, self._meter, self._loss_of, schedule, micro_batches)
+            return _Loop(
+                self._stages[0],
+                self._shards,
+                self._world.device,
+                self._meter,
+                self._loss_of,
+                schedule,
+                micro_batches,
+            )
         return _Scheduled(
             self._layout, self._stages, self._world, self._meter, self._loss_of, schedule, micro_batches
         )
@@ -118,6 +126,7 @@ class _Loop:
         self,
         stage: Stage,
         shards: Shards,
+        device: torch.device,
         meter: Meter,
         loss_of: LossOf,
         schedule: str,
@@ -126,10 +135,11 @@ class _Loop:
         self.micro_batches = micro_batches
         self.clock = Clock(schedule, 1, 1, micro_batches)
         self._stage, self._shards, self._meter, self._loss_of = stage, shards, meter, loss_of
+        self._device = device
 
     def run(self, tokens_BS: Tensor, targets_BS: Tensor) -> Tensor:
         meter = self._meter
-        total = torch.zeros(())
+        total = torch.zeros((), device=self._device)
         with meter.pipeline():
             parts = zip(
                 tokens_BS.chunk(self.micro_batches), targets_BS.chunk(self.micro_batches), strict=True
@@ -177,7 +187,7 @@ class _Scheduled:
                 stage,
                 number,
                 layout.stages,
-                torch.device("cpu"),
+                world.device,
                 input_args=(hidden if number else tokens,),
                 output_args=(logits if number == end else hidden,),
                 group=world.pp.group,

@@ -51,15 +51,17 @@ class Reductions:
     def __init__(self, replicas: Axis):
         self._replicas = replicas
         self._last = True
-        self._scattering: list[tuple[Unit, Tensor, Started | None]] = []
+        self._scattering: list[tuple[Unit, Tensor, Started | None, torch.cuda.Event | None]] = []
         self._summing: list[Started] = []
         self._before: dict[Unit, Tensor] = {}  # flat sums of earlier micro-batches
 
     def begin(self, last: bool) -> None:
         """Before a backward that reduces: the gradients of the one before are awaited and kept apart from its own."""
-        for unit, output, scattering in self._scattering:
+        for unit, output, scattering, enqueued in self._scattering:
             if scattering:
                 scattering.wait()
+            if enqueued:
+                enqueued.wait()
             self._before[unit] = output + self._before[unit] if unit in self._before else output
         self._scattering.clear()
         self._last = last
@@ -67,17 +69,20 @@ class Reductions:
     def add(self, unit: Unit, output: Tensor, scattering: Started | None) -> None:
         if self._last and self._scattering:
             self._sum_replicas()  # one after the other: every rank must start these in the same order
-        self._scattering.append((unit, output, scattering))
+        self._scattering.append((unit, output, scattering, _enqueued(output)))
         if self._last and scattering is None:
             self._sum_replicas()
 
     def _sum_replicas(self) -> None:
-        unit, output, scattering = self._scattering.pop(0)
+        unit, output, scattering, _ = self._scattering.pop(0)
         if scattering and (self._replicas.size > 1 or unit in self._before):
             scattering.wait()
             scattering = None
         if unit in self._before:
-            output += self._before.pop(unit)
+            before = self._before.pop(unit)
+            output += before
+            if before.is_cuda:  # made on the stream of computation, and FSDP2 reduces on another
+                before.record_stream(torch.cuda.current_stream())
         if scattering:
             self._summing.append(scattering)
         elif self._replicas.size > 1:
@@ -90,6 +95,14 @@ class Reductions:
         for started in self._summing:
             started.wait()
         self._summing.clear()
+
+
+def _enqueued(x: Tensor) -> torch.cuda.Event | None:
+    """On CUDA, what a stream waits for before it may read `x`, which the current stream writes.
+
+    FSDP2 has computation wait for its reductions after the last backward only.
+    """
+    return torch.cuda.current_stream().record_event() if x.is_cuda else None
 
 
 class _Door:

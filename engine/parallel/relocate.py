@@ -60,7 +60,9 @@ class Move:
                         self._coming[source].append((n, new_row))
         width = sum(_width(shard) for shard in next(iter(self._shards.values())))
         rows = [_packed(self._shards[n], row) for going in self._going for n, row in going]
-        self._out = torch.stack(rows) if rows else torch.empty(0, width, dtype=torch.uint8)
+        self._out = (
+            torch.stack(rows) if rows else torch.empty(0, width, dtype=torch.uint8, device=world.device)
+        )
         self._in = self._out.new_empty((sum(map(len, self._coming)), width))
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from engine.device import CPU
 from engine.parallel.comm import Axis
 from engine.parallel.context import Context
 from engine.parallel.sequence import Slices
@@ -79,8 +80,9 @@ class Weights:
         ep_mesh: DeviceMesh | None = None,
         ep_hops: Sequence[Axis] | None = None,  # how rows travel the ep axis; absent = directly
         context: Context | None = None,  # how a sequence is cut over cp; absent = not at all
+        device: torch.device = CPU,
     ):
-        self.seed, self.tp, self.ep = seed, tp, ep
+        self.seed, self.tp, self.ep, self.device = seed, tp, ep, device
         self.ep_hops = ([ep] if ep.size > 1 else []) if ep_hops is None else ep_hops
         self.context = context or Context.whole(tp)
         self.slices = Slices(self.context.sequence, self.context.cp.size)
@@ -88,22 +90,22 @@ class Weights:
 
     def replicated(self, name: str, shape: tuple[int, ...], std: float) -> nn.Parameter:
         """The same on each tensor rank; it sees only a slice of the sequence, so its gradient is summed over tp."""
-        return nn.Parameter(initial(name, shape, std, self.seed))
+        return nn.Parameter(initial(name, shape, std, self.seed).to(self.device))
 
     def ones(self, shape: tuple[int, ...]) -> nn.Parameter:
-        return nn.Parameter(torch.ones(shape))
+        return nn.Parameter(torch.ones(shape, device=self.device))
 
     def sharded(self, name: str, shape: tuple[int, ...], std: float, dim: int) -> nn.Parameter:
         """Split over tp along `dim`: 0 for column-parallel [out, in] weights, 1 for row-parallel ones."""
         part = initial(name, shape, std, self.seed).chunk(self.tp.size, dim)[self.tp.rank].contiguous()
-        return nn.Parameter(_on_mesh(part, self._tp_mesh, dim))
+        return nn.Parameter(_on_mesh(part.to(self.device), self._tp_mesh, dim))
 
     def experts(self, name: str, count: int, shape: tuple[int, ...], std: float) -> nn.Parameter:
         """[count / ep, *shape]: this rank's experts, whole."""
         mine = count // self.ep.size
         first = self.ep.rank * mine
         stack = [initial(f"{name}.{e}", shape, std, self.seed) for e in range(first, first + mine)]
-        return nn.Parameter(_on_mesh(torch.stack(stack), self._ep_mesh, 0))
+        return nn.Parameter(_on_mesh(torch.stack(stack).to(self.device), self._ep_mesh, 0))
 
 
 def _on_mesh(part: Tensor, mesh: DeviceMesh | None, dim: int) -> Tensor:

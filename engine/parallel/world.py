@@ -1,8 +1,10 @@
 """The ranks of a run as torch meshes and metered axes: the dense and the expert view of the same ranks."""
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from engine.device import CPU
 from engine.grid import Grid
 from engine.meter import Meter
 from engine.parallel.comm import Axis
@@ -14,12 +16,12 @@ class World:
     With `ep_inner`, rows of experts travel the ep axis in two hops: within groups of so many ranks, then across.
     """
 
-    def __init__(self, grid: Grid, meter: Meter, device: str = "cpu", ep_inner: int | None = None):
-        self.grid = grid
+    def __init__(self, grid: Grid, meter: Meter, device: torch.device = CPU, ep_inner: int | None = None):
+        self.grid, self.device = grid, device
         self.rank = dist.get_rank()
         self.at = grid.coords(self.rank)
-        self.dense = init_device_mesh(device, tuple(grid.dense.values()), mesh_dim_names=tuple(grid.dense))
-        self.expert = init_device_mesh(device, tuple(grid.expert.values()), mesh_dim_names=tuple(grid.expert))
+        self.dense = _mesh(device, grid.dense)
+        self.expert = _mesh(device, grid.expert)
         self.pp = Axis("pp", _group(self.dense, "pp"), meter)
         self.dp = Axis("dp", _group(self.dense, "fsdp"), meter)
         self.replicas = Axis("dp", _group(self.dense, "dp_replicate"), meter)
@@ -36,11 +38,15 @@ class World:
         self.ep_hops = [self.ep] if grid.ep > 1 else []
         if ep_inner is not None:
             shape = {"outside": grid.world // grid.ep, "across": grid.ep // ep_inner, "within": ep_inner}
-            levels = init_device_mesh(device, tuple(shape.values()), mesh_dim_names=tuple(shape))
+            levels = _mesh(device, shape)
             self.ep_hops = [Axis("ep", _group(levels, level), meter) for level in ("within", "across")]
         self.edp = Axis("dp", _group(self.expert, "efsdp"), meter)
-        # A group of its own: the agreement on knobs and the statistics run beside the step's collectives.
+        # A group of its own, of the hosts: the agreement on knobs and the statistics run beside the step's collectives.
         self.control = Axis("control", dist.new_group(backend="gloo"), meter)
+
+
+def _mesh(device: torch.device, shape: dict[str, int]) -> DeviceMesh:
+    return init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
 
 
 def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:

@@ -12,6 +12,7 @@ class Balancing:
     """The biases of a rank's stages. Every rank of a pipeline stage nudges them alike; nothing to do without biases."""
 
     def __init__(self, stages: Sequence[nn.Module], world: World):
+        self._device = world.device
         # Between them, all ranks that route tokens at these layers.
         self._axes = (world.tp, world.dp, world.replicas)
         self._routers = {
@@ -25,7 +26,7 @@ class Balancing:
         """Nudge every bias by a step's load: the pairs of this rank's tokens, counted once a logical forward."""
         if not self._routers:
             return
-        loads = load_LE[list(self._routers)]
+        loads = load_LE[list(self._routers)].to(self._device)
         for axis in self._axes:
             loads = axis.all_reduce(loads)
         for router, load_E in zip(self._routers.values(), loads, strict=True):

@@ -8,14 +8,22 @@ import torch
 from torch import Tensor
 
 from engine.corpus import Corpus
+from engine.device import CPU, sent
 
 
 class Samples:
     """Random windows of a corpus, bytes as token ids; of each window, the tokens at `positions` (all if left out)."""
 
     def __init__(
-        self, corpus: Corpus, seq_len: int, global_batch: int, seed: int, positions: Tensor | None = None
+        self,
+        corpus: Corpus,
+        seq_len: int,
+        global_batch: int,
+        seed: int,
+        positions: Tensor | None = None,
+        device: torch.device = CPU,
     ):
+        self._device = device
         self._corpus, self._seq_len, self._global_batch, self._seed = corpus, seq_len, global_batch, seed
         self._positions = np.arange(seq_len) if positions is None else positions.numpy()
 
@@ -25,4 +33,4 @@ class Samples:
         starts = rng.integers(0, len(self._corpus) - self._seq_len - 1, self._global_batch)
         at = starts[first : first + count, None] + self._positions
         inputs, targets = self._corpus[at].astype(np.int64), self._corpus[at + 1].astype(np.int64)
-        return torch.from_numpy(inputs), torch.from_numpy(targets)
+        return sent(torch.from_numpy(inputs), self._device), sent(torch.from_numpy(targets), self._device)

@@ -8,6 +8,7 @@ import torch
 from agents.board import Board
 from agents.wire import VERSION, Hello, Value
 from agents.wire import Board as BoardMessage
+from engine.device import name_of
 from engine.layout import Layout
 from engine.parallel.world import World
 from engine.place import cores
@@ -25,7 +26,7 @@ def hello(
         coords=world.grid.shown(world.rank),
         host=socket.gethostname(),
         pid=os.getpid(),
-        device="cpu",
+        device=name_of(world.device),
         layout=layout.digest(),
         revision=board.revision,
         step=step,

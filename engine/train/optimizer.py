@@ -52,11 +52,11 @@ class GradientNorm:
         for parameter, weight in self._weighted:
             if parameter.grad is not None:
                 by_weight.setdefault(weight, []).append(shard_of(parameter.grad))
-        squares = torch.zeros(())
+        squares = torch.zeros((), device=self._world.device)
         for weight, grads in by_weight.items():
             norms = torch.stack(torch._foreach_norm(grads))
             squares += weight * norms.square().sum()
-        return self._world.control.all_gather(squares).sum().sqrt()
+        return self._world.control.all_gather(squares.cpu()).sum().sqrt()
 
     def clip(self, norm: float, most: float) -> None:
         """Scale all gradients so that their norm is at most `most`."""

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-import psutil
 import torch
 from torch import Tensor
 
 from agents.agent import Agent
 from agents.wire import Ack, Action, Event, Experts, Peers, Step, Summary, Timeline, ToPeer, Traffic
 from engine.corpus import Corpus, read_corpus
+from engine.device import Memory, of_group
 from engine.layout import Layout
 from engine.legal import by_block
 from engine.meter import Meter
@@ -43,7 +43,8 @@ BULKY_EVERY_S = 0.5  # timelines and full expert vectors: what an eye can follow
 
 
 class Trainer:
-    """One rank's run. Needs an initialised default process group of the layout's world.
+    """One rank's run. Needs an initialised default process group of the layout's world; over NCCL it computes on this
+    process's current GPU, else on the CPU.
 
     `on_step` gets this rank's own record after each of its steps; `on_summary`, on rank 0, each step of the whole job,
     one step late. Either may call `stop`. What is left out: a `meter` of its own, an `agent` without a hub,
@@ -70,7 +71,8 @@ class Trainer:
         given: Layout | None = None,
     ):
         if meter is None:
-            meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
+            experts = layout.model.moe.experts if layout.model.moe else 0
+            meter = Meter(layout.model.layers, experts, device=of_group())
         if agent is None:
             agent = Agent(None, lambda: meter.doing)
         self.layout, self.meter, self.agent = layout, meter, agent
@@ -78,18 +80,19 @@ class Trainer:
         self._on_snapshot, self._given = on_snapshot, given or layout
         self._stopping, self._began_s = False, time.time()
         grid, model, train = layout.ranks, layout.model, layout.train
-        self.world = world = World(grid, meter, ep_inner=layout.ep_inner)
+        self.world = world = World(grid, meter, of_group(), layout.ep_inner)
         self.dials = Dials.of(layout)
         context = Context(world.cp, world.sequence, layout.grid.cp_method)
         meshes = world.dense["tp"], world.expert["ep"]
-        weights = Weights(layout.run.seed, world.tp, world.ep, *meshes, world.ep_hops, context)
+        weights = Weights(layout.run.seed, world.tp, world.ep, *meshes, world.ep_hops, context, world.device)
         layers = split_layers(model, layout.stages)
         mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
         self.stages = [Stage(weights, model, layers[stage], self.dials, meter) for stage in mine]
         self.shards = Shards(self.stages, world, train.zero, by_block(layout), train.precision)
         corpus = read_corpus(layout) if corpus is None else corpus
         positions = context.positions(model.seq_len)
-        self.samples = Samples(corpus, model.seq_len, train.global_batch, layout.run.seed, positions)
+        sizes = model.seq_len, train.global_batch
+        self.samples = Samples(corpus, *sizes, layout.run.seed, positions, world.device)
         self.pipeline = Pipeline(layout, self.stages, self.shards, world, meter, self._loss_of)
         self.optimizer = make_optimizer(self.stages, train)
         self.norm = GradientNorm(self.stages, world)
@@ -105,7 +108,7 @@ class Trainer:
         self.oversubscribed = (local_world or grid.world) > cores()
         self.idle_times = IdleTimes(world)
         self._statistics = Statistics(layout, world, self.oversubscribed)
-        self._process = psutil.Process()
+        self._memory = Memory(world.device)
         self._bulky_due: dict[type, float] = {Timeline: 0.0, Peers: 0.0, Experts: 0.0}
         self.first_step = 0
         if resume:
@@ -150,7 +153,8 @@ class Trainer:
         """
         train = self.layout.train
         with self.meter.phase("optimizer"):
-            norm = float(self.norm())
+            norm = float(self.norm())  # from here on the device has done its part, and the host knows it
+            self.meter.readings.settle()
             if math.isfinite(norm):
                 if self.dials.grad_clip is not None:
                     self.norm.clip(norm, self.dials.grad_clip)
@@ -180,7 +184,7 @@ class Trainer:
         last = step + 1 == self.layout.train.steps
         self.switch.begin(step, last or self._stopping or self._stop_requested())
         clock = self.pipeline.plan.clock
-        loss = self.forward_backward(step)
+        loss = self.counted(self.forward_backward(step))  # before the update, for which nobody need wait
         self.idle_times.tell(self.meter.readings, clock)
         norm = self.update(step)
         with self.meter.phase("agree"):
@@ -191,7 +195,7 @@ class Trainer:
         if self.snapshots and self.snapshots.due(step + 1, last=stop):
             with self.meter.phase("snapshot"):
                 self.snapshots.save(step + 1)
-        measured = Measured(self.counted(loss), norm, time.perf_counter() - start, idle)
+        measured = Measured(loss, norm, time.perf_counter() - start, idle)
         self._statistics.gather(self.meter.readings, measured, known)
         self._record(measured, known)
         return stop
@@ -279,7 +283,7 @@ class Trainer:
             bubble=idle.bubble if idle else None,
             bubble_bound=idle.bound if idle else None,
             dropped=int(readings.dropped.sum()),
-            memory_bytes=self._process.memory_info().rss,
+            memory_bytes=self._memory(),
             bubble_parts=idle.parts if idle else None,
         )
         self.agent.send(record)

@@ -1,0 +1,68 @@
+"""The device a rank computes on, and what goes with it: one GPU for each rank of this machine, or the CPU.
+
+Asked in the rank and never in the process it is forked from: a process that has spoken to CUDA cannot be forked.
+"""
+
+from typing import Literal
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Wanted = Literal["auto", "cpu", "cuda"]
+
+CPU = torch.device("cpu")
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def choose(local_rank: int, local_world: int, wanted: str = "auto") -> torch.device:
+    """GPU number `local_rank` where this process sees one for each of the machine's `local_world` ranks, else the CPU.
+
+    `wanted` is "auto", "cpu" or "cuda"; ValueError, one sentence, where "cuda" cannot be. CUDA_VISIBLE_DEVICES counts.
+    """
+    if wanted == "cpu":
+        return CPU
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
+    if gpus >= local_world:
+        return torch.device("cuda", local_rank)
+    if wanted == "cuda":
+        raise ValueError(f"--device cuda needs a GPU for each of {local_world} ranks, but {gpus} can be used")
+    return CPU
+
+
+def of_group() -> torch.device:
+    """The device that the default process group communicates from."""
+    if dist.get_backend() == BACKENDS["cuda"]:
+        return torch.device("cuda", torch.cuda.current_device())
+    return CPU
+
+
+def name_of(device: torch.device) -> str:
+    """As a person knows it: ``cpu``, or ``cuda:0 NVIDIA H100 80GB HBM3``."""
+    return str(device) if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
+
+
+def begin(device: torch.device) -> None:
+    """Make `device` the one that this process uses; before its process group is made."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """`x` of the host on `device`; through pinned memory, so that nobody waits for the copy."""
+    return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
+
+
+class Memory:
+    """Bytes in use: of a GPU the most that tensors took since the last call, of the CPU what the process takes now."""
+
+    def __init__(self, device: torch.device):
+        self._device, self._process = device, psutil.Process()
+
+    def __call__(self) -> int:
+        if self._device.type == "cpu":
+            return int(self._process.memory_info().rss)
+        most = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return int(most)

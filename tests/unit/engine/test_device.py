@@ -1,0 +1,151 @@
+"""The GPU path without a GPU: who gets one, and a step on tensors that know their device but hold no numbers."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from engine import device
+from engine.layout import Layout, load
+from engine.meter import Meter
+from engine.model.dials import Dials
+from engine.model.transformer import Stage
+from engine.parallel.comm import Axis
+from engine.parallel.experts import Placement
+from engine.parallel.tensor import Weights, cross_entropy
+from engine.place import alone
+from engine.rank import agree_on_device
+from engine.train.balancing import Balancing
+from tests.ranks.cases import SMALL
+from tests.unit.engine.test_layout import DEMO
+
+CUDA = torch.device("cuda", 0)
+META = torch.device("meta")  # stands in for a GPU: neither is where the host's own tensors are
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_rank", "local_world", "wanted", "chosen"),
+    [
+        (0, 0, 1, "auto", "cpu"),
+        (1, 0, 1, "auto", "cuda:0"),
+        (8, 3, 8, "auto", "cuda:3"),
+        (8, 1, 2, "auto", "cuda:1"),
+        (4, 3, 8, "auto", "cpu"),
+        (8, 3, 8, "cpu", "cpu"),
+        (8, 3, 8, "cuda", "cuda:3"),
+    ],
+)
+def test_a_gpu_each_or_the_cpu_for_all(
+    gpus: int, local_rank: int, local_world: int, wanted: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see(monkeypatch, gpus)
+    assert str(device.choose(local_rank, local_world, wanted)) == chosen
+
+
+def see(monkeypatch: pytest.MonkeyPatch, gpus: int, nccl: bool = True) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
+
+
+def test_gpus_without_nccl_are_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    see(monkeypatch, 8, nccl=False)
+    assert device.choose(0, 8) == device.CPU
+
+
+def test_cuda_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    see(monkeypatch, 1)
+    with pytest.raises(ValueError, match="a GPU for each of 2 ranks, but 1 can be used"):
+        device.choose(0, 2, "cuda")
+
+
+def test_ranks_on_devices_of_two_kinds_refuse_to_start(tmp_path: Path) -> None:
+    leader = alone(tmp_path)
+    other = dataclasses.replace(leader, rank=1, world=2)
+    agree_on_device(CUDA, leader, leader.store())
+    agree_on_device(torch.device("cuda", 1), other, leader.store())
+    with pytest.raises(ValueError, match="rank 1 computes on cpu, but rank 0 on cuda"):
+        agree_on_device(device.CPU, other, leader.store())
+
+
+KINDS = {
+    "dense": ["model.moe=none"],
+    "tied": ["model.tie_embeddings=true"],
+    "aux": ["model.moe.shared_experts=1", "knobs.z_loss_coef=0.1"],
+    "bias": ["model.moe.balance=bias", "model.moe.groups=4", "model.moe.top_groups=2"],
+    "drops": ["knobs.capacity_factor=1.0"],
+    "probability": ["knobs.capacity_factor=1.0", "model.moe.drop=probability"],
+    "expert choice": ["model.moe.router=expert_choice", "model.moe.balance=none"],
+    "selective": ["knobs.recompute=selective"],
+    "full": ["knobs.recompute=full"],
+}
+
+
+def layout_of(kind: str) -> Layout:
+    return load(DEMO, [*SMALL, *KINDS[kind]])
+
+
+def stage_of(layout: Layout, meter: Meter, where: torch.device = device.CPU) -> Stage:
+    weights = Weights(1, Axis("tp", None, meter), Axis("ep", None, meter), device=where)
+    return Stage(weights, layout.model, range(layout.model.layers), Dials.of(layout), meter)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_a_stage_holds_is_made_on_its_device(kind: str) -> None:
+    stage = stage_of(layout_of(kind), Meter(), META)
+    assert {x.device for x in (*stage.parameters(), *stage.buffers())} == {META}
+    keys = Placement([], [1, 0, 3, 2], META).keys_E
+    assert keys is not None and keys.device == META
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_stays_on_its_device(kind: str) -> None:
+    """Mixing devices raises, and so does whatever asks the device for a number: nothing waits for it.
+
+    Where pairs are dropped, how many are left is such a number, and the only one.
+    """
+    layout = layout_of(kind)
+    model, tp = layout.model, Axis("tp", None, Meter())
+    meter = Meter(model.layers, model.moe.experts if model.moe else 0)
+    stage = stage_of(layout, meter)
+    held = held_by(stage)
+    sizes = ShapeEnv() if layout.knobs.capacity_factor or kind == "expert choice" else None
+    with FakeTensorMode(shape_env=sizes) as fake:
+        to_meta(held, fake)
+        meter.device = META
+        meter.start_step(0)
+        tokens = torch.zeros(2, model.seq_len, dtype=torch.int64, device=META)
+        cross_entropy(stage(tokens), tokens, tp).backward()
+        assert {p.grad.device for p in stage.parameters() if p.grad is not None} == {META}
+        assert meter.readings.load.device == META
+
+
+def held_by(stage: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, bool]]:
+    """Module, name, values, whether it is a parameter."""
+    parameters = [
+        (m, n, p.detach(), True) for m in stage.modules() for n, p in m.named_parameters(recurse=False)
+    ]
+    return parameters + [(m, n, b, False) for m in stage.modules() for n, b in m.named_buffers(recurse=False)]
+
+
+def to_meta(held: list[tuple[nn.Module, str, torch.Tensor, bool]], fake: FakeTensorMode) -> None:
+    """In bf16, which is what the grouped GEMM of every device takes; a tied weight stays one."""
+    there: dict[int, torch.Tensor] = {}
+    for module, name, values, is_parameter in held:
+        moved = fake.from_tensor(values).to(META, torch.bfloat16 if is_parameter else None)
+        there.setdefault(values.data_ptr(), nn.Parameter(moved) if is_parameter else moved)
+        setattr(module, name, there[values.data_ptr()])
+
+
+def test_biases_follow_counts_that_lie_on_the_host() -> None:
+    class World:
+        tp = dp = replicas = Axis("dp", None, Meter())
+        device = META
+
+    stage = stage_of(layout_of("bias"), Meter(), World.device)
+    Balancing([stage], World())(torch.ones(2, 8, dtype=torch.int64))  # type: ignore[arg-type]

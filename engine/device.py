@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from engine.planner.hardware import peak_flops
+
 Wanted = Literal["auto", "cpu", "cuda"]
 
 CPU = torch.device("cpu")
@@ -52,6 +54,15 @@ def begin(device: torch.device) -> None:
 def sent(x: Tensor, device: torch.device) -> Tensor:
     """`x` of the host on `device`; through pinned memory, so that nobody waits for the copy."""
     return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
+
+
+def matmul_peak(device: torch.device, precision: str) -> float | None:
+    """Dense FLOP/s that the device can multiply matrices at, in a layout's `precision`; None where it is not known."""
+    if device.type == "cpu":
+        return None
+    if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
+        precision = "tf32"
+    return peak_flops(torch.cuda.get_device_name(device), precision)
 
 
 class Memory:

@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from engine.layout import Model
 
 
-def layer_weight(model: "Model", layer: int) -> float:
+def layer_weight(model: "Model", layer: int, pairs: int | None = None) -> float:
     """Multiply-adds of one token in `layer`: projections, causal attention over half the sequence on average, and the
-    MLP or the experts it visits."""
+    MLP or the experts it visits, `pairs` of them beside the shared ones; absent = its top_k."""
     D, heads, kv = model.d_model, model.heads * model.head_dim, model.kv * model.head_dim
     attention = 2 * D * heads + 2 * D * kv + model.seq_len * heads
     if model.moe and model.has_experts(layer):
         moe = model.moe
-        return attention + D * moe.experts + 3 * D * moe.d_expert * (moe.top_k + moe.shared_experts)
+        visited = moe.shared_experts + (moe.top_k if pairs is None else pairs)
+        return attention + D * moe.experts + 3 * D * moe.d_expert * visited
     return attention + 3 * D * model.ff
 
 

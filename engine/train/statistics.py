@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from agents.wire import Changes, Experts, LayerLoad, Summary, Traffic
+from engine.device import matmul_peak
 from engine.layout import Layout
 from engine.meter import AXES, Readings
 from engine.parallel.comm import Started
 from engine.parallel.world import World
+from engine.planner.hardware import step_flops
 from engine.planner.idle import Idle
 
 
@@ -47,6 +49,7 @@ class Statistics:
 
     def __init__(self, layout: Layout, world: World, oversubscribed: bool):
         self._layout, self._world, self._oversubscribed = layout, world, oversubscribed
+        self._peak = matmul_peak(world.device, layout.train.precision)
         self._waiting: tuple[Started, list[Tensor], Known] | None = None
 
     def gather(self, readings: Readings, measured: Measured, known: Known) -> None:
@@ -77,6 +80,14 @@ class Statistics:
         started.wait()
         return self._summary(torch.stack(rows), known) if rows else None
 
+    def _mfu(self, step_s: float, pairs: int) -> float | None:
+        """Share of what all devices could do together; None where their peak is not known, as of a CPU."""
+        if self._peak is None:
+            return None
+        model = self._layout.model
+        asked = step_flops(model, self._layout.train.global_batch * model.seq_len, pairs)
+        return asked / step_s / (self._peak * self._world.grid.world)
+
     def _summary(self, table: Tensor, known: Known) -> tuple[Summary, Experts]:
         layers = self._layout.model.layers
         head = dict(zip(_HEAD, table[:, : len(_HEAD)].unbind(1), strict=True))
@@ -103,7 +114,7 @@ class Statistics:
             grad_norm=float(head["grad_norm"][0]),
             step_ms=step_s * 1e3,
             tokens_per_s=self._layout.train.global_batch * self._layout.model.seq_len / step_s,
-            mfu=None,  # no peak is known of a CPU
+            mfu=self._mfu(step_s, int(loads.sum() - dropped.sum())),
             bubble=idle["bubble"] if piped else None,
             bubble_bound=idle["bound"] if piped else None,
             oversubscribed=self._oversubscribed,

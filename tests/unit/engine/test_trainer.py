@@ -15,6 +15,7 @@ from agents.wire import Event, Message, Step, Summary
 from engine.layout import load
 from engine.meter import Meter
 from engine.place import alone
+from engine.planner.hardware import step_flops
 from engine.rank import agree_on
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
@@ -67,6 +68,23 @@ def test_every_step_is_reported_once_and_the_last_one_too(trainer: Trainer) -> N
     steps = [message.step for message in agent.messages if isinstance(message, Summary)]
     assert steps == [0, 1, 2]
     assert last is not None and last.step == 2 and last.tokens_per_s > 0
+
+
+def test_mfu_is_what_was_asked_over_what_the_device_can_do(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, peak = trainer.agent, 1e12
+    assert isinstance(agent, Heard)
+    monkeypatch.setattr(trainer._statistics, "_peak", peak)
+    last = trainer.run()
+    model, tokens = trainer.layout.model, 8 * 32
+    assert last is not None
+    asked = step_flops(model, tokens, pairs=2 * 2 * tokens)  # two layers, top 2, dropless
+    assert last.mfu == pytest.approx(asked / (last.step_ms / 1e3) / peak)
+    monkeypatch.setattr(trainer._statistics, "_peak", None)
+    trainer.train_step(3)
+    summary = trainer._publish()
+    assert summary is not None and summary.mfu is None
 
 
 def test_ranks_with_other_layouts_refuse_to_start(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""What devices can do at most, and what a step of training asks of them: model FLOPs utilisation. Torch-free.
+
+Peaks are *dense*: data sheets like to print the rate with structured sparsity, which is twice that and which no
+training here uses. Where one gives the sparse rate alone, it is halved below.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.planner.split import layer_weight
+
+if TYPE_CHECKING:
+    from engine.layout import Model
+
+MIG = "MIG"  # a name with this is of a part of a GPU
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Dense TFLOP/s of matrix products, by the precision of their factors; sums are in fp32."""
+
+    bf16: float
+    tf32: float
+    fp32: float
+
+
+PEAKS = {  # by a pattern of the whole name that CUDA gives the device
+    "NVIDIA B200": Peak(2250.0, 1125.0, 75.0),  # HGX B200 data sheet, an eighth of it
+    "NVIDIA GH200 .*": Peak(989.4, 494.7, 66.9),  # an H100 SXM beside a Grace: GH200 data sheet
+    "NVIDIA H200 NVL": Peak(835.5, 417.5, 60.0),  # H200 data sheet
+    "NVIDIA H200": Peak(989.4, 494.7, 66.9),  # H200 data sheet: as H100 SXM, with more memory
+    "NVIDIA H100 80GB HBM3": Peak(989.4, 494.7, 66.9),  # SXM5: H100 architecture white paper, table 2
+    "NVIDIA H100 PCIe": Peak(756.0, 378.0, 51.2),  # H100 architecture white paper, table 2
+    "NVIDIA H100 NVL": Peak(835.5, 417.5, 60.0),  # H100 data sheet
+    "NVIDIA A100[ -].*": Peak(312.0, 156.0, 19.5),  # A100 architecture white paper, table 1
+    "NVIDIA L40S": Peak(362.05, 183.0, 91.6),  # L40S data sheet
+    "NVIDIA L40": Peak(181.05, 90.5, 90.5),  # L40 data sheet
+    "NVIDIA L4": Peak(121.0, 60.0, 30.3),  # L4 data sheet
+    "NVIDIA A10": Peak(125.0, 62.5, 31.2),  # A10 data sheet
+    "NVIDIA GeForce RTX 4090": Peak(165.2, 82.6, 82.6),  # Ada architecture white paper, appendix A
+    "NVIDIA GeForce RTX 3090": Peak(71.0, 35.6, 35.6),  # GA102 architecture white paper, appendix A
+}
+
+
+def peak_flops(device: str, precision: str) -> float | None:
+    """Dense FLOP/s of the device of that name; None where it is not known, and for a part of a GPU."""
+    if MIG in device.split():
+        return None
+    peak = next((peak for name, peak in PEAKS.items() if re.fullmatch(name, device)), None)
+    rate: float | None = getattr(peak, precision, None)
+    return None if rate is None else rate * 1e12
+
+
+def step_flops(model: "Model", tokens: int, pairs: int) -> float:
+    """What the model asks for a step of `tokens` tokens, of which `pairs` (token, expert) pairs ran on routed experts.
+
+    6 FLOPs for each multiply-add of a token's forward: 2 of its own and 4 of backward, which multiplies the gradient by
+    both factors (Kaplan et al. 2020, section 2.1; PaLM, Chowdhery et al. 2022, appendix B). A token multiplies by each
+    weight it meets once: not by the embedding, which it looks up; by the head, tied or not; by the router, the shared
+    experts and those that it was routed to, and by no others. Attention adds 12 S H C FLOPs a token and layer as PaLM
+    counts it, and half of that here: under the causal mask a query meets half of the keys on average. Pairs are counted
+    as they ran, so that dropped ones do not count, and expert choice does whatever its capacity. What is computed again
+    does not count either: the model did not ask for it.
+    """
+    each = sum(layer_weight(model, layer, pairs=0) for layer in range(model.layers))
+    expert = 3 * model.d_model * model.moe.d_expert if model.moe else 0
+    return 6.0 * (tokens * (each + model.d_model * model.vocab) + pairs * expert)

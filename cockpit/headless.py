@@ -153,6 +153,9 @@ def _changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[str, 
     changes: dict[str, Value] = {}
     for word in words:
         do = only(board[word]) if word in board else None
+        if do is None and word in board and board[word].action:
+            ways = ", ".join(f"{word}={value}" for value in board[word].legal.choices)
+            raise CockpitError(f"{word} can be done in several ways; legal: {ways}")
         try:
             name, value = split_change(word) if do is None else (word, do)
         except ValueError as error:

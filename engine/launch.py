@@ -60,6 +60,8 @@ def launch(
         whereabouts = Whereabouts(world)
         try:
             ranks = _fork(world, work, endpoint, run_dir, whereabouts, signals)
+        except StopNow:
+            return signals.exit_status
         except OSError as error:
             say(f"{world} ranks could not be started: {error}\n")
             return 1
@@ -74,7 +76,7 @@ def launch(
 def _fork(
     world: int, work: Work, hub: str | None, run_dir: Path, whereabouts: Whereabouts, signals: Signals
 ) -> list[RankProcess]:
-    """All ranks, or none and an OSError."""
+    """All ranks, or none and an OSError, or StopNow where a stop signal came meanwhile."""
     parent = os.getpid()
     meeting = socket.create_server((LOOPBACK, 0), backlog=world + 8)
     port = meeting.getsockname()[1]
@@ -84,6 +86,8 @@ def _fork(
     with meeting, signals.held():
         try:
             for rank in range(world):
+                if signals.waiting():
+                    raise StopNow
                 ours, theirs = socket.socketpair()
                 stacks = tempfile.TemporaryFile()  # noqa: SIM115 - both processes keep it
                 pid = os.fork()
@@ -106,7 +110,7 @@ def _fork(
                 theirs.close()
                 ours.setblocking(False)
                 ranks.append(RankProcess(rank, pid, ours, stacks, Outcome(rank)))
-        except OSError:
+        except (OSError, StopNow):
             for forked in ranks:
                 forked.abandon()
             raise

@@ -345,7 +345,6 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
         yield f"model.d_model / model.heads = {model.head_dim} is odd; RoPE turns pairs, so legal: an even number"
     if model.vocab < BYTES:
         yield f"model.vocab = {model.vocab} is too small for byte tokens; legal: from {BYTES} on"
-    yield from pipeline_refusals(layout)
     if model.moe:
         yield from routing_refusals(model.moe)
     if not model.moe and grid.ep > 1:
@@ -353,6 +352,8 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
     inner, levels = layout.ep_inner, [n for n in divisors(grid.ep) if 1 < n < grid.ep]
     if inner is not None and not levels:
         yield f"grid.ep_method = hierarchical has no two levels in grid.ep = {grid.ep}; legal: direct"
+    elif inner is None and layout.grid.ep_inner is not None:
+        yield f"grid.ep_inner = {layout.grid.ep_inner} is for grid.ep_method = hierarchical; legal: that, or none"
     elif inner is not None and inner not in levels:
         yield f"grid.ep_inner = {inner} does not part grid.ep = {grid.ep} into levels; legal: {listed(levels)}"
     if model.tie_embeddings and grid.pp > 1:
@@ -371,3 +372,4 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
         yield f"train.zero = 0 keeps every rank whole, but grid.cp = {grid.cp} shards as dp_shard does; legal: 1, 2, 3"
     if not (layout.data.source == "stdlib" or layout.data.source.startswith("text:")):
         yield f"data.source = {layout.data.source!r} is not legal; legal: stdlib, text:GLOB"
+    yield from pipeline_refusals(layout)

@@ -47,7 +47,7 @@ def pipeline_refusals(layout: "Layout") -> Iterator[str]:
     if layout.train.zero not in zeros(name):
         yield (
             f"train.zero = {layout.train.zero} reshards weights that the two-part backward of schedule.name = {name} "
-            f"comes back for; legal: {listed([n for n in zeros(name) if n or layout.grid.dp_shard == 1])}"
+            f"comes back for; legal: {listed([n for n in zeros(name) if n or layout.ranks.fsdp == 1])}"
         )
     if layout.knobs.recompute not in recomputes(name):
         yield (

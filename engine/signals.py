@@ -76,6 +76,10 @@ class Signals:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
+    def waiting(self) -> bool:
+        """Whether a stop signal is being held."""
+        return not signal.sigpending().isdisjoint(STOP_SIGNALS)
+
     def drain(self) -> None:
         with suppress(BlockingIOError):
             while self.woken.recv(4096):

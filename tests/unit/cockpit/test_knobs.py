@@ -4,6 +4,8 @@ import pytest
 
 from agents.wire import KnobState, Legal, Value
 from cockpit.actions import APP, BOARD, GRID, OVERVIEW, KeymapError, load_keymap
+from cockpit.connect import CockpitError
+from cockpit.headless import _changes
 from cockpit.knobs import (
     candidates,
     change_text,
@@ -106,3 +108,9 @@ def test_every_action_exists() -> None:
     for actions, owner in ((APP, CockpitApp), (OVERVIEW, Overview), (GRID, RankGrid), (BOARD, KnobBoard)):
         for action in actions:
             assert hasattr(owner, f"action_{action.action.partition('(')[0]}"), action.id
+
+
+def test_an_action_with_several_ways_names_them() -> None:
+    place = KnobState("place", None, Legal(["load", "logical"]), True, action=True)
+    with pytest.raises(CockpitError, match="legal: place=load, place=logical"):
+        _changes(["place"], {"place": place})

@@ -123,7 +123,8 @@ def test_a_wrong_value_gets_one_sentence(override: str, sentence: str) -> None:
 def test_a_hierarchical_all_to_all_needs_two_levels() -> None:
     two_hops = "grid.ep_method=hierarchical"
     assert load(DEMO, [two_hops]).ep_inner == 2
-    assert load(DEMO, ["grid.ep_inner=3"]).ep_inner is None  # of no use to the direct one
+    with pytest.raises(LayoutError, match=r"grid.ep_inner = 3 is for grid.ep_method = hierarchical; legal"):
+        load(DEMO, ["grid.ep_inner=3"])
     with pytest.raises(LayoutError, match=r"no two levels in grid.ep = 2; legal: direct"):
         load(DEMO, [two_hops, "grid.ep=2"])
     for inner in (1, 3, 4):

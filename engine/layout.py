@@ -123,6 +123,7 @@ class Train(Struct, frozen=True):
     )
     precision: Literal["fp32", "bf16", "fp8"] = "fp32"  # of activations; weights, sums and updates are fp32
     zero: Literal[0, 1, 2, 3] = 2
+    compile: bool = False  # what lies between matrix products, by torch.compile
 
 
 class Data(Struct, frozen=True):

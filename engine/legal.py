@@ -54,6 +54,12 @@ def pipeline_refusals(layout: "Layout") -> Iterator[str]:
             f"knobs.recompute = {layout.knobs.recompute} would compute a layer again for each of its weights under "
             f"the two-part backward of schedule.name = {name}; legal: {', '.join(recomputes(name))}"
         )
+    if not compiles(layout, name):
+        whole = ", ".join(other for other, its in SCHEDULES.items() if not its.split_backward)
+        yield (
+            f"train.compile = true makes backwards that the two-part backward of schedule.name = {name} cannot go "
+            f"through twice; legal: false, or schedule.name = {whole}"
+        )
     micro_batches = legal_micro_batches(layout, name)
     if not micro_batches:
         dp, least = layout.ranks.dp, fewest(name, pp, layout.virtual_stages)
@@ -91,6 +97,12 @@ def legal_micro_batches(layout: "Layout", schedule: str) -> list[int]:
     return [m for m in ways if accepts(schedule, pp, virtual, m)]
 
 
+def compiles(layout: "Layout", schedule: str) -> bool:
+    """Whether `schedule` can run what the layout compiles: a compiled backward frees as it goes what it was given, so
+    one that comes in two parts, input first, would not find it again for the weights."""
+    return not (layout.train.compile and SCHEDULES[schedule].split_backward)
+
+
 def by_block(layout: "Layout") -> bool:
     """Whether blocks are gathered and reduced one by one: to hide it behind computation, or to let go of them."""
     return layout.grid.pp == 1 or layout.train.zero == 3
@@ -104,4 +116,5 @@ def legal_zeros(layout: "Layout", schedule: str) -> list[int]:
 def legal_schedules(layout: "Layout", zero: int) -> list[str]:
     """The schedules that run over the layout's partition, ZeRO stage and batch."""
     names = partners(layout.schedule.name)
-    return [name for name in names if zero in zeros(name) and legal_micro_batches(layout, name)]
+    fitting = [name for name in names if zero in zeros(name) and compiles(layout, name)]
+    return [name for name in fitting if legal_micro_batches(layout, name)]

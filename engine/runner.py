@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from agents.runs import RunError
 from agents.wire import Step, Summary
+from engine.compiler import compiler_refusal
 from engine.corpus import read_corpus
 from engine.failure import say
 from engine.keeper import named_hub
@@ -58,6 +59,8 @@ def run_layout(
     Call it from the main thread, before any CUDA call and any other torch work: ranks are forks. Raises LayoutError or
     `agents.runs.RunError`, one sentence, for what cannot be.
     """
+    if layout.train.compile and device != "cuda" and (refusal := compiler_refusal()):
+        raise LayoutError(refusal)
     corpus = read_corpus(layout)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started(os.environ, os.getppid())))
     named = Path(layout.run.dir) / f"{layout.run.name}-{stamp}"

@@ -34,11 +34,12 @@ class Experts(nn.Module):
         self.gate = weights.experts(f"{name}.gate", moe.experts, (d_model, moe.d_expert), 0.02)
         self.up = weights.experts(f"{name}.up", moe.experts, (d_model, moe.d_expert), 0.02)
         self.down = weights.experts(f"{name}.down", moe.experts, (moe.d_expert, d_model), out_std)
+        self._gated = weights.compiled(gated, any_size=True)
 
     def forward(self, rows_RD: Tensor, offsets: Tensor) -> Tensor:
         gate = grouped(rows_RD, local(self.gate), offsets)
         up = grouped(rows_RD, local(self.up), offsets)
-        return grouped(F.silu(gate) * up, local(self.down), offsets)
+        return grouped(self._gated(gate, up), local(self.down), offsets)
 
 
 class SharedExperts(nn.Module):
@@ -55,10 +56,16 @@ class SharedExperts(nn.Module):
         self.gate = weights.replicated(f"{name}.gate", (width, d_model), 0.02)
         self.up = weights.replicated(f"{name}.up", (width, d_model), 0.02)
         self.down = weights.replicated(f"{name}.down", (d_model, width), out_std)
+        self._gated = weights.compiled(gated)
 
     def forward(self, x_TD: Tensor) -> Tensor:
-        hidden = F.silu(F.linear(x_TD, self.gate)) * F.linear(x_TD, self.up)
+        hidden = self._gated(F.linear(x_TD, self.gate), F.linear(x_TD, self.up))
         return F.linear(hidden, self.down)
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """What SwiGLU has between its matrices (Shazeer 2020)."""
+    return F.silu(gate) * up
 
 
 def grouped(rows_RX: Tensor, weights_EXY: Tensor, offsets: Tensor) -> Tensor:

@@ -16,12 +16,21 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = weights.ones((d_model,))
         self.eps = eps
+        self._norm = weights.compiled(rms_norm) if weights.compiled.on else _own_norm
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu":
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        out: Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
-        return out
+        return self._norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def _own_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if x.device.type != "cpu":
+        return rms_norm(x, weight, eps)
+    out: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _RMSNorm(torch.autograd.Function):

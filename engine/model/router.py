@@ -53,7 +53,8 @@ class Router(nn.Module, ABC):
             at_least_fp32(torch.zeros(moe.experts, device=weights.device)) if moe.balance == "bias" else None
         )
         self.register_buffer("bias", bias)  # state: it is saved with the weights
-        self._score = SCORES[moe.score]
+        self._score = weights.compiled(SCORES[moe.score])
+        self._balance, self._z_loss = weights.compiled(sequence_balance), weights.compiled(z_loss)
 
     def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's logits and scores, both [B, S, E], in fp32 at least."""
@@ -72,10 +73,10 @@ class Router(nn.Module, ABC):
         """`out_TD` itself, with the router's own losses joined to what is minimised."""
         whole, dials = self._whole(scores_BSE), self.dials
         if choice.share_BE is not None:
-            aux = sequence_balance(scores_BSE, choice.share_BE, whole)
+            aux = self._balance(scores_BSE, choice.share_BE, whole)
             out_TD = with_loss(out_TD, aux, dials.aux_loss_coef * dials.aux_scale)
         if dials.z_loss_coef:
-            out_TD = with_loss(out_TD, z_loss(logits_BSE, whole), dials.z_loss_coef * dials.aux_scale)
+            out_TD = with_loss(out_TD, self._z_loss(logits_BSE, whole), dials.z_loss_coef * dials.aux_scale)
         return out_TD
 
     @torch.no_grad()

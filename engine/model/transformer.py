@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from engine.layout import Model
 from engine.meter import Meter
 from engine.model.dials import Dials
-from engine.model.moe import MoeLayer, Routing
+from engine.model.moe import MoeLayer, Routing, gated
 from engine.model.norm import RMSNorm
 from engine.parallel.tensor import Embedding, Head, Weights, local
 
@@ -35,6 +35,10 @@ def rotate(x_BHSC: Tensor, table: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x_BHSC.dtype)
 
 
+def both_rotated(q_BHSC: Tensor, k_BGSC: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    return rotate(q_BHSC, table), rotate(k_BGSC, table)
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention; heads are split over tp, the sequence over cp."""
 
@@ -49,11 +53,12 @@ class Attention(nn.Module):
         table = rope_table(model.seq_len, C, model.rope_theta)[:, self.context.positions(model.seq_len)]
         self.register_buffer("rope", table.to(weights.device), persistent=False)
         self.rope: Tensor
+        self._rotated = weights.compiled(both_rotated)
 
     def forward(self, x_BsD: Tensor) -> Tensor:
         x_BSD = self.tp.gather_sequence(x_BsD)
         q, k, v = (self._heads(F.linear(x_BSD, local(weight))) for weight in (self.q, self.k, self.v))
-        q, k = rotate(q, self.rope), rotate(k, self.rope)
+        q, k = self._rotated(q, k, self.rope)
         out = self.context.attend(q, k, v)
         return self.tp.scatter_sequence(F.linear(out.transpose(1, 2).flatten(2), local(self.o)))
 
@@ -71,10 +76,11 @@ class Mlp(nn.Module):
         self.gate = weights.sharded(f"{name}.gate", (model.ff, model.d_model), 0.02, 0)
         self.up = weights.sharded(f"{name}.up", (model.ff, model.d_model), 0.02, 0)
         self.down = weights.sharded(f"{name}.down", (model.d_model, model.ff), out_std, 1)
+        self._gated = weights.compiled(gated)
 
     def forward(self, x_BsD: Tensor) -> Tensor:
         x = self.tp.gather_sequence(x_BsD)
-        hidden = F.silu(F.linear(x, local(self.gate))) * F.linear(x, local(self.up))
+        hidden = self._gated(F.linear(x, local(self.gate)), F.linear(x, local(self.up)))
         return self.tp.scatter_sequence(F.linear(hidden, local(self.down)))
 
 

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from engine.device import CPU
+from engine.model.compiled import Compiler
 from engine.parallel.comm import Axis
 from engine.parallel.context import Context
 from engine.parallel.sequence import Slices
@@ -81,11 +82,13 @@ class Weights:
         ep_hops: Sequence[Axis] | None = None,  # how rows travel the ep axis; absent = directly
         context: Context | None = None,  # how a sequence is cut over cp; absent = not at all
         device: torch.device = CPU,
+        compiled: Compiler | None = None,  # what is compiled of the modules these are for; absent = nothing
     ):
         self.seed, self.tp, self.ep, self.device = seed, tp, ep, device
         self.ep_hops = ([ep] if ep.size > 1 else []) if ep_hops is None else ep_hops
         self.context = context or Context.whole(tp)
         self.slices = Slices(self.context.sequence, self.context.cp.size)
+        self.compiled = compiled or Compiler()
         self._tp_mesh, self._ep_mesh = tp_mesh, ep_mesh
 
     def replicated(self, name: str, shape: tuple[int, ...], std: float) -> nn.Parameter:

@@ -16,6 +16,7 @@ from engine.device import Memory, of_group
 from engine.layout import Layout
 from engine.legal import by_block
 from engine.meter import Meter
+from engine.model.compiled import Compiler
 from engine.model.dials import Dials
 from engine.model.transformer import Stage
 from engine.parallel.context import Context
@@ -84,7 +85,16 @@ class Trainer:
         self.dials = Dials.of(layout)
         context = Context(world.cp, world.sequence, layout.grid.cp_method)
         meshes = world.dense["tp"], world.expert["ep"]
-        weights = Weights(layout.run.seed, world.tp, world.ep, *meshes, world.ep_hops, context, world.device)
+        weights = Weights(
+            layout.run.seed,
+            world.tp,
+            world.ep,
+            *meshes,
+            world.ep_hops,
+            context,
+            world.device,
+            Compiler(train.compile),
+        )
         layers = split_layers(model, layout.stages)
         mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
         self.stages = [Stage(weights, model, layers[stage], self.dials, meter) for stage in mine]

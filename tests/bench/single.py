@@ -1,7 +1,8 @@
 """Our step in one process against Hugging Face's Mixtral of equal sizes, in turn: forward, backward, clip, AdamW.
 
-Ours is the whole trainer's step with its data, meter, agreement and records. Mixtral runs with each of its experts'
-implementations; both have fp32, SDPA attention, the balancing loss, and batches of the same size.
+Ours is the whole trainer's step with its data, meter, agreement and records, as it is and with `train.compile`. Mixtral
+runs with each of its experts' implementations; all have fp32, SDPA attention, the balancing loss, and batches of the
+same size.
 """
 
 import importlib.util
@@ -14,6 +15,7 @@ from statistics import median
 from engine.launch import Place, launch
 
 KINDS = ("eager", "grouped_mm")  # batched_mm copies an expert for each token: 30 times as slow here
+OURS, COMPILED = "ours", "ours compiled"
 ROUNDS, WARM_UP = 12, 2
 SIZES = [  # layers, d_model, heads, seq_len, experts, d_expert, sequences
     (4, 64, 4, 64, 8, 128, 32),
@@ -35,23 +37,32 @@ def measure(place: Place) -> None:
     torch.set_num_threads(2)
     dist.init_process_group("gloo", store=place.store(), rank=0, world_size=1)
     for sizes in SIZES:
-        trainer = Trainer(from_toml(LAYOUT.format(*sizes)))
-        contestants: dict[str, Callable[[int], object]] = {"ours": trainer.train_step}
+        text = LAYOUT.format(*sizes)
+        contestants: dict[str, Callable[[int], object]] = {
+            OURS: Trainer(from_toml(text)).train_step,
+            COMPILED: Trainer(from_toml(text, ["train.compile=true"])).train_step,
+        }
         contestants |= {kind: mixtral(kind, *sizes) for kind in KINDS}
         took: dict[str, list[float]] = {who: [] for who in contestants}
+        worked: dict[str, list[float]] = {who: [] for who in contestants}
         for n in range(WARM_UP + ROUNDS):
             for who, step in contestants.items():
-                begin = time.perf_counter()
+                begin, began = time.perf_counter(), time.process_time()
                 step(n)
                 took[who].append(time.perf_counter() - begin)
+                worked[who].append(time.process_time() - began)
         ms = {who: median(times[WARM_UP:]) * 1e3 for who, times in took.items()}
         best = min(KINDS, key=ms.__getitem__)
         print(
             f"  {dict(zip(('layers', 'd', 'heads', 'S', 'experts', 'd_expert', 'batch'), sizes, strict=True))}"
         )
         print("   ", ", ".join(f"{who} {value:.0f} ms" for who, value in ms.items()))
-        pairs = zip(took["ours"][WARM_UP:], took[best][WARM_UP:], strict=True)
-        print(f"    ours / Mixtral at its best ({best}): {median(a / b for a, b in pairs):.3f}", flush=True)
+        for ours, other in ((OURS, best), (COMPILED, OURS)):
+            ratios = [
+                f"{median(a / b for a, b in list(zip(spent[ours], spent[other], strict=True))[WARM_UP:]):.3f}"
+                for spent in (took, worked)
+            ]
+            print(f"    {ours} / {other}: {ratios[0]}; of CPU time {ratios[1]}", flush=True)
     dist.destroy_process_group()
 
 

@@ -65,6 +65,7 @@ CASES = {
     "placed": [*SMALL, "grid.dp_shard=4", "grid.ep=2"],
     "bf16": [*BF16, *SELECTIVE],
     "bf16 hsdp cp": [*SMALL, *BF16, "grid.dp_replicate=2", "grid.dp_shard=2", "grid.cp=2", "train.zero=3"],
+    "compiled": [*SMALL, "grid.dp_shard=2", "grid.tp=2", "grid.ep=2", "train.compile=true", *DROPS, *FULL],
     "tied": [*SMALL, "grid.dp_shard=2", "grid.tp=2", "model.tie_embeddings=true"],
     "zero 1": [*SMALL, "grid.dp_shard=2", "train.zero=1", "knobs.micro_batches=4"],
     "zero 3 full": [*SMALL, "grid.dp_shard=2", "grid.ep=2", "train.zero=3", *FULL],

@@ -15,6 +15,7 @@ from tests.ranks.case import (
     Case,
     alone,
 )
+from tests.ranks.over_compiled import COMPILED
 from tests.ranks.over_cp import OVER_CP
 from tests.ranks.over_experts import EXPERTS
 from tests.ranks.over_pipelines import PIPELINES
@@ -149,7 +150,7 @@ CASES: dict[str, Case] = {
         [*alone("grid.cp=2", "grid.tp=2", "grid.ep=2"), *SGD], fp64=True, script=ZEROED
     ),
 }
-CASES |= PIPELINES | ROUTERS | EXPERTS
+CASES |= PIPELINES | ROUTERS | EXPERTS | COMPILED
 CASES |= {
     f"{name} fp64": Case([*SMALL, *overrides.split(), *SGD], fp64=True) for name, overrides in OVER_CP.items()
 }
@@ -194,5 +195,6 @@ TELLING = {
         "cp 4 ulysses drops fp64",
         "mix pp cp tp ep drops fp64",
         "mix dp cp ep zero 3 drops fp64",
+        "compiled dp ep drops fp64",
     )
 }

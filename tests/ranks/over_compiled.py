@@ -1,0 +1,27 @@
+"""Cases whose parts are compiled, held to one process that compiles nothing."""
+
+from tests.ranks.case import BF16, DROPS, FULL, SELECTIVE, SGD, SWITCHED, Case, alone
+
+ON = "train.compile=true"
+SIGMOID = ["model.moe.score=sigmoid", "model.moe.balance=bias", "knobs.bias_rate=0.02"]
+
+COMPILED: dict[str, Case] = {
+    "compiled tp fp64": Case([*alone(ON, "grid.tp=2"), *SGD], fp64=True),
+    "compiled dp ep drops fp64": Case(
+        [*alone(ON, "grid.dp_shard=2", "grid.ep=2"), *SGD, *DROPS, "knobs.z_loss_coef=0.1"], fp64=True
+    ),
+    "compiled dp zero 3 full fp64": Case(
+        [*alone(ON, "grid.dp_shard=2", "grid.ep=2", "train.zero=3"), *SGD, *FULL], fp64=True
+    ),
+    "compiled pp mixed selective fp64": Case(
+        [*alone(ON, "grid.pp=2", "model.moe.every=2"), *SGD, *SELECTIVE], fp64=True
+    ),
+    "compiled cp tp shared fp64": Case(
+        [*alone(ON, "grid.cp=2", "grid.tp=2", "grid.ep=2"), *SGD, *SIGMOID, "model.moe.shared_experts=2"],
+        fp64=True,
+    ),
+    "compiled zero 3 switched fp64": Case(
+        [*alone(ON, "grid.dp_shard=2", "train.zero=3"), *SGD], fp64=True, script=SWITCHED
+    ),
+    "compiled bf16": Case([*alone(ON, *BF16, "grid.dp_shard=2", "model.moe=none"), *SGD]),
+}

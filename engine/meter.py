@@ -4,18 +4,21 @@
 all-reduce 2 (P-1)/P n, reduce-scatter (P-1)/P n, all-gather (P-1) n_local, all-to-all what leaves for others, send n
 (Thakur, Rabenseifner and Gropp 2005). The meter only adds up; `parallel/comm.py` is where the formulas are applied.
 A lane's `ms` is from start to completion, its `exposed_ms` what a rank waited: all of it where a collective blocks,
-less where it was started early and computation hid it.
+less where it was started early and computation hid it. Actions and collectives are timed by the device's own clock
+(`engine/clock.py`), phases by the wall's: a phase is what the host does.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from engine.clock import CLOCKS, Clock, Mark
 from engine.device import CPU
 
 Kind = Literal["F", "B", "I", "W"]
@@ -38,6 +41,15 @@ class Lane:
     ms: float = 0.0
     exposed_ms: float = 0.0
 
+    def wait(self, seconds: float) -> None:
+        """Time of a collective that a rank waited for."""
+        self.ms += seconds * 1e3
+        self.exposed_ms += seconds * 1e3
+
+    def hide(self, seconds: float) -> None:
+        """Time of a collective that ran beside something else: in the total, not exposed."""
+        self.ms += seconds * 1e3
+
 
 @dataclass
 class Span:
@@ -46,8 +58,8 @@ class Span:
     kind: Kind
     stage: int
     micro_batch: int
-    start: float
-    end: float
+    start: float = 0.0
+    end: float = 0.0
 
 
 @dataclass
@@ -73,6 +85,11 @@ class Readings:
         """Bring the counts to the host. Waits for the device, so it is for when somebody has done so anyway."""
         self.load, self.dropped = self.load.cpu(), self.dropped.cpu()
 
+    def wait(self, seconds: float) -> None:
+        """Time between actions that a rank waited for its pipeline neighbours."""
+        self.waited += seconds
+        self.lanes["pp"].wait(seconds)
+
     @property
     def a2a_bytes(self) -> int:
         return sum(self.a2a_to.values())
@@ -95,13 +112,14 @@ class Meter:
     ):
         self.layers, self.experts, self.device = layers, experts, device
         self.step = 0
+        self.clock = CLOCKS[device.type]()
         self.readings = Readings(layers, experts, device)
         self._where = where
         self._doing = ("starting", time.monotonic())
         self.layer: int | None = None
         self._micro_batch: int | None = None
-        self._opened = 0.0
-        self._awake = 0.0  # the sleep clock when the last action ended
+        self._opened: Mark = None
+        self._resting: Mark = None  # since when this rank has waited for its pipeline; None: it does not
 
     @property
     def doing(self) -> tuple[int, str, float]:
@@ -116,7 +134,13 @@ class Meter:
 
     def start_step(self, step: int) -> None:
         self.step = step
+        self.clock.start_step()
         self.readings = Readings(self.layers, self.experts, self.device)
+
+    def settle(self) -> None:
+        """Once the host has waited for the device anyway: bring counts to the host, and take times that are known."""
+        self.readings.settle()
+        self.clock.collect()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -138,9 +162,16 @@ class Meter:
 
     @contextmanager
     def collective(
-        self, axis: str, kind: str, sent_bytes: int, to: Mapping[int, int] | None = None
+        self,
+        axis: str,
+        kind: str,
+        sent_bytes: int,
+        to: Mapping[int, int] | None = None,
+        clock: Clock | None = None,
     ) -> Iterator[None]:
-        """Around each collective: `sent_bytes` leave this rank for others; of an all-to-all, `to` whom."""
+        """Around each collective: `sent_bytes` leave this rank for others; of an all-to-all, `to` whom. `clock` is the
+        device's if left out."""
+        clock = clock or self.clock
         text = f"{axis} {kind}"
         if self.layer is not None:
             text += f", layer {self.layer}"
@@ -148,21 +179,17 @@ class Meter:
             text += f", micro-batch {self._micro_batch}"
         before = self._doing[0]
         self.at(text)
-        start, slept = time.perf_counter(), _slept()
+        resting = self._wake()  # it waits for others now, not for the pipeline
+        start = clock.mark()
         yield
-        ms = (time.perf_counter() - start) * 1e3
-        self._awake += _slept() - slept  # between two actions, but not for the pipeline
         lane = self.readings.lanes[axis]
         lane.bytes += sent_bytes
-        lane.ms += ms
-        lane.exposed_ms += ms
+        clock.between(start, clock.mark(), lane.wait)
+        if resting:
+            self._resting = self.clock.rest()
         for peer, sent in (to or {}).items():
             self.readings.a2a_to[peer] = self.readings.a2a_to.get(peer, 0) + sent
         self.at(before)
-
-    def hidden(self, axis: str, seconds: float) -> None:
-        """Time of a collective that ran beside something else: in the total, not exposed."""
-        self.readings.lanes[axis].ms += seconds * 1e3
 
     def sent(self, axis: str, sent_bytes: int) -> None:
         """Bytes of a send that the pipeline's schedule waits for elsewhere."""
@@ -173,21 +200,20 @@ class Meter:
     @contextmanager
     def pipeline(self) -> Iterator[None]:
         """The window in which a step's micro-batches run, up to its last action; time in it outside actions is idle."""
-        self._opened, self._awake = time.perf_counter(), _slept()
+        self._opened, self._resting = self.clock.mark(), self.clock.rest()
         yield
-        lane = self.readings.lanes["pp"]
-        lane.ms = lane.exposed_ms = self.readings.waited * 1e3
+        self._resting = None  # it may be early, but does not wait here
 
     @contextmanager
     def action(self, kind: Kind, stage: int, micro_batch: int) -> Iterator[None]:
         self._micro_batch = micro_batch
         self.at(f"{DOING[kind]}, micro-batch {micro_batch}")
-        self.readings.waited += _slept() - self._awake
-        start = time.perf_counter()
+        self._wake()
+        clock, span = self.clock, Span(kind, stage, micro_batch)
+        clock.between(self._opened, clock.mark(), partial(setattr, span, "start"))
         yield
-        end = time.perf_counter()
-        self._awake = _slept()
-        span = Span(kind, stage, micro_batch, start - self._opened, end - self._opened)
+        clock.between(self._opened, clock.mark(), partial(setattr, span, "end"))
+        self._resting = clock.rest()
         self.readings.spans.append(span)
         self._micro_batch = None
 
@@ -195,9 +221,19 @@ class Meter:
     def action_goes_on(self) -> Iterator[None]:
         """What the schedule does outside the action it belongs to: the loss after the last stage's forward."""
         self.at("loss")
+        self._resting = None
         yield
-        self._awake = _slept()
-        self.readings.spans[-1].end = time.perf_counter() - self._opened
+        self._resting = self.clock.rest()
+        span = self.readings.spans[-1]
+        self.clock.between(self._opened, self.clock.mark(), partial(setattr, span, "end"))
+
+    def _wake(self) -> bool:
+        """End a wait for the pipeline, if this is one."""
+        if self._resting is None:
+            return False
+        self.clock.between(self._resting, self.clock.rest(), self.readings.wait)
+        self._resting = None
+        return True
 
     # ------------------------------------------------------------------------------------------- routing
 
@@ -205,8 +241,3 @@ class Meter:
         """Count one micro-batch's routing at `layer`; called once per logical forward."""
         self.readings.load[layer] += load_E
         self.readings.dropped[layer] += dropped
-
-
-def _slept() -> float:
-    """A clock that runs while this thread sleeps, seconds: between actions a rank sleeps in sends and receives only."""
-    return time.perf_counter() - time.thread_time()

@@ -6,9 +6,8 @@ wait up to 5 times less (docs/measurements.md), so that form is taken there; NCC
 Shapes: B sequences, S tokens of a slice, D model. Axes of size 1 communicate nothing and cost nothing.
 """
 
-import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from engine.clock import Clock, Mark, WallClock
 from engine.meter import Meter
 
 # Below this a gloo all-reduce is all latency, and one hop with P times the bytes is quicker.
@@ -40,23 +40,25 @@ class Started:
     ):
         self._axis, self._kind, self._sent_bytes = axis, kind, sent_bytes
         self._works, self._finish = works, finish
-        self._began = time.perf_counter()
-        self._over = math.inf
+        self._began = axis.clock.mark()
+        self._over: Mark = None
         if works and noted:
             works[-1].get_future().add_done_callback(self._note)
 
     def _note(self, _: object) -> None:
-        self._over = time.perf_counter()
+        self._over = self._axis.clock.mark()
 
     def wait(self) -> None:
         if not self._works:
             return
-        waiting = time.perf_counter()
-        with self._axis.meter.collective(self._axis.name, self._kind, self._sent_bytes):
+        axis, over = self._axis, self._over
+        waiting = axis.clock.mark()
+        with axis.metered(self._kind, self._sent_bytes):
             for work in self._works:
                 work.wait()
             self._finish()
-        self._axis.meter.hidden(self._axis.name, min(self._over, waiting) - self._began)
+        lane = axis.meter.readings.lanes[axis.name]
+        axis.clock.between(self._began, waiting if over is None else over, lane.hide)
 
 
 class Axis:
@@ -70,6 +72,13 @@ class Axis:
         self.rank = group.rank() if group else 0
         self.peers = dist.get_process_group_ranks(group) if group else []  # as ranks of the world
         self._gloo = group is not None and dist.get_backend(group) == "gloo"
+        # On gloo it is the host that waits, whatever the device.
+        self.clock: Clock = WallClock() if self._gloo else meter.clock
+
+    def metered(
+        self, kind: str, sent_bytes: int, to: Mapping[int, int] | None = None
+    ) -> AbstractContextManager[None]:
+        return self.meter.collective(self.name, kind, sent_bytes, to, self.clock)
 
     # ------------------------------------------------------------------------ no gradient passes through these
 
@@ -79,7 +88,7 @@ class Axis:
             return x.unsqueeze(0)
         x = x.contiguous()
         out = x.new_empty((self.size, *x.shape))
-        with self.meter.collective(self.name, "all-gather", (self.size - 1) * x.nbytes):
+        with self.metered("all-gather", (self.size - 1) * x.nbytes):
             if self._gloo:
                 dist.all_to_all_single(out, x.expand_as(out).contiguous(), group=self.group)
             else:
@@ -91,7 +100,7 @@ class Axis:
         if self.size == 1:
             return x[0]
         x = x.contiguous()
-        with self.meter.collective(self.name, "reduce-scatter", x.nbytes // self.size * (self.size - 1)):
+        with self.metered("reduce-scatter", x.nbytes // self.size * (self.size - 1)):
             if self._gloo:
                 rows = torch.empty_like(x)
                 dist.all_to_all_single(rows, x, group=self.group)
@@ -104,7 +113,7 @@ class Axis:
         """The sum over ranks, the same bits on each."""
         if self.size == 1:
             return x
-        with self.meter.collective(self.name, "all-reduce", 2 * x.nbytes * (self.size - 1) // self.size):
+        with self.metered("all-reduce", 2 * x.nbytes * (self.size - 1) // self.size):
             if self._gloo and x.nbytes * self.size <= FEW_BYTES:
                 rows = x.new_empty((self.size, *x.shape))
                 dist.all_to_all_single(rows, x.expand_as(rows).contiguous(), group=self.group)
@@ -122,7 +131,7 @@ class Axis:
         row = x.nbytes // max(1, x.shape[0])
         me = self.peers[self.rank]
         to = {peer: n * row for peer, n in zip(self.peers, send, strict=True) if n and peer != me}
-        with self.meter.collective(self.name, "all-to-all", sum(to.values()), to):
+        with self.metered("all-to-all", sum(to.values()), to):
             dist.all_to_all_single(out, x.contiguous(), receive, send, group=self.group)
         return out
 
@@ -132,7 +141,7 @@ class Axis:
             return x
         x = x.contiguous()
         out = torch.empty_like(x)
-        with self.meter.collective(self.name, "exchange", x.nbytes // self.size * (self.size - 1)):
+        with self.metered("exchange", x.nbytes // self.size * (self.size - 1)):
             dist.all_to_all_single(out, x, group=self.group)
         return out
 
@@ -171,7 +180,7 @@ class Axis:
             mine = x.expand(self.size, -1).contiguous()
             work = dist.all_to_all_single(out.view(self.size, -1), mine, group=self.group, async_op=True)
             return Started(self, "all-gather", sent, (work,))
-        with self.meter.collective(self.name, "all-gather", sent):
+        with self.metered("all-gather", sent):
             dist.all_gather_into_tensor(out, x, group=self.group)
         return Started(self, "all-gather", sent, ())
 
@@ -182,7 +191,7 @@ class Axis:
             rows = torch.empty_like(x).view(self.size, -1)
             work = dist.all_to_all_single(rows, x.view(self.size, -1), group=self.group, async_op=True)
             return Started(self, "reduce-scatter", sent, (work,), lambda: torch.sum(rows, 0, out=out))
-        with self.meter.collective(self.name, "reduce-scatter", sent):
+        with self.metered("reduce-scatter", sent):
             dist.reduce_scatter_tensor(out, x, group=self.group)
         return Started(self, "reduce-scatter", sent, ())
 
@@ -190,7 +199,7 @@ class Axis:
         """The sum over ranks in place of `x` [n], there once awaited, the same bits on each."""
         sent = 2 * x.nbytes * (self.size - 1) // self.size
         if not self._gloo:
-            with self.meter.collective(self.name, "all-reduce", sent):
+            with self.metered("all-reduce", sent):
                 dist.all_reduce(x, group=self.group)
             return Started(self, "all-reduce", sent, ())
         if x.nbytes * self.size > FEW_BYTES:

@@ -30,12 +30,14 @@ class IdleTimes:
         self._told = (started, rows, clock, readings.waited)
 
     def split(self) -> Idle | None:
-        """Why this rank idled in the step told last; None without a pipeline."""
+        """Why this rank idled in the step told last; None without a pipeline, or without its times."""
         if self._told is None:
             return None
         started, rows, clock, waited = self._told
         self._told = None
         started.wait()
         table = [row.tolist() for row in rows]
+        if not any(row[0] for row in table):
+            return None  # a device so far behind that it could not tell yet
         durations = [row[1 : 1 + len(acts)] for row, acts in zip(table, clock.acts, strict=True)]
         return split_idle(clock, self._world.pp.rank, durations, [row[0] for row in table], waited)

@@ -156,15 +156,20 @@ class Trainer:
             self.shards.complete()
         return loss
 
-    def update(self, step: int) -> float:
-        """Clip and step the optimizer; the norm before clipping.
+    def gradient_norm(self) -> float:
+        """Of the whole model, before clipping. The host waits for the device here, once a step."""
+        with self.meter.phase("optimizer"):
+            norm = float(self.norm())
+            self.meter.settle()
+        return norm
 
-        Where the norm is not finite, on every rank alike, nothing is updated: weights and biases stay as they are.
+    def update(self, step: int, norm: float) -> None:
+        """Clip by the gradient's `norm` and step the optimizer.
+
+        Where it is not finite, on every rank alike, nothing is updated: weights and biases stay as they are.
         """
         train = self.layout.train
         with self.meter.phase("optimizer"):
-            norm = float(self.norm())  # from here on the device has done its part, and the host knows it
-            self.meter.readings.settle()
             if math.isfinite(norm):
                 if self.dials.grad_clip is not None:
                     self.norm.clip(norm, self.dials.grad_clip)
@@ -178,7 +183,6 @@ class Trainer:
             self.optimizer.zero_grad()
         if self.placing:
             self.placing.note(self.meter.readings.load)
-        return norm
 
     def train_step(self, step: int) -> bool:
         """One step with its agreement and its records. True when the run shall stop after it."""
@@ -195,8 +199,9 @@ class Trainer:
         self.switch.begin(step, last or self._stopping or self._stop_requested())
         clock = self.pipeline.plan.clock
         loss = self.counted(self.forward_backward(step))  # before the update, for which nobody need wait
+        norm = self.gradient_norm()
         self.idle_times.tell(self.meter.readings, clock)
-        norm = self.update(step)
+        self.update(step, norm)
         with self.meter.phase("agree"):
             self._publish()
             self._tell_saved()

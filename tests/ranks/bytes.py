@@ -251,7 +251,7 @@ def step(trainer: Trainer, number: int) -> None:
     trainer.switch.begin(number, stop=False)
     trainer.forward_backward(number)
     trainer.idle_times.tell(trainer.meter.readings, trainer.pipeline.plan.clock)
-    trainer.update(number)
+    trainer.update(number, trainer.gradient_norm())
     trainer.switch.end(number)
     trainer.idle_times.split()
 

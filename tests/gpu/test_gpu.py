@@ -1,0 +1,87 @@
+"""What only a GPU can show. Skipped where there is none, as wherever these were written."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from engine.clock import CLOCKS
+from engine.planner.hardware import peak_flops
+from tests.ranks.cases import SMALL
+from tests.unit.engine.test_layout import DEMO
+
+pytestmark = pytest.mark.skipif(
+    not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs a GPU and NCCL"
+)
+ROUNDING = 1e-4  # relative, of an fp32 loss after a few steps: sums are taken in another order
+MIXES = {
+    "dense": ["model.moe=none"],
+    "drops": ["knobs.capacity_factor=1.0", "knobs.recompute=full"],
+    "bias": ["model.moe.balance=bias", "model.moe.shared_experts=1"],
+    "expert choice": ["model.moe.router=expert_choice", "model.moe.balance=none"],
+    "zero 3": ["train.zero=3", "knobs.micro_batches=4"],
+}
+TWO = {
+    "dp": ["grid.dp_shard=2"],
+    "replicas": ["grid.dp_replicate=2"],
+    "tp": ["grid.tp=2"],
+    "cp": ["grid.cp=2"],
+    "pp": ["grid.pp=2"],
+    "ep": ["grid.dp_shard=2", "grid.ep=2"],
+}
+
+
+def run(folder: Path, where: str, *overrides: str) -> list[dict[str, Any]]:
+    """The steps of a short run on the device `where`."""
+    command = [sys.executable, "-m", "engine", "run", str(DEMO), *SMALL, "train.steps=6", *overrides]
+    options = ["--json", "--hub", "none", "--device", where, "--run-dir", str(folder / where)]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    return [event for event in events if event["event"] == "step"]
+
+
+def same(folder: Path, *overrides: str) -> None:
+    here, there = run(folder, "cpu", *overrides), run(folder, "cuda", *overrides)
+    for key in ("loss", "grad_norm"):
+        assert [step[key] for step in there] == pytest.approx([step[key] for step in here], rel=ROUNDING)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_one_gpu_trains_as_the_cpu_does(mix: str, tmp_path: Path) -> None:
+    same(tmp_path, *MIXES[mix], "train.optimizer=sgd", "train.lr=0.1")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("axis", TWO)
+def test_two_gpus_train_as_two_cpu_ranks_do(axis: str, tmp_path: Path) -> None:
+    same(tmp_path, *TWO[axis], "train.optimizer=sgd", "train.lr=0.1")
+
+
+def test_a_run_in_bf16(tmp_path: Path) -> None:
+    steps = run(tmp_path, "cuda", "train.precision=bf16")
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    known = peak_flops(torch.cuda.get_device_name(), "bf16")
+    assert all((step["mfu"] is None) == (known is None) for step in steps)
+
+
+def test_events_agree_with_the_wall() -> None:
+    clock, told = CLOCKS["cuda"](), list[float]()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    first = clock.mark()
+    x = torch.randn(4096, 4096, device="cuda")
+    for _ in range(50):
+        x = (x @ x).clamp(-1, 1)
+    clock.between(first, clock.mark(), told.append)
+    clock.collect()
+    assert not told  # 50 products take longer than their launch
+    torch.cuda.synchronize()
+    wall = time.perf_counter() - began
+    clock.collect()
+    assert told[0] == pytest.approx(wall, rel=0.2)

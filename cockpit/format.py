@@ -63,8 +63,8 @@ def percent(value: float | None, width: int = 4) -> str:
 
 
 def parts(shares: Mapping[str, float]) -> str:
-    """``schedule 20.1 % + wait 3.0 % + overhead 0.9 %``."""
-    return " + ".join(f"{clean(name)} {percent(share).strip()}" for name, share in shares.items())
+    """``schedule 20.1 + wait 3.0 + overhead 0.9 %``."""
+    return " + ".join(f"{clean(name)} {100 * share:.1f}" for name, share in shares.items()) + " %"
 
 
 def grouped(value: int | None) -> str:

@@ -24,10 +24,15 @@ def shown(app: App[None]) -> list[str]:
 
 
 async def settle(cockpit: Cockpit, pilot: Pilot[None]) -> None:
-    """Let the app look at the store, lay out, and look again."""
-    for _ in range(3):
+    """Let the app look at the store and lay out, until the screen stays as it is: a busy machine takes its time."""
+    before: list[str] = []
+    for _ in range(30):
         cockpit.app.look()
-        await pilot.pause()
+        await pilot.pause(0.1)
+        now = shown(cockpit.app)
+        if now == before:
+            return
+        before = now
 
 
 @pytest.mark.parametrize("size", SIZES)

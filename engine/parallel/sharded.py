@@ -35,7 +35,8 @@ class Shards:
     other units' computation and ZeRO 3 has something to let go of; the embedding, the last norm and a head tied to the
     embedding are the stage's own unit. Otherwise (a pipeline reduces once a step, with nothing left to hide behind) a
     stage is one unit and its experts another: the fewer the quicker. The stage is sharded on a mesh of size 1 too, or
-    torch's pipelining would not reduce its gradients.
+    torch's pipelining would not reduce its gradients. Only a rank that shares its parameters with nobody and
+    has no pipeline keeps them as they are: a tenth of a small step.
 
     What the ZeRO stage changes is only when a unit is gathered and reduced, so it can change between two steps:
     0 and 1 gather once a step and reduce once; 2 gathers once and, without a pipeline, reduces each micro-batch; 3
@@ -50,7 +51,8 @@ class Shards:
         self._reductions = Reductions(world.replicas)
         self._roots: list[FSDPModule] = []
         self._units: list[Unit] = []
-        for stage in stages:
+        alone = world.pp.size == world.dp.size == world.edp.size == world.replicas.size == 1
+        for stage in () if alone and precision == "fp32" else stages:
             experts: list[nn.Module] = [module for module in stage.modules() if isinstance(module, Experts)]
             for unit in [[module] for module in experts] if by_block else [experts] if experts else []:
                 self._shard(unit, "efsdp", world.edp)
@@ -91,7 +93,7 @@ class Shards:
             root.set_is_last_backward(last)
             root.set_requires_gradient_sync(reduces)
             root.set_reshard_after_backward(last or self.zero == 3)
-        if reduces:
+        if reduces and self._units:
             self._reductions.begin(last)
             for parameter in self._parameters:
                 parameter.grad = None

@@ -15,7 +15,7 @@ import psutil
 
 from agents.wire import Value, spell
 from engine.layout import Layout, LayoutError, checked
-from engine.snapshots import Snapshot, TornError, read, shelf_of, whole
+from engine.snapshots import MANIFEST, Snapshot, TornError, is_named_so, read, shelf_of, whole
 
 # Knobs whose start value a layout keeps elsewhere than under its own name in [knobs].
 _HOMES = {"grad_clip": ("train", "grad_clip"), "schedule": ("schedule", "name"), "zero": ("train", "zero")}
@@ -82,14 +82,14 @@ def find_start(
     kept = whole(shelf_of(layout, own), torn)
     if again and kept:
         return _from(kept[-1], layout, own, fixed)
+    if kept and resume is not True:
+        raise LayoutError(
+            f"{own} holds snapshots up to {kept[-1].folder.name}; "
+            "go on from there with --resume, or choose another folder"
+        )
     if isinstance(resume, Path):
-        return _from(_newest_in(resume, torn), layout, run_dir, fixed)
+        return _from(_unfinished(_newest_in(resume, torn), layout), layout, run_dir, fixed)
     if again or not resume:
-        if kept and not again:
-            raise LayoutError(
-                f"{own} holds snapshots up to {kept[-1].folder.name}; "
-                "go on from there with --resume, or choose another folder"
-            )
         return Start(layout, run_dir)
     for folder in () if run_dir else reversed(_folders_of(layout)):
         if kept := whole(shelf_of(layout, own := folder), torn):
@@ -113,6 +113,8 @@ def _newest_in(folder: Path, torn: Callable[[str], None]) -> Snapshot:
         raise LayoutError(f"there is nothing to resume: {folder} is no folder")
     if kept := whole(folder, torn) or whole(folder / "snapshots", torn):
         return kept[-1]
+    if not is_named_so(folder) and not (folder / MANIFEST).exists():
+        raise LayoutError(f"there is nothing to resume: no whole snapshot in {folder}")
     try:
         return read(folder)
     except TornError as why:

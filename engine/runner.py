@@ -3,6 +3,8 @@
 import os
 import time
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ from engine.keeper import named_hub
 from engine.launch import Place, join, joined_place, launch
 from engine.layout import Layout, LayoutError
 from engine.resume import find_start, restarted, started
-from engine.snapshots import shelf_of
+from engine.snapshots import hold, shelf_of
 
 if TYPE_CHECKING:
     from engine.train.snapshot import Saved
@@ -64,62 +66,64 @@ def run_layout(
     corpus = read_corpus(layout)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started(os.environ, os.getppid())))
     named = Path(layout.run.dir) / f"{layout.run.name}-{stamp}"
-    start = find_start(
-        layout, resume, run_dir, named, restarted(os.environ), fixed, lambda why: say(f"passed over: {why}\n")
-    )
-    given, layout, run_dir = layout, start.layout, start.run_dir
-    resumed = start.snapshot.manifest.step if start.snapshot else None
-    snapshot = start.snapshot.folder if start.snapshot else None
-    named_hub(hub, run_dir or named)  # refused before a folder is made
+    find = partial(find_start, layout, resume, named=named, again=restarted(os.environ), fixed=fixed)
+    start = find(run_dir, torn=lambda why: say(f"passed over: {why}\n"))
+    named_hub(hub, start.run_dir or named)  # refused before a folder is made
     try:
-        place = joined_place(run_dir or named)
+        place = joined_place(start.run_dir or named)
     except ValueError as error:
         raise RunError(str(error)) from None
-    if place is None:
-        run_dir = make_folder(run_dir, named)
-    elif place.rank == 0:
-        make_folder(place.run_dir, named)
     grid = layout.ranks
+    if place and place.world != grid.world:
+        raise LayoutError(f"the layout has {grid.world} ranks, but {place.world} were started; legal: equal")
+    leads = place is None or place.rank == 0
+    folder = place.run_dir if place else start.run_dir or named
+    if leads:
+        if layout.snapshot.dir:
+            make_folder(Path(layout.snapshot.dir), named, "the folder of snapshots")
+        folder = make_folder(place.run_dir if place else start.run_dir, named)
+    shelf = shelf_of(layout, folder)
+    with hold(shelf, told=lambda why: say(f"{why}\n")) if leads else nullcontext():
+        if leads and start.run_dir:  # another run may have saved on the shelf while this one waited for it
+            start = find(start.run_dir)
+        snapshot = start.snapshot
 
-    def work(place: Place) -> None:
-        from engine.rank import train
+        def work(place: Place) -> None:
+            from engine.rank import train
 
-        if place.rank == 0:
-            on_start(place.run_dir.name, resumed)
-        shelf = shelf_of(layout, place.run_dir)
-        train(place, layout, corpus, on_step, on_summary, on_snapshot, shelf, snapshot, given, device)
-
-    if place is None:
-        assert run_dir is not None
-        status = launch(
-            grid.world,
-            work,
-            name_of_rank=grid.name,
-            hub=hub,
-            run=layout.run.name,
-            run_dir=run_dir,
-            preload=PRELOAD,
-        )
-    else:
-        if place.world != grid.world:
-            raise LayoutError(
-                f"the layout has {grid.world} ranks, but {place.world} were started; legal: equal"
+            if place.rank == 0:
+                on_start(place.run_dir.name, snapshot.manifest.step if snapshot else None)
+            resumed = snapshot.folder if snapshot else None
+            train(
+                place, start.layout, corpus, on_step, on_summary, on_snapshot, shelf, resumed, layout, device
             )
-        status = join(
-            place,
-            work,
-            name_of_rank=grid.name,
-            hub=hub,
-            run=layout.run.name,
-            on_failure=(lambda: on_end(1)) if place.rank == 0 else None,
-        )
-    if place is None or place.rank == 0:
+
+        if place is None:
+            status = launch(
+                grid.world,
+                work,
+                name_of_rank=grid.name,
+                hub=hub,
+                run=layout.run.name,
+                run_dir=folder,
+                preload=PRELOAD,
+            )
+        else:
+            status = join(
+                place,
+                work,
+                name_of_rank=grid.name,
+                hub=hub,
+                run=layout.run.name,
+                on_failure=(lambda: on_end(1)) if place.rank == 0 else None,
+            )
+    if leads:
         on_end(status)
     return status
 
 
-def make_folder(chosen: Path | None, named: Path) -> Path:
-    """The run's folder: the one that was asked for, or a new one."""
+def make_folder(chosen: Path | None, named: Path, what: str = "the run's folder") -> Path:
+    """The one that was asked for, or a new one."""
     folder = chosen or named
     try:
         # Two runs may begin in one second.
@@ -132,5 +136,5 @@ def make_folder(chosen: Path | None, named: Path) -> Path:
                     raise
                 folder = named.with_name(f"{named.name}-{again}")
     except OSError as error:
-        raise RunError(f"the run's folder {folder} cannot be made: {error.strerror}") from None
+        raise RunError(f"{what} {folder} cannot be made: {error.strerror}") from None
     return folder

@@ -5,23 +5,32 @@ name of its own (`step-5.partial`) and gets its manifest last and then its name,
 the sizes in the manifest tell whether it still is.
 """
 
+import errno
+import fcntl
 import os
 import re
 import shutil
+import socket
+import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from agents.runs import RunError
 from agents.wire import Changes
 from engine.layout import Layout
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
+LOCK = ".lock"  # on a shelf: held by the run that saves there; in it, who that is
+HOLD_S = (
+    3.0  # how long a run is waited for that still holds a shelf: one that was killed takes a moment to go
+)
 _NAME = re.compile(r"step-\d+")
 
 
@@ -71,6 +80,55 @@ def shelf_of(layout: Layout, run_dir: Path) -> Path:
 
 def name_of(step: int) -> str:
     return f"step-{step}"
+
+
+def is_named_so(folder: Path) -> bool:
+    """Whether it has the name that snapshots have."""
+    return _NAME.fullmatch(folder.name) is not None
+
+
+@contextmanager
+def hold(
+    shelf: Path, patience_s: float = HOLD_S, told: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
+    """Keep other runs off a shelf, which is made if need be; RunError, one sentence, where that cannot be.
+
+    The kernel lets go of it when the last process of the run has died, however it did: processes that are forked
+    meanwhile hold it too. `told` hears, in a sentence, that this file system has no locks.
+    """
+    try:
+        shelf.mkdir(parents=True, exist_ok=True)
+        lock = (shelf / LOCK).open("a+")
+    except OSError as error:
+        raise RunError(f"no snapshots can be saved in {shelf}: {error.strerror}") from None
+    with lock:
+        end = time.monotonic() + patience_s
+        while not _locked(lock.fileno(), told):
+            if time.monotonic() >= end:
+                lock.seek(0)
+                who = lock.read().strip() or "another process"
+                raise RunError(
+                    f"{shelf} is in use by {who}, a run that is still alive; end it first, "
+                    "or choose another folder with --run-dir"
+                )
+            time.sleep(0.05)
+        with suppress(OSError):  # a full disk keeps the lock
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            lock.flush()
+        yield
+
+
+def _locked(descriptor: int, told: Callable[[str], None]) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        told(
+            f"the file system of the snapshots has no locks ({error.strerror}), so keep other runs off their folder"
+        )
+    return True
 
 
 def read(folder: Path) -> Snapshot:

@@ -126,7 +126,7 @@ def test_killed_while_it_saves(tmp_path: Path) -> None:
     start, *events = map(json.loads, resumed.stdout.splitlines())
     assert start["resumed"] == 3
     assert [event["step"] for event in events if event["event"] == "step"] == [3, 4, 5, 6]
-    assert sorted(path.name for path in shelf.iterdir()) == ["step-3", "step-6", "step-7"]
+    assert sorted(path.name for path in shelf.glob("step-*")) == ["step-3", "step-6", "step-7"]
 
 
 def until(process: subprocess.Popen[str], step: int) -> list[dict[str, Any]]:
@@ -150,6 +150,9 @@ def test_a_killed_rank_and_resume_on_the_command_line(tmp_path: Path) -> None:
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     events = until(process, 5)
+    second = run(engine(DEMO, *SMALLER, f"run.dir={tmp_path}", "run.name=mine", "--resume"))
+    assert second.returncode == 2 and len(second.stderr.splitlines()) == 1
+    assert f"is in use by process {process.pid} on " in second.stderr, "it is alive"
     psutil.Process(process.pid).children()[1].kill()
     assert process.stdout is not None
     events += [json.loads(line) for line in process.stdout]
@@ -225,16 +228,31 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_disk_that_is_full_costs_the_snapshot_only(tmp_path: Path) -> None:
-    """As a file where the folder should be: no rank can write there, and training goes on to its end."""
-    (tmp_path / "blocked").write_text("")
-    blocked = [f"snapshot.dir={tmp_path}/blocked", "train.steps=4", "--run-dir", str(tmp_path / "run")]
+    """As files where the folders should be: no rank can write there, and training goes on to its end."""
+    shelf = tmp_path / "shelf/run"
+    shelf.mkdir(parents=True)
+    for step in (2, 4):
+        (shelf / f"step-{step}{PARTIAL}").write_text("")
+    blocked = [f"snapshot.dir={shelf.parent}", "train.steps=4", "--run-dir", str(tmp_path / "run")]
     done = run(engine(DEMO, *SMALLER, *blocked))
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert list(steps_of(events)) == [0, 1, 2, 3]
     failed = [event for event in events if event["event"] == "snapshot"]
     assert [event["step"] for event in failed] == [2, 4]
-    assert all("Not a directory" in event["why"] and event["folder"] is None for event in failed)
+    assert all("File exists" in event["why"] and event["folder"] is None for event in failed)
+
+
+def test_a_shelf_that_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "blocked").write_text("")
+    blocked = [f"snapshot.dir={tmp_path}/blocked/shelf", f"run.dir={tmp_path}/runs"]
+    refused = run(engine(DEMO, *SMALLER, *blocked))
+    assert refused.returncode == 2 and refused.stdout == ""
+    assert (
+        refused.stderr
+        == f"the folder of snapshots {tmp_path}/blocked/shelf cannot be made: Not a directory\n"
+    )
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_snapshots_knobs_win(tmp_path: Path) -> None:

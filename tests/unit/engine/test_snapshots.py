@@ -1,13 +1,32 @@
 """Which snapshots are whole, which is chosen, and what goes on from it. Without torch, on folders made by hand."""
 
+import errno
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from agents.runs import RunError
 from agents.wire import Value
 from engine.layout import Layout, LayoutError, load
 from engine.resume import Start, find_start, restarted, started, turned
-from engine.snapshots import MANIFEST, PARTIAL, Manifest, TornError, name_of, prune, read, seal, sweep, whole
+from engine.snapshots import (
+    LOCK,
+    MANIFEST,
+    PARTIAL,
+    Manifest,
+    TornError,
+    hold,
+    name_of,
+    prune,
+    read,
+    seal,
+    sweep,
+    whole,
+)
 from tests.unit.engine.test_layout import DEMO
 
 LAYOUT = load(DEMO)
@@ -132,6 +151,73 @@ def test_a_folder_that_has_snapshots_is_not_begun_in_again(tmp_path: Path) -> No
         find(tmp_path, resume=False, run_dir=tmp_path / "a")
 
 
+def test_nor_with_a_beginning_from_elsewhere(tmp_path: Path) -> None:
+    """Its own snapshots would be swept and pruned."""
+    for run in ("a", "b"):
+        save(tmp_path / run / "snapshots", 2)
+    with pytest.raises(LayoutError, match="b holds snapshots up to step-2; go on from there with --resume"):
+        find(tmp_path, resume=tmp_path / "a", run_dir=tmp_path / "b")
+
+
+def test_a_beginning_past_the_last_step_is_refused(tmp_path: Path) -> None:
+    layout = load(DEMO, ["train.steps=4"])
+    save(tmp_path / "a/snapshots", 4)
+    with pytest.raises(LayoutError, match=r"step-4 is of step 4, and train.steps = 4; legal: more than that"):
+        find(tmp_path, layout, tmp_path / "a")
+
+
+def test_a_folder_without_a_whole_one_is_named_as_such(tmp_path: Path) -> None:
+    (save(tmp_path / "a/snapshots", 2) / MANIFEST).unlink()
+    told: list[str] = []
+    with pytest.raises(LayoutError) as refused:
+        find(tmp_path, resume=tmp_path / "a", torn=told.append)
+    assert str(refused.value) == f"there is nothing to resume: no whole snapshot in {tmp_path / 'a'}"
+    assert "step-2 is not a whole snapshot: manifest.json: No such file" in told[0]
+
+
+HOLDER = """
+import sys, time, pathlib, engine.snapshots as s
+with s.hold(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_shelf_has_one_run_at_a_time(tmp_path: Path) -> None:
+    """Killed outright, it leaves nothing behind that would keep the next one off."""
+    shelf = tmp_path / "a/snapshots"
+    other = subprocess.Popen([sys.executable, "-c", HOLDER, str(shelf)], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout and other.stdout.readline() == b"held\n"
+        with pytest.raises(RunError, match=f"snapshots is in use by process {other.pid} on ") as refused:
+            hold(shelf, patience_s=0.1).__enter__()
+        assert "\n" not in str(refused.value)
+        other.send_signal(signal.SIGKILL)
+        with hold(shelf):
+            assert (shelf / LOCK).read_text().startswith(f"process {os.getpid()} on ")
+        with hold(shelf, patience_s=0.0):
+            pass
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_shelf_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "blocked").write_text("")
+    with pytest.raises(RunError, match=r"no snapshots can be saved in .*/blocked/a: Not a directory"):
+        hold(tmp_path / "blocked/a").__enter__()
+
+
+def test_where_there_are_no_locks_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", none)
+    told: list[str] = []
+    with hold(tmp_path, told=told.append):
+        assert "has no locks (No locks available)" in told[0]
+
+
 def test_torchrun_started_again(tmp_path: Path) -> None:
     """The run's own snapshots, else where it was asked to begin."""
     layout = load(DEMO, [f"run.dir={tmp_path}"])
@@ -148,8 +234,6 @@ def test_torchrun_started_again(tmp_path: Path) -> None:
 
 
 def test_a_run_is_named_after_the_time_torchrun_began() -> None:
-    import os
-
     under = {"TORCHELASTIC_RUN_ID": "x"}
     assert started(under, os.getpid()) == started(under, os.getpid()) < started({}, os.getpid())
 

@@ -6,6 +6,7 @@ Everything of a layout may differ from the snapshot's but the model, the data, t
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,34 +69,39 @@ def find_start(
     named: Path,
     again: bool,
     fixed: Collection[str] = (),
-    torn: Callable[[str], None] = lambda _: None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Start:
     """The start that was asked for; LayoutError, one sentence, if there is none.
 
     `resume`: True goes on with the run whose folder is `run_dir`, or else with the newest of this name; a path begins
     a run from the newest whole snapshot found there. `again`: torchrun has restarted the ranks, so the run in
     `run_dir` or `named` goes on, from its beginning if it has no snapshot yet. `fixed` are keys given by hand, such as
-    ``knobs.micro_batches``, whose values in `layout`, if the run did not begin with
-    them, go before the snapshot's; `torn` is told of what is passed over.
+    ``knobs.micro_batches``, whose values in `layout` go before the snapshot's: always
+    where a run begins from a path, elsewhere if the run did not begin with them. `tell` hears, in a sentence each, of
+    snapshots that are passed over and of turned knobs whose value `layout` does not take.
     """
+
+    def torn(why: str) -> None:
+        tell(f"passed over: {why}")
+
     own = run_dir or named
     kept = whole(shelf_of(layout, own), torn)
     if again and kept:
-        return _from(kept[-1], layout, own, fixed)
+        return _from(kept[-1], layout, own, fixed, tell)
     if kept and resume is not True:
         raise LayoutError(
             f"{own} holds snapshots up to {kept[-1].folder.name}; "
             "go on from there with --resume, or choose another folder"
         )
     if isinstance(resume, Path):
-        return _from(_unfinished(_newest_in(resume, torn), layout), layout, run_dir, fixed)
+        return _from(_unfinished(_newest_in(resume, torn), layout), layout, run_dir, fixed, tell, new=True)
     if again or not resume:
         return Start(layout, run_dir)
     for folder in () if run_dir else reversed(_folders_of(layout)):
         if kept := whole(shelf_of(layout, own := folder), torn):
             break
     if kept:
-        return _from(_unfinished(kept[-1], layout), layout, own, fixed)
+        return _from(_unfinished(kept[-1], layout), layout, own, fixed, tell)
     where = str(run_dir) if run_dir else f"the folders {layout.run.dir}/{layout.run.name}-*"
     raise LayoutError(f"there is nothing to resume: no whole snapshot in {where}")
 
@@ -130,7 +136,14 @@ def _unfinished(snapshot: Snapshot, layout: Layout) -> Snapshot:
     return snapshot
 
 
-def _from(snapshot: Snapshot, layout: Layout, run_dir: Path | None, fixed: Collection[str]) -> Start:
+def _from(
+    snapshot: Snapshot,
+    layout: Layout,
+    run_dir: Path | None,
+    fixed: Collection[str],
+    tell: Callable[[str], None],
+    new: bool = False,
+) -> Start:
     manifest = snapshot.manifest
     theirs, ours = _flat(manifest.layout), _flat(layout)
     for key in theirs | ours:
@@ -140,18 +153,35 @@ def _from(snapshot: Snapshot, layout: Layout, run_dir: Path | None, fixed: Colle
                 "a run goes on with the model, data, seed and optimizer it began with"
             )
     # What an operator turned stays turned; what nobody touched is as the layout says. The command that began the run,
-    # given again, turns nothing back: torchrun gives it at each restart.
+    # given again, turns nothing back: torchrun gives it at each restart. That of a new run means what it says.
     carried = {}
     for knob, value in manifest.knobs.items():
         began, now = start_value(manifest.layout, knob), start_value(layout, knob)
-        meant = ".".join(home(knob)) in fixed and now != began
+        meant = ".".join(home(knob)) in fixed and (new or now != began)
         if value != began and not meant:
             carried[knob] = value
-    try:
-        return Start(turned(layout, carried), run_dir, snapshot)
-    except LayoutError as why:
-        named = ", ".join(f"{'.'.join(home(knob))} = {spell(value)}" for knob, value in carried.items())
-        raise LayoutError(f"{snapshot.folder} goes on with {named}, but {why}; give another value") from None
+    return Start(_as_far_as_legal(snapshot, layout, carried, tell), run_dir, snapshot)
+
+
+def _as_far_as_legal(
+    snapshot: Snapshot, layout: Layout, values: Mapping[str, Value], tell: Callable[[str], None]
+) -> Layout:
+    """The layout with those values of knobs: all, or, where they do not go with it, one after the other what does."""
+    legal, left = layout, dict(values)
+    with suppress(LayoutError):
+        return turned(layout, left)
+    why: dict[str, LayoutError] = {}
+    for knob in [*left] * len(left):  # one may become legal by another
+        if knob in left:
+            try:
+                legal = turned(legal, {knob: left[knob]})
+                del left[knob]
+            except LayoutError as error:
+                why[knob] = error
+    for knob, value in left.items():
+        key, ours = ".".join(home(knob)), spell(start_value(layout, knob))
+        tell(f"{snapshot.folder} goes on with {key} = {ours} instead of {spell(value)}: {why[knob]}")
+    return legal
 
 
 def _flat(layout: Layout) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def run_layout(
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started(os.environ, os.getppid())))
     named = Path(layout.run.dir) / f"{layout.run.name}-{stamp}"
     find = partial(find_start, layout, resume, named=named, again=restarted(os.environ), fixed=fixed)
-    start = find(run_dir, torn=lambda why: say(f"passed over: {why}\n"))
+    start = find(run_dir, tell=lambda what: say(f"{what}\n"))
     named_hub(hub, start.run_dir or named)  # refused before a folder is made
     try:
         place = joined_place(start.run_dir or named)

@@ -6,6 +6,7 @@ it while the next steps run. Only a save that comes while the one before is stil
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from engine.layout import Snapshot as Settings
 from engine.snapshots import PARTIAL, Manifest, Snapshot, name_of, prune, remove, seal, sweep
 from engine.train.state import State
+
+WORD_EVERY_S = 5.0  # how often a rank that waits for a save says so
 
 
 @dataclass(frozen=True)
@@ -37,26 +40,36 @@ class Saved:
         return f"snapshot of step {self.step}: {self.folder}, {self.bytes / 2**20:.1f} MiB in {self.seconds:.1f} s"
 
 
+def restore(snapshot: Snapshot, state: State) -> None:
+    """Take over the state saved in `snapshot`, whatever the layout it was saved in; the same call on every rank."""
+    group = dist.new_group(backend="gloo")
+    load(state.tensors(), storage_reader=FileSystemReader(snapshot.folder), process_group=group)
+
+
 class Snapshots:
     """The snapshots of one run, in the folder `shelf`; the same calls on every rank.
 
-    Make it before the first step, `load` at once, then tell it of each step's end.
+    Make it before the first step, then tell it of each step's end. `at` is told, again and again, that it waits for a
+    save to end: a run that is stopping and says nothing new is taken for stuck.
     """
 
-    def __init__(self, shelf: Path, settings: Settings, state: State, describe: Callable[[int], Manifest]):
+    def __init__(
+        self,
+        shelf: Path,
+        settings: Settings,
+        state: State,
+        describe: Callable[[int], Manifest],
+        at: Callable[[str], None] = lambda _: None,
+    ):
         self.shelf, self._settings, self._state, self._describe = shelf, settings, state, describe
+        self._at = at
         self._wished = False
         self._leads = dist.get_rank() == 0
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
-        self._finished: list[Saved] = []
+        self._finished: deque[Saved] = deque()
         if self._leads:
             sweep(shelf)
-
-    def load(self, snapshot: Snapshot) -> None:
-        """Take over the state saved in `snapshot`, whatever the layout it was saved in."""
-        reader = FileSystemReader(snapshot.folder)
-        load(self._state.tensors(), storage_reader=reader, process_group=self._group)
 
     def wish(self, _: object = None) -> None:
         """Have the state saved when this step ends, on all ranks alike."""
@@ -79,14 +92,19 @@ class Snapshots:
 
     def wait(self) -> None:
         """Until nothing is being saved."""
-        if self._thread:
-            self._thread.join()
-            self._thread = None
+        if not self._thread:
+            return
+        began = time.monotonic()
+        while True:
+            self._thread.join(WORD_EVERY_S)
+            if not self._thread.is_alive():
+                break
+            self._at(f"waiting for the snapshot, {time.monotonic() - began:.1f} s")
+        self._thread = None
 
     def take_finished(self) -> list[Saved]:
         """What became of saves since the last call."""
-        finished, self._finished = self._finished, []
-        return finished
+        return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def _save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
         """In the thread: write, then, on the leader, seal."""

@@ -35,7 +35,7 @@ from engine.train.introduce import hello, knob_board
 from engine.train.knobs import make_board
 from engine.train.optimizer import GradientNorm, learning_rate, make_optimizer
 from engine.train.placing import Placing
-from engine.train.snapshot import Saved, Snapshots
+from engine.train.snapshot import Saved, Snapshots, restore
 from engine.train.state import State
 from engine.train.statistics import Known, Measured, Statistics
 from engine.train.switch import LEADER, Switch
@@ -111,7 +111,7 @@ class Trainer:
         self.snapshots: Snapshots | None = None
         if shelf:
             state = State(self.stages, self.optimizer, world)
-            self.snapshots = Snapshots(shelf, layout.snapshot, state, self._manifest)
+            self.snapshots = Snapshots(shelf, layout.snapshot, state, self._manifest, meter.at)
         save = self.snapshots.wish if self.snapshots else None
         self.board = make_board(layout, self.pipeline, self.shards, self.dials, self.placing, save)
         self.switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
@@ -228,9 +228,8 @@ class Trainer:
 
     def _resume(self, snapshot: Snapshot) -> None:
         """Go on from `snapshot`; the knobs have its values already, from the layout."""
-        assert self.snapshots, "a shelf"
         manifest = snapshot.manifest
-        self.snapshots.load(snapshot)
+        restore(snapshot, State(self.stages, self.optimizer, self.world))
         self.first_step, self.board.revision = manifest.step, manifest.revision
         self.switch.history += manifest.history
         if self.world.rank == LEADER:

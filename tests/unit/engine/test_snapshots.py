@@ -78,7 +78,7 @@ def test_a_torn_one_is_never_chosen(tmp_path: Path, spoil, why: str) -> None:  #
     torn = save(shelf, 6)
     spoil(torn)
     told: list[str] = []
-    start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", False, torn=told.append)
+    start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", False, tell=told.append)
     assert start.snapshot and start.snapshot.manifest.step == 3
     assert len(told) == 1 and why in told[0]
     with pytest.raises(LayoutError, match="there is nothing to resume: ") as refused:
@@ -170,7 +170,7 @@ def test_a_folder_without_a_whole_one_is_named_as_such(tmp_path: Path) -> None:
     (save(tmp_path / "a/snapshots", 2) / MANIFEST).unlink()
     told: list[str] = []
     with pytest.raises(LayoutError) as refused:
-        find(tmp_path, resume=tmp_path / "a", torn=told.append)
+        find(tmp_path, resume=tmp_path / "a", tell=told.append)
     assert str(refused.value) == f"there is nothing to resume: no whole snapshot in {tmp_path / 'a'}"
     assert "step-2 is not a whole snapshot: manifest.json: No such file" in told[0]
 
@@ -252,21 +252,36 @@ def test_what_was_turned_stays_turned(tmp_path: Path) -> None:
 def test_the_same_command_again_turns_nothing_back(tmp_path: Path) -> None:
     """Nor at the second restart, when the snapshot is of a run that was resumed itself."""
     layout = load(DEMO, ["knobs.micro_batches=2"])
-    fixed = ["knobs.micro_batches"]
+    again = {"run_dir": tmp_path / "a", "fixed": ["knobs.micro_batches"]}
     save(tmp_path / "a/snapshots", 2, layout, {"micro_batches": 8})
-    assert find(tmp_path, layout, tmp_path / "a", fixed=fixed).layout.knobs.micro_batches == 8
+    assert find(tmp_path, layout, **again).layout.knobs.micro_batches == 8
+    assert find(tmp_path, layout, resume=tmp_path / "a", again=True, **again).layout.knobs.micro_batches == 8
     other = load(DEMO, ["knobs.micro_batches=16"])
-    assert find(tmp_path, other, tmp_path / "a", fixed=fixed).layout.knobs.micro_batches == 16
+    assert find(tmp_path, other, **again).layout.knobs.micro_batches == 16
 
 
-def test_a_value_that_the_new_layout_does_not_take(tmp_path: Path) -> None:
-    save(tmp_path / "a/snapshots", 2, knobs={"micro_batches": 2})
-    layout = load(DEMO, ["grid.pp=4"])
-    with pytest.raises(LayoutError) as refused:
-        find(tmp_path, layout, tmp_path / "a")
-    assert "knobs.micro_batches = 2" in str(refused.value) and "legal: 4, 8, 16" in str(refused.value)
-    meant = load(DEMO, ["grid.pp=4", "knobs.micro_batches=8"])
-    assert find(tmp_path, meant, tmp_path / "a", fixed=["knobs.micro_batches"]).layout == meant
+def test_the_command_of_a_new_run_means_what_it_says(tmp_path: Path) -> None:
+    layout = load(DEMO, ["knobs.micro_batches=2"])
+    save(tmp_path / "a/snapshots", 2, layout, {"micro_batches": 8})
+    said = find(tmp_path, layout, tmp_path / "a", fixed=["knobs.micro_batches"])
+    assert said.layout.knobs.micro_batches == 2
+    assert find(tmp_path, layout, tmp_path / "a").layout.knobs.micro_batches == 8
+
+
+def test_a_value_that_the_new_layout_does_not_take_gives_way(tmp_path: Path) -> None:
+    knobs: dict[str, Value] = {"micro_batches": 2, "recompute": "full", "schedule": "interleaved_zb"}
+    begun = load(DEMO, ["schedule.name=interleaved", "model.layers=8"])
+    save(tmp_path / "a/snapshots", 2, begun, knobs=knobs)
+    told: list[str] = []
+    layout = load(DEMO, ["grid.pp=1", "model.layers=8"])
+    start = find(tmp_path, layout, tmp_path / "a", tell=told.append)
+    assert start.layout.schedule.name == "1f1b" and start.layout.knobs.recompute == "full"
+    assert start.layout.knobs.micro_batches == 2
+    assert len(told) == 1 and "schedule.name = 1f1b instead of interleaved_zb: " in told[0]
+    assert "\n" not in told[0]
+    layout = load(DEMO, ["grid.pp=4", "model.layers=8"])
+    start = find(tmp_path, layout, tmp_path / "a", tell=told.append)
+    assert any("knobs.micro_batches" in line and "legal: 4, 8, 16" in line for line in told[1:])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""Saving and loading as the only rank of its world, in this very process."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import engine.train.snapshot as saving
+from engine.layout import load
+from engine.place import alone
+from engine.train.trainer import Trainer
+from tests.ranks.case import SMALL
+from tests.unit.engine.test_layout import DEMO
+
+LAYOUT = load(DEMO, [*SMALL, "train.steps=2"])
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def snapshots(tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch) -> saving.Snapshots:
+    """A trainer's, that write next to nothing."""
+    found = Trainer(LAYOUT, shelf=tmp_path / "snapshots").snapshots
+    assert found
+    monkeypatch.setattr(found, "write", lambda _, partial: partial.mkdir(parents=True))
+    return found
+
+
+def test_what_is_taken_while_another_ends_is_told_later(
+    snapshots: saving.Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread ends a save just as the trainer asks what has ended."""
+    made = saving.Saved
+
+    def slow(*fields: object) -> saving.Saved:
+        snapshots.take_finished()
+        return made(*fields)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(saving, "Saved", slow)
+    snapshots.save(1)
+    snapshots.wait()
+    assert [saved.step for saved in snapshots.take_finished()] == [1]
+    assert not snapshots.take_finished()
+
+
+def test_who_waits_for_a_save_says_so_again_and_again(
+    snapshots: saving.Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the parent of a stopping run would take it for stuck."""
+    enough = threading.Event()
+    said: list[str] = []
+
+    def hear(text: str) -> None:
+        said.append(text)
+        if len(set(said)) == 2:
+            enough.set()
+
+    monkeypatch.setattr(saving, "WORD_EVERY_S", 0.06)
+    monkeypatch.setattr(snapshots, "_at", hear)
+    monkeypatch.setattr(snapshots, "write", lambda _, __: enough.wait(10))
+    snapshots.save(1)
+    snapshots.wait()
+    assert enough.is_set() and said[0].startswith("waiting for the snapshot, 0.")
+
+
+def test_a_trainer_goes_on_without_a_shelf_of_its_own(tmp_path: Path, group: None) -> None:
+    first = Trainer(LAYOUT, shelf=tmp_path / "snapshots")
+    assert first.snapshots
+    first.train_step(0)
+    first.snapshots.save(1)
+    first.snapshots.wait()
+    second = Trainer(LAYOUT, resume=tmp_path / "snapshots/step-1")
+    assert second.first_step == 1 and second.snapshots is None
+    ours, theirs = (list(trainer.stages[0].parameters()) for trainer in (second, first))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

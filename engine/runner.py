@@ -67,7 +67,12 @@ def run_layout(
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started(os.environ, os.getppid())))
     named = Path(layout.run.dir) / f"{layout.run.name}-{stamp}"
     find = partial(find_start, layout, resume, named=named, again=restarted(os.environ), fixed=fixed)
-    start = find(run_dir, tell=lambda what: say(f"{what}\n"))
+    told: list[str] = []  # said once the shelf is held: until then another run may write and prune there
+    try:
+        start = find(run_dir, tell=told.append)
+    except LayoutError:
+        say("".join(f"{line}\n" for line in told))
+        raise
     named_hub(hub, start.run_dir or named)  # refused before a folder is made
     try:
         place = joined_place(start.run_dir or named)
@@ -85,7 +90,10 @@ def run_layout(
     shelf = shelf_of(layout, folder)
     with hold(shelf, told=lambda why: say(f"{why}\n")) if leads else nullcontext():
         if leads and start.run_dir:  # another run may have saved on the shelf while this one waited for it
-            start = find(start.run_dir)
+            told.clear()
+            start = find(start.run_dir, tell=told.append)
+        if leads:
+            say("".join(f"{line}\n" for line in told))
         snapshot = start.snapshot
 
         def work(place: Place) -> None:

@@ -291,7 +291,7 @@ def run_case(case: Case, folder: Path) -> None:
 
     def reference(place: Place) -> None:
         torch.set_default_dtype(dtype)
-        torch.set_num_threads(2)
+        torch.set_num_threads(1)  # two wait for each other for ever where others want the cores too
         folder.mkdir(parents=True, exist_ok=True)
         truth = one_process(layout, case.script)
         jolted = [] if case.fp64 else [one_process(layout, case.script, seed) for seed in range(JOLTS)]

@@ -27,13 +27,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=800,
+        timeout=1500,
     )
     assert driver.returncode == 0, driver.stderr[-4000:]
     return {name: json.loads((folder / name / "result.json").read_text()) for name in TELLING}
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1600)
 @pytest.mark.parametrize("name", TELLING)
 def test_equals_one_process(name: str, results: dict[str, Any]) -> None:
     result = results[name]

@@ -145,7 +145,7 @@ def steps_of(events: list[dict[str, Any]]) -> dict[int, float]:
 
 
 def test_a_killed_rank_and_resume_on_the_command_line(tmp_path: Path) -> None:
-    command = engine(DEMO, *SMALLER, "train.steps=500", f"run.dir={tmp_path}", "run.name=mine")
+    command = engine(DEMO, *SMALLER, "train.steps=100000", f"run.dir={tmp_path}", "run.name=mine")
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

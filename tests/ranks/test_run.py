@@ -101,7 +101,7 @@ def test_headless_without_a_hub(tmp_path: Path) -> None:
     assert [event["step"] for event in steps] == list(range(20))
     for event in steps:
         assert event.keys() >= STEP_FIELDS
-        assert event["comm"].keys() == {"dp", "tp", "pp", "ep", "control"}
+        assert event["comm"].keys() == {"dp", "tp", "pp", "ep", "cp", "control"}
         assert 0 < event["a2a_bytes"] <= event["comm"]["ep"]["bytes"]
         assert event["oversubscribed"] == (len(os.sched_getaffinity(0)) < 8)
     assert abs(steps[0]["loss"] - math.log(256)) < 0.1

@@ -157,14 +157,14 @@ def test_a_killed_rank_and_resume_on_the_command_line(tmp_path: Path) -> None:
     assert process.stdout is not None
     events += [json.loads(line) for line in process.stdout]
     assert process.wait(60) == 1
-    killed_at = max(steps_of(events))
+    killed_at = max(steps_of(events))  # a step is told one step late, so one more may be saved
     other = ["grid.tp=1", "grid.pp=2", "grid.ep=1", "schedule.name=gpipe", f"train.steps={killed_at + 3}"]
     resumed = run(engine(DEMO, *SMALLER, *other, f"run.dir={tmp_path}", "run.name=mine", "--resume"))
     assert resumed.returncode == 0, resumed.stderr
     again = [json.loads(line) for line in resumed.stdout.splitlines()]
     start = again[0]
     assert start["run"] == events[0]["run"], "the same run goes on"
-    assert killed_at - 4 <= start["resumed"] <= killed_at + 1 and start["resumed"] % 2 == 0
+    assert killed_at - 4 <= start["resumed"] <= killed_at + 2 and start["resumed"] % 2 == 0
     losses = steps_of(again)
     assert list(losses) == list(range(start["resumed"], killed_at + 3))
     for step in losses.keys() & steps_of(events).keys():

@@ -25,14 +25,11 @@ def shown(app: App[None]) -> list[str]:
 
 async def settle(cockpit: Cockpit, pilot: Pilot[None]) -> None:
     """Let the app look at the store and lay out, until the screen stays as it is: a busy machine takes its time."""
-    before: list[str] = []
-    for _ in range(30):
+    screens: list[list[str]] = []
+    while len(screens) < 60 and (len(screens) < 4 or any(screen != screens[-1] for screen in screens[-4:])):
         cockpit.app.look()
         await pilot.pause(0.1)
-        now = shown(cockpit.app)
-        if now == before:
-            return
-        before = now
+        screens.append(shown(cockpit.app))
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from engine.grid import ORDER, Grid, divisors, listed
-from engine.legal import context_refusals, pipeline_refusals, routing_refusals
+from engine.legal import context_refusals, pipeline_refusals, routing_refusals, size_refusals
 from engine.planner.stages import SCHEDULES
 
 LARGEST = 2**31 - 1  # no size of a run is larger, and arithmetic on sizes stays quick
@@ -23,6 +23,8 @@ GEMM_ALIGN = {"fp32": 4, "bf16": 8}  # rows must begin at multiples of 16 bytes
 BYTES = 256  # tokens of the byte tokenizer
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
+Layers = Annotated[int, Meta(ge=1, le=1024)]  # stages are split by trying where each may begin
+Experts = Annotated[int, Meta(ge=1, le=65_536)]
 Above = Annotated[float, Meta(gt=0, le=1e9)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
 Word = Annotated[str, Meta(pattern="^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
@@ -46,7 +48,7 @@ class Run(Struct, frozen=True):
 
 
 class Moe(Struct, frozen=True):
-    experts: Positive
+    experts: Experts
     top_k: Positive
     d_expert: Positive  # hidden width of one expert
     every: Positive = 1  # 1 = each layer has experts, 2 = every second, counted from the first
@@ -62,7 +64,7 @@ class Moe(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    layers: Positive
+    layers: Layers
     d_model: Positive
     heads: Positive
     seq_len: Positive  # tokens
@@ -311,6 +313,7 @@ def _legal(hint: Any) -> str:
 
 def _refusals(layout: Layout) -> typing.Iterator[str]:
     """Why the parts do not go together, one sentence each."""
+    yield from size_refusals(layout)
     grid, model, train = layout.ranks, layout.model, layout.train
     data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
     divided = [  # what must divide, by what, and both by name

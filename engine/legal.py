@@ -4,10 +4,28 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from engine.grid import divisors, listed
+from engine.planner.size import parameters
 from engine.planner.stages import SCHEDULES, accepts, fewest, partners, recomputes, zeros
 
 if TYPE_CHECKING:  # a layout is read by asking these
     from engine.layout import Layout, Moe
+
+# Beyond what anyone has published, so that a slip of the finger is refused here and not by a traceback much later.
+MOST_RANKS = 65_536  # four times Llama 3's 16,384 GPUs
+MOST_PARAMETERS = 10**13  # six times Switch-C's 1.6 trillion
+MOST_TOKENS = 2**30  # of one step: sixteen times DeepSeek-V3's 15,360 sequences of 4,096
+
+
+def size_refusals(layout: "Layout") -> Iterator[str]:
+    """Sizes that are legal one by one, and together larger than any run. Asked first: what follows may then count."""
+    tokens = layout.train.global_batch * layout.model.seq_len
+    for what, size, most in (
+        ("pp x dp_replicate x dp_shard x cp x tp of [grid]", layout.ranks.world, MOST_RANKS),
+        ("train.global_batch x model.seq_len", tokens, MOST_TOKENS),
+        ("the number of the model's parameters", parameters(layout.model), MOST_PARAMETERS),
+    ):
+        if size > most:
+            yield f"{what} = {size:,} is more than any run has; legal: up to {most:,}"
 
 
 def context_refusals(layout: "Layout") -> Iterator[str]:

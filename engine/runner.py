@@ -17,6 +17,7 @@ from engine.keeper import named_hub
 from engine.launch import Place, join, joined_place, launch
 from engine.layout import Layout, LayoutError
 from engine.resume import find_start, restarted, started
+from engine.room import room_refusal
 from engine.snapshots import hold, shelf_of
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ def run_layout(
     grid = layout.ranks
     if place and place.world != grid.world:
         raise LayoutError(f"the layout has {grid.world} ranks, but {place.world} were started; legal: equal")
+    if place is None and (refusal := room_refusal(layout)):
+        raise LayoutError(refusal)
     leads = place is None or place.rank == 0
     folder = place.run_dir if place else start.run_dir or named
     if leads:

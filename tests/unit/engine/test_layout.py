@@ -1,6 +1,7 @@
 """Layouts: overrides, and one sentence for everything that is wrong."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.layout import Layout, LayoutError, from_toml, load
 from engine.legal import legal_micro_batches
+from engine.room import room_refusal
 
 DEMO = Path(__file__).parents[3] / "layouts" / "demo.toml"
 
@@ -63,7 +65,7 @@ def test_overrides_lie_over_the_file() -> None:
         ("knobs.micro_batches=7", "knobs.micro_batches = 7 is not legal; legal: 2, 4, 8, 16"),
         ("knobs.capacity_factor=-1", "a number from 0.1 to 8 or none"),
         ("model.vocab=128", "model.vocab = 128 is too small for byte tokens; legal: from 256 on"),
-        ("model.layers=2147483648", "legal: a whole number from 1 to 2147483647"),
+        ("model.d_model=2147483648", "legal: a whole number from 1 to 2147483647"),
         ("model.moe.d_expert=50", "model.moe.d_expert = 50 does not suit"),
         ("run.name=a/b", "run.name = 'a/b' is not legal"),
         ("run.name=-x", "not beginning with"),
@@ -118,6 +120,43 @@ def test_a_wrong_value_gets_one_sentence(override: str, sentence: str) -> None:
         load(DEMO, override.split())
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["grid.dp_shard=2147483647"], "tp of [grid] = 8,589,934,588 is more than any run has; legal: up to 65,536"),
+        ([f"grid.{axis}=2147483647" for axis in ("pp", "dp_shard", "cp", "tp", "ep")], "legal: up to 65,536"),
+        (["train.global_batch=2147483647"], "train.global_batch x model.seq_len = 137,438,953,408 is more"),
+        (["model.seq_len=2147483647"], "train.global_batch x model.seq_len = 68,719,476,704 is more"),
+        (["model.d_model=2147483644"], "the number of the model's parameters = "),
+        (["model.moe.d_expert=2147483647"], "parameters = 13,194,139,"),
+        (["model.layers=2147483647"], "model.layers = 2147483647 is not legal; legal: a whole number from 1 to 1024"),
+        (["model.moe.experts=2147483647"], "legal: a whole number from 1 to 65536"),
+        (["model.vocab=1000000000000"], "legal: a whole number from 1 to 2147483647"),
+        (["train.steps=1000000000000"], "legal: a whole number from 1 to 2147483647"),
+    ],
+)  # fmt: skip
+def test_absurd_sizes_get_one_sentence_at_once(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(LayoutError) as refusal:
+        load(DEMO, overrides)
+    assert sentence in str(refusal.value) and len(str(refusal.value)) < 200
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["grid.dp_shard=8192", "train.global_batch=65536"], "the layout has 32768 ranks, and this machine's memory is 16 GiB, enough for 512 at"),  # noqa: E501
+        (["model.vocab=268435456"], "the model's 34,360,"),
+    ],
+)  # fmt: skip
+def test_what_this_machine_has_no_room_for(
+    overrides: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=16 * 2**30))
+    monkeypatch.setattr("engine.room._sees_gpu", lambda: False)
+    assert room_refusal(load(DEMO)) is None
+    assert sentence in (room_refusal(load(DEMO, overrides)) or "")
 
 
 def test_a_hierarchical_all_to_all_needs_two_levels() -> None:

@@ -1,0 +1,47 @@
+"""The number of parameters, against the modules' own, which are made without memory."""
+
+import pytest
+import torch
+
+from engine.layout import Layout, load
+from engine.meter import Meter
+from engine.model.dials import Dials
+from engine.model.transformer import Stage
+from engine.parallel.comm import Axis
+from engine.parallel.tensor import Weights
+from engine.planner.size import parameters
+from tests.unit.engine.test_layout import DEMO
+
+META = torch.device("meta")
+
+
+@pytest.fixture(autouse=True)
+def no_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "engine.parallel.tensor.initial", lambda _, shape, *__: torch.empty(shape, device=META)
+    )
+
+
+def held(layout: Layout) -> int:
+    weights = Weights(1, Axis("tp", None, Meter()), Axis("ep", None, Meter()), device=META)
+    stage = Stage(weights, layout.model, range(layout.model.layers), Dials.of(layout), Meter())
+    return sum(p.numel() for p in stage.parameters())
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["model.moe=none", "grid.ep=1", "model.d_ff=96", "model.vocab=1024"],
+        ["model.moe.every=3", "model.moe.shared_experts=2", "model.moe.balance=bias"],
+        ["model.tie_embeddings=true", "grid.pp=1", "model.kv_heads=none"],
+    ],
+)
+def test_as_many_as_the_modules_hold(overrides: list[str]) -> None:
+    layout = load(DEMO, overrides)
+    assert parameters(layout.model) == held(layout)
+
+
+def test_active_are_those_that_a_token_visits() -> None:
+    model = load(DEMO).model
+    assert parameters(model) - parameters(model, active=True) == 4 * 6 * 3 * 64 * 128

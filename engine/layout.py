@@ -189,6 +189,12 @@ class Layout(Struct, frozen=True, kw_only=True):
     def stages(self) -> int:
         return self.grid.pp * self.virtual_stages
 
+    @property
+    def tied_apart(self) -> bool:
+        """Whether the head is tied to an embedding that is on another rank."""
+        in_a_loop = SCHEDULES[self.schedule.name].placement == "loop"
+        return self.model.tie_embeddings and self.grid.pp > 1 and in_a_loop
+
     def digest(self) -> str:
         """Equal for ranks that train the same model on the same data; steps, names and start values do not count."""
         same = (self.model, self.grid, self.schedule.name, self.data, self.run.seed, self.train.global_batch)
@@ -360,11 +366,6 @@ def _refusals(layout: Layout) -> typing.Iterator[str]:
         yield f"grid.ep_inner = {layout.grid.ep_inner} is for grid.ep_method = hierarchical; legal: that, or none"
     elif inner is not None and inner not in levels:
         yield f"grid.ep_inner = {inner} does not part grid.ep = {grid.ep} into levels; legal: {listed(levels)}"
-    if model.tie_embeddings and grid.pp > 1:
-        yield (
-            f"model.tie_embeddings = true with grid.pp = {grid.pp} would keep the shared weight on two stages; "
-            f"legal: grid.pp = 1, or model.tie_embeddings = false"
-        )
     if train.precision == "fp8":
         yield "train.precision = fp8 is not offered: it needs a GPU of compute capability 8.9; legal: fp32, bf16"
     if train.zero == 0 and grid.dp_shard > 1:

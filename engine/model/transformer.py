@@ -148,7 +148,8 @@ class Stage(nn.Module):
         self.norm = RMSNorm(weights, model.d_model, model.norm_eps) if last else None
         tied = self.embedding.weight if self.embedding is not None and model.tie_embeddings else None
         self.tied = tied is not None
-        self.head = Head(weights, model.vocab, model.d_model, tied) if last else None
+        copied = model.tie_embeddings and not first
+        self.head = Head(weights, model.vocab, model.d_model, tied, copied) if last else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embedding is not None:

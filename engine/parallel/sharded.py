@@ -21,6 +21,8 @@ from engine.parallel.reduction import Reductions, Unit
 from engine.parallel.tensor import Head
 from engine.parallel.world import World
 
+EMBEDDING = "embedding.weight"
+
 # Each rank keeps and updates its shard in fp32; what is gathered and computed with is rounded from it.
 POLICIES = {
     "fp32": MixedPrecisionPolicy(),
@@ -32,11 +34,11 @@ class Shards:
     """All stages of a rank, sharded in place: experts on the expert mesh, all else on the dense one.
 
     With `by_block`, each block, its experts and the head are units of their own, so that their traffic hides behind the
-    other units' computation and ZeRO 3 has something to let go of; the embedding, the last norm and a head tied to the
-    embedding are the stage's own unit. Otherwise (a pipeline reduces once a step, with nothing left to hide behind) a
-    stage is one unit and its experts another: the fewer the quicker. The stage is sharded on a mesh of size 1 too, or
-    torch's pipelining would not reduce its gradients. Only a rank that shares its parameters with nobody and
-    has no pipeline keeps them as they are: a tenth of a small step.
+    other units' computation and ZeRO 3 has something to let go of; the embedding, the last norm and a head that
+    shares the embedding's weight are the stage's own unit. Otherwise (a pipeline reduces once a step, with nothing left
+    to hide behind) a stage is one unit and its experts another: the fewer the quicker. The stage is sharded on a mesh
+    of size 1 too, or torch's pipelining would not reduce its gradients. Only a rank that shares its parameters with
+    nobody and has no pipeline keeps them as they are: a tenth of a small step.
 
     What the ZeRO stage changes is only when a unit is gathered and reduced, so it can change between two steps:
     0 and 1 gather once a step and reduce once; 2 gathers once and, without a pipeline, reduces each micro-batch; 3
@@ -62,6 +64,7 @@ class Shards:
             self._roots.append(self._shard([stage], "fsdp", world.dp))
         # As they are sharded: between forward and backward a stage's own list is of gathered ones.
         self._parameters = [parameter for _, parameter in named_parameters(stages)]
+        self._embeddings = [parameter for name, parameter in named_parameters(stages) if name == EMBEDDING]
         self.use_zero(zero)
 
     def _shard(self, modules: list[nn.Module], axis_name: str, axis: Axis) -> FSDPModule:
@@ -99,14 +102,26 @@ class Shards:
                 parameter.grad = None
 
     def complete(self) -> None:
-        """After the last backward: wait until all gradients are summed, over the data ranks and over tp."""
+        """After the last backward: wait until all gradients are summed, over the data ranks, the ends of the pipeline
+        and tp."""
         self._reductions.complete()
+        sum_over_ends(self._embeddings, self._world)
         sum_over_tp(self._stages, self._world)
 
 
 def named_parameters(stages: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Of all stages of a rank: names carry global layer numbers, so no two are alike."""
-    return chain.from_iterable(stage.named_parameters() for stage in stages)
+    """Of all stages of a rank. Names carry global layer numbers, so no two are alike, but that a head's copy of the
+    embedding's weight has the name of what it is a copy of."""
+    copies = {id(parameter) for parameter in copied(stages)}
+    for name, parameter in chain.from_iterable(stage.named_parameters() for stage in stages):
+        yield EMBEDDING if id(parameter) in copies else name, parameter
+
+
+def copied(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
+    """The head's weight, where it is a copy of the embedding's on another stage."""
+    for module in chain.from_iterable(stage.modules() for stage in stages):
+        if isinstance(module, Head) and module.copied:
+            yield module.weight
 
 
 def is_expert(stages: Sequence[nn.Module]) -> dict[str, bool]:
@@ -133,6 +148,17 @@ def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
         on_tp = isinstance(parameter, DTensor) and "tp" in (parameter.device_mesh.mesh_dim_names or ())
         if not experts[name] and not on_tp:
             yield parameter
+
+
+def sum_over_ends(embeddings: Sequence[nn.Parameter], world: World) -> None:
+    """Give the embedding's weight and the head's copy of it, on this rank or another, the sum of their gradients: the
+    same bits, so that the optimizer keeps them equal to the bit."""
+    grads = [shard_of(p.grad) for p in embeddings if p.grad is not None]
+    if not grads or (len(grads) == 1 and world.ends.size == 1):
+        return
+    total = world.ends.all_reduce(torch.stack(grads).sum(0))
+    for grad in grads:
+        grad.copy_(total)
 
 
 def sum_over_tp(stages: Sequence[nn.Module], world: World) -> None:

@@ -13,16 +13,26 @@ from engine.parallel.comm import Axis
 class World:
     """Groups and meshes of one rank. Needs an initialised default process group of `grid.world` ranks.
 
-    With `ep_inner`, rows of experts travel the ep axis in two hops: within groups of so many ranks, then across.
+    With `ep_inner`, rows of experts travel the ep axis in two hops: within groups of so many ranks, then across. With
+    `ends`, the first and the last rank of each pipeline have an axis of their own.
     """
 
-    def __init__(self, grid: Grid, meter: Meter, device: torch.device = CPU, ep_inner: int | None = None):
+    def __init__(
+        self,
+        grid: Grid,
+        meter: Meter,
+        device: torch.device = CPU,
+        ep_inner: int | None = None,
+        ends: bool = False,
+    ):
         self.grid, self.device = grid, device
         self.rank = dist.get_rank()
         self.at = grid.coords(self.rank)
         self.dense = _mesh(device, grid.dense)
         self.expert = _mesh(device, grid.expert)
         self.pp = Axis("pp", _group(self.dense, "pp"), meter)
+        pairs = [[ranks[0], ranks[-1]] for ranks in grid.groups("pp")]
+        self.ends = Axis("pp", _mine(pairs) if ends else None, meter)  # on the ranks between, of size 1
         self.dp = Axis("dp", _group(self.dense, "fsdp"), meter)
         self.replicas = Axis("dp", _group(self.dense, "dp_replicate"), meter)
         self.tp = Axis("tp", _group(self.dense, "tp"), meter)
@@ -56,7 +66,10 @@ def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
 def _beside(grid: Grid, *axes: str) -> dist.ProcessGroup | None:
     """Of the ranks that differ along `axes` alone: cp is a part of the meshes' fsdp dimension."""
     groups = grid.groups(*axes)
-    if len(groups[0]) == 1:
-        return None
-    mine: dist.ProcessGroup = dist.new_subgroups_by_enumeration(groups)[0]  # type: ignore[no-untyped-call]
+    return _mine(groups) if len(groups[0]) > 1 else None
+
+
+def _mine(groups: list[list[int]]) -> dist.ProcessGroup | None:
+    """The group of this rank, None where it is in none; the same call on every rank."""
+    mine: dist.ProcessGroup | None = dist.new_subgroups_by_enumeration(groups)[0]  # type: ignore[no-untyped-call]
     return mine

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from engine.layout import Train
-from engine.parallel.sharded import named_parameters, replicated_over_tp, shard_of
+from engine.parallel.sharded import copied, named_parameters, replicated_over_tp, shard_of
 from engine.parallel.world import World
 
 
@@ -44,7 +44,8 @@ class GradientNorm:
         copies = (
             (p, grid.dp_replicate * (grid.tp if id(p) in over_tp else 1)) for _, p in named_parameters(stages)
         )
-        self._weighted = [(p, 1.0 / count) for p, count in copies]
+        elsewhere = {id(p) for p in copied(stages)}  # their gradient is the embedding's, which counts
+        self._weighted = [(p, 0.0 if id(p) in elsewhere else 1.0 / count) for p, count in copies]
 
     def __call__(self) -> Tensor:
         """The 2-norm, the same on every rank."""

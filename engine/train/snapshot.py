@@ -44,6 +44,7 @@ def restore(snapshot: Snapshot, state: State) -> None:
     """Take over the state saved in `snapshot`, whatever the layout it was saved in; the same call on every rank."""
     group = dist.new_group(backend="gloo")
     load(state.tensors(), storage_reader=FileSystemReader(snapshot.folder), process_group=group)
+    state.spread()
 
 
 class Snapshots:

@@ -27,6 +27,8 @@ class State:
         self._stages, self._optimizer, self._world = stages, optimizer, world
         # As FSDP keeps them between steps; while it has them gathered, a stage would name others.
         self._parameters = dict(named_parameters(stages))
+        # An embedding whose copy in the head is on this rank too: one name stands for both.
+        self._twins = [(n, p) for n, p in named_parameters(stages) if p is not self._parameters[n]]
         self._layer_of = {  # of an expert's parameter
             f"{prefix}.experts.{name}": module
             for stage in stages
@@ -45,14 +47,24 @@ class State:
         """`tensors` as they are now, in host memory."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in self.tensors().items()}
 
+    @torch.no_grad()
+    def spread(self) -> None:
+        """After `tensors` were written to: give what was loaded to all that it stands for."""
+        for name, twin in self._twins:
+            loaded = self._parameters[name]
+            shard_of(twin).copy_(shard_of(loaded))
+            for key, value in self._optimizer.state[loaded].items():
+                shard_of(self._optimizer.state[twin][key]).copy_(shard_of(value))
+
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._parameters.items():
             yield from self._whole("model", name, parameter)
             for key, value in self._optimizer.state[parameter].items():
                 yield from self._whole(f"optimizer.{key}", name, value)
         for stage in self._stages:
+            parameters = {name for name, _ in stage.named_parameters(remove_duplicate=False)}
             for name, tensor in stage.state_dict().items():
-                if name not in self._parameters:
+                if name not in parameters:
                     yield f"model.{name}", tensor
 
     def _whole(self, kind: str, name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -66,10 +78,10 @@ class State:
     def _begin_optimizer(self) -> None:
         """The state that the optimizer makes at its first step, with zeros in it."""
         rates = [group["lr"] for group in self._optimizer.param_groups]
-        for parameter in self._parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
         self._optimizer.step()
         self._optimizer.zero_grad()
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):

@@ -81,7 +81,7 @@ class Trainer:
         self._on_snapshot, self._given = on_snapshot, given or layout
         self._stopping, self._began_s = False, time.time()
         grid, model, train = layout.ranks, layout.model, layout.train
-        self.world = world = World(grid, meter, of_group(), layout.ep_inner)
+        self.world = world = World(grid, meter, of_group(), layout.ep_inner, layout.tied_apart)
         self.dials = Dials.of(layout)
         context = Context(world.cp, world.sequence, layout.grid.cp_method)
         meshes = world.dense["tp"], world.expert["ep"]

@@ -22,7 +22,7 @@ from engine.model.moe import MoeLayer, Routing
 from engine.model.transformer import Block, Stage
 from engine.parallel.experts import Hop
 from engine.parallel.relocate import moe_layers
-from engine.parallel.sharded import is_expert, replicated_over_tp, shard_of
+from engine.parallel.sharded import EMBEDDING, is_expert, named_parameters, replicated_over_tp, shard_of
 from engine.parallel.tensor import Weights
 from engine.place import Place
 from engine.planner.stages import stages_of
@@ -38,6 +38,7 @@ from tests.ranks.case import (
     SELECTIVE,
     SMALL,
     SURE,
+    TIED,
     TWO_HOPS,
     ULYSSES,
     ZBV,
@@ -66,7 +67,18 @@ CASES = {
     "bf16": [*BF16, *SELECTIVE],
     "bf16 hsdp cp": [*SMALL, *BF16, "grid.dp_replicate=2", "grid.dp_shard=2", "grid.cp=2", "train.zero=3"],
     "compiled": [*SMALL, "grid.dp_shard=2", "grid.tp=2", "grid.ep=2", "train.compile=true", *DROPS, *FULL],
-    "tied": [*SMALL, "grid.dp_shard=2", "grid.tp=2", "model.tie_embeddings=true"],
+    "tied": [*SMALL, "grid.dp_shard=2", "grid.tp=2", *TIED],
+    "tied pp zero 3": [
+        *SMALL,
+        "grid.pp=3",
+        "grid.dp_shard=2",
+        "model.layers=3",
+        "model.vocab=257",  # which two data ranks share unevenly
+        "train.zero=3",
+        "knobs.micro_batches=4",
+        *TIED,
+    ],
+    "tied zbv": [*SMALL, *ZBV, *TIED],
     "zero 1": [*SMALL, "grid.dp_shard=2", "train.zero=1", "knobs.micro_batches=4"],
     "zero 3 full": [*SMALL, "grid.dp_shard=2", "grid.ep=2", "train.zero=3", *FULL],
     "pp zero 3": [
@@ -127,6 +139,11 @@ def expected(
     forth = sum(stage + 1 < layout.stages and stage + 1 not in mine for stage in mine)
     back = sum(stage > 0 and stage - 1 not in mine for stage in mine)
     pp = m * (forth + back) * b * (S // t) * D * w
+
+    if layout.tied_apart:
+        pp += sum(
+            shard_of(p).numel() * 4 for name, p in named_parameters(trainer.stages) if name == EMBEDDING
+        )
 
     dp = sum(_unit_bytes(layout, trainer, unit) for unit in _units(layout, trainer))
 
@@ -197,11 +214,12 @@ def _units(layout: Layout, trainer: Trainer) -> list[Unit]:
     sizes: dict[tuple[int, str, int], int] = defaultdict(int)
     for number, stage in zip(mine, whole_stages(layout, trainer), strict=True):
         for name, parameter in stage.named_parameters():
-            ranks = grid.efsdp if experts[name] else grid.fsdp
+            expert = experts.get(name, False)  # a copy of the embedding's weight has another name there
+            ranks = grid.efsdp if expert else grid.fsdp
             padded = -(-parameter.shape[0] // ranks) * ranks * parameter.shape[1:].numel()
             unit = ".".join(name.split(".")[:2]) if name.startswith("layers.") else name.split(".")[0]
             unit = {"embedding": "root", "norm": "root"}.get(unit, unit)
-            sizes[number, "experts of " + unit if experts[name] else unit, ranks] += padded
+            sizes[number, "experts of " + unit if expert else unit, ranks] += padded
     return [Unit(n, ranks, number, name == "root") for (number, name, ranks), n in sizes.items()]
 
 

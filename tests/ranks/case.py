@@ -34,6 +34,7 @@ FOUR_STAGES = ["grid.pp=2", "model.layers=4", "knobs.micro_batches=4"]
 INTERLEAVED, INTERLEAVED_ZB, ZBV, DUALPIPEV = (
     [*FOUR_STAGES, f"schedule.name={name}"] for name in ("interleaved", "interleaved_zb", "zbv", "dualpipev")
 )
+TIED = ["model.tie_embeddings=true"]
 BF16 = ["train.precision=bf16"]
 
 BIAS = ["model.moe.balance=bias", "knobs.bias_rate=0.02"]

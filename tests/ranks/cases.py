@@ -10,6 +10,7 @@ from tests.ranks.case import (
     SGD,
     SMALL,
     SWITCHED,
+    TIED,
     TURNED,
     ZEROED,
     Case,
@@ -128,11 +129,9 @@ CASES: dict[str, Case] = {
     ),
     "mix bf16 pp tp ep": Case([*alone(*BF16, "grid.pp=2", "grid.tp=2", "grid.ep=2"), *SGD]),
     "mix bf16 cp ring dense": Case([*alone(*BF16, "grid.cp=2", "model.moe=none"), *SGD]),
-    "tied dp zero 3 fp64": Case(
-        [*alone("grid.dp_shard=2", "train.zero=3", "model.tie_embeddings=true"), *SGD], fp64=True
-    ),
+    "tied dp zero 3 fp64": Case([*alone("grid.dp_shard=2", "train.zero=3", *TIED), *SGD], fp64=True),
     "tied dp tp drops fp64": Case(
-        [*alone("grid.dp_shard=2", "grid.tp=2", "grid.ep=2", "model.tie_embeddings=true"), *ADAMW, *DROPS],
+        [*alone("grid.dp_shard=2", "grid.tp=2", "grid.ep=2", *TIED), *ADAMW, *DROPS],
         fp64=True,
     ),
     "dp drops fp64": Case([*alone("grid.dp_shard=2"), *ADAMW, *DROPS], fp64=True),
@@ -187,6 +186,8 @@ TELLING = {
         "mix pp dp zero switched fp64",
         "bf16 dense",
         "tied dp zero 3 fp64",
+        "tied pp dp zero switched fp64",
+        "tied zbv reordered fp64",
         "tp mixed fp64",
         "ep part fp64",
         "ep two hops drops fp64",

@@ -2,6 +2,8 @@
 
 from tests.ranks.case import (
     ADAMW,
+    BF16,
+    CLIPPED,
     DROPS,
     DUALPIPEV,
     FULL,
@@ -12,7 +14,9 @@ from tests.ranks.case import (
     REORDERED_V,
     SELECTIVE,
     SGD,
+    TIED,
     ZBV,
+    ZEROED,
     Case,
     alone,
 )
@@ -63,6 +67,30 @@ PIPELINES: dict[str, Case] = {
     "v reordered dp drops fp64": Case(
         [*alone(*ZBV, "grid.dp_shard=2"), *SGD, *DROPS], fp64=True, script=REORDERED_V
     ),
+    "tied pp fp64": Case([*alone("grid.pp=2", *TIED), *ADAMW], fp64=True, script=CLIPPED),
+    "tied pp dp zero switched fp64": Case(
+        [*alone("grid.pp=2", "grid.dp_shard=2", "train.zero=3", *TIED), *SGD], fp64=True, script=ZEROED
+    ),
+    "tied pp tp ep drops fp64": Case(
+        [*alone("grid.pp=2", "grid.tp=2", "grid.ep=2", *TIED), *ADAMW, *DROPS], fp64=True
+    ),
+    "tied 3 ranks cp gpipe fp64": Case(
+        [*alone("grid.pp=3", "grid.cp=2", "model.layers=3", "schedule.name=gpipe", *TIED), *SGD, *FULL],
+        fp64=True,
+    ),
+    "tied interleaved hsdp fp64": Case(
+        [
+            *alone(*INTERLEAVED, "grid.dp_replicate=2", "grid.dp_shard=2", "train.global_batch=16", *TIED),
+            *SGD,
+        ],
+        fp64=True,
+        script=REORDERED_LOOP,
+    ),
+    "tied zbv reordered fp64": Case([*alone(*ZBV, *TIED), *ADAMW], fp64=True, script=REORDERED_V),
+    "tied dualpipev dp tp drops fp64": Case(
+        [*alone(*DUALPIPEV, "grid.dp_shard=2", "grid.tp=2", *TIED), *SGD, *DROPS], fp64=True
+    ),
+    "tied bf16 pp dense": Case([*alone(*BF16, "grid.pp=2", "model.moe=none", *TIED), *SGD]),
     "zbv heavy head dp drops fp64": Case(
         [*alone(*ZBV, "grid.dp_shard=2", "model.layers=9", "model.vocab=1024"), *SGD, *DROPS],
         fp64=True,

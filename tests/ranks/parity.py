@@ -38,7 +38,7 @@ from engine.model.dials import Dials
 from engine.model.transformer import Stage
 from engine.parallel.comm import Axis
 from engine.parallel.relocate import moe_layers
-from engine.parallel.sharded import named_parameters
+from engine.parallel.sharded import EMBEDDING, named_parameters
 from engine.parallel.tensor import Weights, cross_entropy
 from engine.place import Place
 from engine.train import placing
@@ -69,6 +69,7 @@ class Trace:
         default_factory=list
     )  # where experts were: layer -> slot -> expert
     biases: list[dict[str, Tensor]] = field(default_factory=list)  # of the routers, after the update
+    embeddings: dict[str, Tensor] = field(default_factory=dict)  # the embedding's weight after the last step
     acks: list[Ack] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     knobs: dict[str, Value] = field(default_factory=dict)
@@ -186,6 +187,9 @@ def as_laid_out(place: Place, layout: Layout, script: Script, out: Path) -> None
         biases = (router_biases(stage) for stage in trainer.stages)
         trace.biases.append({name: bias.clone() for stage in biases for name, bias in stage.items()})
         trainer.switch.end(step)
+    for name, p in named_parameters(trainer.stages):
+        if name == EMBEDDING:
+            alike(trace.embeddings, {name: whole(p.detach())})
     trace.knobs = trainer.board.values
     at = trainer.world.at
     if at["dp"] == at["cp"] == at["tp"] == 0:
@@ -223,12 +227,21 @@ def whole(grad: Tensor | None) -> Tensor:
 
 def logical(trainer: Trainer) -> dict[str, Tensor]:
     """Every gradient whole, those of experts in the order of their logical numbers, wherever they are placed."""
-    grads = {name: whole(p.grad) for name, p in named_parameters(trainer.stages)}
+    grads: dict[str, Tensor] = {}
+    for name, p in named_parameters(trainer.stages):
+        alike(grads, {name: whole(p.grad)})
     for n, layer in moe_layers(trainer.stages).items():
         slots = torch.tensor(layer.placement.logical).argsort()
         for name, _ in layer.experts.named_parameters():
             grads[f"layers.{n}.mlp.experts.{name}"] = grads[f"layers.{n}.mlp.experts.{name}"][slots]
     return grads
+
+
+def alike(tensors: dict[str, Tensor], more: dict[str, Tensor]) -> None:
+    """Add `more` to `tensors`; what both have, a tied embedding, is equal to the bit."""
+    for name in tensors.keys() & more.keys():
+        assert torch.equal(tensors[name], more[name]), f"copies of {name} differ"
+    tensors |= more
 
 
 def merged(folder: Path) -> Trace:
@@ -241,7 +254,8 @@ def merged(folder: Path) -> Trace:
         ], "ranks hold different knobs"
         assert other.losses == trace.losses and other.norms == trace.norms, "ranks disagree on loss or norm"
         for grads, more in zip(trace.grads, other.grads, strict=True):
-            grads |= more
+            alike(grads, more)
+        alike(trace.embeddings, other.embeddings)
         for maps, others in zip(trace.maps, other.maps, strict=True):
             maps |= others
         for biases, more in zip(trace.biases, other.biases, strict=True):

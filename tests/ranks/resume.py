@@ -31,7 +31,7 @@ from engine.place import Place
 from engine.resume import turned
 from engine.train.snapshot import Snapshots
 from engine.train.trainer import Trainer
-from tests.ranks.case import ADAMW, LAYOUT, SGD, SMALL, Script
+from tests.ranks.case import ADAMW, LAYOUT, SGD, SMALL, TIED, Script
 from tests.ranks.parity import Operator, Trace
 
 SIXES = [
@@ -55,6 +55,11 @@ RESUMED = {
     "one rank": [],
     "dp 4 zero 3": ["grid.dp_shard=4", "train.zero=3"],  # six experts over four ranks: one has none
     "cp interleaved": ["grid.pp=2", "grid.cp=2", "schedule.name=interleaved", "schedule.virtual_stages=2"],
+}
+TIES = {  # each goes on from the one before; the last has the weight and its copy on one rank
+    "two stages": ["grid.pp=2", "grid.dp_shard=2"],
+    "one rank": [],
+    "v": ["grid.pp=2", "schedule.name=zbv"],
 }
 KNOBS = load(
     LAYOUT,
@@ -142,6 +147,22 @@ def resumed(folder: Path) -> None:
             train(place, layout, folder / name, folder / "begun/snapshots/step-5")
 
         scenario(layout.ranks.world, folder, work)
+
+
+def tied(folder: Path) -> None:
+    """Six steps of a model with a tied head; in the next layout the last four of them, in the next the last two."""
+    before: Path | None = None
+    for n, (name, overrides) in enumerate(TIES.items()):
+        layout = load(LAYOUT, [*SIXES, *TIED, *overrides, "train.steps=6", "snapshot.every=2"])
+        resume = before / f"snapshots/step-{2 * n}" if before else None
+
+        def work(
+            place: Place, layout: Layout = layout, name: str = name, resume: Path | None = resume
+        ) -> None:
+            train(place, layout, folder / name, resume)
+
+        scenario(layout.ranks.world, folder, work)
+        before = folder / name
 
 
 def each_knob(folder: Path) -> None:
@@ -234,7 +255,9 @@ def tensors_in(snapshot: Path) -> dict[str, Tensor]:
     return tensors
 
 
-SCENARIOS = {scenario.__name__: scenario for scenario in (resumed, each_knob, random_switches, cut_short)}
+SCENARIOS = {
+    scenario.__name__: scenario for scenario in (resumed, tied, each_knob, random_switches, cut_short)
+}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # the parent forks, so it must not have started torch's thread pool

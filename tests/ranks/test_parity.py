@@ -99,6 +99,7 @@ def test_switches_between_steps(name: str, results: dict[str, Any]) -> None:
     ("name", "states", "why", "schedule"),
     [
         ("pp reordered fp64", "applied rejected applied applied", "legal: 2, 4, 8", "1f1b"),
+        ("tied zbv reordered fp64", "applied rejected applied applied", "legal: 4, 8", "dualpipev"),
         ("v reordered dp drops fp64", "applied rejected applied applied", "legal: 4", "dualpipev"),
     ],
 )

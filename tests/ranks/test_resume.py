@@ -16,7 +16,7 @@ import torch
 from engine.snapshots import PARTIAL, whole
 from tests.ranks.driver import eventually
 from tests.ranks.parity import FP64_TOLERANCE
-from tests.ranks.resume import RESUMED, SWITCHED_AT, SWITCHES, tensors_in
+from tests.ranks.resume import RESUMED, SWITCHED_AT, SWITCHES, TIES, tensors_in
 from tests.ranks.test_run import DEMO, ROOT, engine, run
 
 SMALLER = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=2", "grid.ep=2", "model.layers=2", "train.global_batch=8"]
@@ -68,6 +68,21 @@ def test_goes_on_in_any_other_layout(driven: Driven) -> None:
         assert_same(resumed["losses"], begun["losses"][5:])
         assert_same(resumed["norms"], begun["norms"][5:])
         assert_same_tensors(folder / name / "snapshots/step-10", folder / "begun/snapshots/step-10")
+
+
+def test_a_tied_weight_is_saved_once_and_goes_on_anywhere(driven: Driven) -> None:
+    folder = driven("tied")
+    begun = result(folder, next(iter(TIES)))
+    names = tensors_in(folder / next(iter(TIES)) / "snapshots/step-6")
+    assert "model.embedding.weight" in names and not any("head" in name for name in names)
+    for n, name in enumerate(TIES):
+        run = result(folder, name)
+        assert run["steps"] == list(range(2 * n, 6))
+        assert_same(run["losses"], begun["losses"][2 * n :])
+        assert_same(run["norms"], begun["norms"][2 * n :])
+        assert_same_tensors(
+            folder / name / "snapshots/step-6", folder / next(iter(TIES)) / "snapshots/step-6"
+        )
 
 
 def test_a_switch_equals_a_launch_with_the_new_value(driven: Driven) -> None:

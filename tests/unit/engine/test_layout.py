@@ -46,10 +46,6 @@ def test_overrides_lie_over_the_file() -> None:
             "train.zero=0",
             "grid.dp_shard = 2; legal: 1, 2, 3, or grid.dp_shard = 1 with grid.dp_replicate = 2",
         ),
-        (
-            "model.tie_embeddings=true",
-            "grid.pp = 2 would keep the shared weight on two stages; legal: grid.pp = 1",
-        ),
         ("train.precision=fp8", "train.precision = fp8 is not offered: it needs a GPU"),
         ("train.precision=fp16", "legal: fp32, bf16"),
         ("grid.dp_replicate=0", "grid.dp_replicate = 0 is not legal; legal: a whole number from 1"),

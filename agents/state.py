@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from agents.wire import (
+    Alert,
     Board,
     CommandState,
     Event,
@@ -41,6 +42,7 @@ class RunState:
         self.summaries: list[Summary] = []
         self.commands: dict[str, CommandState] = {}
         self.events: deque[Event] = deque(maxlen=1024)
+        self.alerts: dict[tuple[str, str], Alert] = {}  # the active ones, by name and subject
 
     @property
     def world(self) -> int:
@@ -69,6 +71,10 @@ class RunState:
                 self._add_command(update)
             case Event():
                 self.events.append(update)
+            case Alert():
+                self.alerts.pop((update.name, update.subject), None)
+                if update.active:
+                    self.alerts[update.name, update.subject] = update
             case Gone():
                 self.gone[update.rank] = update
 
@@ -101,4 +107,5 @@ class RunState:
             yield self.experts
         yield from self.commands.values()
         yield from self.events
+        yield from self.alerts.values()
         yield from self.gone.values()

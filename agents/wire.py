@@ -260,6 +260,20 @@ class Event(Message, frozen=True):
     text: Text
 
 
+class Alert(Message, frozen=True):
+    """Something the hub has found and holds to be so: raised, now and then told anew, and at last not `active`."""
+
+    name: Name  # of the detector: "straggler", "stall", ...
+    subject: Name  # what it is about: "rank 3", "layer 2", "run"; both together are the alert's key
+    level: Literal["warning", "error"]
+    active: bool
+    step: Count  # of the run when it was found
+    time_s: float  # of this word on it
+    text: Text  # one sentence, with its evidence
+    evidence: Facts = {}  # the numbers behind the sentence
+    ranks: Annotated[list[Rank], Meta(max_length=64)] = []  # the first of those it is about
+
+
 class Gone(Message, frozen=True):
     """The hub lost sight of a rank, or the rank said goodbye (`clean`)."""
 
@@ -342,7 +356,9 @@ class Credit(Message, frozen=True):
     frames: Annotated[int, Meta(ge=1, le=64)]
 
 
-Update = Hello | Board | Step | Summary | Experts | Timeline | Peers | Pulse | Event | Gone | CommandState
+Update = (
+    Hello | Board | Step | Summary | Experts | Timeline | Peers | Pulse | Event | Alert | Gone | CommandState
+)
 
 
 class Updates(Message, frozen=True):

@@ -80,6 +80,7 @@ def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
         "knobs": knobs(store)["knobs"],
         "summary": plain(store.summary),
         "experts": plain(store.state.experts),
+        "alerts": [plain(alert) for alert in store.state.alerts.values()],
         "ranks": ranks(store),
     }
 

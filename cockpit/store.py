@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from agents.state import RunState
 from agents.wire import (
+    Alert,
     Board,
     CommandState,
     Event,
@@ -62,6 +63,7 @@ _TOPICS: dict[type[Update], tuple[Topic, ...]] = {
     Peers: (Topic.RANKS,),
     Pulse: (Topic.PULSE,),
     Event: (Topic.EVENTS,),
+    Alert: (Topic.EVENTS,),
     CommandState: (Topic.BOARD, Topic.CURVES, Topic.EVENTS),
 }
 

@@ -22,6 +22,11 @@ UPDATES = st.one_of(
     st.builds(lambda step: wire.Experts(step, [wire.LayerLoad(0, [1, 2], 0)]), STEPS),
     st.builds(lambda n: wire.Board(0, n, "d", []), STEPS),
     st.builds(lambda n: Event(float(n), "info", "hub", "text"), STEPS),
+    st.builds(
+        lambda n, active: wire.Alert("stall", f"rank {n % 3}", "error", active, n, 0.0, "text"),
+        STEPS,
+        st.booleans(),
+    ),
     st.builds(lambda n: CommandState(f"c{n}", n, "accepted", {}, {}, "me", 0.0), STEPS),
 )
 

@@ -22,20 +22,24 @@ SOURCE = Path(agents.__file__).parent.parent
 DEADLINE_S = 15.0
 
 
+def environment() -> dict[str, str]:
+    """Of a process that has to find this source."""
+    return os.environ | {"PYTHONPATH": str(SOURCE)}
+
+
 class HubProcess:
     """The hub of run `r`, on the same folder and sockets at each start."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.endpoints = runs.endpoints_in(runs.make_socket_directory())
+        self.program = [sys.executable, "-m", "agents.hub"]  # `tests.faults.scaled` changes its constants
         self.process: subprocess.Popen[bytes]
 
     def start(self, *options: str) -> "HubProcess":
-        command = [sys.executable, "-m", "agents.hub", "--run", "r", "--dir", str(self.folder)]
+        command = [*self.program, "--run", "r", "--dir", str(self.folder)]
         sockets = ["--sockets", str(self.endpoints.directory)]
-        self.process = subprocess.Popen(
-            [*command, *sockets, *options], env=os.environ | {"PYTHONPATH": str(SOURCE)}
-        )
+        self.process = subprocess.Popen([*command, *sockets, *options], env=environment())
         return self
 
     def kill(self) -> None:

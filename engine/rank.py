@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -20,7 +21,9 @@ from engine.train.trainer import Trainer
 
 LAYOUT_KEY = "engine/layout"  # in the store: the digest of rank 0's layout
 DEVICE_KEY = "engine/device"  # in the store: the kind of device that rank 0 computes on
-FOLDERS_KEY = "engine/folders"  # in the store: rank 0's shelf, and the snapshot to resume from
+START_KEY = (
+    "engine/start"  # in the store: rank 0's layout with its knobs, its shelf, the snapshot to resume from
+)
 STOP_KEY = "engine/stop"  # in the store: some rank was asked to stop
 
 
@@ -40,14 +43,14 @@ def train(
 
     It is the layout `given` with the knobs as the snapshot has them.
 
-    Snapshots go to `shelf`. Rank 0's word on both folders counts. `device` is "cpu", "cuda", or "auto": a GPU where
-    this machine has one for each of its ranks.
+    Snapshots go to `shelf`. Rank 0's word on both folders and the knobs counts. `device` is "cpu", "cuda", or "auto": a
+    GPU where this machine has one for each of its ranks.
     Raises ValueError when this rank was started with another layout than rank 0, or computes on another kind of device:
     they would wait for each other.
     """
     store = place.store()
-    agree_on(layout, place, store)
-    shelf, resume = told_by_leader((shelf, resume), place, store)
+    agree_on(given, place, store)
+    layout, shelf, resume = told_by_leader(layout, shelf, resume, place, store)
     mine = choose(place.local_rank, place.local_world, device)
     agree_on_device(mine, place, store)
     begin(mine)
@@ -108,15 +111,17 @@ def agree_on_device(mine: torch.device, place: Place, store: Store) -> None:
         )
 
 
-def told_by_leader(folders: tuple[Path, Path | None], place: Place, store: Store) -> tuple[Path, Path | None]:
-    """Rank 0's folders: another rank may have named its run a second later, or not see the newest snapshot yet."""
+def told_by_leader(
+    layout: Layout, shelf: Path, resume: Path | None, place: Place, store: Store
+) -> tuple[Layout, Path, Path | None]:
+    """What rank 0 found: another rank may have named its run a second later, not see the newest snapshot yet, or not
+    know that it is damaged, and then has an older one's knobs."""
     if place.rank == LEADER:
-        store.set(
-            FOLDERS_KEY, "\n".join("" if folder is None else str(folder.resolve()) for folder in folders)
-        )
-        return folders
-    shelf, resume = store.get(FOLDERS_KEY).decode().split("\n")
-    return Path(shelf), Path(resume) if resume else None
+        folders = str(shelf.resolve()), str(resume.resolve()) if resume else None
+        store.set(START_KEY, msgspec.json.encode((layout, *folders)).decode())
+        return layout, shelf, resume
+    layout, where, begun = msgspec.json.decode(store.get(START_KEY), type=tuple[Layout, str, str | None])
+    return layout, Path(where), Path(begun) if begun else None
 
 
 class StopWord:

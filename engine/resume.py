@@ -16,7 +16,7 @@ import psutil
 
 from agents.wire import Value, spell
 from engine.layout import Layout, LayoutError, checked
-from engine.snapshots import MANIFEST, Snapshot, TornError, is_named_so, read, shelf_of, whole
+from engine.snapshots import MANIFEST, Snapshot, TornError, damage, is_named_so, read, shelf_of, whole
 
 # Knobs whose start value a layout keeps elsewhere than under its own name in [knobs].
 _HOMES = {"grad_clip": ("train", "grad_clip"), "schedule": ("schedule", "name"), "zero": ("train", "zero")}
@@ -70,6 +70,7 @@ def find_start(
     again: bool,
     fixed: Collection[str] = (),
     tell: Callable[[str], None] = lambda _: None,
+    damage: Callable[[Path], str | None] = damage,
 ) -> Start:
     """The start that was asked for; LayoutError, one sentence, if there is none.
 
@@ -78,30 +79,38 @@ def find_start(
     `run_dir` or `named` goes on, from its beginning if it has no snapshot yet. `fixed` are keys given by hand, such as
     ``knobs.micro_batches``, whose values in `layout` go before the snapshot's: always
     where a run begins from a path, elsewhere if the run did not begin with them. `tell` hears, in a sentence each, of
-    snapshots that are passed over and of turned knobs whose value `layout` does not take.
+    snapshots that are passed over and of turned knobs whose value `layout` does not take. `damage` says what is wrong
+    with the content of a snapshot.
     """
 
     def torn(why: str) -> None:
         tell(f"passed over: {why}")
 
+    def newest(snapshots: list[Snapshot]) -> Snapshot | None:
+        for snapshot in reversed(snapshots):
+            if not (why := damage(snapshot.folder)):
+                return snapshot
+            torn(why)
+        return None
+
     own = run_dir or named
     kept = whole(shelf_of(layout, own), torn)
-    if again and kept:
-        return _from(kept[-1], layout, own, fixed, tell)
+    if again and (found := newest(kept)):
+        return _from(found, layout, own, fixed, tell)
     if kept and resume is not True:
         raise LayoutError(
             f"{own} holds snapshots up to {kept[-1].folder.name}; "
             "go on from there with --resume, or choose another folder"
         )
     if isinstance(resume, Path):
-        return _from(_unfinished(_newest_in(resume, torn), layout), layout, run_dir, fixed, tell, new=True)
-    if again or not resume:
+        begun = _there(resume, torn, newest, damage)
+        return _from(_unfinished(begun, layout), layout, run_dir, fixed, tell, new=True)
+    if not resume or (again and not kept):
         return Start(layout, run_dir)
-    for folder in () if run_dir else reversed(_folders_of(layout)):
-        if kept := whole(shelf_of(layout, own := folder), torn):
-            break
-    if kept:
-        return _from(_unfinished(kept[-1], layout), layout, own, fixed, tell)
+    here = bool(run_dir) or again
+    for folder in [own] if here else reversed(_folders_of(layout)):
+        if found := newest(kept if here else whole(shelf_of(layout, folder), torn)):
+            return _from(_unfinished(found, layout), layout, folder, fixed, tell)
     where = str(run_dir) if run_dir else f"the folders {layout.run.dir}/{layout.run.name}-*"
     raise LayoutError(f"there is nothing to resume: no whole snapshot in {where}")
 
@@ -113,18 +122,26 @@ def _folders_of(layout: Layout) -> list[Path]:
     return sorted(found, key=lambda path: path.name)
 
 
-def _newest_in(folder: Path, torn: Callable[[str], None]) -> Snapshot:
-    """In a snapshot's own folder, a shelf, or a run's folder."""
+def _there(
+    folder: Path,
+    torn: Callable[[str], None],
+    newest: Callable[[list[Snapshot]], Snapshot | None],
+    damage: Callable[[Path], str | None],
+) -> Snapshot:
+    """The one to begin from, in a snapshot's own folder, a shelf, or a run's folder."""
     if not folder.is_dir():
         raise LayoutError(f"there is nothing to resume: {folder} is no folder")
-    if kept := whole(folder, torn) or whole(folder / "snapshots", torn):
-        return kept[-1]
+    if found := newest(whole(folder, torn) or whole(folder / "snapshots", torn)):
+        return found
     if not is_named_so(folder) and not (folder / MANIFEST).exists():
         raise LayoutError(f"there is nothing to resume: no whole snapshot in {folder}")
     try:
-        return read(folder)
-    except TornError as why:
-        raise LayoutError(f"there is nothing to resume: {why}") from None
+        snapshot = read(folder)
+        if why := damage(folder):
+            raise TornError(why)
+    except TornError as torn_why:
+        raise LayoutError(f"there is nothing to resume: {torn_why}") from None
+    return snapshot
 
 
 def _unfinished(snapshot: Snapshot, layout: Layout) -> Snapshot:

@@ -4,7 +4,8 @@ import os
 import time
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from engine.launch import Place, join, joined_place, launch
 from engine.layout import Layout, LayoutError
 from engine.resume import find_start, restarted, started
 from engine.room import room_refusal
-from engine.snapshots import hold, shelf_of
+from engine.snapshots import damage, hold, shelf_of
 
 if TYPE_CHECKING:
     from engine.train.snapshot import Saved
@@ -67,7 +68,20 @@ def run_layout(
     corpus = read_corpus(layout)
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started(os.environ, os.getppid())))
     named = Path(layout.run.dir) / f"{layout.run.name}-{stamp}"
-    find = partial(find_start, layout, resume, named=named, again=restarted(os.environ), fixed=fixed)
+    try:
+        place = joined_place(named)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    leads = place is None or place.rank == 0
+    find = partial(
+        find_start,
+        layout,
+        resume,
+        named=named,
+        again=restarted(os.environ),
+        fixed=fixed,
+        damage=cache(damage) if leads else nothing,  # one rank reads it all, and once: its word counts
+    )
     told: list[str] = []  # said once the shelf is held: until then another run may write and prune there
     try:
         start = find(run_dir, tell=told.append)
@@ -75,16 +89,13 @@ def run_layout(
         say("".join(f"{line}\n" for line in told))
         raise
     named_hub(hub, start.run_dir or named)  # refused before a folder is made
-    try:
-        place = joined_place(start.run_dir or named)
-    except ValueError as error:
-        raise RunError(str(error)) from None
+    if place:
+        place = replace(place, run_dir=start.run_dir or named)
     grid = layout.ranks
     if place and place.world != grid.world:
         raise LayoutError(f"the layout has {grid.world} ranks, but {place.world} were started; legal: equal")
     if place is None and (refusal := room_refusal(layout)):
         raise LayoutError(refusal)
-    leads = place is None or place.rank == 0
     folder = place.run_dir if place else start.run_dir or named
     if leads:
         if layout.snapshot.dir:

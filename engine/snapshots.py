@@ -2,7 +2,7 @@
 
 A run's snapshots lie in one folder, its shelf; docs/snapshots.md says what is in each. A snapshot is written under a
 name of its own (`step-5.partial`) and gets its manifest last and then its name, so what has a manifest was whole once;
-the sizes in the manifest tell whether it still is.
+the sizes in the manifest tell whether it still is, and its checksums, for whoever reads all of it, whether undamaged.
 """
 
 import errno
@@ -12,7 +12,9 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +28,13 @@ from engine.layout import Layout
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+MANIFEST_SUM = "manifest.crc32"  # of the manifest's bytes, in hexadecimal
 PARTIAL = ".partial"
 LOCK = ".lock"  # on a shelf: held by the run that saves there; in it, who that is
 HOLD_S = (
     3.0  # how long a run is waited for that still holds a shelf: one that was killed takes a moment to go
 )
+CHUNK = 4 * 2**20  # bytes read at once
 _NAME = re.compile(r"step-\d+")
 
 
@@ -59,6 +63,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     history: list[Applied]
     torch: str
     files: dict[str, int] = {}  # name -> bytes
+    sums: dict[str, int] = {}  # name -> CRC-32 of the content; snapshots of older engines have none
 
 
 class _Format(Struct):
@@ -148,7 +153,40 @@ def read(folder: Path) -> Snapshot:
         found = _size(folder / name)
         if found != size:
             raise TornError(f"{folder} is not a whole snapshot: {name} has {found} of {size} bytes")
+    with suppress(OSError):  # older engines wrote none
+        if (folder / MANIFEST_SUM).read_text("ascii", "replace") != _manifest_sum(raw):
+            raise TornError(f"{folder} is damaged: {MANIFEST} is not what was written")
     return Snapshot(folder, manifest)
+
+
+def damage(folder: Path) -> str | None:
+    """Why the whole snapshot in `folder` must not be used, in a sentence, or None. Reads all of it, as fast as the disk
+    gives it: checksums need no interpreter lock."""
+    sums = read(folder).manifest.sums
+    with ThreadPoolExecutor() as readers:
+        found = readers.map(lambda name: _sum_or_none(folder / name), sums)
+        spoiled = [name for name, now in zip(sums, found, strict=True) if now != sums[name]]
+    return f"{folder} is damaged: {spoiled[0]} is not what was written" if spoiled else None
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file's content: it finds accidents, any flipped bit among them, and is no protection from malice."""
+    value = 0
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(CHUNK):
+            value = zlib.crc32(chunk, value)
+    return value
+
+
+def _sum_or_none(path: Path) -> int | None:
+    try:
+        return checksum(path)
+    except OSError:
+        return None
+
+
+def _manifest_sum(raw: bytes) -> str:
+    return f"{zlib.crc32(raw):08x}\n"
 
 
 def _size(path: Path) -> int:
@@ -178,17 +216,23 @@ def _folders(shelf: Path) -> Iterator[Path]:
         yield from (path for path in sorted(shelf.iterdir()) if _NAME.fullmatch(path.name) and path.is_dir())
 
 
-def seal(partial: Path, manifest: Manifest) -> Snapshot:
-    """Make what was written into `partial` a snapshot: all of it, or, if the machine dies meanwhile, none of it."""
+def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = None) -> Snapshot:
+    """Make what was written into `partial` a snapshot: all of it, or, if the machine dies meanwhile, none of it.
+
+    `sums` are the checksums that are known already; other files are read for theirs.
+    """
     shelf = partial.parent
     folder = shelf / name_of(manifest.step)
     serials = [snapshot.manifest.serial for snapshot in whole(shelf)]
     sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
-    manifest = msgspec.structs.replace(manifest, serial=max(serials, default=0) + 1, files=sizes)
-    with (partial / MANIFEST).open("xb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    known = sums or {}
+    all_sums = {name: known[name] if name in known else checksum(partial / name) for name in sizes}
+    manifest = msgspec.structs.replace(
+        manifest, serial=max(serials, default=0) + 1, files=sizes, sums=all_sums
+    )
+    raw = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    _write(partial / MANIFEST_SUM, _manifest_sum(raw).encode())
+    _write(partial / MANIFEST, raw)
     _sync(partial)
     aside = folder.with_name(f"{folder.name}.old{PARTIAL}")
     if folder.exists():  # of a future that was left
@@ -197,6 +241,14 @@ def seal(partial: Path, manifest: Manifest) -> Snapshot:
     _sync(shelf)
     shutil.rmtree(aside, ignore_errors=True)
     return Snapshot(folder, manifest)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A new file, on the disk when it returns."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _sync(folder: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,17 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from engine.layout import Snapshot as Settings
-from engine.snapshots import PARTIAL, Manifest, Snapshot, name_of, prune, remove, seal, sweep
+from engine.snapshots import (
+    PARTIAL,
+    Manifest,
+    Snapshot,
+    checksum,
+    name_of,
+    prune,
+    remove,
+    seal,
+    sweep,
+)
 from engine.train.state import State
 
 WORD_EVERY_S = 5.0  # how often a rank that waits for a save says so
@@ -65,7 +76,7 @@ class Snapshots:
         self.shelf, self._settings, self._state, self._describe = shelf, settings, state, describe
         self._at = at
         self._wished = False
-        self._leads = dist.get_rank() == 0
+        self._rank, self._leads = dist.get_rank(), dist.get_rank() == 0
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._finished: deque[Saved] = deque()
@@ -115,8 +126,9 @@ class Snapshots:
         why, size = "", 0
         try:
             self.write(tensors, partial)
+            sums = self._checksums(partial)
             if self._leads:
-                size = sum(seal(partial, manifest).manifest.files.values())
+                size = sum(seal(partial, manifest, sums).manifest.files.values())
                 prune(self.shelf, self._settings.keep)
         except BaseException as error:  # noqa: BLE001 - torch's CheckpointException is not an Exception
             why = _first_line(error)
@@ -127,6 +139,16 @@ class Snapshots:
     def write(self, tensors: dict[str, Tensor], partial: Path) -> None:
         """Each rank its part; done, and on disk, on all ranks when it returns."""
         save(tensors, storage_writer=FileSystemWriter(partial), process_group=self._group)
+
+    def _checksums(self, partial: Path) -> dict[str, int]:
+        """Of what all ranks have written, on the leader. Each reads its own again, while its host still has it in
+        memory; what it cannot read the leader reads when it seals, and says why not."""
+        mine: dict[str, int] = {}
+        with suppress(OSError):
+            mine = {path.name: checksum(path) for path in partial.glob(f"__{self._rank}_*")}
+        sums: list[dict[str, int]] | None = [{}] * dist.get_world_size() if self._leads else None
+        dist.gather_object(mine, sums, group=self._group)
+        return {name: value for told in sums or () for name, value in told.items()}
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Saving and loading as the only rank of its world, in this very process."""
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch.distributed as dist
 import engine.train.snapshot as saving
 from engine.layout import load
 from engine.place import alone
+from engine.snapshots import damage, read
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -69,6 +71,22 @@ def test_who_waits_for_a_save_says_so_again_and_again(
     snapshots.save(1)
     snapshots.wait()
     assert enough.is_set() and said[0].startswith("waiting for the snapshot, 0.")
+
+
+def test_what_is_written_has_its_checksums(tmp_path: Path, group: None) -> None:
+    snapshots = Trainer(LAYOUT, shelf=tmp_path).snapshots
+    assert snapshots
+    snapshots.save(1)
+    snapshots.wait()
+    manifest = read(tmp_path / "step-1").manifest
+    assert manifest.sums.keys() == manifest.files.keys() == {".metadata", "__0_0.distcp"}
+    assert damage(tmp_path / "step-1") is None
+    with (tmp_path / "step-1/__0_0.distcp").open("r+b") as file:
+        file.seek(-1000, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    assert "__0_0.distcp is not what was written" in (damage(tmp_path / "step-1") or "")
 
 
 def test_a_trainer_goes_on_without_a_shelf_of_its_own(tmp_path: Path, group: None) -> None:

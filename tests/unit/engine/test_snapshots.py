@@ -1,10 +1,12 @@
 """Which snapshots are whole, which is chosen, and what goes on from it. Without torch, on folders made by hand."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from engine.resume import Start, find_start, restarted, started, turned
 from engine.snapshots import (
     LOCK,
     MANIFEST,
+    MANIFEST_SUM,
     PARTIAL,
     Manifest,
     TornError,
@@ -50,7 +53,7 @@ def test_a_sealed_one_is_read_back(tmp_path: Path) -> None:
     folder = save(tmp_path, 5, knobs={"capacity_factor": None, "micro_batches": 8})
     manifest = read(folder).manifest
     assert (manifest.step, manifest.layout, manifest.revision) == (5, LAYOUT, 3)
-    assert manifest.files == {"__0_0.distcp": 7}
+    assert manifest.files == {"__0_0.distcp": 7} and manifest.sums == {"__0_0.distcp": zlib.crc32(b"weights")}
     assert [path.name for path in tmp_path.iterdir()] == ["step-5"]
 
 
@@ -86,6 +89,47 @@ def test_a_torn_one_is_never_chosen(tmp_path: Path, spoil, why: str) -> None:  #
     assert why in str(refused.value) and "\n" not in str(refused.value)
     with pytest.raises(TornError):
         read(torn)
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(("name", "byte"), [("__0_0.distcp", b"w"), (MANIFEST, b"6")])
+@pytest.mark.parametrize("again", [False, True])
+def test_one_with_a_flipped_bit_is_never_chosen(tmp_path: Path, name: str, byte: bytes, again: bool) -> None:
+    """Of the right size and well-formed: only its checksum tells."""
+    shelf = tmp_path / "run/snapshots"
+    save(shelf, 3)
+    spoilt = save(shelf, 6)
+    flip(spoilt / name, (spoilt / name).read_bytes().index(byte))
+    told: list[str] = []
+    start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", again, tell=told.append)
+    assert start.snapshot and start.snapshot.manifest.step == 3
+    why = f"{spoilt} is damaged: {name} is not what was written"
+    assert told == [f"passed over: {why}"]
+    for path in (tmp_path / "run", shelf):
+        begun = find_start(LAYOUT, path, None, tmp_path / "new", False)
+        assert begun.snapshot and begun.snapshot.manifest.step == 3
+    with pytest.raises(LayoutError) as refused:
+        find_start(LAYOUT, spoilt, None, tmp_path / "new", False)
+    assert str(refused.value) == f"there is nothing to resume: {why}"
+    flip(shelf / "step-3/__0_0.distcp", 0)
+    with pytest.raises(LayoutError, match="nothing to resume: no whole snapshot in"):
+        find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", again)
+
+
+def test_one_of_an_engine_without_checksums_is_taken(tmp_path: Path) -> None:
+    folder = save(tmp_path / "a/snapshots", 3)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["sums"]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    (folder / MANIFEST_SUM).unlink()
+    flip(folder / "__0_0.distcp", 3)
+    start = find(tmp_path, resume=tmp_path / "a")
+    assert start.snapshot and start.snapshot.folder == folder
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:

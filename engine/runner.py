@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Collection
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -102,7 +102,9 @@ def run_layout(
             make_folder(Path(layout.snapshot.dir), named, "the folder of snapshots")
         folder = make_folder(place.run_dir if place else start.run_dir, named)
     shelf = shelf_of(layout, folder)
-    with hold(shelf, told=lambda why: say(f"{why}\n")) if leads else nullcontext():
+    with ExitStack() as held:
+        for mine in (folder, shelf) if leads else ():
+            held.enter_context(hold(mine, told=lambda why: say(f"{why}\n")))
         if leads and start.run_dir:  # another run may have saved on the shelf while this one waited for it
             told.clear()
             start = find(start.run_dir, tell=told.append)

@@ -30,9 +30,9 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 MANIFEST_SUM = "manifest.crc32"  # of the manifest's bytes, in hexadecimal
 PARTIAL = ".partial"
-LOCK = ".lock"  # on a shelf: held by the run that saves there; in it, who that is
+LOCK = ".lock"  # in a run's folder and on its shelf: held by the run; in it, who that is
 HOLD_S = (
-    3.0  # how long a run is waited for that still holds a shelf: one that was killed takes a moment to go
+    3.0  # how long a run is waited for that still holds a folder: one that was killed takes a moment to go
 )
 CHUNK = 4 * 2**20  # bytes read at once
 _NAME = re.compile(r"step-\d+")
@@ -94,26 +94,27 @@ def is_named_so(folder: Path) -> bool:
 
 @contextmanager
 def hold(
-    shelf: Path, patience_s: float = HOLD_S, told: Callable[[str], None] = lambda _: None
+    folder: Path, patience_s: float = HOLD_S, told: Callable[[str], None] = lambda _: None
 ) -> Iterator[None]:
-    """Keep other runs off a shelf, which is made if need be; RunError, one sentence, where that cannot be.
+    """Keep other runs off a run's folder or its shelf, which is made if need be; RunError, one sentence, where that
+    cannot be.
 
     The kernel lets go of it when the last process of the run has died, however it did: processes that are forked
     meanwhile hold it too. `told` hears, in a sentence, that this file system has no locks.
     """
     try:
-        shelf.mkdir(parents=True, exist_ok=True)
-        lock = (shelf / LOCK).open("a+")
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("a+")
     except OSError as error:
-        raise RunError(f"no snapshots can be saved in {shelf}: {error.strerror}") from None
+        raise RunError(f"nothing can be saved in {folder}: {error.strerror}") from None
     with lock:
         end = time.monotonic() + patience_s
-        while not _locked(lock.fileno(), told):
+        while not _locked(lock.fileno(), folder, told):
             if time.monotonic() >= end:
                 lock.seek(0)
                 who = lock.read().strip() or "another process"
                 raise RunError(
-                    f"{shelf} is in use by {who}, a run that is still alive; end it first, "
+                    f"{folder} is in use by {who}, a run that is still alive; end it first, "
                     "or choose another folder with --run-dir"
                 )
             time.sleep(0.05)
@@ -124,15 +125,13 @@ def hold(
         yield
 
 
-def _locked(descriptor: int, told: Callable[[str], None]) -> bool:
+def _locked(descriptor: int, folder: Path, told: Callable[[str], None]) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False
-        told(
-            f"the file system of the snapshots has no locks ({error.strerror}), so keep other runs off their folder"
-        )
+        told(f"the file system of {folder} has no locks ({error.strerror}), so keep other runs off it")
     return True
 
 

@@ -168,6 +168,12 @@ def test_a_killed_rank_and_resume_on_the_command_line(tmp_path: Path) -> None:
     second = run(engine(DEMO, *SMALLER, f"run.dir={tmp_path}", "run.name=mine", "--resume"))
     assert second.returncode == 2 and len(second.stderr.splitlines()) == 1
     assert f"is in use by process {process.pid} on " in second.stderr, "it is alive"
+    here = [f"snapshot.dir={tmp_path}/elsewhere", "--run-dir", str(tmp_path / events[0]["run"])]
+    third = run(engine(DEMO, *SMALLER, *here))
+    assert third.returncode == 2 and len(third.stderr.splitlines()) == 1
+    assert f"{events[0]['run']} is in use by process {process.pid} on " in third.stderr, (
+        "one folder, two shelves"
+    )
     psutil.Process(process.pid).children()[1].kill()
     assert process.stdout is not None
     events += [json.loads(line) for line in process.stdout]

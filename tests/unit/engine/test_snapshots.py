@@ -248,7 +248,7 @@ def test_a_shelf_has_one_run_at_a_time(tmp_path: Path) -> None:
 
 def test_a_shelf_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("")
-    with pytest.raises(RunError, match=r"no snapshots can be saved in .*/blocked/a: Not a directory"):
+    with pytest.raises(RunError, match=r"nothing can be saved in .*/blocked/a: Not a directory"):
         hold(tmp_path / "blocked/a").__enter__()
 
 

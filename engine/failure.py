@@ -101,7 +101,7 @@ class Outcome:
     done: bool = False  # its work returned
     report: Report | None = None
     where: Where | None = None  # its last word, also of a rank that was killed
-    overdue: str = ""  # why its parent lost patience: "did not end within ..."
+    overdue: str = ""  # why its parent lost patience: "did not stop when asked ..."
     ended_by_us: bool = False  # the parent ended it because of another rank
     stacks: str = ""  # what the fault handler wrote: Python stacks at a crash, or when overdue
 

@@ -99,7 +99,7 @@ class RankProcess:
 class Patience:
     """How long ranks are waited for, seconds."""
 
-    straggler_s: float = 30.0  # a rank that still works, after the first has ended its work
+    straggler_s: float = 30.0  # after the first has ended its work: ranks that still work and say nothing new
     stuck_s: float = 300.0  # after a stop was asked: ranks of which none ended or says anything new
 
 
@@ -154,8 +154,7 @@ class Supervisor:
 
     def _until_ended_or_failed(self) -> None:
         told_to_stop = False
-        first_end: float | None = None
-        said, since = b"", 0.0
+        said, since = (b"", 0), 0.0  # where all ranks are and how many have ended, and since when
         while self._working and not any(outcome.failed for outcome in self.outcomes):
             self._turn(TICK_S)
             now = time.monotonic()
@@ -165,18 +164,18 @@ class Supervisor:
                 told_to_stop, since = True, now
                 for rank in self._living:
                     rank.stop()
-            if told_to_stop:
-                says = self._whereabouts.everything()
-                if says != said:
-                    said, since = says, now
-                elif now - since > self._patience.stuck_s:
-                    self._lose_patience(
-                        f"did not stop when asked, no rank moved for {self._patience.stuck_s:g} s,"
-                    )
-            if first_end is None and any(outcome.done for outcome in self.outcomes):
-                first_end = now
-            if first_end is not None and now - first_end > self._patience.straggler_s:
-                self._lose_patience(f"did not end within {self._patience.straggler_s:g} s of the first rank")
+            ended = sum(outcome.done for outcome in self.outcomes)
+            says = self._whereabouts.everything(), ended
+            if says != said:  # one that waits for its snapshot to be sealed says so again and again
+                said, since = says, now
+            elif ended and now - since > self._patience.straggler_s:
+                self._lose_patience(
+                    f"said nothing for {self._patience.straggler_s:g} s after others had ended"
+                )
+            elif told_to_stop and now - since > self._patience.stuck_s:
+                self._lose_patience(
+                    f"did not stop when asked, no rank moved for {self._patience.stuck_s:g} s,"
+                )
 
     def _turn(self, seconds: float) -> None:
         """Sleep until something happens, at most `seconds`; take in what did."""

@@ -225,9 +225,25 @@ def test_a_straggler_is_killed_named_and_asked_for_its_stack(driver: Driver) -> 
     status, _, err = driver.end(run)
     assert status == 1
     assert err.startswith(
-        "rank 1 (dp1) did not end within 0.3 s of the first rank and was killed at step 7 in a snapshot\n"
+        "rank 1 (dp1) said nothing for 0.3 s after others had ended and was killed at step 7 in a snapshot\n"
     )
     assert "in hang_here" in (driver.run_dir / "failure.txt").read_text()
+
+
+def test_a_rank_that_says_what_it_waits_for_is_waited_for(driver: Driver) -> None:
+    """Rank 0 seals the last snapshot by itself, for as long as that takes."""
+    run = driver.start(
+        """
+        def work(place):
+            if place.rank == 0:
+                for n in range(20):
+                    place.at(7, f"waiting for the snapshot, {n} s")
+                    time.sleep(0.1)
+        """,
+        patience={"straggler_s": 0.8},
+    )
+    status, _, err = driver.end(run)
+    assert (status, err) == (0, "")
 
 
 def test_ranks_that_ignore_a_stop_and_stand_still(driver: Driver) -> None:

@@ -1,5 +1,8 @@
 """The knob board in a panel: what is set, and what could be."""
 
+from collections.abc import Sequence
+
+from agents.wire import KnobState
 from cockpit import format
 from cockpit.knobs import NEUTRAL, legal_text, value_text
 from cockpit.lines import Line
@@ -9,7 +12,7 @@ from cockpit.widgets.panel import Panel
 
 
 class KnobSummary(Panel):
-    """One row a knob; `k` opens the board to turn them."""
+    """One row a knob, and where they are more than rows, a last row that names the rest; `k` opens the board."""
 
     TOPICS = frozenset({Topic.BOARD})
     TITLE = "Knobs"
@@ -36,11 +39,27 @@ class KnobSummary(Panel):
         name = max((len(knob.name) for knob in board.knobs), default=0) + 1
         value = max((len(value_text(knob)) for knob in board.knobs), default=0)
         legal = max(0, min(30, width - name - max(6, value) - 19))
+        rows = len(board.knobs) if len(board.knobs) <= height else height - 1
         lines = []
-        for knob in board.knobs:
+        for knob in board.knobs[:rows]:
             line = Line().add(format.clean(knob.name).ljust(name), colours.dim)
             line.add(value_text(knob).rjust(max(6, value)), colours.strong).add("  ", colours.dim)
-            line.add(legal_text(knob)[:legal].ljust(legal), colours.dim)
+            text = legal_text(knob)
+            line.add(text.ljust(legal) if len(text) <= legal else f"{text[: legal - 1]}…", colours.dim)
             line.add(f" {NEUTRAL[knob.loss_neutral]}", colours.faint if knob.loss_neutral else colours.text)
             lines.append(line)
+        if rest := board.knobs[rows:]:
+            lines.append(_rest(rest, width, colours))
         return lines
+
+
+def _rest(knobs: Sequence[KnobState], width: int, colours: Palette) -> Line:
+    """``+4  z_loss_coef 0  zero 2  place  save``: as many by name as fit, and all of them counted."""
+    line = Line().add(f"+{len(knobs)}", colours.text)
+    for n, knob in enumerate(knobs):
+        name, value = format.clean(knob.name), "" if knob.action else f" {value_text(knob)}"
+        keep = 2 if n + 1 < len(knobs) else 0  # for what tells that more would follow
+        if line.width + len(name + value) + 2 + keep > width:
+            return line.add(" …", colours.dim)
+        line.add(f"  {name}", colours.dim).add(value, colours.strong)
+    return line

@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.wire import Traffic
+from agents.wire import Board, KnobState, Legal, Traffic
 from cockpit import format
 from cockpit.lines import Line, bar, column
-from cockpit.store import Mark
+from cockpit.store import Mark, Store
 from cockpit.theme import THEMES, palette
 from cockpit.widgets import traffic
 from cockpit.widgets.arrange import bands, own_axes, plan, step_from
 from cockpit.widgets.curve import decimate, nice_range, plot
 from cockpit.widgets.experts import load_bin
+from cockpit.widgets.knobs import KnobSummary
 from engine.grid import Grid
 from tests.screens.fake_run import FakeRun, big
 
@@ -130,3 +131,23 @@ def test_every_style_has_both_colours(name: str) -> None:
     colours = palette(name)
     for style in (colours.text, colours.cursor, *colours.apart, *colours.ramp, *colours.forward):
         assert style.color and style.bgcolor
+
+
+def test_knobs_that_have_no_row_are_named_or_counted() -> None:
+    store = Store()
+    names = [f"knob_{n}" for n in range(6)]
+    knobs = [KnobState(name, n, Legal(low=0, high=9), True, "") for n, name in enumerate(names)]
+    knobs.append(KnobState("save", None, Legal([True]), True, "", action=True))
+    store.apply(iter([Board(0, 1, "digest", knobs)]))
+
+    def drawn(width: int, height: int) -> list[str]:
+        lines = KnobSummary("knobs").draw(store, width, height, COLOURS)
+        assert len(lines) <= height
+        return [line.strip(width, COLOURS.text).text.rstrip() for line in lines]
+
+    whole = drawn(60, 7)
+    assert [line.split()[0] for line in whole] == [*names, "save"]
+    assert drawn(60, 4) == [*whole[:3], "+4  knob_3 3  knob_4 4  knob_5 5  save"]
+    assert drawn(38, 4)[3] == "+4  knob_3 3  knob_4 4  knob_5 5  save"
+    assert drawn(37, 4)[3] == "+4  knob_3 3  knob_4 4  knob_5 5 …"
+    assert drawn(20, 1) == ["+7  knob_0 0 …"]

@@ -29,9 +29,17 @@ CREATE TABLE IF NOT EXISTS commands (
     world        INTEGER NOT NULL,
     applied_step INTEGER,
     why          TEXT NOT NULL,
-    expires_step INTEGER
+    expires_step INTEGER,
+    reason       TEXT NOT NULL DEFAULT '',   -- in the operator's words
+    asked_s      REAL NOT NULL DEFAULT 0,
+    undoes       INTEGER NOT NULL DEFAULT 0  -- the revision that this one takes back
 )
 """
+LATER = {  # columns that a journal of an earlier release has not
+    "reason": "TEXT NOT NULL DEFAULT ''",
+    "asked_s": "REAL NOT NULL DEFAULT 0",
+    "undoes": "INTEGER NOT NULL DEFAULT 0",
+}
 COLUMNS = (*CommandState.__struct_fields__, "expires_step")
 INSERT = f"INSERT INTO commands ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 # A refusal of an id that is older than what is remembered must not take the place of what became of it.
@@ -113,6 +121,9 @@ class Journal:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
         db.execute(SCHEMA)
+        known = {row[1] for row in db.execute("PRAGMA table_info(commands)")}
+        for column in LATER.keys() - known:
+            db.execute(f"ALTER TABLE commands ADD COLUMN {column} {LATER[column]}")
         db.execute(
             "DELETE FROM commands WHERE revision = 0 AND rowid NOT IN "
             "(SELECT rowid FROM commands WHERE revision = 0 ORDER BY rowid DESC LIMIT ?)",

@@ -20,11 +20,13 @@ from agents.wire import (
     Step,
     Summary,
     Timeline,
+    TrialState,
     Update,
 )
 
 HISTORY = 4096  # summaries kept; older ones are thinned, never the newest
 COMMANDS = 1024  # commands kept; the oldest settled one goes first
+TRIALS = 64  # trials kept
 
 
 class RunState:
@@ -41,6 +43,7 @@ class RunState:
         self.experts: Experts | None = None
         self.summaries: list[Summary] = []
         self.commands: dict[str, CommandState] = {}
+        self.trials: dict[str, TrialState] = {}
         self.events: deque[Event] = deque(maxlen=1024)
         self.alerts: dict[tuple[str, str], Alert] = {}  # the active ones, by name and subject
 
@@ -69,6 +72,10 @@ class RunState:
                 self.board = update
             case CommandState():
                 self._add_command(update)
+            case TrialState():
+                self.trials[update.id] = update
+                if len(self.trials) > TRIALS:
+                    del self.trials[next(iter(self.trials))]
             case Event():
                 self.events.append(update)
             case Alert():
@@ -106,6 +113,7 @@ class RunState:
         if self.experts:
             yield self.experts
         yield from self.commands.values()
+        yield from self.trials.values()
         yield from self.events
         yield from self.alerts.values()
         yield from self.gone.values()

@@ -8,38 +8,42 @@ Units: ``_ms`` milliseconds, ``bytes`` bytes sent to other ranks, times ``_s`` s
 ``None`` is "no data" and is never the same as zero.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-VERSION: Final = 1
-MAX_FRAME_BYTES: Final = 1 << 20  # what a socket takes at most
-FRAME_BYTES: Final = 1 << 18  # what we put into one frame at most
-MESSAGE_BYTES: Final = FRAME_BYTES - 512  # one message, with room for what a frame wraps around it
-
-Value = None | bool | int | float | Annotated[str, Meta(max_length=256)]
-"""What a knob may hold."""
-
-Name = Annotated[str, Meta(min_length=1, max_length=64)]
-TEXT: Final = 4096
-Text = Annotated[str, Meta(max_length=TEXT)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Rank = Annotated[int, Meta(ge=0, le=2**24)]
-Revision = Count
-Changes = Annotated[dict[Name, Value], Meta(max_length=64)]
-Facts = Annotated[dict[Name, Value], Meta(max_length=256)]
-Coords = Annotated[dict[Name, int], Meta(max_length=16)]
-Phases = Annotated[dict[Name, float], Meta(max_length=64)]
-Parts = Annotated[dict[Name, float], Meta(max_length=16)]
-
-
-class WireError(ValueError):
-    """A frame that is not ours, too large, of another version, or malformed. The text is for a person."""
-
-
-class Message(Struct, array_like=True, tag=str.lower, frozen=True):
-    """Base of all messages."""
-
+from agents.terms import FRAME_BYTES as FRAME_BYTES
+from agents.terms import MAX_FRAME_BYTES as MAX_FRAME_BYTES
+from agents.terms import MESSAGE_BYTES as MESSAGE_BYTES
+from agents.terms import TEXT as TEXT
+from agents.terms import VERSION as VERSION
+from agents.terms import Changes as Changes
+from agents.terms import Coords as Coords
+from agents.terms import Count as Count
+from agents.terms import Facts as Facts
+from agents.terms import Message as Message
+from agents.terms import Name as Name
+from agents.terms import Parts as Parts
+from agents.terms import Phases as Phases
+from agents.terms import Rank as Rank
+from agents.terms import Revision as Revision
+from agents.terms import Text as Text
+from agents.terms import Value as Value
+from agents.terms import WireError as WireError
+from agents.terms import clip as clip
+from agents.terms import spell as spell
+from agents.wire_control import PAUSED as PAUSED
+from agents.wire_control import PREVIEWS as PREVIEWS
+from agents.wire_control import Ack as Ack
+from agents.wire_control import Command as Command
+from agents.wire_control import CommandState as CommandState
+from agents.wire_control import Decide as Decide
+from agents.wire_control import Estimate as Estimate
+from agents.wire_control import Preview as Preview
+from agents.wire_control import Previewed as Previewed
+from agents.wire_control import Propose as Propose
+from agents.wire_control import TrialState as TrialState
+from agents.wire_control import Try as Try
 
 # ------------------------------------------------------------------------------------------------ knobs
 
@@ -85,20 +89,6 @@ class KnobState(Struct, array_like=True, frozen=True):
         if self.legal.admits(value):
             return None
         return f"{self.name} = {spell(value)} is not legal; legal: {self.legal}"
-
-
-def spell(value: Value) -> str:
-    """A knob value as the command line writes it: ``none``, ``true``, ``0.5``, ``full``."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def clip(text: str) -> str:
-    """As much of `text` as a field of type `Text` takes."""
-    return text if len(text) <= TEXT else f"{text[: TEXT - 1]}…"
 
 
 # ------------------------------------------------------------------------------------ from ranks, to watchers
@@ -282,62 +272,6 @@ class Gone(Message, frozen=True):
     text: Text = ""
 
 
-# ------------------------------------------------------------------------------------------------ control
-
-
-class Propose(Message, frozen=True):
-    """A client asks for a change of one or several knobs, all or none."""
-
-    id: Name  # the client's own, so that sending it twice asks once
-    changes: Changes
-    base_revision: Revision | None = None  # refuse if the board has moved on
-    expires_step: Count | None = None
-    who: Text = ""
-
-
-class Command(Message, frozen=True):
-    """The hub hands a journalled proposal to the leader; repeated until it is acknowledged."""
-
-    revision: Revision
-    id: Name
-    changes: Changes
-    expires_step: Count | None = None
-
-
-class Ack(Message, frozen=True):
-    """A rank says what became of a command; `digest` is of its whole board after it."""
-
-    rank: Rank
-    revision: Revision
-    state: Literal["applied", "rejected", "expired"]
-    step: Count
-    digest: Name
-    why: Text = ""
-
-
-class CommandState(Message, frozen=True):
-    """What is known of one proposal, published at every change. Revision 0: refused before it had one."""
-
-    id: Name
-    revision: Revision
-    state: Literal["accepted", "applied", "rejected", "expired", "rolled_back"]
-    changes: Changes
-    before: Changes
-    who: Text
-    time_s: float
-    acks: Count = 0
-    world: Count = 0
-    applied_step: Count | None = None
-    why: Text = ""
-
-    @property
-    def settled(self) -> bool:
-        """Nothing more will become of it."""
-        if self.state == "applied":
-            return self.acks >= self.world
-        return self.state != "accepted"
-
-
 # ------------------------------------------------------------------------------------- hub <-> rank, client
 
 
@@ -357,7 +291,19 @@ class Credit(Message, frozen=True):
 
 
 Update = (
-    Hello | Board | Step | Summary | Experts | Timeline | Peers | Pulse | Event | Alert | Gone | CommandState
+    Hello
+    | Board
+    | Step
+    | Summary
+    | Experts
+    | Timeline
+    | Peers
+    | Pulse
+    | Event
+    | Alert
+    | Gone
+    | CommandState
+    | TrialState
 )
 
 
@@ -383,4 +329,5 @@ class Refused(Message, frozen=True):
     why: Text
 
 
-AnyMessage = Update | Propose | Command | Ack | Welcome | Credit | Updates | Refused
+Control = Propose | Try | Decide | Preview | Previewed | Command | Ack
+AnyMessage = Update | Control | Welcome | Credit | Updates | Refused

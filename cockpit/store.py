@@ -28,6 +28,7 @@ from agents.wire import (
     Step,
     Summary,
     Timeline,
+    TrialState,
     Update,
     Value,
 )
@@ -65,6 +66,7 @@ _TOPICS: dict[type[Update], tuple[Topic, ...]] = {
     Event: (Topic.EVENTS,),
     Alert: (Topic.EVENTS,),
     CommandState: (Topic.BOARD, Topic.CURVES, Topic.EVENTS),
+    TrialState: (Topic.BOARD, Topic.EVENTS),
 }
 
 

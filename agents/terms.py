@@ -1,0 +1,47 @@
+"""What all messages are made of: limits, the types of their fields, and their base."""
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+VERSION: Final = 1
+MAX_FRAME_BYTES: Final = 1 << 20  # what a socket takes at most
+FRAME_BYTES: Final = 1 << 18  # what we put into one frame at most
+MESSAGE_BYTES: Final = FRAME_BYTES - 512  # one message, with room for what a frame wraps around it
+
+Value = None | bool | int | float | Annotated[str, Meta(max_length=256)]
+"""What a knob may hold."""
+
+Name = Annotated[str, Meta(min_length=1, max_length=64)]
+TEXT: Final = 4096
+Text = Annotated[str, Meta(max_length=TEXT)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Rank = Annotated[int, Meta(ge=0, le=2**24)]
+Revision = Count
+Changes = Annotated[dict[Name, Value], Meta(max_length=64)]
+Facts = Annotated[dict[Name, Value], Meta(max_length=256)]
+Coords = Annotated[dict[Name, int], Meta(max_length=16)]
+Phases = Annotated[dict[Name, float], Meta(max_length=64)]
+Parts = Annotated[dict[Name, float], Meta(max_length=16)]
+
+
+class WireError(ValueError):
+    """A frame that is not ours, too large, of another version, or malformed. The text is for a person."""
+
+
+class Message(Struct, array_like=True, tag=str.lower, frozen=True):
+    """Base of all messages."""
+
+
+def spell(value: Value) -> str:
+    """A knob value as the command line writes it: ``none``, ``true``, ``0.5``, ``full``."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def clip(text: str) -> str:
+    """As much of `text` as a field of type `Text` takes."""
+    return text if len(text) <= TEXT else f"{text[: TEXT - 1]}…"

@@ -276,18 +276,38 @@ class Gone(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The hub asks a rank it does not know (after a hub start, say) to say hello."""
+    """The hub asks a rank it does not know (after a hub start, say) to say hello.
+
+    To a relay: `ranks` of its own are meant; none named: all of them, and the relay itself.
+    """
 
     epoch: Name
+    ranks: Annotated[list[Rank], Meta(max_length=4096)] = []
+
+
+class Relay(Message, frozen=True):
+    """A connection that speaks for several ranks: for those that say hello through it, and no others."""
+
+    version: int
+    run: Name
+    host: Text
+    pid: Count
 
 
 class Credit(Message, frozen=True):
-    """A client may receive `frames` more frames, and has every update of `epoch` up to `seq`."""
+    """A client may receive `frames` more frames, and has every update of `epoch` up to `seq`.
+
+    With `hz` it wants of each rank and kind only the newest, so many times a second; without `ranks` nothing of
+    single ranks at all; and at most `frame_bytes` a frame (0: as a frame may have).
+    """
 
     version: int
     epoch: str
     seq: Count
     frames: Annotated[int, Meta(ge=1, le=64)]
+    hz: Annotated[float, Meta(ge=0, le=100)] = 0.0  # 0: every update
+    ranks: bool = True
+    frame_bytes: Annotated[int, Meta(ge=0, le=FRAME_BYTES)] = 0
 
 
 Update = (
@@ -312,7 +332,8 @@ class Updates(Message, frozen=True):
 
     `snapshot` counts down the frames of a snapshot, n .. 1 (whose updates rebuild the state from nothing; the
     first of them has `begins`); 0 is a run of live updates that follow on `seq - len(updates)`, and with no
-    updates at all it is the hub's heartbeat.
+    updates at all it is the hub's heartbeat. With `since`, updates between it and `seq` that newer ones replace
+    are left out.
     """
 
     epoch: Name
@@ -321,13 +342,15 @@ class Updates(Message, frozen=True):
     begins: bool = False
     snapshot: Count = 0
     time_s: float = 0.0
+    since: Count | None = None
 
 
 class Refused(Message, frozen=True):
-    """A peer whose frames the hub cannot take, and why, in a sentence."""
+    """A peer whose frames the hub cannot take, and why, in a sentence. To a relay: which of its ranks; None: itself."""
 
     why: Text
+    rank: Rank | None = None
 
 
 Control = Propose | Try | Decide | Preview | Previewed | Command | Ack
-AnyMessage = Update | Control | Welcome | Credit | Updates | Refused
+AnyMessage = Update | Control | Relay | Welcome | Credit | Updates | Refused

@@ -152,7 +152,7 @@ class Hub:
         goodbye = state.gone.get(leader) if leader is not None else None
         well = failure is None and goodbye is not None and goodbye.clean
         text = "" if well else clip(failure or "the run has ended without a goodbye")
-        for rank in [rank for rank in state.hellos if rank not in state.gone]:
+        for rank in [rank for rank in state.hellos if not (rank in state.gone and state.gone[rank].over)]:
             self._sequence.publish(Gone(rank, clean=well, text=text))
 
     # ------------------------------------------------------------------------------------------ frames

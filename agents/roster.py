@@ -1,6 +1,7 @@
 """Which connection is which rank, and which ranks have fallen silent."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from agents import codec, wire
 from agents.runs import process_state, this_host
@@ -11,6 +12,8 @@ SUCCESSION_S = 2.0  # a connection silent for so long gives way to a new one tha
 LARGEST_WORLD = 1 << 16
 LARGEST_REVISION = 1 << 40  # far from where numbers end, so that there is always a next one
 
+Process = Literal["unknown", "ended", "stopped", "alive"]
+
 
 @dataclass
 class _Rank:
@@ -18,6 +21,7 @@ class _Rank:
     identity: bytes
     heard_s: float
     lost: bool = False
+    process: Process = "unknown"  # when it was lost
 
 
 class Roster:
@@ -93,23 +97,34 @@ class Roster:
     def leave(self, identity: bytes) -> None:
         """A rank said goodbye; its connection has to say hello to be heard again."""
         known = self._by_identity.pop(identity)
-        known.lost = True
+        known.lost, known.process = True, "unknown"
 
     def newly_lost(self, now: float) -> list[Gone]:
-        """The ranks that have just been silent for too long, and what is known of their processes."""
+        """The ranks that have just been silent for too long, and the lost whose process is not as it was then."""
+        here = this_host()
         gone = []
         for rank, known in self._ranks.items():
-            if not known.lost and now - known.heard_s > LOST_AFTER_S:
-                known.lost = True
-                gone.append(Gone(rank, clean=False, text=_obituary(known.hello)))
+            local = known.hello.host == here
+            if known.lost:
+                news = local and known.process in ("stopped", "alive") and _process(known) != known.process
+            else:
+                news = now - known.heard_s > LOST_AFTER_S
+            if news:
+                known.lost, known.process = True, _process(known) if local else "unknown"
+                text = f"no word for {LOST_AFTER_S:g} s{_fate(known)}"
+                gone.append(Gone(rank, clean=False, text=text, process=known.process))
         return gone
 
 
-def _obituary(hello: Hello) -> str:
-    silent = f"no word for {LOST_AFTER_S:g} s"
-    if hello.host != this_host():
-        return f"{silent} from process {hello.pid} on {hello.host}"
-    return f"{silent}: process {hello.pid} {_FATES[process_state(hello.pid)]}"
+def _process(known: _Rank) -> Process:
+    return process_state(known.hello.pid)
+
+
+def _fate(known: _Rank) -> str:
+    pid = known.hello.pid
+    if known.process == "unknown":
+        return f" from process {pid} on {known.hello.host}"
+    return f": process {pid} {_FATES[known.process]}"
 
 
 _FATES = {

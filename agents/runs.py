@@ -8,6 +8,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +20,7 @@ HUB_FILE = "hub.json"
 JOURNAL_FILE = "run.db"
 FAILURE_FILE = "failure.txt"  # the launcher writes it: a line with date, time and the cause, then the reports
 _FAILURE_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.+)")
+_PROCESS_STATES: Final[dict[str, Literal["ended", "stopped"]]] = {"Z": "ended", "X": "ended", "T": "stopped"}
 LONGEST_SOCKET_PATH = 107  # bytes; sun_path holds 108 with its closing zero
 
 
@@ -66,7 +68,7 @@ class Run(Struct, frozen=True):
         return self.hub is not None and self.hub.live
 
 
-def process_state(pid: int) -> str:
+def process_state(pid: int) -> Literal["ended", "stopped", "alive"]:
     """`ended`, `stopped` or `alive`: what this machine knows of a process."""
     try:
         os.kill(pid, 0)
@@ -77,7 +79,7 @@ def process_state(pid: int) -> str:
     with contextlib.suppress(OSError, IndexError):
         # The field after the command's closing parenthesis; a zombie answers signals and yet has ended.
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return {"Z": "ended", "X": "ended", "T": "stopped"}.get(letter, "alive")
+        return _PROCESS_STATES.get(letter, "alive")
     return "alive"
 
 

@@ -270,6 +270,12 @@ class Gone(Message, frozen=True):
     rank: Rank
     clean: bool
     text: Text = ""
+    process: Literal["unknown", "ended", "stopped", "alive"] = "unknown"  # as the hub's machine sees it
+
+    @property
+    def over(self) -> bool:
+        """It will not be heard again; a suspended or silent process may be."""
+        return self.clean or self.process not in ("stopped", "alive")
 
 
 # ------------------------------------------------------------------------------------- hub <-> rank, client

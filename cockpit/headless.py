@@ -11,7 +11,7 @@ from cockpit.connect import CockpitError, Watch
 from cockpit.knobs import NEUTRAL, fit, legal_text, only, split_change, value_text
 from cockpit.metrics import STEP_TIME, read
 from cockpit.store import Link
-from cockpit.verdict import diagnosis, headline, verdict
+from cockpit.verdict import LOST, diagnosis, headline, verdict
 
 REFUSED = 3
 SILENT_S = 30.0  # a watcher gives up
@@ -54,7 +54,9 @@ def snapshot(run: str | None, as_json: bool) -> int:
     for rank, hello in sorted(store.state.hellos.items()):
         step, pulse = store.state.steps.get(rank), store.state.pulses.get(rank)
         gone = store.state.gone.get(rank)
-        doing = "gone" if gone else format.clean(pulse.doing) if pulse else format.MISSING
+        doing = format.clean(pulse.doing) if pulse else format.MISSING
+        if gone:
+            doing = "gone" if gone.over else LOST[gone.process]
         rows.append(
             [
                 str(rank),

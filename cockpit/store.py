@@ -183,7 +183,7 @@ class Store:
         state, age = self.state, self.age_s
         if not state.hellos:
             return Link.WAITING
-        if len(state.gone) == len(state.hellos):
+        if len(state.gone) == len(state.hellos) and all(gone.over for gone in state.gone.values()):
             return Link.ENDED if all(gone.clean for gone in state.gone.values()) else Link.FAILED
         if age is None or age > STALE_AFTER_S:
             return Link.ENDED if self.finished else Link.STALE

@@ -25,6 +25,12 @@ SILENT_S = 4.0  # a pulse comes each second
 SLOW_RANK = 0.25
 DROP_SHARE = 0.01
 IMBALANCE = 2.5
+LOST = {
+    "stopped": "suspended",
+    "alive": "silent",
+    "ended": "lost",
+    "unknown": "lost",
+}  # by what its process is
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ def _lost(store: Store) -> Diagnosis | None:
     why = f": {format.clean(first.text)}" if first.text else ""
     last = store.state.steps.get(first.rank)
     at = f" · last step {format.grouped(last.step)}" if last else ""
-    return Diagnosis(Level.BAD, f"{store.name(first.rank)}{more} lost{why}{at}", first.rank)
+    return Diagnosis(Level.BAD, f"{store.name(first.rank)}{more} {LOST[first.process]}{why}{at}", first.rank)
 
 
 def _failed(store: Store) -> Diagnosis | None:

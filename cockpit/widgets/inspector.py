@@ -5,7 +5,7 @@ from cockpit.lines import Line
 from cockpit.metrics import Metric, Reading
 from cockpit.store import Store
 from cockpit.theme import Palette
-from cockpit.verdict import Level
+from cockpit.verdict import LOST, Level
 
 
 def inspector(
@@ -29,7 +29,9 @@ def inspector(
     gone = store.state.gone.get(rank)
     if gone:
         level = Level.NOTE if gone.clean else Level.BAD
-        doing = Line().add(f"{level.value} {'done' if gone.clean else 'lost'}", colours.level[level])
+        doing = Line().add(
+            f"{level.value} {'done' if gone.clean else LOST[gone.process]}", colours.level[level]
+        )
         doing.add(f" {gone.text}", colours.dim)
     elif pulse:
         doing = Line().add("in ", colours.dim).add(pulse.doing or format.MISSING, colours.text)

@@ -1,6 +1,8 @@
 """Who may be which rank, and when one is lost."""
 
 import os
+import signal
+import subprocess
 
 import pytest
 
@@ -47,9 +49,30 @@ def test_a_silent_rank_is_lost_once_and_comes_back(roster: Roster) -> None:
     lost = roster.newly_lost(LOST_AFTER_S + 0.1)
     assert [(gone.rank, gone.clean) for gone in lost] == [(0, False)]
     assert f"process {os.getpid()} is alive but silent" in lost[0].text
+    assert lost[0].process == "alive" and not lost[0].over
     assert roster.newly_lost(LOST_AFTER_S + 0.2) == [] and roster.leader is None
     assert roster.heard(b"a", 7.0) == (make_hello(0, 4), True)
     assert roster.leader is not None
+
+
+def test_a_lost_rank_is_told_anew_when_its_process_is_not_as_it_was() -> None:
+    roster = Roster("r")
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        roster.hello(b"a", make_hello(0, 2, pid=process.pid), 0.0)
+        roster.hello(b"b", make_hello(1, 2, host="elsewhere"), 0.0)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        fates = [(gone.process, gone.over) for gone in roster.newly_lost(LOST_AFTER_S + 0.1)]
+        assert fates == [("stopped", False), ("unknown", True)]
+        assert roster.newly_lost(LOST_AFTER_S + 0.2) == []
+        process.kill()
+        process.wait()
+        (gone,) = roster.newly_lost(LOST_AFTER_S + 0.3)
+        assert (gone.rank, gone.process, gone.over) == (0, "ended", True)
+        assert roster.newly_lost(LOST_AFTER_S + 0.4) == []
+    finally:
+        process.kill()
 
 
 def test_a_rank_started_again_takes_its_place_when_the_old_one_is_silent(roster: Roster) -> None:

@@ -1,0 +1,99 @@
+"""Fault 4: a cockpit that is killed or suspended costs itself, and neither the hub nor the training."""
+
+import contextlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+
+from agents.client import Client
+from tests.faults.rank import RankProcess
+from tests.unit.agents.conftest import Opened
+from tests.unit.agents.fleet import HubProcess, environment, poll_until
+
+COCKPIT = [sys.executable, "-m", "cockpit"]
+
+
+class Watcher:
+    """`cockpit watch --json`, its records as they come."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [*COCKPIT, "watch", "--run", str(folder), "--json"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+        self.step = -1
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            record = json.loads(line)
+            if record["kind"] == "summary":
+                self.step = record["step"]
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def test_a_suspended_watcher_costs_itself_alone(own_hub: HubProcess, opened: Opened) -> None:
+    rank = opened(RankProcess(own_hub.endpoints.ranks, 0, 1, step_s=0.002))
+    client = opened(Client(own_hub.endpoints.clients))
+    poll_until(client, lambda: client.state.summaries and client.state.board)
+    watcher = opened(Watcher(own_hub.folder))
+    poll_until(client, lambda: watcher.step > 0)
+
+    watcher.process.send_signal(signal.SIGSTOP)
+    step, memory = client.state.summaries[-1].step, psutil.Process(own_hub.process.pid).memory_info().rss
+    poll_until(client, lambda: client.state.summaries[-1].step > step + 500)
+    assert client.resets == 1, "another watcher has missed nothing"
+    assert psutil.Process(own_hub.process.pid).memory_info().rss - memory < 16 << 20
+    assert watcher.step < step + 250, "it was suspended in earnest"
+    watcher.process.send_signal(signal.SIGCONT)
+    poll_until(client, lambda: watcher.step > step + 500)  # it catches up
+
+    watcher.process.kill()
+    poll_until(client, lambda: client.state.summaries[-1].step > step + 700)
+    assert rank.process.poll() is None and own_hub.process.poll() is None
+
+
+def test_a_killed_screen_costs_nothing(own_hub: HubProcess, opened: Opened) -> None:
+    rank = opened(RankProcess(own_hub.endpoints.ranks, 0, 1))
+    client = opened(Client(own_hub.endpoints.clients))
+    poll_until(client, lambda: client.state.summaries and client.state.board)
+    ours, theirs = pty.openpty()
+    screen = subprocess.Popen(
+        [*COCKPIT, "attach", str(own_hub.folder), "--operator"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment() | {"TERM": "xterm-256color"},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        os.set_blocking(ours, False)
+
+        def drawn() -> bool:
+            nonlocal shown
+            with contextlib.suppress(BlockingIOError):
+                shown += os.read(ours, 1 << 16)
+            return b"LIVE" in shown
+
+        poll_until(client, drawn)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            screen.send_signal(number)
+            step = client.state.summaries[-1].step
+            poll_until(client, lambda step=step: client.state.summaries[-1].step > step + 20)
+    finally:
+        screen.kill()
+        screen.wait()
+        os.close(ours)
+    assert client.resets == 1 and not client.state.gone
+    assert rank.process.poll() is None and own_hub.process.poll() is None

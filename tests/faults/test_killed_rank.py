@@ -1,0 +1,67 @@
+"""Fault 1: a rank that is killed is named, with its place and the cause, to everyone; the others end with it."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agents.client import Client
+from agents.runs import last_failure, read_hub_file
+from tests.ranks.driver import Driver, eventually
+from tests.unit.agents.conftest import Opened
+from tests.unit.agents.fleet import poll_until
+
+WORK = """
+from agents.agent import Agent
+from agents.wire import Board
+from tests.unit.agents.fleet import make_board, make_hello, make_step
+
+def work(place):
+    "Steps as a trainer's, seen by a hub; one waits for its peers and cannot heed a stop."
+    step, since = 0, time.monotonic()
+    agent = Agent(place.hub, lambda: (step, "tp all-gather, layer 2", since))
+    board = make_board()
+    shown = Board(0, 0, board.digest(), board.states()) if place.rank == 0 else None
+    agent.introduce(make_hello(place.rank, place.world, run="a-run"), shown)
+    note(place, "pid", os.getpid())
+    while place.rank == 3 or not place.stop_requested():
+        place.at(step, "tp all-gather, layer 2")
+        agent.send(make_step(place.rank, step))
+        time.sleep(0.02)
+        step += 1
+    agent.close()
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    driver = Driver(tmp_path)
+    yield driver
+    driver.clean()
+
+
+def test_who_where_and_why(driver: Driver, opened: Opened) -> None:
+    run = driver.start(WORK, 4, hub="auto")
+    pids = driver.pids(4)
+    eventually((driver.run_dir / "hub.json").exists)
+    client = opened(Client(read_hub_file(driver.run_dir).endpoints.clients))
+    poll_until(client, lambda: len(client.state.steps) == 4)
+    killed = time.monotonic()
+    os.kill(pids[2], signal.SIGKILL)
+    status, _, stderr = driver.end(run)  # asserts that no rank is left
+    assert status == 1 and time.monotonic() - killed < 5
+    sentence, file = stderr.splitlines()
+    assert sentence.startswith("rank 2 (dp2) was killed by SIGKILL at step ")
+    assert sentence.endswith(" in tp all-gather, layer 2") and file.startswith("what every rank reported: ")
+    reports = (driver.run_dir / "failure.txt").read_text()
+    assert "\nrank 3 (dp3) was ended because of the failure, last at step " in reports
+    assert "\nrank 0 (dp0) had ended its work, last at step " in reports  # it left in good order when asked
+
+    poll_until(client, lambda: client.state.events and client.state.events[-1].text == "the hub has ended")
+    told = [event for event in client.state.events if event.source == "run"]
+    assert [(event.level, event.text) for event in told] == [("error", sentence)]
+    assert client.state.gone[2].over and client.state.gone[2].text == sentence
+    assert last_failure(driver.run_dir) == sentence  # for whoever comes too late

@@ -1,0 +1,57 @@
+"""Fault 2: a rank that is suspended is stalled, not dead; it is told apart, and heals by itself."""
+
+import signal
+
+from agents.client import Client
+from cockpit.store import Link, Store
+from cockpit.verdict import diagnosis
+from tests.faults.rank import RankProcess
+from tests.faults.scaled import program
+from tests.unit.agents.conftest import Opened
+from tests.unit.agents.fleet import HubProcess, poll_until
+
+QUICK = {"agents.roster.LOST_AFTER_S": 1.5, "agents.hub.TICK_S": 0.1}
+
+
+def as_seen(client: Client) -> Store:
+    store = Store()
+    store.rebuild(list(client.state.replay()))
+    store.heard(0.0)
+    return store
+
+
+def test_suspended_is_not_dead(own_hub: HubProcess, opened: Opened) -> None:
+    own_hub.kill()
+    own_hub.program = program("agents.hub", QUICK)
+    own_hub.start()
+    client = opened(Client(own_hub.endpoints.clients))
+    ranks = [opened(RankProcess(own_hub.endpoints.ranks, rank, 2)) for rank in range(2)]
+    poll_until(client, lambda: len(client.state.steps) == 2 and client.state.board)
+
+    ranks[1].signal(signal.SIGSTOP)
+    poll_until(client, lambda: client.state.gone)
+    gone = client.state.gone[1]
+    assert (gone.clean, gone.process, gone.over) == (False, "stopped", False)
+    assert gone.text.endswith(f"process {ranks[1].process.pid} is suspended (kill -CONT resumes it)")
+    assert "suspended" in diagnosis(as_seen(client)).text and as_seen(client).link is Link.LIVE
+    step = client.state.steps[0].step
+    poll_until(client, lambda: client.state.steps[0].step > step + 5)  # the others go on
+
+    ranks[1].signal(signal.SIGCONT)
+    poll_until(client, lambda: not client.state.gone)
+    step = client.state.steps[1].step
+    poll_until(client, lambda: client.state.steps[1].step > step)
+    assert any("rank 1 is heard again" in event.text for event in client.state.events)
+
+    for rank in ranks:  # the whole run suspended is no run that has ended
+        rank.signal(signal.SIGSTOP)
+    poll_until(client, lambda: len(client.state.gone) == 2)
+    assert as_seen(client).link is Link.LIVE
+
+    ranks[1].process.kill()  # and one that dies while it is suspended is dead
+    poll_until(client, lambda: client.state.gone[1].process == "ended")
+    assert client.state.gone[1].over and not client.state.gone[0].over
+    ranks[0].process.kill()
+    poll_until(client, lambda: client.state.gone[0].over)
+    assert as_seen(client).link is Link.FAILED
+    assert own_hub.process.poll() is None

@@ -5,7 +5,7 @@ python -m tests.bench [NAME ...]
 
 import sys
 
-from tests.bench import bubble, collectives, single, start, telemetry, tensor
+from tests.bench import bubble, collectives, gpu, single, start, telemetry, tensor
 
 BENCHES = {
     "start": start.main,
@@ -14,6 +14,7 @@ BENCHES = {
     "bubble": bubble.main,
     "tensor": tensor.main,
     "single": single.main,
+    "gpu": gpu.main,
 }
 
 for name in sys.argv[1:] or BENCHES:

@@ -42,6 +42,16 @@ def test_as_many_as_the_modules_hold(overrides: list[str]) -> None:
     assert parameters(layout.model) == held(layout)
 
 
+@pytest.mark.parametrize(
+    ("name", "whole", "active"),
+    [("dense-1b", 1_107_363_840, 1_107_363_840), ("moe-1b", 3_523_545_088, 1_107_625_984)],
+)
+def test_layouts_are_of_the_size_they_say(name: str, whole: int, active: int) -> None:
+    layout = load(DEMO.with_name(f"{name}.toml"))
+    assert parameters(layout.model) == held(layout) == whole
+    assert parameters(layout.model, active=True) == active
+
+
 def test_active_are_those_that_a_token_visits() -> None:
     model = load(DEMO).model
     assert parameters(model) - parameters(model, active=True) == 4 * 6 * 3 * 64 * 128

@@ -1,0 +1,199 @@
+"""One GPU: our step in bf16 beside Hugging Face's of equal sizes: tokens/s, model FLOPs utilisation, peak memory.
+
+Ours is the whole trainer's step, with its data, meter, agreement and records, over fp32 weights. Theirs is as its users
+write it: bf16 weights, SDPA, fused AdamW, the same micro-batches and clipping. So weight, gradient and moments take 8
+bytes a parameter there and 16 here.
+Each configuration has a process of its own: what one leaves in the GPU's memory, or dies of, is not the next one's.
+
+python -m tests.bench gpu                              all of them; skipped where there is no GPU
+python -m tests.bench.gpu "HF" LAYOUT [KEY=VALUE ...]  one of them, here, on the CPU if need be, as a line of JSON
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from engine.layout import Layout, load
+from engine.planner.hardware import peak_flops, step_flops
+from tests.bench.runs import ROOT
+
+LAYOUTS = ("dense-1b", "moe-1b")
+OURS, COMPILED, THEIRS, THEIRS_COMPILED = "ours", "ours compiled", "HF", "HF compiled"
+WHO = (OURS, COMPILED, THEIRS, THEIRS_COMPILED)
+WARM_UP, STEPS = 4, 10
+ALL_S, ONE_S = 460.0, 120.0  # the longest that all of them take, and that one does
+
+Step = Callable[[int], object]
+Peak = Callable[[], int]
+
+
+def measure(who: str, layout: Layout) -> dict[str, Any]:
+    """Of one configuration, in this process: the median step, and the most memory that tensors took."""
+    import torch
+
+    gpu = torch.cuda.is_available()
+    device = torch.device("cuda", 0) if gpu else torch.device("cpu")
+    told: dict[str, Any] = {"device": torch.cuda.get_device_name(device) if gpu else "cpu"}
+    try:
+        make = ours if who in (OURS, COMPILED) else theirs
+        step, peak = make(layout, device, who in (COMPILED, THEIRS_COMPILED))
+        marks = []
+        for n in range(WARM_UP + STEPS + 1):
+            if n >= WARM_UP:
+                marks.append(mark(gpu))
+            if n < WARM_UP + STEPS:
+                step(n)
+        if gpu:
+            torch.cuda.synchronize()  # once, at the end: between steps the host may run ahead
+        told["ms"] = median(between(*pair) for pair in pairwise(marks))
+        told["bytes"] = peak()
+    except torch.OutOfMemoryError:
+        told["why"] = "out of memory"
+    return told
+
+
+def mark(gpu: bool) -> Any:
+    """A place in time: of a GPU an event on its stream."""
+    if not gpu:
+        return time.perf_counter() * 1e3
+    import torch
+
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(first: Any, second: Any) -> float:
+    """Milliseconds."""
+    return float(second - first if isinstance(first, float) else first.elapsed_time(second))
+
+
+def ours(layout: Layout, device: Any, compiled: bool) -> tuple[Step, Peak]:
+    import msgspec
+    import torch.distributed as dist
+
+    from engine.device import BACKENDS, begin
+    from engine.place import alone
+    from engine.train.trainer import Trainer
+
+    begin(device)
+    store = alone(Path(tempfile.gettempdir())).store()
+    bound = device if device.type == "cuda" else None
+    dist.init_process_group(BACKENDS[device.type], store=store, rank=0, world_size=1, device_id=bound)
+    train = msgspec.structs.replace(layout.train, compile=compiled)
+    sizes: list[int] = []  # a step each: the trainer begins to count anew in each
+    trainer = Trainer(
+        msgspec.structs.replace(layout, train=train), on_step=lambda record: sizes.append(record.memory_bytes)
+    )
+    return trainer.train_step, lambda: max(sizes)
+
+
+def theirs(layout: Layout, device: Any, compiled: bool) -> tuple[Step, Peak]:
+    import torch
+
+    from engine.device import Memory
+
+    micro_batches = layout.knobs.micro_batches
+    shape = layout.train.global_batch // micro_batches, layout.model.seq_len
+    with device:
+        model = hugging_face(layout).to(torch.bfloat16).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=layout.train.lr, betas=(0.9, 0.95), fused=True)
+    forward = torch.compile(model) if compiled else model
+
+    def step(_: int) -> None:
+        for _micro_batch in range(micro_batches):
+            tokens = torch.randint(0, 256, shape, device=device)
+            (forward(input_ids=tokens, labels=tokens).loss / micro_batches).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), layout.train.grad_clip or 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step, Memory(device)
+
+
+def hugging_face(layout: Layout) -> Any:
+    """Their model of the layout's sizes."""
+    from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+    model = layout.model
+    sizes: dict[str, Any] = {
+        "vocab_size": model.vocab,
+        "hidden_size": model.d_model,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv,
+        "max_position_embeddings": model.seq_len,
+        "tie_word_embeddings": model.tie_embeddings,
+        "use_cache": False,
+        "attn_implementation": "sdpa",
+    }
+    if model.moe is None:
+        return LlamaForCausalLM(LlamaConfig(intermediate_size=model.ff, **sizes))
+    config = MixtralConfig(
+        intermediate_size=model.moe.d_expert,
+        num_local_experts=model.moe.experts,
+        num_experts_per_tok=model.moe.top_k,
+        router_aux_loss_coef=layout.knobs.aux_loss_coef,
+        output_router_logits=True,
+        experts_implementation="grouped_mm",
+        **sizes,
+    )
+    return MixtralForCausalLM(config)
+
+
+def apart(who: str, path: str, seconds: float) -> dict[str, Any]:
+    """What `measure` tells, from a process of its own, or why it told nothing."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.bench.gpu", who, path]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return {"why": f"not done in {seconds:.0f} s"}
+    if done.returncode:
+        return {"why": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1][:100]}
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def row(layout: Layout, who: str, told: dict[str, Any]) -> str:
+    """A row of the table."""
+    head = f"| {layout.run.name} | {who} |"
+    if "ms" not in told:
+        return f"{head} {told['why']} | | | |"
+    model, seconds = layout.model, told["ms"] / 1e3
+    tokens = layout.train.global_batch * model.seq_len
+    pairs = tokens * sum(model.moe.top_k for n in range(model.layers) if model.moe and model.has_experts(n))
+    peak = peak_flops(told["device"], layout.train.precision)
+    mfu = f"{step_flops(model, tokens, pairs) / seconds / peak:.1%}" if peak else "·"
+    return f"{head} {told['ms']:.1f} | {tokens / seconds:,.0f} | {mfu} | {told['bytes'] / 2**30:.1f} |"
+
+
+def main() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        print("  skipped: no GPU in sight")
+        return
+    if importlib.util.find_spec("transformers") is None:
+        print("  needs transformers: pip install -e '.[bench]'")
+        return
+    end = time.monotonic() + ALL_S
+    print("| layout | who | ms a step | tokens/s | MFU | peak GiB |\n|---|---|---:|---:|---:|---:|")
+    for name in LAYOUTS:
+        path = str(ROOT / f"layouts/{name}.toml")
+        for who in WHO:
+            left = end - time.monotonic()
+            told = apart(who, path, min(left, ONE_S)) if left > 0 else {"why": "no time was left"}
+            print(row(load(path), who, told), flush=True)
+
+
+if __name__ == "__main__":
+    who, path, *overrides = sys.argv[1:]
+    print(json.dumps(measure(who, load(path, overrides))))

@@ -1,0 +1,45 @@
+"""What `tests.bench.gpu` says, without a GPU: its sizes, its table, and one configuration on the CPU."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from engine.layout import load
+from engine.planner.size import parameters
+from tests.bench.gpu import LAYOUTS, OURS, hugging_face, row
+from tests.bench.runs import ROOT
+
+TINY = ["model.layers=1", "model.d_model=64", "model.heads=4", "model.kv_heads=2", "model.vocab=512"]
+TINY += ["model.seq_len=64", "model.moe.d_expert=64"]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_theirs_are_of_equal_sizes(name: str) -> None:
+    pytest.importorskip("transformers")
+    layout = load(ROOT / f"layouts/{name}.toml")
+    with torch.device("meta"):
+        assert sum(p.numel() for p in hugging_face(layout).parameters()) == parameters(layout.model)
+
+
+def test_rows() -> None:
+    layout = load(ROOT / "layouts/dense-1b.toml")
+    told = {"device": "NVIDIA H200", "ms": 500.0, "bytes": 3 * 2**30}
+    flops = 6 * 32768 * (parameters(layout.model) - 32768 * 2048 - 33 * 2048 + 16 * 2048 * 2048)
+    assert (
+        row(layout, OURS, told)
+        == f"| dense-1b | ours | 500.0 | 65,536 | {flops / 0.5 / 989.4e12:.1%} | 3.0 |"
+    )
+    assert row(layout, OURS, told | {"device": "cpu"}) == "| dense-1b | ours | 500.0 | 65,536 | · | 3.0 |"
+    assert row(layout, OURS, {"why": "out of memory"}) == "| dense-1b | ours | out of memory | | | |"
+
+
+def test_one_on_the_cpu() -> None:
+    command = [sys.executable, "-m", "tests.bench.gpu", OURS, "layouts/moe-1b.toml", *TINY]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout.splitlines()[-1])
+    if not torch.cuda.is_available():
+        assert told["device"] == "cpu"
+    assert told["ms"] > 0 and told["bytes"] > 0

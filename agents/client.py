@@ -17,6 +17,7 @@ from agents.wire import (
     Message,
     Propose,
     Refused,
+    Unknown,
     Update,
     Updates,
     Value,
@@ -161,7 +162,8 @@ class Client:
             return
         for update in frame.updates[self.seq + 1 - first :]:  # what was sent twice is known already
             self.state.apply(update)
-            applied.append(update)
+            if not isinstance(update, Unknown):
+                applied.append(update)
         self.seq = max(self.seq, frame.seq)
 
     def _take_snapshot(self, frame: Updates, applied: list[Update]) -> None:
@@ -186,7 +188,7 @@ class Client:
         self.epoch, self.seq, self.refused = rebuilt.epoch, rebuilt.seq, None
         self.resets += 1
         # What was applied before it is in the state no more; the caller gets what the state is made of.
-        applied[:] = rebuilt.updates
+        applied[:] = (update for update in rebuilt.updates if not isinstance(update, Unknown))
 
     def _lose_track(self) -> None:
         """Ask for a snapshot with the next credit, at once."""

@@ -2,14 +2,29 @@
 
 A frame is one msgpack value ``[version, [message, ...]]``. What is sent to many is packed once (`pack`) and framed
 for each (`frame`, `updates_frame`).
+
+A message of a kind that this release does not know, from a newer peer, becomes `Unknown` and costs the others in its
+frame nothing. Only then is a frame looked at message by message.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from typing import Annotated, Any, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from agents.wire import MAX_FRAME_BYTES, MESSAGE_BYTES, VERSION, AnyMessage, Message, WireError
+from agents.wire import (
+    MAX_FRAME_BYTES,
+    MESSAGE_BYTES,
+    VERSION,
+    AnyMessage,
+    Message,
+    Unknown,
+    Update,
+    WireError,
+)
+
+UNKNOWN = 16_384  # messages looked at one by one in a frame; no honest one has more
 
 
 class _Frame(Struct, array_like=True, frozen=True):
@@ -17,8 +32,18 @@ class _Frame(Struct, array_like=True, frozen=True):
     messages: msgspec.Raw
 
 
+class _Kind(Struct, array_like=True, frozen=True):
+    kind: str
+
+
 _frame_decoder = msgspec.msgpack.Decoder(_Frame)
 _messages_decoder = msgspec.msgpack.Decoder(list[AnyMessage])
+_message_decoder = msgspec.msgpack.Decoder(AnyMessage)
+_each_decoder = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=UNKNOWN)])
+_kind_decoder = msgspec.msgpack.Decoder(_Kind)
+_KINDS = {kind.__struct_config__.tag for kind in get_args(AnyMessage)}
+_OF_UPDATES = {kind.__struct_config__.tag for kind in get_args(Update)}
+_UPDATES_AT = 3  # the place of `Updates.updates`, after kind, epoch and number
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -92,6 +117,43 @@ def decode(received: bytes | memoryview) -> list[AnyMessage]:
         head = _frame_decoder.decode(received)
         if head.version != VERSION:
             raise WireError(version_refusal(head.version))
-        return _messages_decoder.decode(head.messages)
+        return _messages(head.messages)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
         raise WireError(f"not a frame of ours: {error}") from None
+
+
+def _messages(raw: msgspec.Raw) -> list[AnyMessage]:
+    try:
+        return _messages_decoder.decode(raw)
+    except msgspec.ValidationError as error:
+        found, unknown = _one_by_one(raw, _KINDS, error)
+        if not unknown:
+            raise
+        return found
+
+
+def _one_by_one(
+    raw: msgspec.Raw, kinds: Container[object], why: msgspec.ValidationError
+) -> tuple[list[Any], int]:
+    """Every message, those not of `kinds` as `Unknown`, and how many of those; `why` if another is malformed."""
+    found: list[Any] = []
+    unknown = 0
+    for one in _each_decoder.decode(raw):
+        kind = _kind_decoder.decode(one).kind
+        if kind not in kinds:
+            unknown += 1
+            found.append(Unknown(kind[:64]))
+        elif kind == "updates":
+            fields = _each_decoder.decode(one)
+            if len(fields) <= _UPDATES_AT:
+                raise why
+            updates, more = _one_by_one(fields[_UPDATES_AT], _OF_UPDATES, why)
+            fields[_UPDATES_AT] = msgspec.Raw(_encoder.encode(updates))
+            found.append(_message_decoder.decode(_encoder.encode(fields)))
+            unknown += more
+        else:
+            try:
+                found.append(_message_decoder.decode(one))
+            except msgspec.ValidationError:
+                raise why from None
+    return found, unknown

@@ -18,6 +18,8 @@ from agents.wire import (
     Experts,
     Gone,
     Hello,
+    Loads,
+    LoadSummary,
     Message,
     Peers,
     Pulse,
@@ -26,14 +28,17 @@ from agents.wire import (
     Summary,
     Timeline,
     Traffic,
+    Unknown,
     Update,
+    Vitals,
     Welcome,
     WireError,
     clip,
 )
 
-OF_ITSELF = (Step, Pulse, Timeline, Peers, Board, Gone, Ack)  # name their rank, and it must be the speaker's
-OF_THE_JOB = (Summary, Experts)  # speak for all ranks, and only rank 0 or the leader may
+# Those that name their rank, which must be the speaker's.
+OF_ITSELF = (Step, Pulse, Vitals, Timeline, Peers, Board, Gone, Ack)
+OF_THE_JOB = (Summary, Experts, Loads)  # speak for all ranks, and only rank 0 or the leader may
 
 
 def _traffic(comm: Iterable[Traffic]) -> Iterable[float | None]:
@@ -46,10 +51,14 @@ def _parts(message: Step | Summary) -> Iterable[float]:
     return (message.bubble_parts or {}).values()
 
 
+def _shares(load: LoadSummary) -> Iterable[float]:
+    return (top.share for top in load.top)
+
+
 # The numbers of each message that have to be finite. A loss or a gradient norm need not be: that is news.
 FINITE: dict[type[Message], Callable[..., Iterable[float | None]]] = {
     Step: lambda m: (
-        *(m.step_ms, m.bubble, m.bubble_bound, *m.phases.values(), *_parts(m)),
+        *(m.step_ms, m.bubble, m.bubble_bound, m.tokens_per_s, m.mfu, *m.phases.values(), *_parts(m)),
         *_traffic(m.comm.values()),
     ),
     Summary: lambda m: (
@@ -58,6 +67,8 @@ FINITE: dict[type[Message], Callable[..., Iterable[float | None]]] = {
         *_traffic(m.comm.values()),
     ),
     Pulse: lambda m: (m.since_ms, m.cpu_percent),
+    Vitals: lambda m: (m.device_percent, m.power_w, m.power_limit_w, m.temperature_c, m.host_cpu_percent),
+    Loads: lambda m: (x for one in m.layers for x in (one.max_over_mean, one.cv, one.entropy, *_shares(one))),
     Event: lambda m: (m.time_s,),
     Timeline: lambda m: (m.window_ms, *(edge for a in m.actions for edge in (a.start_ms, a.end_ms))),
     Board: lambda m: (k.value for k in m.knobs if isinstance(k.value, float)),
@@ -120,6 +131,10 @@ class Intake:
             if speaker.rank != 0 and not speaker.leader:
                 self._complaints.add("rank", f"{me} sent a {kind}, which rank 0 or the leader sends; dropped")
                 return False
+        elif isinstance(message, Unknown):
+            newer = f"{me} sent a message of kind {message.kind!r}, which this hub does not know; ignored"
+            self._complaints.add("newer", newer)
+            return False
         elif not isinstance(message, Event):
             self._complaints.add("kind", f"{me} sent a {kind}, which ranks do not send; dropped")
             return False
@@ -145,7 +160,7 @@ class Intake:
             case Board():
                 self._control.seen_revision(message.revision)
                 self._publish(message)
-            case Step() | Summary() | Experts() | Timeline() | Peers() | Pulse():
+            case Step() | Summary() | Experts() | Loads() | Timeline() | Peers() | Pulse() | Vitals():
                 self._publish(message)
 
     def _publish(self, update: Update) -> None:

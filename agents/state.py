@@ -15,6 +15,7 @@ from agents.wire import (
     Experts,
     Gone,
     Hello,
+    Loads,
     Peers,
     Pulse,
     Step,
@@ -22,6 +23,7 @@ from agents.wire import (
     Timeline,
     TrialState,
     Update,
+    Vitals,
 )
 
 HISTORY = 4096  # summaries kept; older ones are thinned, never the newest
@@ -36,11 +38,13 @@ class RunState:
         self.hellos: dict[int, Hello] = {}
         self.steps: dict[int, Step] = {}
         self.pulses: dict[int, Pulse] = {}
+        self.vitals: dict[int, Vitals] = {}
         self.timelines: dict[int, Timeline] = {}
         self.peers: dict[int, Peers] = {}
         self.gone: dict[int, Gone] = {}
         self.board: Board | None = None
         self.experts: Experts | None = None
+        self.loads: Loads | None = None
         self.summaries: list[Summary] = []
         self.commands: dict[str, CommandState] = {}
         self.trials: dict[str, TrialState] = {}
@@ -57,6 +61,8 @@ class RunState:
                 self.steps[update.rank] = update
             case Pulse():
                 self.pulses[update.rank] = update
+            case Vitals():
+                self.vitals[update.rank] = update
             case Timeline():
                 self.timelines[update.rank] = update
             case Peers():
@@ -65,6 +71,8 @@ class RunState:
                 self._add_summary(update)
             case Experts():
                 self.experts = update
+            case Loads():
+                self.loads = update
             case Hello():
                 self.hellos[update.rank] = update
                 self.gone.pop(update.rank, None)
@@ -108,10 +116,13 @@ class RunState:
         yield from self.summaries
         yield from self.steps.values()
         yield from self.pulses.values()
+        yield from self.vitals.values()
         yield from self.timelines.values()
         yield from self.peers.values()
         if self.experts:
             yield self.experts
+        if self.loads:
+            yield self.loads
         yield from self.commands.values()
         yield from self.trials.values()
         yield from self.events

@@ -33,6 +33,12 @@ class Message(Struct, array_like=True, tag=str.lower, frozen=True):
     """Base of all messages."""
 
 
+class Unknown(Message, frozen=True):
+    """Stands for a message of a kind that this release does not know: `codec.decode` puts it there, nobody sends it."""
+
+    kind: Text = ""
+
+
 def spell(value: Value) -> str:
     """A knob value as the command line writes it: ``none``, ``true``, ``0.5``, ``full``."""
     if value is None:

@@ -28,6 +28,7 @@ from agents.terms import Phases as Phases
 from agents.terms import Rank as Rank
 from agents.terms import Revision as Revision
 from agents.terms import Text as Text
+from agents.terms import Unknown as Unknown
 from agents.terms import Value as Value
 from agents.terms import WireError as WireError
 from agents.terms import clip as clip
@@ -44,6 +45,11 @@ from agents.wire_control import Previewed as Previewed
 from agents.wire_control import Propose as Propose
 from agents.wire_control import TrialState as TrialState
 from agents.wire_control import Try as Try
+from agents.wire_measures import ExpertShare as ExpertShare
+from agents.wire_measures import Loads as Loads
+from agents.wire_measures import LoadSummary as LoadSummary
+from agents.wire_measures import Sample as Sample
+from agents.wire_measures import Vitals as Vitals
 
 # ------------------------------------------------------------------------------------------------ knobs
 
@@ -155,6 +161,9 @@ class Step(Message, frozen=True):
     bubble_parts: Parts | None = (
         None  # schedule, wait, overhead: shares of the window that add up to `bubble`
     )
+    tokens_per_s: float | None = None  # of this rank's batch slice
+    mfu: float | None = None  # what this rank computed over what its device could
+    loss: float | None = None  # where each rank has one of its own; the job's is the summary's
 
 
 class Summary(Message, frozen=True):
@@ -321,15 +330,18 @@ Update = (
     | Board
     | Step
     | Summary
+    | Loads
     | Experts
     | Timeline
     | Peers
     | Pulse
+    | Vitals
     | Event
     | Alert
     | Gone
     | CommandState
     | TrialState
+    | Unknown
 )
 
 
@@ -359,4 +371,4 @@ class Refused(Message, frozen=True):
 
 
 Control = Propose | Try | Decide | Preview | Previewed | Command | Ack
-AnyMessage = Update | Control | Relay | Welcome | Credit | Updates | Refused
+AnyMessage = Update | Control | Relay | Sample | Welcome | Credit | Updates | Refused

@@ -54,6 +54,7 @@ def ranks(store: Store) -> list[dict[str, Any]]:
             "step": plain(state.steps.get(rank)),
             "peers": plain(state.peers.get(rank)),
             "pulse": plain(state.pulses.get(rank)),
+            "vitals": plain(state.vitals.get(rank)),
         }
         for rank, hello in sorted(state.hellos.items())
     ]
@@ -80,6 +81,7 @@ def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
         "knobs": knobs(store)["knobs"],
         "summary": plain(store.summary),
         "experts": plain(store.state.experts),
+        "loads": plain(store.state.loads),
         "alerts": [plain(alert) for alert in store.state.alerts.values()],
         "ranks": ranks(store),
     }

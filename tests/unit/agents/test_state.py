@@ -20,6 +20,8 @@ UPDATES = st.one_of(
     st.builds(lambda step: wire.Timeline(0, step, 1.0, [wire.Action("F", 0, 0.0, 1.0)]), STEPS),
     st.builds(lambda rank, step: wire.Peers(rank, step, [wire.ToPeer(3, step)]), RANKS, STEPS),
     st.builds(lambda step: wire.Experts(step, [wire.LayerLoad(0, [1, 2], 0)]), STEPS),
+    st.builds(lambda step: wire.Loads(step, []), STEPS),
+    st.builds(lambda rank, step: wire.Vitals(rank, step, temperature_c=40.0), RANKS, STEPS),
     st.builds(lambda n: wire.Board(0, n, "d", []), STEPS),
     st.builds(lambda n: Event(float(n), "info", "hub", "text"), STEPS),
     st.builds(

@@ -88,8 +88,22 @@ def test_chunks_keep_order_and_fit_a_frame(sizes: list[int]) -> None:
 
 
 def test_a_newer_peer_may_append_fields() -> None:
-    assert codec.decode(msgpack.packb([wire.VERSION, [["gone", 1, True, "bye", {"new": [1]}]], "more"])) == [
-        wire.Gone(1, clean=True, text="bye")
+    frame = msgpack.packb([wire.VERSION, [["peers", 1, 5, [], {"new": [1]}]], "more"])
+    assert codec.decode(frame) == [wire.Peers(1, 5, [])]
+
+
+def test_a_kind_that_only_a_newer_peer_knows_costs_the_others_nothing() -> None:
+    gone = ["gone", 1, True, "bye"]
+    assert codec.decode(msgpack.packb([wire.VERSION, [["sparkle", {"a": [1]}], gone]])) == [
+        wire.Unknown("sparkle"),
+        wire.Gone(1, clean=True, text="bye"),
+    ]
+
+
+def test_an_unknown_update_keeps_its_number() -> None:
+    updates = ["updates", "e", 9, [["gone", 1, True, ""], ["sparkle", 1]], False, 0, 1.5]
+    assert codec.decode(msgpack.packb([wire.VERSION, [updates]])) == [
+        wire.Updates("e", 9, [wire.Gone(1, clean=True), wire.Unknown("sparkle")], time_s=1.5)
     ]
 
 
@@ -103,10 +117,14 @@ HOSTILE = {
     "deep in place of the messages": b"\x92\x01" + DEEP,
     "deep after the messages": b"\x93\x01\x90" + DEEP,
     "deep in a field that a newer peer may append": b"\x92\x01\x91\x95"
-    + msgpack.packb(["gone", 1, True, ""])[1:]
+    + msgpack.packb(["peers", 1, 5, []])[1:]
     + DEEP,
     "not UTF-8": b"\x92\x01\x91\x94\xa4gone\x00\xc3\xa2\xff\xfe",
-    "unknown kind": msgpack.packb([1, [["shutdown", 1]]]),
+    "a kind that is no text": msgpack.packb([1, [[7, 1]]]),
+    "no kind": msgpack.packb([1, [[]]]),
+    "unknown kind, and one that is malformed": msgpack.packb([1, [["shutdown", 1], ["gone", "one", True]]]),
+    "more unknown kinds than anyone sends": msgpack.packb([1, [["x"]] * (codec.UNKNOWN + 1)]),
+    "updates within updates": msgpack.packb([1, [["updates", "e", 1]]]),
     "wrong type": msgpack.packb([1, [["gone", "one", True]]]),
     "number too large": msgpack.packb([1, [["gone", 2**64 - 1, True]]]),
     "negative": msgpack.packb([1, [["gone", -1, True]]]),

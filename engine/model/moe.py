@@ -14,6 +14,7 @@ from engine.layout import Moe
 from engine.meter import Meter
 from engine.model.dials import Dials
 from engine.model.router import ROUTERS, Choice
+from engine.model.swiglu import gated_by
 from engine.parallel.experts import Dispatch, Placement, plan_dispatch
 from engine.parallel.tensor import Weights, local
 
@@ -34,7 +35,7 @@ class Experts(nn.Module):
         self.gate = weights.experts(f"{name}.gate", moe.experts, (d_model, moe.d_expert), 0.02)
         self.up = weights.experts(f"{name}.up", moe.experts, (d_model, moe.d_expert), 0.02)
         self.down = weights.experts(f"{name}.down", moe.experts, (moe.d_expert, d_model), out_std)
-        self._gated = weights.compiled(gated, any_size=True)
+        self._gated = gated_by(weights.compiled, any_size=True)
 
     def forward(self, rows_RD: Tensor, offsets: Tensor) -> Tensor:
         gate = grouped(rows_RD, local(self.gate), offsets)
@@ -56,16 +57,11 @@ class SharedExperts(nn.Module):
         self.gate = weights.replicated(f"{name}.gate", (width, d_model), 0.02)
         self.up = weights.replicated(f"{name}.up", (width, d_model), 0.02)
         self.down = weights.replicated(f"{name}.down", (d_model, width), out_std)
-        self._gated = weights.compiled(gated)
+        self._gated = gated_by(weights.compiled)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         hidden = self._gated(F.linear(x_TD, self.gate), F.linear(x_TD, self.up))
         return F.linear(hidden, self.down)
-
-
-def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """What SwiGLU has between its matrices (Shazeer 2020)."""
-    return F.silu(gate) * up
 
 
 # What torch's grouped GEMM is documented to take; fp64 is for exact parity tests, fp32 on a GPU goes one by one.

@@ -16,27 +16,27 @@ from torch.utils.checkpoint import checkpoint
 from engine.layout import Model
 from engine.meter import Meter
 from engine.model.dials import Dials
-from engine.model.moe import MoeLayer, Routing, gated
+from engine.model.moe import MoeLayer, Routing
 from engine.model.norm import RMSNorm
+from engine.model.swiglu import gated_by
 from engine.parallel.tensor import Embedding, Head, Weights, local
 
 
 def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
-    """cos and sin of every position's angles, [2, S, C/2] (Su et al. 2021)."""
+    """What `rotate` multiplies a head and its swapped halves by, [2, S, 1, C]: cos and -+sin of every position's angles
+    (Su et al. 2021)."""
     inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), inverse)
-    return torch.stack((angles.cos(), angles.sin())).to(torch.get_default_dtype())
+    cos, sin = angles.cos(), angles.sin()
+    table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
+    return table.unsqueeze(2).to(torch.get_default_dtype())
 
 
-def rotate(x_BHSC: Tensor, table: Tensor) -> Tensor:
+def rotate(x_BSHC: Tensor, table: Tensor) -> Tensor:
     """Turn each pair (first half, second half) of the head by its position's angle, in the table's precision."""
     cos, sin = table
-    a, b = x_BHSC.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x_BHSC.dtype)
-
-
-def both_rotated(q_BHSC: Tensor, k_BGSC: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    return rotate(q_BHSC, table), rotate(k_BGSC, table)
+    swapped = x_BSHC.roll(x_BSHC.shape[-1] // 2, -1)
+    return torch.addcmul(x_BSHC * cos, swapped, sin).to(x_BSHC.dtype)
 
 
 class Attention(nn.Module):
@@ -53,18 +53,17 @@ class Attention(nn.Module):
         table = rope_table(model.seq_len, C, model.rope_theta)[:, self.context.positions(model.seq_len)]
         self.register_buffer("rope", table.to(weights.device), persistent=False)
         self.rope: Tensor
-        self._rotated = weights.compiled(both_rotated)
+        self._rotated = weights.compiled(rotate)
 
     def forward(self, x_BsD: Tensor) -> Tensor:
         x_BSD = self.tp.gather_sequence(x_BsD)
-        q, k, v = (self._heads(F.linear(x_BSD, local(weight))) for weight in (self.q, self.k, self.v))
-        q, k = self._rotated(q, k, self.rope)
-        out = self.context.attend(q, k, v)
+        weights = [local(weight) for weight in (self.q, self.k, self.v)]
+        heads = [len(weight) // self.head_dim for weight in weights]
+        x_BSHC = F.linear(x_BSD, torch.cat(weights)).view(*x_BSD.shape[:2], -1, self.head_dim)
+        turned, v = torch.split(x_BSHC, [heads[0] + heads[1], heads[2]], 2)
+        q, k = torch.split(self._rotated(turned, self.rope), heads[:2], 2)
+        out = self.context.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         return self.tp.scatter_sequence(F.linear(out.transpose(1, 2).flatten(2), local(self.o)))
-
-    def _heads(self, x_BSX: Tensor) -> Tensor:
-        B, S, _ = x_BSX.shape
-        return x_BSX.view(B, S, -1, self.head_dim).transpose(1, 2)
 
 
 class Mlp(nn.Module):
@@ -76,7 +75,7 @@ class Mlp(nn.Module):
         self.gate = weights.sharded(f"{name}.gate", (model.ff, model.d_model), 0.02, 0)
         self.up = weights.sharded(f"{name}.up", (model.ff, model.d_model), 0.02, 0)
         self.down = weights.sharded(f"{name}.down", (model.d_model, model.ff), out_std, 1)
-        self._gated = weights.compiled(gated)
+        self._gated = gated_by(weights.compiled)
 
     def forward(self, x_BsD: Tensor) -> Tensor:
         x = self.tp.gather_sequence(x_BsD)

@@ -183,15 +183,14 @@ class _CrossEntropy(torch.autograd.Function):
         sum_exp = (totals * (tops - highest).exp()).sum(0)
         valid = targets_BS >= 0
         losses = (sum_exp.log() + highest - hits.sum(0)).masked_fill(~valid, 0.0)
-        probs = scaled.mul_(((top - highest).exp() / sum_exp).unsqueeze(-1))
-        ctx.save_for_backward(probs, index, mine & valid, valid)
+        ctx.save_for_backward(scaled, (top - highest).exp() / sum_exp, index, mine, valid)
         ctx.dtype = logits_BSV.dtype
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        probs, index, mine, valid = ctx.saved_tensors
-        d_logits = probs.clone()
-        d_logits.scatter_add_(-1, index, -mine.unsqueeze(-1).to(d_logits.dtype))
-        d_logits *= grad * valid.unsqueeze(-1)
+        scaled, to_probs, index, mine, valid = ctx.saved_tensors
+        grads_BS = grad * valid
+        d_logits = scaled * (to_probs * grads_BS).unsqueeze(-1)
+        d_logits.scatter_add_(-1, index, -(grads_BS * mine).unsqueeze(-1))
         return d_logits.to(ctx.dtype), None, None

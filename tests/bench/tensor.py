@@ -48,10 +48,8 @@ class TorchAttention(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         B, S, _ = x_BSD.shape
-        q, k, v = (
-            linear(x_BSD).view(B, S, -1, self.head_dim).transpose(1, 2) for linear in (self.q, self.k, self.v)
-        )
-        q, k = rotate(q, self.rope), rotate(k, self.rope)
+        q, k, v = (linear(x_BSD).view(B, S, -1, self.head_dim) for linear in (self.q, self.k, self.v))
+        q, k, v = (x.transpose(1, 2) for x in (rotate(q, self.rope), rotate(k, self.rope), v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o(out.transpose(1, 2).flatten(2))
 

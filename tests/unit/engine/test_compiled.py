@@ -10,7 +10,7 @@ from engine.legal import legal_schedules
 from engine.meter import Meter
 from engine.model.compiled import Compiler
 from engine.model.dials import Dials
-from engine.model.moe import gated
+from engine.model.swiglu import gated
 from engine.model.transformer import Stage
 from engine.parallel.comm import Axis
 from engine.parallel.tensor import Weights

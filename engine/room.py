@@ -24,7 +24,7 @@ def room_refusal(layout: Layout) -> str | None:
     if least > here and not _sees_gpu():
         return (
             f"the model's {count:,} parameters take at least {_gib(least)} with gradients and the optimizer's state, "
-            f"and this machine's memory is {_gib(here)}; legal: a smaller model, or several machines (torchrun, Slurm)"
+            f"and this machine's memory is {_gib(here)}; legal: a smaller model, a GPU, or several machines"
         )
     return None
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 from msgspec import Meta, Struct
 
+from agents.asks import check_asks
 from agents.wire import (
     MAX_FRAME_BYTES,
     MESSAGE_BYTES,
@@ -117,7 +118,9 @@ def decode(received: bytes | memoryview) -> list[AnyMessage]:
         head = _frame_decoder.decode(received)
         if head.version != VERSION:
             raise WireError(version_refusal(head.version))
-        return _messages(head.messages)
+        messages = _messages(head.messages)
+        check_asks(messages, head.messages)
+        return messages
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
         raise WireError(f"not a frame of ours: {error}") from None
 

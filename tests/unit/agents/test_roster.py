@@ -26,6 +26,7 @@ def roster() -> Roster:
         ({"rank": 4}, "rank 4 of a world of 4 cannot be"),
         ({"world": LARGEST_WORLD + 1}, "cannot be; legal"),
         ({"version": 9}, "wire version 9, this side 1"),
+        ({"began_s": float("nan")}, "rank 1 began at nan, which is no time"),
         ({"revision": 2**53}, "claims knob revision"),
         ({"leader": True}, "wants to lead, and rank 0 leads"),
         ({"rank": 0, "leader": True, "pid": 1}, f"connected already, as process {os.getpid()}"),

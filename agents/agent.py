@@ -8,19 +8,21 @@ import threading
 
 from msgspec import structs
 
-from agents.link import Doing, Link
+from agents.link import NONE, Doing, Link
 from agents.orders import Orders
 from agents.outbox import Outbox
+from agents.vitals import Sensors
 from agents.wire import Ack, Board, Command, Event, Hello, Message, Step, clip
 
 
 class Agent:
-    """The agent of one rank. `doing` says step, current operation, and since when (`time.monotonic()`).
+    """The agent of one rank. `doing` says step, current operation, and since when (`time.monotonic()`); `sensors`, what
+    this rank tells of its device and its machine.
 
     Without an endpoint every method is a no-op and `pending` is None. Calls come from the trainer's thread.
     """
 
-    def __init__(self, endpoint: str | None, doing: Doing) -> None:
+    def __init__(self, endpoint: str | None, doing: Doing, sensors: Sensors = NONE) -> None:
         self._outbox = Outbox()
         self._orders = Orders()
         self._seq = 0
@@ -28,7 +30,7 @@ class Agent:
         self._linger_s = 0.0
         self._link: Link | None = None
         if endpoint is not None:
-            self._link = Link(endpoint, doing, self._outbox, self._orders)
+            self._link = Link(endpoint, doing, self._outbox, self._orders, sensors)
             self._thread = threading.Thread(target=self._work, args=(self._link,), name="agent", daemon=True)
             self._thread.start()
 

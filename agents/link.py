@@ -9,6 +9,7 @@ from msgspec import structs
 from agents import codec, wire
 from agents.orders import Orders
 from agents.outbox import Outbox
+from agents.vitals import Reader, Sensors
 from agents.wire import AnyMessage, Board, Command, Gone, Hello, Pulse, Refused, Welcome, WireError
 
 POLL_MS = 200  # a wake-up takes the interpreter from the trainer; what the hub says wakes us at once
@@ -17,18 +18,24 @@ FRAMES_A_TURN = 16
 WELCOME_PAUSE_S = 0.2  # a hub asks once a frame; the answer to the first is on its way already
 REFUSED_PAUSE_S = 2.0  # before a refused rank introduces itself again
 
+NONE = Sensors()
+
 Doing = Callable[[], tuple[int, str, float]]
 
 
 class Link:
-    """Sends what is in the outbox and a pulse each second, and takes what the hub says, turn by turn."""
+    """Sends what is in the outbox, a pulse and vital signs each second, and takes what the hub says, turn by turn."""
 
-    def __init__(self, endpoint: str, doing: Doing, outbox: Outbox, orders: Orders) -> None:
+    def __init__(
+        self, endpoint: str, doing: Doing, outbox: Outbox, orders: Orders, sensors: Sensors = NONE
+    ) -> None:
         self.introduction: tuple[Hello, Board | None] | None = None
         self.refused: str | None = None
         self._doing = doing
         self._outbox = outbox
         self._orders = orders
+        self._sensors = sensors
+        self._reader: Reader | None = None
         self._unsent: bytes | None = None
         self._introduced_s = 0.0
         self._refused_s = 0.0
@@ -55,7 +62,7 @@ class Link:
         if self.introduction is None or self._is_refused(now):
             return
         if now - self._pulsed_s >= PULSE_S:
-            self._outbox.put(self._pulse(self.introduction[0].rank, now))
+            self._feel(self.introduction[0].rank, now)
         self._flush()
 
     def leave(self, linger_s: float) -> None:
@@ -84,6 +91,16 @@ class Link:
         self._outbox.put(structs.replace(hello, step=max(hello.step, self._at()[0])))
         for message in (*([board] if board else []), *self._orders.latest_acks()):
             self._outbox.put(message)
+
+    def _feel(self, rank: int, now: float) -> None:
+        pulse = self._pulse(rank, now)
+        self._outbox.put(pulse)
+        self._flush()  # a device that is slow to answer does not keep the pulse back
+        if self._reader is None:
+            self._reader = self._sensors.open()
+        vitals = self._reader.read(rank, pulse.step)
+        if vitals:
+            self._outbox.put(vitals)
 
     def _pulse(self, rank: int, now: float) -> Pulse:
         cpu_s = time.process_time()

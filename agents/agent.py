@@ -8,6 +8,7 @@ import threading
 
 from msgspec import structs
 
+from agents.keys import Key
 from agents.link import NONE, Doing, Link
 from agents.orders import Orders
 from agents.outbox import Outbox
@@ -19,10 +20,13 @@ class Agent:
     """The agent of one rank. `doing` says step, current operation, and since when (`time.monotonic()`); `sensors`, what
     this rank tells of its device and its machine.
 
-    Without an endpoint every method is a no-op and `pending` is None. Calls come from the trainer's thread.
+    Without an endpoint every method is a no-op and `pending` is None; one over TCP takes a `key`. Calls come from
+    the trainer's thread.
     """
 
-    def __init__(self, endpoint: str | None, doing: Doing, sensors: Sensors = NONE) -> None:
+    def __init__(
+        self, endpoint: str | None, doing: Doing, sensors: Sensors = NONE, key: Key | None = None
+    ) -> None:
         self._outbox = Outbox()
         self._orders = Orders()
         self._seq = 0
@@ -30,7 +34,7 @@ class Agent:
         self._linger_s = 0.0
         self._link: Link | None = None
         if endpoint is not None:
-            self._link = Link(endpoint, doing, self._outbox, self._orders, sensors)
+            self._link = Link(endpoint, doing, self._outbox, self._orders, sensors, key)
             self._thread = threading.Thread(target=self._work, args=(self._link,), name="agent", daemon=True)
             self._thread.start()
 

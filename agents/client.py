@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import zmq
 
 from agents import codec, wire
+from agents.keys import Key
+from agents.line import Line
 from agents.runs import this_host
 from agents.state import RunState
 from agents.wire import (
@@ -27,39 +29,41 @@ from agents.wire import (
 FRAMES = 32  # of credit at a time
 SILENCE_S = 2.5  # after which the hub is asked again; it says something each second
 RESEND_S = 1.0  # a proposal, until it is answered
+TOLD_S = 3.0  # a refusal, even though the hub serves us
 WAIT_S = 0.25  # at most, between two looks at what has to be asked again
 
 
 class Client:
-    """Follows a hub. `state` is the run as of update `seq` of the hub start `epoch`; `poll` moves it on.
+    """Follows a hub, over TCP under `key`. `state` is the run as of update `seq` of the hub start `epoch`, and
+    `poll` moves it on.
 
     A gap, a hub that was killed and started again, and a lost request are all healed inside, by a new
     snapshot where needed; `resets` counts how often `state` was built anew.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, key: Key | None = None) -> None:
         self.endpoint = endpoint
         self.state = RunState()
         self.epoch = ""
         self.seq = 0
         self.resets = 0
-        self.refused: str | None = None  # why the hub does not serve us; None again after a snapshot
+        self._refused: str | None = None  # in the hub's words; None again when it serves us
+        self._refused_s = 0.0
         self._heard_s: float | None = None
         self._asked_s = -SILENCE_S
         self._credit = 0  # frames the hub may still send
         self._rebuilt: _Rebuilt | None = None
         self._unanswered: dict[str, tuple[Propose, float]] = {}
-        self._context = zmq.Context()
-        self._dealer = self._context.socket(zmq.DEALER)
-        # Not IMMEDIATE: libzmq would drop the hub's last frames, unread, when the hub ends. What piles up for
+        # Not immediate: libzmq would drop the hub's last frames, unread, when the hub ends. What piles up for
         # a hub that is not there is kept short instead; it is harmless, for every question may be asked
         # twice.
-        self._dealer.set(zmq.SNDHWM, 8)
-        self._dealer.set(zmq.LINGER, 0)
-        self._dealer.set(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
-        self._dealer.set(zmq.RECONNECT_IVL, 100)
-        self._dealer.set(zmq.RECONNECT_IVL_MAX, 1000)
-        self._dealer.connect(endpoint)
+        self._line = Line(endpoint, key, immediate=False, high_water=8, reconnect_max_ms=1000)
+        self._dealer = self._line.socket
+
+    @property
+    def refused(self) -> str | None:
+        """Why the hub does not let us in or does not serve us; None if all is well."""
+        return self._line.refusal or self._refused
 
     @property
     def age_s(self) -> float | None:
@@ -74,6 +78,7 @@ class Client:
         deadline = time.monotonic() + timeout_s
         applied: list[Update] = []
         while True:
+            self._line.look()
             self._ask()
             remaining = deadline - time.monotonic()
             if self._dealer.poll(int(1000 * max(0.0, min(remaining, WAIT_S)))):
@@ -106,8 +111,7 @@ class Client:
 
     def close(self) -> None:
         """Leave. What was proposed and not yet answered may or may not have been heard."""
-        self._dealer.close()
-        self._context.term()
+        self._line.close()
 
     # --------------------------------------------------------------------------------------------- asking
 
@@ -138,7 +142,7 @@ class Client:
             except zmq.Again:
                 return
             except WireError as error:
-                self.refused = str(error)
+                self._refused, self._refused_s = str(error), time.monotonic()
                 continue
             self._heard_s = time.monotonic()
             for message in messages:
@@ -146,9 +150,11 @@ class Client:
 
     def _take(self, message: AnyMessage, applied: list[Update]) -> None:
         if isinstance(message, Refused):
-            self.refused = message.why
+            self._refused, self._refused_s = message.why, time.monotonic()
         elif isinstance(message, Updates):
             self._credit = max(0, self._credit - 1)
+            if self._refused and time.monotonic() - self._refused_s > TOLD_S:
+                self._refused = None
             if message.snapshot:
                 self._take_snapshot(message, applied)
             else:
@@ -185,7 +191,7 @@ class Client:
         self.state = RunState()
         for update in rebuilt.updates:
             self.state.apply(update)
-        self.epoch, self.seq, self.refused = rebuilt.epoch, rebuilt.seq, None
+        self.epoch, self.seq, self._refused = rebuilt.epoch, rebuilt.seq, None
         self.resets += 1
         # What was applied before it is in the state no more; the caller gets what the state is made of.
         applied[:] = (update for update in rebuilt.updates if not isinstance(update, Unknown))

@@ -146,6 +146,11 @@ class Control:
             why=clip(why),
         )
 
+    def refuse(self, propose: Propose, why: str) -> None:
+        """Turn down a proposal; one that is known already keeps what became of it."""
+        if propose.id not in self._sequence.state.commands and propose.id not in self._being_written:
+            self._refuse(propose, why)
+
     def _refuse(self, propose: Propose, why: str) -> None:
         state = self._state(propose, 0, "rejected", why)
         self._sequence.publish(state)

@@ -7,6 +7,8 @@ import zmq
 from msgspec import structs
 
 from agents import codec, wire
+from agents.keys import Key
+from agents.line import Line
 from agents.orders import Orders
 from agents.outbox import Outbox
 from agents.vitals import Reader, Sensors
@@ -27,10 +29,16 @@ class Link:
     """Sends what is in the outbox, a pulse and vital signs each second, and takes what the hub says, turn by turn."""
 
     def __init__(
-        self, endpoint: str, doing: Doing, outbox: Outbox, orders: Orders, sensors: Sensors = NONE
+        self,
+        endpoint: str,
+        doing: Doing,
+        outbox: Outbox,
+        orders: Orders,
+        sensors: Sensors = NONE,
+        key: Key | None = None,
     ) -> None:
         self.introduction: tuple[Hello, Board | None] | None = None
-        self.refused: str | None = None
+        self._refused: str | None = None
         self._doing = doing
         self._outbox = outbox
         self._orders = orders
@@ -41,22 +49,20 @@ class Link:
         self._refused_s = 0.0
         self._pulsed_s = 0.0
         self._cpu_s = time.process_time()
-        self._context = zmq.Context()
-        self._dealer = self._context.socket(zmq.DEALER)
-        # Nothing is queued for a hub that is not there: the outbox keeps the newest, libzmq would keep the
-        # oldest.
-        self._dealer.set(zmq.IMMEDIATE, 1)
-        self._dealer.set(zmq.SNDHWM, FRAMES_A_TURN)
-        self._dealer.set(zmq.LINGER, 0)
-        self._dealer.set(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
-        self._dealer.set(zmq.RECONNECT_IVL, 100)  # libzmq adds jitter of up to as much
-        self._dealer.set(zmq.RECONNECT_IVL_MAX, 2000)
-        # No routing id: the hub then knows this connection by one of its own, which nobody can claim.
-        self._dealer.connect(endpoint)
+        # Immediate: nothing is queued for a hub that is not there. The outbox keeps the newest, libzmq would
+        # keep the oldest.
+        self._line = Line(endpoint, key, immediate=True, high_water=FRAMES_A_TURN, reconnect_max_ms=2000)
+        self._dealer = self._line.socket
+
+    @property
+    def refused(self) -> str | None:
+        """Why the hub does not let this rank in or does not take it; None if all is well."""
+        return self._line.refusal or self._refused
 
     def turn(self) -> None:
         """Wait a moment for the hub, then say what there is to say."""
         self._dealer.poll(POLL_MS)
+        self._line.look()
         self._receive()
         now = time.monotonic()
         if self.introduction is None or self._is_refused(now):
@@ -73,15 +79,13 @@ class Link:
                 self._dealer.poll(POLL_MS, zmq.POLLOUT)
             if self._unsent is None:
                 self._send(codec.encode([Gone(self.introduction[0].rank, clean=True)]))
-        self._dealer.set(zmq.LINGER, max(0, int(1000 * (deadline - time.monotonic()))))
-        self._dealer.close()
-        self._context.term()
+        self._line.close(max(0, int(1000 * (deadline - time.monotonic()))))
 
     def _is_refused(self, now: float) -> bool:
-        if self.refused is not None and now - self._refused_s >= REFUSED_PAUSE_S:
-            self.refused = None
+        if self._refused is not None and now - self._refused_s >= REFUSED_PAUSE_S:
+            self._refused = None
             self._introduce(now)
-        return self.refused is not None
+        return self._refused is not None
 
     def _introduce(self, now: float) -> None:
         if self.introduction is None or now - self._introduced_s < WELCOME_PAUSE_S:
@@ -150,7 +154,7 @@ class Link:
             case Welcome():
                 self._introduce(time.monotonic())
             case Refused():
-                self.refused, self._refused_s = message.why, time.monotonic()
+                self._refused, self._refused_s = message.why, time.monotonic()
             case Command() if self.introduction and self.introduction[0].leader:
                 known = self._orders.receive(message, *self.introduction)
                 if known:

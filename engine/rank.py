@@ -9,10 +9,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from agents.agent import Agent
-from agents.vitals import Sensors
 from agents.wire import Ack, Step, Summary
 from engine.corpus import Corpus
-from engine.device import BACKENDS, begin, choose, uuid_of
+from engine.device import BACKENDS, begin, choose
 from engine.layout import Layout
 from engine.meter import Meter
 from engine.place import Place
@@ -64,8 +63,7 @@ def train(
     )
     moe = layout.model.moe
     meter = Meter(layout.model.layers, moe.experts if moe else 0, place.at, mine)
-    sensors = Sensors(uuid_of(mine), host=place.local_rank == 0)
-    agent = Agent(place.hub, lambda: meter.doing, sensors)
+    agent = Agent(place.hub, lambda: meter.doing)
     trainer = Trainer(
         layout,
         meter,

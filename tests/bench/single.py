@@ -90,7 +90,7 @@ def mixtral(
         experts_implementation=kind,
     )
     model = MixtralForCausalLM(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), fused=True)
     coin = torch.Generator().manual_seed(0)
 
     def step(_: int) -> None:

@@ -8,19 +8,25 @@ import threading
 
 from msgspec import structs
 
-from agents.link import Doing, Foresee, Link
+from agents.keys import Key
+from agents.link import NONE, Doing, Link
 from agents.orders import Orders
 from agents.outbox import Outbox
-from agents.wire import PREVIEWS, Ack, Board, Command, Event, Hello, Message, Step, clip
+from agents.vitals import Sensors
+from agents.wire import Ack, Board, Command, Event, Hello, Message, Step, clip
 
 
 class Agent:
-    """The agent of one rank. `doing` says step, current operation, and since when (`time.monotonic()`).
+    """The agent of one rank. `doing` says step, current operation, and since when (`time.monotonic()`); `sensors`, what
+    this rank tells of its device and its machine.
 
-    Without an endpoint every method is a no-op and `pending` is None. Calls come from the trainer's thread.
+    Without an endpoint every method is a no-op and `pending` is None; one over TCP takes a `key`. Calls come from
+    the trainer's thread.
     """
 
-    def __init__(self, endpoint: str | None, doing: Doing) -> None:
+    def __init__(
+        self, endpoint: str | None, doing: Doing, sensors: Sensors = NONE, key: Key | None = None
+    ) -> None:
         self._outbox = Outbox()
         self._orders = Orders()
         self._seq = 0
@@ -28,7 +34,7 @@ class Agent:
         self._linger_s = 0.0
         self._link: Link | None = None
         if endpoint is not None:
-            self._link = Link(endpoint, doing, self._outbox, self._orders)
+            self._link = Link(endpoint, doing, self._outbox, self._orders, sensors, key)
             self._thread = threading.Thread(target=self._work, args=(self._link,), name="agent", daemon=True)
             self._thread.start()
 
@@ -40,8 +46,6 @@ class Agent:
         """
         if self._link is None:
             return
-        if self._link.foresee:
-            hello = structs.replace(hello, capabilities=[*hello.capabilities, PREVIEWS])
         self._link.introduction = (hello, board)
         self.send(hello, *([board] if board else []))
 
@@ -56,12 +60,6 @@ class Agent:
             elif isinstance(message, Event):
                 message = structs.replace(message, text=clip(message.text))
             self._outbox.put(message)
-
-    def foresee(self, hook: Foresee) -> None:
-        """Answer what changes would do by `hook`, which is called in the agent's thread. Set it on the leader, before
-        it is introduced."""
-        if self._link:
-            self._link.foresee = hook
 
     @property
     def lost_records(self) -> int:

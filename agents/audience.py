@@ -5,7 +5,7 @@ as they fall due. Nothing is queued for a client beyond the snapshot it is in th
 stalls costs only itself: when it asks again it gets what it missed, or a snapshot if that is no longer kept.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from agents.sequence import Sequence
@@ -38,6 +38,13 @@ class Audience:
 
     def __len__(self) -> int:
         return len(self._clients)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._clients)
+
+    def forget(self, identity: bytes) -> None:
+        """Serve this client no more."""
+        self._clients.pop(identity, None)
 
     def credit(self, identity: bytes, credit: Credit, now: float) -> str | None:
         """Take a client's credit; a sentence if it cannot be had as a client."""

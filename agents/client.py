@@ -8,20 +8,17 @@ from collections.abc import Mapping
 import zmq
 
 from agents import codec, wire
+from agents.keys import Key
+from agents.line import Line
 from agents.runs import this_host
 from agents.state import RunState
 from agents.wire import (
     AnyMessage,
     CommandState,
     Credit,
-    Decide,
     Message,
-    Preview,
-    Previewed,
     Propose,
     Refused,
-    TrialState,
-    Try,
     Unknown,
     Update,
     Updates,
@@ -32,41 +29,41 @@ from agents.wire import (
 FRAMES = 32  # of credit at a time
 SILENCE_S = 2.5  # after which the hub is asked again; it says something each second
 RESEND_S = 1.0  # a proposal, until it is answered
-PREVIEWS_KEPT = 64
+TOLD_S = 3.0  # a refusal, even though the hub serves us
 WAIT_S = 0.25  # at most, between two looks at what has to be asked again
 
 
 class Client:
-    """Follows a hub. `state` is the run as of update `seq` of the hub start `epoch`; `poll` moves it on.
+    """Follows a hub, over TCP under `key`. `state` is the run as of update `seq` of the hub start `epoch`, and
+    `poll` moves it on.
 
     A gap, a hub that was killed and started again, and a lost request are all healed inside, by a new
     snapshot where needed; `resets` counts how often `state` was built anew.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, key: Key | None = None) -> None:
         self.endpoint = endpoint
         self.state = RunState()
         self.epoch = ""
         self.seq = 0
         self.resets = 0
-        self.refused: str | None = None  # why the hub does not serve us; None again after a snapshot
+        self._refused: str | None = None  # in the hub's words; None again when it serves us
+        self._refused_s = 0.0
         self._heard_s: float | None = None
         self._asked_s = -SILENCE_S
         self._credit = 0  # frames the hub may still send
         self._rebuilt: _Rebuilt | None = None
-        self.previews: dict[str, Previewed] = {}  # answers, by the id of the question; the newest
-        self._unanswered: dict[str, tuple[_Asked, float]] = {}
-        self._context = zmq.Context()
-        self._dealer = self._context.socket(zmq.DEALER)
-        # Not IMMEDIATE: libzmq would drop the hub's last frames, unread, when the hub ends. What piles up for
+        self._unanswered: dict[str, tuple[Propose, float]] = {}
+        # Not immediate: libzmq would drop the hub's last frames, unread, when the hub ends. What piles up for
         # a hub that is not there is kept short instead; it is harmless, for every question may be asked
         # twice.
-        self._dealer.set(zmq.SNDHWM, 8)
-        self._dealer.set(zmq.LINGER, 0)
-        self._dealer.set(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
-        self._dealer.set(zmq.RECONNECT_IVL, 100)
-        self._dealer.set(zmq.RECONNECT_IVL_MAX, 1000)
-        self._dealer.connect(endpoint)
+        self._line = Line(endpoint, key, immediate=False, high_water=8, reconnect_max_ms=1000)
+        self._dealer = self._line.socket
+
+    @property
+    def refused(self) -> str | None:
+        """Why the hub does not let us in or does not serve us; None if all is well."""
+        return self._line.refusal or self._refused
 
     @property
     def age_s(self) -> float | None:
@@ -81,6 +78,7 @@ class Client:
         deadline = time.monotonic() + timeout_s
         applied: list[Update] = []
         while True:
+            self._line.look()
             self._ask()
             remaining = deadline - time.monotonic()
             if self._dealer.poll(int(1000 * max(0.0, min(remaining, WAIT_S)))):
@@ -96,7 +94,6 @@ class Client:
         expires_step: int | None = None,
         who: str | None = None,
         id: str | None = None,
-        reason: str = "",
     ) -> str:
         """Ask for `changes`, all or none, and return the proposal's id; `poll` repeats it until it is
         answered.
@@ -104,46 +101,17 @@ class Client:
         The same `id` never asks twice, not even after a restart of either side. ValueError: it cannot be
         asked at all.
         """
-        return self._ask_for(
-            Propose(
-                id or os.urandom(8).hex(),
-                dict(changes),
-                base_revision,
-                expires_step,
-                who or whoami(),
-                reason,
-            )
+        propose = Propose(
+            id or os.urandom(8).hex(), dict(changes), base_revision, expires_step, who or whoami()
         )
-
-    def undo(self, base_revision: int | None = None, who: str | None = None, reason: str = "") -> str:
-        """Ask that the newest change that is not undone yet be taken back; returns the proposal's id."""
-        id = os.urandom(8).hex()
-        return self._ask_for(Propose(id, {}, base_revision, None, who or whoami(), reason, undo=True))
-
-    def try_out(
-        self, changes: Mapping[str, Value], steps: int, who: str | None = None, reason: str = "", id: str = ""
-    ) -> str:
-        """Ask that one knob be tried for so many steps, and return the trial's id; see `state.trials`."""
-        return self._ask_for(Try(id or os.urandom(8).hex(), dict(changes), steps, who or whoami(), reason))
-
-    def decide(self, trial: str, keep: bool, who: str | None = None) -> None:
-        """Keep what `trial` tries, or have it taken back now. ValueError: it cannot be asked."""
-        self._ask_for(Decide(keep, trial, who or whoami()))
-
-    def preview(self, changes: Mapping[str, Value]) -> str:
-        """Ask what `changes` would do, and return the question's id; the answer comes to `previews`."""
-        return self._ask_for(Preview(os.urandom(8).hex(), dict(changes)))
-
-    def _ask_for(self, asked: "_Asked") -> str:
-        codec.decode(codec.encode([asked]))  # what the hub could not read is refused here, with the place
-        self._unanswered[asked.id] = (asked, 0.0)
+        codec.decode(codec.encode([propose]))  # what the hub could not read is refused here, with the place
+        self._unanswered[propose.id] = (propose, 0.0)
         self._ask()
-        return asked.id
+        return propose.id
 
     def close(self) -> None:
         """Leave. What was proposed and not yet answered may or may not have been heard."""
-        self._dealer.close()
-        self._context.term()
+        self._line.close()
 
     # --------------------------------------------------------------------------------------------- asking
 
@@ -152,23 +120,11 @@ class Client:
         silent = now - max(self._asked_s, self._heard_s or 0.0) >= SILENCE_S
         if (self._credit == 0 or silent) and self._send(Credit(wire.VERSION, self.epoch, self.seq, FRAMES)):
             self._credit, self._asked_s = FRAMES, now
-        for id, (asked, sent_s) in list(self._unanswered.items()):
-            if self._answered(asked):
+        for id, (propose, sent_s) in list(self._unanswered.items()):
+            if id in self.state.commands:
                 del self._unanswered[id]
-            elif now - sent_s >= RESEND_S and self._send(asked):
-                self._unanswered[id] = (asked, now)
-
-    def _answered(self, asked: "_Asked") -> bool:
-        trial = self.state.trials.get(asked.id)
-        match asked:
-            case Propose():
-                return asked.id in self.state.commands
-            case Try():
-                return trial is not None
-            case Decide():
-                return trial is not None and (trial.settled or trial.state == "reverting")
-            case Preview():
-                return asked.id in self.previews
+            elif now - sent_s >= RESEND_S and self._send(propose):
+                self._unanswered[id] = (propose, now)
 
     def _send(self, message: Message) -> bool:
         try:
@@ -186,7 +142,7 @@ class Client:
             except zmq.Again:
                 return
             except WireError as error:
-                self.refused = str(error)
+                self._refused, self._refused_s = str(error), time.monotonic()
                 continue
             self._heard_s = time.monotonic()
             for message in messages:
@@ -194,13 +150,11 @@ class Client:
 
     def _take(self, message: AnyMessage, applied: list[Update]) -> None:
         if isinstance(message, Refused):
-            self.refused = message.why
-        elif isinstance(message, Previewed):
-            self.previews[message.id] = message
-            if len(self.previews) > PREVIEWS_KEPT:
-                del self.previews[next(iter(self.previews))]
+            self._refused, self._refused_s = message.why, time.monotonic()
         elif isinstance(message, Updates):
             self._credit = max(0, self._credit - 1)
+            if self._refused and time.monotonic() - self._refused_s > TOLD_S:
+                self._refused = None
             if message.snapshot:
                 self._take_snapshot(message, applied)
             else:
@@ -237,7 +191,7 @@ class Client:
         self.state = RunState()
         for update in rebuilt.updates:
             self.state.apply(update)
-        self.epoch, self.seq, self.refused = rebuilt.epoch, rebuilt.seq, None
+        self.epoch, self.seq, self._refused = rebuilt.epoch, rebuilt.seq, None
         self.resets += 1
         # What was applied before it is in the state no more; the caller gets what the state is made of.
         applied[:] = (update for update in rebuilt.updates if not isinstance(update, Unknown))
@@ -255,9 +209,6 @@ class _Rebuilt:
         self.seq = seq
         self.awaited = frames
         self.updates: list[Update] = []
-
-
-_Asked = Propose | Try | Decide | Preview
 
 
 def whoami() -> str:
@@ -283,27 +234,6 @@ def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = 
         if remaining <= 0:
             raise TimeoutError(_unsettled(client, state, timeout_s))
         client.poll(remaining)
-
-
-def wait_for_trial(client: Client, id: str, timeout_s: float) -> TrialState:
-    """Poll until the trial `id` is settled. TimeoutError says in one sentence how far it came; it goes on."""
-    deadline = time.monotonic() + timeout_s
-    while not ((trial := client.state.trials.get(id)) and trial.settled):
-        if time.monotonic() >= deadline:
-            how = f"the trial is at {trial.state}" if trial else client.refused or "the hub did not answer"
-            raise TimeoutError(f"{how} after {timeout_s:g} s")
-        client.poll(WAIT_S)
-    return trial
-
-
-def wait_for_preview(client: Client, id: str, timeout_s: float) -> Previewed:
-    """Poll until the question `id` is answered; TimeoutError says in one sentence that it was not."""
-    deadline = time.monotonic() + timeout_s
-    while id not in client.previews:
-        if time.monotonic() >= deadline:
-            raise TimeoutError(client.refused or f"nobody said within {timeout_s:g} s what this would do")
-        client.poll(0.05)
-    return client.previews[id]
 
 
 def _unsettled(client: Client, state: CommandState | None, timeout_s: float) -> str:

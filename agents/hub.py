@@ -1,6 +1,6 @@
 """The hub of a run: a process of its own between the ranks and everyone who watches or steers.
 
-    python -m agents.hub --run NAME --dir RUNDIR [--sockets DIR] [--parent PID]
+    python -m agents.hub --run NAME --dir RUNDIR [--sockets DIR] [--listen tcp://ADDRESS:PORT] [--parent PID]
 
 It gives everything that happens one order (`Sequence`), serves it to clients (`Audience`), and takes their
 proposals to the leader (`Control`). It may be killed at any time: ranks go on, and a hub started again on the
@@ -14,52 +14,46 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Sequence as Words
 from pathlib import Path
 from typing import Literal, TextIO
 
 import zmq
 
 from agents import codec, runs, wire
+from agents.address import LEGAL as LEGAL_LISTEN
+from agents.address import listen_address
 from agents.audience import Audience
 from agents.complaints import Complaints
 from agents.control import Control
+from agents.doors import LEAVE_S, Came, Door, Doors, refusal, signed
 from agents.intake import Intake
 from agents.journal import Journal
-from agents.questions import Questions
+from agents.keys import KeyStore, Role, keys_folder
 from agents.roster import Roster
 from agents.runs import Endpoints, HubFile, RunError
 from agents.sequence import Sequence
-from agents.trials import Trials
-from agents.wire import (
-    AnyMessage,
-    Credit,
-    Decide,
-    Event,
-    Gone,
-    Message,
-    Preview,
-    Propose,
-    Refused,
-    Try,
-    WireError,
-    clip,
-)
+from agents.wire import AnyMessage, Credit, Event, Gone, Message, Propose, Refused, WireError, clip
 
 FLUSH_MS = 20  # between two servings of the clients, so that frames carry many updates
 IDLE_MS = 100
 TICK_S = 0.5
 FRAMES_A_ROUND = 256  # from one socket, before the other and the clients get their turn
 FILES = 65_536  # open at once, if the system lets us: one a connection
-LEAVE_S = 0.5  # for the last frames to go out
-
-Handler = Callable[[bytes, list[AnyMessage], float], list[Message]]
 
 
 class Hub:
     """One hub start. `run` returns when `stop` was called, or when the process `parent` has ended."""
 
-    def __init__(self, run: str, folder: Path, endpoints: Endpoints, parent: int | None = None) -> None:
+    def __init__(
+        self,
+        run: str,
+        folder: Path,
+        endpoints: Endpoints,
+        parent: int | None = None,
+        listen: str | None = None,
+        keys: KeyStore | None = None,
+    ) -> None:
         self.run_name = run
         self.folder = folder
         self.endpoints = endpoints
@@ -71,30 +65,16 @@ class Hub:
         self._roster = Roster(run)
         self._journal = Journal(folder / runs.JOURNAL_FILE)
         self._control = Control(self._sequence, self._roster, self._journal)
-        self._trials = Trials(self._sequence, self._control, self._journal)
-        self._questions = Questions(self._sequence, self._roster, self._tell_rank, self._tell_client)
-        self._intake = Intake(self._sequence, self._roster, self._control, self._complaints, self._questions)
+        self._intake = Intake(self._sequence, self._roster, self._control, self._complaints)
         self._context = zmq.Context()
-        self._ranks = self._listen(endpoints.ranks)
-        self._clients = self._listen(endpoints.clients)
-        self._audience = Audience(self._sequence, self._send_client)
+        self._doors = Doors(self._context, endpoints, listen, keys)
+        self._audience = Audience(self._sequence, self._doors.send)
         self._served_s = 0.0
         self._ticked_s = 0.0
         self._awake_s = 0.0  # a clock that stands still while this process does
         self._looked_s = time.monotonic()
         if self._journal.failure:
             self._say("error", self._journal.failure)
-
-    def _listen(self, endpoint: str) -> zmq.Socket[bytes]:
-        router = self._context.socket(zmq.ROUTER)
-        router.set(zmq.LINGER, int(LEAVE_S * 1000))
-        router.set(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
-        router.set(zmq.SNDHWM, 64)  # the most credit a client can grant at once
-        router.set(zmq.RCVHWM, 64)
-        router.set(zmq.ROUTER_MANDATORY, 1)  # say when a peer's queue is full or it has left
-        router.set(zmq.BACKLOG, 1024)
-        router.bind(endpoint)  # over ipc this replaces the socket a killed hub left behind
-        return router
 
     def stop(self) -> None:
         """Ask `run` to return; may be called from a signal handler."""
@@ -103,7 +83,7 @@ class Hub:
     def run(self) -> None:
         """Serve until `stop`, or until the parent has ended; then leave nothing behind but the run folder."""
         poller = zmq.Poller()
-        for waited in (self._ranks, self._clients, self._journal.wake_fd):
+        for waited in (*(door.socket for door in self._doors), self._journal.wake_fd):
             poller.register(waited, zmq.POLLIN)
         more = False
         while not self._stopping:
@@ -117,8 +97,8 @@ class Hub:
         self._awake_s += min(now - self._looked_s, TICK_S)
         self._looked_s = now
         before = self._sequence.seq
-        self._drain(self._ranks, self._from_rank)
-        self._drain(self._clients, self._from_client)
+        for door in self._doors:
+            self._drain(door)
         for written in self._journal.take():
             self._control.journal_wrote(written)
         self._command(now)
@@ -135,34 +115,33 @@ class Hub:
         for gone in self._roster.newly_lost(self._awake_s):
             self._sequence.publish(gone)
             self._say("warning", clip(f"rank {gone.rank} is not heard: {gone.text}"))
-            self._control.rank_lost(gone.rank)
-        self._control.tell_waits()
-        self._trials.tick()
+        self._bar()
         if self._parent is not None and runs.process_state(self._parent) == "ended":
             self.stop()
+
+    def _bar(self) -> None:
+        """Whoever watches under a key that is not in force any more is told so, and gets no more."""
+        for peer in [peer for peer in self._audience if self._doors.role(peer) in (None, Role.RANK)]:
+            self._audience.forget(peer)
+            why = "the key of this connection may not watch any more; ask the owner of the run for another"
+            self._doors.answer(peer, codec.encode([Refused(why)]))
+        while self._doors.gate and self._doors.gate.told:
+            self._complaints.add("key", self._doors.gate.told.popleft())
 
     def _finish(self) -> None:
         """Take what is still there, tell the clients, leave no sockets behind."""
         deadline = time.monotonic() + LEAVE_S
-        while (
-            self._drain(self._ranks, self._from_rank) or self._drain(self._clients, self._from_client)
-        ) and (time.monotonic() < deadline):
+        while any(self._drain(door) for door in self._doors) and time.monotonic() < deadline:
             pass
-        if not self._sequence.state.hellos:
-            self._control.leader_ended()  # it never came
-        self._journal.flush()
+        self._journal.close()
         for written in self._journal.take():
             self._control.journal_wrote(written)
         self._control.tell_acks()
-        if not self._roster.leader:
-            self._trials.run_ended()
-        self._journal.close()
         self._tell_the_end()
         self._say("info", "the hub has ended")
         while self._audience.serve(time.monotonic()) and time.monotonic() < deadline:
             pass
-        for router in (self._ranks, self._clients):
-            router.close()
+        self._doors.close()
         self._context.term()
         runs.remove_hub_file(self.folder, self._sequence.epoch)
         runs.remove_sockets(self.endpoints)
@@ -182,78 +161,72 @@ class Hub:
 
     # ------------------------------------------------------------------------------------------ frames
 
-    def _drain(self, router: zmq.Socket[bytes], handle: Handler) -> int:
+    def _drain(self, door: Door) -> int:
         """Take at most a round's frames from one socket; returns how many there were."""
         for taken in range(FRAMES_A_ROUND):
             try:
-                identity, *frames = router.recv_multipart(zmq.NOBLOCK)
+                came = door.receive()
             except zmq.Again:
                 return taken
-            for answer in self._take(identity, frames, handle):
-                self._send(router, identity, codec.encode([answer]))
+            for answer in self._take(came):
+                self._doors.answer(came.peer, codec.encode([answer]))
         return FRAMES_A_ROUND
 
-    def _take(self, identity: bytes, frames: list[bytes], handle: Handler) -> list[Message]:
-        now = time.monotonic()
+    def _take(self, came: Came) -> list[Message]:
         try:
-            if len(frames) != 1:
-                raise WireError(f"a message has one frame, and this has {len(frames)}")
-            answers = handle(identity, codec.decode(frames[0]), now)
+            if len(came.frames) != 1:
+                raise WireError(f"a message has one frame, and this has {len(came.frames)}")
+            messages = codec.decode(came.frames[0])
+            answers = self._barred(came, messages)
+            if answers is None:
+                handle = self._from_rank if came.role is Role.RANK else self._from_client
+                answers = handle(came, messages)
         except WireError as error:
             self._complaints.add("frame", f"a peer sent a frame that was dropped: {error}")
             answers = [Refused(wire.clip(str(error)))]
         return [
-            one for one in answers if not isinstance(one, Refused) or self._complaints.may_refuse(identity)
+            one for one in answers if not isinstance(one, Refused) or self._complaints.may_refuse(came.peer)
         ]
 
-    def _from_rank(self, identity: bytes, messages: list[AnyMessage], _now: float) -> list[Message]:
-        return self._intake.take(identity, messages, self._awake_s)
-
-    def _from_client(self, identity: bytes, messages: list[AnyMessage], now: float) -> list[Message]:
+    def _barred(self, came: Came, messages: list[AnyMessage]) -> list[Message] | None:
+        """What to answer when the peer may not say what it says; None when it may."""
         for message in messages:
+            why = refusal(came, message)
+            if why is None:
+                continue
+            self._complaints.add("key", why)
+            if isinstance(message, Propose) and came.role is Role.VIEWER:
+                if self._complaints.may_refuse(came.peer):
+                    self._control.refuse(
+                        message, why
+                    )  # it goes into the log, as any change that was asked for
+                return []
+            return [Refused(why)]
+        return None
+
+    def _from_rank(self, came: Came, messages: list[AnyMessage]) -> list[Message]:
+        return self._intake.take(came.peer, messages, self._awake_s)
+
+    def _from_client(self, came: Came, messages: list[AnyMessage]) -> list[Message]:
+        for message in (signed(came, message) for message in messages):
             match message:
                 case Credit() if message.version != wire.VERSION:
                     raise WireError(codec.version_refusal(message.version))
                 case Credit():
-                    refusal = self._audience.credit(identity, message, now)
-                    if refusal:
-                        return [Refused(refusal)]
+                    why = self._audience.credit(came.peer, message, time.monotonic())
+                    if why:
+                        return [Refused(why)]
                 case Propose():
                     self._control.propose(message)
-                case Try():
-                    self._trials.start(message)
-                case Decide():
-                    self._trials.decide(message)
-                case Preview():
-                    self._questions.ask(identity, message, now)
                 case _:
-                    kind = type(message).__name__.lower()
-                    raise WireError(f"a client sends credit, questions and proposals, and this is a {kind}")
+                    raise WireError(f"this hub does not take a {type(message).__name__.lower()}")
         return []
 
     def _command(self, now: float) -> None:
         command = self._control.due(now)
         leader = self._roster.leader if command else None
         if command and leader:
-            self._tell_rank(self._roster.identity(leader.rank), command)
-
-    def _tell_rank(self, identity: bytes, message: Message) -> None:
-        self._send(self._ranks, identity, codec.encode([message]))
-
-    def _tell_client(self, identity: bytes, message: Message) -> None:
-        self._send(self._clients, identity, codec.encode([message]))
-
-    def _send_client(self, identity: bytes, frame: bytes) -> bool:
-        return self._send(self._clients, identity, frame)
-
-    def _send(self, router: zmq.Socket[bytes], identity: bytes, frame: bytes) -> bool:
-        try:
-            router.send_multipart([identity, frame], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
-                raise
-            return False
-        return True
+            self._doors.send(self._roster.identity(leader.rank), codec.encode([command]))
 
     def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
         self._sequence.publish(Event(time.time(), level, "hub", text))
@@ -263,7 +236,14 @@ class Hub:
         runs.write_hub_file(
             self.folder,
             HubFile(
-                self.run_name, self._sequence.epoch, self.endpoints, os.getpid(), wire.VERSION, time.time()
+                self.run_name,
+                self._sequence.epoch,
+                self.endpoints,
+                os.getpid(),
+                wire.VERSION,
+                time.time(),
+                runs.this_host(),
+                self._doors.tcp,
             ),
         )
 
@@ -299,9 +279,22 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def main() -> None:
+def _listen_again(listen: str | None, folder: Path) -> str | None:
+    """Where to listen over TCP: with a port left open, where the hub before this one did, if it did there."""
+    if listen is None:
+        return None
+    host, port = listen_address(listen)
+    if port == 0:
+        with contextlib.suppress(RunError):
+            before = runs.read_hub_file(folder).tcp
+            if before and before.ranks.startswith(f"tcp://{host}:"):
+                return before.ranks
+    return listen
+
+
+def main(words: Words[str] | None = None, prog: str = "python -m agents.hub") -> None:
     """Exit 0 after SIGTERM or when the parent has ended; 2, with one sentence, if it cannot start."""
-    parser = argparse.ArgumentParser(prog="python -m agents.hub", description="The hub of one training run.")
+    parser = argparse.ArgumentParser(prog=prog, description="The hub of one training run.")
     parser.add_argument("--run", required=True, help="the name of the run")
     parser.add_argument(
         "--dir", required=True, type=Path, help="the folder of the run; made if it is not there"
@@ -309,16 +302,28 @@ def main() -> None:
     parser.add_argument(
         "--sockets", type=Path, help="the directory for the sockets; by default a new private one"
     )
+    parser.add_argument(
+        "--listen", metavar=LEGAL_LISTEN, help="over TCP too, for peers with a key; auto: on the loopback"
+    )
+    parser.add_argument(
+        "--keys", type=Path, help="the folder of keys (default COCKPIT_KEYS, else ~/.config/cockpit/keys)"
+    )
     parser.add_argument("--parent", type=int, help="a process id; when it has ended, so does the hub")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     # Ctrl-C in a terminal reaches the whole process group; the launcher decides when the hub ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _raise_file_limit()
     try:
         arguments.dir.mkdir(parents=True, exist_ok=True)
+        listen = _listen_again(arguments.listen, arguments.dir)
         lock = _lock(arguments.dir)
         hub = Hub(
-            arguments.run, arguments.dir, _endpoints(arguments.dir, arguments.sockets), arguments.parent
+            arguments.run,
+            arguments.dir,
+            _endpoints(arguments.dir, arguments.sockets),
+            arguments.parent,
+            listen,
+            KeyStore(arguments.keys or keys_folder()),
         )
         for ending in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(ending, lambda _signal, _frame: hub.stop())

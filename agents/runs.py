@@ -28,11 +28,13 @@ class RunError(ValueError):
     """A run, its folder or its sockets cannot be used; the text is one sentence for a person."""
 
 
-class Endpoints(Struct, frozen=True):
+class Endpoints(Struct, frozen=True, omit_defaults=True):
     """Where a hub listens: ranks connect to the one, watchers and operators to the other."""
 
     ranks: str
     clients: str
+    keys: str = ""  # over TCP: the folder of keys that the hub uses
+    hub: str = ""  # over TCP: the hub's public key
 
     @property
     def directory(self) -> Path:
@@ -40,8 +42,8 @@ class Endpoints(Struct, frozen=True):
         return Path(self.clients.removeprefix("ipc://")).parent
 
 
-class HubFile(Struct, frozen=True):
-    """`hub.json`: what anyone needs to reach the hub of a run on this machine."""
+class HubFile(Struct, frozen=True, omit_defaults=True):
+    """`hub.json`: what anyone needs to reach the hub of a run."""
 
     run: str
     epoch: str  # a new one at each hub start
@@ -49,10 +51,22 @@ class HubFile(Struct, frozen=True):
     pid: int
     wire: int  # the wire version the hub speaks
     started_s: float
+    host: str = ""  # where it runs
+    tcp: Endpoints | None = None  # where it listens over TCP too, for peers with a key
+
+    @property
+    def here(self) -> bool:
+        """Whether the hub runs on this machine."""
+        return self.host in ("", this_host())
 
     @property
     def live(self) -> bool:
-        """The hub's process exists, and so do its sockets: a process id alone may have been given anew."""
+        """The hub's process exists, and so do its sockets: a process id alone may have been given anew.
+
+        Of a hub on another machine nothing is known but that it has not ended in good order.
+        """
+        if not self.here:
+            return self.tcp is not None
         return process_state(self.pid) != "ended" and self.endpoints.directory.is_dir()
 
 

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
-from agents.wire import Step
+from agents.wire import Step, Vitals
 from cockpit.store import Store, Topic, median
+
+S = TypeVar("S")
 
 MiB = 1 << 20
 GiB = 1 << 30
@@ -12,19 +15,23 @@ GiB = 1 << 30
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a rank's step. `worse` +1: more is worse; -1: less is worse; 0: neither."""
+    """One number of a rank's step. `worse` +1: more is worse; -1: less is worse; 0: neither.
+
+    With `vital` it is not the step's but its vital signs', which come by themselves about once a second.
+    """
 
     key: str
     title: str
     unit: str
-    get: Callable[[Step], float | None]
+    get: Callable[[Step], float | None] = lambda _: None
     digits: int = 0
     worse: int = 1
+    vital: Callable[[Vitals], float | None] | None = None
 
 
-def _over(get: Callable[[Step], float | None], divisor: float) -> Callable[[Step], float | None]:
-    def scaled(step: Step) -> float | None:
-        value = get(step)
+def _over(get: Callable[[S], float | None], divisor: float) -> Callable[[S], float | None]:
+    def scaled(source: S) -> float | None:
+        value = get(source)
         return None if value is None else value / divisor
 
     return scaled
@@ -44,6 +51,15 @@ METRICS = (
     Metric("tokens", "tokens", "tok", lambda step: float(step.tokens), 0, -1),
     Metric("dropped", "dropped pairs", "", lambda step: float(step.dropped)),
     Metric("memory", "memory", "MiB", _over(lambda step: step.memory_bytes, MiB)),
+    Metric("rate", "throughput", "tok/s", lambda step: step.tokens_per_s, 0, -1),
+    Metric("mfu", "MFU", "%", _over(lambda step: step.mfu, 0.01), 1, -1),
+    Metric("device", "device use", "%", worse=0, vital=lambda vitals: vitals.device_percent),
+    Metric(
+        "device_memory", "device memory", "GiB", digits=1, vital=_over(lambda v: v.device_memory_bytes, GiB)
+    ),
+    Metric("power", "power", "W", worse=0, vital=lambda vitals: vitals.power_w),
+    Metric("temperature", "temperature", "°C", vital=lambda vitals: vitals.temperature_c),
+    Metric("clock", "SM clock", "MHz", worse=-1, vital=lambda vitals: vitals.sm_mhz),
 )
 
 
@@ -56,9 +72,14 @@ def _available(store: Store) -> list[Metric]:
     steps = list(store.state.steps.values())
     phases = dict.fromkeys(name for step in steps for name in step.phases)
     metrics = [STEP_TIME, *map(_phase, phases), *METRICS]
-    return [metric for metric in metrics if any(metric.get(step) is not None for step in steps)] or [
-        STEP_TIME
-    ]
+    vitals = list(store.state.vitals.values())
+
+    def known(metric: Metric) -> bool:
+        if metric.vital:
+            return any(metric.vital(one) is not None for one in vitals)
+        return any(metric.get(step) is not None for step in steps)
+
+    return [metric for metric in metrics if known(metric)] or [STEP_TIME]
 
 
 def peers(store: Store) -> dict[int, tuple[int, ...]]:
@@ -92,7 +113,9 @@ def _read(store: Store, metric: Metric) -> dict[int, Reading]:
     typical: dict[int, float | None] = {}
     by_peer = peers(store)
     for rank in store.unlost:
-        value = typical[rank] = store.typical(rank, metric.get)
+        value = typical[rank] = (
+            _vital(store, rank, metric) if metric.vital else store.typical(rank, metric.get)
+        )
         if value is not None:
             groups.setdefault(by_peer[rank], []).append(value)
     middles = {key: median(values) for key, values in groups.items()}
@@ -102,7 +125,19 @@ def _read(store: Store, metric: Metric) -> dict[int, Reading]:
         latest = next((step for step in store.recent.get(rank, ()) if step.step == settled), None)
         latest = latest or store.state.steps.get(rank)
         readings[rank] = Reading(
-            metric.get(latest) if latest and rank in typical else None,
+            _now(metric, latest, value) if rank in typical else None,
             value / middle - 1 if value is not None and middle else 0.0,
         )
     return readings
+
+
+def _vital(store: Store, rank: int, metric: Metric) -> float | None:
+    vitals = store.state.vitals.get(rank)
+    return metric.vital(vitals) if metric.vital and vitals else None
+
+
+def _now(metric: Metric, latest: Step | None, typical: float | None) -> float | None:
+    """Of a step, the one that all have done; a vital sign is what it is."""
+    if metric.vital:
+        return typical
+    return metric.get(latest) if latest else None

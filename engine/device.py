@@ -45,6 +45,11 @@ def name_of(device: torch.device) -> str:
     return str(device) if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
 
 
+def uuid_of(device: torch.device) -> str | None:
+    """By which NVML knows it, whatever number CUDA gives it in this process; None of the CPU."""
+    return None if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
+
+
 def begin(device: torch.device) -> None:
     """Make `device` the one that this process uses; before its process group is made."""
     if device.type == "cuda":

@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from agents.agent import Agent
+from agents.vitals import Sensors
 from agents.wire import Ack, Step, Summary
 from engine.corpus import Corpus
-from engine.device import BACKENDS, begin, choose
+from engine.device import BACKENDS, begin, choose, uuid_of
 from engine.layout import Layout
 from engine.meter import Meter
 from engine.place import Place
@@ -63,7 +64,8 @@ def train(
     )
     moe = layout.model.moe
     meter = Meter(layout.model.layers, moe.experts if moe else 0, place.at, mine)
-    agent = Agent(place.hub, lambda: meter.doing)
+    sensors = Sensors(uuid_of(mine), host=place.local_rank == 0)
+    agent = Agent(place.hub, lambda: meter.doing, sensors)
     trainer = Trainer(
         layout,
         meter,

@@ -1,8 +1,11 @@
 """One rank, in three lines."""
 
+from collections.abc import Iterator
+
+from agents.wire import Vitals
 from cockpit import format
 from cockpit.lines import Line
-from cockpit.metrics import Metric, Reading
+from cockpit.metrics import GiB, Metric, Reading
 from cockpit.store import Store
 from cockpit.theme import Palette
 from cockpit.verdict import LOST, Level
@@ -39,4 +42,27 @@ def inspector(
             doing.add(f" for {format.age(pulse.since_ms / 1000)}", colours.dim)
     else:
         doing = Line().add(f"{format.MISSING} no pulse yet", colours.faint)
+    vitals = store.state.vitals.get(rank)
+    if vitals and not gone:
+        for text in _vital_signs(vitals):
+            doing.add(f" · {text}", colours.dim)
+        if vitals.throttle:
+            doing.add(
+                f" · {Level.WARN.value} held down by {', '.join(vitals.throttle)}", colours.level[Level.WARN]
+            )
     return [who, numbers, doing]
+
+
+def _vital_signs(vitals: Vitals) -> Iterator[str]:
+    """What there is of them, in a few words each."""
+    if vitals.device_percent is not None:
+        yield f"device {vitals.device_percent:.0f} %"
+    if vitals.device_memory_bytes is not None:
+        total = f" of {vitals.device_memory_total / GiB:.0f}" if vitals.device_memory_total else ""
+        yield f"{vitals.device_memory_bytes / GiB:.1f}{total} GiB"
+    if vitals.power_w is not None:
+        yield f"{vitals.power_w:.0f} W"
+    if vitals.temperature_c is not None:
+        yield f"{vitals.temperature_c:.0f} °C"
+    if vitals.host_cpu_percent is not None:
+        yield f"machine {vitals.host_cpu_percent:.0f} %"

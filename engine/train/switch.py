@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from agents.board import Board
-from agents.wire import Ack, Changes, Command
+from agents.wire import Ack, Command
 from engine.parallel.comm import Axis, Started
 from engine.snapshots import Applied
 
@@ -104,20 +104,14 @@ class Switch:
             if self._rank == LEADER:
                 self._settle(self._ack(command, "rejected", step, against[0]))
             return
-        before = self._board.in_force(command.changes)
         self._board.commit(command.revision, command.changes, prepared)
         self.history.append(Applied(command.revision, step + 1, command.changes))
-        self._settle(self._ack(command, "applied", step + 1, "", before))
+        self._settle(self._ack(command, "applied", step + 1, ""))
 
     def _ack(
-        self,
-        command: Command,
-        state: Literal["applied", "rejected", "expired"],
-        step: int,
-        why: str,
-        before: Changes | None = None,
+        self, command: Command, state: Literal["applied", "rejected", "expired"], step: int, why: str
     ) -> Ack:
-        return Ack(self._rank, command.revision, state, step, self._board.digest(), why, before or {})
+        return Ack(self._rank, command.revision, state, step, self._board.digest(), why)
 
 
 def _word_of(refusal: Exception) -> str:

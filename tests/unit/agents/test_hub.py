@@ -155,7 +155,7 @@ def test_garbage_at_both_sockets_hurts_nobody(
 def test_a_client_is_no_rank(hub: HubProcess, opened: Opened) -> None:
     peer = opened(Peer(hub.endpoints.clients))
     peer.say(make_step(0, 1))
-    assert "a client sends credit, questions and proposals" in peer.hear(Refused).why  # type: ignore[union-attr]
+    assert "a client sends credit and proposals" in peer.hear(Refused).why  # type: ignore[union-attr]
     peer.say(Credit(9, "", 0, 1))
     assert "wire version 9" in peer.hear(Refused).why  # type: ignore[union-attr]
 

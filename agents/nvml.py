@@ -1,0 +1,139 @@
+"""One NVIDIA GPU as NVML sees it: which of them is this rank's, and what it says of itself.
+
+NVML counts the devices of a machine in the order of their PCI buses and knows nothing of CUDA_VISIBLE_DEVICES; CUDA
+counts those that a process may see, by speed unless CUDA_DEVICE_ORDER says otherwise. So a device is best named by its
+UUID, which both know; a CUDA number is only followed where no order could mean another device.
+
+The module `pynvml` of the package nvidia-ml-py is handed in, and nothing is imported here: a machine without it,
+without a driver or without a device has no data.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agents.wire import clip
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h), in the order in which they are told. An idle GPU's clocks are
+# low too (bit 0), which holds nobody back.
+REASONS = {
+    0x0008: "hw slowdown",
+    0x0040: "hw thermal",
+    0x0080: "hw power brake",
+    0x0020: "thermal",
+    0x0004: "power cap",
+    0x0010: "sync boost",
+    0x0002: "clocks setting",
+    0x0100: "display clocks",
+}
+
+
+class NoDevice(Exception):
+    """There is no such device to be asked; the text says why."""
+
+
+class Gpu:
+    """One device. `read` gives the fields of `Vitals` that it has; raises NoDevice on opening."""
+
+    def __init__(self, nvml: Any, device: str | int, environ: Mapping[str, str]) -> None:
+        """`device` is a UUID, with or without its prefix, or the number that CUDA gives it in this process."""
+        self._nvml = nvml
+        try:
+            nvml.nvmlInit()
+            self._handle = (
+                _by_uuid(nvml, device) if isinstance(device, str) else _by_number(nvml, device, environ)
+            )
+        except nvml.NVMLError as error:
+            raise NoDevice(clip(f"NVML: {error}")) from None
+
+    def read(self) -> dict[str, Any]:
+        nvml, handle = self._nvml, self._handle
+        use = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+        return {
+            "device_percent": _float(use and use.gpu),
+            "device_memory_bytes": memory and int(memory.used),
+            "device_memory_total": memory and int(memory.total),
+            "power_w": _float(self._ask(nvml.nvmlDeviceGetPowerUsage, handle), 1e-3),
+            "power_limit_w": _float(self._ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle), 1e-3),
+            "temperature_c": _float(
+                self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+            ),
+            "sm_mhz": self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "memory_mhz": self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            "throttle": self._reasons(),
+        }
+
+    def _reasons(self) -> list[str] | None:
+        # Named anew in driver 535; the old name is still there.
+        new = getattr(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        bits = self._ask(new, self._handle) if new else None
+        if bits is None:
+            bits = self._ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+        return None if bits is None else [word for bit, word in REASONS.items() if bits & bit]
+
+    def _ask(self, question: Callable[..., Any], *about: Any) -> Any:
+        """The answer; None where this device, or this driver, has none."""
+        try:
+            return question(*about)
+        except self._nvml.NVMLError:
+            return None
+
+
+def _float(value: float | None, factor: float = 1.0) -> float | None:
+    return None if value is None else float(value) * factor
+
+
+def _by_uuid(nvml: Any, uuid: str) -> Any:
+    """The handle of a GPU, or of a part of one (MIG); torch tells a UUID without its prefix."""
+    if uuid.startswith(("GPU-", "MIG-")):
+        return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except nvml.NVMLError:
+        return nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+
+
+def _by_number(nvml: Any, number: int, environ: Mapping[str, str]) -> Any:
+    """The handle of CUDA's device `number` in a process with that environment."""
+    every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    seen = [str(index) for index in range(len(every))] if visible is None else _entries(visible)
+    if not 0 <= number < len(seen):
+        raise NoDevice(f"CUDA's device {number} is not among the {len(seen)} that this process may see")
+    entry = seen[number]
+    if not entry.isdecimal():
+        return _by_prefix(nvml, every, entry)
+    if int(entry) >= len(every):
+        raise NoDevice(f"CUDA_VISIBLE_DEVICES names device {entry}, and the machine has {len(every)}")
+    if (
+        environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
+        and len({nvml.nvmlDeviceGetName(one) for one in every}) > 1
+    ):
+        raise NoDevice(
+            f"the GPUs of this machine differ, so which one CUDA calls {entry} is not known; name it by its UUID, or "
+            "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
+    return every[int(entry)]
+
+
+def _entries(visible: str) -> Sequence[str]:
+    """What CUDA makes of the variable: the entries before the first that it cannot read."""
+    entries: list[str] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if not (entry.isdecimal() or entry.startswith(("GPU-", "MIG-"))):
+            break
+        entries.append(entry)
+    return entries
+
+
+def _by_prefix(nvml: Any, every: Sequence[Any], entry: str) -> Any:
+    """A UUID in CUDA_VISIBLE_DEVICES may be cut short, as long as it means one device."""
+    if entry.startswith("GPU-"):
+        found = [one for one in every if _text(nvml.nvmlDeviceGetUUID(one)).startswith(entry)]
+        if len(found) == 1:
+            return found[0]
+    return nvml.nvmlDeviceGetHandleByUUID(entry)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -9,11 +9,11 @@ import threading
 from msgspec import structs
 
 from agents.keys import Key
-from agents.link import NONE, Doing, Link
+from agents.link import NONE, Doing, Foresee, Link
 from agents.orders import Orders
 from agents.outbox import Outbox
 from agents.vitals import Sensors
-from agents.wire import Ack, Board, Command, Event, Hello, Message, Step, clip
+from agents.wire import PREVIEWS, Ack, Board, Command, Event, Hello, Message, Step, clip
 
 
 class Agent:
@@ -46,6 +46,8 @@ class Agent:
         """
         if self._link is None:
             return
+        if self._link.foresee:
+            hello = structs.replace(hello, capabilities=[*hello.capabilities, PREVIEWS])
         self._link.introduction = (hello, board)
         self.send(hello, *([board] if board else []))
 
@@ -60,6 +62,12 @@ class Agent:
             elif isinstance(message, Event):
                 message = structs.replace(message, text=clip(message.text))
             self._outbox.put(message)
+
+    def foresee(self, hook: Foresee) -> None:
+        """Answer what changes would do by `hook`, which is called in the agent's thread. Set it on the leader, before
+        it is introduced."""
+        if self._link:
+            self._link.foresee = hook
 
     @property
     def lost_records(self) -> int:

@@ -81,6 +81,10 @@ class Board:
         self._values |= {name: value for name, value in changes.items() if name in self._values}
         self.revision = revision
 
+    def in_force(self, changes: Values) -> Changes:
+        """The present values of the knobs in `changes`; an action has none."""
+        return {name: self._values[name] for name in changes if name in self._values}
+
     def digest(self) -> str:
         """Equal on two ranks exactly when revision and every value are."""
         state = msgspec.msgpack.encode([self.revision, sorted(self._values.items())])

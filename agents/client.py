@@ -16,9 +16,14 @@ from agents.wire import (
     AnyMessage,
     CommandState,
     Credit,
+    Decide,
     Message,
+    Preview,
+    Previewed,
     Propose,
     Refused,
+    TrialState,
+    Try,
     Unknown,
     Update,
     Updates,
@@ -30,6 +35,7 @@ FRAMES = 32  # of credit at a time
 SILENCE_S = 2.5  # after which the hub is asked again; it says something each second
 RESEND_S = 1.0  # a proposal, until it is answered
 TOLD_S = 3.0  # a refusal, even though the hub serves us
+PREVIEWS_KEPT = 64
 WAIT_S = 0.25  # at most, between two looks at what has to be asked again
 
 
@@ -53,7 +59,8 @@ class Client:
         self._asked_s = -SILENCE_S
         self._credit = 0  # frames the hub may still send
         self._rebuilt: _Rebuilt | None = None
-        self._unanswered: dict[str, tuple[Propose, float]] = {}
+        self.previews: dict[str, Previewed] = {}  # answers, by the id of the question; the newest
+        self._unanswered: dict[str, tuple[_Asked, float]] = {}
         # Not immediate: libzmq would drop the hub's last frames, unread, when the hub ends. What piles up for
         # a hub that is not there is kept short instead; it is harmless, for every question may be asked
         # twice.
@@ -94,6 +101,7 @@ class Client:
         expires_step: int | None = None,
         who: str | None = None,
         id: str | None = None,
+        reason: str = "",
     ) -> str:
         """Ask for `changes`, all or none, and return the proposal's id; `poll` repeats it until it is
         answered.
@@ -101,13 +109,41 @@ class Client:
         The same `id` never asks twice, not even after a restart of either side. ValueError: it cannot be
         asked at all.
         """
-        propose = Propose(
-            id or os.urandom(8).hex(), dict(changes), base_revision, expires_step, who or whoami()
+        return self._ask_for(
+            Propose(
+                id or os.urandom(8).hex(),
+                dict(changes),
+                base_revision,
+                expires_step,
+                who or whoami(),
+                reason,
+            )
         )
-        codec.decode(codec.encode([propose]))  # what the hub could not read is refused here, with the place
-        self._unanswered[propose.id] = (propose, 0.0)
+
+    def undo(self, base_revision: int | None = None, who: str | None = None, reason: str = "") -> str:
+        """Ask that the newest change that is not undone yet be taken back; returns the proposal's id."""
+        id = os.urandom(8).hex()
+        return self._ask_for(Propose(id, {}, base_revision, None, who or whoami(), reason, undo=True))
+
+    def try_out(
+        self, changes: Mapping[str, Value], steps: int, who: str | None = None, reason: str = "", id: str = ""
+    ) -> str:
+        """Ask that one knob be tried for so many steps, and return the trial's id; see `state.trials`."""
+        return self._ask_for(Try(id or os.urandom(8).hex(), dict(changes), steps, who or whoami(), reason))
+
+    def decide(self, trial: str, keep: bool, who: str | None = None) -> None:
+        """Keep what `trial` tries, or have it taken back now. ValueError: it cannot be asked."""
+        self._ask_for(Decide(keep, trial, who or whoami()))
+
+    def preview(self, changes: Mapping[str, Value]) -> str:
+        """Ask what `changes` would do, and return the question's id; the answer comes to `previews`."""
+        return self._ask_for(Preview(os.urandom(8).hex(), dict(changes)))
+
+    def _ask_for(self, asked: "_Asked") -> str:
+        codec.decode(codec.encode([asked]))  # what the hub could not read is refused here, with the place
+        self._unanswered[asked.id] = (asked, 0.0)
         self._ask()
-        return propose.id
+        return asked.id
 
     def close(self) -> None:
         """Leave. What was proposed and not yet answered may or may not have been heard."""
@@ -120,11 +156,23 @@ class Client:
         silent = now - max(self._asked_s, self._heard_s or 0.0) >= SILENCE_S
         if (self._credit == 0 or silent) and self._send(Credit(wire.VERSION, self.epoch, self.seq, FRAMES)):
             self._credit, self._asked_s = FRAMES, now
-        for id, (propose, sent_s) in list(self._unanswered.items()):
-            if id in self.state.commands:
+        for id, (asked, sent_s) in list(self._unanswered.items()):
+            if self._answered(asked):
                 del self._unanswered[id]
-            elif now - sent_s >= RESEND_S and self._send(propose):
-                self._unanswered[id] = (propose, now)
+            elif now - sent_s >= RESEND_S and self._send(asked):
+                self._unanswered[id] = (asked, now)
+
+    def _answered(self, asked: "_Asked") -> bool:
+        trial = self.state.trials.get(asked.id)
+        match asked:
+            case Propose():
+                return asked.id in self.state.commands
+            case Try():
+                return trial is not None
+            case Decide():
+                return trial is not None and (trial.settled or trial.state == "reverting")
+            case Preview():
+                return asked.id in self.previews
 
     def _send(self, message: Message) -> bool:
         try:
@@ -151,6 +199,10 @@ class Client:
     def _take(self, message: AnyMessage, applied: list[Update]) -> None:
         if isinstance(message, Refused):
             self._refused, self._refused_s = message.why, time.monotonic()
+        elif isinstance(message, Previewed):
+            self.previews[message.id] = message
+            if len(self.previews) > PREVIEWS_KEPT:
+                del self.previews[next(iter(self.previews))]
         elif isinstance(message, Updates):
             self._credit = max(0, self._credit - 1)
             if self._refused and time.monotonic() - self._refused_s > TOLD_S:
@@ -211,6 +263,9 @@ class _Rebuilt:
         self.updates: list[Update] = []
 
 
+_Asked = Propose | Try | Decide | Preview
+
+
 def whoami() -> str:
     """user@host:pid, by which an operator is known in the journal."""
     try:
@@ -234,6 +289,27 @@ def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = 
         if remaining <= 0:
             raise TimeoutError(_unsettled(client, state, timeout_s))
         client.poll(remaining)
+
+
+def wait_for_trial(client: Client, id: str, timeout_s: float) -> TrialState:
+    """Poll until the trial `id` is settled. TimeoutError says in one sentence how far it came; it goes on."""
+    deadline = time.monotonic() + timeout_s
+    while not ((trial := client.state.trials.get(id)) and trial.settled):
+        if time.monotonic() >= deadline:
+            how = f"the trial is at {trial.state}" if trial else client.refused or "the hub did not answer"
+            raise TimeoutError(f"{how} after {timeout_s:g} s")
+        client.poll(WAIT_S)
+    return trial
+
+
+def wait_for_preview(client: Client, id: str, timeout_s: float) -> Previewed:
+    """Poll until the question `id` is answered; TimeoutError says in one sentence that it was not."""
+    deadline = time.monotonic() + timeout_s
+    while id not in client.previews:
+        if time.monotonic() >= deadline:
+            raise TimeoutError(client.refused or f"nobody said within {timeout_s:g} s what this would do")
+        client.poll(0.05)
+    return client.previews[id]
 
 
 def _unsettled(client: Client, state: CommandState | None, timeout_s: float) -> str:

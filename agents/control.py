@@ -15,11 +15,18 @@ from msgspec import structs
 from agents.journal import Entry, Journal, Written
 from agents.roster import LARGEST_REVISION, Roster
 from agents.sequence import Sequence
+from agents.undo import newest_undoable
 from agents.wire import Ack, Changes, Command, CommandState, Event, Hello, KnobState, Propose, clip
 
 WAITING = 64  # proposals on their way at once
 REMEMBERED = 256  # commands whose late acknowledgements are still counted
 RESEND_S = 1.0  # to the leader, until it has acknowledged
+REFUSED = (
+    1024  # refusals on their way to the disk; what comes beyond is not answered yet, and will be asked again
+)
+LONG_MS = 1500.0  # in one operation: worth telling those who wait for the leader
+
+NOT_HERE = "it waits for the ranks, which have not shown their knobs yet"
 
 
 @dataclass
@@ -28,6 +35,8 @@ class _Issue:
 
     state: CommandState
     expires_step: int | None
+    early: bool = False  # asked before the ranks of this run were here, so that it is for them
+    sent: bool = False  # to the leader
     digest: str | None = None  # of the first rank's board after it; all must be equal
     acked: set[int] = field(default_factory=set)
     untold: bool = False  # acknowledgements have come in since it was last published
@@ -49,6 +58,7 @@ class Control:
         self._waiting: deque[_Issue] = deque()  # for the leader, the first of them with it
         self._by_revision: dict[int, _Issue] = {}  # waiting and lately settled
         self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and when
+        self._ended = False  # the leader has said goodbye
         for entry in journal.entries:
             self._recall(entry)
 
@@ -62,60 +72,112 @@ class Control:
 
     # ------------------------------------------------------------------------------------------ proposals
 
-    def propose(self, propose: Propose) -> None:
-        """Take a proposal; its answer is a published CommandState."""
+    def propose(self, propose: Propose, undoes: int = 0) -> None:
+        """Take a proposal; its answer is a published CommandState. `undoes` is the revision it takes back."""
         known = self._sequence.state.commands.get(propose.id)
         if known:
             self._sequence.publish(known)
             return
-        if propose.id in self._being_written:
+        if propose.id in self._being_written or len(self._being_written) >= REFUSED:
             return
-        refusal = self._refusal(propose)
+        refusal = None
+        if propose.undo:
+            propose, undoes, refusal = self._undoing(propose)
+        refusal = refusal or self._refusal(propose)
         if refusal:
-            self._refuse(propose, refusal)
+            # On disk before it is told, as everything else: a hub started anew must not think better of it.
+            self._write(_Issue(self._state(propose, 0, "rejected", refusal), propose.expires_step))
             return
         # The number is spent here: should the journal fail it may be on disk all the same.
         self._last_revision += 1
-        state = self._state(propose, self._last_revision, "accepted")
-        self._being_written[propose.id] = _Issue(state, propose.expires_step)
-        self._journal.insert(Entry(state, propose.expires_step))
+        early = self._sequence.state.board is None
+        state = self._state(propose, self._last_revision, "accepted", self._waits_for(), undoes)
+        self._write(_Issue(state, propose.expires_step, early))
+
+    def _write(self, issue: _Issue) -> None:
+        self._being_written[issue.state.id] = issue
+        self._journal.insert(issue.entry)
+
+    def _undoing(self, propose: Propose) -> tuple[Propose, int, str | None]:
+        """The proposal that does it, of what revision, and why not."""
+        board = self._sequence.state.board
+        found = newest_undoable(self._sequence.state.commands.values())
+        if board is None:
+            return propose, 0, "no rank has shown its knobs yet; ask again when the run has started"
+        if found is None:
+            return propose, 0, "there is no change to undo"
+        base = self.revision if propose.base_revision is None else propose.base_revision
+        undoing = structs.replace(propose, changes=found.before, base_revision=base)
+        return undoing, found.revision, None
 
     def _refusal(self, propose: Propose) -> str | None:
         board = self._sequence.state.board
         leader = self._roster.leader
-        if board is None:
-            return "no rank has shown its knobs yet; ask again when the run has started"
-        if leader is None:
+        if board and leader is None:
             return f"rank {board.rank}, which leads, is gone; nothing can be changed without it"
         if not propose.changes:
             return "nothing is asked to be changed"
-        knobs = {knob.name: knob for knob in board.knobs}
+        knobs = {knob.name: knob for knob in board.knobs} if board else {}
         for name in propose.changes:
-            if name not in knobs:
+            if board and name not in knobs:
                 return f"there is no knob {name}; the knobs are {', '.join(knobs)}"
-        under_way = len(self._being_written) + len(self._waiting)
-        if under_way >= WAITING:
+        under_way = self.under_way
+        if len(under_way) >= WAITING:
             return f"{WAITING} changes are under way already; ask again when they have settled"
         if propose.base_revision is not None:
             if propose.base_revision != self.revision:
                 return f"the board has moved on: revision {self.revision}, not {propose.base_revision}"
             if under_way:
-                first = [*self._waiting, *self._being_written.values()][0].state
+                first = under_way[0]
                 return f"another change to revision {self.revision} is under way, by {first.who or 'someone'}"
-        step = self._step(leader.rank)
+        step = self._step(leader.rank) if leader else 0
         if propose.expires_step is not None and propose.expires_step < step:
             return f"step {propose.expires_step} is past; the run is at step {step}"
         # What is legal depends on the whole board as it would be. Only the ranks know that; the board shows
-        # it for one change to the values in force.
-        if len(propose.changes) == 1:
+        # it for one change to the values in force. They judge, too, what was asked before they were here.
+        if len(propose.changes) == 1 and board:
             return _illegal(propose.changes, knobs)
         return None
 
     @property
+    def under_way(self) -> list[CommandState]:
+        """What is accepted, or being written down as such, and not settled."""
+        issues = [*self._waiting, *self._being_written.values()]
+        return [issue.state for issue in issues if issue.state.state == "accepted"]
+
+    @property
+    def ready(self) -> bool:
+        """Whether the ranks are here and there is room: a proposal would not be refused for want of them."""
+        return self._roster.leader is not None and len(self.under_way) < WAITING
+
+    def _waits_for(self) -> str:
+        """What keeps the ranks from the next step boundary; nothing if they are just in a step."""
+        state, leader = self._sequence.state, self._roster.leader
+        if state.board is None:
+            return NOT_HERE
+        if leader is None:
+            return f"it waits for rank {state.board.rank}, which leads and is not heard"
+        pulse = state.pulses.get(leader.rank)
+        if pulse is None or pulse.since_ms < LONG_MS:
+            return ""
+        return clip(f"it waits for a step to end: rank {leader.rank} is in {pulse.doing[:200]}")
+
+    def tell_waits(self) -> None:
+        """Publish, when it changes, what the next command waits for. Called now and then."""
+        if self._waiting:
+            issue, why = self._waiting[0], self._waits_for()
+            if why != issue.state.why:
+                issue.state = structs.replace(issue.state, why=why)
+                self._sequence.publish(issue.state)
+
+    @property
     def revision(self) -> int:
         """The knob revision in force, as far as the hub has heard."""
-        board = self._sequence.state.board
-        applied = (r for r, issue in self._by_revision.items() if issue.state.state == "applied")
+        board, commands = self._sequence.state.board, self._sequence.state.commands.values()
+        known = self._by_revision.values() if board else ()
+        applied = [issue.state.revision for issue in known if issue.state.state == "applied"]
+        if board is None:  # a hub started anew: what the journal says
+            applied = [command.revision for command in commands if command.state == "applied"]
         return max(board.revision if board else 0, max(applied, default=0))
 
     def _step(self, leader: int) -> int:
@@ -126,25 +188,33 @@ class Control:
         )
 
     def _state(
-        self, propose: Propose, revision: int, state: Literal["accepted", "rejected"], why: str = ""
+        self,
+        propose: Propose,
+        revision: int,
+        state: Literal["accepted", "rejected"],
+        why: str = "",
+        undoes: int = 0,
     ) -> CommandState:
-        board = self._sequence.state.board
-        before = (
-            {k.name: k.value for k in board.knobs if k.name in propose.changes and not k.action}
-            if board
-            else {}
-        )
+        now = time.time()
         return CommandState(
             id=propose.id,
             revision=revision,
             state=state,
             changes=propose.changes,
-            before=before,
+            before=self._in_force(propose.changes),
             who=propose.who,
-            time_s=time.time(),
+            time_s=now,
             world=self._roster.world,
             why=clip(why),
+            reason=propose.reason,
+            asked_s=now,
+            undoes=undoes,
         )
+
+    def _in_force(self, changes: Changes) -> Changes:
+        """The board's values of the knobs in `changes`; an action has none."""
+        board = self._sequence.state.board
+        return {k.name: k.value for k in board.knobs if k.name in changes and not k.action} if board else {}
 
     def refuse(self, propose: Propose, why: str) -> None:
         """Turn down a proposal; one that is known already keeps what became of it."""
@@ -152,9 +222,8 @@ class Control:
             self._refuse(propose, why)
 
     def _refuse(self, propose: Propose, why: str) -> None:
-        state = self._state(propose, 0, "rejected", why)
-        self._sequence.publish(state)
-        self._journal.update(Entry(state, propose.expires_step))
+        # On disk before it is told, as everything else: a hub started anew must not think better of it.
+        self._write(_Issue(self._state(propose, 0, "rejected", why), propose.expires_step))
 
     def journal_wrote(self, written: Written) -> None:
         """A proposal is on disk, or could not be put there."""
@@ -164,9 +233,17 @@ class Control:
         elif written.error:
             self._sequence.publish(
                 structs.replace(
-                    issue.state, state="rejected", revision=0, why=written.error, time_s=time.time()
+                    issue.state,
+                    state="rejected",
+                    revision=0,
+                    why=issue.state.why if issue.state.state == "rejected" else written.error,
+                    time_s=time.time(),
                 )
             )
+        elif issue.state.state == "rejected":
+            self._sequence.publish(issue.state)
+        elif self._ended:
+            self._expire(issue)
         else:
             self._waiting.append(issue)
             self._remember(issue)
@@ -178,12 +255,18 @@ class Control:
         """The command to hand to the leader now, if any: the first that waits, again each RESEND_S."""
         if not self._waiting or self._roster.leader is None:
             return None
-        state = self._waiting[0].state
+        issue = self._waiting[0]
+        state = issue.state
         revision, sent_s = self._sent
         if state.revision == revision and now - sent_s < RESEND_S:
             return None
+        board = self._sequence.state.board
+        if board and board.revision < state.revision:
+            # Those before it in the queue are settled: what is in force now is what it changes.
+            issue.state = structs.replace(state, before=self._in_force(state.changes))
+        issue.sent = True
         self._sent = (state.revision, now)
-        return Command(state.revision, state.id, state.changes, self._waiting[0].expires_step)
+        return Command(state.revision, state.id, state.changes, issue.expires_step)
 
     def hurry(self) -> None:
         """The leader has said hello anew: what waits goes to it at once."""
@@ -198,8 +281,15 @@ class Control:
         if issue.state.state == "accepted":
             applied_step = ack.step if ack.state == "applied" else None
             issue.digest = ack.digest
+            before = ack.before or issue.state.before
+            world = self._roster.world or issue.state.world
             issue.state = structs.replace(
-                issue.state, state=ack.state, applied_step=applied_step, why=ack.why
+                issue.state,
+                state=ack.state,
+                applied_step=applied_step,
+                why=ack.why,
+                before=before,
+                world=world,
             )
             self._waiting.remove(issue)
             self._tell(issue)
@@ -232,11 +322,18 @@ class Control:
 
     def leader_began(self, leader: Hello) -> None:
         """A run that goes on from a snapshot has the knobs as of then: what was asked of it later is not replayed."""
+        self._ended = False
+        goes_on = f"the run went on from step {leader.step}, at revision {leader.revision}"
         for state in list(self._sequence.state.commands.values()):
-            if state.revision <= leader.revision or state.time_s >= leader.began_s:
+            issue = self._by_revision.get(state.revision)
+            if state.state == "accepted" and issue and issue.early:
+                if issue.sent or state.revision > leader.revision:
+                    continue  # it was asked of this run
+                why = f"{goes_on}, where this number is taken; ask again"
+                state = structs.replace(state, state="expired", why=why)
+            elif state.revision <= leader.revision or state.time_s >= leader.began_s:
                 continue
-            goes_on = f"the run went on from step {leader.step}, at revision {leader.revision}"
-            if state.state == "applied":
+            elif state.state == "applied":
                 state = structs.replace(state, state="rolled_back", why=goes_on)
             elif state.state == "accepted":
                 state = structs.replace(state, state="expired", why=f"{goes_on}, before this was applied")
@@ -249,13 +346,23 @@ class Control:
             self._journal.update(Entry(state))
 
     def leader_ended(self) -> None:
-        """The leader said goodbye: what waits will never be applied."""
+        """The leader said goodbye, or never came: what waits will never be applied."""
+        self._ended = True
         while self._waiting:
-            issue = self._waiting.popleft()
-            issue.state = structs.replace(
-                issue.state, state="expired", why="the run ended before this was applied"
-            )
-            self._tell(issue)
+            self._expire(self._waiting.popleft())
+
+    def _expire(self, issue: _Issue) -> None:
+        issue.state = structs.replace(
+            issue.state, state="expired", why="the run ended before this was applied"
+        )
+        self._tell(issue)
+
+    def rank_lost(self, rank: int) -> None:
+        """What it has not acknowledged it will not: those who wait are told."""
+        for issue in self._by_revision.values():
+            if issue.state.state == "applied" and not issue.state.settled and rank not in issue.acked:
+                issue.state = structs.replace(issue.state, why=f"rank {rank} was lost before it said so")
+                issue.untold = True
 
     def seen_revision(self, revision: int) -> None:
         """A rank is at this revision, so it is taken, whatever the journal says."""

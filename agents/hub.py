@@ -30,10 +30,25 @@ from agents.doors import LEAVE_S, Came, Door, Doors, refusal, signed
 from agents.intake import Intake
 from agents.journal import Journal
 from agents.keys import KeyStore, Role, keys_folder
+from agents.questions import Questions
 from agents.roster import Roster
 from agents.runs import Endpoints, HubFile, RunError
 from agents.sequence import Sequence
-from agents.wire import AnyMessage, Credit, Event, Gone, Message, Propose, Refused, WireError, clip
+from agents.trials import Trials
+from agents.wire import (
+    AnyMessage,
+    Credit,
+    Decide,
+    Event,
+    Gone,
+    Message,
+    Preview,
+    Propose,
+    Refused,
+    Try,
+    WireError,
+    clip,
+)
 
 FLUSH_MS = 20  # between two servings of the clients, so that frames carry many updates
 IDLE_MS = 100
@@ -65,7 +80,9 @@ class Hub:
         self._roster = Roster(run)
         self._journal = Journal(folder / runs.JOURNAL_FILE)
         self._control = Control(self._sequence, self._roster, self._journal)
-        self._intake = Intake(self._sequence, self._roster, self._control, self._complaints)
+        self._trials = Trials(self._sequence, self._control, self._journal)
+        self._questions = Questions(self._sequence, self._roster, self._tell)
+        self._intake = Intake(self._sequence, self._roster, self._control, self._complaints, self._questions)
         self._context = zmq.Context()
         self._doors = Doors(self._context, endpoints, listen, keys)
         self._audience = Audience(self._sequence, self._doors.send)
@@ -115,7 +132,10 @@ class Hub:
         for gone in self._roster.newly_lost(self._awake_s):
             self._sequence.publish(gone)
             self._say("warning", clip(f"rank {gone.rank} is not heard: {gone.text}"))
+            self._control.rank_lost(gone.rank)
+        self._control.tell_waits()
         self._bar()
+        self._trials.tick()
         if self._parent is not None and runs.process_state(self._parent) == "ended":
             self.stop()
 
@@ -133,10 +153,15 @@ class Hub:
         deadline = time.monotonic() + LEAVE_S
         while any(self._drain(door) for door in self._doors) and time.monotonic() < deadline:
             pass
-        self._journal.close()
+        if not self._sequence.state.hellos:
+            self._control.leader_ended()  # it never came
+        self._journal.flush()
         for written in self._journal.take():
             self._control.journal_wrote(written)
         self._control.tell_acks()
+        if not self._roster.leader:
+            self._trials.run_ended()
+        self._journal.close()
         self._tell_the_end()
         self._say("info", "the hub has ended")
         while self._audience.serve(time.monotonic()) and time.monotonic() < deadline:
@@ -218,6 +243,12 @@ class Hub:
                         return [Refused(why)]
                 case Propose():
                     self._control.propose(message)
+                case Try():
+                    self._trials.start(message)
+                case Decide():
+                    self._trials.decide(message)
+                case Preview():
+                    self._questions.ask(came.peer, message, time.monotonic())
                 case _:
                     raise WireError(f"this hub does not take a {type(message).__name__.lower()}")
         return []
@@ -226,7 +257,10 @@ class Hub:
         command = self._control.due(now)
         leader = self._roster.leader if command else None
         if command and leader:
-            self._doors.send(self._roster.identity(leader.rank), codec.encode([command]))
+            self._tell(self._roster.identity(leader.rank), command)
+
+    def _tell(self, peer: bytes, message: Message) -> None:
+        self._doors.send(peer, codec.encode([message]))
 
     def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
         self._sequence.publish(Event(time.time(), level, "hub", text))

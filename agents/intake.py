@@ -8,6 +8,7 @@ from msgspec import structs
 
 from agents.complaints import Complaints
 from agents.control import Control
+from agents.questions import Questions
 from agents.roster import Roster
 from agents.sequence import Sequence
 from agents.wire import (
@@ -22,6 +23,7 @@ from agents.wire import (
     LoadSummary,
     Message,
     Peers,
+    Previewed,
     Pulse,
     Refused,
     Step,
@@ -38,7 +40,7 @@ from agents.wire import (
 
 # Those that name their rank, which must be the speaker's.
 OF_ITSELF = (Step, Pulse, Vitals, Timeline, Peers, Board, Gone, Ack)
-OF_THE_JOB = (Summary, Experts, Loads)  # speak for all ranks, and only rank 0 or the leader may
+OF_THE_JOB = (Summary, Experts, Loads, Previewed)  # speak for all ranks, and only rank 0 or the leader may
 
 
 def _traffic(comm: Iterable[Traffic]) -> Iterable[float | None]:
@@ -70,6 +72,7 @@ FINITE: dict[type[Message], Callable[..., Iterable[float | None]]] = {
     Vitals: lambda m: (m.device_percent, m.power_w, m.power_limit_w, m.temperature_c, m.host_cpu_percent),
     Loads: lambda m: (x for one in m.layers for x in (one.max_over_mean, one.cv, one.entropy, *_shares(one))),
     Event: lambda m: (m.time_s,),
+    Previewed: lambda m: (x for e in m.estimates for x in (e.now, e.after, e.low, e.high)),
     Timeline: lambda m: (m.window_ms, *(edge for a in m.actions for edge in (a.start_ms, a.end_ms))),
     Board: lambda m: (k.value for k in m.knobs if isinstance(k.value, float)),
 }
@@ -84,11 +87,19 @@ def all_finite(message: Message) -> bool:
 class Intake:
     """Takes what ranks send, a frame at a time; what it accepts is published, the rest complained of."""
 
-    def __init__(self, sequence: Sequence, roster: Roster, control: Control, complaints: Complaints) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        roster: Roster,
+        control: Control,
+        complaints: Complaints,
+        questions: Questions,
+    ) -> None:
         self._sequence = sequence
         self._roster = roster
         self._control = control
         self._complaints = complaints
+        self._questions = questions
 
     def take(self, identity: bytes, messages: list[AnyMessage], now: float) -> list[Message]:
         """Take what one connection sent in one frame; returns what to answer."""
@@ -150,6 +161,8 @@ class Intake:
         match message:
             case Ack():
                 self._control.ack(message)
+            case Previewed():
+                self._questions.answer(message)
             case Event():
                 self._publish(structs.replace(message, source=f"rank {speaker.rank}"))
             case Gone():

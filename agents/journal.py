@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from agents.wire import Changes, CommandState
+from agents.wire import Changes, CommandState, TrialState
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS commands (
@@ -35,6 +35,14 @@ CREATE TABLE IF NOT EXISTS commands (
     undoes       INTEGER NOT NULL DEFAULT 0  -- the revision that this one takes back
 )
 """
+TRIALS = """
+CREATE TABLE IF NOT EXISTS trials (
+    id      TEXT PRIMARY KEY,  -- the client's own
+    began_s REAL NOT NULL,
+    entry   TEXT NOT NULL      -- JSON: how it stands, and the step times before
+)
+"""
+PUT_TRIAL = "INSERT OR REPLACE INTO trials (id, began_s, entry) VALUES (?, ?, ?)"
 LATER = {  # columns that a journal of an earlier release has not
     "reason": "TEXT NOT NULL DEFAULT ''",
     "asked_s": "REAL NOT NULL DEFAULT 0",
@@ -50,6 +58,7 @@ UPSERT = (
 SELECT = f"SELECT {', '.join(COLUMNS)} FROM commands"
 NEWEST = 1024  # commands loaded at start, besides every unsettled one
 REFUSED_KEPT = 4096  # refusals kept on disk: asking for nonsense all day must not fill it
+TRIALS_LOADED = 64
 OWED = 4096  # states that wait for a disk that is full
 BATCH = 256
 
@@ -61,12 +70,24 @@ class Entry(Struct, frozen=True):
     expires_step: int | None = None
 
 
+class TrialEntry(Struct, frozen=True):
+    """A trial as the journal holds it."""
+
+    state: TrialState
+    times: list[float] = []  # ms, of the steps before
+    others: Changes = {}  # values of the other knobs, before
+    attempts: int = 1  # to take it back
+
+
 class Written(Struct, frozen=True):
     """What became of `Journal.insert`: on disk; or why not; or `known`, if the id was there already."""
 
     entry: Entry
     error: str = ""
     known: CommandState | None = None
+
+
+_Request = tuple[bool, Entry] | TrialEntry | threading.Event | None
 
 
 class Journal:
@@ -76,15 +97,17 @@ class Journal:
         self.failure = ""
         self.last_revision = 0
         self.entries: list[Entry] = []  # as found at start, oldest first
-        self._requests: queue.SimpleQueue[tuple[bool, Entry] | None] = queue.SimpleQueue()
+        self.trials: list[TrialEntry] = []  # likewise
+        self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._written: queue.SimpleQueue[Written] = queue.SimpleQueue()
         self._owed: dict[tuple[str, int], Entry] = {}  # states that could not be written yet
+        self._owed_trials: dict[str, TrialEntry] = {}
         self.wake_fd, self._wake = os.pipe()
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(self._wake, False)
         try:
             self._db = self._open(path)
-        except (sqlite3.Error, msgspec.DecodeError) as error:
+        except (sqlite3.Error, msgspec.MsgspecError) as error:
             self.failure = (
                 f"the journal {path} cannot be opened ({error}); changes are refused, telemetry goes on"
             )
@@ -99,6 +122,10 @@ class Journal:
         """Write what became of a command; if the disk is full now, it is written with the next one."""
         self._requests.put((False, entry))
 
+    def put_trial(self, entry: TrialEntry) -> None:
+        """Write how a trial stands, ahead of every command that is inserted later."""
+        self._requests.put(entry)
+
     def take(self) -> list[Written]:
         """What was written since the last call; `wake_fd` is readable when there is something."""
         with contextlib.suppress(BlockingIOError):
@@ -108,6 +135,12 @@ class Journal:
             while True:
                 written.append(self._written.get_nowait())
         return written
+
+    def flush(self, timeout_s: float = 2.0) -> None:
+        """Wait until what is asked by now is written, or cannot be."""
+        done = threading.Event()
+        self._requests.put(done)
+        done.wait(timeout_s)
 
     def close(self) -> None:
         """Write what is asked, then end the thread."""
@@ -136,6 +169,9 @@ class Journal:
             (NEWEST,),
         )
         self.entries = [_entry(row) for row in rows]
+        db.execute(TRIALS)
+        newest = db.execute("SELECT entry FROM trials ORDER BY began_s DESC LIMIT ?", (TRIALS_LOADED,))
+        self.trials = [msgspec.json.decode(row[0], type=TrialEntry) for row in newest][::-1]
         return db
 
     def _work(self) -> None:
@@ -145,16 +181,22 @@ class Journal:
             while len(requests) < BATCH and not self._requests.empty():
                 requests.append(self._requests.get())
             ending = None in requests
-            self._write([request for request in requests if request])
+            self._write(requests)
+            for request in requests:
+                if isinstance(request, threading.Event):
+                    request.set()
             with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups: it will wake
                 os.write(self._wake, b"w")
         if not self.failure:
             self._db.close()
 
-    def _write(self, requests: list[tuple[bool, Entry]]) -> None:
-        new = [entry for is_new, entry in requests if is_new]
-        states = [entry for is_new, entry in requests if not is_new]
+    def _write(self, requests: list[_Request]) -> None:
+        pairs = [request for request in requests if isinstance(request, tuple)]
+        new = [entry for is_new, entry in pairs if is_new]
+        states = [entry for is_new, entry in pairs if not is_new]
         self._owed |= {(entry.state.id, entry.state.revision): entry for entry in states}
+        trials = [request for request in requests if isinstance(request, TrialEntry)]
+        self._owed_trials |= {entry.state.id: entry for entry in trials}
         while len(self._owed) > OWED:
             del self._owed[next(iter(self._owed))]
         failure = self.failure
@@ -163,9 +205,11 @@ class Journal:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 self._db.executemany(UPSERT, map(_row, self._owed.values()))
+                self._db.executemany(PUT_TRIAL, map(_trial_row, self._owed_trials.values()))
                 written = [self._insert(entry) for entry in new]
                 self._db.execute("COMMIT")
                 self._owed.clear()
+                self._owed_trials.clear()
             except sqlite3.Error as error:
                 with contextlib.suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
@@ -187,6 +231,10 @@ def _row(entry: Entry) -> tuple[object, ...]:
     for name in ("changes", "before"):
         fields[name] = msgspec.json.encode(fields[name]).decode()
     return tuple(fields[name] for name in COLUMNS)
+
+
+def _trial_row(entry: TrialEntry) -> tuple[object, ...]:
+    return entry.state.id, entry.state.began_s, msgspec.json.encode(entry).decode()
 
 
 def _entry(row: tuple[object, ...]) -> Entry:

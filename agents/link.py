@@ -12,7 +12,20 @@ from agents.line import Line
 from agents.orders import Orders
 from agents.outbox import Outbox
 from agents.vitals import Reader, Sensors
-from agents.wire import AnyMessage, Board, Command, Gone, Hello, Pulse, Refused, Welcome, WireError
+from agents.wire import (
+    AnyMessage,
+    Board,
+    Changes,
+    Command,
+    Gone,
+    Hello,
+    Preview,
+    Previewed,
+    Pulse,
+    Refused,
+    Welcome,
+    WireError,
+)
 
 POLL_MS = 200  # a wake-up takes the interpreter from the trainer; what the hub says wakes us at once
 PULSE_S = 1.0
@@ -23,6 +36,8 @@ REFUSED_PAUSE_S = 2.0  # before a refused rank introduces itself again
 NONE = Sensors()
 
 Doing = Callable[[], tuple[int, str, float]]
+Foresee = Callable[[Changes], Previewed]
+"""What changes would do; ValueError with a sentence if they are not legal."""
 
 
 class Link:
@@ -39,6 +54,7 @@ class Link:
     ) -> None:
         self.introduction: tuple[Hello, Board | None] | None = None
         self._refused: str | None = None
+        self.foresee: Foresee | None = None
         self._doing = doing
         self._outbox = outbox
         self._orders = orders
@@ -159,3 +175,14 @@ class Link:
                 known = self._orders.receive(message, *self.introduction)
                 if known:
                     self._outbox.put(known)
+            case Preview() if self.introduction:
+                self._outbox.put(self._answer(message, self.introduction[0]))
+
+    def _answer(self, asked: Preview, hello: Hello) -> Previewed:
+        why = "this rank does not say what a change would do"
+        try:
+            if self.foresee:
+                return structs.replace(self.foresee(asked.changes), id=asked.id)
+        except Exception as error:  # noqa: BLE001 - whatever a question does to the trainer's word, the pulse goes on
+            why = wire.clip(str(error) or type(error).__name__)
+        return Previewed(asked.id, asked.changes, hello.revision, why)

@@ -4,7 +4,19 @@ import time
 from collections import deque
 
 from agents import codec, wire
-from agents.wire import Ack, Board, Event, Experts, Gone, Hello, Message, Peers, Timeline, WireError
+from agents.wire import (
+    Ack,
+    Board,
+    Event,
+    Experts,
+    Gone,
+    Hello,
+    Message,
+    Peers,
+    Previewed,
+    Timeline,
+    WireError,
+)
 
 # Which messages share a queue, and how many it holds. In order of sending: what must arrive is not displaced
 # by records, and records are not displaced by what is large.
@@ -15,6 +27,7 @@ LANE: dict[type[Message], int] = {
     Board: URGENT,
     Ack: URGENT,
     Gone: URGENT,
+    Previewed: URGENT,
     Experts: BULK,
     Timeline: BULK,
     Peers: BULK,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from agents.board import Board
-from agents.wire import Ack, Command
+from agents.wire import Ack, Changes, Command
 from engine.parallel.comm import Axis, Started
 from engine.snapshots import Applied
 
@@ -104,14 +104,20 @@ class Switch:
             if self._rank == LEADER:
                 self._settle(self._ack(command, "rejected", step, against[0]))
             return
+        before = self._board.in_force(command.changes)
         self._board.commit(command.revision, command.changes, prepared)
         self.history.append(Applied(command.revision, step + 1, command.changes))
-        self._settle(self._ack(command, "applied", step + 1, ""))
+        self._settle(self._ack(command, "applied", step + 1, "", before))
 
     def _ack(
-        self, command: Command, state: Literal["applied", "rejected", "expired"], step: int, why: str
+        self,
+        command: Command,
+        state: Literal["applied", "rejected", "expired"],
+        step: int,
+        why: str,
+        before: Changes | None = None,
     ) -> Ack:
-        return Ack(self._rank, command.revision, state, step, self._board.digest(), why)
+        return Ack(self._rank, command.revision, state, step, self._board.digest(), why, before or {})
 
 
 def _word_of(refusal: Exception) -> str:

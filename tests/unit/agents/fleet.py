@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import zmq
+from msgspec import structs
 
 import agents
 from agents import codec, runs, wire
 from agents.agent import Agent
-from agents.board import Board, Knob
+from agents.board import Board, Knob, Values
 from agents.client import Client
 from agents.wire import Ack, AnyMessage, Hello, Legal, Message, Step, Summary, Update, Value
 from agents.wire import Board as BoardMessage
@@ -126,15 +127,23 @@ class Fleet:
             shown = BoardMessage(0, board.revision, board.digest(), board.states()) if rank == 0 else None
             agent.introduce(hello, shown)
 
+    def step_ms(self, values: Values) -> float:
+        """How long a step takes; for a test to change."""
+        return 10.0
+
     def turn(self) -> None:
         """One step of training."""
         self.step += 1
         for rank, agent in enumerate(self.agents):
             agent.send(make_step(rank, self.step))
-        self.agents[0].send(make_summary(self.step))
+        values = self.boards[0].values
+        self.agents[0].send(
+            structs.replace(make_summary(self.step), knobs=values, step_ms=self.step_ms(values))
+        )
         command = self.agents[0].pending
         if command:
             self.carried_out.append(command.revision)
+            before = self.boards[0].in_force(command.changes)
             try:
                 for board in self.boards:
                     board.commit(command.revision, command.changes, board.prepare(command.changes))
@@ -143,7 +152,7 @@ class Fleet:
                 return
             self.introduce()
             for rank, (agent, board) in enumerate(zip(self.agents, self.boards, strict=True)):
-                agent.settle(Ack(rank, command.revision, "applied", self.step, board.digest()))
+                agent.settle(Ack(rank, command.revision, "applied", self.step, board.digest(), before=before))
 
     def close(self) -> None:
         for agent in self.agents:

@@ -146,12 +146,37 @@ def test_the_largest_proposal_fits_a_frame(desk: Desk) -> None:
     assert desk.propose(propose.id, propose.changes).state == "accepted"
 
 
-def test_without_a_board_or_a_leader_nothing_can_be_asked(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "run.db")
-    assert "no rank has shown its knobs" in desk.propose("a", EIGHT).why
-    desk.train()
+def test_without_a_leader_nothing_can_be_asked(desk: Desk) -> None:
     desk.roster.newly_lost(100.0)
     assert "rank 0, which leads, is gone" in desk.propose("b", EIGHT).why
+
+
+def test_what_is_asked_before_the_ranks_are_here_waits_for_them(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "run.db")
+    asked = desk.propose("a", EIGHT)
+    assert (asked.state, asked.revision, asked.settled) == ("accepted", 1, False)
+    assert asked.why == "it waits for the ranks, which have not shown their knobs yet"
+    leader = structs.replace(make_hello(0, WORLD), began_s=time.time() + 1)
+    desk.control.leader_began(leader)
+    desk.train()
+    desk.control.tell_waits()
+    assert desk.sequence.state.commands["a"].why == ""
+    command = desk.control.due(0.0)
+    assert command and command.changes == EIGHT
+    desk.control.leader_began(structs.replace(leader, revision=1))  # it has applied it, and says so anew
+    desk.ack(1, *range(WORLD))
+    known = desk.sequence.state.commands["a"]
+    assert (known.state, known.before, known.settled) == ("applied", {"micro_batches": 4}, True)
+    desk.journal.close()
+
+
+def test_what_waits_for_a_run_that_goes_on_under_its_number_is_not_taken_for_done(tmp_path: Path) -> None:
+    """A new folder begins to count at 1; the run that goes on in it is at revision 10 already."""
+    desk = Desk(tmp_path / "run.db")
+    desk.propose("a", EIGHT)
+    desk.control.leader_began(structs.replace(make_hello(0, WORLD, revision=10), step=5, began_s=time.time()))
+    known = desk.sequence.state.commands["a"]
+    assert known.state == "expired" and "where this number is taken; ask again" in known.why
     desk.journal.close()
 
 

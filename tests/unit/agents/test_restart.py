@@ -45,9 +45,7 @@ def test_killed_and_started_again_it_is_the_same_run(own_hub: HubProcess, opened
     assert client.epoch != epoch and client.resets >= 2
     assert len(client.state.hellos) == 4 and client.state.board is not None
     assert (after.state, after.revision, after.acks) == ("applied", first.revision + 1, 4)
-    settled = applied(client, fleet, asked_while_dead)
-    if settled.state == "rejected":  # it came before the leader had said hello to the new hub
-        assert "no rank has shown its knobs" in settled.why
+    assert applied(client, fleet, asked_while_dead).state == "applied"
     assert client.state.commands["first"] == first, "known from the journal"
     applied(client, fleet, client.propose({"micro_batches": 1}, id="first"))
     assert fleet.boards[0].values["micro_batches"] == 2

@@ -26,6 +26,8 @@ from agents.address import listen_address
 from agents.audience import Audience
 from agents.complaints import Complaints
 from agents.control import Control
+from agents.detect.notify import Notifier
+from agents.detect.watch import Watch, all_detectors
 from agents.doors import LEAVE_S, Came, Door, Doors, refusal, signed
 from agents.intake import Intake
 from agents.journal import Journal
@@ -55,6 +57,7 @@ IDLE_MS = 100
 TICK_S = 0.5
 FRAMES_A_ROUND = 256  # from one socket, before the other and the clients get their turn
 FILES = 65_536  # open at once, if the system lets us: one a connection
+ON_ALERT = "COCKPIT_ON_ALERT"
 
 
 class Hub:
@@ -66,6 +69,7 @@ class Hub:
         folder: Path,
         endpoints: Endpoints,
         parent: int | None = None,
+        notifier: Notifier | None = None,
         listen: str | None = None,
         keys: KeyStore | None = None,
     ) -> None:
@@ -86,6 +90,8 @@ class Hub:
         self._context = zmq.Context()
         self._doors = Doors(self._context, endpoints, listen, keys)
         self._audience = Audience(self._sequence, self._doors.send)
+        self._watch = Watch(all_detectors())
+        self._notifier = notifier
         self._served_s = 0.0
         self._ticked_s = 0.0
         self._awake_s = 0.0  # a clock that stands still while this process does
@@ -131,11 +137,11 @@ class Hub:
     def _tick(self) -> None:
         for gone in self._roster.newly_lost(self._awake_s):
             self._sequence.publish(gone)
-            self._say("warning", clip(f"rank {gone.rank} is not heard: {gone.text}"))
             self._control.rank_lost(gone.rank)
         self._control.tell_waits()
         self._bar()
         self._trials.tick()
+        self._look()
         if self._parent is not None and runs.process_state(self._parent) == "ended":
             self.stop()
 
@@ -147,6 +153,20 @@ class Hub:
             self._doors.answer(peer, codec.encode([Refused(why)]))
         while self._doors.gate and self._doors.gate.told:
             self._complaints.add("key", self._doors.gate.told.popleft())
+
+    def _look(self) -> None:
+        """See whether something is wrong with the run, and tell whoever wants to know."""
+        active = set(self._sequence.state.alerts)
+        for alert in self._watch.look(self._sequence.state, self._awake_s):
+            self._sequence.publish(alert)
+            if alert.active and (alert.name, alert.subject) in active:
+                continue  # told anew
+            if self._notifier:
+                self._notifier.tell(alert)
+            level = alert.level if alert.active else "info"
+            self._say(level, alert.text if alert.active else clip(f"over: {alert.text}"))
+        for problem in self._notifier.problems() if self._notifier else ():
+            self._complaints.add("notify", problem)
 
     def _finish(self) -> None:
         """Take what is still there, tell the clients, leave no sockets behind."""
@@ -343,6 +363,11 @@ def main(words: Words[str] | None = None, prog: str = "python -m agents.hub") ->
         "--keys", type=Path, help="the folder of keys (default COCKPIT_KEYS, else ~/.config/cockpit/keys)"
     )
     parser.add_argument("--parent", type=int, help="a process id; when it has ended, so does the hub")
+    parser.add_argument(
+        "--on-alert",
+        default=os.environ.get(ON_ALERT),
+        help=f"a command that gets each alert as JSON, or a URL it is posted to (default: ${ON_ALERT})",
+    )
     arguments = parser.parse_args(words)
     # Ctrl-C in a terminal reaches the whole process group; the launcher decides when the hub ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -356,6 +381,7 @@ def main(words: Words[str] | None = None, prog: str = "python -m agents.hub") ->
             arguments.dir,
             _endpoints(arguments.dir, arguments.sockets),
             arguments.parent,
+            Notifier(arguments.run, arguments.on_alert) if arguments.on_alert else None,
             listen,
             KeyStore(arguments.keys or keys_folder()),
         )

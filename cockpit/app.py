@@ -50,6 +50,7 @@ class CockpitApp(App[None]):
         self.opening: Starting | None = None  # shown until it dismisses itself
         self._still: Store | None = None
         self._looks_per_s = looks_per_s
+        self._rung: set[tuple[str, str]] = set()  # the alerts the bell has rung for
         self._tick = 0
         for name in THEMES:
             self.register_theme(THEMES[name])
@@ -88,6 +89,10 @@ class CockpitApp(App[None]):
                     screen.look(store, self._still is not None, self._tick)
                 elif isinstance(screen, KnobBoard | Starting):
                     screen.look(self.store)  # what acts on the run sees it as it is
+            alerts = {key for key, alert in self.store.state.alerts.items() if alert.level == "error"}
+        if alerts - self._rung:
+            self.bell()
+        self._rung = alerts
 
     # ------------------------------------------------------------------------------------- actions
 

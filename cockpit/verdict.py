@@ -160,6 +160,24 @@ def _broken_loss(store: Store) -> Diagnosis | None:
     )
 
 
+def _alerted(level: str) -> Rule:
+    """What the hub holds to be so, the newest first; a loss, a stall, a collapse are its to find."""
+
+    def rule(store: Store) -> Diagnosis | None:
+        alerts = [alert for alert in store.state.alerts.values() if alert.level == level]
+        if not alerts:
+            return None
+        newest = alerts[-1]
+        more = f" · {len(alerts) - 1} more in the log" if len(alerts) > 1 else ""
+        rank = newest.ranks[0] if newest.ranks else None
+        return Diagnosis(_ALERT_LEVEL[level], format.clean(newest.text) + more, rank)
+
+    return rule
+
+
+_ALERT_LEVEL = {"error": Level.BAD, "warning": Level.WARN}
+
+
 def _silent(store: Store) -> Diagnosis | None:
     """A rank whose own pulse thread has stopped: suspended, or its machine is gone."""
     now = store.clock()
@@ -288,9 +306,11 @@ RULES: tuple[Rule, ...] = (
     _lost,
     _ended,
     _stale,
+    _alerted("error"),
     _broken_loss,
     _silent,
     _stalled,
+    _alerted("warning"),
     _dropping,
     _imbalanced,
     _slow_rank,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from msgspec import structs
 
-from agents.wire import Experts, Gone, LayerLoad, Pulse, Update
+from agents.wire import Alert, Experts, Gone, LayerLoad, Pulse, Update
 from cockpit.store import Store
 from cockpit.verdict import Level, diagnosis, headline, verdict
 from tests.screens.fake_run import FakeRun
@@ -14,6 +14,8 @@ from tests.screens.fake_run import FakeRun
 LOST = [Gone(5, clean=False, text="killed by signal 9")]
 STALLED = [Pulse(6, 9, "tp all-gather, layer 2, micro-batch 1", 31_000.0)]
 HOT = [Experts(9, [LayerLoad(1, [800, 50, 50, 50, 50, 0, 0, 0], 0)])]
+ALARM = [Alert("nan", "run", "error", True, 9, 0.0, "loss is nan at step 9")]
+NOTICE = [Alert("straggler", "rank 6", "warning", True, 9, 0.0, "rank 6 needs 90 ms of its own", {}, [6])]
 DROPS = [Experts(9, [LayerLoad(1, [100] * 8, 40)])]
 
 
@@ -34,6 +36,8 @@ def store_with(run: FakeRun, extra: Iterable[Update] = (), age_s: float = 0.1) -
         (HOT, Level.WARN, "expert 0 of layer 1 carries 6.4× its share"),
         (DROPS, Level.WARN, "layer 1 drops 5.0 % of its tokens"),
         ([*HOT, *STALLED, *LOST], Level.BAD, "rank 5"),
+        ([*HOT, *NOTICE, *ALARM, *STALLED], Level.BAD, "loss is nan at step 9"),
+        ([*HOT, *NOTICE], Level.WARN, "rank 6 needs 90 ms of its own"),
     ],
 )
 def test_diagnosis(extra: list[Update], level: Level, words: str) -> None:

@@ -1,0 +1,82 @@
+"""Alerts to the outside: a command that gets each one on its standard input, or a URL that gets it posted."""
+
+import contextlib
+import queue
+import shlex
+import subprocess
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import msgspec
+
+from agents.runs import RunError
+from agents.wire import Alert
+
+WAITING = 64  # alerts; more are dropped, for the log has them all
+COMMAND_S = 10.0
+POST_S = 5.0
+
+
+class Notifier:
+    """Tells `target` of alerts as JSON, on a thread of its own: the hub never waits. `problems` says what failed.
+
+    RunError: `target` is neither an http(s) URL nor a command line.
+    """
+
+    def __init__(self, run: str, target: str) -> None:
+        self._run = run
+        self._post = target.startswith(("http://", "https://"))
+        if self._post:
+            if not urllib.parse.urlsplit(target).netloc:
+                raise RunError(
+                    f"{target} names no host to tell alerts; legal: http(s)://HOST/PATH, or a command"
+                )
+            self._target = [target]
+        else:
+            try:
+                self._target = shlex.split(target)
+            except ValueError as error:
+                raise RunError(f"the command for alerts cannot be read ({error}): {target}") from None
+            if not self._target:
+                raise RunError("the command for alerts is empty; legal: a command, or http(s)://HOST/PATH")
+        self._alerts: queue.Queue[Alert] = queue.Queue(WAITING)
+        self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="notifier", daemon=True).start()
+
+    def tell(self, alert: Alert) -> None:
+        with contextlib.suppress(queue.Full):
+            self._alerts.put_nowait(alert)
+
+    def problems(self) -> list[str]:
+        """What has failed since the last call."""
+        said = []
+        while not self._problems.empty():
+            said.append(self._problems.get())
+        return said
+
+    def _work(self) -> None:
+        while True:
+            alert = self._alerts.get()
+            fields = {name: getattr(alert, name) for name in alert.__struct_fields__}
+            body = msgspec.json.encode({"run": self._run, **fields})
+            try:
+                self._deliver(body)
+            except (OSError, subprocess.SubprocessError, urllib.error.URLError, ValueError) as error:
+                self._problems.put(f"{self._target[0]} was not told of an alert: {error}")
+
+    def _deliver(self, body: bytes) -> None:
+        if self._post:
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(self._target[0], data=body, headers=headers)
+            urllib.request.urlopen(request, timeout=POST_S).close()
+        else:
+            subprocess.run(
+                self._target,
+                input=body,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=COMMAND_S,
+                check=True,
+            )

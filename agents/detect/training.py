@@ -1,0 +1,179 @@
+"""The training itself: loss and gradient, experts, drops."""
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterator
+
+from agents.detect.finding import Finding, median, spread
+from agents.state import RunState
+from agents.wire import LayerLoad, Summary
+
+RECENT = 32  # steps that say what is usual
+ENOUGH = 8
+SPIKE_SPREADS = 8.0  # above the usual loss,
+SPIKE = 0.2  # and by so much of it
+BURST = 10.0  # times the usual gradient norm
+
+DEAD = 0.01  # of its equal share
+DEAD_STEPS = 8  # running
+COLLAPSE = 0.5  # of the entropy that an even load has
+DROPPED, DROPPED_STILL = 0.05, 0.025  # of the routed pairs: raised, and held on to
+
+
+class Loss:
+    """Not finite, or far above what was usual. A spike is an alert as long as the loss has not come back."""
+
+    holds, releases = 1, 2
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=RECENT)
+        self._norms: deque[float] = deque(maxlen=RECENT)
+        self._last = -1
+
+    def look(self, state: RunState, now_s: float) -> list[Finding] | None:
+        new = list(self._new(state.summaries))
+        findings = [finding for summary in new for finding in self._judge(summary)]
+        last_of_each = {(finding.name, finding.subject): finding for finding in findings}
+        return list(last_of_each.values()) if new else None
+
+    def _new(self, summaries: list[Summary]) -> Iterator[Summary]:
+        if summaries and summaries[-1].step < self._last:  # resumed from a snapshot
+            self._last = -1
+            self._losses.clear()
+            self._norms.clear()
+        start = len(summaries)
+        while start and summaries[start - 1].step > self._last:
+            start -= 1
+        self._last = summaries[-1].step if summaries else -1
+        yield from summaries[start:]
+
+    def _judge(self, summary: Summary) -> Iterator[Finding]:
+        step, loss, norm = summary.step, summary.loss, summary.grad_norm
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            what = f"loss is {loss}" if not math.isfinite(loss) else f"gradient norm is {norm}"
+            kept = "; the weights were left as they were" if summary.skipped else ""
+            text = f"{what} at step {step}{kept}"
+            yield Finding(
+                "nan", "run", "error", text, {"step": step, "loss": repr(loss), "grad_norm": repr(norm)}
+            )
+            return
+        yield from self._spike(step, loss)
+        yield from self._burst(step, norm)
+
+    def _spike(self, step: int, loss: float) -> Iterator[Finding]:
+        usual = median(self._losses)
+        enough = len(self._losses) >= ENOUGH
+        far = enough and loss > usual + max(
+            SPIKE * abs(usual), SPIKE_SPREADS * spread(list(self._losses), usual)
+        )
+        if far:
+            text = f"loss {loss:.3f} at step {step} is far above the usual {usual:.3f}"
+            yield Finding("loss_spike", "run", "warning", text, {"step": step, "loss": loss, "usual": usual})
+        else:
+            self._losses.append(loss)  # what is far off must not become what is usual
+
+    def _burst(self, step: int, norm: float) -> Iterator[Finding]:
+        usual = median(self._norms)
+        if len(self._norms) >= ENOUGH and usual > 0 and norm > BURST * usual:
+            text = (
+                f"gradient norm {norm:.3g} at step {step} is {norm / usual:.0f} times the usual {usual:.3g}"
+            )
+            yield Finding(
+                "gradient_spike", "run", "warning", text, {"step": step, "norm": norm, "usual": usual}
+            )
+        else:
+            self._norms.append(norm)
+
+
+class Experts:
+    """Experts that get next to nothing, and layers whose router sends nearly all to a few."""
+
+    holds, releases = 2, 2
+
+    def __init__(self) -> None:
+        self._starved: defaultdict[int, dict[int, int]] = defaultdict(
+            dict
+        )  # layer -> expert -> steps running
+        self._last = -1
+
+    def look(self, state: RunState, now_s: float) -> list[Finding] | None:
+        experts = state.experts
+        if experts is None or experts.step == self._last:
+            return None
+        self._last = experts.step
+        return [
+            finding
+            for layer in experts.layers
+            if len(layer.load) > 1 and any(layer.load)
+            for finding in (*self._dead(layer), *_collapse(layer))
+        ]
+
+    def _dead(self, layer: LayerLoad) -> Iterator[Finding]:
+        share = sum(layer.load) / len(layer.load)
+        before = self._starved[layer.layer]
+        starved: dict[int, int] = {
+            e: before.get(e, 0) + 1 for e, load in enumerate(layer.load) if load < DEAD * share
+        }
+        self._starved[layer.layer] = starved
+        dead = [expert for expert, steps in starved.items() if steps >= DEAD_STEPS]
+        if dead:
+            named = ", ".join(map(str, dead[:8])) + (f" and {len(dead) - 8} more" if len(dead) > 8 else "")
+            one = len(dead) == 1
+            text = (
+                f"expert{'' if one else 's'} {named} of layer {layer.layer} "
+                f"{'has' if one else 'have'} had under {DEAD:.0%} of an even share for {DEAD_STEPS} steps"
+            )
+            yield Finding(
+                "dead_experts",
+                f"layer {layer.layer}",
+                "warning",
+                text,
+                {"dead": len(dead), "experts": len(layer.load)},
+            )
+
+
+def _collapse(layer: LayerLoad) -> Iterator[Finding]:
+    total = sum(layer.load)
+    shares = [load / total for load in layer.load if load]
+    evenness = -sum(share * math.log(share) for share in shares) / math.log(len(layer.load))
+    if evenness < COLLAPSE:
+        top = max(range(len(layer.load)), key=layer.load.__getitem__)
+        text = (
+            f"the router of layer {layer.layer} collapses: expert {top} gets {layer.load[top] / total:.0%} "
+            f"of the tokens, evenness {evenness:.2f} of 1"
+        )
+        yield Finding(
+            "collapse",
+            f"layer {layer.layer}",
+            "error",
+            text,
+            {"evenness": round(evenness, 3), "top_expert": top},
+        )
+
+
+class Drops:
+    """Layers whose capacity turns tokens away."""
+
+    holds, releases = 3, 3
+
+    def __init__(self) -> None:
+        self._last = -1
+        self._dropping: set[int] = set()
+
+    def look(self, state: RunState, now_s: float) -> list[Finding] | None:
+        experts = state.experts
+        if experts is None or experts.step == self._last:
+            return None
+        self._last = experts.step
+        findings = []
+        for layer in experts.layers:
+            share = layer.dropped / sum(layer.load) if sum(layer.load) else 0.0
+            if share <= (DROPPED_STILL if layer.layer in self._dropping else DROPPED):
+                self._dropping.discard(layer.layer)
+                continue
+            self._dropping.add(layer.layer)
+            text = f"layer {layer.layer} drops {share:.1%} of its tokens at this capacity"
+            findings.append(
+                Finding("drops", f"layer {layer.layer}", "warning", text, {"share": round(share, 4)})
+            )
+        return findings

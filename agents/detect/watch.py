@@ -1,0 +1,90 @@
+"""From findings to alerts: with hysteresis, and within a budget of the hub's time."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agents.detect.finding import RANKS_NAMED, Detector, Finding, step_of
+from agents.detect.ranks import Lost, Stall, Straggler
+from agents.detect.training import Drops, Experts, Loss
+from agents.state import RunState
+from agents.wire import Alert, clip
+
+SHARE = 0.02  # of the hub's time at most, on average
+TELL_ANEW_S = 10.0  # an alert whose words have changed
+
+
+def all_detectors() -> list[Detector]:
+    return [Lost(), Stall(), Straggler(), Loss(), Experts(), Drops()]
+
+
+@dataclass
+class _Known:
+    finding: Finding
+    seen: int = 0  # looks running in which it was there
+    missed: int = 0  # looks running in which it was not
+    told: Finding | None = None  # as last told; None: it is no alert yet
+    told_s: float = 0.0
+
+
+class Watch:
+    """Every detector over one run. `look` is called at each tick, and looks when it can afford to."""
+
+    def __init__(self, detectors: Sequence[Detector], cpu_s: Callable[[], float] = time.thread_time) -> None:
+        self._detectors = list(detectors)
+        self._known: list[dict[tuple[str, str], _Known]] = [{} for _ in detectors]
+        self._cpu_s = cpu_s
+        self._next_s = 0.0
+
+    def look(self, state: RunState, now_s: float) -> list[Alert]:
+        """Alerts that are raised, told anew or ended now."""
+        if now_s < self._next_s:
+            return []
+        began = self._cpu_s()
+        alerts = [
+            alert
+            for detector, known in zip(self._detectors, self._known, strict=True)
+            for alert in _judge(detector, known, state, now_s)
+        ]
+        self._next_s = now_s + (self._cpu_s() - began) / SHARE
+        return alerts
+
+
+def _judge(
+    detector: Detector, known: dict[tuple[str, str], _Known], state: RunState, now_s: float
+) -> list[Alert]:
+    findings = detector.look(state, now_s)
+    if findings is None:
+        return []
+    alerts = []
+    found = {(finding.name, finding.subject): finding for finding in findings}
+    for key, finding in found.items():
+        one = known.setdefault(key, _Known(finding))
+        one.finding, one.seen, one.missed = finding, one.seen + 1, 0
+        raised = one.told is None and one.seen >= detector.holds
+        anew = one.told is not None and one.told != finding and now_s - one.told_s >= TELL_ANEW_S
+        if raised or anew:
+            one.told, one.told_s = finding, now_s
+            alerts.append(_alert(finding, state, active=True))
+    for key in [key for key in known if key not in found]:
+        one = known[key]
+        one.seen, one.missed = 0, one.missed + 1
+        if one.told is None or one.missed >= detector.releases:
+            del known[key]
+            if one.told:
+                alerts.append(_alert(one.told, state, active=False))
+    return alerts
+
+
+def _alert(finding: Finding, state: RunState, active: bool) -> Alert:
+    return Alert(
+        finding.name,
+        finding.subject,
+        finding.level,
+        active,
+        step_of(state),
+        time.time(),
+        clip(finding.text),
+        finding.evidence,
+        list(finding.ranks[:RANKS_NAMED]),
+    )

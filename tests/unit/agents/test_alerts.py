@@ -1,0 +1,93 @@
+"""From something wrong with a run to an alert, in the state, in the log and outside: through a real hub."""
+
+import json
+import math
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from agents.client import Client
+from agents.detect.notify import Notifier
+from agents.runs import RunError
+from agents.wire import Alert, Event
+from tests.unit.agents.conftest import Opened
+from tests.unit.agents.fleet import Fleet, HubProcess, make_summary, poll_until
+
+ALERT = Alert("stall", "run", "error", True, 7, 1.0, "the run stands", {"limit_s": 10.0}, [3])
+
+
+def test_a_broken_loss_is_told_to_watchers_and_to_a_command_and_then_over(
+    own_hub: HubProcess, opened: Opened, tmp_path: Path
+) -> None:
+    own_hub.kill()
+    heard = tmp_path / "heard"
+    writes = f"import sys; open({str(heard)!r}, 'a').write(sys.stdin.read() + chr(10))"
+    own_hub.start("--on-alert", f"{sys.executable} -c {json.dumps(writes)}")
+    client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
+    poll_until(client, lambda: len(client.state.hellos) == 4, fleet.turn)
+    fleet.agents[0].send(structs.replace(make_summary(1_000), loss=math.nan))
+    poll_until(client, lambda: ("nan", "run") in client.state.alerts)
+    for step in range(1_001, 1_004):
+        known = len(client.state.summaries)
+        fleet.agents[0].send(make_summary(step))
+        poll_until(client, lambda: len(client.state.summaries) > known or not client.state.alerts)  # noqa: B023
+        if step < 1_003:
+            threading.Event().wait(0.7)  # a look of the hub's
+    poll_until(client, lambda: not client.state.alerts)
+    said = [event.text for event in client.state.events if "loss is nan" in event.text]
+    assert said == ["loss is nan at step 1000", "over: loss is nan at step 1000"]
+    poll_until(client, lambda: heard.exists() and heard.read_text().count("\n") == 2)
+    first, second = (json.loads(line) for line in heard.read_text().splitlines())
+    assert (first["run"], first["name"], first["active"], second["active"]) == ("r", "nan", True, False)
+
+
+def test_a_url_is_posted_to() -> None:
+    posted: list[bytes] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            posted.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        notifier = Notifier("r", f"http://127.0.0.1:{server.server_port}/alerts")
+        notifier.tell(ALERT)
+        server.handle_request()
+    told = json.loads(posted[0])
+    assert (told["run"], told["text"], told["ranks"]) == ("r", "the run stands", [3])
+
+
+def test_what_cannot_be_told_is_a_problem_and_no_more() -> None:
+    notifier = Notifier("r", "/nowhere/at-all --now")
+    for _ in range(1_000):
+        notifier.tell(ALERT)  # a full queue is no error
+    waits = threading.Event()
+    said: list[str] = []
+    while not said and not waits.wait(0.02):
+        said = notifier.problems()
+    assert "/nowhere/at-all was not told of an alert" in said[0]
+
+
+@pytest.mark.parametrize("target", ["http://", "", "an 'open quote"])
+def test_a_target_that_cannot_be_is_refused(target: str) -> None:
+    with pytest.raises(RunError):
+        Notifier("r", target)
+
+
+def test_a_lost_rank_is_one_line_of_the_log(own_hub: HubProcess, opened: Opened) -> None:
+    client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
+    poll_until(client, lambda: len(client.state.hellos) == 4, fleet.turn)
+    fleet.agents[2]._link.leave = lambda _: None  # type: ignore[union-attr, method-assign]  # without a goodbye
+    fleet.agents[2].close(0.0)
+    poll_until(client, lambda: ("lost", "run") in client.state.alerts, fleet.turn)
+    assert client.state.alerts["lost", "run"].ranks == [2]
+    errors = [event for event in client.state.events if isinstance(event, Event) and event.level == "error"]
+    assert len(errors) == 1 and "rank 2 (dp2) is lost" in errors[0].text

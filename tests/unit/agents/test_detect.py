@@ -1,0 +1,257 @@
+"""Each detector speaks when it should, says whom and why, and is silent otherwise; and the hysteresis around them."""
+
+import math
+from collections.abc import Iterable
+
+import pytest
+from msgspec import structs
+
+from agents.detect.finding import Finding
+from agents.detect.ranks import Lost, Stall, Straggler
+from agents.detect.training import Drops, Experts, Loss
+from agents.detect.watch import TELL_ANEW_S, Watch, all_detectors
+from agents.state import RunState
+from agents.wire import Experts as ExpertsMessage
+from agents.wire import Gone, LayerLoad, Pulse, Step, Traffic, Update
+from tests.unit.agents.fleet import make_hello, make_step, make_summary
+
+WORLD = 8
+WAIT = "dp all-reduce, layer 1"
+
+
+def run_of(world: int = WORLD, step_ms: float = 100.0) -> RunState:
+    state = RunState()
+    for rank in range(world):
+        coords = {"pp": rank // (world // 2), "dp": rank % (world // 2)}
+        state.apply(make_hello(rank, world, coords=coords))
+    state.apply(structs.replace(make_summary(0), step_ms=step_ms))
+    return state
+
+
+def feed(state: RunState, updates: Iterable[Update]) -> None:
+    for update in updates:
+        state.apply(update)
+
+
+# ------------------------------------------------------------------------------------------------- stall
+
+
+def stalled(
+    doing: dict[int, str], silent: tuple[int, ...] = (), steps: dict[int, int] | None = None
+) -> list[Finding]:
+    """What Stall says when ranks have been `doing` that for a minute, and `silent` ones sent no pulse lately."""
+    state, stall = run_of(), Stall()
+    for second in range(6):
+        feed(
+            state,
+            (
+                Pulse(rank, (steps or {}).get(rank, 7), doing[rank], 60_000.0 + 1000 * second)
+                for rank in range(WORLD)
+                if rank not in silent or second == 0
+            ),
+        )
+        found = stall.look(state, float(second))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("doing", "silent", "steps", "late"),
+    [
+        ({3: "backward, micro-batch 2"}, (), {}, (3,)),
+        ({}, (5,), {}, (5,)),
+        ({}, (), {2: 6}, (2,)),
+        ({1: "tp all-gather, layer 0", 4: "tp all-gather, layer 0"}, (), {}, (1, 4)),
+    ],
+    ids=["at work", "silent", "a step behind", "in another collective"],
+)
+def test_a_stall_names_whom_the_others_wait_for(
+    doing: dict[int, str], silent: tuple[int, ...], steps: dict[int, int], late: tuple[int, ...]
+) -> None:
+    (found,) = stalled(dict.fromkeys(range(WORLD), WAIT) | doing, silent, steps)
+    assert found.ranks == late
+    assert f"{WORLD - len(late)} of {WORLD} ranks wait in {WAIT}" in found.text
+    assert ("pp" in found.text) == (len(late) == 1)
+
+
+def test_a_paused_run_and_a_long_snapshot_are_no_stall() -> None:
+    for doing in ("paused", "snapshot", "starting"):
+        assert stalled(dict.fromkeys(range(WORLD), doing)) == []
+
+
+def test_what_takes_long_in_a_slow_run_is_no_stall() -> None:
+    state, stall = run_of(step_ms=60_000.0), Stall()
+    feed(state, (Pulse(rank, 7, WAIT, 200_000.0) for rank in range(WORLD)))
+    assert stall.look(state, 0.0) == []
+    feed(state, (Pulse(rank, 7, WAIT, 301_000.0) for rank in range(WORLD)))
+    assert stall.look(state, 1.0)
+
+
+# --------------------------------------------------------------------------------------------- straggler
+
+
+def steps_of(step: int, own_ms: dict[int, float]) -> list[Step]:
+    """Records of one step in which each rank works 60 ms by itself, or as given, and waits for the rest of 100."""
+    return [
+        structs.replace(
+            make_step(rank, step),
+            step_ms=100.0,
+            comm={"dp": Traffic(0, 100.0 - own_ms.get(rank, 60.0), 100.0 - own_ms.get(rank, 60.0))},
+        )
+        for rank in range(WORLD)
+    ]
+
+
+def watched_steps(own_ms: dict[int, float], steps: int = 8) -> list[Finding]:
+    state, straggler = run_of(), Straggler()
+    for step in range(steps):
+        feed(state, steps_of(step, {rank: own + step % 3 for rank, own in own_ms.items()}))
+        found = straggler.look(state, float(step))
+    return found or []
+
+
+def test_a_straggler_is_found_among_those_with_its_work() -> None:
+    (found,) = watched_steps({6: 90.0})
+    assert found.ranks == (6,) and found.subject == "rank 6"
+    assert "+52%" in found.text and "3 ranks" in found.text
+
+
+def test_a_whole_stage_with_more_work_is_no_straggler() -> None:
+    assert watched_steps({4: 90.0, 5: 91.0, 6: 90.0, 7: 92.0}) == []
+
+
+def test_one_slow_step_is_no_straggler() -> None:
+    state, straggler = run_of(), Straggler()
+    for step in range(9):
+        feed(state, steps_of(step, {6: 95.0} if step == 8 else {}))
+        found = straggler.look(state, float(step))
+    assert found == []
+
+
+def test_shared_cores_are_not_judged() -> None:
+    state, straggler = run_of(), Straggler()
+    state.apply(structs.replace(make_summary(1), oversubscribed=True))
+    for step in range(8):
+        feed(state, steps_of(step, {6: 95.0}))
+        assert straggler.look(state, float(step)) is None
+
+
+# ---------------------------------------------------------------------------------------------- training
+
+
+def losses(*values: float) -> list[list[Finding] | None]:
+    state, loss, said = RunState(), Loss(), []
+    for step, value in enumerate(values):
+        state.apply(structs.replace(make_summary(step), loss=value))
+        said.append(loss.look(state, float(step)))
+    assert loss.look(state, 99.0) is None
+    return said
+
+
+USUAL = [2.0 + 0.02 * (n % 5) for n in range(20)]
+
+
+def test_a_spike_lasts_until_the_loss_is_back() -> None:
+    said = losses(*USUAL, 3.5, 3.2, 2.1)
+    assert [len(found or []) for found in said[-4:]] == [0, 1, 1, 0]
+    assert said[-3] and said[-3][0].name == "loss_spike" and "usual 2.0" in said[-3][0].text
+
+
+def test_a_loss_that_falls_or_wavers_is_no_spike() -> None:
+    assert not any(losses(*(5.0 * 0.9**n for n in range(30)), *USUAL))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_an_error_and_spoils_no_history(bad: float) -> None:
+    said = losses(*USUAL, bad, 2.0, 3.5)
+    assert [finding.name for found in said[-3:] for finding in found or []] == ["nan", "loss_spike"]
+
+
+def test_a_gradient_norm_far_above_the_usual() -> None:
+    state, loss = RunState(), Loss()
+    for step in range(12):
+        state.apply(structs.replace(make_summary(step), grad_norm=35.0 if step == 11 else 1.0))
+    (found,) = loss.look(state, 0.0) or []
+    assert found.name == "gradient_spike" and "35 times" in found.text
+
+
+def layers(detector: Experts | Drops, loads: Iterable[tuple[list[int], int]]) -> list[Finding]:
+    state = RunState()
+    for step, (load, dropped) in enumerate(loads):
+        state.apply(ExpertsMessage(step, [LayerLoad(2, load, dropped)]))
+        found = detector.look(state, 0.0)
+    return found or []
+
+
+def test_an_expert_is_dead_when_it_starves_for_steps_running() -> None:
+    starving, fed = ([100] * 7 + [0], 0), ([100] * 8, 0)
+    (found,) = layers(Experts(), [starving] * 8)
+    assert (found.name, found.subject) == (
+        "dead_experts",
+        "layer 2",
+    ) and "expert 7 of layer 2 has" in found.text
+    assert layers(Experts(), [*[starving] * 7, fed, *[starving] * 3]) == []
+
+
+def test_a_router_that_sends_all_to_one_collapses() -> None:
+    (found,) = layers(Experts(), [([900, 50, 50, 10, 10, 10, 10, 10], 0)])
+    assert found.name == "collapse" and "expert 0 gets 86%" in found.text
+    assert layers(Experts(), [([300, 200, 150, 100, 100, 50, 50, 50], 0)]) == []
+
+
+def test_drops_are_held_on_to_until_they_are_well_under_the_limit() -> None:
+    assert [f.text for f in layers(Drops(), [([100] * 8, 48)])] == [
+        "layer 2 drops 6.0% of its tokens at this capacity"
+    ]
+    assert layers(Drops(), [([100] * 8, 48), ([100] * 8, 30)])
+    assert layers(Drops(), [([100] * 8, 48), ([100] * 8, 16), ([100] * 8, 30)]) == []
+
+
+# ------------------------------------------------------------------------------------------------- watch
+
+
+class Said:
+    """A detector that says what it is told to; None: it had nothing to judge by."""
+
+    holds, releases = 2, 3
+
+    def __init__(self) -> None:
+        self.next: list[Finding] | None = []
+
+    def look(self, state: RunState, now_s: float) -> list[Finding] | None:
+        return self.next
+
+
+def test_an_alert_is_raised_late_ends_late_and_is_told_anew() -> None:
+    said, state = Said(), RunState()
+    watch = Watch([said], cpu_s=lambda: 0.0)
+    there, changed = [Finding("stall", "run", "error", "a")], [Finding("stall", "run", "error", "b")]
+    story = [there, [], there, None, there, changed, [], there, [], [], []]
+    told = []
+    for second, said.next in enumerate(story):
+        told += [(second, alert.active) for alert in watch.look(state, float(second))]
+    assert told == [(4, True), (10, False)]
+    said.next = there
+    assert not watch.look(state, 20.0) and watch.look(state, 21.0)
+    said.next = changed
+    assert not watch.look(state, 22.0)
+    assert [alert.text for alert in watch.look(state, 21.0 + TELL_ANEW_S)] == ["b"]
+
+
+def test_looks_are_spaced_by_what_they_cost() -> None:
+    clock = iter([0.0, 0.1] * 100)
+    said = Said()
+    watch = Watch([said], cpu_s=lambda: next(clock))
+    said.next = [Finding("stall", "run", "error", "a")]
+    told = [second for second in range(20) if watch.look(RunState(), float(second))]
+    assert told == [5]  # 0.1 s of work is 2 % of 5 s
+
+
+def test_a_lost_rank_is_found_by_all_detectors_together() -> None:
+    state = run_of()
+    state.apply(Gone(3, clean=False, text="no word for 5 s: process 7 has ended"))
+    state.apply(Gone(4, clean=True))
+    (alert,) = Watch(all_detectors(), cpu_s=lambda: 0.0).look(state, 0.0)
+    assert alert.text == "rank 3 (pp0 dp3) is lost: no word for 5 s: process 7 has ended" and alert.ranks == [
+        3
+    ]
+    assert Lost().look(run_of(), 0.0) == []

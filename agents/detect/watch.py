@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from agents.detect.devices import Memory, Throttle
 from agents.detect.finding import RANKS_NAMED, Detector, Finding, step_of
 from agents.detect.ranks import Lost, Stall, Straggler
 from agents.detect.training import Drops, Experts, Loss
@@ -15,7 +16,7 @@ TELL_ANEW_S = 10.0  # an alert whose words have changed
 
 
 def all_detectors() -> list[Detector]:
-    return [Lost(), Stall(), Straggler(), Loss(), Experts(), Drops()]
+    return [Lost(), Stall(), Straggler(), Loss(), Experts(), Drops(), Memory(), Throttle()]
 
 
 @dataclass

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 import pytest
 from msgspec import structs
 
+from agents.detect.devices import Memory, Throttle
 from agents.detect.finding import Finding
 from agents.detect.ranks import Lost, Stall, Straggler
 from agents.detect.training import Drops, Experts, Loss
 from agents.detect.watch import TELL_ANEW_S, Watch, all_detectors
 from agents.state import RunState
 from agents.wire import Experts as ExpertsMessage
-from agents.wire import Gone, LayerLoad, Pulse, Step, Traffic, Update
+from agents.wire import Gone, LayerLoad, Pulse, Step, Traffic, Update, Vitals
 from tests.unit.agents.fleet import make_hello, make_step, make_summary
 
 WORLD = 8
@@ -204,6 +205,35 @@ def test_drops_are_held_on_to_until_they_are_well_under_the_limit() -> None:
     ]
     assert layers(Drops(), [([100] * 8, 48), ([100] * 8, 30)])
     assert layers(Drops(), [([100] * 8, 48), ([100] * 8, 16), ([100] * 8, 30)]) == []
+
+
+# ----------------------------------------------------------------------------------------------- devices
+
+GIB = 2**30
+
+
+def test_memory_near_its_limit_on_a_device_and_on_a_machine() -> None:
+    state, memory = run_of(), Memory()
+    said = []
+    for device, host in ((70, 10), (78, 61), (75, 60), (70, 10)):
+        memory_of = {"device_memory_total": 80 * GIB, "host_memory_total": 64 * GIB}
+        state.apply(Vitals(3, 7, device_memory_bytes=device * GIB, host_memory_bytes=host * GIB, **memory_of))
+        said.append([finding.subject.split()[0] for finding in memory.look(state, 0.0)])
+    assert said == [[], ["rank", "host"], ["rank", "host"], []]
+
+
+def test_no_data_is_no_finding() -> None:
+    state = run_of()
+    state.apply(Vitals(3, 7))
+    assert Memory().look(state, 0.0) == Throttle().look(state, 0.0) == []
+
+
+def test_devices_that_one_reason_slows_down_are_one_alert() -> None:
+    state = run_of()
+    for rank in (2, 5):
+        state.apply(Vitals(rank, 7, throttle=["thermal slowdown", "idle"], temperature_c=88.4, power_w=612.0))
+    (found,) = Throttle().look(state, 0.0)
+    assert found.text == "ranks 2, 5: clocks held down by thermal slowdown (88 °C, 612 W on rank 2)"
 
 
 # ------------------------------------------------------------------------------------------------- watch

@@ -33,6 +33,7 @@ from agents.intake import Intake
 from agents.journal import Journal
 from agents.keys import KeyStore, Role, keys_folder
 from agents.questions import Questions
+from agents.recorder import DEFAULT_RECORD_MB, Limits, Recorder
 from agents.roster import Roster
 from agents.runs import Endpoints, HubFile, RunError
 from agents.sequence import Sequence
@@ -72,6 +73,7 @@ class Hub:
         notifier: Notifier | None = None,
         listen: str | None = None,
         keys: KeyStore | None = None,
+        record: Limits | None = None,
     ) -> None:
         self.run_name = run
         self.folder = folder
@@ -82,7 +84,8 @@ class Hub:
         self._sequence = Sequence()
         self._complaints = Complaints(self._sequence)
         self._roster = Roster(run)
-        self._journal = Journal(folder / runs.JOURNAL_FILE)
+        self._journal = Journal(folder / runs.RECORD_FILE)
+        self._recorder = Recorder(folder / runs.RECORD_FILE, self._sequence, record) if record else None
         self._control = Control(self._sequence, self._roster, self._journal)
         self._trials = Trials(self._sequence, self._control, self._journal)
         self._questions = Questions(self._sequence, self._roster, self._tell)
@@ -132,6 +135,8 @@ class Hub:
             return self._sequence.seq > before
         self._served_s = now
         self._control.tell_acks()
+        if self._recorder:
+            self._recorder.follow()
         return self._audience.serve(now)
 
     def _tick(self) -> None:
@@ -186,6 +191,8 @@ class Hub:
         self._say("info", "the hub has ended")
         while self._audience.serve(time.monotonic()) and time.monotonic() < deadline:
             pass
+        if self._recorder:
+            self._recorder.close()
         self._doors.close()
         self._context.term()
         runs.remove_hub_file(self.folder, self._sequence.epoch)
@@ -368,6 +375,14 @@ def main(words: Words[str] | None = None, prog: str = "python -m agents.hub") ->
         default=os.environ.get(ON_ALERT),
         help=f"a command that gets each alert as JSON, or a URL it is posted to (default: ${ON_ALERT})",
     )
+    parser.add_argument(
+        "--record-mb",
+        type=int,
+        default=DEFAULT_RECORD_MB,
+        metavar="MB",
+        help="disk for the recording of every update; what is older is thinned, to a quarter more; "
+        f"0 records nothing (default {DEFAULT_RECORD_MB})",
+    )
     arguments = parser.parse_args(words)
     # Ctrl-C in a terminal reaches the whole process group; the launcher decides when the hub ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -384,6 +399,7 @@ def main(words: Words[str] | None = None, prog: str = "python -m agents.hub") ->
             Notifier(arguments.run, arguments.on_alert) if arguments.on_alert else None,
             listen,
             KeyStore(arguments.keys or keys_folder()),
+            Limits.of(arguments.record_mb),
         )
         for ending in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(ending, lambda _signal, _frame: hub.stop())

@@ -61,6 +61,7 @@ REFUSED_KEPT = 4096  # refusals kept on disk: asking for nonsense all day must n
 TRIALS_LOADED = 64
 OWED = 4096  # states that wait for a disk that is full
 BATCH = 256
+BUSY_S = 10.0  # the recorder writes to the same file, in short transactions
 
 
 class Entry(Struct, frozen=True):
@@ -145,12 +146,12 @@ class Journal:
     def close(self) -> None:
         """Write what is asked, then end the thread."""
         self._requests.put(None)
-        self._thread.join(timeout=2.0)
+        self._thread.join(timeout=BUSY_S)
 
     # ------------------------------------------------------------------------------------------ the thread
 
     def _open(self, path: Path) -> sqlite3.Connection:
-        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=2.0)
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
         db.execute(SCHEMA)

@@ -17,7 +17,7 @@ from agents.codec import version_refusal
 from agents.wire import VERSION
 
 HUB_FILE = "hub.json"
-JOURNAL_FILE = "run.db"
+RECORD_FILE = "run.db"
 FAILURE_FILE = "failure.txt"  # the launcher writes it: a line with date, time and the cause, then the reports
 _FAILURE_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.+)")
 _PROCESS_STATES: Final[dict[str, Literal["ended", "stopped"]]] = {"Z": "ended", "X": "ended", "T": "stopped"}
@@ -252,7 +252,7 @@ def _runs(runs_dir: Path) -> Iterator[Run]:
     except OSError:
         return
     for folder in folders:
-        if not (folder / HUB_FILE).exists() and not (folder / JOURNAL_FILE).exists():
+        if not (folder / HUB_FILE).exists() and not (folder / RECORD_FILE).exists():
             continue
         hub = None
         with contextlib.suppress(RunError):

@@ -44,10 +44,13 @@ class Sequence:
         """Whether one who has everything up to `seq` of `epoch` can be served by updates alone."""
         return epoch == self.epoch and self.seq - len(self._log) <= seq <= self.seq
 
+    def after(self, seq: int) -> list[bytes]:
+        """The updates after `seq`, packed; `holds` must be true of it."""
+        return self._log[len(self._log) - (self.seq - seq) :]
+
     def frames_after(self, seq: int) -> Iterator[tuple[int, bytes]]:
         """Frames of the updates after `seq`, each with the number of its last; `holds` must be true of it."""
-        missing = self.seq - seq
-        for chunk in codec.chunks(self._log[len(self._log) - missing :]):
+        for chunk in codec.chunks(self.after(seq)):
             seq += len(chunk)
             yield seq, codec.updates_frame(self.epoch, seq, chunk, time_s=time.time())
 

@@ -1,0 +1,241 @@
+"""What is kept of a run, what is thinned and forgotten, and what becomes of a gap."""
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from agents import recorder, wire
+from agents.recorder import Limits, Recorder
+from agents.recording import OF_A_MOMENT, RecordingError, pack_row, unpack_row
+from agents.replay import Recording, Replay
+from agents.sequence import Sequence
+from agents.wire import Event, Update
+from tests.unit.agents.fleet import make_hello, make_step, make_summary
+from tests.unit.agents.test_replay import digest
+
+KEPT = {"Hello", "Board", "Summary", "Event", "Alert", "Gone", "CommandState", "TrialState"}
+
+
+class Run:
+    """A sequence that is told of steps, and its recorder."""
+
+    def __init__(self, path: Path, limits: Limits, sequence: Sequence | None = None) -> None:
+        self.path = path
+        self.sequence = sequence or Sequence()
+        self.recorder = Recorder(path, self.sequence, limits)
+        self.states: dict[int, list[bytes]] = {}
+        self.step = -1
+
+    def tell(self, *updates: Update) -> None:
+        for update in updates:
+            self.sequence.publish(update)
+            self.states[self.sequence.seq] = digest(self.sequence.state)
+        self.recorder.follow()
+
+    def begin(self) -> None:
+        self.tell(*(make_hello(rank, 4) for rank in range(4)))
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step += 1
+            self.tell(*(make_step(rank, self.step) for rank in range(4)), make_summary(self.step))
+
+    def until(self, true: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 10
+        while not true():
+            assert time.monotonic() < deadline
+            self.recorder.follow()
+            time.sleep(0.005)
+
+    def written(self) -> bool:
+        return self.recorder._written == self.recorder._handed and self.recorder._queue.empty()
+
+    @property
+    def events(self) -> list[str]:
+        return [event.text for event in self.sequence.state.events]
+
+
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[MakeRun]:
+    runs: list[Run] = []
+
+    def make(sequence: Sequence | None = None, **limits: object) -> Run:
+        run = Run(tmp_path / "run.db", Limits(**{"commit_s": 0.01, **limits}), sequence)  # type: ignore[arg-type]
+        runs.append(run)
+        return run
+
+    yield make
+    for run in runs:
+        run.recorder.close()
+
+
+def opened(run: Run) -> Replay:
+    run.recorder.close()
+    return Replay(Recording(run.path))
+
+
+def test_every_kind_is_kept_or_thinned() -> None:
+    assert KEPT | {kind.__name__ for kind in OF_A_MOMENT} == {kind.__name__ for kind in get_args(wire.Update)}
+
+
+def test_segments_follow_on_and_any_number_is_found(make_run: MakeRun) -> None:
+    run = make_run(segment_bytes=4000)
+    run.begin()
+    run.train(60)
+    replay = opened(run)
+    segments = replay.recording.segments()
+    assert len(segments) > 5 and not any(segment.thinned for segment in segments)
+    for seq in (1, 2, 50, segments[3].seq, segments[3].seq + 1, 300, run.sequence.seq):
+        replay.seek(replay.recording.at_seq(seq))
+        assert (replay.seq, digest(replay.state)) == (seq, run.states[seq])
+    for step in (0, 7, 59):
+        replay.seek(replay.recording.at_step(step))
+        assert replay.state.summaries[-1].step == step
+        assert {record.step for record in replay.state.steps.values()} <= {step, step + 1}
+    replay.seek(replay.recording.at_start())
+    assert replay.seq == 0 and not replay.state.hellos
+    for beyond in (replay.recording.at_seq, replay.recording.at_step):
+        with pytest.raises(RecordingError, match=r"holds the (updates 0|steps 0) to .*, not 5000"):
+            beyond(5000)
+
+
+def test_a_run_that_went_back_is_seen_where_it_went_on(make_run: MakeRun) -> None:
+    run = make_run(segment_bytes=2000)
+    run.begin()
+    run.train(30)
+    run.step = 9
+    run.train(10)
+    newest = run.sequence.seq
+    replay = opened(run)
+    replay.seek(replay.recording.at_step(15))
+    assert [summary.step for summary in replay.state.summaries] == list(range(16))
+    assert newest - 30 < replay.seq < newest, "not where step 15 was first"
+    replay.seek(replay.recording.at_step(25))
+    assert replay.state.summaries[-1].step == 25, "never reached again: as it was before"
+
+
+def test_what_is_old_is_thinned_then_forgotten(make_run: MakeRun) -> None:
+    run = make_run(segment_bytes=10_000, full_bytes=20_000, thin_bytes=20_000)
+    run.begin()
+    run.tell(Event(1.0, "info", "hub", "an event of old"))
+    for _ in range(40):
+        run.train(10)
+        run.until(run.written)
+    run.until(lambda: sum(segment.thinned for segment in Recording(run.path).segments()) > 5)
+    replay = opened(run)
+    segments = replay.recording.segments()
+    thinned = [segment for segment in segments if segment.thinned]
+    assert segments[: len(thinned)] == thinned, "the oldest first"
+    whole = segments[len(thinned)]
+    assert digest_at(replay, whole.seq) == run.states[whole.seq], "what is whole begins whole"
+    middle = thinned[len(thinned) // 2]
+    replay.seek(replay.recording.at_seq(middle.seq))
+    assert replay.thinned and not replay.state.steps, "no data, rather than old data"
+    assert [summary.step for summary in replay.state.summaries] == list(range((middle.step or 0) + 1))
+    assert len(replay.state.hellos) == 4 and len(replay.state.events) == 1
+    replay.seek(replay.recording.at_end())
+    assert digest(replay.state) == run.states[run.sequence.seq]
+
+    again = make_run(segment_bytes=10_000, full_bytes=20_000, thin_bytes=2_000)
+    again.train(1)
+    again.until(lambda: Recording(run.path).segments()[0].id > segments[0].id)
+    again.until(lambda: sum(segment.thinned for segment in Recording(run.path).segments()) < 5)
+
+
+def digest_at(replay: Replay, seq: int) -> list[bytes]:
+    replay.seek(replay.recording.at_seq(seq))
+    return digest(replay.state)
+
+
+def test_who_does_not_keep_up_has_a_gap_and_then_a_snapshot(make_run: MakeRun) -> None:
+    run = make_run(Sequence(log_updates=64), queue_bytes=0, commit_s=0.2, patience_s=0.0)
+    run.begin()
+    run.train(100)  # handed over: the first of them; the log keeps 64; the thread sleeps
+    run.until(lambda: any("a gap of" in text for text in run.events))
+    run.train(1)
+    last = run.sequence.seq
+    run.until(lambda: run.recorder._seq >= last)
+    replay = opened(run)
+    first, second = replay.recording.segments()
+    assert first.seq == 0 and second.seq > 400
+    assert digest_at(replay, run.sequence.seq) == digest(run.sequence.state)
+
+
+def test_a_disk_that_fails_is_said_once_and_tried_again(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "RETRY_S", 0.05)
+    (tmp_path / "run.db").mkdir()  # a database cannot be there
+    run = make_run()
+    run.begin()
+    run.train(3)
+    run.until(lambda: run.events)
+    assert "the recording stops: unable to open" in run.events[0] and "telemetry goes on" in run.events[0]
+    tried = run.recorder._retry_s
+    run.until(lambda: run.recorder._retry_s > tried)
+    assert len(run.events) == 1
+    (tmp_path / "run.db").rmdir()
+    run.until(lambda: len(run.events) > 1)
+    run.train(3)
+    assert run.events[1] == "the recording goes on, after a gap"
+    replay = opened(run)
+    replay.seek(replay.recording.at_end())
+    assert digest(replay.state) == digest(run.sequence.state)
+
+
+def test_the_journal_and_the_recorder_share_a_file(make_run: MakeRun) -> None:
+    from agents.journal import Entry, Journal
+
+    run = make_run(segment_bytes=4000)
+    journal = Journal(run.path)
+    run.begin()
+    for number in range(1, 31):
+        state = wire.CommandState(f"c{number}", number, "accepted", {"a": 1}, {}, "", 0.0)
+        journal.insert(Entry(state))
+        run.train(2)
+    written = []
+    run.until(lambda: written.extend(journal.take()) or len(written) == 30)  # type: ignore[func-returns-value]
+    journal.close()
+    assert [one.error for one in written] == [""] * 30
+    replay = opened(run)
+    assert replay.recording.span().last_seq == run.sequence.seq
+
+
+@pytest.mark.parametrize(
+    ("statement", "sentence"),
+    [
+        ("UPDATE feed SET data = x'ff00'", "cannot be read"),
+        ("UPDATE feed SET data = substr(data, 1, 40)", "cut off"),
+        ("UPDATE segments SET snapshot = x'789c010000ffff00000001'", "cannot be read"),
+        ("UPDATE segments SET wire = 99", "wire version 99"),
+        ("DELETE FROM segments", "holds nothing yet"),
+        ("DROP TABLE segments", "holds commands only"),
+    ],
+)
+def test_a_damaged_recording_is_one_sentence(make_run: MakeRun, statement: str, sentence: str) -> None:
+    run = make_run()
+    run.begin()
+    run.train(5)
+    run.recorder.close()
+    with sqlite3.connect(run.path) as db:
+        db.execute(statement)
+    with pytest.raises(RecordingError, match=sentence):
+        replay = Replay(Recording(run.path))
+        replay.seek(replay.recording.at_end())
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="there is no recording"):
+        Recording(tmp_path / "run.db")
+    (tmp_path / "run.db").write_bytes(b"x" * 4096)
+    with pytest.raises(RecordingError, match="file is not a database"):
+        Recording(tmp_path / "run.db")
+    with pytest.raises(RecordingError, match="cannot be read"):
+        unpack_row(pack_row([])[:-1] + b"x")

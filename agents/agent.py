@@ -70,6 +70,15 @@ class Agent:
             self._link.foresee = hook
 
     @property
+    def attached(self) -> bool:
+        """Whether there is anyone to tell at all."""
+        return self._link is not None
+
+    def wants(self, kind: str, step: int) -> bool:
+        """Whether the full vectors of `kind` ("experts", "timeline", "peers") shall be sent of this step."""
+        return self._link is not None and self._link.sampling.due(kind, step)
+
+    @property
     def lost_records(self) -> int:
         """Messages this agent dropped, because its queue was full or they could not be sent at all."""
         return self._outbox.lost

@@ -3,7 +3,7 @@
 import getpass
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import zmq
 
@@ -22,6 +22,7 @@ from agents.wire import (
     Previewed,
     Propose,
     Refused,
+    Sample,
     TrialState,
     Try,
     Unknown,
@@ -36,6 +37,7 @@ SILENCE_S = 2.5  # after which the hub is asked again; it says something each se
 RESEND_S = 1.0  # a proposal, until it is answered
 TOLD_S = 3.0  # a refusal, even though the hub serves us
 PREVIEWS_KEPT = 64
+LOOK_S = 15.0  # what is looked at, unless it is asked for again
 WAIT_S = 0.25  # at most, between two looks at what has to be asked again
 
 
@@ -61,6 +63,8 @@ class Client:
         self._rebuilt: _Rebuilt | None = None
         self.previews: dict[str, Previewed] = {}  # answers, by the id of the question; the newest
         self._unanswered: dict[str, tuple[_Asked, float]] = {}
+        self._looking: Sample | None = None
+        self._looked_s = 0.0
         # Not immediate: libzmq would drop the hub's last frames, unread, when the hub ends. What piles up for
         # a hub that is not there is kept short instead; it is harmless, for every question may be asked
         # twice.
@@ -145,6 +149,13 @@ class Client:
         self._ask()
         return asked.id
 
+    def look(self, *kinds: str, ranks: Sequence[int] = ()) -> None:
+        """Ask for full vectors ("experts", "timeline", "peers") oftener, of `ranks` or of all, for as long as `poll` is
+        called; of no kinds: no longer. The hub decides how often."""
+        self._looking = Sample(list(kinds), LOOK_S if kinds else 0.0, list(ranks))
+        self._looked_s = -LOOK_S
+        self._ask()
+
     def close(self) -> None:
         """Leave. What was proposed and not yet answered may or may not have been heard."""
         self._line.close()
@@ -156,6 +167,10 @@ class Client:
         silent = now - max(self._asked_s, self._heard_s or 0.0) >= SILENCE_S
         if (self._credit == 0 or silent) and self._send(Credit(wire.VERSION, self.epoch, self.seq, FRAMES)):
             self._credit, self._asked_s = FRAMES, now
+        if self._looking and now - self._looked_s >= LOOK_S / 3 and self._send(self._looking):
+            self._looked_s = now
+            if not self._looking.kinds:
+                self._looking = None
         for id, (asked, sent_s) in list(self._unanswered.items()):
             if self._answered(asked):
                 del self._unanswered[id]

@@ -15,7 +15,7 @@ from agents.address import endpoint, listen_address
 from agents.gate import DOMAIN, Gate
 from agents.keys import KeyStore, Role
 from agents.runs import Endpoints, RunError
-from agents.wire import AnyMessage, Credit, Decide, Message, Preview, Propose, Try, clip
+from agents.wire import AnyMessage, Credit, Decide, Message, Preview, Propose, Sample, Try, Unknown, clip
 
 LEAVE_S = 0.5  # for the last frames to go out
 HANDSHAKE_MS = 5000  # for a peer that connects to say who it is
@@ -24,8 +24,8 @@ DEAD_AFTER_MS = 20_000
 KEY_BYTES = 40  # of a public key in Z85
 CHANGES = (Propose, Try, Decide)  # each with `who` asks for it
 MAY: dict[Role, tuple[type[Message], ...]] = {
-    Role.VIEWER: (Credit, Preview),
-    Role.OPERATOR: (Credit, Preview, *CHANGES),
+    Role.VIEWER: (Credit, Preview, Sample),
+    Role.OPERATOR: (Credit, Preview, Sample, *CHANGES),
 }
 """What a client may send; a rank may send what is not a client's, and `Intake` looks at that."""
 
@@ -175,7 +175,7 @@ def refusal(came: Came, message: Message) -> str | None:
     """One sentence if the peer's key does not allow `message`; over ipc there is no key to speak of."""
     if came.role is None:
         return f"the key {came.name} is not in force any more; ask the owner of the run for another"
-    kind = type(message).__name__.lower()
+    kind = message.kind if isinstance(message, Unknown) else type(message).__name__.lower()
     mine = f"the key {came.name} has the role {came.role}"
     if came.role is Role.RANK:
         if came.name and isinstance(message, MAY[Role.OPERATOR]):

@@ -32,10 +32,12 @@ from agents.doors import LEAVE_S, Came, Door, Doors, refusal, signed
 from agents.intake import Intake
 from agents.journal import Journal
 from agents.keys import KeyStore, Role, keys_folder
+from agents.leases import Leases
 from agents.questions import Questions
 from agents.recorder import DEFAULT_RECORD_MB, Limits, Recorder
 from agents.roster import Roster
 from agents.runs import Endpoints, HubFile, RunError
+from agents.sampling import SAMPLES
 from agents.sequence import Sequence
 from agents.trials import Trials
 from agents.wire import (
@@ -48,6 +50,7 @@ from agents.wire import (
     Preview,
     Propose,
     Refused,
+    Sample,
     Try,
     WireError,
     clip,
@@ -90,6 +93,7 @@ class Hub:
         self._trials = Trials(self._sequence, self._control, self._journal)
         self._questions = Questions(self._sequence, self._roster, self._tell)
         self._intake = Intake(self._sequence, self._roster, self._control, self._complaints, self._questions)
+        self._leases = Leases()
         self._context = zmq.Context()
         self._doors = Doors(self._context, endpoints, listen, keys)
         self._audience = Audience(self._sequence, self._doors.send)
@@ -147,6 +151,7 @@ class Hub:
         self._bar()
         self._trials.tick()
         self._look()
+        self._ask_ranks()
         if self._parent is not None and runs.process_state(self._parent) == "ended":
             self.stop()
 
@@ -276,6 +281,10 @@ class Hub:
                     self._trials.decide(message)
                 case Preview():
                     self._questions.ask(came.peer, message, time.monotonic())
+                case Sample():
+                    why = self._leases.ask(came.peer, message, time.monotonic())
+                    if why:
+                        return [Refused(why)]
                 case _:
                     raise WireError(f"this hub does not take a {type(message).__name__.lower()}")
         return []
@@ -288,6 +297,12 @@ class Hub:
 
     def _tell(self, peer: bytes, message: Message) -> None:
         self._doors.send(peer, codec.encode([message]))
+
+    def _ask_ranks(self) -> None:
+        """Tell ranks what somebody looks at."""
+        step_ms = self._sequence.state.step_ms
+        for peer, samples in self._leases.due(self._roster.able(SAMPLES), step_ms, time.monotonic()):
+            self._doors.send(peer, codec.encode(samples))
 
     def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
         self._sequence.publish(Event(time.time(), level, "hub", text))

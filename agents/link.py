@@ -11,6 +11,7 @@ from agents.keys import Key
 from agents.line import Line
 from agents.orders import Orders
 from agents.outbox import Outbox
+from agents.sampling import Sampling
 from agents.vitals import Reader, Sensors
 from agents.wire import (
     AnyMessage,
@@ -23,6 +24,7 @@ from agents.wire import (
     Previewed,
     Pulse,
     Refused,
+    Sample,
     Welcome,
     WireError,
 )
@@ -58,6 +60,7 @@ class Link:
         self._doing = doing
         self._outbox = outbox
         self._orders = orders
+        self.sampling = Sampling()
         self._sensors = sensors
         self._reader: Reader | None = None
         self._unsent: bytes | None = None
@@ -169,6 +172,8 @@ class Link:
         match message:
             case Welcome():
                 self._introduce(time.monotonic())
+            case Sample():
+                self.sampling.take(message)
             case Refused():
                 self._refused, self._refused_s = message.why, time.monotonic()
             case Command() if self.introduction and self.introduction[0].leader:

@@ -44,6 +44,14 @@ class Roster:
     def identity(self, rank: int) -> bytes:
         return self._ranks[rank].identity
 
+    def able(self, capability: str) -> dict[int, bytes]:
+        """Where each rank is heard that says it can do that, and is there."""
+        return {
+            rank: known.identity
+            for rank, known in self._ranks.items()
+            if not known.lost and capability in known.hello.capabilities
+        }
+
     def hello(self, identity: bytes, hello: Hello, now: float) -> str | None:
         """Enter a rank; a sentence if it cannot be one of this run."""
         refusal = self._refusal(identity, hello, now)

@@ -55,6 +55,13 @@ class RunState:
     def world(self) -> int:
         return max((hello.world for hello in self.hellos.values()), default=0)
 
+    @property
+    def step_ms(self) -> float | None:
+        """How long the newest step took; None before the first."""
+        if self.summaries:
+            return self.summaries[-1].step_ms
+        return next((step.step_ms for step in self.steps.values()), None)
+
     def apply(self, update: Update) -> None:
         match update:
             case Step():

@@ -76,6 +76,8 @@ def watch(run: str | None, as_json: bool) -> int:
     following = Watch(run)
     last = -1
     try:
+        if as_json:
+            following.client.look("experts", "timeline", "peers")
         following.until_known()
         first = True
         while True:

@@ -44,6 +44,7 @@ class LiveFeed:
 
     def _drain(self, store: Store) -> None:
         client = Client(self._endpoint)
+        client.look("experts", "timeline")  # what the overview draws
         resets = client.resets
         try:
             while not self._stop.is_set():

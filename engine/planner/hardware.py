@@ -5,6 +5,7 @@ training here uses. Where one gives the sparse rate alone, it is halved below.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,8 +53,12 @@ def peak_flops(device: str, precision: str) -> float | None:
     return None if rate is None else rate * 1e12
 
 
-def step_flops(model: "Model", tokens: int, pairs: int) -> float:
+def step_flops(
+    model: "Model", tokens: float, pairs: int, layers: Iterable[int] | None = None, head: bool = True
+) -> float:
     """What the model asks for a step of `tokens` tokens, of which `pairs` (token, expert) pairs ran on routed experts.
+
+    `layers` and `head`: of those alone, as of one stage.
 
     6 FLOPs for each multiply-add of a token's forward: 2 of its own and 4 of backward, which multiplies the gradient by
     both factors (Kaplan et al. 2020, section 2.1; PaLM, Chowdhery et al. 2022, appendix B). A token multiplies by each
@@ -63,6 +68,8 @@ def step_flops(model: "Model", tokens: int, pairs: int) -> float:
     as they ran, so that dropped ones do not count, and expert choice does whatever its capacity. What is computed again
     does not count either: the model did not ask for it.
     """
-    each = sum(layer_weight(model, layer, pairs=0) for layer in range(model.layers))
+    each = sum(
+        layer_weight(model, layer, pairs=0) for layer in (range(model.layers) if layers is None else layers)
+    )
     expert = 3 * model.d_model * model.moe.d_expert if model.moe else 0
-    return 6.0 * (tokens * (each + model.d_model * model.vocab) + pairs * expert)
+    return 6.0 * (tokens * (each + head * model.d_model * model.vocab) + pairs * expert)

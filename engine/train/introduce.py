@@ -6,6 +6,7 @@ import socket
 import torch
 
 from agents.board import Board
+from agents.sampling import CAPABILITIES
 from agents.wire import VERSION, Hello, Value
 from agents.wire import Board as BoardMessage
 from engine.device import name_of
@@ -32,6 +33,7 @@ def hello(
         step=step,
         leader=world.rank == LEADER,
         facts=facts(layout, oversubscribed),
+        capabilities=list(CAPABILITIES),
         began_s=began_s,
     )
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agents.wire import Changes, Experts, LayerLoad, Summary, Traffic
+from agents.wire import Changes, Experts, ExpertShare, LayerLoad, Loads, LoadSummary, Summary, Traffic
+from agents.wire_measures import TOP_EXPERTS
 from engine.device import matmul_peak
 from engine.layout import Layout
 from engine.meter import AXES, Readings
@@ -71,7 +72,7 @@ class Statistics:
         )
         self._waiting = (*self._world.control.start_gather(mine, 0), known)
 
-    def collect(self) -> tuple[Summary, Experts] | None:
+    def collect(self) -> "Collected | None":
         """The step that was gathered last, on rank 0; None elsewhere and when there is none."""
         if self._waiting is None:
             return None
@@ -88,7 +89,7 @@ class Statistics:
         asked = step_flops(model, self._layout.train.global_batch * model.seq_len, pairs)
         return asked / step_s / (self._peak * self._world.grid.world)
 
-    def _summary(self, table: Tensor, known: Known) -> tuple[Summary, Experts]:
+    def _summary(self, table: Tensor, known: Known) -> "Collected":
         layers = self._layout.model.layers
         head = dict(zip(_HEAD, table[:, : len(_HEAD)].unbind(1), strict=True))
         start = len(_HEAD)
@@ -127,9 +128,49 @@ class Statistics:
             skipped=not math.isfinite(float(head["grad_norm"][0])),
             bubble_parts={part: idle[part] for part in Idle.PARTS} if piped else None,
         )
-        experts = [
-            LayerLoad(layer, [int(n) for n in load], int(dropped[layer]))
-            for layer, load in enumerate(loads)
-            if load.sum() > 0
-        ]
-        return summary, Experts(known.step, experts)
+        return Collected(summary, loads, dropped)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """One step of the whole job: its summary, and how many pairs each layer's router sent to each expert."""
+
+    summary: Summary
+    load: Tensor  # [layer, expert]
+    dropped: Tensor  # [layer]
+
+    def experts(self) -> Experts:
+        """The vectors, of the layers that have experts."""
+        rows = zip(self.load.tolist(), self.dropped.tolist(), strict=True)
+        return Experts(
+            self.summary.step,
+            [LayerLoad(layer, load, drop) for layer, (load, drop) in enumerate(rows) if any(load)],
+        )
+
+    def loads(self) -> Loads:
+        """The same in a few numbers a layer."""
+        with_experts = self.load.sum(1).nonzero().flatten()
+        if not len(with_experts):
+            return Loads(self.summary.step, [])
+        load = self.load[with_experts].double()
+        pairs, experts = load.sum(1), load.shape[1]
+        share = load / pairs[:, None]
+        entropy = (torch.special.entr(share).sum(1) / math.log(max(2, experts))).clamp(max=1.0)
+        top = share.topk(min(TOP_EXPERTS, experts))
+        columns = (
+            *(with_experts, pairs, share.amax(1) * experts, share.std(1, correction=0) * experts, entropy),
+            *((load == 0).sum(1), self.dropped[with_experts], top.indices, top.values),
+        )
+        return Loads(
+            self.summary.step,
+            [
+                LoadSummary(
+                    *(layer, int(pairs), most, cv, entropy),
+                    [ExpertShare(*one) for one in zip(which, shares, strict=True)],
+                    *(idle, dropped),
+                )
+                for layer, pairs, most, cv, entropy, idle, dropped, which, shares in zip(
+                    *(column.tolist() for column in columns), strict=True
+                )
+            ],
+        )

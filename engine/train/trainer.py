@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from agents.agent import Agent
-from agents.wire import Ack, Action, Event, Experts, Peers, Step, Summary, Timeline, ToPeer, Traffic
+from agents.wire import Ack, Event, Step, Summary
 from engine.corpus import Corpus, read_corpus
-from engine.device import Memory, of_group
+from engine.device import of_group
 from engine.layout import Layout
 from engine.legal import by_block
 from engine.meter import Meter
@@ -35,12 +35,11 @@ from engine.train.introduce import hello, knob_board
 from engine.train.knobs import make_board
 from engine.train.optimizer import GradientNorm, learning_rate, make_optimizer
 from engine.train.placing import Placing
+from engine.train.record import StepRecords
 from engine.train.snapshot import Saved, Snapshots, restore
 from engine.train.state import State
 from engine.train.statistics import Known, Measured, Statistics
 from engine.train.switch import LEADER, Switch
-
-BULKY_EVERY_S = 0.5  # timelines and full expert vectors: what an eye can follow, not what a step makes
 
 
 class Trainer:
@@ -118,8 +117,8 @@ class Trainer:
         self.oversubscribed = (local_world or grid.world) > cores()
         self.idle_times = IdleTimes(world)
         self._statistics = Statistics(layout, world, self.oversubscribed)
-        self._memory = Memory(world.device)
-        self._bulky_due: dict[type, float] = {Timeline: 0.0, Peers: 0.0, Experts: 0.0}
+        held = [layer for stage in mine for layer in layers[stage]]
+        self._records = StepRecords(layout, world, held, head=layout.stages - 1 in mine)
         self.first_step = 0
         if resume:
             self._resume(read(resume))
@@ -270,58 +269,23 @@ class Trainer:
         collected = self._statistics.collect()
         if collected is None:
             return None
-        summary, experts = collected
+        summary = collected.summary
         self._on_summary(summary)
         self.agent.send(summary)
-        if experts.layers and self._due(Experts):
-            self.agent.send(experts)
+        if self.agent.attached and self.layout.model.moe:
+            self.agent.send(collected.loads())
+            if self.agent.wants("experts", summary.step):
+                self.agent.send(collected.experts())
         return summary
 
     def _record(self, measured: Measured, known: Known) -> None:
         """This rank's own record of the step."""
-        readings, grid = self.meter.readings, self.world.grid
-        idle = measured.idle
-        phases = {"forward": readings.busy("F"), "backward": readings.busy("B", "I", "W")} | readings.phases
-        record = Step(
-            rank=self.world.rank,
-            step=known.step,
-            seq=0,
-            revision=known.revision,
-            step_ms=measured.step_s * 1e3,
-            phases={name: seconds * 1e3 for name, seconds in phases.items()},
-            tokens=self.layout.local_batch * self.layout.model.seq_len // grid.cp,
-            comm={
-                axis: Traffic(lane.bytes, lane.ms, lane.exposed_ms) for axis, lane in readings.lanes.items()
-            },
-            a2a_bytes=readings.a2a_bytes,
-            bubble=idle.bubble if idle else None,
-            bubble_bound=idle.bound if idle else None,
-            dropped=int(readings.dropped.sum()),
-            memory_bytes=self._memory(),
-            bubble_parts=idle.parts if idle else None,
-        )
+        readings = self.meter.readings
+        record = self._records.step(readings, measured, known)
         self.agent.send(record)
         self._on_step(record)
         one_per_stage = not any(self.world.at[axis] for axis in ("dp", "cp", "tp"))
-        if readings.a2a_to and self._due(Peers):
-            sent = [ToPeer(peer, size) for peer, size in sorted(readings.a2a_to.items())]
-            self.agent.send(Peers(self.world.rank, known.step, sent))
-        if one_per_stage and self._due(Timeline):
-            actions = [
-                Action(
-                    "B" if span.kind == "I" else span.kind,
-                    span.micro_batch,
-                    span.start * 1e3,
-                    span.end * 1e3,
-                    span.stage,
-                )
-                for span in readings.spans
-            ]
-            self.agent.send(Timeline(self.world.rank, known.step, readings.window * 1e3, actions))
-
-    def _due(self, kind: type) -> bool:
-        now = time.monotonic()
-        if now < self._bulky_due[kind]:
-            return False
-        self._bulky_due[kind] = now + BULKY_EVERY_S
-        return True
+        if readings.a2a_to and self.agent.wants("peers", known.step):
+            self.agent.send(self._records.peers(readings, known.step))
+        if one_per_stage and self.agent.wants("timeline", known.step):
+            self.agent.send(self._records.timeline(readings, known.step))

@@ -109,7 +109,10 @@ class Trials:
             window = steps[-state.steps :]
             times = [step.step_ms for step in window]
             state = self._moved(
-                state, "applying", before_ms=typical(times), loss_before=_mean([step.loss for step in window])
+                state,
+                "applying",
+                before_ms=typical(times),
+                loss_before=_mean([step.loss for step in window if step.loss is not None]),
             )
             # In the journal ahead of the proposal, on the same thread: never is a value tried that nobody knows of.
             self._put(TrialEntry(state, times, self._others(state)))
@@ -173,7 +176,7 @@ class Trials:
             entry.state,
             measured=len(window),
             after_ms=typical(times),
-            loss_after=_mean([step.loss for step in window]),
+            loss_after=_mean([step.loss for step in window if step.loss is not None]),
             ratio=found.ratio if found else None,
             low=found.low if found else None,
             high=found.high if found else None,

@@ -150,12 +150,12 @@ class Step(Message, frozen=True):
     revision: Revision
     step_ms: float
     phases: Phases  # ms by phase
-    tokens: Count  # tokens this rank's batch slice held
+    tokens: Count | None  # tokens this rank's batch slice held
     comm: Comm
-    a2a_bytes: Count = 0
+    a2a_bytes: Count | None = None
     bubble: float | None = None  # 1 - busy / window of its pipeline, 0..1
     bubble_bound: float | None = None
-    dropped: Count = 0  # routed (token, expert) pairs over capacity
+    dropped: Count | None = None  # routed (token, expert) pairs over capacity
     memory_bytes: Count | None = None
     lost_records: Count = 0  # records this agent dropped because its queue was full
     bubble_parts: Parts | None = (
@@ -172,17 +172,17 @@ class Summary(Message, frozen=True):
     step: Count
     revision: Revision
     time_s: float
-    loss: float
-    grad_norm: float
+    loss: float | None
+    grad_norm: float | None
     step_ms: float  # of the slowest rank
-    tokens_per_s: float
+    tokens_per_s: float | None
     mfu: float | None
     bubble: float | None
     bubble_bound: float | None
     oversubscribed: bool
-    a2a_bytes: Count
+    a2a_bytes: Count | None
     comm: Comm
-    dropped: Count
+    dropped: Count | None
     load_max_over_mean: float | None
     knobs: Facts
     lr: float | None = None

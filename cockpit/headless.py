@@ -110,7 +110,7 @@ def _place(following: Watch) -> tuple[str, int]:
 def _summary_line(summary: Summary) -> str:
     bubble = f"  bubble {format.percent(summary.bubble)}" if summary.bubble is not None else ""
     return (
-        f"step {summary.step:>7}  loss {summary.loss:8.4f}  {format.duration_ms(summary.step_ms)}"
+        f"step {summary.step:>7}  loss {format.fixed(summary.loss, 8, 4)}  {format.duration_ms(summary.step_ms)}"
         f"  {format.si(summary.tokens_per_s):>8} tok/s{bubble}"
     )
 

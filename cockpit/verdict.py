@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from agents.wire import Step
+from agents.wire import Step, Summary
 from cockpit import format
 from cockpit.metrics import STEP_TIME, read
 from cockpit.store import Link, Store, median
@@ -73,11 +73,12 @@ def verdict(store: Store, operator: bool) -> Iterator[Item]:
     yield Item(f"step {format.grouped(done).rjust(len(goal) - 1)}{goal}", 0)
     if summary:
         yield Item(f"{format.duration_ms(summary.step_ms)}/step", 2)
-        yield Item(f"{format.si(summary.tokens_per_s):>6} tok/s", 6)
+        if summary.tokens_per_s is not None:
+            yield Item(f"{format.si(summary.tokens_per_s):>6} tok/s", 6)
         if summary.mfu is not None:
             yield Item(f"{format.percent(summary.mfu)} MFU", 5)
-        broken = not math.isfinite(summary.loss)
-        yield Item(f"loss {summary.loss:.3f}", 3, Level.BAD if broken else None)
+        if summary.loss is not None:
+            yield Item(f"loss {summary.loss:.3f}", 3, Level.BAD if _broken(summary) else None)
         if summary.bubble is not None:
             bound = f" (bound {format.percent(summary.bubble_bound).strip()})" if summary.bubble_bound else ""
             yield Item(f"bubble {format.percent(summary.bubble)}{bound}", 8)
@@ -134,7 +135,7 @@ def _ended(store: Store) -> Diagnosis | None:
     if store.link is not Link.ENDED:
         return None
     summary = store.summary
-    loss = f" · loss {summary.loss:.3f}" if summary else ""
+    loss = f" · loss {summary.loss:.3f}" if summary and summary.loss is not None else ""
     planned = store.steps_planned
     of = f" of {format.grouped(planned)}" if planned else ""
     done = None if store.step is None else store.step + 1  # steps are counted from 0
@@ -150,9 +151,13 @@ def _stale(store: Store) -> Diagnosis | None:
     )
 
 
+def _broken(summary: Summary) -> bool:
+    return summary.loss is not None and not math.isfinite(summary.loss)
+
+
 def _broken_loss(store: Store) -> Diagnosis | None:
-    bad = next((s for s in store.state.summaries if not math.isfinite(s.loss)), None)
-    if bad is None or store.summary is None or math.isfinite(store.summary.loss):
+    bad = next((s for s in store.state.summaries if _broken(s)), None)
+    if bad is None or store.summary is None or not _broken(store.summary):
         return None
     return Diagnosis(
         Level.BAD,

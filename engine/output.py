@@ -57,7 +57,10 @@ class Output:
         _say("  step      loss  grad norm   ms/step     tok/s   bubble (bound)   all-to-all   dropped")
 
     def step(self, summary: Summary) -> None:
-        self._tally.write(summary.step + 1, summary.loss)
+        loss, norm, rate = summary.loss, summary.grad_norm, summary.tokens_per_s
+        sent, dropped = summary.a2a_bytes, summary.dropped
+        assert loss is not None and sent is not None and None not in (norm, rate, dropped), "ours have them"
+        self._tally.write(summary.step + 1, loss)
         if self._json:
             _line(event_of(summary))
             return
@@ -73,8 +76,8 @@ class Output:
         if summary.bubble is not None and summary.bubble_bound is not None:
             bubble = f"{summary.bubble:7.1%} ({summary.bubble_bound:6.1%})"
         _say(
-            f"{summary.step:6d} {summary.loss:9.4f} {summary.grad_norm:10.3f} {summary.step_ms:9.0f}"
-            f" {summary.tokens_per_s:9.0f} {bubble} {summary.a2a_bytes / 2**20:8.2f} MiB {summary.dropped:9d}"
+            f"{summary.step:6d} {loss:9.4f} {norm:10.3f} {summary.step_ms:9.0f}"
+            f" {rate:9.0f} {bubble} {sent / 2**20:8.2f} MiB {dropped:9d}"
         )
 
     def saved(self, saved: "Saved") -> None:

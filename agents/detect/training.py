@@ -49,16 +49,18 @@ class Loss:
 
     def _judge(self, summary: Summary) -> Iterator[Finding]:
         step, loss, norm = summary.step, summary.loss, summary.grad_norm
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            what = f"loss is {loss}" if not math.isfinite(loss) else f"gradient norm is {norm}"
+        if _broken(loss) or _broken(norm):
+            what = f"loss is {loss}" if _broken(loss) else f"gradient norm is {norm}"
             kept = "; the weights were left as they were" if summary.skipped else ""
             text = f"{what} at step {step}{kept}"
             yield Finding(
                 "nan", "run", "error", text, {"step": step, "loss": repr(loss), "grad_norm": repr(norm)}
             )
             return
-        yield from self._spike(step, loss)
-        yield from self._burst(step, norm)
+        if loss is not None:
+            yield from self._spike(step, loss)
+        if norm is not None:
+            yield from self._burst(step, norm)
 
     def _spike(self, step: int, loss: float) -> Iterator[Finding]:
         usual = median(self._losses)
@@ -83,6 +85,11 @@ class Loss:
             )
         else:
             self._norms.append(norm)
+
+
+def _broken(value: float | None) -> bool:
+    """No data is not broken data."""
+    return value is not None and not math.isfinite(value)
 
 
 class Experts:

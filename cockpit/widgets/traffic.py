@@ -37,7 +37,8 @@ class TrafficByAxis(Panel):
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
         summary = store.summary
         if not summary or not summary.comm:
-            return [Line().add(f"{format.MISSING} no step is done yet", colours.faint)]
+            what = "this run does not tell its traffic" if summary else "no step is done yet"
+            return [Line().add(f"{format.MISSING} {what}", colours.faint)]
         axes = _axes(summary.comm)
         if not axes:
             return [Line().add("nothing is sent: one rank alone", colours.dim)]

@@ -227,6 +227,11 @@ class Replay:
         """Nothing follows, of what was recorded when this place was sought."""
         return self._next is None
 
+    @property
+    def next_s(self) -> float | None:
+        """When the next thing happens; None at the end."""
+        return self._next.time_s if self._next else None
+
     def seek(self, place: Place) -> None:
         """Go there, forwards or back."""
         segments = self.recording.segments()

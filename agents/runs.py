@@ -224,13 +224,7 @@ def resolve(target: str | None, runs_dir: Path) -> Endpoints:
             raise RunError(f"{target} is not a URL this release can reach; legal: ipc://DIRECTORY")
         named = Path(path)
         return endpoints_in(named.parent if named.name in ("ranks", "clients") else named)
-    try:
-        folder = next((place for place in (runs_dir / target, Path(target)) if place.is_dir()), None)
-    except OSError as error:
-        raise RunError(f"a run cannot be named {target[:40]}…: {error.strerror}") from None
-    if folder is None:
-        names = ", ".join(run.name for run in list_runs(runs_dir)[:8]) or "none"
-        raise RunError(f"there is no run {target} in {runs_dir}; the runs there are: {names}")
+    folder = find_folder(target, runs_dir)
     hub = read_hub_file(folder)
     if hub.wire != VERSION:
         raise RunError(f"{folder}: {version_refusal(hub.wire)}")
@@ -239,6 +233,18 @@ def resolve(target: str | None, runs_dir: Path) -> Endpoints:
             f"the hub of {folder} (process {hub.pid}) is not alive; the run has ended or its hub was killed"
         )
     return hub.endpoints
+
+
+def find_folder(target: str, runs_dir: Path) -> Path:
+    """The folder of a run, live or not, named by its name in `runs_dir` or its folder; RunError: there is none."""
+    try:
+        folder = next((place for place in (runs_dir / target, Path(target)) if place.is_dir()), None)
+    except OSError as error:
+        raise RunError(f"a run cannot be named {target[:40]}…: {error.strerror}") from None
+    if folder is None:
+        names = ", ".join(run.name for run in list_runs(runs_dir)[:8]) or "none"
+        raise RunError(f"there is no run {target} in {runs_dir}; the runs there are: {names}")
+    return folder
 
 
 def this_host() -> str:

@@ -84,6 +84,18 @@ BOARD = (
     Action("board.close", "escape", "close", "close", "Drop what is marked; again to close", True),
 )
 
+REPLAY = (
+    Action("replay.pause", "space", "pause", "play/pause", "Play on, or pause; at the end, play again", True),
+    Action("replay.back", "comma", "step(-1)", "step back", "Go one step of training back, and pause", True),
+    Action("replay.on", "full_stop", "step(1)", "step on", "Go one step of training on, and pause", True),
+    Action("replay.slower", "minus", "faster(-1)", "slower", "Play half as fast", True),
+    Action("replay.faster", "plus,equals_sign", "faster(1)", "faster", "Play twice as fast", True),
+    Action("replay.rewind", "left_square_bracket", "jump(-1)", "rewind", "Go back a twentieth of it all"),
+    Action("replay.forward", "right_square_bracket", "jump(1)", "forward", "Go on a twentieth of it all"),
+    Action("replay.begin", "home", "ends(-1)", "beginning", "Go to the beginning"),
+    Action("replay.end", "end", "ends(1)", "end", "Go to the end of what is recorded by now"),
+)
+
 
 def bindings(actions: tuple[Action, ...]) -> list[Binding]:
     return [
@@ -105,7 +117,21 @@ OVERVIEW_KEYS = bindings(OVERVIEW)
 GRID_KEYS = bindings(GRID)
 BOARD_KEYS = bindings(BOARD)
 
-_NAMES = {"question_mark": "?", "escape": "esc", "left": "←", "right": "→", "up": "↑", "down": "↓"}
+_NAMES = {
+    "question_mark": "?",
+    "escape": "esc",
+    "left": "←",
+    "right": "→",
+    "up": "↑",
+    "down": "↓",
+    "comma": ",",
+    "full_stop": ".",
+    "minus": "-",
+    "plus": "+",
+    "equals_sign": "=",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+}
 
 
 def spelled(keys: str) -> str:
@@ -126,7 +152,7 @@ def load_keymap(path: Path | None = None) -> dict[str, str]:
         return {}
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KeymapError(f"{path} cannot be read: {error}") from None
-    known = {action.id for action in (*APP, *OVERVIEW, *GRID, *BOARD)}
+    known = {action.id for action in (*APP, *OVERVIEW, *GRID, *BOARD, *REPLAY)}
     for name, keys in keymap.items():
         if name not in known or not isinstance(keys, str):
             legal = ", ".join(sorted(known))

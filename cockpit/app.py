@@ -12,7 +12,7 @@ from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.screen import Screen
 
-from cockpit.actions import APP, APP_KEYS, OVERVIEW
+from cockpit.actions import APP, APP_KEYS, OVERVIEW, Action
 from cockpit.feed import Feed
 from cockpit.screens.board import KnobBoard
 from cockpit.screens.help import Help
@@ -33,6 +33,7 @@ class CockpitApp(App[None]):
 
     CSS_PATH = "cockpit.tcss"
     TITLE = "cockpit"
+    ACTIONS: ClassVar[tuple[Action, ...]] = APP
     BINDINGS: ClassVar[list[Binding]] = APP_KEYS  # type: ignore[assignment]
     ENABLE_COMMAND_PALETTE = True
 
@@ -60,13 +61,16 @@ class CockpitApp(App[None]):
 
     def on_mount(self) -> None:
         self.animation_level = "none"
-        self.push_screen(Overview(self.feed.operator))
+        self.push_screen(self.overview())
         if self.opening:
             self.push_screen(self.opening)
         self.feed.start(self.store)
         if not self.is_headless:
             self._obey_signals()
         self.set_interval(1 / self._looks_per_s, self.look)
+
+    def overview(self) -> Overview:
+        return Overview(self.feed.operator)
 
     def on_unmount(self) -> None:
         self.feed.stop()
@@ -90,7 +94,7 @@ class CockpitApp(App[None]):
                 elif isinstance(screen, KnobBoard | Starting):
                     screen.look(self.store)  # what acts on the run sees it as it is
             alerts = {key for key, alert in self.store.state.alerts.items() if alert.level == "error"}
-        if alerts - self._rung:
+        if alerts - self._rung and not self.store.playing:
             self.bell()
         self._rung = alerts
 
@@ -124,13 +128,13 @@ class CockpitApp(App[None]):
         focused = self.focused
         panel = focused if isinstance(focused, Panel) else None
         if panel:
-            self.push_screen(Help(panel.TITLE, panel.HELP, panel.ACTIONS))
+            self.push_screen(Help(panel.TITLE, panel.HELP, panel.ACTIONS, self.ACTIONS))
         else:
-            self.push_screen(Help("Cockpit", "", ()))
+            self.push_screen(Help("Cockpit", "", (), self.ACTIONS))
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Our own actions, by name, in the palette."""
-        for action in APP:
+        for action in self.ACTIONS:
             if action.id not in _NOT_IN_PALETTE:
                 yield SystemCommand(action.label.capitalize(), action.about, self._run(action.action))
         if isinstance(screen, Overview):

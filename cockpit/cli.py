@@ -36,13 +36,19 @@ def _demo(options: Options) -> int:
 def _snapshot(options: Options) -> int:
     from cockpit.headless import snapshot
 
-    return snapshot(options.run, options.json)
+    return snapshot(options.run, options.at, options.json)
 
 
 def _watch(options: Options) -> int:
     from cockpit.headless import watch
 
     return watch(options.run, options.json)
+
+
+def _replay(options: Options) -> int:
+    from cockpit.shell import replay
+
+    return replay(options.run, options.at, options.speed)
 
 
 def _knobs(options: Options) -> int:
@@ -70,6 +76,7 @@ HEADLESS: dict[str, tuple[Callable[[Options], int], str]] = {
     "set": (_set, "change knobs of a live run, all or none"),
     "log": (_log, "events, and every change with what became of it"),
 }
+CHANGING = {"set"}  # these have words of their own
 
 
 def seconds(text: str) -> float:
@@ -97,12 +104,26 @@ def parser() -> argparse.ArgumentParser:
         "words", nargs="*", metavar="[LAYOUT] [section.key=value ...]", help="default layouts/demo.toml"
     )
     demo.set_defaults(call=_demo)
+    replay = commands.add_parser("replay", help="open the screen on a recorded run")
+    replay.add_argument(
+        "run", nargs="?", help="its name or folder; absent: the newest live one, or the newest"
+    )
+    replay.add_argument("--at", metavar="STEP|seq:N", help="begin there, paused")
+    replay.add_argument("--speed", type=seconds, default=1.0, metavar="X", help="times as fast as it was")
+    replay.set_defaults(call=_replay)
     for name, (call, about) in HEADLESS.items():
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument(
             "--run", metavar="RUN", help="a name, folder or ipc:// URL; absent: the newest live one"
         )
         command.add_argument("--json", action="store_true", help="for programs")
+        if name not in CHANGING:
+            # The run may be named without --run where no other words are expected.
+            command.add_argument("named", nargs="?", metavar="RUN", help=argparse.SUPPRESS)
+        if name == "snapshot":
+            command.add_argument(
+                "--at", metavar="STEP|seq:N", help="of the run's recording, not as it is now"
+            )
         if name == "set":
             command.add_argument(
                 "changes", nargs="+", metavar="knob=value", help="or an action's name, such as save"
@@ -119,6 +140,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """The exit status."""
     try:
         options = parser().parse_args(arguments)
+        options.run = options.run or getattr(options, "named", None)
         status: int = options.call(options)
         sys.stdout.flush()
     except CockpitError as error:

@@ -5,12 +5,14 @@ import time
 from collections.abc import Mapping, Sequence
 
 from agents.client import wait_for_command
+from agents.recording import RecordingError
 from agents.wire import CommandState, KnobState, Summary, Value
 from cockpit import format, records
 from cockpit.connect import CockpitError, Watch
 from cockpit.knobs import NEUTRAL, fit, legal_text, only, split_change, value_text
 from cockpit.metrics import STEP_TIME, read
-from cockpit.store import Link
+from cockpit.recorded import is_over, look, open_recording
+from cockpit.store import Link, Store
 from cockpit.verdict import LOST, diagnosis, headline, verdict
 
 REFUSED = 3
@@ -33,15 +35,11 @@ def _table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -
         _say("  ".join(cells).rstrip())
 
 
-def snapshot(run: str | None, as_json: bool) -> int:
-    watch = Watch(run)
-    try:
-        watch.until_known()
-    finally:
-        watch.close()
-    store = watch.store
+def snapshot(run: str | None, at: str | None, as_json: bool) -> int:
+    picture = look(run, at)
+    store = picture.store
     if as_json:
-        _say(records.to_json(records.snapshot(store, watch.client.epoch, watch.client.seq)))
+        _say(records.to_json(records.snapshot(store, picture.epoch, picture.seq)))
         return 0
     word, level = headline(store)
     _say(
@@ -72,7 +70,9 @@ def snapshot(run: str | None, as_json: bool) -> int:
 
 
 def watch(run: str | None, as_json: bool) -> int:
-    """Follow until the run is over."""
+    """Follow until the run is over; one that is over already is told from its recording."""
+    if is_over(run):
+        return _watch_again(run, as_json)
     following = Watch(run)
     last = -1
     try:
@@ -103,6 +103,31 @@ def watch(run: str | None, as_json: bool) -> int:
         following.close()
 
 
+def _watch_again(run: str | None, as_json: bool) -> int:
+    recording = open_recording(run)
+    store = Store(lambda: 0.0)
+    told = ("", 0)
+    try:
+        for moment in recording.moments():
+            anew = moment.snapshot is not None and (moment.epoch, moment.seq) != told
+            if anew:
+                store.rebuild(moment.snapshot or ())
+            if moment.update is not None:
+                store.apply([moment.update])
+            told = moment.epoch, moment.seq
+            if as_json and anew:
+                _say(records.to_json({"kind": "snapshot", **records.snapshot(store, *told)}))
+            elif as_json and moment.update is not None:
+                _say(records.to_json(records.update(moment.update)))
+            elif isinstance(moment.update, Summary):
+                _say(_summary_line(moment.update))
+    except RecordingError as error:
+        raise CockpitError(str(error)) from None
+    finally:
+        recording.close()
+    return 1 if store.link is Link.FAILED else 0
+
+
 def _place(following: Watch) -> tuple[str, int]:
     return following.client.epoch, following.client.seq
 
@@ -116,15 +141,12 @@ def _summary_line(summary: Summary) -> str:
 
 
 def knobs(run: str | None, as_json: bool) -> int:
-    watch = Watch(run)
-    try:
-        watch.until_known()
-    finally:
-        watch.close()
-    board = watch.store.state.board
-    assert board is not None
+    store = look(run).store
+    board = store.state.board
+    if board is None:
+        raise CockpitError("no rank of this run has shown its knobs")
     if as_json:
-        _say(records.to_json(records.knobs(watch.store)))
+        _say(records.to_json(records.knobs(store)))
         return 0
     rows = [["knob", "value", "legal", "effect", "about"]]
     for knob in board.knobs:
@@ -204,16 +226,12 @@ def change(run: str | None, words: Sequence[str], wait: bool, timeout_s: float, 
 
 
 def log(run: str | None, as_json: bool) -> int:
-    watch = Watch(run)
-    try:
-        watch.until_known()
-    finally:
-        watch.close()
+    store = look(run).store
     if as_json:
-        for record in records.log(watch.store):
+        for record in records.log(store):
             _say(records.to_json(record))
         return 0
-    for entry in watch.store.journal():
+    for entry in store.journal():
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time_s))
         _say(f"{stamp}  {entry.level:<7}  {entry.text} · {entry.source}")
     return 0

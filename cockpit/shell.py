@@ -1,6 +1,7 @@
 """What every command with a screen needs before it opens one."""
 
 from cockpit.connect import CockpitError, endpoint, target
+from cockpit.recorded import folder_of, open_recording, place
 
 
 def keymap() -> dict[str, str]:
@@ -19,5 +20,17 @@ def attach(run: str | None, operator: bool) -> int:
     from cockpit.live import LiveFeed
 
     app = CockpitApp(LiveFeed(hub, operator, target(run)), keymap=keymap())
+    app.run()
+    return app.return_code or 0
+
+
+def replay(run: str | None, at: str | None, speed: float) -> int:
+    """Open the screen on a recorded run."""
+    recording = open_recording(run)  # says what is wrong before the screen is taken
+    begin = place(recording, at) if at is not None else None
+    from cockpit.playback import Playback
+    from cockpit.replaying import ReplayApp
+
+    app = ReplayApp(Playback(recording, folder_of(run).name, speed, begin), keymap=keymap())
     app.run()
     return app.return_code or 0

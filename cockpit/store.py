@@ -81,9 +81,28 @@ class Link(Enum):
 
     WAITING = "WAITING"
     LIVE = "LIVE"
+    PLAYBACK = "PLAYBACK"
     STALE = "STALE"
     ENDED = "ENDED"
     FAILED = "FAILED"
+
+
+@dataclass(frozen=True)
+class Playing:
+    """Where in a recording the picture is from; times in seconds since the epoch, of the hub's clock."""
+
+    at_s: float
+    first_s: float
+    last_s: float
+    speed: float
+    paused: bool
+    thinned: bool  # what single ranks said then is no longer kept
+
+    @property
+    def share(self) -> float:
+        """0 at the beginning of the recording, 1 at its end."""
+        length = self.last_s - self.first_s
+        return min(1.0, max(0.0, (self.at_s - self.first_s) / length)) if length > 0 else 1.0
 
 
 @dataclass(frozen=True)
@@ -116,6 +135,7 @@ class Store:
         self.pulse_seen: dict[int, float] = {}
         self.refused: str | None = None  # why the hub does not serve us
         self.trouble: str | None = None  # what went wrong with a run of our own
+        self.playing: Playing | None = None  # where in a recording this is; None: it is the run itself
         self.heard_at: float | None = None
         self._known: dict[object, tuple[tuple[int, ...], Any]] = {}
 
@@ -191,6 +211,8 @@ class Store:
             return Link.WAITING
         if len(state.gone) == len(state.hellos) and all(gone.over for gone in state.gone.values()):
             return Link.ENDED if all(gone.clean for gone in state.gone.values()) else Link.FAILED
+        if self.playing:
+            return Link.PLAYBACK
         if age is None or age > STALE_AFTER_S:
             return Link.ENDED if self.finished else Link.STALE
         return Link.LIVE

@@ -45,6 +45,7 @@ class Item:
 _LINK_LEVEL = {
     Link.WAITING: Level.NOTE,
     Link.LIVE: Level.GOOD,
+    Link.PLAYBACK: Level.NOTE,
     Link.STALE: Level.WARN,
     Link.ENDED: Level.GOOD,
     Link.FAILED: Level.BAD,
@@ -54,6 +55,8 @@ _LINK_LEVEL = {
 def headline(store: Store, frozen: bool = False) -> tuple[str, Level]:
     """``LIVE``, ``STALE 12 s`` ..."""
     link = store.link
+    if store.playing:
+        return Link.PLAYBACK.value, Level.NOTE
     age = store.age_s
     if link is Link.STALE:
         return f"STALE {format.age(age)}" if age is not None else "STALE", Level.WARN
@@ -85,7 +88,8 @@ def verdict(store: Store, operator: bool) -> Iterator[Item]:
     if store.link is not Link.ENDED:
         whole = len(store.reporting) == store.world
         yield Item(f"{store.coverage()} ranks", 4, None if whole else Level.WARN)
-    yield Item("OPERATOR" if operator else "VIEWER", 7)
+    if not store.playing:
+        yield Item("OPERATOR" if operator else "VIEWER", 7)
     if store.link is Link.LIVE and store.age_s is not None:
         yield Item(f"{format.age(store.age_s)} old", 9)
 

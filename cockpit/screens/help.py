@@ -9,7 +9,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from cockpit.actions import APP, BOARD, OVERVIEW, Action, spelled
+from cockpit.actions import BOARD, OVERVIEW, Action, spelled
 from cockpit.theme import palette
 
 OVER_SSH = "Over a slow line, `ssh -C` shrinks the stream some twenty times."
@@ -23,9 +23,9 @@ class Help(ModalScreen[None]):
         Binding("escape,question_mark,f1,q,enter", "dismiss", "close", id="help.close")
     ]
 
-    def __init__(self, title: str, about: str, own: tuple[Action, ...]) -> None:
+    def __init__(self, title: str, about: str, own: tuple[Action, ...], anywhere: tuple[Action, ...]) -> None:
         super().__init__()
-        self._title, self._about, self._own = title, about, own
+        self._title, self._about, self._own, self._anywhere = title, about, own, anywhere
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="dialog") as dialog:
@@ -39,8 +39,9 @@ class Help(ModalScreen[None]):
         sections: tuple[tuple[str, tuple[Action, ...]], ...] = (
             (self._title, self._own),
             ("Panels", OVERVIEW),
-            ("Anywhere", APP),
-            ("Knob board", BOARD),
+            ("Anywhere", self._anywhere),
+            # Where the board cannot be opened its keys mean nothing.
+            ("Knob board", BOARD if any(action.id == "app.knobs" for action in self._anywhere) else ()),
         )
         for name, actions in sections:
             if not actions:

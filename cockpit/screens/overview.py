@@ -18,6 +18,7 @@ from cockpit.widgets.grid import RankGrid
 from cockpit.widgets.knobs import KnobSummary
 from cockpit.widgets.panel import Panel
 from cockpit.widgets.pipeline import Pipeline
+from cockpit.widgets.scrubber import Scrubber
 from cockpit.widgets.status import Status
 from cockpit.widgets.traffic import TrafficByAxis
 
@@ -32,8 +33,9 @@ class Overview(Screen[None]):
     BINDINGS: ClassVar[list[Binding]] = OVERVIEW_KEYS  # type: ignore[assignment]
     AUTO_FOCUS = "#ranks"
 
-    def __init__(self, operator: bool) -> None:
+    def __init__(self, operator: bool, recorded: bool = False) -> None:
         super().__init__()
+        self._scrubber = Scrubber() if recorded else None
         self._layout_class = ""
         self._zoomed = False
         self._current = "ranks"
@@ -55,6 +57,8 @@ class Overview(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield self._status
+        if self._scrubber:
+            yield self._scrubber
         with Horizontal(id="panels"):
             yield Vertical(*self._left, id="left", classes="column")
             yield Vertical(*self._right, id="right", classes="column")
@@ -65,6 +69,8 @@ class Overview(Screen[None]):
     def look(self, store: Store, frozen: bool, tick: int) -> None:
         """Show what the store holds. Called with its lock held."""
         self._status.look(store, frozen)
+        if self._scrubber:
+            self._scrubber.look(store)
         for panel in self._panels.values():
             if tick % panel.EVERY == 0 or not panel.drawn:
                 panel.look(store)

@@ -3,7 +3,7 @@
 import pytest
 
 from agents.wire import KnobState, Legal, Value
-from cockpit.actions import APP, BOARD, GRID, OVERVIEW, KeymapError, load_keymap
+from cockpit.actions import APP, BOARD, GRID, OVERVIEW, REPLAY, KeymapError, load_keymap
 from cockpit.connect import CockpitError
 from cockpit.headless import _changes
 from cockpit.knobs import (
@@ -82,7 +82,7 @@ def test_an_action_has_no_value() -> None:
 
 
 def test_keys_have_ids_of_their_own_and_avoid_what_terminals_take() -> None:
-    actions = [*APP, *OVERVIEW, *GRID, *BOARD]
+    actions = [*APP, *OVERVIEW, *GRID, *BOARD, *REPLAY]
     assert len({action.id for action in actions}) == len(actions)
     keys = {key for action in actions for key in action.keys.split(",")}
     assert not keys & {"ctrl+a", "ctrl+b"}
@@ -101,11 +101,13 @@ def test_keymap_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
 
 def test_every_action_exists() -> None:
     from cockpit.app import CockpitApp
+    from cockpit.replaying import ReplayApp
     from cockpit.screens.board import KnobBoard
     from cockpit.screens.overview import Overview
     from cockpit.widgets.grid import RankGrid
 
-    for actions, owner in ((APP, CockpitApp), (OVERVIEW, Overview), (GRID, RankGrid), (BOARD, KnobBoard)):
+    owners = (CockpitApp, Overview, RankGrid, KnobBoard, ReplayApp)
+    for actions, owner in zip((APP, OVERVIEW, GRID, BOARD, REPLAY), owners, strict=True):
         for action in actions:
             assert hasattr(owner, f"action_{action.action.partition('(')[0]}"), action.id
 

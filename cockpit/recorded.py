@@ -1,0 +1,119 @@
+"""A run as it was recorded, for commands that look at a place of it. Textual-free."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from agents.recording import RecordingError
+from agents.replay import Place, Recording, Replay
+from agents.runs import RECORD_FILE, RunError, find_folder, list_runs, newest_live, resolve
+from cockpit.connect import CockpitError, Watch, runs_dir
+from cockpit.store import Playing, Store
+
+AT = "a step such as 120, or an update such as seq:4500 or EPOCH:4500"
+_AT = re.compile(r"(?:(?P<epoch>\w+):)?(?P<number>\d{1,15})")
+
+
+def folder_of(run: str | None) -> Path:
+    """The folder of a run, by name or folder; the newest live one, else the one touched last, if none is named."""
+    if run is not None:
+        try:
+            return find_folder(run, runs_dir())
+        except RunError as error:
+            raise CockpitError(str(error)) from None
+    newest = newest_live(runs_dir()) or next(iter(list_runs(runs_dir())), None)
+    if newest is None:
+        raise CockpitError(f"there is no run in {runs_dir()}")
+    return newest.folder
+
+
+def open_recording(run: str | None) -> Recording:
+    try:
+        return Recording(folder_of(run) / RECORD_FILE)
+    except RecordingError as error:
+        raise CockpitError(str(error)) from None
+
+
+def is_over(run: str | None) -> bool:
+    """Whether `run` names a folder that no hub serves: then its recording is all there is to ask."""
+    if run is None or "://" in run:
+        return False
+    try:
+        resolve(run, runs_dir())
+    except RunError:
+        return (folder_of(run) / RECORD_FILE).exists()
+    return False
+
+
+def place(recording: Recording, at: str | None) -> Place:
+    """Where `at` is (see `AT`); the end for None. CockpitError: the recording holds no such place."""
+    if at is None:
+        return recording.at_end()
+    asked = _AT.fullmatch(at)
+    if asked is None:
+        raise CockpitError(f"there is no place {at[:40]!r} in a recording; legal: {AT}")
+    epoch, number = asked["epoch"], int(asked["number"])
+    try:
+        if epoch is None:
+            return recording.at_step(number)
+        return recording.at_seq(number, None if epoch == "seq" else epoch)
+    except RecordingError as error:
+        raise CockpitError(str(error)) from None
+
+
+class Past:
+    """A place in the recording of a run, with a store of how the run was there."""
+
+    def __init__(self, run: str | None, at: str | None = None) -> None:
+        self.recording = open_recording(run)
+        try:
+            self.replay = Replay(self.recording)
+            self.replay.seek(place(self.recording, at))
+            span = self.recording.span()
+        except RecordingError as error:
+            self.recording.close()
+            raise CockpitError(str(error)) from None
+        self.store = Store(lambda: self.replay.time_s)
+        self.store.rebuild(self.replay.state.replay())
+        if at is not None:
+            self.store.playing = playing(self.replay, span.first_s, span.last_s)
+
+    @property
+    def seq(self) -> int:
+        return self.replay.seq
+
+    @property
+    def epoch(self) -> str:
+        return self.replay.epoch
+
+    def close(self) -> None:
+        self.recording.close()
+
+
+def playing(
+    replay: Replay, first_s: float, last_s: float, speed: float = 1.0, paused: bool = True
+) -> Playing:
+    return Playing(replay.time_s, first_s, last_s, speed, paused, replay.thinned)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A run at one moment: now, or as it was recorded."""
+
+    store: Store
+    epoch: str
+    seq: int
+
+
+def look(run: str | None, at: str | None = None) -> Picture:
+    """The run as its hub knows it now; from its recording if it is over, or if a place `at` is named."""
+    if at is not None or is_over(run):
+        past = Past(run, at)
+        past.close()
+        return Picture(past.store, past.epoch, past.seq)
+    watch = Watch(run)
+    try:
+        watch.until_known()
+    finally:
+        watch.close()
+    return Picture(watch.store, watch.client.epoch, watch.client.seq)

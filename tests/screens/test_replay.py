@@ -1,0 +1,83 @@
+"""A recorded run under a person's keys."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from agents.recorder import Limits, Recorder
+from agents.replay import Recording
+from agents.sequence import Sequence
+from cockpit.playback import Playback
+from cockpit.replaying import ReplayApp
+from cockpit.screens.board import KnobBoard
+from tests.screens.fake_run import FakeRun
+from tests.screens.test_overview import shown
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def run_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 40 steps, one each half second of the hub's clock."""
+    path = tmp_path_factory.mktemp("run") / "run.db"
+    sequence, run = Sequence(), FakeRun()
+    recorder = Recorder(path, sequence, Limits(segment_bytes=40_000, commit_s=0.01))
+    now = time.time()
+    clock = pytest.MonkeyPatch()
+    for update in run.begin():
+        sequence.publish(update)
+    for step in range(STEPS):
+        clock.setattr("agents.recorder.time.time", lambda step=step: now + step / 2)
+        for update in run.step(step):
+            sequence.publish(update)
+        recorder.follow()
+    recorder.close()
+    clock.undo()
+    return path
+
+
+async def until(app: ReplayApp, pilot: Pilot[None], true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 15
+    while not true():
+        assert time.monotonic() < deadline, shown(app)[:3]
+        await pilot.pause(0.02)
+        app.look()
+
+
+async def test_play_pause_step_and_seek(run_db: Path) -> None:
+    app = ReplayApp(Playback(Recording(run_db), "r", speed=8.0))
+    async with app.run_test(size=(120, 36)) as pilot:
+        await until(app, pilot, lambda: (app.store.step or 0) > 5)
+        first, _, third, *_ = shown(app)
+        assert first.startswith(" · PLAYBACK · demo · step")
+        assert "VIEWER" not in first and "OPERATOR" not in first
+        assert third.startswith(" PLAYBACK  ▶ 8×") and "●" in third
+        await pilot.press("space")
+        await until(app, pilot, lambda: "‖ paused" in shown(app)[2])
+        step = app.store.step
+        await pilot.press("full_stop", "full_stop", "comma")
+        await until(app, pilot, lambda: app.store.summary and app.store.summary.step == (step or 0) + 1)
+        await pilot.press("end")
+        await until(app, pilot, lambda: app.store.step == STEPS - 1)
+        assert "0:19 / 0:19" in shown(app)[2]
+        await pilot.press("home", "right_square_bracket", "right_square_bracket")
+        await until(app, pilot, lambda: app.store.step == 3)
+        assert len(app.store.state.summaries) == 4, "the curves end where the picture is from"
+        await pilot.press("minus", "minus", "space")
+        await until(app, pilot, lambda: "▶ 2×" in shown(app)[2])
+        await pilot.press("k")
+        assert not isinstance(app.screen, KnobBoard), "no control is offered"
+
+
+async def test_it_pauses_at_the_end_and_begins_paused_at_a_place(run_db: Path) -> None:
+    recording = Recording(run_db)
+    app = ReplayApp(Playback(recording, "r", speed=64.0, begin=recording.at_step(30)))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(app, pilot, lambda: app.store.step == 30 and "paused" in shown(app)[2])
+        await pilot.press("space")
+        await until(app, pilot, lambda: app.store.step == STEPS - 1 and "paused" in shown(app)[2])
+        await pilot.press("space")
+        await until(app, pilot, lambda: (app.store.step or 0) < STEPS - 1)

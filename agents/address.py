@@ -3,7 +3,7 @@
 import ipaddress
 import re
 
-from agents.runs import RunError
+from agents.terms import RunError
 
 LOOPBACK = "127.0.0.1"
 _TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+|\*):(auto|\d{1,5})")
@@ -35,7 +35,7 @@ def connect_address(text: str) -> str:
     return text
 
 
-def endpoint(host: str, port: int) -> str:
+def endpoint(host: str, port: int | str) -> str:
     return f"tcp://{host}:{port}"
 
 

@@ -12,7 +12,9 @@ EVERY_S = 5.0
 REFUSALS_A_SECOND = 5  # to one peer
 PEERS_A_SECOND = 4096  # that are refused anything
 
-Kind = Literal["frame", "key", "kind", "newer", "notify", "number", "peers", "rank", "refused", "size"]
+Kind = Literal[
+    "door", "frame", "key", "kind", "newer", "notify", "number", "peers", "rank", "refused", "size"
+]
 
 
 @dataclass

@@ -4,7 +4,8 @@ Over ipc the private directory decides who may come in. Over TCP every message n
 the key's role is looked up anew for each message and each frame sent: a connection outlives its key.
 """
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import zmq
@@ -14,7 +15,8 @@ from agents import wire
 from agents.address import endpoint, listen_address
 from agents.gate import DOMAIN, Gate
 from agents.keys import KeyStore, Role
-from agents.runs import Endpoints, RunError
+from agents.runs import Endpoints
+from agents.terms import RunError
 from agents.wire import AnyMessage, Credit, Decide, Message, Preview, Propose, Sample, Try, Unknown, clip
 
 LEAVE_S = 0.5  # for the last frames to go out
@@ -58,7 +60,7 @@ class Door:
         try:
             self.socket.bind(url)
         except zmq.ZMQError as error:
-            raise RunError(f"nothing can listen on {url}: {error.strerror}") from None
+            raise RunError(f"nothing can listen on {url}: {os.strerror(error.errno or 0)}") from None
         return self.socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def receive(self) -> Came:
@@ -118,13 +120,13 @@ class GuardedDoor(Door):
 
 
 class Doors:
-    """All sockets of one hub: ranks and clients over ipc, and both over one TCP port if it listens there."""
+    """All sockets of one hub: ranks and clients over ipc, and both over one TCP port if it is to `listen` there."""
 
     def __init__(
         self,
         context: zmq.Context[zmq.Socket[bytes]],
         ipc: Endpoints,
-        listen: str | None = None,
+        listen: Sequence[str] = (),
         keys: KeyStore | None = None,
     ) -> None:
         ranks, clients = Door(context, b"r", Role.RANK), Door(context, b"c", Role.OPERATOR)
@@ -133,22 +135,28 @@ class Doors:
         self._doors: dict[bytes, Door] = {door.mark: door for door in (ranks, clients)}
         self.gate: Gate | None = None
         self.tcp: Endpoints | None = None
-        if listen is not None:
+        if listen:
             assert keys is not None, "TCP without keys is not offered"
             self._listen(context, listen, keys)
 
     def __iter__(self) -> Iterator[Door]:
         return iter(self._doors.values())
 
-    def _listen(self, context: zmq.Context[zmq.Socket[bytes]], listen: str, keys: KeyStore) -> None:
-        host, port = listen_address(listen)
+    def _listen(self, context: zmq.Context[zmq.Socket[bytes]], places: Sequence[str], keys: KeyStore) -> None:
+        """At the first of `places` where that can be."""
         own = keys.hub_key()
         self.gate = Gate(context, keys)
         door = GuardedDoor(context, b"t", self.gate, own.secret)
         self._doors[door.mark] = door
-        if host.startswith("["):
-            door.socket.set(zmq.IPV6, 1)
-        url = door.bind(endpoint(host, port).replace(":0", ":*") if port == 0 else endpoint(host, port))
+        for place in places:
+            host, port = listen_address(place)
+            door.socket.set(zmq.IPV6, int(host.startswith("[")))
+            try:
+                url = door.bind(endpoint(host, port or "*"))
+                break
+            except RunError:
+                if place == places[-1]:
+                    raise
         self.tcp = Endpoints(ranks=url, clients=url, keys=str(keys.folder.absolute()), hub=own.public)
 
     def role(self, peer: bytes) -> Role | None:

@@ -12,7 +12,7 @@ import zmq
 from zmq.utils import z85
 
 from agents.keys import LIST_FILE, KeyStore, Listed
-from agents.runs import RunError
+from agents.terms import RunError
 
 DOMAIN = b"hub"
 REREAD_S = 0.25

@@ -7,22 +7,16 @@ proposals to the leader (`Control`). It may be killed at any time: ranks go on, 
 same folder listens on the same endpoints and knows every command.
 """
 
-import argparse
-import contextlib
-import fcntl
 import os
-import resource
-import signal
+import sys
 import time
 from collections.abc import Sequence as Words
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal
 
 import zmq
 
 from agents import codec, runs, wire
-from agents.address import LEGAL as LEGAL_LISTEN
-from agents.address import listen_address
 from agents.audience import Audience
 from agents.complaints import Complaints
 from agents.control import Control
@@ -31,12 +25,12 @@ from agents.detect.watch import Watch, all_detectors
 from agents.doors import LEAVE_S, Came, Door, Doors, refusal, signed
 from agents.intake import Intake
 from agents.journal import Journal
-from agents.keys import KeyStore, Role, keys_folder
+from agents.keys import KeyStore, Role
 from agents.leases import Leases
 from agents.questions import Questions
-from agents.recorder import DEFAULT_RECORD_MB, Limits, Recorder
+from agents.recorder import Limits, Recorder
 from agents.roster import Roster
-from agents.runs import Endpoints, HubFile, RunError
+from agents.runs import Endpoints, HubFile
 from agents.sampling import SAMPLES
 from agents.sequence import Sequence
 from agents.trials import Trials
@@ -60,8 +54,6 @@ FLUSH_MS = 20  # between two servings of the clients, so that frames carry many 
 IDLE_MS = 100
 TICK_S = 0.5
 FRAMES_A_ROUND = 256  # from one socket, before the other and the clients get their turn
-FILES = 65_536  # open at once, if the system lets us: one a connection
-ON_ALERT = "COCKPIT_ON_ALERT"
 
 
 class Hub:
@@ -74,7 +66,7 @@ class Hub:
         endpoints: Endpoints,
         parent: int | None = None,
         notifier: Notifier | None = None,
-        listen: str | None = None,
+        listen: Words[str] = (),
         keys: KeyStore | None = None,
         record: Limits | None = None,
     ) -> None:
@@ -162,7 +154,7 @@ class Hub:
             why = "the key of this connection may not watch any more; ask the owner of the run for another"
             self._doors.answer(peer, codec.encode([Refused(why)]))
         while self._doors.gate and self._doors.gate.told:
-            self._complaints.add("key", self._doors.gate.told.popleft())
+            self._complaints.add("door", self._doors.gate.told.popleft())
 
     def _look(self) -> None:
         """See whether something is wrong with the run, and tell whoever wants to know."""
@@ -254,9 +246,7 @@ class Hub:
             self._complaints.add("key", why)
             if isinstance(message, Propose) and came.role is Role.VIEWER:
                 if self._complaints.may_refuse(came.peer):
-                    self._control.refuse(
-                        message, why
-                    )  # it goes into the log, as any change that was asked for
+                    self._control.refuse(message, why)  # into the log, as any change that is asked for
                 return []
             return [Refused(why)]
         return None
@@ -307,123 +297,21 @@ class Hub:
     def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
         self._sequence.publish(Event(time.time(), level, "hub", text))
 
-    def write_hub_file(self) -> None:
-        """Tell the world where this hub listens; after the sockets are bound."""
-        runs.write_hub_file(
-            self.folder,
-            HubFile(
-                self.run_name,
-                self._sequence.epoch,
-                self.endpoints,
-                os.getpid(),
-                wire.VERSION,
-                time.time(),
-                runs.this_host(),
-                self._doors.tcp,
-            ),
+    def file(self) -> HubFile:
+        """Where this hub listens, for `hub.json`; after the sockets are bound."""
+        return HubFile(
+            run=self.run_name,
+            epoch=self._sequence.epoch,
+            endpoints=self.endpoints,
+            pid=os.getpid(),
+            wire=wire.VERSION,
+            started_s=time.time(),
+            host=runs.this_host(),
+            tcp=self._doors.tcp,
         )
-
-
-# --------------------------------------------------------------------------------------------- the process
-
-
-def _lock(folder: Path) -> TextIO:
-    """Be the one hub of this run folder; held until the process ends, however it ends."""
-    lock = (folder / ".hub.lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RunError(f"another hub serves {folder} already") from None
-    return lock
-
-
-def _endpoints(folder: Path, sockets: Path | None) -> Endpoints:
-    """In the directory asked for, else where the hub before this one listened, else in a new one."""
-    if sockets is None:
-        with contextlib.suppress(RunError):
-            sockets = runs.read_hub_file(folder).endpoints.directory
-    if sockets is None:
-        return runs.endpoints_in(runs.make_socket_directory())
-    runs.check_socket_directory(sockets)
-    return runs.endpoints_in(sockets)
-
-
-def _raise_file_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _listen_again(listen: str | None, folder: Path) -> str | None:
-    """Where to listen over TCP: with a port left open, where the hub before this one did, if it did there."""
-    if listen is None:
-        return None
-    host, port = listen_address(listen)
-    if port == 0:
-        with contextlib.suppress(RunError):
-            before = runs.read_hub_file(folder).tcp
-            if before and before.ranks.startswith(f"tcp://{host}:"):
-                return before.ranks
-    return listen
-
-
-def main(words: Words[str] | None = None, prog: str = "python -m agents.hub") -> None:
-    """Exit 0 after SIGTERM or when the parent has ended; 2, with one sentence, if it cannot start."""
-    parser = argparse.ArgumentParser(prog=prog, description="The hub of one training run.")
-    parser.add_argument("--run", required=True, help="the name of the run")
-    parser.add_argument(
-        "--dir", required=True, type=Path, help="the folder of the run; made if it is not there"
-    )
-    parser.add_argument(
-        "--sockets", type=Path, help="the directory for the sockets; by default a new private one"
-    )
-    parser.add_argument(
-        "--listen", metavar=LEGAL_LISTEN, help="over TCP too, for peers with a key; auto: on the loopback"
-    )
-    parser.add_argument(
-        "--keys", type=Path, help="the folder of keys (default COCKPIT_KEYS, else ~/.config/cockpit/keys)"
-    )
-    parser.add_argument("--parent", type=int, help="a process id; when it has ended, so does the hub")
-    parser.add_argument(
-        "--on-alert",
-        default=os.environ.get(ON_ALERT),
-        help=f"a command that gets each alert as JSON, or a URL it is posted to (default: ${ON_ALERT})",
-    )
-    parser.add_argument(
-        "--record-mb",
-        type=int,
-        default=DEFAULT_RECORD_MB,
-        metavar="MB",
-        help="disk for the recording of every update; what is older is thinned, to a quarter more; "
-        f"0 records nothing (default {DEFAULT_RECORD_MB})",
-    )
-    arguments = parser.parse_args(words)
-    # Ctrl-C in a terminal reaches the whole process group; the launcher decides when the hub ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _raise_file_limit()
-    try:
-        arguments.dir.mkdir(parents=True, exist_ok=True)
-        listen = _listen_again(arguments.listen, arguments.dir)
-        lock = _lock(arguments.dir)
-        hub = Hub(
-            arguments.run,
-            arguments.dir,
-            _endpoints(arguments.dir, arguments.sockets),
-            arguments.parent,
-            Notifier(arguments.run, arguments.on_alert) if arguments.on_alert else None,
-            listen,
-            KeyStore(arguments.keys or keys_folder()),
-            Limits.of(arguments.record_mb),
-        )
-        for ending in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(ending, lambda _signal, _frame: hub.stop())
-        hub.write_hub_file()
-    except (RunError, OSError) as error:
-        parser.exit(2, f"the hub cannot start: {error}\n")
-    hub.run()
-    lock.close()
 
 
 if __name__ == "__main__":
-    main()
+    from agents.hub_process import main
+
+    sys.exit(main())

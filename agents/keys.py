@@ -22,8 +22,11 @@ import msgspec
 import zmq
 from msgspec import Meta, Struct, structs
 
-from agents.runs import RunError
+from agents.runs import Endpoints
+from agents.terms import RunError
 
+KEY_VARIABLE = "COCKPIT_KEY"  # names a key file
+FOLDER_VARIABLE = "COCKPIT_KEYS"  # names the folder of keys
 LIST_FILE = "allowed.json"
 HUB = "hub"  # the name that no other key may have
 LONGEST_KEY_FILE = 4096  # bytes
@@ -50,6 +53,9 @@ class Key(Struct, frozen=True):
     secret: Z85Key
     hub: Z85Key  # the public key of the hub it is for
 
+    def __repr__(self) -> str:
+        return f"Key({self.name!r}, {self.role!r}, {self.public!r})"  # no traceback shows the secret
+
 
 class Listed(Struct, frozen=True):
     """A row of the list of keys."""
@@ -63,10 +69,16 @@ class Listed(Struct, frozen=True):
 
 def keys_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """``COCKPIT_KEYS``, else ``cockpit/keys`` in the user's configuration."""
-    if named := environ.get("COCKPIT_KEYS"):
+    if named := environ.get(FOLDER_VARIABLE):
         return Path(named)
     configuration = environ.get("XDG_CONFIG_HOME")
     return (Path(configuration) if configuration else Path.home() / ".config") / "cockpit" / "keys"
+
+
+def key_folder(endpoints: Endpoints) -> Path:
+    """Where to look for a key to a hub: where it has its own, if that is seen here, else in the usual place."""
+    named = Path(endpoints.keys) if endpoints.keys else None
+    return named if named and named.is_dir() and os.access(named, os.R_OK | os.X_OK) else keys_folder()
 
 
 def load_key(path: Path) -> Key:
@@ -86,9 +98,11 @@ def find_key(
 ) -> Key:
     """The file `given`, else the one that ``COCKPIT_KEY`` names, else the first of `folder` with one of `roles`.
 
-    `roles` are in order of preference. RunError: there is none, or it is not for the hub of public key `hub`.
+    `roles` are in order of preference. RunError: there is none, or it is of another role, or not for the hub of public
+    key `hub`.
     """
-    named = given or (Path(os.environ["COCKPIT_KEY"]) if os.environ.get("COCKPIT_KEY") else None)
+    variable = os.environ.get(KEY_VARIABLE)
+    named = given or (Path(variable) if variable else None)
     store = KeyStore(folder or keys_folder())
     path = named or next(store.files(roles), None)
     if path is None:
@@ -98,6 +112,8 @@ def find_key(
             f"file with --key or COCKPIT_KEY, or make one: cockpit keys make NAME --role {role}"
         )
     key = load_key(path)
+    if key.role not in roles:
+        raise RunError(f"{path} is a key of role {key.role}, and this takes one of role {' or '.join(roles)}")
     if hub and key.hub != hub:
         raise RunError(f"{path} is a key for another hub than this one; use one made in the hub's key folder")
     return key

@@ -13,7 +13,7 @@ from zmq.utils.monitor import recv_monitor_message
 from agents import wire
 from agents.address import is_tcp
 from agents.keys import Key
-from agents.runs import RunError
+from agents.terms import RunError
 
 REDIAL_S = 2.0
 FAILURES = 2  # in a row, before one that may be a hub that is just being killed is told
@@ -103,13 +103,11 @@ class Line:
                 f"the hub at {self.endpoint} does not take {mine}: it is revoked or on no list there; "
                 "ask the owner of the run for another"
             )
-        elif self._failures < FAILURES:
-            return
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-            other = f"what listens at {self.endpoint} is not the hub that {mine} is for"
-            self.refusal = f"{other}; use a key made in that hub's key folder"
-        else:
-            self.refusal = f"what listens at {self.endpoint} is no hub that takes keys; look at the address"
+        elif self._failures >= FAILURES:
+            self.refusal = (
+                f"what listens at {self.endpoint} is not the hub that {mine} is for, or no hub at all; look at the "
+                "address, and use a key made in the hub's key folder"
+            )
 
     def _dial_again(self) -> None:
         try:
@@ -120,7 +118,9 @@ class Line:
         self.socket.connect(self.endpoint)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Leave; what is queued has `linger_ms` to go out."""
+        """Leave; what is queued has `linger_ms` to go out. A second call does nothing."""
+        if self.socket.closed:
+            return
         if self._monitor is not None:
             self.socket.disable_monitor()
             self._monitor.close(0)

@@ -13,7 +13,9 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
+from agents.address import connect_address
 from agents.codec import version_refusal
+from agents.terms import RunError as RunError
 from agents.wire import VERSION
 
 HUB_FILE = "hub.json"
@@ -22,10 +24,6 @@ FAILURE_FILE = "failure.txt"  # the launcher writes it: a line with date, time a
 _FAILURE_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.+)")
 _PROCESS_STATES: Final[dict[str, Literal["ended", "stopped"]]] = {"Z": "ended", "X": "ended", "T": "stopped"}
 LONGEST_SOCKET_PATH = 107  # bytes; sun_path holds 108 with its closing zero
-
-
-class RunError(ValueError):
-    """A run, its folder or its sockets cannot be used; the text is one sentence for a person."""
 
 
 class Endpoints(Struct, frozen=True, omit_defaults=True):
@@ -208,31 +206,49 @@ def newest_live(runs_dir: Path) -> Run | None:
 
 
 def resolve(target: str | None, runs_dir: Path) -> Endpoints:
-    """The endpoints of a live run, named by its name in `runs_dir`, its folder, or an `ipc://` URL.
+    """The endpoints of a live run, named by its name in `runs_dir`, its folder, or an ``ipc://`` or ``tcp://`` URL.
 
-    A URL names the socket directory or either socket in it. `None` is the newest live run. RunError: there is
-    no such run, or its hub is not alive.
+    An ipc URL names the socket directory or either socket in it. `None` is the newest live run. A hub on another
+    machine, whose run folder is seen here, is reached over TCP. RunError: there is no such run, its hub is not alive,
+    or it cannot be reached from here.
     """
     if target is None:
         newest = newest_live(runs_dir)
         if newest is None or newest.hub is None:
             raise RunError(f"no run in {runs_dir} is live; start one, or name a run")
-        return newest.hub.endpoints
+        return _reached(newest.hub, newest.folder)
     if "://" in target:
-        scheme, _, path = target.partition("://")
-        if scheme != "ipc" or not path:
-            raise RunError(f"{target} is not a URL this release can reach; legal: ipc://DIRECTORY")
-        named = Path(path)
-        return endpoints_in(named.parent if named.name in ("ranks", "clients") else named)
+        return _at_url(target)
     folder = find_folder(target, runs_dir)
     hub = read_hub_file(folder)
     if hub.wire != VERSION:
         raise RunError(f"{folder}: {version_refusal(hub.wire)}")
-    if not hub.live:
+    if hub.here and not hub.live:
         raise RunError(
             f"the hub of {folder} (process {hub.pid}) is not alive; the run has ended or its hub was killed"
         )
-    return hub.endpoints
+    return _reached(hub, folder)
+
+
+def _at_url(url: str) -> Endpoints:
+    scheme, _, path = url.partition("://")
+    if scheme == "tcp":
+        return Endpoints(ranks=connect_address(url), clients=url)
+    if scheme != "ipc" or not path:
+        raise RunError(f"{url} is not a URL this release can reach; legal: ipc://DIRECTORY, tcp://HOST:PORT")
+    named = Path(path)
+    return endpoints_in(named.parent if named.name in ("ranks", "clients") else named)
+
+
+def _reached(hub: HubFile, folder: Path) -> Endpoints:
+    if hub.here:
+        return hub.endpoints
+    if hub.tcp is None:
+        raise RunError(
+            f"the hub of {folder} runs on {hub.host} and listens there only; open the cockpit on {hub.host}, or "
+            "start the run with --listen tcp://ADDRESS:auto"
+        )
+    return hub.tcp
 
 
 def find_folder(target: str, runs_dir: Path) -> Path:

@@ -25,6 +25,10 @@ Phases = Annotated[dict[Name, float], Meta(max_length=64)]
 Parts = Annotated[dict[Name, float], Meta(max_length=16)]
 
 
+class RunError(ValueError):
+    """A run, its folder, its sockets or its keys cannot be used; the text is one sentence for a person."""
+
+
 class WireError(ValueError):
     """A frame that is not ours, too large, of another version, or malformed. The text is for a person."""
 

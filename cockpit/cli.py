@@ -9,10 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from agents.keys import KEY_VARIABLE
 from cockpit.connect import CockpitError
 
 Options = argparse.Namespace
 USAGE = 2
+TARGET = "its name, folder, or ipc:// or tcp:// URL"
+KEY = "over TCP: the key to come under (default COCKPIT_KEY, else one in the folder of keys)"
 SCREEN_NEEDS = ("textual", "plotext")  # headless commands do without
 
 
@@ -69,6 +72,12 @@ def _log(options: Options) -> int:
     return log(options.run, options.json)
 
 
+def _hub(options: Options) -> int:
+    from agents.hub_process import main
+
+    return main(options.words, "cockpit hub", in_terminal=True)
+
+
 HEADLESS: dict[str, tuple[Callable[[Options], int], str]] = {
     "snapshot": (_snapshot, "the whole state, once"),
     "watch": (_watch, "follow a run: a line a step, or every update with --json"),
@@ -94,10 +103,11 @@ def parser() -> argparse.ArgumentParser:
     top.set_defaults(call=_attach, run=None, operator=False)
     commands = top.add_subparsers(metavar="command", parser_class=_Parser)
     attach = commands.add_parser("attach", help="open the screen on a run")
-    attach.add_argument("run", nargs="?", help="its name, folder or ipc:// URL; absent: the newest live one")
+    attach.add_argument("run", nargs="?", help=f"{TARGET}; absent: the newest live one")
     attach.add_argument(
         "--operator", action="store_true", help="allow changes (a cockpit only watches otherwise)"
     )
+    attach.add_argument("--key", metavar="FILE", help=KEY)
     attach.set_defaults(call=_attach)
     demo = commands.add_parser("demo", help="start a run on this machine and open the screen on it")
     demo.add_argument(
@@ -113,9 +123,8 @@ def parser() -> argparse.ArgumentParser:
     replay.set_defaults(call=_replay)
     for name, (call, about) in HEADLESS.items():
         command = commands.add_parser(name, help=about, description=about)
-        command.add_argument(
-            "--run", metavar="RUN", help="a name, folder or ipc:// URL; absent: the newest live one"
-        )
+        command.add_argument("--run", metavar="RUN", help=f"{TARGET}; absent: the newest live one")
+        command.add_argument("--key", metavar="FILE", help=KEY)
         command.add_argument("--json", action="store_true", help="for programs")
         if name not in CHANGING:
             # The run may be named without --run where no other words are expected.
@@ -133,14 +142,24 @@ def parser() -> argparse.ArgumentParser:
                 "--timeout", type=seconds, default=60.0, metavar="S", help="give up waiting (default 60)"
             )
         command.set_defaults(call=call)
+    from cockpit.keyring import add_to
+
+    add_to(commands.add_parser("keys", help="make, list and revoke the keys that hubs take over TCP"))
+    hub = commands.add_parser("hub", add_help=False, help="run a hub by itself, for ranks that others start")
+    hub.set_defaults(call=_hub, words=[])
     return top
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """The exit status."""
     try:
-        options = parser().parse_args(arguments)
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        if given[:1] == ["hub"]:  # its options are its own
+            return _hub(Options(words=given[1:]))
+        options = parser().parse_args(given)
         options.run = options.run or getattr(options, "named", None)
+        if getattr(options, "key", None):
+            os.environ[KEY_VARIABLE] = options.key  # one place to look, here and in what we start
         status: int = options.call(options)
         sys.stdout.flush()
     except CockpitError as error:

@@ -3,8 +3,11 @@
 import os
 import time
 from pathlib import Path
+from typing import NamedTuple
 
+from agents.address import is_tcp
 from agents.client import Client
+from agents.keys import Key, Role, find_key, key_folder
 from agents.runs import RunError, newest_live, resolve
 from cockpit.store import Store
 
@@ -21,10 +24,21 @@ def runs_dir() -> Path:
     return Path(os.environ.get("COCKPIT_RUNS", "runs"))
 
 
-def endpoint(run: str | None) -> str:
-    """Where a run's hub listens for watchers; `run` is a name, folder or URL, None for the newest live."""
+class Address(NamedTuple):
+    """Where a run's hub listens for watchers; over TCP, with the key to come under."""
+
+    endpoint: str
+    key: Key | None = None
+
+
+def address(run: str | None, operator: bool = False, key_file: Path | None = None) -> Address:
+    """Of a run named by name, folder or URL, None for the newest live; `operator`: who will change it, too."""
     try:
-        return resolve(run, runs_dir()).clients
+        found = resolve(run, runs_dir())
+        if not is_tcp(found.clients):
+            return Address(found.clients)
+        roles = (Role.OPERATOR,) if operator else (Role.VIEWER, Role.OPERATOR)
+        return Address(found.clients, find_key(roles, key_file, key_folder(found), found.hub))
     except RunError as error:
         raise CockpitError(str(error)) from None
 
@@ -40,8 +54,8 @@ def target(run: str | None) -> str:
 class Watch:
     """A client with a store beside it, for commands that look once or follow along."""
 
-    def __init__(self, run: str | None) -> None:
-        self.client = Client(endpoint(run))
+    def __init__(self, run: str | None, operator: bool = False) -> None:
+        self.client = Client(*address(run, operator))
         self.store = Store(time.monotonic)
         self._resets = 0
 

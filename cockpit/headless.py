@@ -11,28 +11,14 @@ from cockpit import format, records
 from cockpit.connect import CockpitError, Watch
 from cockpit.knobs import NEUTRAL, fit, legal_text, only, split_change, value_text
 from cockpit.metrics import STEP_TIME, read
+from cockpit.printing import say as _say
+from cockpit.printing import table as _table
 from cockpit.recorded import is_over, look, open_recording
 from cockpit.store import Link, Store
 from cockpit.verdict import LOST, diagnosis, headline, verdict
 
 REFUSED = 3
 SILENT_S = 30.0  # a watcher gives up
-
-
-def _say(line: str) -> None:
-    """One line at once, so that a pipe sees it."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def _table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        _say("  ".join(cells).rstrip())
 
 
 def snapshot(run: str | None, at: str | None, as_json: bool) -> int:
@@ -196,7 +182,7 @@ def change(run: str | None, words: Sequence[str], wait: bool, timeout_s: float, 
     """Propose; the hub and the ranks judge. `wait` for the last rank, else for the hub's answer."""
     if all("=" in word for word in words):
         _changes(words, {})  # refused before a run is looked for
-    watch = Watch(run)
+    watch = Watch(run, operator=True)
     try:
         watch.until_known()
         board = {knob.name: knob for knob in watch.store.state.board.knobs} if watch.store.state.board else {}

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping
 
 from agents.client import Client
+from agents.keys import Key
 from agents.wire import Value
 from cockpit.feed import ViewerError
 from cockpit.store import Store
@@ -16,10 +17,13 @@ POLL_S = 0.1
 class LiveFeed:
     """A run's hub. One thread owns the client; proposals reach it through a queue."""
 
-    def __init__(self, endpoint: str, operator: bool = False, target: str = "RUN") -> None:
+    def __init__(
+        self, endpoint: str, operator: bool = False, target: str = "RUN", key: Key | None = None
+    ) -> None:
         self.operator = operator
         self.target = target
         self._endpoint = endpoint
+        self._key = key
         self._wishes: queue.SimpleQueue[tuple[str, dict[str, Value], int | None]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -43,7 +47,7 @@ class LiveFeed:
         return wish
 
     def _drain(self, store: Store) -> None:
-        client = Client(self._endpoint)
+        client = Client(self._endpoint, self._key)
         client.look("experts", "timeline")  # what the overview draws
         resets = client.resets
         try:

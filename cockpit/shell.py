@@ -1,6 +1,6 @@
 """What every command with a screen needs before it opens one."""
 
-from cockpit.connect import CockpitError, endpoint, target
+from cockpit.connect import CockpitError, address, target
 from cockpit.recorded import folder_of, open_recording, place
 
 
@@ -15,11 +15,13 @@ def keymap() -> dict[str, str]:
 
 def attach(run: str | None, operator: bool) -> int:
     """Open the screen on a live run."""
-    hub = endpoint(run)  # says what is wrong before the screen is taken, and before Textual is loaded
+    hub = address(
+        run, operator
+    )  # says what is wrong before the screen is taken, and before Textual is loaded
     from cockpit.app import CockpitApp
     from cockpit.live import LiveFeed
 
-    app = CockpitApp(LiveFeed(hub, operator, target(run)), keymap=keymap())
+    app = CockpitApp(LiveFeed(hub.endpoint, operator, target(run), hub.key), keymap=keymap())
     app.run()
     return app.return_code or 0
 

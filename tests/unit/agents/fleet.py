@@ -16,6 +16,7 @@ from agents import codec, runs, wire
 from agents.agent import Agent
 from agents.board import Board, Knob, Values
 from agents.client import Client
+from agents.keys import Key
 from agents.wire import Ack, AnyMessage, Hello, Legal, Message, Step, Summary, Update, Value
 from agents.wire import Board as BoardMessage
 
@@ -112,11 +113,11 @@ def make_board() -> Board:
 class Fleet:
     """All ranks of a run in this process, which settle commands as a trainer does at a step boundary."""
 
-    def __init__(self, endpoint: str, world: int = 4) -> None:
+    def __init__(self, endpoint: str, world: int = 4, key: Key | None = None) -> None:
         self.step = 0
         self.boards = [make_board() for _ in range(world)]
         self.agents = [
-            Agent(endpoint, lambda: (self.step, "forward", time.monotonic())) for _ in range(world)
+            Agent(endpoint, lambda: (self.step, "forward", time.monotonic()), key=key) for _ in range(world)
         ]
         self.carried_out: list[int] = []
         self.introduce()
@@ -162,10 +163,14 @@ class Fleet:
 class Peer:
     """A bare DEALER, to say what no agent or client of ours would."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, key: Key | None = None) -> None:
         self.context = zmq.Context()
         self.dealer = self.context.socket(zmq.DEALER)
         self.dealer.set(zmq.LINGER, 0)
+        if key:
+            self.dealer.set(zmq.CURVE_SERVERKEY, key.hub.encode())
+            self.dealer.set(zmq.CURVE_PUBLICKEY, key.public.encode())
+            self.dealer.set(zmq.CURVE_SECRETKEY, key.secret.encode())
         self.dealer.connect(endpoint)
 
     def say(self, *messages: Message) -> None:

@@ -1,0 +1,331 @@
+"""Faults 8, 11, and 10 over TCP: what knocks at the port of a hub that listens on one.
+
+Nothing that has no key in force gets a word in, and whoever has one may do what its role may, checked anew for
+every message: a connection outlives its key.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from agents import codec, runs, wire
+from agents.agent import Agent
+from agents.client import Client, wait_for_command
+from agents.keys import LIST_FILE, Key, KeyStore, Role, load_key
+from agents.wire import Credit, Decide, Propose, Refused, Try, Updates
+from tests.faults.conftest import Opened
+from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_hello, make_step, poll_until
+
+MIB = 1 << 20
+
+
+class Guarded:
+    """A hub that listens on the loopback, its keys, and four ranks that came over TCP."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = KeyStore(folder / "keys")
+        self.rank = self.make("node", Role.RANK)
+        self.viewer = self.make("ann", Role.VIEWER)
+        self.operator = self.make("bob", Role.OPERATOR)
+        self.hub = HubProcess(folder / "run").start("--listen", "auto", "--keys", str(self.store.folder))
+        wait((folder / "run" / runs.HUB_FILE).exists)
+        listening = runs.read_hub_file(folder / "run").tcp
+        assert listening is not None
+        self.url = listening.ranks
+        self.fleet = Fleet(self.url, key=self.rank)
+
+    def make(self, name: str, role: Role) -> Key:
+        return load_key(self.store.make(name, role))
+
+    def connect(self) -> socket.socket:
+        """A bare TCP connection."""
+        host, port = self.url.removeprefix("tcp://").split(":")
+        return socket.create_connection((host, int(port)), timeout=10)
+
+    def close(self) -> None:
+        self.fleet.close()
+        self.hub.clean_up()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    guarded = Guarded(tmp_path_factory.mktemp("guarded"))
+    yield guarded
+    guarded.close()
+
+
+def wait(true: Callable[[], object], turn: Callable[[], None] = lambda: None) -> None:
+    deadline = time.monotonic() + 15
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        turn()
+        time.sleep(0.01)
+
+
+def watch(guarded: Guarded, opened: Opened, key: Key | None = None) -> Client:
+    """A client that sees the whole fleet."""
+    client = opened(Client(guarded.url, key or guarded.viewer))
+    poll_until(client, lambda: len(client.state.steps) == 4 and client.state.board, guarded.fleet.turn)
+    return client
+
+
+# --------------------------------------------------------------------------------------------- fault 8
+
+
+def zmtp1(*messages: wire.Message) -> bytes:
+    """What a peer of ZMTP 1.0 says: no identity, then one frame, and no security at all."""
+    frame = codec.encode(messages)
+    return b"\x01\x00" + b"\xff" + (len(frame) + 1).to_bytes(8) + b"\x00" + frame
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"  # of ZMTP 3.0, up to the mechanism
+KNOCKS = {
+    "garbage": os.urandom(4096),
+    "zeros": bytes(4096),
+    "http": b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n",
+    "tls": bytes.fromhex("1603010200010001fc0303") + os.urandom(500),
+    "zmtp 1.0": zmtp1(make_hello(7, 8), make_step(7, 1)),
+    "zmtp 1.0, a client": zmtp1(Credit(wire.VERSION, "", 0, 8), Propose("stolen", {"micro_batches": 8})),
+    "null security": GREETING + b"NULL".ljust(20, b"\0") + bytes(32) + b"\x04\x05READY",
+    "curve, half a handshake": GREETING
+    + b"CURVE".ljust(20, b"\0")
+    + bytes(32)
+    + b"\x04\xc8\x05HELLO"
+    + bytes(194),
+    "200 MiB announced": GREETING
+    + b"CURVE".ljust(20, b"\0")
+    + bytes(32)
+    + b"\x06"
+    + (200 * MIB).to_bytes(8)
+    + bytes(65536),
+}
+
+
+@pytest.mark.parametrize("knock", KNOCKS)
+def test_what_is_not_a_peer_of_ours_gets_no_word_in(guarded: Guarded, opened: Opened, knock: str) -> None:
+    client = watch(guarded, opened)
+    events = len(client.state.events)
+    for _ in range(3):
+        with guarded.connect() as stranger:
+            stranger.sendall(KNOCKS[knock])
+            stranger.settimeout(0.05)
+            said = b""
+            try:
+                while more := stranger.recv(4096):
+                    said += more
+            except OSError:
+                pass  # nothing more is said, or it was shut in our face
+        assert b"updates" not in said and b"epoch" not in said
+    step = guarded.fleet.step
+    poll_until(client, lambda: client.state.steps[0].step > step + 3, guarded.fleet.turn)
+    assert set(client.state.hellos) == {0, 1, 2, 3}
+    assert not client.state.commands.get("stolen") and client.refused is None
+    assert [event.text for event in list(client.state.events)[events:]] == []
+
+
+def test_strangers_leave_nothing_behind(guarded: Guarded, opened: Opened) -> None:
+    watch(guarded, opened)
+    hub = psutil.Process(guarded.hub.process.pid)
+    before = hub.num_fds()
+    for _ in range(50):
+        with guarded.connect() as stranger:
+            stranger.sendall(KNOCKS["garbage"])
+    wait(lambda: hub.num_fds() <= before + 2, guarded.fleet.turn)
+
+
+def test_a_peer_without_a_key_is_not_heard(guarded: Guarded, opened: Opened) -> None:
+    """A socket of ZeroMQ that speaks our wire, and no CURVE."""
+    client = watch(guarded, opened)
+    intruder = opened(Peer(guarded.url))
+    intruder.say(Credit(wire.VERSION, "", 0, 8))
+    intruder.say(make_hello(7, 8))
+    step = guarded.fleet.step
+    poll_until(client, lambda: client.state.steps[0].step > step + 20, guarded.fleet.turn)
+    assert intruder.dealer.poll(0) == 0 and 7 not in client.state.hellos
+
+
+# -------------------------------------------------------------------------------------------- fault 10
+
+
+def test_a_message_of_200_mib_costs_its_sender_the_connection_alone(guarded: Guarded, opened: Opened) -> None:
+    """libzmq drops the connection at the length that is announced; the hub never holds such a message."""
+    client = watch(guarded, opened)
+    hub = psutil.Process(guarded.hub.process.pid)
+    before = hub.memory_info().rss
+    peer = opened(Peer(guarded.url, guarded.rank))
+    monitor = peer.dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+    assert monitor.poll(5000), "it was not let in at all"
+    monitor.recv_multipart()
+    peer.dealer.send(bytes(200 * MIB))
+    most = 0
+
+    def turn() -> None:
+        nonlocal most
+        most = max(most, hub.memory_info().rss)
+        guarded.fleet.turn()
+
+    wait(lambda: monitor.poll(0), turn)
+    peer.dealer.disable_monitor()
+    monitor.close()
+    step = guarded.fleet.step
+    poll_until(client, lambda: client.state.steps[0].step > step + 3, turn)
+    assert client.resets == 1 and client.refused is None
+    assert most - before < 32 * MIB
+
+
+# -------------------------------------------------------------------------------------------- fault 11
+
+
+def test_a_viewer_watches_and_an_operator_changes(guarded: Guarded, opened: Opened) -> None:
+    viewer, operator = watch(guarded, opened), watch(guarded, opened, guarded.operator)
+    asked = viewer.propose({"micro_batches": 2}, who="root@console")
+    denied = wait_for_command(viewer, asked, 5.0)
+    assert denied.state == "rejected" and denied.revision == 0
+    assert denied.why == "the key ann has the role viewer and only watches; changes take the role operator"
+    assert guarded.fleet.carried_out == []
+    asked = operator.propose({"micro_batches": 2}, who="root@console")
+    poll_until(operator, lambda: (c := operator.state.commands.get(asked)) and c.settled, guarded.fleet.turn)
+    command = operator.state.commands[asked]
+    assert (command.state, command.acks) == ("applied", 4)
+    assert command.who == "bob: root@console", "the key's name is not the client's to choose"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Try("t", {"micro_batches": 2}, 8), Decide(keep=True), make_hello(1, 4), make_step(1, 9)],
+    ids=repr,
+)
+def test_a_viewer_may_say_nothing_else(guarded: Guarded, opened: Opened, message: wire.Message) -> None:
+    watch(guarded, opened)
+    peer = opened(Peer(guarded.url, guarded.viewer))
+    peer.say(message)
+    refused = peer.hear(Refused)
+    assert isinstance(refused, Refused) and "the key ann has the role viewer" in refused.why
+
+
+def test_a_rank_may_not_watch_nor_change(guarded: Guarded, opened: Opened) -> None:
+    watch(guarded, opened)
+    for message in (Credit(wire.VERSION, "", 0, 8), Propose("by-a-rank", {"micro_batches": 1})):
+        peer = opened(Peer(guarded.url, guarded.rank))
+        peer.say(message)
+        refused = peer.hear(Refused)
+        assert isinstance(refused, Refused)
+        assert refused.why.startswith("the key node has the role rank and reports; watching takes")
+
+
+def test_an_operator_is_no_rank(guarded: Guarded, opened: Opened) -> None:
+    client = watch(guarded, opened)
+    agent = opened(Agent(guarded.url, lambda: (0, "", 0.0), key=guarded.operator))
+    agent.introduce(make_hello(0, 4, pid=1), None)
+    wait(lambda: agent.refused, guarded.fleet.turn)
+    assert agent.refused == "the key bob has the role operator; only one with the role rank may send a hello"
+    assert client.state.hellos[0].pid == os.getpid()
+
+
+def test_an_unlisted_key_is_turned_away_and_told(guarded: Guarded, opened: Opened, tmp_path: Path) -> None:
+    watcher = watch(guarded, opened)
+    other = load_key(KeyStore(tmp_path / "other").make("eve", Role.OPERATOR))
+    eve = Key("eve", "operator", other.public, other.secret, guarded.viewer.hub)
+    client = opened(Client(guarded.url, eve))
+    poll_until(client, lambda: client.refused, guarded.fleet.turn)
+    assert client.refused and "does not take the key eve: it is revoked or on no list there" in client.refused
+    assert client.resets == 0
+    turned = "a key that is not listed: turned away at the door, from 127.0.0.1"
+    poll_until(watcher, lambda: any(turned in e.text for e in watcher.state.events), guarded.fleet.turn)
+
+
+def test_a_key_for_another_hub_is_told_so(guarded: Guarded, opened: Opened, tmp_path: Path) -> None:
+    key = load_key(KeyStore(tmp_path / "other").make("ann", Role.VIEWER))
+    client = opened(Client(guarded.url, key))
+    poll_until(client, lambda: client.refused)
+    assert client.refused and f"{guarded.url} is not the hub that the key ann is for" in client.refused
+
+
+def test_what_is_no_hub_at_all_is_told_so(
+    guarded: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agents.line.REDIAL_S", 0.2)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as open_to_all:
+        port = open_to_all.bind_to_random_port("tcp://127.0.0.1")
+        client = opened(Client(f"tcp://127.0.0.1:{port}", guarded.viewer))
+        poll_until(client, lambda: client.refused)
+        assert client.refused and "or no hub at all" in client.refused
+        client.close()
+
+
+def test_a_key_revoked_on_an_open_connection(guarded: Guarded, opened: Opened) -> None:
+    viewer, staying = guarded.make("carl", Role.VIEWER), watch(guarded, opened)
+    client = watch(guarded, opened, viewer)
+    guarded.store.revoke("carl")
+    poll_until(client, lambda: client.refused, guarded.fleet.turn)
+    assert client.refused and "the key of this connection may not watch any more" in client.refused
+    seq, step = client.seq, guarded.fleet.step
+    poll_until(staying, lambda: staying.state.steps[0].step > step + 20, guarded.fleet.turn)
+    client.poll(0.1)
+    assert client.seq == seq, "not an update more"
+    late = opened(Client(guarded.url, viewer))
+    poll_until(late, lambda: late.refused, guarded.fleet.turn)
+    assert late.refused and "does not take the key carl: it is revoked" in late.refused
+
+
+def test_an_operator_revoked_on_an_open_connection_changes_nothing(guarded: Guarded, opened: Opened) -> None:
+    key = guarded.make("dora", Role.OPERATOR)
+    watch(guarded, opened)
+    peer = opened(Peer(guarded.url, key))
+    peer.say(Credit(wire.VERSION, "", 0, 8))
+    assert isinstance(peer.hear(Updates), Updates)
+    before = list(guarded.fleet.carried_out)
+    guarded.store.revoke("dora")
+    refused = peer.hear(Refused)  # it is told without asking
+    peer.say(Propose("after-all", {"micro_batches": 1}))
+    refused = peer.hear(Refused)
+    assert isinstance(refused, Refused) and "the key dora is not in force any more" in refused.why
+    step = guarded.fleet.step
+    client = watch(guarded, opened)
+    poll_until(client, lambda: client.state.steps[0].step > step + 10, guarded.fleet.turn)
+    assert "after-all" not in client.state.commands and guarded.fleet.carried_out == before
+
+
+def test_a_rank_revoked_on_an_open_connection_is_heard_no_more(guarded: Guarded, opened: Opened) -> None:
+    """It keeps training: its agent is refused and says why. Another key, and it is heard again."""
+    own = guarded.make("node-2", Role.RANK)
+    run = opened(Agent(guarded.url, lambda: (3, "", time.monotonic()), key=own))
+    run.introduce(make_hello(3, 4), None)
+    guarded.fleet.agents[3].close()
+    client = watch(guarded, opened)
+    poll_until(client, lambda: client.state.pulses[3].step == 3)
+    guarded.store.revoke("node-2")
+    wait(lambda: run.refused)
+    assert run.refused == "the key node-2 is not in force any more; ask the owner of the run for another"
+    known = client.state.pulses[3]
+    step = guarded.fleet.step
+    poll_until(client, lambda: client.state.steps[0].step > step + 50, guarded.fleet.turn)
+    assert client.state.pulses[3] is known, "not a word more"
+    again = Agent(guarded.url, lambda: (guarded.fleet.step, "", time.monotonic()), key=guarded.rank)
+    guarded.fleet.agents[3] = again
+    guarded.fleet.introduce()
+    poll_until(client, lambda: client.state.steps[3].step > step + 50, guarded.fleet.turn)
+
+
+def test_a_list_that_cannot_be_trusted_lets_nobody_in(
+    guarded: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agents.line.REDIAL_S", 0.2)
+    client = watch(guarded, opened)
+    path = guarded.store.folder / LIST_FILE
+    path.chmod(0o666)
+    try:
+        poll_until(client, lambda: client.refused, guarded.fleet.turn)
+        late = opened(Client(guarded.url, guarded.operator))
+        poll_until(late, lambda: late.refused, guarded.fleet.turn)
+    finally:
+        path.chmod(0o600)
+    step = guarded.fleet.step
+    poll_until(client, lambda: client.state.steps[0].step > step + 5, guarded.fleet.turn)
+    poll_until(late, lambda: late.refused is None and late.resets, guarded.fleet.turn)

@@ -1,0 +1,145 @@
+"""Key files and the list of keys: private, whole, and refused with a sentence when they are not."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agents.address import connect_address, listen_address
+from agents.keys import KEY_VARIABLE, LIST_FILE, KeyStore, Role, find_key, keys_folder, load_key
+from agents.terms import RunError
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeyStore:
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.setenv("COCKPIT_KEYS", str(tmp_path / "keys"))
+    return KeyStore(tmp_path / "keys")
+
+
+def test_every_file_is_private_whatever_the_umask(store: KeyStore) -> None:
+    before = os.umask(0)
+    try:
+        store.make("ann", Role.VIEWER)
+        store.make("bob", Role.OPERATOR)
+        store.revoke("ann")
+    finally:
+        os.umask(before)
+    assert store.folder.stat().st_mode & 0o777 == 0o700
+    modes = {
+        file.name: file.stat().st_mode & 0o777 for file in store.folder.iterdir() if file.name != ".lock"
+    }
+    assert modes == {"hub.key": 0o600, "bob.key": 0o600, LIST_FILE: 0o600}
+
+
+def test_a_key_file_holds_all_that_is_needed(store: KeyStore) -> None:
+    key = load_key(store.make("ann", Role.VIEWER))
+    assert (key.name, key.role, key.hub) == ("ann", "viewer", store.hub_key().public)
+    assert key.secret not in repr(key)
+
+
+def test_a_name_is_taken_until_its_key_is_revoked(store: KeyStore) -> None:
+    first = load_key(store.make("ann", Role.VIEWER))
+    with pytest.raises(RunError, match="there is a key ann already"):
+        store.make("ann", Role.OPERATOR)
+    store.revoke("ann")
+    second = load_key(store.make("ann", Role.OPERATOR))
+    assert second.public != first.public
+    assert [(row.role, row.revoked_s is None) for row in store.listed()] == [
+        (Role.VIEWER, False),
+        (Role.OPERATOR, True),
+    ]
+    with pytest.raises(RunError, match="no key zed in force; the keys in force are: ann"):
+        store.revoke("zed")
+
+
+@pytest.mark.parametrize("name", ["", "hub", "../up", "a/b", ".hidden", "x" * 65, "a b"])
+def test_a_name_that_is_no_file_name_is_refused(store: KeyStore, name: str) -> None:
+    with pytest.raises(RunError, match="a key cannot be named"):
+        store.make(name, Role.VIEWER)
+
+
+def test_a_key_is_found_by_role_and_named_by_variable(
+    store: KeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RunError, match=r"wants a key of role viewer or operator.*cockpit keys make NAME"):
+        find_key((Role.VIEWER, Role.OPERATOR))
+    store.make("node", Role.RANK)
+    operator = store.make("bob", Role.OPERATOR)
+    assert find_key((Role.VIEWER, Role.OPERATOR)).name == "bob"
+    viewer = store.make("ann", Role.VIEWER)
+    assert find_key((Role.VIEWER, Role.OPERATOR)).name == "ann"
+    monkeypatch.setenv(KEY_VARIABLE, str(operator))
+    assert find_key((Role.VIEWER, Role.OPERATOR)).name == "bob"
+    with pytest.raises(RunError, match="a key of role viewer, and this takes one of role operator"):
+        find_key((Role.OPERATOR,), viewer)
+    with pytest.raises(RunError, match="a key for another hub"):
+        find_key((Role.OPERATOR,), operator, hub="x" * 40)
+
+
+def test_what_others_can_read_is_no_secret(store: KeyStore) -> None:
+    path = store.make("ann", Role.VIEWER)
+    path.chmod(0o640)
+    with pytest.raises(RunError, match="chmod 600"):
+        load_key(path)
+    (store.folder / LIST_FILE).chmod(0o666)
+    with pytest.raises(RunError, match="chmod 600"):
+        store.listed()
+    store.folder.chmod(0o755)
+    with pytest.raises(RunError, match="mode 0700"):
+        store.make("bob", Role.VIEWER)
+
+
+def test_what_is_no_key_file_is_one_sentence(store: KeyStore, tmp_path: Path) -> None:
+    mine, other = store.make("ann", Role.VIEWER), store.make("bob", Role.VIEWER)
+    swapped = mine.read_text().replace(load_key(mine).secret, load_key(other).secret)
+    for text, sentence in {
+        "": "is not a key file",
+        "[1]": "is not a key file",
+        "x" * 5000: "over 4096 bytes",
+        swapped: "do not belong together",
+    }.items():
+        path = tmp_path / "bad.key"
+        path.touch(0o600)
+        path.write_text(text)
+        with pytest.raises(RunError, match=sentence):
+            load_key(path)
+    with pytest.raises(RunError, match="cannot be read: No such file"):
+        load_key(tmp_path / "absent.key")
+
+
+def test_the_usual_folder() -> None:
+    assert keys_folder({"COCKPIT_KEYS": "/k"}) == Path("/k")
+    assert keys_folder({"XDG_CONFIG_HOME": "/c"}) == Path("/c/cockpit/keys")
+    assert keys_folder({}) == Path.home() / ".config/cockpit/keys"
+
+
+def test_where_a_hub_may_listen() -> None:
+    assert listen_address("auto") == ("127.0.0.1", 0)
+    assert listen_address("tcp://10.0.0.1:auto") == ("10.0.0.1", 0)
+    assert listen_address("tcp://[::1]:5555") == ("[::1]", 5555)
+    for every in (
+        "tcp://*:5555",
+        "tcp://0.0.0.0:5555",
+        "tcp://0:auto",
+        "tcp://[::]:1",
+        "tcp://[0:0::0]:auto",
+    ):
+        with pytest.raises(RunError, match="every address of this machine, which is not offered"):
+            listen_address(every)
+    for wrong in ("tcp://host", "tcp://host:0", "tcp://host:65536", "ipc:///x", "tcp://a b:1", "5555", ""):
+        with pytest.raises(RunError, match=r"is not a TCP address; legal|has no port; legal"):
+            listen_address(wrong)
+
+
+def test_where_a_hub_may_be_reached() -> None:
+    assert connect_address("tcp://node-1.cluster:5555") == "tcp://node-1.cluster:5555"
+    for wrong in (
+        "tcp://*:5555",
+        "tcp://0.0.0.0:1",
+        "tcp://host:auto",
+        "tcp://host:0",
+        "tcp://host:5555;tcp://x:1",
+    ):
+        with pytest.raises(RunError, match="legal"):
+            connect_address(wrong)

@@ -4,16 +4,15 @@ When one rank dies the others fail too, in whatever collective they were. The ar
 """
 
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from agents.keeper import say
 from engine.place import Where
 
 MAX_TRACEBACK_CHARS = 60_000  # a report must fit the pipe's buffer even if its reader is stopped
@@ -163,13 +162,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def say(text: str) -> None:
-    """Write `text`, which ends its own lines, to stderr, if anyone still listens."""
-    with suppress(OSError, ValueError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
 
 
 def tell(root: Outcome, outcomes: Sequence[Outcome], name_of_rank: Callable[[int], str], file: Path) -> None:

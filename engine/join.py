@@ -13,9 +13,9 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from engine.failure import report_of, say, sentence_of_report
+from agents.keeper import hub_of, kept, named_hub, say
+from engine.failure import report_of, sentence_of_report
 from engine.forked import flush, listen_on_loopback, outlet, share_cores
-from engine.keeper import HubKeeper, hub_of, named_hub
 from engine.place import Place, Work, joined_meeting
 
 HUB_KEY = "engine/hub"  # in the store: the endpoint, or nothing
@@ -178,26 +178,5 @@ def _hub(place: Place, hub: str, run: str) -> Iterator[Place]:
     with hub_of(hub, run, place.run_dir) as (endpoint, keeper):
         if hub == "auto":
             place.store().set(HUB_KEY, endpoint or "")
-        with _kept(keeper):
+        with kept(keeper):
             yield replace(place, hub=endpoint)
-
-
-@contextmanager
-def _kept(keeper: HubKeeper | None) -> Iterator[None]:
-    """A thread looks after the hub while the work goes on."""
-    if keeper is None:
-        yield
-        return
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(0.5):
-            keeper.tick()
-
-    thread = threading.Thread(target=look, name="hub-keeper", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()

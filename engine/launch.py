@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.failure import Outcome, say, tell
+from agents.keeper import hub_of, say
+from engine.failure import Outcome, tell
 from engine.forked import Tie, flush
 from engine.forked import run as run_forked
 from engine.join import join, joined_place
-from engine.keeper import hub_of
 from engine.place import LOOPBACK, Place, StopFlag, Whereabouts, Work, local_meeting
 from engine.signals import Signals, StopNow
 from engine.supervise import Patience, RankProcess, Supervisor

@@ -9,12 +9,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agents.keeper import named_hub, say
 from agents.runs import RunError
 from agents.wire import Step, Summary
 from engine.compiler import compiler_refusal
 from engine.corpus import read_corpus
-from engine.failure import say
-from engine.keeper import named_hub
 from engine.launch import Place, join, joined_place, launch
 from engine.layout import Layout, LayoutError
 from engine.resume import find_start, restarted, started

@@ -12,9 +12,9 @@ from typing import IO
 
 import msgspec
 
+from agents.keeper import HubKeeper
 from engine.failure import Outcome, Report, root_cause
 from engine.forked import DONE, STACKS_SIGNAL
-from engine.keeper import HubKeeper
 from engine.place import Whereabouts
 from engine.signals import Signals
 

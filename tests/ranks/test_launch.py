@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from agents.keeper import RESTARTS_A_MINUTE, HubKeeper
 from engine.failure import Outcome, report_of, root_cause, sentence
-from engine.keeper import RESTARTS_A_MINUTE, HubKeeper
 from engine.place import Where, alone
 from tests.ranks.driver import TORCH, Driver, eventually, gone
 

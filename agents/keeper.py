@@ -3,18 +3,26 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agents.runs import RunError, endpoints_in, make_socket_directory, remove_sockets, resolve
-from engine.failure import say
 
 RESTARTS_A_MINUTE = 6
 FIRST_DELAY_S = 0.1  # doubled at each restart within the minute
 CLOSE_S = 3.0
+LOOK_S = 0.5
+
+
+def say(text: str) -> None:
+    """Write `text`, which ends its own lines, to stderr, if anyone still listens."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 class HubKeeper:
@@ -95,8 +103,12 @@ def named_hub(hub: str, run_dir: Path) -> str | None:
 
 
 @contextmanager
-def hub_of(hub: str, run: str, run_dir: Path) -> Iterator[tuple[str | None, HubKeeper | None]]:
+def hub_of(
+    hub: str, run: str, run_dir: Path, sockets: Path | None = None
+) -> Iterator[tuple[str | None, HubKeeper | None]]:
     """The endpoint for ranks and, of a hub of our own, its keeper; that hub is ended on leaving.
+
+    Its sockets lie in a new directory, which goes with it, or in `sockets`, which stays.
 
     Raises ValueError for a URL that names no hub.
     """
@@ -104,7 +116,7 @@ def hub_of(hub: str, run: str, run_dir: Path) -> Iterator[tuple[str | None, HubK
         yield named_hub(hub, run_dir), None
         return
     try:
-        directory = make_socket_directory()
+        directory = sockets or make_socket_directory()
         endpoints = endpoints_in(directory)
     except (OSError, RunError) as error:
         say(f"the run goes without a hub: {error}\n")
@@ -116,10 +128,32 @@ def hub_of(hub: str, run: str, run_dir: Path) -> Iterator[tuple[str | None, HubK
         yield endpoints.ranks, keeper
     finally:
         keeper.close()
-        remove_sockets(endpoints)  # a hub that was killed has left them
+        if sockets is None:
+            remove_sockets(endpoints)  # a hub that was killed has left them
 
 
 def hub_command(run: str, run_dir: Path, sockets: Path) -> list[str]:
     """The command that is the hub of `run`; it ends by itself when this process does."""
     options = [f"--run={run}", "--dir", str(run_dir), "--sockets", str(sockets), "--parent", str(os.getpid())]
     return [sys.executable, "-m", "agents.hub", *options]
+
+
+@contextmanager
+def kept(keeper: HubKeeper | None) -> Iterator[None]:
+    """A thread looks after the hub while the work goes on."""
+    if keeper is None:
+        yield
+        return
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK_S):
+            keeper.tick()
+
+    thread = threading.Thread(target=look, name="hub-keeper", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

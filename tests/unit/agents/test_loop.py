@@ -1,0 +1,239 @@
+"""`agents.join`: somebody else's loop is seen and steered, and nothing of ours can stop it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agents
+from agents import loop as loop_module
+from agents.agreement import Agreement, Disagreement, Word
+from agents.board import Board, Knob
+from agents.wire import Ack, Command, Legal, Step, Summary
+from tests.unit.agents.fleet import SOURCE
+
+LOOPING = Path(__file__).with_name("looping.py")
+DEADLINE_S = 30.0
+
+
+def cockpit(runs: Path, *words: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "cockpit", *words, "--json"],
+        env=os.environ | {"PYTHONPATH": str(SOURCE), "COCKPIT_RUNS": str(runs)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return json.loads(done.stdout) if done.stdout else done.stderr
+
+
+@contextmanager
+def running(runs: Path, *options: str, world: int = 2) -> Iterator[list[subprocess.Popen[bytes]]]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(LOOPING), str(rank), str(world), str(runs), str(port), *options],
+            env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        )
+        for rank in range(world)
+    ]
+    try:
+        yield ranks
+        (runs / "stop").touch()
+        assert [rank.wait(20) for rank in ranks] == [0] * world
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def until(runs: Path, true: Any) -> Any:
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        seen = cockpit(runs, "snapshot")
+        if isinstance(seen, dict) and true(seen):
+            return seen
+        assert time.monotonic() < deadline, seen
+
+
+def test_two_processes_are_seen_and_a_knob_switches_on_both_at_one_step(tmp_path: Path) -> None:
+    with running(tmp_path, "agree"):
+        seen = until(tmp_path, lambda seen: len(seen["ranks"]) == 2 and seen["summary"])
+        assert [rank["coords"] for rank in seen["ranks"]] == [{"dp": 0}, {"dp": 1}]
+        assert [rank["step"]["tokens"] for rank in seen["ranks"]] == [100, 200]
+        assert seen["ranks"][1]["step"]["loss"] == 3.0
+        assert {"forward", "backward", "agree"} <= seen["ranks"][0]["step"]["phases"].keys()
+        assert seen["summary"]["loss"] == pytest.approx((2.0 * 100 + 3.0 * 200) / 300)
+        assert seen["summary"]["tokens_per_s"] > 0
+        assert seen["summary"]["grad_norm"] is None and seen["summary"]["dropped"] is None
+        assert [(knob["name"], knob["value"]) for knob in seen["knobs"]] == [("grad_accum", 4)]
+        answer = cockpit(tmp_path, "set", "grad_accum=1", "--wait")
+        assert (answer["state"], answer["acks"], answer["world"]) == ("applied", 2, 2)
+        applied = [(tmp_path / f"applied-{rank}").read_text().split() for rank in range(2)]
+        assert applied[0] == applied[1] and applied[0][1] == "1"
+        assert int(applied[0][0]) + 1 == answer["applied_step"]
+        assert "not legal; legal: 1, 2, 4, 8" in str(cockpit(tmp_path, "set", "grad_accum=3", "--wait"))
+
+
+def test_without_agree_ranks_are_seen_and_nothing_is_turned(tmp_path: Path) -> None:
+    with running(tmp_path):
+        seen = until(tmp_path, lambda seen: sum(bool(rank["step"]) for rank in seen["ranks"]) == 2)
+        assert seen["knobs"] == []
+        assert seen["summary"]["tokens_per_s"] is None  # of the whole job nobody knows it
+        assert seen["summary"]["loss"] == 2.0
+
+
+def test_what_a_program_does_wrong_is_one_sentence() -> None:
+    def declare(loop: agents.Loop, **options: Any) -> None:
+        known = {"legal": [1, 2], "value": 1, "apply": print, "loss_neutral": True}
+        loop.knob("k", **({"type": int} | known | options))  # type: ignore[arg-type]
+
+    with pytest.raises(ValueError, match="rank = 2 of world = 2 cannot be"):
+        agents.join("r", rank=2, world=2)
+    with (
+        agents.join("r", rank=0, world=2, hub="none") as loop,
+        pytest.raises(ValueError, match="knob k must switch on all 2 ranks together, and join"),
+    ):
+        declare(loop)
+    with agents.join("r", hub="none") as loop:
+        with pytest.raises(ValueError, match="k = 3 is not legal; legal: 1, 2"):
+            declare(loop, value=3)
+        with pytest.raises(ValueError, match="legal= says what it may be"):
+            declare(loop, legal=["a"])
+        with pytest.raises(ValueError, match="a list cannot be turned"):
+            declare(loop, type=list)
+        declare(loop)
+        with pytest.raises(ValueError, match="declared twice"):
+            declare(loop)
+        with loop.step():
+            pass
+        with pytest.raises(ValueError, match="before the first step"):
+            loop.knob("late", bool, value=False, apply=print, loss_neutral=True)
+
+
+class Sent:
+    """Stands where the agent's queue is."""
+
+    def __init__(self, loop: agents.Loop) -> None:
+        self.messages: list[Any] = []
+        loop._agent.send = lambda *messages: self.messages.extend(messages)  # type: ignore[method-assign]
+
+    def of(self, kind: type) -> list[Any]:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+
+def test_what_fails_in_telemetry_is_told_once_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(mine: bytes) -> list[bytes]:
+        if b"ranks" in mine or done:
+            raise RuntimeError("the group is gone")
+        return [mine, mine]
+
+    done: list[int] = []
+    with agents.join("r", rank=1, world=2, agree=broken, hub="none") as loop:
+        sent = Sent(loop)
+        for number in range(5):
+            with loop.step() as step:
+                step.report(loss="no number", tokens=7)
+            done.append(number)
+    assert len(done) == 5
+    assert len([record for record in caplog.records if "telemetry has failed" in record.message]) == 1
+    assert [step.step for step in sent.of(Step)] == [0, 2, 3, 4]  # in step 1 agree= broke
+    assert all(step.loss is None and step.tokens == 7 for step in sent.of(Step))
+
+
+def test_what_the_loop_itself_raises_goes_through() -> None:
+    with agents.join("r", hub="none") as loop:
+        with pytest.raises(KeyError), loop.step() as step, step.phase("forward"):
+            raise KeyError("mine")
+        with loop.step() as step:
+            assert step.number == 1
+            with step.phase("forward"):
+                assert loop.doing[1] == "forward"
+
+
+def test_a_hub_that_cannot_be_costs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with agents.join("r", run_dir=tmp_path / "file" / "run") as loop, loop.step():
+        pass
+    assert "goes without a hub" in caplog.text
+    monkeypatch.setattr(loop_module, "endpoint_for", lambda *_: f"ipc://{tmp_path}/nobody")
+    with agents.join("r") as loop:
+        began = time.perf_counter()
+        for _ in range(300):
+            with loop.step() as step:
+                step.report(loss=1.0)
+        assert time.perf_counter() - began < 5
+
+
+def test_one_rank_alone_agrees_with_itself_and_a_failing_apply_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with agents.join("r", hub="none") as loop:
+        sent = Sent(loop)
+        settled: list[Ack] = []
+        loop._agent.settle = settled.append  # type: ignore[method-assign]
+        loop.knob("lr", float, legal=(0.0, 1.0), value=0.5, apply=lambda _: 1 / 0, loss_neutral=False)
+        loop._agent._orders.receive(Command(3, "c", {"lr": 1}), loop._hello, None)
+        with loop.step() as step:
+            step.report(loss=3.0, tokens=10, grad_norm=float("nan"))
+    assert (settled[0].state, settled[0].step) == ("applied", 1)
+    assert "lr was not applied: ZeroDivisionError" in caplog.text
+    (summary,) = sent.of(Summary)
+    assert summary.loss == 3.0 and summary.tokens_per_s > 0 and summary.revision == 0
+
+
+WORD = Word(5, 1.0, None, None, None, None)
+
+
+def board(commits: list[Any], legal: list[Any]) -> Board:
+    knob = Knob("k", lambda _: Legal(legal), True, "", commits.append, lambda values: values["k"])
+    return Board([knob], {"k": 1})
+
+
+def agreement(
+    rank: int, said: list[list[bytes]], board: Board, acks: list[Ack], waits: Command | None
+) -> Agreement:
+    answers = iter(said)
+
+    def agree(mine: bytes) -> list[bytes]:
+        answer = list(next(answers))
+        answer[rank] = mine
+        return answer
+
+    return Agreement(rank, 2, agree, board, lambda: waits, acks.append)
+
+
+def test_one_vote_against_and_nobody_switches() -> None:
+    import msgspec
+
+    command = Command(7, "c", {"k": 2})
+    other = msgspec.msgpack.encode(WORD)
+    commits: list[Any] = []
+    acks: list[Ack] = []
+    leader = agreement(0, [[b"", other], [b"", b"out of memory"]], board(commits, [1, 2]), acks, command)
+    leader.step(WORD)
+    assert commits == [] and [(ack.state, ack.why) for ack in acks] == [("rejected", "rank 1: out of memory")]
+    # On a rank that cannot, though the leader could: it says so and keeps what it has.
+    word = msgspec.msgpack.encode(msgspec.structs.replace(WORD, command=command))
+    follower = agreement(1, [[word, b""], [b"", b""]], board(commits, [1]), acks, None)
+    follower.step(WORD)
+    assert commits == [] and len(acks) == 1
+
+
+def test_bytes_of_another_world_end_the_agreement_and_not_the_run() -> None:
+    acks: list[Ack] = []
+    with pytest.raises(Disagreement, match="the bytes of 2 ranks, and the run has 3"):
+        Agreement(0, 3, lambda mine: [mine, mine], board([], [1]), lambda: None, acks.append).step(WORD)
+    with pytest.raises(Disagreement, match="no rank of this run sent"):
+        agreement(0, [[b"", b"\xc1"]], board([], [1]), acks, None).step(WORD)

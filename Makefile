@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench parity clean
+.PHONY: setup demo test lint bench fuzz parity clean
 
 setup: $(READY)
 
@@ -30,6 +30,12 @@ lint: setup
 bench: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m tests.bench
+
+# An hour and a half on one core; `make test` has a few seconds of it. A shorter one: make fuzz RUNS=20000
+RUNS ?= 1000000
+fuzz: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --runs $(RUNS)
 
 # Every parity case, and the table of docs/parity.md anew.
 parity: setup

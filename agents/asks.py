@@ -26,7 +26,8 @@ def check_asks(messages: Sequence[Message], packed: msgspec.Raw) -> None:
                 raise WireError("not a frame of ours: a knob is named twice in one change")
             for name, value in message.changes.items():
                 if isinstance(value, float) and not math.isfinite(value):
-                    raise WireError(f"{name} = {spell(value)} is no value that a knob can have")
+                    named = " ".join(name.split())
+                    raise WireError(f"{named} = {spell(value)} is no value that a knob can have")
 
 
 def _entries(packed: bytes) -> int:

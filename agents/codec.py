@@ -25,6 +25,7 @@ from agents.wire import (
     WireError,
 )
 
+QUOTED = 200  # characters of why a frame is none
 UNKNOWN = 16_384  # messages looked at one by one in a frame; no honest one has more
 
 
@@ -122,7 +123,13 @@ def decode(received: bytes | memoryview) -> list[AnyMessage]:
         check_asks(messages, head.messages)
         return messages
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
-        raise WireError(f"not a frame of ours: {error}") from None
+        raise WireError(f"not a frame of ours: {_short(str(error))}") from None
+
+
+def _short(why: str) -> str:
+    """A word of msgspec's, which may quote what it was sent, as part of a sentence."""
+    why = " ".join(why.split())
+    return why if len(why) <= QUOTED else f"{why[:QUOTED]}…"
 
 
 def _messages(raw: msgspec.Raw) -> list[AnyMessage]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from agents.wire import Changes, CommandState, TrialState
+from agents.wire import Changes, CommandState, Revision, TrialState
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS commands (
@@ -109,8 +109,9 @@ class Journal:
         try:
             self._db = self._open(path)
         except (sqlite3.Error, msgspec.MsgspecError) as error:
+            why = " ".join(str(error).split())  # SQLite quotes what it has found
             self.failure = (
-                f"the journal {path} cannot be opened ({error}); changes are refused, telemetry goes on"
+                f"the journal {path} cannot be opened ({why}); changes are refused, telemetry goes on"
             )
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
@@ -163,7 +164,10 @@ class Journal:
             "(SELECT rowid FROM commands WHERE revision = 0 ORDER BY rowid DESC LIMIT ?)",
             (REFUSED_KEPT,),
         )
-        self.last_revision = db.execute("SELECT COALESCE(MAX(revision), 0) FROM commands").fetchone()[0]
+        newest = db.execute("SELECT COALESCE(MAX(revision), 0) FROM commands").fetchone()[0]
+        self.last_revision = msgspec.convert(
+            newest, Revision
+        )  # a column of SQLite holds whatever was put there
         rows = db.execute(
             f"{SELECT} WHERE state = 'accepted' OR rowid IN "
             "(SELECT rowid FROM commands ORDER BY rowid DESC LIMIT ?) ORDER BY rowid",
@@ -240,7 +244,7 @@ def _trial_row(entry: TrialEntry) -> tuple[object, ...]:
 
 def _entry(row: tuple[object, ...]) -> Entry:
     fields = dict(zip(COLUMNS, row, strict=True))
-    expires_step = fields.pop("expires_step")
     for name in ("changes", "before"):
         fields[name] = msgspec.json.decode(str(fields[name]), type=Changes)
-    return msgspec.convert({"state": CommandState(**fields), "expires_step": expires_step}, Entry)  # type: ignore[arg-type]
+    state = [CommandState.__struct_config__.tag, *(fields[name] for name in CommandState.__struct_fields__)]
+    return msgspec.convert({"state": state, "expires_step": fields["expires_step"]}, Entry)

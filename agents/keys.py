@@ -33,6 +33,7 @@ LONGEST_KEY_FILE = 4096  # bytes
 LONGEST_LIST = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
+KeyName = Annotated[str, Meta(pattern=f"^{_NAME.pattern}$", max_length=64)]
 Z85Key = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]
 
 
@@ -47,7 +48,7 @@ class Role(StrEnum):
 class Key(Struct, frozen=True):
     """A key file. Its role is a label: what counts is the list that the hub reads."""
 
-    name: str
+    name: KeyName
     role: str
     public: Z85Key
     secret: Z85Key
@@ -60,7 +61,7 @@ class Key(Struct, frozen=True):
 class Listed(Struct, frozen=True):
     """A row of the list of keys."""
 
-    name: str
+    name: KeyName
     role: Role
     public: Z85Key
     made_s: float

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+import msgspec
+
 from agents.codec import version_refusal
 from agents.recording import RecordingError, unpack, unpack_row
 from agents.state import RunState
 from agents.wire import VERSION, Summary, Update
 
+SegmentRow = tuple[int, int, str, int, float, int | None, int]
+Newest = tuple[int | None]
 SEGMENTS: Final = "SELECT id, wire, epoch, seq, time_s, step, thinned FROM segments"
 
 
@@ -73,14 +77,14 @@ class Recording:
             raise RecordingError(f"there is no recording: {path} is not there")
         self._db = self._open(f"file:{_quoted(path)}?mode=ro")
         try:
-            wire = self._rows("SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
+            wire = self._rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
         except RecordingError as error:
             self.close()
             if "no such table" in str(error):
                 raise RecordingError(f"{path} holds commands only; its run was not recorded") from None
             # Where the folder cannot be written, SQLite cannot share the file; as nobody writes it, it need not.
             self._db = self._open(f"file:{_quoted(path)}?mode=ro&immutable=1")
-            wire = self._rows("SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
+            wire = self._rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
         if not wire:
             raise RecordingError(f"{path} holds nothing yet; its run has only begun, or was not recorded")
         if wire[0][0] != VERSION:
@@ -90,11 +94,13 @@ class Recording:
     def _open(uri: str) -> sqlite3.Connection:
         return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=5.0)
 
-    def _rows(self, query: str, *values: object) -> list[Any]:
+    def _rows(self, kind: Any, query: str, *values: object) -> list[Any]:
+        """Rows as tuples of that kind; a column of SQLite holds whatever was put there."""
         try:
-            return self._db.execute(query, values).fetchall()
-        except sqlite3.Error as error:
-            raise RecordingError(f"{self.path} cannot be read: {error}") from None
+            return msgspec.convert(self._db.execute(query, values).fetchall(), list[kind])
+        except (sqlite3.Error, msgspec.ValidationError) as error:
+            why = " ".join(str(error).split())
+            raise RecordingError(f"{self.path} cannot be read: {why}") from None
 
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):
@@ -104,13 +110,16 @@ class Recording:
 
     def segments(self) -> list[Segment]:
         """All of them, in the order of what happened."""
-        return [Segment(*row) for row in self._rows(f"{SEGMENTS} ORDER BY id")]
+        return [Segment(*row) for row in self._rows(SegmentRow, f"{SEGMENTS} ORDER BY id")]
 
     def span(self) -> Span:
         """As of now: the recording of a live run grows."""
         segments = self.segments()
         newest = segments[-1]
-        rows = self._rows("SELECT segment, last, time_s, step FROM feed ORDER BY id DESC LIMIT 1")
+        rows = self._rows(
+            tuple[int, int, float, int | None],
+            "SELECT segment, last, time_s, step FROM feed ORDER BY id DESC LIMIT 1",
+        )
         if rows and rows[0][0] == newest.id:
             _, seq, time_s, step = rows[0]
         else:
@@ -123,17 +132,18 @@ class Recording:
             yield Moment(
                 one.epoch, one.seq, one.time_s, None, bool(one.thinned), tuple(self._snapshot(one.id))
             )
-            for (id,) in self._rows("SELECT id FROM feed WHERE segment = ? ORDER BY id", one.id):
+            for (id,) in self._rows(tuple[int], "SELECT id FROM feed WHERE segment = ? ORDER BY id", one.id):
                 yield from self._row(one, id)
 
     def _snapshot(self, segment: int) -> Iterator[Update]:
-        for (snapshot,) in self._rows("SELECT snapshot FROM segments WHERE id = ?", segment):
+        for (snapshot,) in self._rows(tuple[bytes], "SELECT snapshot FROM segments WHERE id = ?", segment):
             for batch in unpack_row(snapshot):
                 yield from map(unpack, batch.updates)
 
     def _row(self, segment: Segment, id: int) -> Iterator[Moment]:
         # The row may have been thinned away since: then it is not there, and nothing of it is told.
-        for (data,) in self._rows("SELECT data FROM feed WHERE id = ? AND segment = ?", id, segment.id):
+        data_of = "SELECT data FROM feed WHERE id = ? AND segment = ?"
+        for (data,) in self._rows(tuple[bytes], data_of, id, segment.id):
             for batch in unpack_row(data):
                 for seq, packed in enumerate(batch.updates, batch.first):
                     yield Moment(segment.epoch, seq, batch.time_s, unpack(packed), bool(segment.thinned))
@@ -162,7 +172,9 @@ class Recording:
             known = ", ".join(dict.fromkeys(one.epoch for one in segments))
             raise RecordingError(f"{self.path} holds no hub start {epoch}; there are {known}")
         rows = self._rows(
-            "SELECT MAX(last) FROM feed WHERE segment IN (SELECT id FROM segments WHERE epoch = ?)", epoch
+            Newest,
+            "SELECT MAX(last) FROM feed WHERE segment IN (SELECT id FROM segments WHERE epoch = ?)",
+            epoch,
         )
         last = max(rows[0][0] or 0, mine[-1].seq)
         if not mine[0].seq <= seq <= last:
@@ -174,8 +186,9 @@ class Recording:
 
     def at_step(self, step: int) -> Place:
         """When step `step` was summarised; the last time, if the run went back to do it again."""
-        reached = self._rows("SELECT MAX(id) FROM feed WHERE step >= ?", step)[0][0]
+        reached = self._rows(Newest, "SELECT MAX(id) FROM feed WHERE step >= ?", step)[0][0]
         below = self._rows(
+            tuple[int, int, str],
             "SELECT feed.id, feed.last, segments.epoch FROM feed JOIN segments ON segments.id = feed.segment "
             "WHERE feed.id < ? AND (feed.step < ? OR feed.step IS NULL) ORDER BY feed.id DESC LIMIT 1",
             reached or 0,
@@ -183,11 +196,11 @@ class Recording:
         )
         first = self.segments()[0].step
         if reached is None or (not below and first is not None and first > step):
-            newest = self._rows("SELECT MAX(step) FROM feed")[0][0]
+            newest = self._rows(Newest, "SELECT MAX(step) FROM feed")[0][0]
             held = "no step yet" if newest is None else f"the steps {first or 0} to {newest}"
             raise RecordingError(f"{self.path} holds {held}, not {step}")
         row, last, epoch = below[0] if below else (0, -1, "")
-        start = self._rows("SELECT segment FROM feed WHERE id > ? ORDER BY id LIMIT 1", row)[0][0]
+        start = self._rows(tuple[int], "SELECT segment FROM feed WHERE id > ? ORDER BY id LIMIT 1", row)[0][0]
 
         there = False
 
@@ -235,7 +248,9 @@ class Replay:
     def seek(self, place: Place) -> None:
         """Go there, forwards or back."""
         segments = self.recording.segments()
-        start = next(one for one in segments if one.id >= place.segment)
+        start = next((one for one in segments if one.id >= place.segment), None)
+        if start is None:
+            raise RecordingError(f"{self.recording.path} has lost what it holds from there on")
         if start.thinned:
             # The curve up to there lies in the segments before it; they are thinned too, so they are short.
             start = next(one for one in segments if one.epoch == start.epoch)

@@ -1,0 +1,91 @@
+"""ZeroMQ sockets without a network: what a test puts in comes out of `recv`, what is sent is kept for it to see."""
+
+from collections import deque
+from typing import Any
+
+import zmq
+
+KEPT = 64
+
+
+class Frame:
+    """As `zmq.Frame`, with the properties that libzmq would have verified."""
+
+    def __init__(self, data: bytes, properties: dict[str, str]) -> None:
+        self.bytes = data
+        self._properties = properties
+
+    def get(self, name: str) -> str:
+        return self._properties[name]
+
+
+class Socket:
+    """Any kind of socket. `refuses` is how many sends fail first: a full queue, or a peer that has left."""
+
+    def __init__(self, kind: int) -> None:
+        self.kind = kind
+        self.endpoint = ""
+        self.came: deque[tuple[list[bytes], dict[str, str]]] = deque()
+        self.sent: deque[list[bytes]] = deque(maxlen=KEPT)
+        self.refuses: deque[int] = deque()
+        self.closed = False
+
+    def put(self, *frames: bytes, **properties: str) -> None:
+        self.came.append((list(frames), properties))
+
+    # ----------------------------------------------------------------------------------- what zmq.Socket has
+
+    def set(self, option: int, value: object) -> None: ...
+
+    def bind(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+
+    connect = bind
+
+    def disconnect(self, endpoint: str) -> None: ...
+
+    unbind = disconnect
+
+    def get_string(self, option: int) -> str:
+        return self.endpoint.replace("*", "1024")
+
+    def close(self, linger: int | None = None) -> None:
+        self.closed = True
+
+    def poll(self, timeout: int | None = None, flags: int = zmq.POLLIN) -> int:
+        return zmq.POLLIN if self.came else 0
+
+    def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Any]:
+        if not self.came:
+            raise zmq.Again
+        frames, properties = self.came.popleft()
+        return frames if copy else [Frame(one, properties) for one in frames]
+
+    def recv(self, flags: int = 0, copy: bool = True) -> Any:
+        return self.recv_multipart(flags, copy)[0]
+
+    def send_multipart(self, frames: list[bytes], flags: int = 0) -> None:
+        if self.refuses:
+            number = self.refuses.popleft()
+            raise zmq.Again if number == zmq.EAGAIN else zmq.ZMQError(number)
+        self.sent.append([bytes(frame) for frame in frames])
+
+    def send(self, frame: bytes, flags: int = 0) -> None:
+        self.send_multipart([frame], flags)
+
+
+class Context:
+    """As `zmq.Context`; `sockets` are in the order they were made."""
+
+    def __init__(self) -> None:
+        self.sockets: list[Socket] = []
+
+    def socket(self, kind: int) -> Socket:
+        self.sockets.append(Socket(kind))
+        return self.sockets[-1]
+
+    def set(self, option: int, value: object) -> None: ...
+
+    def term(self) -> None: ...
+
+    def destroy(self, linger: int | None = None) -> None: ...

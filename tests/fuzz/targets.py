@@ -1,0 +1,403 @@
+"""What is fuzzed, each as a thing that takes inputs until it is closed.
+
+An input is msgpack: a list of steps ``[what, who, bytes]``, or for single frames and files their bytes alone. Whatever
+it holds, nothing but the errors that callers are promised may be raised; and what is kept stays bounded.
+"""
+
+import contextlib
+import itertools
+import os
+import select
+import shutil
+import sqlite3
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final, Protocol
+from unittest import mock
+
+import msgpack
+import zmq
+
+from agents import codec, recording, runs, wire
+from agents.client import Client
+from agents.hub import Hub
+from agents.journal import SCHEMA, Journal
+from agents.keys import KeyStore, Role, load_key
+from agents.link import Link
+from agents.orders import Orders
+from agents.outbox import Outbox
+from agents.recorder import Limits
+from agents.recording import RecordingError
+from agents.replay import Recording, Replay
+from agents.runs import Endpoints, RunError
+from agents.wire import (
+    Ack,
+    Board,
+    Unknown,
+    WireError,
+)
+from cockpit import records
+from cockpit.store import Store
+from cockpit.verdict import diagnosis, headline, verdict
+from tests.fuzz import sockets
+from tests.fuzz.clock import scripted
+from tests.fuzz.values import EPOCH, RUN, WORLD
+from tests.unit.agents.fleet import make_board, make_hello
+
+PEERS = 6
+STEPS = 12  # of one input, at most
+LARGEST = 70_000  # items in anything that is kept
+FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+class Target(Protocol):
+    """Takes inputs; `fed` counts frames or files, of which an input may hold several."""
+
+    fed: int
+
+    def feed(self, data: bytes) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def steps_of(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """The steps of an input; anything else is a single frame."""
+    try:
+        steps = msgpack.unpackb(data)
+        for what, who, payload in steps[:STEPS]:
+            if not (isinstance(what, int) and isinstance(who, int)):
+                raise TypeError
+            yield what, who % PEERS, payload if isinstance(payload, bytes) else b""
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
+        yield zlib.crc32(data), len(data) % PEERS, data
+
+
+def bounded(root: object) -> None:
+    """Nothing that `root` holds has grown without a limit; AssertionError names what has."""
+    seen: set[int] = set()
+    stack: list[tuple[str, object]] = [(type(root).__name__, root)]
+    while stack:
+        name, one = stack.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, dict | list | set | tuple) or hasattr(one, "maxlen"):
+            assert len(one) <= LARGEST, f"{name} holds {len(one)} items"  # type: ignore[arg-type]
+            items = one.values() if isinstance(one, dict) else one
+            if len(one) <= 1000:  # type: ignore[arg-type]
+                stack += [(f"{name}[]", item) for item in items]  # type: ignore[union-attr]
+        elif type(one).__module__.startswith("agents."):
+            stack += [(f"{name}.{key}", value) for key, value in getattr(one, "__dict__", {}).items()]
+
+
+def sent_well(frame: bytes) -> None:
+    """A frame of ours must be one that the other side takes, whatever we were sent before."""
+    assert len(frame) <= wire.FRAME_BYTES, f"a frame of {len(frame)} bytes"
+    assert not any(isinstance(one, Unknown) for one in codec.decode(frame))
+
+
+# ------------------------------------------------------------------------------------------------ single frames
+
+
+class Decode:
+    """`codec.decode`: messages that can be said again, or one sentence."""
+
+    def __init__(self) -> None:
+        self.fed = 0
+
+    def feed(self, data: bytes) -> None:
+        self.fed += 1
+        try:
+            messages = codec.decode(data)
+        except WireError as error:
+            assert "\n" not in str(error) and len(str(error)) < 1000, "not a sentence"
+            return
+        known = [one for one in messages if not isinstance(one, Unknown)]
+        again = codec.encode(known)
+        if len(again) <= wire.MAX_FRAME_BYTES:
+            assert codec.encode(codec.decode(again)) == again
+
+    def close(self) -> None: ...
+
+
+# --------------------------------------------------------------------------------------------------------- hub
+
+FROM_RANK, FROM_CLIENT, OVER_TCP, LATER, REFUSE, PARTS = range(6)
+
+
+class HubTarget:
+    """The hub's dispatch with everything behind it: intake, roster, control, audience, journal, doors, gate."""
+
+    def __init__(self) -> None:
+        self.fed = 0
+        self._folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=FAST))
+        self._clock_context = scripted()
+        self._clock = self._clock_context.__enter__()
+        keys = KeyStore(self._folder / "keys")
+        self._keys = [
+            load_key(keys.make(role.name.lower(), role)).public
+            for role in (Role.RANK, Role.VIEWER, Role.OPERATOR)
+        ]
+        keys.make("revoked", Role.OPERATOR)
+        self._keys += [keys.revoke("revoked").public, "", "nobody"]
+        context = sockets.Context()
+        ipc = Endpoints(f"ipc://{self._folder}/ranks", f"ipc://{self._folder}/clients")
+        with mock.patch.object(zmq, "Context", lambda: context):
+            self.hub = Hub(
+                RUN, self._folder, ipc, listen=["tcp://127.0.0.1:auto"], record=Limits(), keys=keys
+            )
+        self.hub._sequence.epoch = EPOCH
+        self._routers = [one for one in context.sockets if one.kind == zmq.ROUTER]
+        for rank in range(WORLD):
+            self._say(FROM_RANK, rank, codec.encode([make_hello(rank, WORLD)]))
+        board = make_board()
+        self._say(FROM_RANK, 0, codec.encode([Board(0, 0, board.digest(), board.states())]))
+
+    def _say(self, what: int, who: int, payload: bytes) -> None:
+        match what:
+            case 3:  # LATER
+                self._clock.now_s += (0.02, 0.5, 1.1, 6.0, 61.0, 3600.0)[who]
+                self.hub._round()
+            case 4:  # REFUSE
+                for router in self._routers:
+                    router.refuses += [zmq.EAGAIN if who % 2 else zmq.EHOSTUNREACH] * (who + 1)
+            case 5:  # PARTS
+                key = {"User-Id": self._keys[who % len(self._keys)]}
+                self._routers[who % len(self._routers)].put(b"%d" % who, payload, b"", **key)
+                self.fed += 1
+            case _:
+                router = self._routers[what % 3 % len(self._routers)]
+                router.put(b"%d" % who, payload, **{"User-Id": self._keys[who % len(self._keys)]})
+                self.fed += 1
+
+    def feed(self, data: bytes) -> None:
+        for what, who, payload in steps_of(data):
+            self._say(what % 6, who, payload)
+        self._round()
+        if self.hub._control._being_written:  # or what follows would be left to chance
+            select.select([self.hub._journal.wake_fd], [], [], 1.0)
+        self._round()
+        for router in self._routers:
+            assert not router.came, "frames that nobody takes"
+            while router.sent:
+                sent_well(router.sent.popleft()[-1])
+
+    def _round(self) -> None:
+        self._clock.now_s += 0.03
+        self.hub._round()
+
+    def close(self) -> None:
+        bounded(self.hub)
+        self.hub._finish()
+        for router in self._routers:
+            assert router.closed
+        self._clock_context.__exit__(None, None, None)
+        shutil.rmtree(self._folder)
+
+
+# -------------------------------------------------------------------------------------- the hub's other peers
+
+
+class ClientTarget:
+    """A client and a cockpit's store, under a hub that says anything."""
+
+    def __init__(self) -> None:
+        self.fed = 0
+        self._clock_context = scripted()
+        self._clock = self._clock_context.__enter__()
+        context = sockets.Context()
+        with mock.patch.object(zmq, "Context", lambda: context):
+            self._client = Client("ipc://hub")
+        self._socket = context.sockets[0]
+        self._store = Store(self._clock.monotonic)
+        self._resets = 0
+        self._client.propose({"micro_batches": 2}, id="a")
+
+    def feed(self, data: bytes) -> None:
+        for what, who, payload in steps_of(data):
+            if what % 6 == LATER:
+                self._clock.now_s += (0.02, 0.5, 1.1, 6.0, 61.0, 3600.0)[who]
+            else:
+                self._socket.put(payload)
+                self.fed += 1
+        while self._socket.came:
+            updates = self._client.poll(0)
+            if self._client.resets != self._resets:
+                self._resets = self._client.resets
+                self._store.rebuild(updates)
+            else:
+                self._store.apply(updates)
+        self._store.heard(self._client.age_s)
+        self._store.refused = self._client.refused
+        for said in (
+            diagnosis(self._store).text,
+            *(item.text for item in verdict(self._store, operator=True)),
+        ):
+            assert said.isprintable(), "control characters on a terminal"
+        headline(self._store)
+        records.to_json(records.snapshot(self._store, self._client.epoch, self._client.seq))
+        while self._socket.sent:
+            sent_well(self._socket.sent.popleft()[-1])
+
+    def close(self) -> None:
+        bounded(self._client)
+        self._client.close()
+        self._clock_context.__exit__(None, None, None)
+
+
+class LinkTarget:
+    """An agent's end of its connection, under a hub that says anything."""
+
+    def __init__(self) -> None:
+        self.fed = 0
+        self._clock_context = scripted()
+        self._clock = self._clock_context.__enter__()
+        context = sockets.Context()
+        self._outbox, self._orders, self._board = Outbox(), Orders(), make_board()
+        with mock.patch.object(zmq, "Context", lambda: context):
+            self._link = Link("ipc://hub", lambda: (1, "x", self._clock.now_s), self._outbox, self._orders)
+        self._socket = context.sockets[0]
+        shown = Board(0, 0, self._board.digest(), self._board.states())
+        self._link.introduction = (make_hello(0, WORLD), shown)
+
+    def feed(self, data: bytes) -> None:
+        for what, who, payload in steps_of(data):
+            if what % 6 == LATER:
+                self._clock.now_s += (0.02, 0.5, 1.1, 6.0, 61.0, 3600.0)[who]
+            elif what % 6 == REFUSE:
+                self._socket.refuses += [zmq.EAGAIN] * (who + 1)
+            else:
+                self._socket.put(payload)
+                self.fed += 1
+        while self._socket.came:
+            self._link.turn()
+        command = self._orders.oldest
+        if command:
+            try:
+                self._board.prepare(command.changes)
+                said = Ack(0, command.revision, "applied", 1, "d")
+            except ValueError as error:
+                said = Ack(0, command.revision, "rejected", 1, "d", wire.clip(str(error)))
+            self._orders.settle(said)
+            self._outbox.put(said)
+        self._link.turn()
+        while self._socket.sent:
+            sent_well(self._socket.sent.popleft()[-1])
+
+    def close(self) -> None:
+        bounded(self._link)
+        self._link.leave(0.0)
+        self._clock_context.__exit__(None, None, None)
+
+
+# ------------------------------------------------------------------------------------------------------- files
+
+
+class Files:
+    """What is read from a run's folder and a key folder by whoever wants to connect."""
+
+    def __init__(self) -> None:
+        self.fed = 0
+        self._folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=FAST))
+        (self._folder / "run").mkdir()
+        self._keys = KeyStore(self._folder / "keys")
+        self._key = self._keys.make("mine", Role.VIEWER)
+
+    def feed(self, data: bytes) -> None:
+        kind, data = data[:1], data[1:]
+        self.fed += 1
+        reader, path = {
+            b"h": (self._hub, self._folder / "run" / runs.HUB_FILE),
+            b"f": (self._failure, self._folder / "run" / runs.FAILURE_FILE),
+            b"k": (self._one_key, self._key),
+            b"l": (self._list, self._folder / "keys" / "allowed.json"),
+            b"r": (self._rows, self._folder / "run" / runs.RECORD_FILE),
+            b"w": (self._recording, self._folder / "run" / runs.RECORD_FILE),
+        }.get(kind, (self._journal, self._folder / "run" / runs.RECORD_FILE))
+        path.write_bytes(data)
+        try:
+            reader()
+        except (RunError, RecordingError) as error:
+            assert "\n" not in str(error), f"not a sentence: {error}"
+
+    def _hub(self) -> None:
+        (self._folder / "run" / runs.FAILURE_FILE).unlink(missing_ok=True)
+        runs.newest_live(self._folder)
+        runs.list_runs(self._folder)
+        runs.resolve("run", self._folder)
+
+    def _failure(self) -> None:
+        (self._folder / "run" / runs.HUB_FILE).unlink(missing_ok=True)
+        runs.last_failure(self._folder / "run")
+        runs.resolve("run", self._folder)
+
+    def _one_key(self) -> None:
+        load_key(self._key)
+
+    def _list(self) -> None:
+        self._keys.listed()
+        list(self._keys.files(list(Role)))
+
+    def _rows(self) -> None:
+        """A journal that SQLite can read, with rows that we never wrote."""
+        self._fill(SCHEMA, ("commands",))
+        self._journal()
+
+    def _recording(self) -> None:
+        """A recording that SQLite can read, with segments and rows that we never wrote."""
+        opened = Recording(self._fill(recording.SCHEMA, ("segments", "feed")))
+        try:
+            opened.segments()
+            opened.span()
+            replay = Replay(opened)
+            for place in (opened.at_end(), opened.at_time(5.0), opened.at_seq(3), opened.at_step(2)):
+                replay.seek(place)
+                replay.forward(lambda _: False)
+        finally:
+            opened.close()
+
+    def _fill(self, schema: str, tables: Iterable[str]) -> Path:
+        """A data base of `tables`, whose rows are those of the input, turn by turn."""
+        path = self._folder / "run" / runs.RECORD_FILE
+        data = path.read_bytes()
+        for beside in ("", "-wal", "-shm"):
+            path.with_name(path.name + beside).unlink(missing_ok=True)
+        db = sqlite3.connect(path)
+        db.executescript(schema)
+        with contextlib.suppress(
+            ValueError, TypeError, msgpack.UnpackException, sqlite3.Error, OverflowError
+        ):
+            for row, table in zip(msgpack.unpackb(data, strict_map_key=False), itertools.cycle(tables)):
+                names = [found[1] for found in db.execute(f"PRAGMA table_info({table})")]
+                db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(names))})", row)
+        db.commit()
+        db.close()
+        return path
+
+    def _journal(self) -> None:
+        path = self._folder / "run" / runs.RECORD_FILE
+        for beside in ("-wal", "-shm"):
+            path.with_name(path.name + beside).unlink(missing_ok=True)
+        journal = Journal(path)
+        assert "\n" not in journal.failure, journal.failure
+        journal.close()
+        for descriptor in (journal.wake_fd, journal._wake):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder)
+
+
+TARGETS: Final[dict[str, Callable[[], Target]]] = {
+    "decode": Decode,
+    "hub": HubTarget,
+    "client": ClientTarget,
+    "link": LinkTarget,
+    "files": Files,
+}
+SHARE: Final = {"decode": 0.4, "hub": 0.4, "client": 0.1, "link": 0.08, "files": 0.02}  # of all runs
+FRAMES: Final = ("decode",)  # an input is one frame
+BYTES: Final = ("files",)  # an input is a file

@@ -1,0 +1,59 @@
+"""A short fuzz with fixed seeds, and every input that once broke something. `python -m tests.fuzz` does it for long."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz import inputs
+from tests.fuzz.__main__ import again
+from tests.fuzz.targets import TARGETS
+
+FOUND = Path(__file__).parent / "found"
+SHORT = {"decode": 4000, "hub": 400, "client": 400, "link": 400, "files": 100}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_inputs_changed_by_chance(name: str) -> None:
+    random, target = Random(1), TARGETS[name]()
+    pool = inputs.seeds(name)
+    for data in pool:
+        target.feed(data)
+    for _ in range(SHORT[name]):
+        data = inputs.changed(name, random.choice(pool), random)
+        target.feed(data)
+        pool[random.randrange(len(pool))] = data
+    target.close()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_inputs_that_hypothesis_makes(name: str) -> None:
+    pool = inputs.seeds(name)
+
+    @settings(max_examples=30, derandomize=True, database=None)
+    @given(st.randoms(use_true_random=False))
+    def holds(random: Random) -> None:
+        target = TARGETS[name]()  # its own, so that a failure is that of its inputs alone
+        for _ in range(5):
+            target.feed(inputs.changed(name, random.choice(pool), random))
+        target.close()
+
+    holds()
+
+
+@pytest.mark.parametrize(
+    "path", sorted(FOUND.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}"
+)
+def test_what_once_broke_something(path: Path) -> None:
+    target = TARGETS[path.parent.name]()
+    target.feed(path.read_bytes())
+    target.close()
+
+
+def test_a_finding_can_be_had_again(tmp_path: Path) -> None:
+    data = inputs.seeds("hub")[:3]
+    finding = tmp_path / "hub.found"
+    finding.write_bytes(b"".join(len(one).to_bytes(4) + one for one in data))
+    assert again(finding) == 0

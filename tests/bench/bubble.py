@@ -12,7 +12,7 @@ from typing import Any
 from tests.bench.runs import demo
 
 MICRO_BATCHES = (2, 4, 8, 16)
-RUNS, STEPS, WARM_UP, LEAST_DISTURBED = 3, 53, 3, 5
+RUNS, STEPS, WARM_UP, LEAST_DISTURBED = 3, 33, 3, 4
 BALANCED = [
     *("grid.pp=2", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1", "schedule.name=1f1b"),
     *("model.moe=none", "model.layers=8", "model.d_model=256", "model.seq_len=160", "model.kv_heads=4"),

@@ -130,14 +130,19 @@ class Doors:
         keys: KeyStore | None = None,
     ) -> None:
         ranks, clients = Door(context, b"r", Role.RANK), Door(context, b"c", Role.OPERATOR)
-        ranks.bind(ipc.ranks)
-        clients.bind(ipc.clients)
+        self._private = ((ranks, ipc.ranks), (clients, ipc.clients))
+        self.bind_again()
         self._doors: dict[bytes, Door] = {door.mark: door for door in (ranks, clients)}
         self.gate: Gate | None = None
         self.tcp: Endpoints | None = None
         if listen:
             assert keys is not None, "TCP without keys is not offered"
             self._listen(context, listen, keys)
+
+    def bind_again(self) -> None:
+        """Listen in the private directory, where somebody may have removed the sockets since."""
+        for door, url in self._private:
+            door.bind(url)
 
     def __iter__(self) -> Iterator[Door]:
         return iter(self._doors.values())

@@ -34,6 +34,7 @@ from agents.runs import Endpoints, HubFile
 from agents.sampling import SAMPLES
 from agents.sequence import Sequence
 from agents.trials import Trials
+from agents.upkeep import Upkeep
 from agents.wire import (
     AnyMessage,
     Credit,
@@ -89,6 +90,7 @@ class Hub:
         self._context = zmq.Context()
         self._doors = Doors(self._context, endpoints, listen, keys)
         self._audience = Audience(self._sequence, self._doors.send)
+        self.upkeep = Upkeep(folder, endpoints, self._doors, self.file)
         self._watch = Watch(all_detectors())
         self._notifier = notifier
         self._served_s = 0.0
@@ -141,6 +143,8 @@ class Hub:
             self._control.rank_lost(gone.rank)
         self._control.tell_waits()
         self._bar()
+        for level, text in self.upkeep.look():
+            self._say(level, clip(text))
         self._trials.tick()
         self._look()
         self._ask_ranks()
@@ -305,7 +309,7 @@ class Hub:
             endpoints=self.endpoints,
             pid=os.getpid(),
             wire=wire.VERSION,
-            started_s=time.time(),
+            started_s=self._began_s,
             host=runs.this_host(),
             tcp=self._doors.tcp,
         )

@@ -124,8 +124,7 @@ def main(
             raise
         for ending in (signal.SIGTERM, signal.SIGHUP, *((signal.SIGINT,) if in_terminal else ())):
             signal.signal(ending, lambda _signal, _frame: hub.stop())
-        file = hub.file()
-        runs.write_hub_file(arguments.dir, file)
+        file = hub.upkeep.write_file()
     except (RunError, OSError) as error:
         parser.exit(2, f"the hub cannot start: {error}\n")
     if arguments.json:

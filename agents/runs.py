@@ -35,6 +35,11 @@ class Endpoints(Struct, frozen=True, omit_defaults=True):
     hub: str = ""  # over TCP: the hub's public key
 
     @property
+    def paths(self) -> list[Path]:
+        """The files of both sockets."""
+        return [Path(url.removeprefix("ipc://")) for url in (self.ranks, self.clients)]
+
+    @property
     def directory(self) -> Path:
         """The directory both sockets lie in."""
         return Path(self.clients.removeprefix("ipc://")).parent

@@ -1,6 +1,6 @@
 """A module of ours as a process with some of its constants changed, so that a wait of minutes takes a moment.
 
-python -m tests.faults.scaled agents.hub agents.roster.LOST_AFTER_S=0.5 -- --run r --dir DIR
+python -m tests.faults.scaled agents.hub_process agents.roster.LOST_AFTER_S=0.5 -- --run r --dir DIR
 """
 
 import importlib

@@ -116,7 +116,7 @@ def test_a_disk_that_has_room_again(tmp_path: Path, opened: Opened) -> None:
     scaled = {"agents.recorder.RETRY_S": 0.3}
     hub.process = subprocess.Popen(
         [
-            *program("agents.hub", scaled),
+            *program("agents.hub_process", scaled),
             "--run",
             "r",
             "--dir",

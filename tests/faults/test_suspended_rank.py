@@ -22,7 +22,7 @@ def as_seen(client: Client) -> Store:
 
 def test_suspended_is_not_dead(own_hub: HubProcess, opened: Opened) -> None:
     own_hub.kill()
-    own_hub.program = program("agents.hub", QUICK)
+    own_hub.program = program("agents.hub_process", QUICK)
     own_hub.start()
     client = opened(Client(own_hub.endpoints.clients))
     ranks = [opened(RankProcess(own_hub.endpoints.ranks, rank, 2)) for rank in range(2)]

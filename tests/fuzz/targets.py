@@ -143,6 +143,8 @@ class HubTarget:
         keys.make("revoked", Role.OPERATOR)
         self._keys += [keys.revoke("revoked").public, "", "nobody"]
         context = sockets.Context()
+        for name in ("ranks", "clients"):
+            (self._folder / name).touch()
         ipc = Endpoints(f"ipc://{self._folder}/ranks", f"ipc://{self._folder}/clients")
         with mock.patch.object(zmq, "Context", lambda: context):
             self.hub = Hub(

@@ -1,0 +1,39 @@
+"""Somebody cleans up under a live hub: who is connected stays, and the hub can be found again."""
+
+import shutil
+import stat
+
+from agents.client import Client
+from agents.runs import read_hub_file
+from tests.faults.scaled import program
+from tests.unit.agents.conftest import Opened
+from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
+
+
+def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: Opened) -> None:
+    own_hub.kill()
+    own_hub.program = program("agents.hub_process", {"agents.hub.TICK_S": 0.1})
+    own_hub.start()
+    client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks, 2))
+    poll_until(client, lambda: client.state.board and client.state.summaries, fleet.turn)
+    before = read_hub_file(own_hub.folder)
+
+    shutil.rmtree(own_hub.endpoints.directory)
+    (own_hub.folder / "hub.json").unlink()
+    said = lambda what: any(what in event.text for event in client.state.events)  # noqa: E731
+    poll_until(client, lambda: said("the hub listens there again") and said("it is written anew"), fleet.turn)
+    assert client.resets == 1, "who is connected stays so"
+    assert read_hub_file(own_hub.folder) == before and before.live
+    assert stat.S_IMODE(own_hub.endpoints.directory.stat().st_mode) == 0o700
+    late, more = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks, 2))
+    poll_until(late, lambda: late.state.board, fleet.turn)
+    more.close()
+
+    shutil.rmtree(own_hub.endpoints.directory)
+    own_hub.endpoints.directory.write_text("in the way")
+    poll_until(client, lambda: said("nobody can find this hub any more"), fleet.turn)
+    step = fleet.step
+    poll_until(client, lambda: client.state.summaries[-1].step > step + 3, fleet.turn)
+    assert sum("nobody can find" in event.text for event in client.state.events) == 1
+    own_hub.endpoints.directory.unlink()
+    assert own_hub.stop() == 0 and not (own_hub.folder / "hub.json").exists()

@@ -20,32 +20,30 @@ PEERS = 3  # fewer have no median to speak of
 
 
 class Lost:
-    """Ranks that fell silent or died without a goodbye."""
+    """Ranks that fell silent or died without a goodbye; a process that is only suspended may yet be heard again."""
 
     holds, releases = 1, 1
 
     def look(self, state: RunState, now_s: float) -> list[Finding]:
-        lost = sorted(rank for rank, gone in state.gone.items() if not gone.clean)
-        if not lost:
-            return []
-        last = state.steps.get(lost[0])
-        text = f"{names_of(state, lost)} {'is' if len(lost) == 1 else 'are'} lost"
-        if state.gone[lost[0]].text:
-            text += (
-                f": {state.gone[lost[0]].text}"
-                if len(lost) == 1
-                else f", rank {lost[0]}: {state.gone[lost[0]].text}"
-            )
+        missing = _missing(state)
+        over = [rank for rank in missing if state.gone[rank].over]
+        silent = [rank for rank in missing if not state.gone[rank].over]
         return [
-            Finding(
-                "lost",
-                "run",
-                "error",
-                text,
-                {"lost": len(lost), "last_step": last.step if last else None},
-                tuple(lost),
-            )
+            *([self._finding(state, "lost", over)] if over else []),
+            *([self._finding(state, "silent", silent)] if silent else []),
         ]
+
+    def _finding(self, state: RunState, word: str, ranks: list[int]) -> Finding:
+        first, last = state.gone[ranks[0]], state.steps.get(ranks[0])
+        one = len(ranks) == 1
+        why = f"{':' if one else f', rank {ranks[0]}:'} {first.text}" if first.text else ""
+        text = f"{names_of(state, ranks)} {'is' if one else 'are'} {word}{why}"
+        evidence: dict[str, Value] = {word: len(ranks), "last_step": last.step if last else None}
+        return Finding(word, "run", "error", text, evidence, tuple(ranks))
+
+
+def _missing(state: RunState) -> list[int]:
+    return sorted(rank for rank, gone in state.gone.items() if not gone.clean)
 
 
 class Stall:
@@ -62,7 +60,9 @@ class Stall:
             if rank not in self._told or self._told[rank][0] is not pulse:
                 self._told[rank] = (pulse, now_s)
         self._told = {rank: told for rank, told in self._told.items() if rank in here}
-        silent = sorted(rank for rank, (_, heard_s) in self._told.items() if now_s - heard_s > SILENT_S)
+        silent = _missing(state) or sorted(
+            rank for rank, (_, heard_s) in self._told.items() if now_s - heard_s > SILENT_S
+        )
         usual_s = state.summaries[-1].step_ms / 1000 if state.summaries else math.inf
         limit_s = max(STALL_S, STALL_STEPS * usual_s)
         stuck = {
@@ -75,12 +75,12 @@ class Stall:
             return []
         late = silent or _not_arrived(stuck)
         waiting = {rank: pulse for rank, pulse in stuck.items() if rank not in late}
-        shown = next(iter(waiting.values()), None) or stuck.get(late[0]) or next(iter(stuck.values()))
+        shown = next(iter(waiting.values() or stuck.values()))
         parts = [f"the run stands at step {shown.step}"]
         if waiting:
-            parts.append(f"{len(waiting)} of {state.world} ranks wait in {shown.doing}")
-        late_at = here[late[0]]
-        why = "silent: suspended, or cut off, last" if silent else "has not arrived:"
+            parts.append(f"{len(waiting)} of {state.world} ranks {_in(shown.doing)}")
+        late_at = state.pulses.get(late[0], shown)
+        why = "not heard, at last" if silent else "not arrived:"
         parts.append(f"{names_of(state, late)} {why} in {late_at.doing or 'an unnamed operation'}")
         evidence: dict[str, Value] = {
             "limit_s": round(limit_s, 1),
@@ -105,6 +105,10 @@ def _not_arrived(stuck: dict[int, Pulse]) -> list[int]:
         by_doing[pulse.doing].append(rank)
     fewest: list[int] = sorted(by_doing.values(), key=len)[0]
     return sorted(fewest)
+
+
+def _in(doing: str) -> str:
+    return doing.replace("waiting", "wait", 1) if doing.startswith("waiting") else f"wait in {doing}"
 
 
 def _waits(doing: str) -> bool:

@@ -82,12 +82,12 @@ def test_a_target_that_cannot_be_is_refused(target: str) -> None:
         Notifier("r", target)
 
 
-def test_a_lost_rank_is_one_line_of_the_log(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_silent_rank_is_one_line_of_the_log(own_hub: HubProcess, opened: Opened) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     poll_until(client, lambda: len(client.state.hellos) == 4, fleet.turn)
     fleet.agents[2]._link.leave = lambda _: None  # type: ignore[union-attr, method-assign]  # without a goodbye
     fleet.agents[2].close(0.0)
-    poll_until(client, lambda: ("lost", "run") in client.state.alerts, fleet.turn)
-    assert client.state.alerts["lost", "run"].ranks == [2]
+    poll_until(client, lambda: ("silent", "run") in client.state.alerts, fleet.turn)
+    assert client.state.alerts["silent", "run"].ranks == [2]
     errors = [event for event in client.state.events if isinstance(event, Event) and event.level == "error"]
-    assert len(errors) == 1 and "rank 2 (dp2) is lost" in errors[0].text
+    assert len(errors) == 1 and "rank 2 (dp2) is silent" in errors[0].text

@@ -74,6 +74,16 @@ def test_a_stall_names_whom_the_others_wait_for(
     assert ("pp" in found.text) == (len(late) == 1)
 
 
+def test_a_suspended_rank_is_whom_the_others_wait_for() -> None:
+    state, stall = run_of(), Stall()
+    feed(state, (Pulse(rank, 7, "waiting for a pipeline neighbour", 60_000.0) for rank in range(WORLD)))
+    state.apply(Gone(5, clean=False, text="process 9 is suspended", process="stopped"))
+    (found,) = stall.look(state, 0.0)
+    assert found.ranks == (5,)
+    assert "7 of 8 ranks wait for a pipeline neighbour; rank 5 (pp1 dp1) not heard" in found.text
+    assert [one.name for one in Lost().look(state, 0.0)] == ["silent"]
+
+
 def test_a_paused_run_and_a_long_snapshot_are_no_stall() -> None:
     for doing in ("paused", "snapshot", "starting"):
         assert stalled(dict.fromkeys(range(WORLD), doing)) == []

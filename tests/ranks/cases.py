@@ -158,11 +158,9 @@ CASES |= {
 TELLING = {
     name: CASES[name]
     for name in (
-        "demo adamw drops",
         "demo switched",
         "demo drops switched fp64",
         "mix pp tp ep gpipe fp64",
-        "mix pp dp tp fp64",
         "few experts top-1 fp64",
         "deepseek dp tp fp64",
         "expert choice mix fp64",
@@ -176,16 +174,13 @@ TELLING = {
         "pp zero 3 fp64",
         "interleaved dp drops fp64",
         "interleaved zb fp64",
-        "zbv dp drops fp64",
         "dualpipev tp ep drops fp64",
         "pp reordered fp64",
         "v reordered dp drops fp64",
         "replicas zero 0 fp64",
         "mix hsdp tp ep drops fp64",
         "dp zero switched drops fp64",
-        "mix pp dp zero switched fp64",
         "bf16 dense",
-        "tied dp zero 3 fp64",
         "tied pp dp zero switched fp64",
         "tied zbv reordered fp64",
         "tp mixed fp64",

@@ -7,7 +7,8 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from agents.keys import KEY_VARIABLE
 from cockpit.connect import CockpitError
@@ -54,6 +55,18 @@ def _replay(options: Options) -> int:
     return replay(options.run, options.at, options.speed)
 
 
+def _export(options: Options) -> int:
+    from cockpit.export.command import export
+
+    return export(options.run, options.format, options.out, options.json)
+
+
+def _serve(options: Options) -> int:
+    from cockpit.export.command import serve
+
+    return serve(options.run, options.prometheus)
+
+
 def _knobs(options: Options) -> int:
     from cockpit.headless import knobs
 
@@ -95,6 +108,31 @@ def seconds(text: str) -> float:
     return value
 
 
+def _add_exports(commands: Any) -> None:
+    from cockpit.export.command import FORMATS, LOOPBACK
+
+    export = commands.add_parser("export", help="write the recording of a run for other programs")
+    export.add_argument(
+        "named", nargs="?", metavar="RUN", help="its name or folder; absent: the newest live one"
+    )
+    export.add_argument("--run", metavar="RUN", help=argparse.SUPPRESS)
+    export.add_argument("--format", required=True, choices=FORMATS)
+    export.add_argument(
+        "--out",
+        type=Path,
+        help="a file, or a folder for several; absent: standard output, or one in the run's",
+    )
+    export.add_argument("--json", action="store_true", help="for programs")
+    export.set_defaults(call=_export)
+    serve = commands.add_parser("serve", help="serve a live run to other programs")
+    serve.add_argument("named", nargs="?", metavar="RUN", help="a name, folder or ipc:// URL")
+    serve.add_argument("--run", metavar="RUN", help=argparse.SUPPRESS)
+    serve.add_argument(
+        "--prometheus", required=True, metavar="[ADDRESS:]PORT", help=f"to scrape; default address {LOOPBACK}"
+    )
+    serve.set_defaults(call=_serve)
+
+
 def parser() -> argparse.ArgumentParser:
     top = _Parser(
         prog="cockpit",
@@ -121,6 +159,7 @@ def parser() -> argparse.ArgumentParser:
     replay.add_argument("--at", metavar="STEP|seq:N", help="begin there, paused")
     replay.add_argument("--speed", type=seconds, default=1.0, metavar="X", help="times as fast as it was")
     replay.set_defaults(call=_replay)
+    _add_exports(commands)
     for name, (call, about) in HEADLESS.items():
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument("--run", metavar="RUN", help=f"{TARGET}; absent: the newest live one")

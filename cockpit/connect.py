@@ -63,13 +63,14 @@ class Watch:
         """Take what there is; True if the store was built anew from a snapshot."""
         updates = self.client.poll(timeout_s)
         anew = self.client.resets != self._resets
-        if anew:
-            self._resets = self.client.resets
-            self.store.rebuild(updates)
-        else:
-            self.store.apply(updates)
+        with self.store.lock:
+            if anew:
+                self._resets = self.client.resets
+                self.store.rebuild(updates)
+            else:
+                self.store.apply(updates)
+            self.store.heard(self.client.age_s)
         self.last = updates
-        self.store.heard(self.client.age_s)
         if self.client.refused:
             raise CockpitError(self.client.refused)
         return anew

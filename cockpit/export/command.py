@@ -1,0 +1,109 @@
+"""``cockpit export`` and ``cockpit serve``: which formats there are, where they go, and what they need."""
+
+import ipaddress
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from agents.recording import RecordingError
+from cockpit import format, records
+from cockpit.connect import CockpitError
+from cockpit.recorded import folder_of, open_recording
+
+EXTRA = "train-cockpit[export]"
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format: the module and function that write it, how many of what, and the libraries it needs."""
+
+    module: str
+    function: str
+    unit: str
+    folder: bool  # it is several files; else one, or standard output
+    needs: str = ""
+
+
+FORMATS = {
+    "ndjson": Format("files", "to_ndjson", "updates", folder=False),
+    "csv": Format("files", "to_csv", "rows", folder=True),
+    "parquet": Format("files", "to_parquet", "rows", folder=True, needs="pyarrow"),
+    "prometheus": Format("prometheus", "to_prometheus", "samples", False, "prometheus_client"),
+    "tensorboard": Format("curves", "to_tensorboard", "numbers", folder=True, needs="tensorboard"),
+    "wandb": Format("curves", "to_wandb", "steps", folder=True, needs="wandb"),
+}
+
+
+@contextmanager
+def needing(library: str, what: str) -> Iterator[None]:
+    """One sentence that names the extra, where `library` is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not library or (error.name or "").partition(".")[0] != library:
+            raise
+        raise CockpitError(f"{what} needs {library}; pip install '{EXTRA}' brings it") from None
+
+
+def export(run: str | None, form: str, out: Path | None, as_json: bool) -> int:
+    """Write the recording of a run, as far as it goes, in the format `form`."""
+    made = FORMATS[form]
+    recording = open_recording(run)
+    where = out
+    if made.folder:
+        where = out or folder_of(run) / "export" / form
+    try:
+        if made.folder and where:
+            where.mkdir(parents=True, exist_ok=True)
+        with needing(made.needs, f"the format {form}"):
+            write: Callable[[object, Path | None], int] = getattr(
+                import_module(f"cockpit.export.{made.module}"), made.function
+            )
+            count = write(recording, where)
+    except RecordingError as error:
+        raise CockpitError(str(error)) from None
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise CockpitError(f"{error.filename or where} cannot be written: {error.strerror}") from None
+    finally:
+        recording.close()
+    if where is not None:
+        record = {"format": form, "out": str(where), made.unit: count}
+        text = f"{format.grouped(count)} {made.unit} in {where}"
+        sys.stdout.write(f"{records.to_json(record) if as_json else text}\n")
+    return 0
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """``9464``, ``127.0.0.1:9464`` or ``[::1]:9464``; CockpitError for a wildcard, or what is none."""
+    host, colon, port = text.rpartition(":")
+    host = host.strip("[]") if colon else LOOPBACK
+    legal = "legal: PORT, which listens on the loopback, or ADDRESS:PORT"
+    try:
+        address, number = ipaddress.ip_address(host), int(port)
+    except ValueError:
+        raise CockpitError(f"there is no listening at {text[:60]}; {legal}") from None
+    if not 0 <= number < 65536:
+        raise CockpitError(f"there is no port {number}; {legal}")
+    if address.is_unspecified:
+        raise CockpitError(f"{host} would let everyone in, and Prometheus asks for no key; name one address")
+    return host, number
+
+
+def serve(run: str | None, prometheus: str) -> int:
+    """Serve the live run to Prometheus."""
+    host, port = listen_address(prometheus)
+    with needing("prometheus_client", "serving Prometheus"):
+        from cockpit.export.prometheus import serve as serve_run
+
+    def told(port: int) -> None:
+        shown = f"[{host}]" if ":" in host else host
+        sys.stdout.write(f"http://{shown}:{port}/metrics\n")
+        sys.stdout.flush()
+
+    return serve_run(run, host, port, told)

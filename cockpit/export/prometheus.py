@@ -1,0 +1,167 @@
+"""Prometheus: the latest of everything as gauges; scraped from a live run, or as a text file of a recorded one.
+
+What a run has no data for has no sample: never a zero.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import generate_latest, start_http_server
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from agents.replay import Recording, Replay
+from agents.state import RunState
+from agents.wire import Step, Summary, Vitals
+from cockpit.connect import CockpitError, Watch
+from cockpit.export.files import output
+from cockpit.store import Link, Store
+
+STALE_S = 10.0  # without a word from the hub, nothing but `cockpit_up 0` is told
+LINGER_S = 60.0  # after the end of the run, so that the last of it is scraped
+
+Number = float | int | None
+Samples = Iterable[tuple[list[str], Number]]  # the values of the labels, and the number
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
+OF_THE_JOB: dict[str, tuple[str, Callable[[Summary], Number]]] = {
+    "step": ("the newest step", lambda s: s.step),
+    "knob_revision": ("the knob revision in force", lambda s: s.revision),
+    "loss": ("cross-entropy", lambda s: s.loss),
+    "grad_norm": ("norm of the gradient, before clipping", lambda s: s.grad_norm),
+    "step_seconds": ("of the slowest rank", lambda s: _seconds(s.step_ms)),
+    "tokens_per_second": ("of the whole job", lambda s: s.tokens_per_s),
+    "mfu_ratio": ("model FLOPs utilisation", lambda s: s.mfu),
+    "bubble_ratio": ("idle part of the pipeline", lambda s: s.bubble),
+    "bubble_bound_ratio": ("what the schedule makes idle at least", lambda s: s.bubble_bound),
+    "a2a_bytes": ("all-to-all bytes of the step, all ranks", lambda s: s.a2a_bytes),
+    "dropped_pairs": ("(token, expert) pairs dropped in the step", lambda s: s.dropped),
+    "load_max_over_mean": ("the most loaded expert over the mean", lambda s: s.load_max_over_mean),
+    "learning_rate": ("in force", lambda s: s.lr),
+}
+OF_A_RANK: dict[str, tuple[str, Callable[[Step], Number]]] = {
+    "rank_step": ("the newest step of a rank", lambda s: s.step),
+    "rank_step_seconds": ("of a rank", lambda s: _seconds(s.step_ms)),
+    "rank_tokens": ("tokens of a rank's slice of the batch", lambda s: s.tokens),
+    "rank_bubble_ratio": ("idle part of a rank's pipeline window", lambda s: s.bubble),
+    "rank_memory_bytes": ("most memory of a rank", lambda s: s.memory_bytes),
+    "rank_lost_records": ("records a rank dropped because its queue was full", lambda s: s.lost_records),
+}
+OF_A_DEVICE: dict[str, tuple[str, Callable[[Vitals], Number]]] = {
+    "device_busy_percent": ("time in which a kernel ran", lambda v: v.device_percent),
+    "device_memory_bytes": ("in use on the device, by anyone", lambda v: v.device_memory_bytes),
+    "device_power_watts": ("drawn", lambda v: v.power_w),
+    "device_temperature_celsius": ("of the device", lambda v: v.temperature_c),
+}
+UP = "1: a rank is here; 0: it is gone"
+
+
+class RunCollector(Collector):
+    """The gauges of one run; `look` is asked for the store at each scrape, None for one that is not heard."""
+
+    def __init__(self, look: Callable[[], Store | None]) -> None:
+        self._look = look
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        store = self._look()
+        up = GaugeMetricFamily("cockpit_up", "1: the hub of the run is heard")
+        up.add_metric([], 0.0 if store is None else 1.0)
+        yield up
+        if store is not None:
+            with store.lock:
+                yield from _families(store.state, store.run)
+
+
+def _families(state: RunState, run: str) -> Iterator[GaugeMetricFamily]:
+    def family(
+        name: str, about: str, labels: list[str], samples: Iterable[tuple[list[str], Number]]
+    ) -> GaugeMetricFamily:
+        made = GaugeMetricFamily(f"cockpit_{name}", about, labels=["run", *labels])
+        for values, number in samples:
+            if number is not None:
+                made.add_metric([run, *values], float(number))
+        return made
+
+    if state.summaries:
+        newest = state.summaries[-1]
+        for name, (about, get) in OF_THE_JOB.items():
+            yield family(name, about, [], [([], get(newest))])
+        comm = (newest.comm or {}).items()
+        yield family("comm_bytes", "bytes of the step", ["axis"], [([a], t.bytes) for a, t in comm])
+        yield family(
+            "comm_exposed_seconds",
+            "time of the step in collectives that compute did not hide, mean over ranks",
+            ["axis"],
+            [([a], _seconds(t.exposed_ms)) for a, t in comm],
+        )
+    yield family("rank_up", UP, ["rank"], [([str(r)], r not in state.gone) for r in state.hellos])
+    for name, (about, of) in OF_A_RANK.items():
+        yield family(name, about, ["rank"], [([str(r)], of(step)) for r, step in state.steps.items()])
+    phases = [
+        ([str(r), phase], _seconds(ms))
+        for r, step in state.steps.items()
+        for phase, ms in step.phases.items()
+    ]
+    yield family("rank_phase_seconds", "of a rank's step", ["rank", "phase"], phases)
+    for name, (about, at) in OF_A_DEVICE.items():
+        yield family(name, about, ["rank"], [([str(r)], at(vitals)) for r, vitals in state.vitals.items()])
+    knobs = state.board.knobs if state.board else []
+    numbers = [([knob.name], knob.value) for knob in knobs if isinstance(knob.value, int | float)]
+    yield family("knob", "a knob that holds a number", ["knob"], numbers)
+    alerts = [([alert.name, alert.subject, alert.level], 1) for alert in state.alerts.values()]
+    yield family("alert", "an alert that is active", ["name", "subject", "level"], alerts)
+
+
+def _registry(look: Callable[[], Store | None]) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(RunCollector(look))
+    return registry
+
+
+def to_prometheus(recording: Recording, out: Path | None) -> int:
+    """The end of a recording in the text format, as the textfile collector of a node exporter takes it."""
+    replay = Replay(recording)
+    replay.seek(recording.at_end())
+    store = Store()
+    store.rebuild(replay.state.replay())
+    text = generate_latest(_registry(lambda: store)).decode()
+    with output(out) as file:
+        file.write(text)
+    return sum(not line.startswith("#") for line in text.splitlines())
+
+
+def serve(run: str | None, address: str, port: int, told: Callable[[int], None]) -> int:
+    """Serve a live run at `address` until a while after its end; `told` gets the port that is listened on."""
+    watch = Watch(run)
+    store = watch.store
+
+    def look() -> Store | None:
+        return store if store.age_s is not None and store.age_s < STALE_S else None
+
+    server = None
+    try:
+        watch.until_known()
+        try:
+            server, _ = start_http_server(port, address, _registry(look))
+        except OSError as error:
+            raise CockpitError(f"{address}:{port} cannot be listened on: {error.strerror}") from None
+        told(server.server_port)
+        over_s: float | None = None
+        while over_s is None or time.monotonic() - over_s < LINGER_S:
+            watch.poll()
+            if store.link in (Link.ENDED, Link.FAILED):
+                over_s = over_s or time.monotonic()
+                store.heard(0.0)  # the end is known, and told until the last scrape
+            else:
+                over_s = None
+    finally:
+        if server:
+            server.shutdown()
+            server.server_close()
+        watch.close()
+    return 0 if store.link is Link.ENDED else 1

@@ -1,0 +1,154 @@
+"""A recording as tables: which there are, and the rows of each update, flat and by column name.
+
+A field of a field is ``comm.tp.bytes``; a list becomes rows where its items are what one asks for, else JSON. Every row
+begins with the place it was told at: hub start, number, and the hub's clock.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from agents.replay import Moment, Recording
+from agents.wire import (
+    Alert,
+    Board,
+    CommandState,
+    Event,
+    Experts,
+    Gone,
+    Hello,
+    Loads,
+    Peers,
+    Pulse,
+    Step,
+    Summary,
+    Timeline,
+    TrialState,
+    Update,
+    Vitals,
+)
+from cockpit.export.told import told
+
+Row = dict[str, Any]
+PLACE = ("hub_epoch", "hub_seq", "hub_time_s")
+AS_JSON = frozenset({"changes", "before", "evidence", "facts", "legal"})  # of any names and types
+BLOCK = 4096  # rows of a table written together
+
+
+def _one(update: Struct) -> Iterator[Row]:
+    yield flat(update)
+
+
+def _each(field: str) -> Callable[[Struct], Iterator[Row]]:
+    """A row for each item of `field`, with the other fields beside it."""
+
+    def rows(update: Struct) -> Iterator[Row]:
+        rest = flat(update, without=field)
+        for item in getattr(update, field):
+            yield {**rest, **flat(item)}
+
+    return rows
+
+
+def _loads(update: Struct) -> Iterator[Row]:
+    """A row for each expert of each layer."""
+    assert isinstance(update, Experts)
+    for layer in update.layers:
+        for expert, load in enumerate(layer.load):
+            yield {"step": update.step, "layer": layer.layer, "expert": expert, "load": load}
+
+
+TABLES: dict[type[Update], tuple[str, Callable[[Struct], Iterator[Row]]]] = {
+    Summary: ("steps", _one),
+    Step: ("ranks", _one),
+    Pulse: ("pulses", _one),
+    Vitals: ("vitals", _one),
+    Loads: ("loads", _each("layers")),
+    Experts: ("experts", _loads),
+    Timeline: ("timelines", _each("actions")),
+    Peers: ("peers", _each("sent")),
+    Event: ("events", _one),
+    Alert: ("alerts", _one),
+    CommandState: ("commands", _one),
+    TrialState: ("trials", _one),
+    Board: ("knobs", _each("knobs")),
+    Hello: ("hellos", _one),
+    Gone: ("gone", _one),
+}
+
+
+def flat(value: Struct, without: str = "", prefix: str = "") -> Row:
+    """The fields of a message by column; None where it has no data."""
+    row: Row = {}
+    for field in structs.fields(value):
+        if field.name != without:
+            _flatten(row, prefix + field.name, getattr(value, field.name), field.name in AS_JSON)
+    return row
+
+
+def _flatten(row: Row, name: str, value: Any, as_json: bool) -> None:
+    if value is None or isinstance(value, str | int | float):
+        row[name] = value
+    elif isinstance(value, list) or as_json:
+        row[name] = msgspec.json.encode(value).decode()
+    elif isinstance(value, Struct):
+        row.update(flat(value, prefix=f"{name}."))
+    else:
+        for key, item in value.items():
+            _flatten(row, f"{name}.{key}", item, False)
+
+
+def rows(recording: Recording) -> Iterator[tuple[str, Row]]:
+    """Every row of every table, in the order of what happened."""
+    for moment, update in told(recording):
+        if type(update) in TABLES:
+            table, made_of = TABLES[type(update)]
+            for row in made_of(update):
+                yield table, {**_place(moment), **row}
+
+
+def _place(moment: Moment) -> Row:
+    return dict(zip(PLACE, (moment.epoch, moment.seq, moment.time_s), strict=True))
+
+
+def columns(recording: Recording) -> dict[str, dict[str, type]]:
+    """The columns of every table that has rows, and of which type their values are; str where they differ."""
+    found: dict[str, dict[str, type]] = {}
+    for table, row in rows(recording):
+        known = found.setdefault(table, {})
+        for name, value in row.items():
+            kind = type(None) if value is None else type(value)
+            known[name] = _common(known.get(name, kind), kind)
+    return found
+
+
+def _common(one: type, other: type) -> type:
+    if one is other or other is type(None):
+        return one
+    if one is type(None):
+        return other
+    return float if {one, other} == {int, float} else str
+
+
+def cell(value: Any, kind: type) -> Any:
+    """`value` as its column has it."""
+    if value is None or type(value) is kind:
+        return value
+    if kind is float:
+        return float(value)
+    return msgspec.json.encode(value).decode() if kind is str else None
+
+
+def blocks(recording: Recording, known: dict[str, dict[str, type]]) -> Iterator[tuple[str, list[Row]]]:
+    """The rows by table, `BLOCK` at a time, each with every column of `known`."""
+    waiting: dict[str, list[Row]] = {}
+    for table, row in rows(recording):
+        if table not in known:
+            continue  # of a live run, told since its columns were looked at
+        block = waiting.setdefault(table, [])
+        block.append({name: cell(row.get(name), kind) for name, kind in known[table].items()})
+        if len(block) == BLOCK:
+            yield table, waiting.pop(table)
+    yield from waiting.items()

@@ -1,7 +1,9 @@
 """Addresses of hubs over TCP: what may be listened on, and what may be connected to."""
 
+import contextlib
 import ipaddress
 import re
+import socket
 
 from agents.terms import RunError
 
@@ -37,6 +39,27 @@ def connect_address(text: str) -> str:
 
 def endpoint(host: str, port: int | str) -> str:
     return f"tcp://{host}:{port}"
+
+
+def own_address(met_at: str) -> str:
+    """The address of this machine by which others reach it, who meet at the host `met_at`; RunError: it is unclear.
+
+    That host's own address where it is this machine; else the one from which we would speak to it.
+    """
+    try:
+        found = socket.getaddrinfo(met_at, None, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise RunError(f"the host {met_at} cannot be found: {error.strerror}") from None
+    for family, kind, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.connect((address[0], 9))  # sends nothing: it only looks for the way
+            host = str(probe.getsockname()[0])
+            if not ipaddress.ip_address(host).is_loopback:
+                return f"[{host}]" if family == socket.AF_INET6 else host
+    raise RunError(
+        f"{met_at} is this machine by its loopback only, which no other reaches; name an address with "
+        "--listen tcp://ADDRESS:auto"
+    )
 
 
 def is_tcp(url: str) -> bool:

@@ -9,12 +9,24 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from agents.runs import RunError, endpoints_in, make_socket_directory, remove_sockets, resolve
+from agents.address import is_tcp, listen_address
+from agents.keys import Key, Role, find_key, key_folder
+from agents.runs import (
+    Endpoints,
+    RunError,
+    endpoints_in,
+    make_socket_directory,
+    read_hub_file,
+    remove_sockets,
+    resolve,
+)
 
 RESTARTS_A_MINUTE = 6
 FIRST_DELAY_S = 0.1  # doubled at each restart within the minute
 CLOSE_S = 3.0
+START_S = 20.0  # for a hub to listen on TCP, where other machines wait for it
 LOOK_S = 0.5
 
 
@@ -94,23 +106,42 @@ class HubKeeper:
             hub.wait()
 
 
-def named_hub(hub: str, run_dir: Path) -> str | None:
-    """The endpoint for ranks of a hub that someone else runs; None for "none", and for "auto", which is ours.
+class Reach(NamedTuple):
+    """Where ranks reach a hub, and the key they come under over TCP."""
 
-    Raises ValueError for a URL that names no hub.
+    endpoint: str
+    key: Key | None = None
+
+
+def reach(hub: Endpoints) -> Reach:
+    """How a rank in this process reaches `hub`; RunError if it has no key to one that listens on TCP."""
+    if not is_tcp(hub.ranks):
+        return Reach(hub.ranks)
+    return Reach(hub.ranks, find_key((Role.RANK,), folder=key_folder(hub), hub=hub.hub))
+
+
+def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | None:
+    """How to reach a hub that someone else runs; None for "none", and for "auto", which is ours.
+
+    Raises ValueError for a URL that names no hub or takes a key that is not here, and for a `listen` that cannot be.
     """
-    return None if hub in ("none", "auto") else resolve(hub, run_dir.parent).ranks
+    if listen is not None:
+        listen_address(listen)
+        if hub != "auto":
+            raise RunError(
+                f"--listen {listen} is for a hub of our own, and --hub {hub} asks for none; drop one"
+            )
+    return None if hub in ("none", "auto") else reach(resolve(hub, run_dir.parent))
 
 
 @contextmanager
 def hub_of(
-    hub: str, run: str, run_dir: Path, sockets: Path | None = None
-) -> Iterator[tuple[str | None, HubKeeper | None]]:
-    """The endpoint for ranks and, of a hub of our own, its keeper; that hub is ended on leaving.
+    hub: str, run: str, run_dir: Path, sockets: Path | None = None, listen: str | None = None
+) -> Iterator[tuple[Reach | None, HubKeeper | None]]:
+    """How ranks of this machine reach the hub and, of one of our own, its keeper; that hub is ended on leaving.
 
-    Its sockets lie in a new directory, which goes with it, or in `sockets`, which stays.
-
-    Raises ValueError for a URL that names no hub.
+    Its sockets lie in a new directory, which goes with it, or in `sockets`, which stays; at `listen` it listens over
+    TCP too. Raises ValueError for a URL that names no hub.
     """
     if hub != "auto":
         yield named_hub(hub, run_dir), None
@@ -122,19 +153,21 @@ def hub_of(
         say(f"the run goes without a hub: {error}\n")
         yield None, None
         return
-    keeper = HubKeeper(hub_command(run, run_dir, directory), run_dir / "hub.log")
+    keeper = HubKeeper(hub_command(run, run_dir, directory, listen), run_dir / "hub.log")
     keeper.start()
     try:
-        yield endpoints.ranks, keeper
+        yield Reach(endpoints.ranks), keeper
     finally:
         keeper.close()
         if sockets is None:
             remove_sockets(endpoints)  # a hub that was killed has left them
 
 
-def hub_command(run: str, run_dir: Path, sockets: Path) -> list[str]:
+def hub_command(run: str, run_dir: Path, sockets: Path, listen: str | None = None) -> list[str]:
     """The command that is the hub of `run`; it ends by itself when this process does."""
     options = [f"--run={run}", "--dir", str(run_dir), "--sockets", str(sockets), "--parent", str(os.getpid())]
+    if listen is not None:
+        options += ["--listen", listen]
     return [sys.executable, "-m", "agents.hub", *options]
 
 
@@ -157,3 +190,16 @@ def kept(keeper: HubKeeper | None) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def listening(keeper: HubKeeper, run_dir: Path) -> Endpoints:
+    """Where the hub listens over TCP, once it does; RunError if it does not come to that."""
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        with suppress(RunError):
+            found = read_hub_file(run_dir)
+            if found.pid == keeper.pid and found.tcp:
+                return found.tcp
+        keeper.tick()
+        time.sleep(0.05)
+    raise RunError(f"the hub does not listen after {START_S:g} s; {run_dir / 'hub.log'} says why")

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-import zmq
 from msgspec import Meta, Struct, structs
 
 from agents.runs import Endpoints
@@ -89,6 +88,8 @@ def load_key(path: Path) -> Key:
         key = msgspec.json.decode(raw, type=Key)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise RunError(f"{path} is not a key file; cockpit keys make NAME --role ROLE makes one") from None
+    import zmq  # a launcher that meets no key does without it
+
     if zmq.curve_public(key.secret.encode()) != key.public.encode():
         raise RunError(f"{path} is not a key file: its two halves do not belong together")
     return key
@@ -203,6 +204,8 @@ class KeyStore:
 
 
 def _new_pair() -> tuple[str, str]:
+    import zmq
+
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 

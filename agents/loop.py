@@ -21,6 +21,7 @@ from agents.agent import Agent
 from agents.agreement import LEADER, Agree, Agreement, Word
 from agents.attach import endpoint_for, speaks_for_machine
 from agents.board import Board, Knob
+from agents.keeper import Reach
 from agents.runs import RunError, this_host
 from agents.vitals import Sensors
 from agents.wire import VERSION, Ack, Event, Hello, KnobState, Legal, Step, Summary, Value
@@ -60,9 +61,9 @@ def join(
     if not 0 < len(run) <= 64:
         raise ValueError("a run's name has 1 to 64 characters")
     stack = ExitStack()
-    endpoint = None
+    reached = None
     try:
-        endpoint = endpoint_for(stack, hub, run, Path(run_dir) if run_dir else None, rank, world, agree)
+        reached = endpoint_for(stack, hub, run, Path(run_dir) if run_dir else None, rank, world, agree)
     except RunError:
         if hub != "auto":
             raise
@@ -85,7 +86,7 @@ def join(
         facts=dict(facts or {}),
         began_s=time.time(),
     )
-    return Loop(hello, endpoint, agree, Sensors(device, host=speaks_for_machine()), stack)
+    return Loop(hello, reached, agree, Sensors(device, host=speaks_for_machine()), stack)
 
 
 class Report:
@@ -145,7 +146,7 @@ class Loop:
     """One rank of a loop. `join` makes it; `close` it, or leave it to the interpreter's end."""
 
     def __init__(
-        self, hello: Hello, endpoint: str | None, agree: Agree | None, sensors: Sensors, stack: ExitStack
+        self, hello: Hello, reached: Reach | None, agree: Agree | None, sensors: Sensors, stack: ExitStack
     ) -> None:
         self._hello, self._agree, self._stack = hello, agree, stack
         self._knobs: list[Knob] = []
@@ -155,7 +156,8 @@ class Loop:
         self._step: int | None = None  # the one that runs, or ran last
         self._warned = False
         self.doing = (0, "starting", time.monotonic())
-        self._agent = Agent(endpoint, lambda: self.doing, sensors)
+        endpoint, key = reached or (None, None)
+        self._agent = Agent(endpoint, lambda: self.doing, sensors, key)
         self._introduce()
         atexit.register(self.close)
 

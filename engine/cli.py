@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run.add_argument(
         "--hub", default="auto", metavar="auto|none|URL", help="telemetry: own hub, none, or that one"
     )
+    run.add_argument(
+        "--listen", metavar="tcp://ADDRESS:PORT|auto", help="the hub listens over TCP too, for who has a key"
+    )
     run.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder; absent: one in run.dir")
     run.add_argument(
         "--resume",
@@ -61,7 +64,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         overrides = options.overrides + rest
         layout = load(options.layout, overrides)
         resume = options.resume is not None and (not options.resume or Path(options.resume))
-        status = _run(layout, options.json, options.hub, options.run_dir, resume, overrides, options.device)
+        status = _run(
+            layout,
+            options.json,
+            options.hub,
+            options.listen,
+            options.run_dir,
+            resume,
+            overrides,
+            options.device,
+        )
     except (LayoutError, RunError) as error:
         refuse(str(error))
     raise SystemExit(status)
@@ -71,6 +83,7 @@ def _run(
     layout: Layout,
     as_json: bool,
     hub: str,
+    listen: str | None,
     run_dir: Path | None,
     resume: bool | Path,
     overrides: Sequence[str],
@@ -88,6 +101,7 @@ def _run(
     return run_layout(
         layout,
         hub=hub,
+        listen=listen,
         run_dir=run_dir,
         resume=resume,
         device=device,

@@ -13,14 +13,20 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
-from agents.keeper import hub_of, kept, named_hub, say
+import msgspec
+
+from agents.address import endpoint, own_address
+from agents.keeper import HubKeeper, Reach, hub_of, kept, listening, named_hub, reach, say
+from agents.keys import Role, find_key
+from agents.runs import Endpoints, RunError
 from engine.failure import report_of, sentence_of_report
 from engine.forked import flush, listen_on_loopback, outlet, share_cores
 from engine.place import Place, Work, joined_meeting
 
-HUB_KEY = "engine/hub"  # in the store: the endpoint, or nothing
+HUB_KEY = "engine/hub"  # in the store: the hub's endpoints as JSON, or nothing
 ENDED_KEY = "engine/ended"  # in the store: how many ranks have ended their work
 PARENT_LOOK_S = 1.0
+REFUSED = 2  # exit status
 LEAVE_S = 30.0  # how long the store's host waits for the others
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -94,6 +100,7 @@ def join(
     name_of_rank: Callable[[int], str],
     hub: str,
     run: str,
+    listen: str | None = None,
     on_failure: Callable[[], None] | None = None,
 ) -> int:
     """Do `work` in this process as the rank that `place` says, and give its exit status, 0.
@@ -101,11 +108,12 @@ def join(
     SIGTERM and SIGINT ask for the stop. When the work fails, one sentence goes to stderr, with the traceback,
     and the process ends here with status 1, after `on_failure`: to unwind the interpreter around a broken
     group could hang.
-    Raises ValueError for a `hub` that cannot be, OSError for a `run_dir` that cannot.
+    A rank that has no key to the hub of another machine ends with status 2, and one sentence.
+    Raises ValueError for a `hub` or `listen` that cannot be, OSError for a `run_dir` that cannot.
     """
     if place.rank == 0:  # the folder of the others may be named a second later
         place.run_dir.mkdir(parents=True, exist_ok=True)
-    named_hub(hub, place.run_dir)  # refused before anything is begun
+    named_hub(hub, place.run_dir, listen)  # refused before anything is begun
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, place.stop)
     threading.Thread(target=_end_with, args=(os.getppid(),), name="parent-watch", daemon=True).start()
@@ -113,13 +121,16 @@ def join(
     sys.stdout = outlet(place.stop)
     if place.local_world == place.world:
         listen_on_loopback()
-    failed = False
+    failed, status = False, 1
     try:
-        with _hub(place, hub, run) as place:
+        with _hub(place, hub, run, listen) as place:
             share_cores(place.local_world)
             work(place)
             sys.stdout.flush()
             _leave_together(place)
+    except RunError as error:
+        failed, status = True, REFUSED
+        say(f"rank {place.rank}: {error}\n")
     except BaseException as error:  # noqa: BLE001 - whatever ended the work, SystemExit too, is reported
         failed = True
         _tell(place, error, name_of_rank)
@@ -129,7 +140,7 @@ def join(
         flush()
     finally:
         if failed:
-            os._exit(1)
+            os._exit(status)
     return 0
 
 
@@ -166,17 +177,46 @@ def _leave_together(place: Place) -> None:
 
 
 @contextmanager
-def _hub(place: Place, hub: str, run: str) -> Iterator[Place]:
-    """The place with its hub: rank 0 starts one if all ranks are on this machine, and tells the others."""
-    if hub == "auto" and place.local_world != place.world:
-        if place.rank == 0:
-            say("the ranks are on several machines, so there is no hub: between machines it needs keys\n")
-        hub = "none"
+def _hub(place: Place, hub: str, run: str, listen: str | None) -> Iterator[Place]:
+    """The place with its hub: rank 0 starts one, and tells the others where it is."""
     if hub == "auto" and place.rank != 0:
-        yield replace(place, hub=place.store().get(HUB_KEY).decode() or None)
+        told = place.store().get(HUB_KEY)
+        yield _with(place, reach(msgspec.json.decode(told, type=Endpoints)) if told else None)
         return
-    with hub_of(hub, run, place.run_dir) as (endpoint, keeper):
-        if hub == "auto":
-            place.store().set(HUB_KEY, endpoint or "")
+    spread = hub == "auto" and place.local_world != place.world
+    if spread:
+        try:
+            listen = _between_machines(listen)
+        except RunError as error:
+            say(f"the ranks are on several machines, and go without a hub: {error}\n")
+            hub = "none"
+    with hub_of(hub, run, place.run_dir, listen=listen) as (mine, keeper):
+        if place.world > 1 and place.rank == 0 and (hub == "auto" or spread):
+            place.store().set(HUB_KEY, _word(mine, keeper, place.run_dir, spread).decode())
         with kept(keeper):
-            yield replace(place, hub=endpoint)
+            yield _with(place, mine)
+
+
+def _between_machines(listen: str | None) -> str:
+    """Where the hub listens for ranks of other machines; RunError where that cannot be."""
+    find_key((Role.RANK,))  # the others will want one like it
+    if listen is None:
+        return endpoint(own_address(os.environ["MASTER_ADDR"]), "auto")
+    return listen
+
+
+def _word(mine: Reach | None, keeper: HubKeeper | None, run_dir: Path, spread: bool) -> bytes:
+    """For the store: the hub's endpoints, or nothing. No key travels there, for it asks nobody who they are."""
+    if mine is None or keeper is None:
+        return b""
+    if not spread:
+        return msgspec.json.encode(Endpoints(mine.endpoint, ""))
+    try:
+        return msgspec.json.encode(listening(keeper, run_dir))
+    except RunError as error:
+        say(f"the ranks of other machines go without a hub: {error}\n")
+        return b""
+
+
+def _with(place: Place, hub: Reach | None) -> Place:
+    return replace(place, hub=hub.endpoint, key=hub.key) if hub else replace(place, hub=None)

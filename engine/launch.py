@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agents.keeper import hub_of, say
+from agents.keeper import Reach, hub_of, say
 from engine.failure import Outcome, tell
 from engine.forked import Tie, flush
 from engine.forked import run as run_forked
@@ -33,6 +33,7 @@ def launch(
     hub: str,
     run: str,
     run_dir: Path,
+    listen: str | None = None,
     preload: Sequence[str] = ("torch", "torch.distributed"),
     patience: Patience | None = None,
 ) -> int:
@@ -42,15 +43,15 @@ def launch(
     stderr has one sentence on the first cause, and ``run_dir/failure.txt`` every rank's report. A second
     Ctrl-C kills at once. A rank must write to `sys.stdout`; if its reader leaves, that asks for the stop too.
 
-    `hub` is "auto" (start one and keep it alive), "none", or the URL of one. `preload` names the modules to
-    import before the fork. Call it from the main thread, with no other thread and before any CUDA call.
+    `hub` is "auto" (start one and keep it alive, at `listen` over TCP too), "none", or the URL of one. `preload` names
+    the modules to import before the fork. Call it from the main thread, with no other thread and before any CUDA call.
     Raises ValueError for a `hub` that cannot be, OSError for a `run_dir` that cannot.
     """
     assert threading.active_count() == 1, "a fork copies one thread only"
     run_dir.mkdir(parents=True, exist_ok=True)
     # Read once, when torch is loaded. Its warnings about a peer that is gone would bury our one sentence.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    with Signals() as signals, hub_of(hub, run, run_dir) as (endpoint, keeper):
+    with Signals() as signals, hub_of(hub, run, run_dir, listen=listen) as (reached, keeper):
         try:
             with signals.eager():
                 for module in preload:
@@ -59,7 +60,7 @@ def launch(
             return signals.exit_status
         whereabouts = Whereabouts(world)
         try:
-            ranks = _fork(world, work, endpoint, run_dir, whereabouts, signals)
+            ranks = _fork(world, work, reached, run_dir, whereabouts, signals)
         except StopNow:
             return signals.exit_status
         except OSError as error:
@@ -74,7 +75,7 @@ def launch(
 
 
 def _fork(
-    world: int, work: Work, hub: str | None, run_dir: Path, whereabouts: Whereabouts, signals: Signals
+    world: int, work: Work, hub: Reach | None, run_dir: Path, whereabouts: Whereabouts, signals: Signals
 ) -> list[RankProcess]:
     """All ranks, or none and an OSError, or StopNow where a stop signal came meanwhile."""
     parent = os.getpid()
@@ -101,8 +102,19 @@ def _fork(
                         listening = meeting.detach() if rank == 0 else None
                         meeting.close()
                         meet = local_meeting(rank, world, port, listening)
+                        endpoint, key = hub or (None, None)
                         place = Place(
-                            rank, world, rank, world, hub, run_dir, meet, StopFlag(), whereabouts, rank
+                            rank,
+                            world,
+                            rank,
+                            world,
+                            endpoint,
+                            run_dir,
+                            meet,
+                            StopFlag(),
+                            whereabouts,
+                            rank,
+                            key,
                         )
                         run_forked(place, work, Tie(parent, theirs, stacks))
                     finally:

@@ -13,6 +13,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from agents.keys import Key
+
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
@@ -81,6 +83,7 @@ class Place:
     stop: StopFlag = field(default_factory=StopFlag, repr=False)
     whereabouts: Whereabouts = field(default_factory=lambda: Whereabouts(1), repr=False)
     slot: int = field(default=0, repr=False)
+    key: Key | None = field(default=None, repr=False)  # the one to come to the hub under, over TCP
 
     def store(self) -> "Store":
         """The store in which the ranks meet, always the same one. Raises DistNetworkError if there is none.

@@ -65,7 +65,7 @@ def train(
     moe = layout.model.moe
     meter = Meter(layout.model.layers, moe.experts if moe else 0, place.at, mine)
     sensors = Sensors(uuid_of(mine), host=place.local_rank == 0)
-    agent = Agent(place.hub, lambda: meter.doing, sensors)
+    agent = Agent(place.hub, lambda: meter.doing, sensors, place.key)
     trainer = Trainer(
         layout,
         meter,

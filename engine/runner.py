@@ -35,6 +35,7 @@ def run_layout(
     layout: Layout,
     *,
     hub: str = "auto",
+    listen: str | None = None,
     run_dir: Path | None = None,
     resume: bool | Path = False,
     fixed: Collection[str] = (),
@@ -48,7 +49,8 @@ def run_layout(
     """Train `layout` and give its exit status: 0 done, 1 a rank failed, 130 Ctrl-C.
 
     The ranks are forked from this process, or it is one of them where torchrun or Slurm started it. `hub` is "auto"
-    (start one, so that a cockpit can attach), "none", or a URL; `run_dir` is the run's folder, a new one under
+    (start one, so that a cockpit can attach; with `listen`, ``tcp://ADDRESS:PORT`` or "auto", over TCP too, for
+    whoever has a key), "none", or a URL; `run_dir` is the run's folder, a new one under
     `layout.run.dir` if left out. `resume` goes on from a snapshot: True, of this run; a path, of whatever lies there
     (docs/snapshots.md); then `fixed` are keys whose values go before the snapshot's, such as "knobs.recompute".
 
@@ -87,7 +89,7 @@ def run_layout(
     except LayoutError:
         say("".join(f"{line}\n" for line in told))
         raise
-    named_hub(hub, start.run_dir or named)  # refused before a folder is made
+    named_hub(hub, start.run_dir or named, listen)  # refused before a folder is made
     if place:
         place = replace(place, run_dir=start.run_dir or named)
     grid = layout.ranks
@@ -127,6 +129,7 @@ def run_layout(
                 work,
                 name_of_rank=grid.name,
                 hub=hub,
+                listen=listen,
                 run=layout.run.name,
                 run_dir=folder,
                 preload=PRELOAD,
@@ -137,6 +140,7 @@ def run_layout(
                 work,
                 name_of_rank=grid.name,
                 hub=hub,
+                listen=listen,
                 run=layout.run.name,
                 on_failure=(lambda: on_end(1)) if place.rank == 0 else None,
             )

@@ -4,10 +4,12 @@ import json
 import os
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from agents.keys import KeyStore, Role
 from engine.launch import joined_place
 from tests.ranks.driver import JOIN, Driver, eventually, gone
 
@@ -112,6 +114,73 @@ def _slurm(rank: int) -> dict[str, str]:
         "SLURM_STEP_TASKS_PER_NODE": "2",
         "SLURM_NODEID": "0",
     }
+
+
+SPREAD = JOIN.replace('run="a-run",', 'run="a-run", listen="tcp://127.0.0.1:auto",')
+TOLD = """
+        def work(place):
+            dist = meet(place)
+            note(place, "hub", f"{place.hub} {place.key.name if place.key else None}")
+            dist.barrier()
+            dist.destroy_process_group()
+        """
+
+
+def _two_machines(
+    driver: Driver, keys: Path, tail: str = SPREAD, second: dict[str, str] | None = None
+) -> list[subprocess.Popen[str]]:
+    """A rank on each, as Slurm starts them; `second` is the environment of the second machine alone."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    spread = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "COCKPIT_KEYS": str(keys),
+    }
+    environs = [spread, spread | (second or {})]
+    return [
+        driver.start(
+            TOLD, tail=tail, hub="auto", environ=_slurm(rank) | environ | {"SLURM_NODEID": str(rank)}
+        )
+        for rank, environ in enumerate(environs)
+    ]
+
+
+def test_ranks_of_two_machines_reach_one_hub_under_a_key(driver: Driver, tmp_path: Path) -> None:
+    KeyStore(tmp_path / "keys").make("cluster", Role.RANK)
+    ended = [driver.end(run, 40) for run in _two_machines(driver, tmp_path / "keys")]
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    hubs = driver.notes("hub")
+    assert hubs[0].startswith("ipc://") and hubs[0].endswith(" None")
+    assert hubs[1].startswith("tcp://127.0.0.1:") and hubs[1].endswith(" cluster")
+
+
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [("absent.key", "absent.key cannot be read: No such file"), ("theirs.key", "is a key for another hub")],
+)
+def test_a_machine_without_the_key_refuses_in_a_sentence(
+    driver: Driver, tmp_path: Path, key: str, sentence: str
+) -> None:
+    KeyStore(tmp_path / "keys").make("cluster", Role.RANK)
+    KeyStore(tmp_path / "other").make("theirs", Role.RANK)
+    first, second = _two_machines(
+        driver, tmp_path / "keys", second={"COCKPIT_KEY": str(tmp_path / "other" / key)}
+    )
+    status, _, err = driver.end(second, 40)
+    assert status == 2 and err.startswith("rank 1: ") and sentence in err and err.count("\n") == 1
+    first.kill()  # as torchrun and Slurm do
+
+
+def test_no_key_no_hub_between_machines(driver: Driver, tmp_path: Path) -> None:
+    ended = [driver.end(run, 40) for run in _two_machines(driver, tmp_path / "none", JOIN)]
+    assert [status for status, _, _ in ended] == [0, 0], ended
+    assert driver.notes("hub") == {0: "None None", 1: "None None"}
+    said = "the ranks are on several machines, and go without a hub: this hub wants a key of role rank"
+    assert ended[0][2].startswith(said) and "cockpit keys make NAME --role rank" in ended[0][2]
+    assert ended[1][2] == ""
 
 
 MASTER = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}

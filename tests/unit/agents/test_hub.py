@@ -89,7 +89,8 @@ def test_two_operators_with_one_base(client: Client, hub: HubProcess, fleet: Fle
     ]
     assert sorted(state.state for state in states) == ["accepted", "rejected"]
     assert "another change to revision" in next(state.why for state in states if state.state == "rejected")
-    poll_until(client, lambda: any(client.state.commands[id].state == "applied" for id in ids), fleet.turn)
+    known = client.state.commands
+    poll_until(client, lambda: any(id in known and known[id].state == "applied" for id in ids), fleet.turn)
     stale = wait_for_command(client, client.propose({"recompute": "none"}, base_revision=base), 5.0)
     assert stale.why == f"the board has moved on: revision {fleet.boards[0].revision}, not {base}"
 

@@ -17,6 +17,7 @@ import agents
 from agents import loop as loop_module
 from agents.agreement import Agreement, Disagreement, Word
 from agents.board import Board, Knob
+from agents.keeper import Reach
 from agents.wire import Ack, Command, Legal, Step, Summary
 from tests.unit.agents.fleet import SOURCE
 
@@ -167,7 +168,7 @@ def test_a_hub_that_cannot_be_costs_nothing(
     with agents.join("r", run_dir=tmp_path / "file" / "run") as loop, loop.step():
         pass
     assert "goes without a hub" in caplog.text
-    monkeypatch.setattr(loop_module, "endpoint_for", lambda *_: f"ipc://{tmp_path}/nobody")
+    monkeypatch.setattr(loop_module, "endpoint_for", lambda *_: Reach(f"ipc://{tmp_path}/nobody"))
     with agents.join("r") as loop:
         began = time.perf_counter()
         for _ in range(300):

@@ -1,0 +1,146 @@
+"""Several machines: ranks and cockpits reach a hub on another one over TCP, under a key, and a network may go away."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agents import runs
+from agents.address import own_address
+from agents.client import Client, wait_for_command
+from agents.keys import Key, KeyStore, Role, load_key
+from agents.terms import RunError
+from tests.faults.conftest import Opened
+from tests.faults.hosts import Host, NoHosts, two_hosts
+from tests.unit.agents.fleet import SOURCE, Fleet, poll_until
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[tuple[Host, Host]]:
+    made = two_hosts()
+    try:
+        pair = made.__enter__()
+        with pair[0].inside():
+            pass
+    except NoHosts as why:
+        pytest.skip(f"no network namespaces: {why}")
+    yield pair
+    made.__exit__(None, None, None)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[Role, Key]:
+    store = KeyStore(tmp_path / "keys")
+    return {role: load_key(store.make(f"the-{role}", role)) for role in Role}
+
+
+@pytest.fixture
+def url(hosts: tuple[Host, Host], keys: dict[Role, Key], tmp_path: Path) -> Iterator[str]:
+    """A hub on the first host."""
+    options = ["--run", "r", "--dir", str(tmp_path / "run"), "--keys", str(tmp_path / "keys")]
+    listen = ["--listen", f"tcp://{hosts[0].address}:auto"]
+    command = hosts[0].command(sys.executable, "-m", "agents.hub", *options, *listen)
+    hub = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(SOURCE)})
+    deadline = time.monotonic() + 15
+    while not (tmp_path / "run" / runs.HUB_FILE).exists():
+        assert time.monotonic() < deadline and hub.poll() is None
+        time.sleep(0.02)
+    listening = runs.read_hub_file(tmp_path / "run").tcp
+    assert listening is not None
+    yield listening.ranks
+    hub.terminate()
+    assert hub.wait(10) == 0
+
+
+def test_a_run_on_another_machine_is_seen_and_steered(
+    hosts: tuple[Host, Host], url: str, keys: dict[Role, Key], opened: Opened
+) -> None:
+    with hosts[1].inside():
+        fleet = opened(Fleet(url, key=keys[Role.RANK]))
+        client = opened(Client(url, keys[Role.OPERATOR]))
+        poll_until(client, lambda: len(client.state.steps) == 4 and client.state.board, fleet.turn)
+        asked = client.propose({"micro_batches": 8})
+        poll_until(client, lambda: (c := client.state.commands.get(asked)) and c.settled, fleet.turn)
+        assert wait_for_command(client, asked, 1.0).acks == 4
+
+
+def test_a_cable_pulled_and_put_back(
+    hosts: tuple[Host, Host],
+    url: str,
+    keys: dict[Role, Key],
+    opened: Opened,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Heartbeats give the dead connection up, so that a new one is there as soon as the network is."""
+    monkeypatch.setattr("agents.line.HEARTBEAT_MS", 100)
+    monkeypatch.setattr("agents.line.DEAD_AFTER_MS", 500)
+    with hosts[1].inside():
+        fleet = opened(Fleet(url, key=keys[Role.RANK]))
+        client = opened(Client(url, keys[Role.VIEWER]))
+        poll_until(client, lambda: len(client.state.steps) == 4, fleet.turn)
+        hosts[1].plug("down")
+        poll_until(client, lambda: (client.age_s or 0.0) > 2.0, fleet.turn)
+        trained = fleet.step
+        hosts[1].plug("up")
+        back = time.monotonic()
+        poll_until(client, lambda: client.state.steps[3].step > trained, fleet.turn)
+        assert time.monotonic() - back < 10
+        assert client.refused is None and trained > 20, "and training went on meanwhile"
+
+
+def test_the_address_by_which_others_reach_us(hosts: tuple[Host, Host]) -> None:
+    with hosts[0].inside():
+        assert own_address(hosts[0].address) == hosts[0].address
+        assert own_address(hosts[1].address) == hosts[0].address
+        with pytest.raises(RunError, match="by its loopback only, which no other reaches"):
+            own_address("127.0.0.1")
+
+
+JOINED = """
+import sys
+from pathlib import Path
+from engine.launch import join, joined_place
+folder = Path(sys.argv[1])
+
+def work(place):
+    (folder / f"hub.{place.rank}").write_text(f"{place.hub} {place.key.name if place.key else None}")
+    place.store().add("seen", 1)
+    while place.store().add("seen", 0) < place.world:
+        pass
+
+sys.exit(join(joined_place(folder / "run"), work, name_of_rank=str, hub="auto", run="r"))
+"""
+
+
+def test_rank_0_tells_the_other_machine_where_its_hub_is(
+    hosts: tuple[Host, Host], keys: dict[Role, Key], tmp_path: Path
+) -> None:
+    """Nothing is typed: the address is found, the endpoint published, the key taken from the shared folder."""
+    script = tmp_path / "joined.py"
+    script.write_text(JOINED)
+    with hosts[0].inside(), socket.create_server((hosts[0].address, 0)) as free:
+        port = str(free.getsockname()[1])
+    ranks = []
+    for rank, host in enumerate(hosts):
+        environ = {
+            "PYTHONPATH": str(SOURCE),
+            "COCKPIT_KEYS": str(tmp_path / "keys"),
+            "MASTER_ADDR": hosts[0].address,
+            "MASTER_PORT": port,
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+        }
+        command = host.command(sys.executable, str(script), str(tmp_path))
+        ranks.append(subprocess.Popen(command, env=os.environ | environ, stderr=subprocess.PIPE, text=True))
+    said = [rank.communicate(timeout=60)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert (tmp_path / "hub.0").read_text().startswith("ipc://")
+    there = (tmp_path / "hub.1").read_text()
+    assert there.startswith(f"tcp://{hosts[0].address}:") and there.endswith(" the-rank")

@@ -30,8 +30,33 @@ def test_a_trainer_in_a_process_group_of_ones_own(tmp_path: Path) -> None:
     assert "micro-batches 4" in run(sys.executable, *launcher, str(script))
 
 
-def run(*command: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+def run(*command: str, **variables: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
+
+
+def test_a_loop_of_ones_own(tmp_path: Path) -> None:
+    script = tmp_path / "loop.py"
+    script.write_text(EXAMPLES[2])
+    done = run(sys.executable, "-W", "error", str(script), COCKPIT_RUNS=str(tmp_path))
+    assert done == "" and list(tmp_path.glob("my-job-*"))
+
+
+@pytest.mark.timeout(180)
+def test_agreeing_over_torch(tmp_path: Path) -> None:
+    script = tmp_path / "agree.py"
+    script.write_text(
+        EXAMPLES[3]
+        + """
+dist.init_process_group("gloo")
+agree, rank = over_torch(None), dist.get_rank()
+for mine, everyone in ((b"", [b"", b""]), (b"x" * (rank + 1), [b"x", b"xx"]), (b"a\\0" * rank, [b"", b"a\\0"])):
+    assert agree(mine) == everyone, (mine, agree(mine))
+print("agreed")
+dist.destroy_process_group()
+"""
+    )
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    assert run(sys.executable, *launcher, str(script)).count("agreed") == 2

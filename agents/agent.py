@@ -5,6 +5,7 @@ absent, slow or killed costs the oldest records in the queue, which are counted,
 """
 
 import threading
+import time
 
 from msgspec import structs
 
@@ -31,6 +32,9 @@ class Agent:
         self._orders = Orders()
         self._seq = 0
         self._closing = threading.Event()
+        self._telling = threading.Event()
+        self._telling.set()
+        self.cpu_s = 0.0  # that the agent's own thread has used
         self._linger_s = 0.0
         self._link: Link | None = None
         if endpoint is not None:
@@ -48,12 +52,14 @@ class Agent:
             return
         if self._link.foresee:
             hello = structs.replace(hello, capabilities=[*hello.capabilities, PREVIEWS])
+        if hello.began_s and self._outbox.began_s is None:
+            self._outbox.began_s = time.monotonic() - max(0.0, time.time() - hello.began_s)
         self._link.introduction = (hello, board)
         self.send(hello, *([board] if board else []))
 
     def send(self, *messages: Message) -> None:
         """Queue messages; never blocks. A full queue loses its oldest, counted by `Step.lost_records`."""
-        if self._link is None:
+        if self._link is None or not self._telling.is_set():
             return
         for message in messages:
             if isinstance(message, Step):
@@ -72,11 +78,19 @@ class Agent:
     @property
     def attached(self) -> bool:
         """Whether there is anyone to tell at all."""
-        return self._link is not None
+        return self._link is not None and self._telling.is_set()
 
     def wants(self, kind: str, step: int) -> bool:
         """Whether the full vectors of `kind` ("experts", "timeline", "peers") shall be sent of this step."""
-        return self._link is not None and self._link.sampling.due(kind, step)
+        return self._link is not None and self.attached and self._link.sampling.due(kind, step)
+
+    def mute(self, muted: bool) -> None:
+        """Say nothing at all until unmuted, so that a bench can compare both within one run; a hub that hears nothing
+        for 5 s takes the rank for lost."""
+        if muted:
+            self._telling.clear()
+        else:
+            self._telling.set()
 
     @property
     def lost_records(self) -> int:
@@ -106,9 +120,12 @@ class Agent:
             return
         self._linger_s = linger_s
         self._closing.set()
+        self._telling.set()
         self._thread.join(linger_s + 1.0)
 
     def _work(self, link: Link) -> None:
         while not self._closing.is_set():
+            self._telling.wait()
             link.turn()
+            self.cpu_s = time.thread_time()
         link.leave(self._linger_s)

@@ -84,6 +84,11 @@ def all_finite(message: Message) -> bool:
     return numbers is None or all(number is None or math.isfinite(number) for number in numbers(message))
 
 
+def _by_our_clock(hello: Hello) -> Hello:
+    """When the process began, by the clock of this machine, which is the one that commands are stamped with."""
+    return hello if hello.age_s is None else structs.replace(hello, began_s=time.time() - hello.age_s)
+
+
 class Intake:
     """Takes what ranks send, a frame at a time; what it accepts is published, the rest complained of."""
 
@@ -110,10 +115,11 @@ class Intake:
                     self._complaints.add("refused", refusal)
                     return [Refused(clip(refusal))]
                 self._control.seen_revision(message.revision)
+                known = _by_our_clock(message)
                 if message.leader:
-                    self._control.leader_began(message)
+                    self._control.leader_began(known)
                     self._control.hurry()
-                self._publish(message)
+                self._publish(known)
                 continue
             speaker, was_lost = self._roster.heard(identity, now)
             if speaker is None:
@@ -164,7 +170,9 @@ class Intake:
             case Previewed():
                 self._questions.answer(message)
             case Event():
-                self._publish(structs.replace(message, source=f"rank {speaker.rank}"))
+                # The log is in the order of the hub's clock; a rank's may be an hour off.
+                here = structs.replace(message, source=f"rank {speaker.rank}", time_s=time.time())
+                self._publish(here)
             case Gone():
                 self._roster.leave(identity)
                 self._publish(structs.replace(message, clean=True))

@@ -3,6 +3,8 @@
 import time
 from collections import deque
 
+from msgspec import structs
+
 from agents import codec, wire
 from agents.wire import (
     Ack,
@@ -42,6 +44,7 @@ class Outbox:
         self._displaced = 0  # counted by the thread that puts
         self._unsendable = 0  # counted by the thread that takes
         self.problem: str | None = None  # why a message could not be sent at all
+        self.began_s: float | None = None  # monotonic; when this process of the run began, if it has said so
         self._held: bytes | None = None  # packed, and did not fit into the last frame
 
     @property
@@ -73,11 +76,17 @@ class Outbox:
             room -= len(one)
         return codec.frame(packed) if packed else None
 
+    def _aged(self, message: Message) -> Message:
+        """A Hello may have waited for a hub: its age is of now."""
+        if isinstance(message, Hello) and self.began_s is not None:
+            return structs.replace(message, age_s=time.monotonic() - self.began_s)
+        return message
+
     def _take(self) -> bytes | None:
         for queue in self._lanes:
             while queue:
                 try:
-                    return codec.pack(queue.popleft())
+                    return codec.pack(self._aged(queue.popleft()))
                 except IndexError:  # displaced at this moment
                     break
                 except WireError as error:

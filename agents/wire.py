@@ -117,7 +117,10 @@ class Hello(Message, frozen=True):
     leader: bool
     facts: Facts = {}  # what a screen shows of the run: model size, cores, schedule ...
     capabilities: Annotated[list[Name], Meta(max_length=64)] = []
-    began_s: float = 0.0  # when this process of the run began to train; 0: it does not say
+    began_s: float = 0.0  # when this process of the run began to train, by its own clock; 0: it does not say
+    age_s: float | None = (
+        None  # how long ago that was when this was sent: the only word on it that two machines share
+    )
 
 
 class Board(Message, frozen=True):

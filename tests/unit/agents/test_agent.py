@@ -130,3 +130,14 @@ def test_commands_are_taken_in_order_and_memory_is_bounded() -> None:
             orders.settle(Ack(0, oldest.revision, "applied", 1, "d"))
     assert len(orders._acks) == REMEMBERED
     assert len(orders.latest_acks()) == REPEATED and orders.latest_acks()[-1].revision == 992
+
+
+def test_a_mute_agent_says_nothing_wakes_nobody_and_can_speak_again(opened: Opened) -> None:
+    agent = opened(Agent(f"ipc:///nowhere/{id(opened)}", doing))
+    agent.mute(True)
+    agent.send(make_step(0, 1))
+    assert not agent.attached and not agent.wants("peers", 0) and drained(agent._outbox) == []
+    agent.mute(False)
+    agent.send(make_step(0, 2))
+    assert agent.attached and [type(message) for message in drained(agent._outbox)] == [Step]
+    agent.mute(True)  # and a mute one can be closed

@@ -1,0 +1,163 @@
+"""What telemetry and the control path cost a step: each turned on and off in blocks, ABBA, within one run.
+
+One run for each number of ranks and size of a step. On: what every rank tells by default, to a hub on the same machine;
+off: agents that are mute, their threads asleep. Then the agreement at a step's boundary against none, the same way. The
+ratio is the median over ABBA groups, its interval a bootstrap over them.
+"""
+
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from agents.runs import read_hub_file
+from engine.launch import Place, launch
+
+SIZES = {  # layers, d_model, seq_len, experts, d_expert, sequences
+    "tiny": (2, 32, 32, 4, 32, 8),
+    "demo": (4, 64, 64, 8, 128, 32),
+}
+GRIDS = {1: "ep = 1", 4: "dp_shard = 2, tp = 2, ep = 4", 8: "pp = 2, dp_shard = 2, tp = 2, ep = 4"}
+LAYOUT = """
+model = {{layers = {0}, d_model = {1}, heads = 4, kv_heads = 2, seq_len = {2}, moe = {{experts = {3}, top_k = 2, d_expert = {4}}}}}
+train = {{steps = 1000000, global_batch = {5}, grad_clip = 1.0}}
+knobs = {{micro_batches = {6}}}
+grid = {{{7}}}
+"""  # noqa: E501 - TOML's inline tables stand on one line
+ABBA = (True, False, False, True)
+BLOCK_S = 0.8  # of one block, at least two steps
+WARM_UP = 6
+SECONDS = {"telemetry": 30.0, "control": 14.0}
+RESAMPLES = 10_000
+
+
+class NoSwitch:
+    """In the place of the agreement at a step's boundary: nothing is told, nothing agreed on."""
+
+    def begin(self, step: int, stop: bool) -> None:
+        self._stop = stop
+
+    def end(self, step: int) -> bool:
+        return self._stop
+
+
+def measure(place: Place, size: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from agents.agent import Agent
+    from agents.vitals import Sensors
+    from engine.layout import from_toml
+    from engine.meter import Meter
+    from engine.train.trainer import Trainer
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+    numbers = SIZES[size]
+    layout = from_toml(LAYOUT.format(*numbers, 2 if place.world == 8 else 1, GRIDS[place.world]))
+    meter = Meter(layout.model.layers, numbers[3])
+    agent = Agent(place.hub, lambda: meter.doing, Sensors(host=place.rank == 0))
+    trainer = Trainer(layout, meter, agent, local_world=place.world)
+    switch = trainer.switch
+    step = 0
+
+    def run(steps: int) -> list[float]:
+        nonlocal step
+        took = []
+        for _ in range(steps):
+            began = time.perf_counter()
+            trainer.train_step(step)
+            took.append(time.perf_counter() - began)
+            step += 1
+        return took
+
+    def agreed(value: float) -> float:
+        """Rank 0's word."""
+        word = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(word, 0)
+        return float(word)
+
+    def turn_telemetry(on: bool) -> None:
+        agent.mute(not on)
+
+    def turn_control(on: bool) -> None:
+        trainer.switch = switch if on else NoSwitch()  # type: ignore[assignment]
+
+    run(WARM_UP)
+    step_s = agreed(median(run(WARM_UP)))
+    block = max(2, round(BLOCK_S / step_s))
+    hub = psutil.Process(read_hub_file(place.run_dir).pid) if place.rank == 0 else None
+    result: dict[str, Any] = {"step_ms": step_s * 1e3}
+    turns: dict[str, Callable[[bool], None]] = {"telemetry": turn_telemetry, "control": turn_control}
+    for what, turn in turns.items():
+        groups = max(3, round(SECONDS[what] / (4 * block * step_s)))
+        cpu_s, hub_s, told_s = agent.cpu_s, cpu_of(hub), 0.0
+        ratios, differences = [], []
+        for _ in range(groups):
+            took: dict[bool, list[float]] = {True: [], False: []}
+            for on in ABBA:
+                turn(on)
+                times = run(block)
+                took[on] += times[1:] if block > 3 else times  # in the first, the other state may end
+                told_s += sum(times) * (on or what == "control")
+            on_s, off_s = median(took[True]), median(took[False])
+            ratios.append(on_s / off_s)
+            differences.append(on_s - off_s)
+        turn(True)
+        result[what] = {"ratios": ratios, "us": median(differences) * 1e6}
+        if what == "telemetry":
+            result |= {"agent": (agent.cpu_s - cpu_s) / told_s, "hub": (cpu_of(hub) - hub_s) / told_s}
+    cpu = torch.tensor([result["agent"]], dtype=torch.float64)
+    dist.all_reduce(cpu)
+    if place.rank == 0:
+        result["agent"] = float(cpu) / place.world
+        (place.run_dir / "overhead.json").write_text(json.dumps(result))
+    agent.close()
+    dist.destroy_process_group()
+
+
+def cpu_of(process: psutil.Process | None) -> float:
+    """CPU seconds of the hub so far, in rank 0, which has it in sight."""
+    if process is None:
+        return 0.0
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def interval(ratios: list[float]) -> str:
+    """The median, and the 95 % bootstrap of it."""
+    rng = random.Random(0)
+    medians = sorted(median(rng.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+    low, high = medians[RESAMPLES // 40], medians[-RESAMPLES // 40]
+    return f"{median(ratios):.4f} ({low:.4f} to {high:.4f})"
+
+
+def main() -> None:
+    print(
+        "| size | ranks | step | steps/s | telemetry on / off | groups | agent, CPU | hub, CPU | control / none | |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    for size in SIZES:
+        for world in GRIDS:
+            with tempfile.TemporaryDirectory() as folder:
+                run_dir = Path(folder)
+                status = launch(
+                    world, lambda place, size=size: measure(place, size), name_of_rank=str, hub="auto", run="bench",
+                    run_dir=run_dir, preload=("torch", "torch.distributed", "engine.rank"),
+                )  # fmt: skip
+                if status:
+                    raise SystemExit(status)
+                found = json.loads((run_dir / "overhead.json").read_text())
+            step_ms, telemetry, control = found["step_ms"], found["telemetry"], found["control"]
+            print(
+                f"| {size} | {world} | {step_ms:.1f} ms | {1e3 / step_ms:.1f} | {interval(telemetry['ratios'])} "
+                f"| {len(telemetry['ratios'])} | {found['agent']:.2%} | {found['hub']:.2%} "
+                f"| {interval(control['ratios'])} | {control['us']:+.0f} us a step |",
+                flush=True,
+            )

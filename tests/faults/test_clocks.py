@@ -1,0 +1,102 @@
+"""Fault 12: clocks that are off by an hour. What comes first is told by steps and numbers, never by a clock."""
+
+import time
+
+import pytest
+from msgspec import structs
+
+from agents.client import Client
+from agents.wire import Event
+from cockpit.store import Store
+from tests.unit.agents.conftest import Opened
+from tests.unit.agents.fleet import Fleet, HubProcess, make_summary, poll_until
+
+HOUR = 3600.0
+
+
+class OffFleet(Fleet):
+    """Ranks whose machines' clocks are off: they say so in all that has a time."""
+
+    def __init__(self, endpoint: str, off_s: float) -> None:
+        self.began_s = time.time() + off_s  # as the ranks' own clock says
+        self.off_s = off_s
+        super().__init__(endpoint, 2)
+
+    def introduce(self) -> None:
+        introduce = {agent: agent.introduce for agent in self.agents}
+        for agent in self.agents:
+            agent.introduce = lambda hello, board, agent=agent: introduce[agent](  # type: ignore[method-assign, misc]
+                structs.replace(hello, began_s=self.began_s), board
+            )
+            # An agent finds out how old its process is by the clock of its own machine, like this one's but off.
+            agent._outbox.began_s = time.monotonic() - max(0.0, time.time() + self.off_s - self.began_s)
+        super().introduce()
+        for agent in self.agents:
+            agent.introduce = introduce[agent]  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("off_s", [HOUR, -HOUR])
+def test_a_command_outlives_a_hub_restart_whatever_the_clocks(
+    off_s: float, own_hub: HubProcess, opened: Opened
+) -> None:
+    """The hub must not take a command for one of an earlier process because the leader's clock is ahead of its own."""
+    fleet, client = (
+        opened(OffFleet(own_hub.endpoints.ranks, off_s)),
+        opened(Client(own_hub.endpoints.clients)),
+    )
+    poll_until(client, lambda: client.state.board)
+    first = client.propose({"micro_batches": 8})
+    poll_until(
+        client, lambda: client.state.commands.get(first) and client.state.commands[first].settled, fleet.turn
+    )
+    asked = client.propose({"recompute": "full"})
+    poll_until(
+        client, lambda: asked in client.state.commands
+    )  # accepted; nobody turns the fleet, so it waits
+    assert client.state.commands[asked].state == "accepted"
+    own_hub.kill()
+    own_hub.start()
+    resets = client.resets
+    poll_until(client, lambda: client.resets > resets and len(client.state.hellos) == 2)
+    poll_until(
+        client,
+        lambda: asked in client.state.commands and client.state.commands[asked].state != "accepted",
+        fleet.turn,
+    )
+    assert client.state.commands[asked].state == "applied"
+    assert client.state.commands[first].state == "applied"  # not rolled back either
+    assert abs(client.state.hellos[0].began_s - time.time()) < HOUR / 2
+
+
+@pytest.mark.parametrize("off_s", [HOUR, -HOUR])
+def test_the_log_is_in_the_order_of_what_happened(off_s: float, own_hub: HubProcess, opened: Opened) -> None:
+    fleet, client = (
+        opened(OffFleet(own_hub.endpoints.ranks, off_s)),
+        opened(Client(own_hub.endpoints.clients)),
+    )
+    poll_until(client, lambda: client.state.board)
+    said = ["first", "second", "third"]
+    for text in said:
+        fleet.agents[1].send(Event(time.time() + off_s, "info", "", text))
+        asked = client.propose({"micro_batches": 8 if said.index(text) % 2 == 0 else 4})
+        poll_until(
+            client,
+            lambda asked=asked: asked in client.state.commands and client.state.commands[asked].settled,  # type: ignore[misc]
+            fleet.turn,
+        )
+    store = Store()
+    store.apply(client.state.replay())
+    order = [entry.text for entry in store.journal()]
+    places = [order.index(text) for text in said]
+    changes = [place for place, text in enumerate(order) if "applied" in text]
+    assert len(changes) == 3
+    assert [place for pair in zip(places, changes, strict=True) for place in pair] == sorted(places + changes)
+
+
+def test_steps_are_in_order_though_the_clock_went_back(own_hub: HubProcess, opened: Opened) -> None:
+    fleet, client = opened(Fleet(own_hub.endpoints.ranks)), opened(Client(own_hub.endpoints.clients))
+    for step in range(1, 6):
+        clock = 1e9 - HOUR * step
+        fleet.agents[0].send(structs.replace(make_summary(step), time_s=clock))
+    poll_until(client, lambda: len(client.state.summaries) == 5)
+    assert [summary.step for summary in client.state.summaries] == [1, 2, 3, 4, 5]

@@ -1,0 +1,162 @@
+"""Fault 20: an older agent with a newer hub, and the reverse: they work together as far as both know how.
+
+The other release is played by bare sockets: what it does not have is left out, what only it has is made up.
+"""
+
+from collections.abc import Iterator
+
+import msgpack
+import pytest
+import zmq
+
+from agents import codec, runs, wire
+from agents.agent import Agent
+from agents.client import Client
+from agents.sampling import CAPABILITIES
+from agents.wire import Credit, Refused, Sample, Step
+from tests.unit.agents.conftest import Opened
+from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_hello, make_step, make_summary, poll_until
+
+NEWER = ["sparkle", {"depth": [1, 2]}, "of a later release"]
+
+
+def old_hello(rank: int, world: int) -> list[object]:
+    """The Hello of the first release that had one: nothing after `leader`."""
+    fields = (
+        "run",
+        "rank",
+        "world",
+        "coords",
+        "host",
+        "pid",
+        "device",
+        "layout",
+        "revision",
+        "step",
+        "leader",
+    )
+    hello = make_hello(rank, world)
+    return ["hello", hello.version, *(getattr(hello, field) for field in fields)]
+
+
+def packed(*messages: object, version: int = wire.VERSION) -> bytes:
+    data: bytes = msgpack.packb([version, list(messages)])
+    return data
+
+
+def test_a_newer_agent_is_heard_as_far_as_it_is_understood(own_hub: HubProcess, opened: Opened) -> None:
+    client, newer = opened(Client(own_hub.endpoints.clients)), opened(Peer(own_hub.endpoints.ranks))
+    step = msgpack.unpackb(codec.pack(make_step(0, 7)))
+    newer.dealer.send(packed([*old_hello(0, 1), {}, ["sparkles"], 0.0, None, "appended"], NEWER, step))
+    poll_until(client, lambda: 0 in client.state.steps)
+    assert client.state.steps[0].step == 7
+    poll_until(
+        client, lambda: any("'sparkle', which this hub does not know" in e.text for e in client.state.events)
+    )
+    with pytest.raises(AssertionError, match="no Refused"):
+        newer.hear(Refused, timeout_s=0.3)
+
+
+def test_an_older_agent_is_never_told_what_it_cannot_read(own_hub: HubProcess, opened: Opened) -> None:
+    client, older, newer = (
+        opened(Client(own_hub.endpoints.clients)),
+        opened(Peer(own_hub.endpoints.ranks)),
+        opened(Peer(own_hub.endpoints.ranks)),
+    )
+    older.dealer.send(packed(old_hello(0, 2)))
+    newer.say(make_hello(1, 2, capabilities=list(CAPABILITIES)))
+    older.say(make_step(0, 1), make_summary(1))
+    poll_until(client, lambda: len(client.state.hellos) == 2 and client.state.summaries)
+    assert client.state.hellos[0].capabilities == [] and client.state.hellos[0].age_s is None
+    client.look("peers")
+    poll_until(client, lambda: newer.dealer.poll(0))
+    assert isinstance(newer.hear(Sample), Sample)
+    with pytest.raises(AssertionError, match="no Sample"):
+        older.hear(Sample, timeout_s=1.0)
+
+
+class OtherHub:
+    """A hub of another release, as far as a socket can tell."""
+
+    def __init__(self) -> None:
+        self.endpoints = runs.endpoints_in(runs.make_socket_directory())
+        self.context = zmq.Context()
+        self.router = self.context.socket(zmq.ROUTER)
+        self.router.set(zmq.LINGER, 0)
+        self.router.bind(self.endpoints.ranks)
+
+    def hear(self, timeout_ms: int = 5000) -> tuple[bytes, list[object]]:
+        assert self.router.poll(timeout_ms), "nobody spoke"
+        identity, frame = self.router.recv_multipart()
+        return identity, msgpack.unpackb(frame)[1]
+
+    def close(self) -> None:
+        self.router.close()
+        self.context.term()
+        runs.remove_sockets(self.endpoints)
+
+
+@pytest.fixture
+def other_hub(opened: Opened) -> Iterator[OtherHub]:
+    yield opened(OtherHub())
+
+
+def test_an_agent_passes_over_what_only_a_newer_hub_says(other_hub: OtherHub, opened: Opened) -> None:
+    agent = opened(Agent(other_hub.endpoints.ranks, lambda: (3, "forward", 0.0)))
+    agent.introduce(make_hello(0, 1), None)
+    identity, _ = other_hub.hear()
+    other_hub.router.send_multipart([identity, packed(NEWER, ["welcome", "e", [], "appended"])])
+    for _ in range(20):  # records go on, and the Welcome in the same frame was heard: it says hello again
+        agent.send(make_step(0, 4))
+        _, said = other_hub.hear(1500)  # one who thinks itself refused is silent for 2 s
+        assert agent.refused is None
+        if any(message[0] == "hello" for message in said if isinstance(message, list)):
+            break
+    else:
+        raise AssertionError("the Welcome was not heard")
+
+
+def test_a_client_counts_updates_that_it_does_not_know(other_hub: OtherHub, opened: Opened) -> None:
+    client = opened(Client(other_hub.endpoints.ranks))
+    client.poll(0.1)
+    identity, said = other_hub.hear()
+    assert said[0][0] == "credit"  # type: ignore[index]
+    gone = ["gone", 0, True, ""]
+    snapshot = ["updates", "e", 5, [gone, NEWER], True, 1, 1.0]
+    live = ["updates", "e", 8, [NEWER, ["pulse", 0, 4, "forward", 1.0, None], NEWER], False, 0, 1.0]
+    for frame in (snapshot, live):
+        other_hub.router.send_multipart([identity, packed(frame)])
+    poll_until(client, lambda: 0 in client.state.pulses)
+    assert (client.seq, client.resets, client.refused) == (8, 1, None)
+
+
+def test_another_major_version_is_refused_on_every_side(
+    own_hub: HubProcess, other_hub: OtherHub, opened: Opened
+) -> None:
+    sentence = "the peer speaks wire version 2, this side 1; install the same release on both"
+    for endpoint in (own_hub.endpoints.ranks, own_hub.endpoints.clients):
+        peer = opened(Peer(endpoint))
+        peer.dealer.send(packed(["whatever"], version=2))
+        refused = peer.hear(Refused)
+        assert isinstance(refused, Refused) and refused.why == sentence
+    rank, client = opened(Peer(own_hub.endpoints.ranks)), opened(Peer(own_hub.endpoints.clients))
+    rank.say(make_hello(0, 1, version=2))  # a frame that can be read, from one who says otherwise
+    client.say(Credit(2, "", 0, 1))
+    for peer in (rank, client):
+        refused = peer.hear(Refused)
+        assert isinstance(refused, Refused) and sentence in refused.why
+    agent = opened(Agent(other_hub.endpoints.ranks, lambda: (3, "forward", 0.0)))
+    agent.introduce(make_hello(0, 1), None)
+    identity, _ = other_hub.hear()
+    other_hub.router.send_multipart([identity, packed(["whatever"], version=2)])
+    watcher = opened(Client(own_hub.endpoints.clients))
+    poll_until(watcher, lambda: agent.refused)
+    assert agent.refused == sentence
+
+
+def test_a_fleet_of_this_release_is_not_complained_of(own_hub: HubProcess, opened: Opened) -> None:
+    """The control: none of the above is said of who speaks alike."""
+    fleet, client = opened(Fleet(own_hub.endpoints.ranks)), opened(Client(own_hub.endpoints.clients))
+    poll_until(client, lambda: len(client.state.steps) == 4, fleet.turn)
+    assert isinstance(client.state.steps[0], Step)
+    assert not [event for event in client.state.events if event.level != "info"]

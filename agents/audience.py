@@ -2,12 +2,15 @@
 
 A client grants credit for a number of frames and says how far it has come; it gets that many, from there on,
 as they fall due. Nothing is queued for a client beyond the snapshot it is in the middle of, so one that
-stalls costs only itself: when it asks again it gets what it missed, or a snapshot if that is no longer kept.
+stalls costs only itself: when it asks again it gets what it missed, or only the newest of it if that is no
+longer kept. A client may ask for the newest alone, so many times a second: then it is sent laps, each of which is
+what has changed since the lap before.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from agents.lap import Lap
 from agents.sequence import Sequence
 from agents.wire import Credit
 
@@ -19,13 +22,16 @@ FRAMES_A_ROUND = 8  # to one client, before the others and the ranks get their t
 
 @dataclass
 class _Client:
-    seq: int
-    frames: int
     heard_s: float
     sent_s: float
-    follows: bool  # it has every update up to `seq`, so updates alone can serve it
+    wish: Credit
+    seq: int = 0
+    frames: int = 0
+    follows: bool = False  # it has every update up to `seq`, or newer ones in their place
     snapshot: list[bytes] = field(default_factory=list)  # frames yet to be sent, last first
     snapshot_seq: int = 0
+    lap: Lap | None = None
+    due_s: float = 0.0  # of the next frame to a client that wants so many a second
 
 
 class Audience:
@@ -54,11 +60,13 @@ class Audience:
                 return (
                     f"this hub already serves {CLIENTS} clients, the most it takes; close one and try again"
                 )
-            client = self._clients[identity] = _Client(0, 0, now, now, follows=False)
+            client = self._clients[identity] = _Client(now, now, credit)
         client.heard_s = now
-        client.frames = credit.frames
-        client.follows = self._sequence.holds(credit.epoch, credit.seq)
-        client.seq = credit.seq
+        client.wish, client.frames = credit, credit.frames
+        newest = self._sequence.newest.reaches <= credit.seq <= self._sequence.seq
+        client.follows = credit.epoch == self._sequence.epoch and newest
+        if client.seq != credit.seq or not client.follows:
+            client.seq, client.lap = credit.seq, None
         if client.follows:
             client.snapshot = []
         return None
@@ -74,28 +82,61 @@ class Audience:
         return more
 
     def _serve(self, identity: bytes, client: _Client, now: float) -> bool:
-        budget = min(client.frames, FRAMES_A_ROUND)
-        if not client.follows:
-            if not client.snapshot:
-                client.snapshot = self._sequence.snapshot()[::-1]
-                client.snapshot_seq = self._sequence.seq
-            while client.snapshot and budget and self._give(identity, client, client.snapshot[-1], now):
-                client.snapshot.pop()
-                budget -= 1
-            if client.snapshot:
-                return client.frames > 0
-            client.follows, client.seq = True, client.snapshot_seq
-        if not self._sequence.holds(self._sequence.epoch, client.seq):
+        """Send one client what is due; True if there is more."""
+        if not client.follows and not self._give_snapshot(identity, client, now):
+            return client.frames > 0
+        if client.seq < self._sequence.newest.reaches:
             client.follows = False  # it fell behind what is kept, during its snapshot or for want of credit
             return client.frames > 0
+        thinned = client.wish.hz or not client.wish.ranks or client.lap
+        if thinned or not self._sequence.holds(self._sequence.epoch, client.seq):
+            more = self._give_newest(identity, client, now)
+        else:
+            more = self._give_all(identity, client, now)
+        if not more and client.frames and now - client.sent_s >= HEARTBEAT_S:
+            self._give(identity, client, self._sequence.heartbeat(client.seq), now)
+        return more and client.frames > 0
+
+    def _give_snapshot(self, identity: bytes, client: _Client, now: float) -> bool:
+        """True when it is sent whole."""
+        if not client.snapshot:
+            client.snapshot = self._sequence.snapshot(client.wish.ranks)[::-1]
+            client.snapshot_seq = self._sequence.seq
+        for _ in range(min(client.frames, FRAMES_A_ROUND)):
+            if not client.snapshot or not self._give(identity, client, client.snapshot[-1], now):
+                break
+            client.snapshot.pop()
+        if client.snapshot:
+            return False
+        client.follows, client.seq, client.lap = True, client.snapshot_seq, None
+        return True
+
+    def _give_all(self, identity: bytes, client: _Client, now: float) -> bool:
+        budget = min(client.frames, FRAMES_A_ROUND)
         for seq, frame in self._sequence.frames_after(client.seq):
             if not budget or not self._give(identity, client, frame, now):
-                return client.frames > 0
+                return True
             client.seq = seq
             budget -= 1
-        if budget and now - client.sent_s >= HEARTBEAT_S:
-            self._give(identity, client, self._sequence.heartbeat(), now)
         return False
+
+    def _give_newest(self, identity: bytes, client: _Client, now: float) -> bool:
+        wish = client.wish
+        if now < client.due_s or (client.lap is None and client.seq == self._sequence.seq):
+            return False
+        client.lap = client.lap or Lap(self._sequence, client.seq, wish.ranks)
+        frames = 1 if wish.frame_bytes else min(client.frames, FRAMES_A_ROUND)
+        for _ in range(frames):
+            if not self._give(identity, client, client.lap.frame(wish.frame_bytes), now):
+                client.lap = None  # what was in it is still to come, for `seq` has not moved
+                return True
+            if client.lap.done:
+                client.seq, client.lap = client.lap.reaches, None
+                break
+        if wish.hz and (client.lap is None or wish.frame_bytes):
+            client.due_s = now + 1 / wish.hz
+            return False
+        return client.lap is not None
 
     def _give(self, identity: bytes, client: _Client, frame: bytes, now: float) -> bool:
         if not self._send(identity, frame):

@@ -32,7 +32,7 @@ from agents.wire import (
     WireError,
 )
 
-FRAMES = 32  # of credit at a time
+FRAMES = 64  # of credit at a time; the hub may send a hundred a second
 SILENCE_S = 2.5  # after which the hub is asked again; it says something each second
 RESEND_S = 1.0  # a proposal, until it is answered
 TOLD_S = 3.0  # a refusal, even though the hub serves us
@@ -228,12 +228,14 @@ class Client:
                 self._take_live(message, applied)
 
     def _take_live(self, frame: Updates, applied: list[Update]) -> None:
-        first = frame.seq - len(frame.updates) + 1
+        # Of the newest alone: all that matters after `since`. Of everything: numbered one by one.
+        first = frame.seq - len(frame.updates) + 1 if frame.since is None else frame.since + 1
         if frame.epoch != self.epoch or first > self.seq + 1:
             # From another hub start, or something is missing between: only a snapshot helps.
             self._lose_track()
             return
-        for update in frame.updates[self.seq + 1 - first :]:  # what was sent twice is known already
+        known = self.seq + 1 - first if frame.since is None else 0  # what was sent twice is known already
+        for update in frame.updates[known:]:
             self.state.apply(update)
             if not isinstance(update, Unknown):
                 applied.append(update)

@@ -4,9 +4,10 @@ A frame is one msgpack value ``[version, [message, ...]]``. What is sent to many
 for each (`frame`, `updates_frame`).
 
 A message of a kind that this release does not know, from a newer peer, becomes `Unknown` and costs the others in its
-frame nothing. Only then is a frame looked at message by message.
+frame nothing; with `decode_each` so does one that is malformed. Only then is a frame looked at message by message.
 """
 
+import re
 from collections.abc import Container, Iterable, Iterator
 from typing import Annotated, Any, get_args
 
@@ -17,6 +18,7 @@ from agents.asks import check_asks
 from agents.wire import (
     MAX_FRAME_BYTES,
     MESSAGE_BYTES,
+    TEXT,
     VERSION,
     AnyMessage,
     Message,
@@ -47,6 +49,7 @@ _KINDS = {kind.__struct_config__.tag for kind in get_args(AnyMessage)}
 _OF_UPDATES = {kind.__struct_config__.tag for kind in get_args(Update)}
 _UPDATES_AT = 3  # the place of `Updates.updates`, after kind, epoch and number
 _encoder = msgspec.msgpack.Encoder()
+_NOT_FINITE = re.compile(r"Expected `float` [<>]= -?1e\+300")  # what msgspec says of a `Real` that is none
 
 
 def encode(messages: Iterable[Message]) -> bytes:
@@ -100,10 +103,11 @@ def updates_frame(
     begins: bool = False,
     snapshot: int = 0,
     time_s: float = 0.0,
+    since: int | None = None,
 ) -> bytes:
     """One frame of one `Updates` whose updates are packed already: once, for all clients."""
     updates = [msgspec.Raw(one) for one in packed]
-    return _encoder.encode([VERSION, [["updates", epoch, seq, updates, begins, snapshot, time_s]]])
+    return _encoder.encode([VERSION, [["updates", epoch, seq, updates, begins, snapshot, time_s, since]]])
 
 
 def version_refusal(version: int) -> str:
@@ -113,13 +117,22 @@ def version_refusal(version: int) -> str:
 
 def decode(received: bytes | memoryview) -> list[AnyMessage]:
     """The messages of one frame; `WireError` says in one sentence why there are none."""
+    return _decode(received, strictly=True)
+
+
+def decode_each(received: bytes | memoryview) -> list[AnyMessage]:
+    """As `decode`, but a message that is malformed costs only itself: it becomes an `Unknown` that says why."""
+    return _decode(received, strictly=False)
+
+
+def _decode(received: bytes | memoryview, strictly: bool) -> list[AnyMessage]:
     if len(received) > MAX_FRAME_BYTES:
         raise WireError(f"a frame of {len(received)} bytes is over the limit of {MAX_FRAME_BYTES}")
     try:
         head = _frame_decoder.decode(received)
         if head.version != VERSION:
             raise WireError(version_refusal(head.version))
-        messages = _messages(head.messages)
+        messages = _messages(head.messages, strictly)
         check_asks(messages, head.messages)
         return messages
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
@@ -132,20 +145,21 @@ def _short(why: str) -> str:
     return why if len(why) <= QUOTED else f"{why[:QUOTED]}…"
 
 
-def _messages(raw: msgspec.Raw) -> list[AnyMessage]:
+def _messages(raw: msgspec.Raw, strictly: bool) -> list[AnyMessage]:
     try:
         return _messages_decoder.decode(raw)
     except msgspec.ValidationError as error:
-        found, unknown = _one_by_one(raw, _KINDS, error)
+        found, unknown = _one_by_one(raw, _KINDS, error if strictly else None)
         if not unknown:
             raise
         return found
 
 
 def _one_by_one(
-    raw: msgspec.Raw, kinds: Container[object], why: msgspec.ValidationError
+    raw: msgspec.Raw, kinds: Container[object], why: msgspec.ValidationError | None
 ) -> tuple[list[Any], int]:
-    """Every message, those not of `kinds` as `Unknown`, and how many of those; `why` if another is malformed."""
+    """Every message, those not of `kinds` as `Unknown`, and how many of those. A malformed one raises
+    `why`; without it, is `Unknown` too."""
     found: list[Any] = []
     unknown = 0
     for one in _each_decoder.decode(raw):
@@ -155,8 +169,8 @@ def _one_by_one(
             found.append(Unknown(kind[:64]))
         elif kind == "updates":
             fields = _each_decoder.decode(one)
-            if len(fields) <= _UPDATES_AT:
-                raise why
+            if why is None or len(fields) <= _UPDATES_AT:
+                raise why or msgspec.ValidationError("updates come from a hub alone")
             updates, more = _one_by_one(fields[_UPDATES_AT], _OF_UPDATES, why)
             fields[_UPDATES_AT] = msgspec.Raw(_encoder.encode(updates))
             found.append(_message_decoder.decode(_encoder.encode(fields)))
@@ -164,6 +178,9 @@ def _one_by_one(
         else:
             try:
                 found.append(_message_decoder.decode(one))
-            except msgspec.ValidationError:
-                raise why from None
+            except msgspec.ValidationError as error:
+                if why:
+                    raise why from None
+                unknown += 1
+                found.append(Unknown(kind, _NOT_FINITE.sub("a number that is not finite", str(error))[:TEXT]))
     return found, unknown

@@ -65,7 +65,10 @@ class Door:
 
     def receive(self) -> Came:
         """The next frames; raises zmq.Again when there are none."""
-        identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        identity = self.socket.recv(zmq.NOBLOCK)
+        frames = [self.socket.recv()]  # it has come with its sender's identity
+        while self.socket.get(zmq.RCVMORE):
+            frames.append(self.socket.recv())
         return Came(self.mark + identity, self._role, "", frames)
 
     def role(self, _peer: bytes) -> Role | None:

@@ -3,8 +3,8 @@
 import argparse
 import contextlib
 import fcntl
+import gc
 import os
-import resource
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from agents import runs
 from agents.address import LEGAL as LEGAL_LISTEN
 from agents.address import listen_address
 from agents.detect.notify import Notifier
+from agents.files import raise_file_limit
 from agents.hub import Hub
 from agents.keys import KeyStore, keys_folder
 from agents.recorder import DEFAULT_RECORD_MB, Limits
 from agents.runs import Endpoints, RunError
 
-FILES = 65_536  # open at once, if the system lets us: one a connection
 ON_ALERT = "COCKPIT_ON_ALERT"
 
 
@@ -45,13 +45,6 @@ def _endpoints(folder: Path, sockets: Path | None) -> Endpoints:
         return runs.endpoints_in(runs.make_socket_directory())
     runs.check_socket_directory(sockets)
     return runs.endpoints_in(sockets)
-
-
-def _raise_file_limit() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _places(listen: str | None, folder: Path) -> list[str]:
@@ -106,7 +99,10 @@ def main(
     if not in_terminal:
         # Ctrl-C in a terminal reaches the whole process group; the launcher decides when the hub ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _raise_file_limit()
+    raise_file_limit()
+    # Messages are trees, freed without the collector; what is left for it to find are a few cycles now and then.
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
     try:
         arguments.dir.mkdir(parents=True, exist_ok=True)
         places = _places(arguments.listen, arguments.dir)

@@ -1,16 +1,15 @@
 """What ranks say, checked before it is believed: who speaks, for whom, and whether the numbers can be."""
 
-import math
 import time
-from collections.abc import Callable, Iterable
 
 from msgspec import structs
 
 from agents.complaints import Complaints
 from agents.control import Control
 from agents.questions import Questions
-from agents.roster import Roster
+from agents.roster import Connection, Known, Roster
 from agents.sequence import Sequence
+from agents.state import Record
 from agents.wire import (
     Ack,
     AnyMessage,
@@ -20,16 +19,15 @@ from agents.wire import (
     Gone,
     Hello,
     Loads,
-    LoadSummary,
     Message,
     Peers,
     Previewed,
     Pulse,
     Refused,
+    Relay,
     Step,
     Summary,
     Timeline,
-    Traffic,
     Unknown,
     Update,
     Vitals,
@@ -40,48 +38,9 @@ from agents.wire import (
 
 # Those that name their rank, which must be the speaker's.
 OF_ITSELF = (Step, Pulse, Vitals, Timeline, Peers, Board, Gone, Ack)
+SMALL = (Step, Pulse, Vitals)  # of those, what is a record, and packed never too large for a frame
+ASKED = 4096  # ranks asked of a relay at once
 OF_THE_JOB = (Summary, Experts, Loads, Previewed)  # speak for all ranks, and only rank 0 or the leader may
-
-
-def _traffic(comm: Iterable[Traffic]) -> Iterable[float | None]:
-    for traffic in comm:
-        yield traffic.ms
-        yield traffic.exposed_ms
-
-
-def _parts(message: Step | Summary) -> Iterable[float]:
-    return (message.bubble_parts or {}).values()
-
-
-def _shares(load: LoadSummary) -> Iterable[float]:
-    return (top.share for top in load.top)
-
-
-# The numbers of each message that have to be finite. A loss or a gradient norm need not be: that is news.
-FINITE: dict[type[Message], Callable[..., Iterable[float | None]]] = {
-    Step: lambda m: (
-        *(m.step_ms, m.bubble, m.bubble_bound, m.tokens_per_s, m.mfu, *m.phases.values(), *_parts(m)),
-        *_traffic(m.comm.values()),
-    ),
-    Summary: lambda m: (
-        *(m.time_s, m.step_ms, m.tokens_per_s, m.mfu, m.bubble, m.bubble_bound, m.load_max_over_mean, m.lr),
-        *_parts(m),
-        *_traffic(m.comm.values()),
-    ),
-    Pulse: lambda m: (m.since_ms, m.cpu_percent),
-    Vitals: lambda m: (m.device_percent, m.power_w, m.power_limit_w, m.temperature_c, m.host_cpu_percent),
-    Loads: lambda m: (x for one in m.layers for x in (one.max_over_mean, one.cv, one.entropy, *_shares(one))),
-    Event: lambda m: (m.time_s,),
-    Previewed: lambda m: (x for e in m.estimates for x in (e.now, e.after, e.low, e.high)),
-    Timeline: lambda m: (m.window_ms, *(edge for a in m.actions for edge in (a.start_ms, a.end_ms))),
-    Board: lambda m: (k.value for k in m.knobs if isinstance(k.value, float)),
-}
-
-
-def all_finite(message: Message) -> bool:
-    """Whether every number that has to be is neither NaN nor infinite."""
-    numbers = FINITE.get(type(message))
-    return numbers is None or all(number is None or math.isfinite(number) for number in numbers(message))
 
 
 def _by_our_clock(hello: Hello) -> Hello:
@@ -105,32 +64,84 @@ class Intake:
         self._control = control
         self._complaints = complaints
         self._questions = questions
+        self._small: list[Record] = []  # believed, and not published yet
+        self._size = 0  # of the frames they came in
 
-    def take(self, identity: bytes, messages: list[AnyMessage], now: float) -> list[Message]:
-        """Take what one connection sent in one frame; returns what to answer."""
+    def take(self, identity: bytes, messages: list[AnyMessage], size: int, now: float) -> list[Message]:
+        """Take what one connection sent in one frame of `size` bytes; returns what to answer. `flush` in the end."""
+        connection = self._roster.connection(identity)
+        self._size += size
+        strangers: list[Message] = []
+        answers: list[Message] = []
         for message in messages:
-            if isinstance(message, Hello):
-                refusal = self._roster.hello(identity, message, now)
-                if refusal:
-                    self._complaints.add("refused", refusal)
-                    return [Refused(clip(refusal))]
-                self._control.seen_revision(message.revision)
-                known = _by_our_clock(message)
-                if message.leader:
-                    self._control.leader_began(known)
-                    self._control.hurry()
-                self._publish(known)
-                continue
-            speaker, was_lost = self._roster.heard(identity, now)
-            if speaker is None:
+            if type(message) in SMALL and connection:
+                known = connection.ranks.get(message.rank)  # type: ignore[union-attr,arg-type]
+                if known and not known.lost:
+                    known.heard_s = now
+                    self._small.append(message)  # type: ignore[arg-type]
+                    continue
+            self.flush()
+            if isinstance(message, Hello | Relay):
+                refusal = self._introduce(identity, message, now)
+                connection = self._roster.connection(identity)
+                if refusal is None:
+                    continue
+                answers.append(refusal)
+                if connection is None or not connection.relay:
+                    return answers
+            elif connection is None and isinstance(message, Unknown) and message.why:
+                raise WireError(f"not a frame of ours: {message.why}")
+            elif connection is None:
                 # The hub has started anew, or the rank was given up: it is asked to say hello, once a frame.
                 return [Welcome(self._sequence.epoch)]
-            if was_lost:
-                self._publish(speaker)
-                self._publish(Event(time.time(), "info", "hub", f"rank {speaker.rank} is heard again"))
-            if self._believable(speaker, message):
-                self._accept(identity, speaker, message)
-        return []
+            else:
+                speaker = _speaker(connection, message)
+                if speaker:
+                    self._hear(speaker, message, now)
+                else:
+                    strangers.append(message)
+        if strangers:
+            answers += self._ask(strangers)
+        return answers
+
+    def flush(self) -> None:
+        """Publish the small records that have gathered: many at once cost less than one by one."""
+        if self._small:
+            self._sequence.publish_records(self._small, self._size)
+            self._small, self._size = [], 0
+
+    def _introduce(self, identity: bytes, message: Hello | Relay, now: float) -> Refused | None:
+        if isinstance(message, Relay):
+            refusal = self._roster.relay(identity, message)
+        else:
+            refusal = self._roster.hello(identity, message, now)
+        if refusal:
+            self._complaints.add("refused", refusal)
+            return Refused(clip(refusal), None if isinstance(message, Relay) else message.rank)
+        if isinstance(message, Hello):
+            self._control.seen_revision(message.revision)
+            known = _by_our_clock(message)
+            if known.leader:
+                self._control.leader_began(known)
+                self._control.hurry()
+            self._publish(known)
+        return None
+
+    def _ask(self, strangers: list[Message]) -> list[Message]:
+        """What a relay brought of ranks that have not said hello through it."""
+        ranks = {one.rank for one in strangers if isinstance(one, OF_ITSELF)}
+        if len(ranks) < len(strangers):
+            self._complaints.add("rank", "a relay spoke for ranks that it has not; dropped")
+        return [Welcome(self._sequence.epoch, sorted(ranks)[:ASKED])] if ranks else []
+
+    def _hear(self, speaker: Known, message: AnyMessage, now: float) -> None:
+        speaker.heard_s = now
+        if speaker.lost:
+            speaker.lost = False
+            self._publish(speaker.hello)
+            self._publish(Event(time.time(), "info", "hub", f"rank {speaker.hello.rank} is heard again"))
+        if self._believable(speaker.hello, message):
+            self._accept(speaker.hello, message)
 
     def _believable(self, speaker: Hello, message: AnyMessage) -> bool:
         me = f"rank {speaker.rank}"
@@ -149,8 +160,13 @@ class Intake:
                 self._complaints.add("rank", f"{me} sent a {kind}, which rank 0 or the leader sends; dropped")
                 return False
         elif isinstance(message, Unknown):
-            newer = f"{me} sent a message of kind {message.kind!r}, which this hub does not know; ignored"
-            self._complaints.add("newer", newer)
+            if message.why:
+                self._complaints.add(
+                    "number", f"{me} sent a {message.kind} that cannot be: {message.why}; dropped"
+                )
+            else:
+                newer = f"{me} sent a message of kind {message.kind!r}, which this hub does not know; ignored"
+                self._complaints.add("newer", newer)
             return False
         elif not isinstance(message, Event):
             self._complaints.add("kind", f"{me} sent a {kind}, which ranks do not send; dropped")
@@ -158,12 +174,9 @@ class Intake:
         if isinstance(message, Board) and not speaker.leader:
             self._complaints.add("rank", f"{me} sent a knob board, which only the leader sends; dropped")
             return False
-        if not all_finite(message):
-            self._complaints.add("number", f"{me} sent a {kind} with a number that is not finite; dropped")
-            return False
         return True
 
-    def _accept(self, identity: bytes, speaker: Hello, message: AnyMessage) -> None:
+    def _accept(self, speaker: Hello, message: AnyMessage) -> None:
         match message:
             case Ack():
                 self._control.ack(message)
@@ -174,7 +187,7 @@ class Intake:
                 here = structs.replace(message, source=f"rank {speaker.rank}", time_s=time.time())
                 self._publish(here)
             case Gone():
-                self._roster.leave(identity)
+                self._roster.leave(speaker.rank)
                 self._publish(structs.replace(message, clean=True))
                 if speaker.leader:
                     self._control.leader_ended()
@@ -189,3 +202,17 @@ class Intake:
             self._sequence.publish(update)
         except WireError as error:
             self._complaints.add("size", f"{error}; dropped")
+
+
+def _speaker(connection: Connection, message: AnyMessage) -> Known | None:
+    """Of which rank this is, as far as the connection may speak for it; what it says of itself is checked after."""
+    if not connection.relay:
+        return connection.only
+    if isinstance(message, OF_ITSELF):
+        return connection.ranks.get(message.rank)
+    if isinstance(message, Event):
+        number = message.source.removeprefix("rank ")
+        return connection.ranks.get(int(number)) if number.isdecimal() and len(number) < 9 else None
+    if isinstance(message, OF_THE_JOB):
+        return next((one for rank, one in connection.ranks.items() if one.hello.leader or rank == 0), None)
+    return next(iter(connection.ranks.values()), None)

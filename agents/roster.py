@@ -1,28 +1,49 @@
 """Which connection is which rank, and which ranks have fallen silent."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from agents import codec, wire
 from agents.runs import process_state, this_host
-from agents.wire import Gone, Hello
+from agents.wire import Gone, Hello, Relay
 
 LOST_AFTER_S = 5.0  # without a word; a rank's own thread sends a pulse each second
 SUCCESSION_S = 2.0  # a connection silent for so long gives way to a new one that claims its rank
 LARGEST_WORLD = 1 << 16
+RELAYS_WITHOUT_RANKS = 1024  # kept; an honest one has ranks a moment after it came
 LARGEST_REVISION = 1 << 40  # far from where numbers end, so that there is always a next one
 
 Process = Literal["unknown", "ended", "stopped", "alive"]
 
 
 @dataclass
-class _Rank:
+class Known:
+    """One rank, as of its last Hello."""
+
     hello: Hello
     identity: bytes
     heard_s: float
     lost: bool = False
     process: Process = "unknown"  # when it was lost
+
+
+@dataclass
+class Connection:
+    """What one connection may speak for: the rank that said hello on it; of a relay, all that did."""
+
+    relay: Relay | None = None
+    ranks: dict[int, Known] = field(default_factory=dict)
+
+    @property
+    def only(self) -> Known | None:
+        """The rank of a connection that is no relay's."""
+        return None if self.relay else next(iter(self.ranks.values()), None)
+
+    @property
+    def leads(self) -> bool:
+        """It may speak for the whole job."""
+        return any(known.hello.leader or rank == 0 for rank, known in self.ranks.items())
 
 
 class Roster:
@@ -32,8 +53,8 @@ class Roster:
         self.run = run
         self.world = 0
         self._layout = ""
-        self._ranks: dict[int, _Rank] = {}
-        self._by_identity: dict[bytes, _Rank] = {}
+        self._ranks: dict[int, Known] = {}
+        self._connections: dict[bytes, Connection] = {}
 
     @property
     def leader(self) -> Hello | None:
@@ -60,9 +81,36 @@ class Roster:
         self.world, self._layout = hello.world, hello.layout
         known = self._ranks.get(hello.rank)
         if known:
-            self._by_identity.pop(known.identity, None)
-        self._ranks[hello.rank] = self._by_identity[identity] = _Rank(hello, identity, now)
+            self._part(known)
+        known = self._ranks[hello.rank] = Known(hello, identity, now)
+        self._connections.setdefault(identity, Connection()).ranks[hello.rank] = known
         return None
+
+    def relay(self, identity: bytes, relay: Relay) -> str | None:
+        """Let a connection speak for several ranks; a sentence if it cannot be."""
+        me = f"the relay on {relay.host}"
+        if relay.version != wire.VERSION:
+            return f"{me}: {codec.version_refusal(relay.version)}"
+        if relay.run != self.run:
+            return f"{me} belongs to run {relay.run}, and this hub serves run {self.run}"
+        connection = self._connections.get(identity)
+        if connection and not connection.relay:
+            return f"{me} speaks on the connection of a rank"
+        if connection is None:
+            relays = [one for one, it in self._connections.items() if it.relay and not it.ranks]
+            if len(relays) >= RELAYS_WITHOUT_RANKS:
+                del self._connections[relays[0]]
+            connection = self._connections[identity] = Connection()
+        connection.relay = relay
+        return None
+
+    def _part(self, known: Known) -> None:
+        """A rank leaves the connection it was heard on."""
+        connection = self._connections.get(known.identity)
+        if connection and connection.ranks.get(known.hello.rank) is known:
+            del connection.ranks[known.hello.rank]
+            if not connection.ranks and not connection.relay:
+                del self._connections[known.identity]
 
     def _refusal(self, identity: bytes, hello: Hello, now: float) -> str | None:
         me = f"rank {hello.rank}"
@@ -82,7 +130,8 @@ class Roster:
         if self._ranks and hello.layout != self._layout:
             differ = f"{me} has layout {hello.layout}, and this run has {self._layout}"
             return f"{differ}; give all ranks the same layout and data"
-        mine = self._by_identity.get(identity)
+        connection = self._connections.get(identity)
+        mine = connection.only if connection else None
         if mine and mine.hello.rank != hello.rank:
             return f"{me} said hello on the connection of rank {mine.hello.rank}"
         other = next(
@@ -97,17 +146,23 @@ class Roster:
                 return f"{me} is connected already, as process {known.hello.pid} on {known.hello.host}"
         return None
 
-    def heard(self, identity: bytes, now: float) -> tuple[Hello | None, bool]:
-        """A message came: that connection's Hello (None: it said none), and whether it was lost till now."""
-        known = self._by_identity.get(identity)
+    def connection(self, identity: bytes) -> Connection | None:
+        """What a connection may speak for; None if nobody has said hello on it."""
+        return self._connections.get(identity)
+
+    def heard(self, identity: bytes, rank: int, now: float) -> tuple[Hello | None, bool]:
+        """A rank spoke: its Hello (None: it said none on that connection), and whether it was lost till now."""
+        connection = self._connections.get(identity)
+        known = connection.ranks.get(rank) if connection else None
         if known is None:
             return None, False
         was_lost, known.lost, known.heard_s = known.lost, False, now
         return known.hello, was_lost
 
-    def leave(self, identity: bytes) -> None:
-        """A rank said goodbye; its connection has to say hello to be heard again."""
-        known = self._by_identity.pop(identity)
+    def leave(self, rank: int) -> None:
+        """A rank said goodbye; it has to say hello to be heard again."""
+        known = self._ranks[rank]
+        self._part(known)
         known.lost, known.process = True, "unknown"
 
     def newly_lost(self, now: float) -> list[Gone]:
@@ -127,11 +182,11 @@ class Roster:
         return gone
 
 
-def _process(known: _Rank) -> Process:
+def _process(known: Known) -> Process:
     return process_state(known.hello.pid)
 
 
-def _fate(known: _Rank) -> str:
+def _fate(known: Known) -> str:
     pid = known.hello.pid
     if known.process == "unknown":
         return f" from process {pid} on {known.hello.host}"

@@ -2,14 +2,33 @@
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as List
+from dataclasses import dataclass
 
 from agents import codec
-from agents.state import RunState
+from agents.newest import Newest
+from agents.state import Record, RunState
 from agents.wire import Update
 
 LOG_UPDATES = 32_768
 LOG_BYTES = 16 << 20
+BATCH = 256  # updates of the log that are forgotten together
+
+
+@dataclass
+class _Batch:
+    """Updates in a row. They are packed when somebody asks for them, and then for all who do."""
+
+    updates: list[Update | bytes]
+    size: int = 0  # bytes, packed
+
+    def packed(self) -> list[bytes]:
+        self.updates[:] = packed = [
+            one if isinstance(one, bytes) else codec.pack(one) for one in self.updates
+        ]
+        return packed
 
 
 class Sequence:
@@ -18,35 +37,57 @@ class Sequence:
     def __init__(self, log_updates: int = LOG_UPDATES, log_bytes: int = LOG_BYTES) -> None:
         self.epoch = secrets.token_hex(8)
         self.state = RunState()
+        self.newest = Newest(self.state)
         self.seq = 0
-        self._log: list[bytes] = []  # packed; the last of them is update number `seq`
+        self._log: deque[_Batch] = deque([_Batch([])])  # the last of them ends with update number `seq`
+        self._kept = 0
         self._bytes = 0
         self._limits = (log_updates, log_bytes)
-        self._snapshot: tuple[int, list[bytes]] = (-1, [])
+        self._snapshots: dict[bool, tuple[int, list[bytes]]] = {}
 
     def publish(self, update: Update) -> None:
         """Give `update` the next number. WireError, and no number is used, if it is too large for a frame."""
         packed = codec.pack(update)
-        self.seq += 1
-        self.state.apply(update)
-        self._log.append(packed)
-        self._bytes += len(packed)
-        if len(self._log) > self._limits[0] or self._bytes > self._limits[1]:
-            self._forget_oldest()
+        self.newest.add(self.seq + 1, update)
+        self._keep([packed], len(packed))
 
-    def _forget_oldest(self) -> None:
-        # A quarter at once, so that the cost of moving the list is spread over many updates.
-        count = max(1, len(self._log) // 4)
-        self._bytes -= sum(map(len, self._log[:count]))
-        del self._log[:count]
+    def publish_records(self, records: List[Record], size: int) -> None:
+        """The same for small records of ranks, which came in a frame of `size` bytes; they are not packed now."""
+        self.newest.add_records(self.seq + 1, records)
+        self._keep(records, size)
+
+    def _keep(self, updates: List[Update | bytes], size: int) -> None:
+        self.seq += len(updates)
+        newest = self._log[-1]
+        if len(newest.updates) >= BATCH:
+            newest = _Batch([])
+            self._log.append(newest)
+        newest.updates += updates
+        newest.size += size
+        self._kept += len(updates)
+        self._bytes += size
+        while self._kept > self._limits[0] or self._bytes > self._limits[1]:
+            oldest = self._log.popleft()
+            self._kept -= len(oldest.updates)
+            self._bytes -= oldest.size
+            if not self._log:
+                self._log.append(_Batch([]))
 
     def holds(self, epoch: str, seq: int) -> bool:
         """Whether one who has everything up to `seq` of `epoch` can be served by updates alone."""
-        return epoch == self.epoch and self.seq - len(self._log) <= seq <= self.seq
+        return epoch == self.epoch and self.seq - self._kept <= seq <= self.seq
 
     def after(self, seq: int) -> list[bytes]:
-        """The updates after `seq`, packed; `holds` must be true of it."""
-        return self._log[len(self._log) - (self.seq - seq) :]
+        """Every update after `seq`, packed; `holds` must be true of it."""
+        missing = self.seq - seq
+        batches: list[list[bytes]] = []
+        for batch in reversed(self._log):
+            if missing <= 0:
+                break
+            packed = batch.packed()
+            batches.append(packed[max(0, len(packed) - missing) :])
+            missing -= len(packed)
+        return [one for batch in reversed(batches) for one in batch]
 
     def frames_after(self, seq: int) -> Iterator[tuple[int, bytes]]:
         """Frames of the updates after `seq`, each with the number of its last; `holds` must be true of it."""
@@ -54,14 +95,15 @@ class Sequence:
             seq += len(chunk)
             yield seq, codec.updates_frame(self.epoch, seq, chunk, time_s=time.time())
 
-    def heartbeat(self) -> bytes:
-        """A frame that says only: up to here, and the hub is alive."""
-        return codec.updates_frame(self.epoch, self.seq, (), time_s=time.time())
+    def heartbeat(self, seq: int) -> bytes:
+        """A frame that says only: nothing new after `seq`, and the hub is alive."""
+        return codec.updates_frame(self.epoch, seq, (), time_s=time.time())
 
-    def snapshot(self) -> list[bytes]:
+    def snapshot(self, ranks: bool = True) -> list[bytes]:
         """The frames that rebuild the state as of `seq`; built once for all who ask at the same number."""
-        if self._snapshot[0] != self.seq:
-            chunks = list(codec.chunks(map(codec.pack, self.state.replay()))) or [[]]
+        known = self._snapshots.get(ranks)
+        if known is None or known[0] != self.seq:
+            chunks = list(codec.chunks(map(codec.pack, self.newest.all(ranks)))) or [[]]
             now = time.time()
             frames = [
                 codec.updates_frame(
@@ -69,5 +111,5 @@ class Sequence:
                 )
                 for place, chunk in enumerate(chunks)
             ]
-            self._snapshot = (self.seq, frames)
-        return self._snapshot[1]
+            known = self._snapshots[ranks] = (self.seq, frames)
+        return known[1]

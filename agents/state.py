@@ -29,6 +29,8 @@ from agents.wire import (
 HISTORY = 4096  # summaries kept; older ones are thinned, never the newest
 COMMANDS = 1024  # commands kept; the oldest settled one goes first
 TRIALS = 64  # trials kept
+Record = Step | Pulse | Vitals | Timeline | Peers
+"""What a rank says again and again, and only the newest counts of each kind."""
 
 
 class RunState:
@@ -50,6 +52,16 @@ class RunState:
         self.trials: dict[str, TrialState] = {}
         self.events: deque[Event] = deque(maxlen=1024)
         self.alerts: dict[tuple[str, str], Alert] = {}  # the active ones, by name and subject
+
+    def records(self) -> dict[type[Update], dict[int, Record]]:
+        """The newest records by kind and rank: the dictionaries themselves."""
+        return {
+            Step: self.steps,  # type: ignore[dict-item]
+            Pulse: self.pulses,  # type: ignore[dict-item]
+            Vitals: self.vitals,  # type: ignore[dict-item]
+            Timeline: self.timelines,  # type: ignore[dict-item]
+            Peers: self.peers,  # type: ignore[dict-item]
+        }
 
     @property
     def world(self) -> int:

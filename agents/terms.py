@@ -21,8 +21,11 @@ Revision = Count
 Changes = Annotated[dict[Name, Value], Meta(max_length=64)]
 Facts = Annotated[dict[Name, Value], Meta(max_length=256)]
 Coords = Annotated[dict[Name, int], Meta(max_length=16)]
-Phases = Annotated[dict[Name, float], Meta(max_length=64)]
-Parts = Annotated[dict[Name, float], Meta(max_length=16)]
+Real = Annotated[float, Meta(ge=-1e300, le=1e300)]
+"""A number that is finite: neither NaN nor infinite."""
+FiniteValue = None | bool | int | Real | Annotated[str, Meta(max_length=256)]
+Phases = Annotated[dict[Name, Real], Meta(max_length=64)]
+Parts = Annotated[dict[Name, Real], Meta(max_length=16)]
 
 
 class RunError(ValueError):
@@ -33,14 +36,16 @@ class WireError(ValueError):
     """A frame that is not ours, too large, of another version, or malformed. The text is for a person."""
 
 
-class Message(Struct, array_like=True, tag=str.lower, frozen=True):
-    """Base of all messages."""
+class Message(Struct, array_like=True, tag=str.lower, frozen=True, gc=False):
+    """Base of all messages; trees all, so that the garbage collector need not look for cycles."""
 
 
 class Unknown(Message, frozen=True):
-    """Stands for a message of a kind that this release does not know: `codec.decode` puts it there, nobody sends it."""
+    """Stands for a message of a kind that this release does not know, or (`why`) for one that is malformed: `codec`
+    puts it there, nobody sends it."""
 
     kind: Text = ""
+    why: Text = ""
 
 
 def spell(value: Value) -> str:

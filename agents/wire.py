@@ -21,11 +21,13 @@ from agents.terms import Changes as Changes
 from agents.terms import Coords as Coords
 from agents.terms import Count as Count
 from agents.terms import Facts as Facts
+from agents.terms import FiniteValue as FiniteValue
 from agents.terms import Message as Message
 from agents.terms import Name as Name
 from agents.terms import Parts as Parts
 from agents.terms import Phases as Phases
 from agents.terms import Rank as Rank
+from agents.terms import Real as Real
 from agents.terms import Revision as Revision
 from agents.terms import Text as Text
 from agents.terms import Unknown as Unknown
@@ -80,11 +82,11 @@ class Legal(Struct, array_like=True, frozen=True):
         return self.low <= value <= self.high
 
 
-class KnobState(Struct, array_like=True, frozen=True):
+class KnobState(Struct, array_like=True, frozen=True, gc=False):
     """One row of the knob board, with what is legal now, given the whole board and the layout."""
 
     name: Name
-    value: Value
+    value: FiniteValue
     legal: Legal
     loss_neutral: bool
     about: Text = ""
@@ -136,8 +138,8 @@ class Traffic(Struct, array_like=True, frozen=True):
     """One axis of one step: bytes sent to other ranks, time in collectives, the part compute did not hide."""
 
     bytes: Count
-    ms: float
-    exposed_ms: float
+    ms: Real
+    exposed_ms: Real
 
 
 Comm = Annotated[dict[Name, Traffic], Meta(max_length=16)]
@@ -151,21 +153,21 @@ class Step(Message, frozen=True):
     step: Count
     seq: Count
     revision: Revision
-    step_ms: float
+    step_ms: Real
     phases: Phases  # ms by phase
     tokens: Count | None  # tokens this rank's batch slice held
     comm: Comm
     a2a_bytes: Count | None = None
-    bubble: float | None = None  # 1 - busy / window of its pipeline, 0..1
-    bubble_bound: float | None = None
+    bubble: Real | None = None  # 1 - busy / window of its pipeline, 0..1
+    bubble_bound: Real | None = None
     dropped: Count | None = None  # routed (token, expert) pairs over capacity
     memory_bytes: Count | None = None
     lost_records: Count = 0  # records this agent dropped because its queue was full
     bubble_parts: Parts | None = (
         None  # schedule, wait, overhead: shares of the window that add up to `bubble`
     )
-    tokens_per_s: float | None = None  # of this rank's batch slice
-    mfu: float | None = None  # what this rank computed over what its device could
+    tokens_per_s: Real | None = None  # of this rank's batch slice
+    mfu: Real | None = None  # what this rank computed over what its device could
     loss: float | None = None  # where each rank has one of its own; the job's is the summary's
 
 
@@ -174,26 +176,26 @@ class Summary(Message, frozen=True):
 
     step: Count
     revision: Revision
-    time_s: float
+    time_s: Real
     loss: float | None
     grad_norm: float | None
-    step_ms: float  # of the slowest rank
-    tokens_per_s: float | None
-    mfu: float | None
-    bubble: float | None
-    bubble_bound: float | None
+    step_ms: Real  # of the slowest rank
+    tokens_per_s: Real | None
+    mfu: Real | None
+    bubble: Real | None
+    bubble_bound: Real | None
     oversubscribed: bool
     a2a_bytes: Count | None
     comm: Comm
     dropped: Count | None
-    load_max_over_mean: float | None
+    load_max_over_mean: Real | None
     knobs: Facts
-    lr: float | None = None
+    lr: Real | None = None
     skipped: bool = False  # the gradient was not finite, and the weights were left as they were
     bubble_parts: Parts | None = None  # as a rank's, mean over ranks
 
 
-class LayerLoad(Struct, array_like=True, frozen=True):
+class LayerLoad(Struct, array_like=True, frozen=True, gc=False):
     """Where one layer's router sent its tokens, over the whole job: `load[e]` of (token, expert) pairs."""
 
     layer: Count
@@ -208,14 +210,14 @@ class Experts(Message, frozen=True):
     layers: Annotated[list[LayerLoad], Meta(max_length=1024)]
 
 
-class Action(Struct, array_like=True, frozen=True):
+class Action(Struct, array_like=True, frozen=True, gc=False):
     """One pipeline action: kind F, B or W of a micro-batch, in ms since the pipeline window opened. Where W comes
     by itself, B is the input gradients alone."""
 
     kind: Literal["F", "B", "W"]
     micro_batch: Count
-    start_ms: float
-    end_ms: float
+    start_ms: Real
+    end_ms: Real
     stage: Count = 0  # of the whole pipeline; a rank may hold several
 
 
@@ -224,11 +226,11 @@ class Timeline(Message, frozen=True):
 
     rank: Rank
     step: Count
-    window_ms: float
+    window_ms: Real
     actions: Annotated[list[Action], Meta(max_length=8192)]
 
 
-class ToPeer(Struct, array_like=True, frozen=True):
+class ToPeer(Struct, array_like=True, frozen=True, gc=False):
     """Bytes to one other rank."""
 
     peer: Rank
@@ -249,14 +251,14 @@ class Pulse(Message, frozen=True):
     rank: Rank
     step: Count
     doing: Text  # "tp all-gather, layer 2, micro-batch 1"
-    since_ms: float  # how long it has been doing that
-    cpu_percent: float | None = None
+    since_ms: Real  # how long it has been doing that
+    cpu_percent: Real | None = None
 
 
 class Event(Message, frozen=True):
     """Something a person should know."""
 
-    time_s: float
+    time_s: Real
     level: Literal["info", "warning", "error"]
     source: Text  # "hub", "rank 3"
     text: Text
@@ -270,7 +272,7 @@ class Alert(Message, frozen=True):
     level: Literal["warning", "error"]
     active: bool
     step: Count  # of the run when it was found
-    time_s: float  # of this word on it
+    time_s: Real  # of this word on it
     text: Text  # one sentence, with its evidence
     evidence: Facts = {}  # the numbers behind the sentence
     ranks: Annotated[list[Rank], Meta(max_length=64)] = []  # the first of those it is about

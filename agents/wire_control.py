@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from agents.terms import Changes, Count, Message, Name, Rank, Revision, Text
+from agents.terms import Changes, Count, Message, Name, Rank, Real, Revision, Text
 
 PAUSED: Final = "paused"
 """What a rank does (`Pulse.doing`) while it holds still at an operator's word: it is neither stalled nor hung."""
@@ -147,10 +147,10 @@ class Estimate(Struct, array_like=True, frozen=True):
     """One quantity now and as it would be, with an interval; None is "no data"."""
 
     quantity: Name  # its unit is in its name: step_ms, bubble, memory_bytes, comm_bytes, dropped
-    now: float | None = None
-    after: float | None = None
-    low: float | None = None
-    high: float | None = None
+    now: Real | None = None
+    after: Real | None = None
+    low: Real | None = None
+    high: Real | None = None
     source: Text = ""  # where `after` comes from, or why there is none
 
 

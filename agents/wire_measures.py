@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from agents.terms import Count, Message, Name, Rank
+from agents.terms import Count, Message, Name, Rank, Real
 
 TOP_EXPERTS: Final = 3
 LEASE_S: Final = 60.0  # the longest that full vectors are sent unless somebody asks again
@@ -21,16 +21,16 @@ class Vitals(Message, frozen=True):
 
     rank: Rank
     step: Count
-    device_percent: float | None = None  # of the last moments, in which a kernel ran
+    device_percent: Real | None = None  # of the last moments, in which a kernel ran
     device_memory_bytes: Count | None = None  # in use on the whole device, by anyone
     device_memory_total: Count | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    temperature_c: float | None = None
+    power_w: Real | None = None
+    power_limit_w: Real | None = None
+    temperature_c: Real | None = None
     sm_mhz: Count | None = None
     memory_mhz: Count | None = None
     throttle: Reasons | None = None  # why the clocks are held down; []: they are not
-    host_cpu_percent: float | None = None  # of all cores together, 0..100
+    host_cpu_percent: Real | None = None  # of all cores together, 0..100
     host_memory_bytes: Count | None = None
     host_memory_total: Count | None = None
 
@@ -39,7 +39,7 @@ class ExpertShare(Struct, array_like=True, frozen=True):
     """One expert and its share of its layer's pairs, 0..1."""
 
     expert: Count
-    share: float
+    share: Real
 
 
 class LoadSummary(Struct, array_like=True, frozen=True):
@@ -47,9 +47,9 @@ class LoadSummary(Struct, array_like=True, frozen=True):
 
     layer: Count
     pairs: Count  # (token, expert)
-    max_over_mean: float
-    cv: float  # standard deviation over mean
-    entropy: float  # of the shares over log(experts): 1 is even, 0 is one expert alone
+    max_over_mean: Real
+    cv: Real  # standard deviation over mean
+    entropy: Real  # of the shares over log(experts): 1 is even, 0 is one expert alone
     top: Annotated[list[ExpertShare], Meta(max_length=16)]  # the most loaded, first the most
     idle: Count  # experts that got nothing
     dropped: Count

@@ -91,6 +91,14 @@ def _hub(options: Options) -> int:
     return main(options.words, "cockpit hub", in_terminal=True)
 
 
+def _relay(options: Options) -> int:
+    from agents.relay import main
+
+    return main(options.words, "cockpit relay", in_terminal=True)
+
+
+OWN_OPTIONS = {"hub": _hub, "relay": _relay}
+
 HEADLESS: dict[str, tuple[Callable[[Options], int], str]] = {
     "snapshot": (_snapshot, "the whole state, once"),
     "watch": (_watch, "follow a run: a line a step, or every update with --json"),
@@ -186,6 +194,8 @@ def parser() -> argparse.ArgumentParser:
     add_to(commands.add_parser("keys", help="make, list and revoke the keys that hubs take over TCP"))
     hub = commands.add_parser("hub", add_help=False, help="run a hub by itself, for ranks that others start")
     hub.set_defaults(call=_hub, words=[])
+    relay = commands.add_parser("relay", add_help=False, help="speak to a hub for the ranks of one node")
+    relay.set_defaults(call=_relay, words=[])
     return top
 
 
@@ -193,8 +203,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """The exit status."""
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
-        if given[:1] == ["hub"]:  # its options are its own
-            return _hub(Options(words=given[1:]))
+        if given and given[0] in OWN_OPTIONS:
+            return OWN_OPTIONS[given[0]](Options(words=given[1:]))
         options = parser().parse_args(given)
         options.run = options.run or getattr(options, "named", None)
         if getattr(options, "key", None):

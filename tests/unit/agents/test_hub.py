@@ -198,7 +198,9 @@ def test_a_rank_speaks_for_itself_alone_and_in_numbers_that_can_be(
     texts = {event.text for event in state.events if event.source == "hub"}
     assert "rank 1 sent a step in the name of rank 0; dropped" in texts
     assert "rank 1 sent to ranks that this run does not have; dropped" in texts and not state.peers
-    assert "rank 1 sent a pulse with a number that is not finite; dropped" in texts
+    assert any(
+        text.startswith("rank 1 sent a pulse that cannot be: a number that is not finite") for text in texts
+    )
     assert "rank 1 sent a propose, which ranks do not send; dropped" in texts
     assert [event.source for event in state.events if event.text == "I am the hub"] == ["rank 1"]
 

@@ -37,7 +37,7 @@ def test_who_cannot_be_of_this_run_is_told_why(
 ) -> None:
     refusal = roster.hello(b"b", make_hello(**({"rank": 1, "world": 4} | fields)), 0.0)  # type: ignore[arg-type]
     assert refusal is not None and sentence in refusal
-    assert roster.heard(b"b", 0.0) == (None, False)
+    assert roster.heard(b"b", 1, 0.0) == (None, False)
 
 
 def test_one_connection_is_one_rank(roster: Roster) -> None:
@@ -46,13 +46,13 @@ def test_one_connection_is_one_rank(roster: Roster) -> None:
 
 def test_a_silent_rank_is_lost_once_and_comes_back(roster: Roster) -> None:
     roster.hello(b"b", make_hello(1, 4), 0.0)
-    roster.heard(b"b", 4.0)
+    roster.heard(b"b", 1, 4.0)
     lost = roster.newly_lost(LOST_AFTER_S + 0.1)
     assert [(gone.rank, gone.clean) for gone in lost] == [(0, False)]
     assert f"process {os.getpid()} is alive but silent" in lost[0].text
     assert lost[0].process == "alive" and not lost[0].over
     assert roster.newly_lost(LOST_AFTER_S + 0.2) == [] and roster.leader is None
-    assert roster.heard(b"a", 7.0) == (make_hello(0, 4), True)
+    assert roster.heard(b"a", 0, 7.0) == (make_hello(0, 4), True)
     assert roster.leader is not None
 
 
@@ -79,8 +79,8 @@ def test_a_lost_rank_is_told_anew_when_its_process_is_not_as_it_was() -> None:
 def test_a_rank_started_again_takes_its_place_when_the_old_one_is_silent(roster: Roster) -> None:
     anew = make_hello(0, 4, pid=1)
     assert roster.hello(b"b", anew, 3.0) is None
-    assert roster.heard(b"a", 3.0) == (None, False)
-    assert roster.heard(b"b", 3.0) == (anew, False)
+    assert roster.heard(b"a", 0, 3.0) == (None, False)
+    assert roster.heard(b"b", 0, 3.0) == (anew, False)
 
 
 def test_the_same_process_may_reconnect_at_once(roster: Roster) -> None:

@@ -75,23 +75,33 @@ def test_a_large_snapshot_comes_in_frames_as_credit_allows(sequence: Sequence) -
     assert vars(state) == vars(sequence.state)
 
 
-def test_who_fell_out_of_the_log_gets_a_snapshot(sequence: Sequence) -> None:
+def test_who_fell_out_of_the_log_gets_the_newest_and_who_knows_nothing_a_snapshot(sequence: Sequence) -> None:
     sent = Wire()
     audience = Audience(sequence, sent.send)
-    for number in range(300):
-        sequence.publish(text(number))
-    assert sequence.holds(sequence.epoch, 299) and not sequence.holds(sequence.epoch, 1)
-    assert not sequence.holds("another epoch", 299) and not sequence.holds(sequence.epoch, 301)
-    for seq, is_snapshot in ((299, False), (1, True)):
-        audience.credit(b"c", Credit(1, sequence.epoch, seq, 4), 0.0)
+    for number in range(3000):
+        sequence.publish(make_step(number % 2, number))
+    assert sequence.holds(sequence.epoch, 2999) and not sequence.holds(sequence.epoch, 1)
+    assert not sequence.holds("another epoch", 2999) and not sequence.holds(sequence.epoch, 3001)
+    for epoch, seq, numbers in (
+        (sequence.epoch, 2999, [2999]),
+        (sequence.epoch, 1, [2998, 2999]),
+        ("another", 1, [2998, 2999]),
+    ):
+        audience.credit(b"c", Credit(1, epoch, seq, 4), 0.0)
         audience.serve(0.0)
-        assert bool(sent.take()[0].snapshot) is is_snapshot
+        (frame,) = sent.take()
+        assert sorted(update.step for update in frame.updates) == numbers  # type: ignore[union-attr]
+        assert (bool(frame.snapshot), frame.since) == (
+            epoch == "another",
+            1 if numbers == [2998, 2999] and epoch != "another" else None,
+        )
+        assert frame.seq == 3000
 
 
 def test_the_log_is_bounded_by_bytes_too(sequence: Sequence) -> None:
     for number in range(1000):
         sequence.publish(text(number, 4000))
-    assert sum(map(len, sequence._log)) <= 1 << 20
+    assert sum(map(len, sequence.after(sequence.seq - sequence._kept))) <= 1 << 20
 
 
 def test_credit_waits_for_news_and_is_answered_with_a_heartbeat(sequence: Sequence) -> None:

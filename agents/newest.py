@@ -1,0 +1,85 @@
+"""What has changed since a number, newest only: for those who want less than everything.
+
+Of what each rank says again and again (its records) only the newest counts, and is found in the run's state. All else
+is news, kept in order. Nothing is kept for any one client.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from msgspec import structs
+
+from agents.state import Record, RunState
+from agents.wire import Experts, Hello, Loads, Update
+
+NEWS = 65_536  # updates kept, other than records
+LATEST = (Loads, Experts)  # of the job, and only the newest counts
+LARGE = (Experts,)  # not for those who want no ranks
+
+
+class Newest:
+    """Numbers of the newest record by kind and rank, and the newest news."""
+
+    def __init__(self, state: RunState, news: int = NEWS) -> None:
+        self.reaches = 0  # back to this number
+        self._state = state
+        self._records = state.records()
+        self._numbers: dict[type[Update], dict[int, int]] = {kind: {} for kind in self._records}
+        self._latest: dict[type[Update], tuple[int, Update]] = {}
+        self._news: deque[tuple[int, Update]] = deque(maxlen=news)
+
+    def add_records(self, seq: int, records: Sequence[Record]) -> None:
+        """Put records, of which the first has number `seq`, into the state: all that a record needs."""
+        newest, numbers = self._records, self._numbers
+        for record in records:
+            kind, rank = type(record), record.rank
+            newest[kind][rank] = record
+            numbers[kind][rank] = seq
+            seq += 1
+
+    def add(self, seq: int, update: Update) -> None:
+        """Apply any update."""
+        kind = type(update)
+        if kind in self._records:
+            self.add_records(seq, [update])  # type: ignore[list-item]
+            return
+        self._state.apply(update)
+        if kind in LATEST:
+            self._latest[kind] = (seq, update)
+            return
+        if len(self._news) == self._news.maxlen:
+            self.reaches = self._news[0][0]
+        self._news.append((seq, update))
+
+    def after(self, seq: int, ranks: bool = True) -> Iterator[Update]:
+        """What has changed after `seq`, each as it is when it is taken from here; without `ranks`, no records."""
+        news = []
+        for number, update in reversed(self._news):
+            if number <= seq:
+                break
+            news.append(update)
+        for update in reversed(news):
+            yield update if ranks else brief(update)
+        for kind, (number, update) in list(self._latest.items()):
+            if number > seq and (ranks or kind not in LARGE):
+                yield update
+        for kind, numbers in self._numbers.items() if ranks else ():
+            newest = self._records[kind]
+            for rank in [rank for rank, number in numbers.items() if number > seq]:
+                yield newest[rank]
+
+    def all(self, ranks: bool = True) -> Iterator[Update]:
+        """The state, for one who knows nothing."""
+        if ranks:
+            yield from self._state.replay()
+            return
+        for update in self._state.replay():
+            if type(update) not in self._records and type(update) not in LARGE:
+                yield brief(update)
+
+
+def brief(update: Update) -> Update:
+    """As one wants it who looks at the job and not at ranks: facts are the same for all, and the leader tells them."""
+    if isinstance(update, Hello) and not update.leader:
+        return structs.replace(update, facts={}, capabilities=[])
+    return update

@@ -1,0 +1,128 @@
+"""Fake ranks that cost next to nothing: one process holds thousands, and sends frames that were packed beforehand.
+
+    python -m tests.bench.fleet ENDPOINT WORLD FIRST LAST HZ [--relays]
+
+Ranks FIRST to LAST - 1 of a run of WORLD say hello and send a step at HZ each, evenly spread over time, until the
+process is told to end. `Step.step_ms` holds the time of sending (`time.monotonic()`, ms), so that whoever receives it
+knows how long it was on its way. With `--relays` the same steps come from relays of 64 ranks, a frame for all of them.
+"""
+
+import struct
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import zmq
+
+from agents import codec, wire
+from agents.wire import Hello, Relay, Step, Traffic
+
+NODE = 64  # ranks of one relay
+TICK_S = 0.005
+HEAR_S = 1.0  # between two looks at what the hub says to one rank
+MARK = (
+    0xA1B2C3D4,
+    0xA2B2C3D4,
+    0xA3B2C3D4,
+    1e-300,
+)  # stand for rank, step, seq and step_ms in the packed step
+
+
+def make_hello(rank: int, world: int) -> Hello:
+    coords = {"pp": rank // 64, "dp": rank // 8 % 8, "tp": rank % 8}
+    return Hello(
+        wire.VERSION, "r", rank, world, coords, f"node{rank // 8}", 1, "cuda:0", "l", 0, 0, rank == 0
+    )
+
+
+def make_step() -> Step:
+    """What a rank of a large run measures: four axes, four phases, the parts of its bubble."""
+    comm = {axis: Traffic(1 << 20, 1.5, 0.25) for axis in ("dp", "tp", "pp", "ep")}
+    phases = {"data": 0.1, "forward": 40.5, "backward": 81.25, "optimizer": 5.5}
+    parts = {"schedule": 0.05, "wait": 0.03, "overhead": 0.02}
+    return Step(*MARK[:3], 0, MARK[3], phases, 65536, comm, 1 << 20, 0.1, 0.09, 0, 1 << 35, 0, parts)  # type: ignore[misc]
+
+
+class Template:
+    """A packed step in which rank, step, number and time are written where they stand."""
+
+    def __init__(self) -> None:
+        self.packed = bytearray(codec.pack(make_step()))
+        self._places = [self.packed.index(struct.pack(">I", mark)) for mark in MARK[:3]]
+        self._time = self.packed.index(struct.pack(">d", MARK[3]))
+
+    def fill(self, rank: int, step: int) -> bytes:
+        for place, value in zip(self._places, (rank, step, step), strict=True):
+            struct.pack_into(">I", self.packed, place, value)
+        struct.pack_into(">d", self.packed, self._time, time.monotonic() * 1e3)
+        return bytes(self.packed)
+
+
+class Sender:
+    """One connection: of a rank, or of a relay with the ranks of its node."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
+        self.dealer = context.socket(zmq.DEALER)
+        for option, value in (  # as an agent's, see agents/link.py
+            (zmq.IMMEDIATE, 1),
+            (zmq.SNDHWM, 16),
+            (zmq.LINGER, 0),
+            (zmq.RECONNECT_IVL, 100),
+            (zmq.RECONNECT_IVL_MAX, 2000),
+        ):
+            self.dealer.set(option, value)
+        self.dealer.connect(endpoint)
+        self.sent = 0
+
+    def send(self, frame: bytes) -> bool:
+        try:
+            self.dealer.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self.sent += 1
+        return True
+
+    def is_asked(self) -> bool:
+        """Whether the hub has said anything: it can only be that it wants to know who this is."""
+        asked = False
+        while self.dealer.get(zmq.EVENTS) & zmq.POLLIN:
+            self.dealer.recv()
+            asked = True
+        return asked
+
+
+def introductions(ranks: Sequence[int], world: int, relay: bool) -> Iterator[bytes]:
+    me = [Relay(wire.VERSION, "r", f"node{ranks[0]}", 1)] if relay else []
+    for chunk in codec.chunks(map(codec.pack, [*me, *(make_hello(rank, world) for rank in ranks)])):
+        yield codec.frame(chunk)
+
+
+def main(endpoint: str, world: int, first: int, last: int, hz: float, relays: bool) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 20_000)
+    size = NODE if relays else 1
+    groups = [range(start, min(start + size, last)) for start in range(first, last, size)]
+    senders = [Sender(context, endpoint) for _ in groups]
+    known = [False] * len(groups)
+    template = Template()
+    hear_every = max(1, round(HEAR_S * hz))
+    began = time.monotonic()
+    turn = 0  # sends that have been due so far, over all connections
+    while True:
+        due = int((time.monotonic() - began) * hz * len(groups))
+        while turn < due:
+            place, step = turn % len(groups), turn // len(groups)
+            turn += 1
+            sender, group = senders[place], groups[place]
+            if (step + place) % hear_every == 0 and sender.is_asked():
+                known[place] = False
+            if not known[place]:
+                known[place] = all(sender.send(frame) for frame in introductions(group, world, relays))
+                continue
+            sender.send(codec.frame(template.fill(rank, step) for rank in group))
+        time.sleep(TICK_S)
+
+
+if __name__ == "__main__":
+    endpoint, world, first, last, hz, *flags = sys.argv[1:]
+    main(endpoint, int(world), int(first), int(last), float(hz), flags == ["--relays"])

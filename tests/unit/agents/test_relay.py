@@ -1,0 +1,155 @@
+"""A relay: what a node says reaches the hub, what the hub says the right rank, and nobody speaks for others."""
+
+import subprocess
+import sys
+
+import pytest
+
+from agents import codec, runs, wire
+from agents.client import Client, wait_for_command
+from agents.crowd import KEPT, PATIENCE, Crowd
+from agents.wire import Event, Pulse, Refused, Relay, Welcome
+from tests.unit.agents.conftest import Opened
+from tests.unit.agents.fleet import (
+    Fleet,
+    HubProcess,
+    Peer,
+    environment,
+    make_hello,
+    make_step,
+    poll_until,
+)
+
+
+class RelayProcess:
+    """A relay for run `r`, on the same sockets at each start."""
+
+    def __init__(self, hub: str) -> None:
+        self._hub = hub
+        self.endpoints = runs.endpoints_in(runs.make_socket_directory())
+        self.process: subprocess.Popen[str]
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "agents.relay", "--run", "r", "--hub", self._hub]
+        self.process = subprocess.Popen(
+            [*command, "--sockets", str(self.endpoints.directory)],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout and self.process.stdout.readline().strip() == self.endpoints.ranks
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        assert self.process.stdout
+        self.process.stdout.close()
+        runs.remove_sockets(self.endpoints)
+
+
+@pytest.fixture
+def relay(own_hub: HubProcess, opened: Opened) -> RelayProcess:
+    return opened(RelayProcess(own_hub.endpoints.ranks))
+
+
+def test_through_kills_of_relay_and_hub_ranks_are_known_and_commands_applied(
+    own_hub: HubProcess, relay: RelayProcess, opened: Opened
+) -> None:
+    client = opened(Client(own_hub.endpoints.clients))
+    fleet = opened(Fleet(relay.endpoints.ranks))
+    poll_until(client, lambda: len(client.state.steps) == 4 and client.state.board, fleet.turn)
+    command = client.propose({"micro_batches": 8})
+    poll_until(
+        client,
+        lambda: command in client.state.commands and client.state.commands[command].settled,
+        fleet.turn,
+    )
+    assert wait_for_command(client, command, 1.0).acks == 4
+
+    relay.kill()
+    step = fleet.step
+    relay.start()
+    poll_until(client, lambda: client.state.steps[3].step > step + 2, fleet.turn)
+
+    own_hub.kill()
+    own_hub.start()
+    epoch = client.epoch
+    poll_until(
+        client,
+        lambda: client.epoch != epoch and len(client.state.steps) == 4 and client.state.board,
+        fleet.turn,
+    )
+    command = client.propose({"micro_batches": 2})
+    poll_until(
+        client,
+        lambda: command in client.state.commands and client.state.commands[command].settled,
+        fleet.turn,
+    )
+    assert wait_for_command(client, command, 1.0).acks == 4
+    fleet.close()
+    poll_until(client, lambda: len(client.state.gone) == 4)
+    assert all(gone.clean for gone in client.state.gone.values())
+
+
+def test_a_relay_speaks_for_those_who_said_hello_through_it_and_no_others(
+    own_hub: HubProcess, opened: Opened
+) -> None:
+    client = opened(Client(own_hub.endpoints.clients))
+    rank, relay = opened(Peer(own_hub.endpoints.ranks)), opened(Peer(own_hub.endpoints.ranks))
+    rank.say(make_hello(0, 4), make_step(0, 7))
+    relay.say(Relay(wire.VERSION, "r", "node", 1), make_hello(1, 4), make_hello(2, 4, layout="other"))
+    refused = relay.hear(Refused)
+    assert isinstance(refused, Refused) and refused.rank == 2
+    relay.say(
+        make_step(1, 5),
+        make_step(0, 1000),  # of a rank that has a connection of its own
+        make_step(3, 1000),  # of one that has said no hello at all
+        Event(0.0, "info", "rank 0", "as rank 0"),
+        Event(0.0, "info", "rank 1", "as rank 1"),
+        Event(0.0, "info", "hub", "as the hub"),
+    )
+    poll_until(client, lambda: client.epoch)
+    assert relay.hear(Welcome) == Welcome(client.epoch, [0, 3])
+    poll_until(client, lambda: 1 in client.state.steps and 0 in client.state.steps)
+    client.poll(0.1)
+    assert {rank: step.step for rank, step in client.state.steps.items()} == {0: 7, 1: 5}
+    said = [event.source for event in client.state.events if event.text.startswith("as ")]
+    assert said == ["rank 1"]
+    relay.say(Relay(wire.VERSION, "another", "node", 1))
+    assert "belongs to run another" in relay.hear(Refused).why  # type: ignore[union-attr]
+    rank.say(Relay(wire.VERSION, "r", "node", 1))
+    assert "speaks on the connection of a rank" in rank.hear(Refused).why  # type: ignore[union-attr]
+
+
+def test_a_crowd_that_waits_is_bounded_and_keeps_the_newest_of_each() -> None:
+    crowd = Crowd()
+    for step in range(3 * PATIENCE):
+        crowd.put(make_step(step % 100, step))
+        if step % 1000 == 0:
+            crowd.put(Pulse(1, step, "forward", 0.0))
+            crowd.put(make_hello(1, 100, step=step))
+    assert len(crowd) <= PATIENCE
+    assert crowd.flush(lambda _: False) == 0, "nothing went out, so nothing is told"
+    sent: list[bytes] = []
+    lost = crowd.flush(lambda frame: sent.append(frame) is None)
+    messages = [message for frame in sent for message in codec.decode(frame)]
+    assert all(len(frame) <= wire.FRAME_BYTES for frame in sent)
+    newest = {m.rank: m.step for m in messages if isinstance(m, wire.Step)}
+    assert newest == {step % 100: step for step in range(3 * PATIENCE - 100, 3 * PATIENCE)}
+    assert sum(isinstance(m, wire.Hello) for m in messages) == -(-3 * PATIENCE // 1000), (
+        "a hello is no record"
+    )
+    put = 3 * PATIENCE + 2 * -(-3 * PATIENCE // 1000)
+    assert lost == put - len(messages) > 0 and len(messages) < PATIENCE + KEPT
+
+
+def test_a_crowd_of_ranks_that_cannot_be_is_bounded_too() -> None:
+    crowd = Crowd()
+    for rank in range(3 * PATIENCE):
+        crowd.put(make_step(rank, 1))
+        crowd.put(Event(0.0, "info", "rank 1", "x"))
+    assert len(crowd) <= PATIENCE

@@ -1,6 +1,7 @@
 """Keeps a hub process alive beside a run. Whatever happens to the hub, the ranks do not notice."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -75,7 +76,7 @@ class HubKeeper:
             status = self._hub.poll()
             if status is not None:
                 self._hub = None
-                self._plan_restart(f"ended with status {status}")
+                self._plan_restart(_end(status))
         elif time.monotonic() >= self._due:
             self.start()
 
@@ -93,6 +94,13 @@ class HubKeeper:
                 self._complained = True
                 say(f"the hub {why} again and again; the run goes on without it, {self._log} says why\n")
 
+        self._note(f"the hub {why}; it is started again in {max(0.0, self._due - now):.1f} s")
+
+    def _note(self, text: str) -> None:
+        """A line in the log, since a hub that was killed has written nothing there."""
+        with suppress(OSError), self._log.open("a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
     def close(self) -> None:
         """SIGTERM, up to 3 s to put its things away, SIGKILL."""
         hub, self._hub = self._hub, None
@@ -104,6 +112,15 @@ class HubKeeper:
         except subprocess.TimeoutExpired:
             hub.kill()
             hub.wait()
+
+
+def _end(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
 
 
 class Reach(NamedTuple):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agents.keys import KEY_VARIABLE
+from agents.streams import discard_output, fit_output, open_streams, output_failure
 from cockpit.connect import CockpitError
 
 Options = argparse.Namespace
@@ -206,6 +207,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if given and given[0] in OWN_OPTIONS:
             return OWN_OPTIONS[given[0]](Options(words=given[1:]))
         options = parser().parse_args(given)
+        fit_output(getattr(options, "json", False))
         options.run = options.run or getattr(options, "named", None)
         if getattr(options, "key", None):
             os.environ[KEY_VARIABLE] = options.key  # one place to look, here and in what we start
@@ -222,11 +224,18 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has left (`watch | head`): nothing to say, and nothing may be said at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()  # the reader has left (`watch | head`): nothing to say
         return 0
+    except OSError as error:
+        why = output_failure(error)
+        if why is None:
+            raise
+        discard_output()
+        sys.stderr.write(f"{why}\n")
+        return 1
     return status
 
 
 def main() -> None:
+    open_streams()
     raise SystemExit(run())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from agents.runs import RunError
+from agents.streams import open_streams
 from engine.forked import signal_with_parent
 from engine.layout import Layout, LayoutError, load
 
@@ -24,6 +25,7 @@ def refuse(sentence: str) -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    open_streams()
     parser = _Parser(prog="engine", description="Train Mixture-of-Experts transformers in 4D parallel.")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     run = commands.add_parser("run", help="train a layout on this machine, or as a rank of torchrun or Slurm")

@@ -3,6 +3,7 @@
 import ctypes
 import faulthandler
 import io
+import mmap
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from typing import IO, TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from agents.keeper import say
 from engine.failure import report_of
 from engine.place import Place, StopFlag, Work, cores
 from engine.signals import STOP_SIGNALS
@@ -36,23 +38,36 @@ class Tie:
 
 
 class Outlet(io.FileIO):
-    """Standard output that may be closed at the other end (``| head -1``): then the run is asked to stop."""
+    """Standard output that may be closed at the other end (``| head -1``): then the run is asked to stop.
 
-    def __init__(self, stop: StopFlag):
+    If it cannot be written for another reason (a full disk), the run goes on without it and says so, once for a
+    process and those it forks.
+    """
+
+    def __init__(self, stop: StopFlag, failed: mmap.mmap):
         super().__init__(1, "w", closefd=False)
         self._stop = stop
+        self.failed = failed
 
     def write(self, data: "Buffer") -> int:
+        whole = memoryview(data).nbytes
+        if self.failed[0]:
+            return whole
         try:
             return super().write(data)
         except BrokenPipeError:
             self._stop()
-            return memoryview(data).nbytes
+        except OSError as error:
+            self.failed[0] = 1
+            say(f"standard output cannot be written: {error.strerror}; the run goes on without it\n")
+        return whole
 
 
 def outlet(stop: StopFlag) -> io.TextIOWrapper:
     """A line-buffered `sys.stdout` over an `Outlet`."""
-    return io.TextIOWrapper(io.BufferedWriter(Outlet(stop)), encoding="utf-8", line_buffering=True)
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)  # in a forked process: its parent's
+    failed = raw.failed if isinstance(raw, Outlet) else mmap.mmap(-1, 1)
+    return io.TextIOWrapper(io.BufferedWriter(Outlet(stop, failed)), encoding="utf-8", line_buffering=True)
 
 
 def run(place: Place, work: Work, tie: Tie) -> NoReturn:

@@ -1,6 +1,6 @@
 """Fuzz everything that reads what others have written, and print what came of it.
 
-python -m tests.fuzz --runs N [--target NAME ...] [--seed N] [--out DIR]     (pip install -e '.[fuzz]')
+python -m tests.fuzz --runs N [--target NAME ...] [--seconds N] [--seed N] [--out DIR]     (pip install -e '.[fuzz]')
 python -m tests.fuzz --again FILE      the inputs that a target took until something was found
 
 Each target has a process of its own, in which atheris leads inputs to code not reached before. A finding ends it, with
@@ -26,6 +26,9 @@ def main() -> int:
     )
     parser.add_argument("--runs", type=int, default=100_000, help="inputs, over all targets (default 100000)")
     parser.add_argument("--target", nargs="+", choices=list(targets.SHARE), default=list(targets.SHARE))
+    parser.add_argument(
+        "--seconds", type=int, default=0, help="for each target at most; 0: until its runs are done"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--out", type=Path, default=Path("runs/fuzz"), help="corpus and findings (default runs/fuzz)"
@@ -40,15 +43,16 @@ def main() -> int:
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     found = False
     for name in options.target:
-        found |= _fuzz(name, round(options.runs * targets.SHARE[name] / whole), options.seed, options.out)
+        runs = round(options.runs * targets.SHARE[name] / whole)
+        found |= _fuzz(name, runs, options.seconds, options.seed, options.out)
     return int(found)
 
 
-def _fuzz(name: str, runs: int, seed: int, out: Path) -> bool:
+def _fuzz(name: str, runs: int, seconds: int, seed: int, out: Path) -> bool:
     for old in (out / f"{name}.json", out / f"{name}.found"):
         old.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tests.fuzz.guided", name]
-    command += ["--runs", str(runs), "--seed", str(seed), "--out", str(out)]
+    command += ["--runs", str(runs), "--seconds", str(seconds), "--seed", str(seed), "--out", str(out)]
     with (out / f"{name}.log").open("wb") as log:
         status = subprocess.call(command, stdout=log, stderr=log)
     told = {"inputs": 0, "frames": 0, "seconds": 0.0, "slowest_s": 0.0, "early_mib": 0.0, "late_mib": 0.0}

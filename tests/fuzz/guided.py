@@ -75,6 +75,9 @@ def main() -> None:
     parser.add_argument("target", choices=sorted(targets.TARGETS))
     parser.add_argument("--runs", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument(
+        "--seconds", type=int, default=0, help="stop after so long; 0: when the runs are done"
+    )
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     corpus = options.out / f"corpus-{options.target}"
@@ -88,6 +91,7 @@ def main() -> None:
     flags = [
         f"-runs={options.runs}",
         f"-seed={options.seed}",
+        f"-max_total_time={options.seconds}",
         f"-timeout={HANGS_S}",
         f"-max_len={inputs.LONGEST}",
         f"-artifact_prefix={options.out}/{options.target}-",

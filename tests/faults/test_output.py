@@ -1,0 +1,109 @@
+"""Output that cannot go out: a full disk, a reader that left, a closed stream, an encoding without our signs."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agents.client import Client
+from tests.faults.rank import RankProcess
+from tests.unit.agents.fleet import HubProcess, environment, poll_until
+
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a run of one rank."""
+    hub = HubProcess(tmp_path_factory.mktemp("run")).start()
+    rank, client = RankProcess(hub.endpoints.ranks, 0, 1), Client(hub.endpoints.clients)
+    poll_until(client, lambda: client.state.summaries and client.state.board)
+    client.close()
+    yield hub.folder
+    rank.close()
+    hub.clean_up()
+
+
+def cockpit(words: str, run: Path, after: str = "", **variables: str) -> subprocess.CompletedProcess[bytes]:
+    shell = f'exec "{sys.executable}" -m cockpit {words} --run "{run}" {after}'
+    return subprocess.run(shell, shell=True, env=environment() | variables, capture_output=True, timeout=60)
+
+
+@needs_full
+@pytest.mark.parametrize("words", ["watch --json", "snapshot", "knobs --json"])
+def test_a_full_disk_is_one_sentence(live: Path, words: str) -> None:
+    done = cockpit(words, live, ">/dev/full")
+    assert done.stderr == b"standard output cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
+def test_a_reader_that_leaves_is_none_of_our_business(live: Path) -> None:
+    done = cockpit("watch --json", live, "| head -c 20")
+    assert (len(done.stdout), done.stderr) == (20, b"")
+
+
+def test_closed_streams(live: Path) -> None:
+    done = cockpit("snapshot --json", live, "<&- >&-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+LOCALES = {
+    "ascii": {"PYTHONIOENCODING": "ascii"},
+    "latin-1": {"PYTHONIOENCODING": "latin-1"},
+    "C": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+}
+
+
+@pytest.mark.parametrize("variables", LOCALES.values(), ids=LOCALES.keys())
+def test_an_encoding_without_our_signs(live: Path, variables: dict[str, str]) -> None:
+    plain = cockpit("snapshot", live, **variables)
+    assert plain.returncode == 0, plain.stderr
+    assert b"LIVE" in plain.stdout and not plain.stderr
+    record = cockpit("snapshot --json", live, **variables)
+    assert json.loads(record.stdout.decode("utf-8"))["run"] == "r"
+    refused = cockpit("set micro_batches=7", live, **variables)
+    assert refused.returncode == 3 and b"legal: 1, 2, 4, 8" in refused.stdout, refused.stderr
+
+
+RUN = """
+import os, sys
+from agents.streams import open_streams
+from engine.forked import outlet
+from engine.place import StopFlag
+open_streams()
+stop = StopFlag()
+sys.stdout = outlet(stop)
+if os.fork() == 0:  # a rank, which has an outlet of its own
+    sys.stdout = outlet(stop)
+    for step in range(3):
+        sys.stdout.write(f"step {step}\\n")
+    sys.stdout.flush()
+    os._exit(0)
+status = os.waitstatus_to_exitcode(os.wait()[1])
+sys.stdout.write("end\\n")
+sys.stdout.flush()
+sys.exit(status)
+"""
+
+
+def engine(after: str) -> subprocess.CompletedProcess[bytes]:
+    shell = f'exec "{sys.executable}" -c "$RUN" {after}'
+    return subprocess.run(
+        shell, shell=True, env=environment() | {"RUN": RUN}, capture_output=True, timeout=60
+    )
+
+
+@needs_full
+def test_a_run_goes_on_without_its_output(live: Path) -> None:
+    done = engine(">/dev/full")
+    told = b"standard output cannot be written: No space left on device; the run goes on without it\n"
+    assert (done.returncode, done.stderr) == (0, told), "once, for the run and all its ranks"
+
+
+def test_a_run_without_an_output() -> None:
+    done = engine(">&-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

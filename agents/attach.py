@@ -1,4 +1,4 @@
-"""How the ranks of a loop that is not ours come to one hub: rank 0 starts it, on the machine they share."""
+"""How the ranks of a loop that is not ours come to one hub: rank 0 starts it, on its machine."""
 
 import hashlib
 import logging
@@ -10,10 +10,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from agents.agreement import LEADER, Agree
-from agents.keeper import Reach, hub_of, kept, named_hub, reach
-from agents.runs import check_socket_directory, endpoints_in, this_host
+from agents.keeper import Reach, between_machines, hub_of, kept, listening, named_hub, reach
+from agents.runs import Endpoints, RunError, check_socket_directory, endpoints_in, this_host
 
 log = logging.getLogger("agents")
 
@@ -33,29 +34,64 @@ def endpoint_for(
         return named_hub(hub, run_dir or runs_dir / run)
     if world == 1 or agree:
         folder = run_dir or runs_dir / f"{run}-{time.strftime('%Y%m%d-%H%M%S')}"
-        mine = _start(stack, run, folder, None) if rank == LEADER else None
-        return _told(mine, agree) if agree and world > 1 else mine
+        if world > 1 and agree:
+            return _met(stack, run, folder, rank, agree)
+        return _start(stack, run, folder, None)[0]
     # Nobody can be told anything: what all ranks know is the folder, so the sockets' place follows from it.
     folder = run_dir or runs_dir / run
     sockets = _sockets_of(folder)
-    return _start(stack, run, folder, sockets) if rank == LEADER else reach(endpoints_in(sockets))
+    return _start(stack, run, folder, sockets)[0] if rank == LEADER else reach(endpoints_in(sockets))
 
 
-def _start(stack: ExitStack, run: str, folder: Path, sockets: Path | None) -> Reach | None:
+def _start(
+    stack: ExitStack, run: str, folder: Path, sockets: Path | None, listen: str | None = None
+) -> tuple[Reach | None, Endpoints | None]:
+    """How this rank reaches the hub that it starts, and where that listens over TCP."""
     folder.mkdir(parents=True, exist_ok=True)
-    mine, keeper = stack.enter_context(hub_of("auto", run, folder, sockets))
+    mine, keeper = stack.enter_context(hub_of("auto", run, folder, sockets, listen))
+    tcp = listening(keeper, folder) if keeper and listen else None
     stack.enter_context(kept(keeper))
-    return mine
+    return mine, tcp
 
 
-def _told(mine: Reach | None, agree: Agree) -> Reach | None:
-    """Rank 0 tells the others; over ipc, so those of its own machine."""
-    said = agree(msgspec.msgpack.encode([this_host(), mine.endpoint if mine else None]))
-    host, endpoint = msgspec.msgpack.decode(said[LEADER], type=tuple[str, str | None])
-    if endpoint and host != this_host():
-        log.warning("the hub runs on %s; between machines it needs keys, so this rank goes without", host)
+class _Word(Struct, array_like=True, frozen=True):
+    """What rank 0 says of its hub."""
+
+    ipc: str | None = None
+    tcp: Endpoints | None = None
+    why: str = ""  # it does not listen for other machines
+
+
+def _met(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree) -> Reach | None:
+    """Rank 0 starts the hub and tells the others: they reach it over ipc on its machine, over TCP from elsewhere."""
+    hosts = [said.decode(errors="replace") for said in agree(this_host().encode())]
+    elsewhere = next((host for host in hosts if host != hosts[LEADER]), None)
+    word, problem = _Word(), None
+    if rank == LEADER:
+        try:
+            word = _lead(stack, run, folder, elsewhere)
+        except (RunError, OSError) as error:  # told, or the others would wait for a word
+            word, problem = _Word(why=str(error)), error
+    word = msgspec.msgpack.decode(agree(msgspec.msgpack.encode(word))[LEADER], type=_Word)
+    if problem:
+        raise problem
+    if this_host() == hosts[LEADER]:
+        return Reach(word.ipc) if word.ipc else None
+    if word.tcp is None:
+        log.warning("the hub runs on %s, and this rank goes without: %s", hosts[LEADER], word.why)
         return None
-    return Reach(endpoint) if endpoint else None
+    return reach(word.tcp)
+
+
+def _lead(stack: ExitStack, run: str, folder: Path, elsewhere: str | None) -> _Word:
+    listen, why = None, ""
+    if elsewhere is not None:
+        try:
+            listen = between_machines(os.environ.get("MASTER_ADDR") or elsewhere)
+        except RunError as error:
+            why = str(error)
+    mine, tcp = _start(stack, run, folder, None, listen)
+    return _Word(mine.endpoint if mine else None, tcp, why)
 
 
 def _sockets_of(folder: Path) -> Path:

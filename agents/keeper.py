@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from agents.address import is_tcp, listen_address
+from agents.address import endpoint, is_tcp, listen_address, own_address
 from agents.keys import Key, Role, find_key, key_folder
 from agents.runs import (
     Endpoints,
@@ -207,6 +207,15 @@ def kept(keeper: HubKeeper | None) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def between_machines(towards: str, listen: str | None = None) -> str:
+    """Where a hub listens for ranks of other machines, one of which is, or meets at, the host `towards`.
+
+    RunError: there is no key that they could come under, or our own address is unclear; `listen` names it.
+    """
+    find_key((Role.RANK,))  # the others will want one like it
+    return listen or endpoint(own_address(towards), "auto")
 
 
 def listening(keeper: HubKeeper, run_dir: Path) -> Endpoints:

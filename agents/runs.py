@@ -26,6 +26,10 @@ _PROCESS_STATES: Final[dict[str, Literal["ended", "stopped"]]] = {"Z": "ended", 
 LONGEST_SOCKET_PATH = 107  # bytes; sun_path holds 108 with its closing zero
 
 
+class ElsewhereError(RunError):
+    """The hub is alive, as far as anyone knows, and cannot be reached from this machine."""
+
+
 class Endpoints(Struct, frozen=True, omit_defaults=True):
     """Where a hub listens: ranks connect to the one, watchers and operators to the other."""
 
@@ -249,7 +253,7 @@ def _reached(hub: HubFile, folder: Path) -> Endpoints:
     if hub.here:
         return hub.endpoints
     if hub.tcp is None:
-        raise RunError(
+        raise ElsewhereError(
             f"the hub of {folder} runs on {hub.host} and listens there only; open the cockpit on {hub.host}, or "
             "start the run with --listen tcp://ADDRESS:auto"
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agents.recording import RecordingError
 from agents.replay import Place, Recording, Replay
-from agents.runs import RECORD_FILE, RunError, find_folder, list_runs, newest_live, resolve
+from agents.runs import RECORD_FILE, ElsewhereError, RunError, find_folder, list_runs, newest_live, resolve
 from cockpit.connect import CockpitError, Watch, runs_dir
 from cockpit.store import Playing, Store
 
@@ -40,6 +40,8 @@ def is_over(run: str | None) -> bool:
         return False
     try:
         resolve(run, runs_dir())
+    except ElsewhereError:
+        return False
     except RunError:
         return (folder_of(run) / RECORD_FILE).exists()
     return False

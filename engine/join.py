@@ -15,9 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from agents.address import endpoint, own_address
-from agents.keeper import HubKeeper, Reach, hub_of, kept, listening, named_hub, reach, say
-from agents.keys import Role, find_key
+from agents.keeper import HubKeeper, Reach, between_machines, hub_of, kept, listening, named_hub, reach, say
 from agents.runs import Endpoints, RunError
 from engine.failure import report_of, sentence_of_report
 from engine.forked import flush, listen_on_loopback, outlet, share_cores
@@ -186,7 +184,7 @@ def _hub(place: Place, hub: str, run: str, listen: str | None) -> Iterator[Place
     spread = hub == "auto" and place.local_world != place.world
     if spread:
         try:
-            listen = _between_machines(listen)
+            listen = between_machines(os.environ["MASTER_ADDR"], listen)
         except RunError as error:
             say(f"the ranks are on several machines, and go without a hub: {error}\n")
             hub = "none"
@@ -195,14 +193,6 @@ def _hub(place: Place, hub: str, run: str, listen: str | None) -> Iterator[Place
             place.store().set(HUB_KEY, _word(mine, keeper, place.run_dir, spread).decode())
         with kept(keeper):
             yield _with(place, mine)
-
-
-def _between_machines(listen: str | None) -> str:
-    """Where the hub listens for ranks of other machines; RunError where that cannot be."""
-    find_key((Role.RANK,))  # the others will want one like it
-    if listen is None:
-        return endpoint(own_address(os.environ["MASTER_ADDR"]), "auto")
-    return listen
 
 
 def _word(mine: Reach | None, keeper: HubKeeper | None, run_dir: Path, spread: bool) -> bytes:

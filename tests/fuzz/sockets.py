@@ -29,6 +29,7 @@ class Socket:
         self.sent: deque[list[bytes]] = deque(maxlen=KEPT)
         self.refuses: deque[int] = deque()
         self.closed = False
+        self._parts: deque[Frame] = deque()  # of the message that is being received
 
     def put(self, *frames: bytes, **properties: str) -> None:
         self.came.append((list(frames), properties))
@@ -55,14 +56,24 @@ class Socket:
     def poll(self, timeout: int | None = None, flags: int = zmq.POLLIN) -> int:
         return zmq.POLLIN if self.came else 0
 
-    def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Any]:
-        if not self.came:
-            raise zmq.Again
-        frames, properties = self.came.popleft()
-        return frames if copy else [Frame(one, properties) for one in frames]
-
     def recv(self, flags: int = 0, copy: bool = True) -> Any:
-        return self.recv_multipart(flags, copy)[0]
+        if not self._parts:
+            if not self.came:
+                raise zmq.Again
+            frames, properties = self.came.popleft()
+            self._parts.extend(Frame(one, properties) for one in frames)
+        part = self._parts.popleft()
+        return part.bytes if copy else part
+
+    def get(self, option: int) -> int:
+        assert option == zmq.RCVMORE
+        return int(bool(self._parts))
+
+    def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Any]:
+        frames = [self.recv(flags, copy)]
+        while self._parts:
+            frames.append(self.recv(flags, copy))
+        return frames
 
     def send_multipart(self, frames: list[bytes], flags: int = 0) -> None:
         if self.refuses:

@@ -12,7 +12,7 @@ from tests.fuzz.__main__ import again
 from tests.fuzz.targets import TARGETS
 
 FOUND = Path(__file__).parent / "found"
-SHORT = {"decode": 4000, "hub": 400, "client": 400, "link": 400, "files": 100}
+SHORT = {"decode": 4000, "hub": 400, "client": 400, "link": 400, "relay": 400, "files": 100}
 
 
 @pytest.mark.parametrize("name", TARGETS)

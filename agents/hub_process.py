@@ -108,7 +108,7 @@ def main(
         places = _places(arguments.listen, arguments.dir)
         lock = _lock(arguments.dir)
         endpoints = _endpoints(arguments.dir, arguments.sockets)
-        keys = KeyStore(arguments.keys or keys_folder())
+        keys = KeyStore(arguments.keys or keys_folder()) if places else None
         notifier = Notifier(arguments.run, arguments.on_alert) if arguments.on_alert else None
         record = Limits.of(arguments.record_mb)
         try:

@@ -68,11 +68,15 @@ class Listed(Struct, frozen=True):
 
 
 def keys_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """``COCKPIT_KEYS``, else ``cockpit/keys`` in the user's configuration."""
+    """``COCKPIT_KEYS``, else ``cockpit/keys`` in the user's configuration; RunError if there is no such place."""
     if named := environ.get(FOLDER_VARIABLE):
         return Path(named)
-    configuration = environ.get("XDG_CONFIG_HOME")
-    return (Path(configuration) if configuration else Path.home() / ".config") / "cockpit" / "keys"
+    if configuration := environ.get("XDG_CONFIG_HOME"):
+        return Path(configuration) / "cockpit" / "keys"
+    try:
+        return Path.home() / ".config" / "cockpit" / "keys"
+    except RuntimeError:  # a container's user without a name
+        raise RunError(f"there is no home directory; name a folder of keys with {FOLDER_VARIABLE}") from None
 
 
 def key_folder(endpoints: Endpoints) -> Path:

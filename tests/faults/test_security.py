@@ -19,6 +19,9 @@ from agents.agent import Agent
 from agents.client import Client, wait_for_command
 from agents.keys import LIST_FILE, Key, KeyStore, Role, load_key
 from agents.wire import Credit, Decide, Propose, Refused, Try, Updates
+from cockpit.live import LiveFeed
+from cockpit.store import Store
+from cockpit.verdict import Level, diagnosis
 from tests.faults.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_hello, make_step, poll_until
 
@@ -240,6 +243,22 @@ def test_an_unlisted_key_is_turned_away_and_told(guarded: Guarded, opened: Opene
     poll_until(watcher, lambda: any(turned in e.text for e in watcher.state.events), guarded.fleet.turn)
 
 
+def test_the_screen_says_why_it_shows_nothing_more(guarded: Guarded) -> None:
+    """First the whole run, then the sentence, on the line that says what to think of it."""
+    key = guarded.make("fay", Role.VIEWER)
+    store = Store()
+    feed = LiveFeed(guarded.url, key=key)
+    feed.start(store)
+    try:
+        wait(lambda: store.world == 4 and store.state.board, guarded.fleet.turn)
+        guarded.store.revoke("fay")
+        wait(lambda: store.refused, guarded.fleet.turn)
+        said = diagnosis(store)
+        assert said.level is Level.BAD and "the key of this connection may not watch any more" in said.text
+    finally:
+        feed.stop()
+
+
 def test_a_key_for_another_hub_is_told_so(guarded: Guarded, opened: Opened, tmp_path: Path) -> None:
     key = load_key(KeyStore(tmp_path / "other").make("ann", Role.VIEWER))
     client = opened(Client(guarded.url, key))
@@ -317,6 +336,7 @@ def test_a_list_that_cannot_be_trusted_lets_nobody_in(
     guarded: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agents.line.REDIAL_S", 0.2)
+    monkeypatch.setattr("agents.client.SILENCE_S", 0.5)
     client = watch(guarded, opened)
     path = guarded.store.folder / LIST_FILE
     path.chmod(0o666)

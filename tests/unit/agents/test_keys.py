@@ -114,6 +114,15 @@ def test_the_usual_folder() -> None:
     assert keys_folder({}) == Path.home() / ".config/cockpit/keys"
 
 
+def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(RunError, match="no home directory; name a folder of keys with COCKPIT_KEYS"):
+        keys_folder({})
+
+
 def test_where_a_hub_may_listen() -> None:
     assert listen_address("auto") == ("127.0.0.1", 0)
     assert listen_address("tcp://10.0.0.1:auto") == ("10.0.0.1", 0)

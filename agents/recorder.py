@@ -117,6 +117,8 @@ class Recorder:
     def _hindered(self, now: float) -> bool:
         """Whether the disk takes nothing for now; what is to be said of it is said once."""
         failure = self._failure
+        if failure is None and not self._thread.is_alive():
+            failure = "its thread has failed (the hub's own log says how)"
         if failure and not self._told:
             self._say("error", f"the recording stops: {failure}; telemetry goes on")
             self._told, self._retry_s = failure, now + RETRY_S

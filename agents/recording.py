@@ -9,14 +9,15 @@ A thinned segment has no more what single ranks said from step to step (`OF_A_MO
 and commands, its knobs, and who was there are kept.
 """
 
+import contextlib
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 from msgspec import Struct
 
-from agents.wire import Count, Experts, Loads, Peers, Pulse, Step, Timeline, Unknown, Update, Vitals
+from agents.wire import Count, Experts, Loads, Peers, Pulse, Step, Timeline, Unknown, Update, Vitals, clip
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS segments (
@@ -49,6 +50,7 @@ MAX_ROW_BYTES: Final = 256 << 20  # uncompressed
 LEVEL: Final = 1  # of zlib: four times smaller for a hundredth of a second a megabyte
 
 _BULK = frozenset(str(kind.__struct_config__.tag) for kind in OF_A_MOMENT)
+_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Update))
 
 
 class RecordingError(ValueError):
@@ -93,9 +95,14 @@ def unpack_row(data: bytes) -> list[Batch]:
 
 
 def unpack(packed: msgspec.Raw) -> Update:
-    """One update. RecordingError: it is none that this release knows."""
+    """One update; `Unknown` for a kind of a newer release. RecordingError: it is malformed."""
     try:
         return _updates.decode(packed)
+    except msgspec.ValidationError as error:
+        with contextlib.suppress(msgspec.DecodeError):
+            if (kind := kind_of(packed)) not in _KINDS:
+                return Unknown(clip(kind))
+        raise RecordingError(f"an update of the recording cannot be read: {clip(str(error))}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
         raise RecordingError(f"an update of the recording cannot be read: {error}") from None
 

@@ -57,7 +57,7 @@ class Tape:
     def _sentence(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, RecordingError) as error:
+        except sqlite3.Error as error:
             self._added.clear()
             raise TapeError(str(error)) from None
 
@@ -111,18 +111,26 @@ class Tape:
         """
         most_full, most_thin = self._limits
         if sum(self._full.values()) > most_full and len(self._full) > 1:
-            self._thin_out(next(iter(self._full)))
+            oldest = next(iter(self._full))
+            try:
+                self._thin_out(oldest)
+            except RecordingError:  # damaged: nobody can read it, so nobody misses it
+                self._forget(oldest)
         if sum(self._thin.values()) > most_thin:
-            oldest = next(iter(self._thin))
-            self._transact(
-                [
-                    ("DELETE FROM feed WHERE segment = ?", (oldest,)),
-                    ("DELETE FROM segments WHERE id = ?", (oldest,)),
-                ]
-            )
-            del self._thin[oldest]
+            self._forget(next(iter(self._thin)))
+
+    def _forget(self, segment: int) -> None:
+        self._transact(
+            [
+                ("DELETE FROM feed WHERE segment = ?", (segment,)),
+                ("DELETE FROM segments WHERE id = ?", (segment,)),
+            ]
+        )
+        self._full.pop(segment, None)
+        self._thin.pop(segment, None)
 
     def _thin_out(self, segment: int) -> None:
+        """RecordingError: it cannot be read."""
         with self._sentence():
             rows = self._db.execute(
                 "SELECT id, step, data FROM feed WHERE segment = ? ORDER BY id", (segment,)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import pytest
 
 from agents import recorder, wire
 from agents.recorder import Limits, Recorder
-from agents.recording import OF_A_MOMENT, RecordingError, pack_row, unpack_row
+from agents.recording import OF_A_MOMENT, RecordingError, pack_row, unpack, unpack_row
 from agents.replay import Recording, Replay
 from agents.sequence import Sequence
 from agents.wire import Event, Update
@@ -188,6 +189,39 @@ def test_a_disk_that_fails_is_said_once_and_tried_again(
     replay = opened(run)
     replay.seek(replay.recording.at_end())
     assert digest(replay.state) == digest(run.sequence.state)
+
+
+def test_a_damaged_segment_is_forgotten_when_it_is_to_be_thinned(make_run: MakeRun) -> None:
+    run = make_run(segment_bytes=10_000, full_bytes=10**9)
+    run.begin()
+    run.train(100)
+    run.recorder.close()
+    with sqlite3.connect(run.path) as db:
+        db.execute("UPDATE feed SET data = x'00' WHERE segment = 1")
+    again = make_run(segment_bytes=10_000, full_bytes=1)
+    again.train(1)
+    again.until(lambda: sum(not one.thinned for one in Recording(run.path).segments()) == 1)
+    segments = Recording(run.path).segments()
+    assert segments[0].id == 2 and segments[0].thinned and not again.events
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_failed_is_said(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise SystemExit  # what ends a thread without a word
+
+    monkeypatch.setattr(Recorder, "_write", fail)
+    run = make_run()
+    run.begin()
+    run.until(lambda: run.events)
+    assert "its thread has failed" in run.events[0]
+
+
+def test_kinds_of_a_newer_release_cost_nothing() -> None:
+    newer = msgspec.Raw(msgspec.msgpack.encode(["wonders", 1, {"a": 2}]))
+    assert unpack(newer) == wire.Unknown("wonders")
+    with pytest.raises(RecordingError, match="cannot be read"):
+        unpack(msgspec.Raw(msgspec.msgpack.encode(["step", "x"])))
 
 
 def test_the_journal_and_the_recorder_share_a_file(make_run: MakeRun) -> None:

@@ -32,7 +32,8 @@ class Limits:
 
     full_bytes: int = DEFAULT_RECORD_MB * 10**6  # of segments with every update; then the oldest is thinned
     thin_bytes: int = DEFAULT_RECORD_MB * 10**6 // 4  # of thinned segments; then the oldest is forgotten
-    segment_bytes: int = 16 * MIB  # of updates, uncompressed, between two snapshots: some 0.3 s of seeking
+    segment_bytes: int = 4 * MIB  # of updates, uncompressed, between two snapshots
+    snapshots_worth: int = 4  # and at least so many times what a snapshot takes
     queue_bytes: int = 16 * MIB  # of updates that wait for the disk, uncompressed, besides the hub's log
     commit_s: float = 0.5  # between two writings
     patience_s: float = 10.0  # between two gaps at first; twice as long after each, up to `most_patience_s`
@@ -83,6 +84,7 @@ class Recorder:
         self._handed = 0  # bytes; counted by the loop alone
         self._written = 0  # bytes; counted by the thread alone
         self._in_segment = 0
+        self._snapshot_bytes = 0  # of the newest; set by the thread
         self._failure: str | None = None  # set by the thread; None again once a segment has begun
         self._told: str | None = None
         self._retry_s = 0.0
@@ -111,7 +113,7 @@ class Recorder:
             self._seq = sequence.seq
             self._handed += size
             self._in_segment += size
-            if self._in_segment >= self._limits.segment_bytes:
+            if self._in_segment >= self._segment_bytes:
                 self._begin(follows=True)
 
     def _hindered(self, now: float) -> bool:
@@ -147,6 +149,10 @@ class Recorder:
         self._seq, self._in_segment = sequence.seq, 0
         state = list(sequence.state.replay())
         self._queue.put(_Begin(sequence.epoch, sequence.seq, time.time(), self._step, follows, state))
+
+    @property
+    def _segment_bytes(self) -> int:
+        return max(self._limits.segment_bytes, self._limits.snapshots_worth * self._snapshot_bytes)
 
     @property
     def _step(self) -> int | None:
@@ -200,6 +206,7 @@ class Recorder:
                 batches = []
                 follows = item.follows and not self._failure
                 state = list(map(codec.pack, item.state))
+                self._snapshot_bytes = sum(map(len, state))
                 tape.begin(item.epoch, item.seq, item.time_s, item.step, follows, state)
             else:
                 batches.append(Batch(item.time_s, item.first, list(map(Raw, item.packed))))

@@ -13,6 +13,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
+from msgspec import Struct
 
 from agents.codec import version_refusal
 from agents.recording import RecordingError, unpack, unpack_row
@@ -37,8 +38,7 @@ class Segment:
     thinned: int  # 1: what single ranks said is not in it
 
 
-@dataclass(frozen=True)
-class Moment:
+class Moment(Struct, frozen=True):
     """One thing that happens in a recording: an update, or (`snapshot`) the beginning of a segment."""
 
     epoch: str

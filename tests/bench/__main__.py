@@ -5,12 +5,13 @@ python -m tests.bench [NAME ...]
 
 import sys
 
-from tests.bench import bubble, collectives, gpu, overhead, single, start, telemetry, tensor
+from tests.bench import bubble, collectives, gpu, overhead, recording, single, start, telemetry, tensor
 
 BENCHES = {
     "start": start.main,
     "telemetry": telemetry.main,
     "overhead": overhead.main,
+    "recording": recording.main,
     "collectives": collectives.main,
     "bubble": bubble.main,
     "tensor": tensor.main,

@@ -68,7 +68,7 @@ def make_run(tmp_path: Path) -> Iterator[MakeRun]:
     runs: list[Run] = []
 
     def make(sequence: Sequence | None = None, **limits: object) -> Run:
-        run = Run(tmp_path / "run.db", Limits(**{"commit_s": 0.01, **limits}), sequence)  # type: ignore[arg-type]
+        run = Run(tmp_path / "run.db", Limits(**{"commit_s": 0.01, "snapshots_worth": 0, **limits}), sequence)  # type: ignore[arg-type]
         runs.append(run)
         return run
 

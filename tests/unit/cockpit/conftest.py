@@ -19,7 +19,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "r-1").mkdir()
     (folder / "bare").mkdir()
     sequence = Sequence()
-    recorder = Recorder(folder / "r-1" / "run.db", sequence, Limits(segment_bytes=5000, commit_s=0.01))
+    recorder = Recorder(
+        folder / "r-1" / "run.db", sequence, Limits(segment_bytes=5000, commit_s=0.01, snapshots_worth=0)
+    )
     board = make_board()
     for rank in range(2):
         sequence.publish(make_hello(rank, 2, facts={"steps": STEPS}))

@@ -26,7 +26,7 @@ from agents.address import is_tcp
 from agents.crowd import Crowd
 from agents.doors import Door
 from agents.files import raise_file_limit
-from agents.keys import Role, find_key
+from agents.keys import Role, find_key, key_folder
 from agents.line import Line
 from agents.runs import RunError
 from agents.wire import (
@@ -72,6 +72,7 @@ class Node:
         self._by_peer: dict[bytes, int] = {}
         self._crowd = Crowd()
         self._introduced_s = -HELLO_S
+        self._turned_away: str | None = None  # why the hub does not let us in
         self._stopping = False
 
     def stop(self) -> None:
@@ -103,12 +104,23 @@ class Node:
             for _ in range(FRAMES_A_ROUND):
                 self._from_hub(self._line.socket.recv(zmq.NOBLOCK), now)
         self._line.look()
+        if self._line.refusal != self._turned_away:
+            self._turned_away = self._line.refusal
+            self._tell_turned_away()
         lost = self._crowd.flush(self._send)
         if lost:
             text = f"the relay on {self._me.host} left out {lost} records: the hub took no more, and has the newest"
             self._crowd.put(Event(time.time(), "warning", self._some_rank(), text))
         for rank in [rank for rank, one in self._ranks.items() if now - one.heard_s > UNHEARD_S]:
             self._forget(rank)
+
+    def _tell_turned_away(self) -> None:
+        why = self._turned_away
+        if why:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"the relay on {self._me.host}: {why}\n")
+                sys.stderr.flush()
+            self._tell(self._peers([]), Refused(wire.clip(why)))
 
     def _some_rank(self) -> str:
         return f"rank {next(iter(self._ranks), 0)}"
@@ -157,6 +169,8 @@ class Node:
             self._by_peer.pop(known.peer, None)
         self._ranks[hello.rank] = _Rank(peer, hello, now)
         self._by_peer[peer] = hello.rank
+        if self._turned_away:
+            self._tell([peer], Refused(wire.clip(self._turned_away)))
 
     def _forget(self, rank: int) -> None:
         self._by_peer.pop(self._ranks.pop(rank).peer, None)
@@ -228,8 +242,9 @@ def main(
         sockets = arguments.sockets or runs.make_socket_directory()
         runs.check_socket_directory(sockets)
         endpoints = runs.endpoints_in(sockets)
-        hub = runs.resolve(arguments.hub, Path("runs")).ranks
-        key = find_key([Role.RANK], arguments.key) if is_tcp(hub) else None
+        found = runs.resolve(arguments.hub, Path("runs"))
+        hub = found.ranks
+        key = find_key([Role.RANK], arguments.key, key_folder(found), found.hub) if is_tcp(hub) else None
         line = Line(hub, key, immediate=True, high_water=16, reconnect_max_ms=2000)
         door = Door(context, b"r", Role.RANK)
         door.bind(endpoints.ranks)

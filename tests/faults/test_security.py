@@ -6,6 +6,8 @@ every message: a connection outlives its key.
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +25,7 @@ from cockpit.live import LiveFeed
 from cockpit.store import Store
 from cockpit.verdict import Level, diagnosis
 from tests.faults.conftest import Opened
-from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_hello, make_step, poll_until
+from tests.unit.agents.fleet import SOURCE, Fleet, HubProcess, Peer, make_hello, make_step, poll_until
 
 MIB = 1 << 20
 
@@ -257,6 +259,31 @@ def test_the_screen_says_why_it_shows_nothing_more(guarded: Guarded) -> None:
         assert said.level is Level.BAD and "the key of this connection may not watch any more" in said.text
     finally:
         feed.stop()
+
+
+def test_a_relay_that_is_turned_away_says_so_to_its_ranks(
+    guarded: Guarded, opened: Opened, tmp_path: Path
+) -> None:
+    path = guarded.store.make("relay-1", Role.RANK).rename(tmp_path / "relay-1.key")
+    sockets = runs.make_socket_directory()
+    command = [sys.executable, "-m", "agents.relay", "--run", "r", "--hub", guarded.url, "--key", str(path)]
+    guarded.store.revoke("relay-1")
+    relay = subprocess.Popen(
+        [*command, "--sockets", str(sockets)],
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    agent = opened(Agent(runs.endpoints_in(sockets).ranks, lambda: (0, "", 0.0)))
+    agent.introduce(make_hello(0, 4), None)
+    try:
+        wait(lambda: agent.refused)
+        assert agent.refused and "does not take the key relay-1: it is revoked" in agent.refused
+    finally:
+        relay.terminate()
+        said = relay.communicate(timeout=10)[1]
+    assert said.startswith(f"the relay on {runs.this_host()}: the hub at") and "relay-1" in said
 
 
 def test_a_key_for_another_hub_is_told_so(guarded: Guarded, opened: Opened, tmp_path: Path) -> None:

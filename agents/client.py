@@ -60,6 +60,7 @@ class Client:
         self._heard_s: float | None = None
         self._asked_s = -SILENCE_S
         self._credit = 0  # frames the hub may still send
+        self._wish = (0.0, True, 0)  # as `want` has it
         self._rebuilt: _Rebuilt | None = None
         self.previews: dict[str, Previewed] = {}  # answers, by the id of the question; the newest
         self._unanswered: dict[str, tuple[_Asked, float]] = {}
@@ -97,6 +98,15 @@ class Client:
                 self._ask()
             if applied or remaining <= 0:
                 return applied
+
+    def want(self, hz: float = 0.0, ranks: bool = True, frame_bytes: int = 0) -> None:
+        """From now on, of each rank only the newest, `hz` times a second (0: every update, one by one).
+
+        Without `ranks` nothing that single ranks measure. `frame_bytes`: at most about so many each time; what is left
+        over comes the next time.
+        """
+        self._wish = (hz, ranks, frame_bytes)
+        self._credit = 0
 
     def propose(
         self,
@@ -162,10 +172,13 @@ class Client:
 
     # --------------------------------------------------------------------------------------------- asking
 
+    def _next_credit(self) -> Credit:
+        return Credit(wire.VERSION, self.epoch, self.seq, FRAMES, *self._wish)
+
     def _ask(self) -> None:
         now = time.monotonic()
         silent = now - max(self._asked_s, self._heard_s or 0.0) >= SILENCE_S
-        if (self._credit == 0 or silent) and self._send(Credit(wire.VERSION, self.epoch, self.seq, FRAMES)):
+        if (self._credit == 0 or silent) and self._send(self._next_credit()):
             self._credit, self._asked_s = FRAMES, now
         if self._looking and now - self._looked_s >= LOOK_S / 3 and self._send(self._looking):
             self._looked_s = now

@@ -29,7 +29,7 @@ class _Parser(argparse.ArgumentParser):
 def _attach(options: Options) -> int:
     from cockpit.shell import attach
 
-    return attach(options.run, options.operator)
+    return attach(options.run, options.operator, options.low_bandwidth)
 
 
 def _demo(options: Options) -> int:
@@ -47,7 +47,7 @@ def _snapshot(options: Options) -> int:
 def _watch(options: Options) -> int:
     from cockpit.headless import watch
 
-    return watch(options.run, options.json)
+    return watch(options.run, options.json, options.low_bandwidth)
 
 
 def _replay(options: Options) -> int:
@@ -98,6 +98,7 @@ def _relay(options: Options) -> int:
     return main(options.words, "cockpit relay", in_terminal=True)
 
 
+LOW_BANDWIDTH = "once a second, and of the whole job only: for a thin line to a large run"
 OWN_OPTIONS = {"hub": _hub, "relay": _relay}
 
 HEADLESS: dict[str, tuple[Callable[[Options], int], str]] = {
@@ -147,7 +148,7 @@ def parser() -> argparse.ArgumentParser:
         prog="cockpit",
         description="See and steer a training run. Without a command: open the newest live run in ./runs.",
     )
-    top.set_defaults(call=_attach, run=None, operator=False)
+    top.set_defaults(call=_attach, run=None, operator=False, low_bandwidth=False)
     commands = top.add_subparsers(metavar="command", parser_class=_Parser)
     attach = commands.add_parser("attach", help="open the screen on a run")
     attach.add_argument("run", nargs="?", help=f"{TARGET}; absent: the newest live one")
@@ -155,6 +156,7 @@ def parser() -> argparse.ArgumentParser:
         "--operator", action="store_true", help="allow changes (a cockpit only watches otherwise)"
     )
     attach.add_argument("--key", metavar="FILE", help=KEY)
+    attach.add_argument("--low-bandwidth", action="store_true", help=LOW_BANDWIDTH)
     attach.set_defaults(call=_attach)
     demo = commands.add_parser("demo", help="start a run on this machine and open the screen on it")
     demo.add_argument(
@@ -177,6 +179,8 @@ def parser() -> argparse.ArgumentParser:
         if name not in CHANGING:
             # The run may be named without --run where no other words are expected.
             command.add_argument("named", nargs="?", metavar="RUN", help=argparse.SUPPRESS)
+        if name == "watch":
+            command.add_argument("--low-bandwidth", action="store_true", help=LOW_BANDWIDTH)
         if name == "snapshot":
             command.add_argument(
                 "--at", metavar="STEP|seq:N", help="of the run's recording, not as it is now"

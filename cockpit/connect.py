@@ -51,11 +51,24 @@ def target(run: str | None) -> str:
     return newest.name if newest else "RUN"
 
 
+CROWD = 256  # ranks from which on a screen is sent only the newest of each, so many times a second
+CROWD_HZ = 4.0
+LOW_HZ = 1.0  # and nothing of single ranks: for a thin line to a large run
+LOW_FRAME_BYTES = 32 << 10
+
+
+def want_little(client: Client) -> None:
+    """Ask for what a thin line carries: the job's own records, once a second."""
+    client.want(LOW_HZ, ranks=False, frame_bytes=LOW_FRAME_BYTES)
+
+
 class Watch:
     """A client with a store beside it, for commands that look once or follow along."""
 
-    def __init__(self, run: str | None, operator: bool = False) -> None:
+    def __init__(self, run: str | None, operator: bool = False, low_bandwidth: bool = False) -> None:
         self.client = Client(*address(run, operator))
+        if low_bandwidth:
+            want_little(self.client)
         self.store = Store(time.monotonic)
         self._resets = 0
 

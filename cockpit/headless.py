@@ -55,14 +55,14 @@ def snapshot(run: str | None, at: str | None, as_json: bool) -> int:
     return 0
 
 
-def watch(run: str | None, as_json: bool) -> int:
+def watch(run: str | None, as_json: bool, low_bandwidth: bool = False) -> int:
     """Follow until the run is over; one that is over already is told from its recording."""
     if is_over(run):
         return _watch_again(run, as_json)
-    following = Watch(run)
+    following = Watch(run, low_bandwidth=low_bandwidth)
     last = -1
     try:
-        if as_json:
+        if as_json and not low_bandwidth:
             following.client.look("experts", "timeline", "peers")
         following.until_known()
         first = True

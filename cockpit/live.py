@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from agents.client import Client
 from agents.keys import Key
 from agents.wire import Value
+from cockpit.connect import CROWD, CROWD_HZ, want_little
 from cockpit.feed import ViewerError
 from cockpit.store import Store
 
@@ -18,12 +19,18 @@ class LiveFeed:
     """A run's hub. One thread owns the client; proposals reach it through a queue."""
 
     def __init__(
-        self, endpoint: str, operator: bool = False, target: str = "RUN", key: Key | None = None
+        self,
+        endpoint: str,
+        operator: bool = False,
+        target: str = "RUN",
+        key: Key | None = None,
+        low_bandwidth: bool = False,
     ) -> None:
         self.operator = operator
         self.target = target
         self._endpoint = endpoint
         self._key = key
+        self._low_bandwidth = low_bandwidth
         self._wishes: queue.SimpleQueue[tuple[str, dict[str, Value], int | None]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -48,7 +55,10 @@ class LiveFeed:
 
     def _drain(self, store: Store) -> None:
         client = Client(self._endpoint, self._key)
-        client.look("experts", "timeline")  # what the overview draws
+        if self._low_bandwidth:
+            want_little(client)
+        else:
+            client.look("experts", "timeline")  # what the overview draws
         resets = client.resets
         try:
             while not self._stop.is_set():
@@ -56,6 +66,8 @@ class LiveFeed:
                 with store.lock:
                     if client.resets != resets:
                         resets = client.resets
+                        if client.state.world >= CROWD and not self._low_bandwidth:
+                            client.want(CROWD_HZ)
                         store.rebuild(client.state.replay())
                     elif updates:
                         store.apply(updates)

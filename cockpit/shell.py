@@ -13,7 +13,7 @@ def keymap() -> dict[str, str]:
         raise CockpitError(str(error)) from None
 
 
-def attach(run: str | None, operator: bool) -> int:
+def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
     """Open the screen on a live run."""
     hub = address(
         run, operator
@@ -21,7 +21,8 @@ def attach(run: str | None, operator: bool) -> int:
     from cockpit.app import CockpitApp
     from cockpit.live import LiveFeed
 
-    app = CockpitApp(LiveFeed(hub.endpoint, operator, target(run), hub.key), keymap=keymap())
+    feed = LiveFeed(hub.endpoint, operator, target(run), hub.key, low_bandwidth)
+    app = CockpitApp(feed, keymap=keymap())
     app.run()
     return app.return_code or 0
 

@@ -1,11 +1,11 @@
 """`make bench`: what docs/measurements.md records. Ratios within one run; nothing here is ever asserted.
 
-python -m tests.bench [NAME ...]
+python -m tests.bench [NAME ...] [--long | --quick]   (the options are those of scale)
 """
 
 import sys
 
-from tests.bench import bubble, collectives, gpu, overhead, recording, single, start, telemetry, tensor
+from tests.bench import bubble, collectives, gpu, overhead, recording, scale, single, start, telemetry, tensor
 
 BENCHES = {
     "start": start.main,
@@ -16,9 +16,10 @@ BENCHES = {
     "bubble": bubble.main,
     "tensor": tensor.main,
     "single": single.main,
+    "scale": scale.main,
     "gpu": gpu.main,
 }
 
-for name in sys.argv[1:] or BENCHES:
+for name in [word for word in sys.argv[1:] if not word.startswith("--")] or BENCHES:
     print(f"\n== {name}", flush=True)
     BENCHES[name]()

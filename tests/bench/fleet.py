@@ -4,7 +4,8 @@
 
 Ranks FIRST to LAST - 1 of a run of WORLD say hello and send a step at HZ each, evenly spread over time, until the
 process is told to end. `Step.step_ms` holds the time of sending (`time.monotonic()`, ms), so that whoever receives it
-knows how long it was on its way. With `--relays` the same steps come from relays of 64 ranks, a frame for all of them.
+knows how long it was on its way. With `--relays` the same steps come from relays of 64 ranks, a frame for all of them;
+of these only the first step has its time.
 """
 
 import struct
@@ -51,11 +52,27 @@ class Template:
         self._places = [self.packed.index(struct.pack(">I", mark)) for mark in MARK[:3]]
         self._time = self.packed.index(struct.pack(">d", MARK[3]))
 
-    def fill(self, rank: int, step: int) -> bytes:
+    def fill(self, rank: int, step: int, time_ms: float) -> bytes:
         for place, value in zip(self._places, (rank, step, step), strict=True):
             struct.pack_into(">I", self.packed, place, value)
-        struct.pack_into(">d", self.packed, self._time, time.monotonic() * 1e3)
+        struct.pack_into(">d", self.packed, self._time, time_ms)
         return bytes(self.packed)
+
+
+class Batch:
+    """A relay's frame with a step of each of its ranks; two are sent in turn, so that what comes is new."""
+
+    def __init__(self, template: Template, ranks: Sequence[int]) -> None:
+        others = [template.fill(rank, 0, 0.0) for rank in ranks[1:]]
+        self._frames = [
+            bytearray(codec.frame([template.fill(ranks[0], step, MARK[3]), *others])) for step in (1, 2)
+        ]
+        self._time = self._frames[0].index(struct.pack(">d", MARK[3]))
+
+    def frame(self, step: int) -> bytes:
+        frame = self._frames[step % 2]
+        struct.pack_into(">d", frame, self._time, time.monotonic() * 1e3)
+        return bytes(frame)
 
 
 class Sender:
@@ -105,6 +122,7 @@ def main(endpoint: str, world: int, first: int, last: int, hz: float, relays: bo
     senders = [Sender(context, endpoint) for _ in groups]
     known = [False] * len(groups)
     template = Template()
+    batches = [Batch(template, group) for group in groups] if relays else []
     hear_every = max(1, round(HEAR_S * hz))
     began = time.monotonic()
     turn = 0  # sends that have been due so far, over all connections
@@ -119,7 +137,10 @@ def main(endpoint: str, world: int, first: int, last: int, hz: float, relays: bo
             if not known[place]:
                 known[place] = all(sender.send(frame) for frame in introductions(group, world, relays))
                 continue
-            sender.send(codec.frame(template.fill(rank, step) for rank in group))
+            if relays:
+                sender.send(batches[place].frame(step))
+            else:
+                sender.send(codec.frame([template.fill(group[0], step, time.monotonic() * 1e3)]))
         time.sleep(TICK_S)
 
 

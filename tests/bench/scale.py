@@ -1,6 +1,6 @@
 """The hub under thousands of ranks: its share of a core, how old a record is when a watcher has it, its memory.
 
-python -m tests.bench scale [--long]
+python -m tests.bench scale [--long | --quick]
 """
 
 import contextlib
@@ -18,11 +18,13 @@ import msgspec
 import zmq
 
 from agents import codec, runs, wire
+from agents.client import Client
 from agents.wire import Credit
 
 ROOT = Path(__file__).parents[2]
 TICKS_S = os.sysconf("SC_CLK_TCK")
 FLEETS = 2  # processes of fake ranks
+WINDOWS = {"--long": 600.0, "--quick": 8.0}  # seconds measured, 60 without
 SAMPLE = 16  # one update in so many is opened for its age
 FILES = 20_000
 
@@ -65,110 +67,195 @@ _head = msgspec.msgpack.Decoder(Head)
 
 @dataclass
 class Watcher:
-    """A subscriber that reads everything and opens little of it."""
+    """A subscriber that reads everything it is sent and opens little of it; with `hz`, the newest so often."""
 
-    dealer: zmq.Socket[bytes]
+    endpoint: str
+    hz: float = 0.0
     epoch: str = ""
     seq: int = 0
     credit: int = 0
     updates: int = 0
     resets: int = 0
-    bytes: int = 0
+    received: int = 0  # bytes
     ages_ms: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._dealer = self._context.socket(zmq.DEALER)
+        self._dealer.set(zmq.LINGER, 0)
+        self._dealer.connect(self.endpoint)
 
     def watch(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if self.credit < 8:
-                self.dealer.send(codec.encode([Credit(wire.VERSION, self.epoch, self.seq, 32)]))
-                self.credit = 32
-            if self.dealer.poll(50):
-                self._take(self.dealer.recv())
+            if self.credit == 0:
+                credit = Credit(wire.VERSION, self.epoch, self.seq, 64, self.hz)
+                self._dealer.send(codec.encode([credit]))
+                self.credit = 64
+            if self._dealer.poll(50):
+                self._take(self._dealer.recv())
 
     def _take(self, frame: bytes) -> None:
         now_ms = time.monotonic() * 1e3
         self.credit -= 1
-        self.bytes += len(frame)
+        self.received += len(frame)
         (body,) = _frame.decode(frame)[1]
         self.epoch, self.seq = body.epoch, body.seq
         self.resets += body.begins
         if body.snapshot:
             return
         self.updates += len(body.updates)
-        for raw in body.updates[::SAMPLE]:
-            if bytes(raw)[1:6] == b"\xa4step" or bytes(raw)[3:8] == b"\xa4step":
-                self.ages_ms.append(now_ms - _head.decode(raw).sent_ms)
+        for raw in body.updates[:: 1 if self.hz else SAMPLE]:
+            if b"\xa4step" in bytes(raw)[:8]:
+                sent_ms = _head.decode(raw).sent_ms
+                if sent_ms > 1:
+                    self.ages_ms.append(now_ms - sent_ms)
+
+    def forget(self) -> None:
+        self.ages_ms.clear()
+        self.updates = self.received = self.resets = 0
+
+    def close(self) -> None:
+        self._dealer.close()
+        self._context.term()
 
 
 def percentile(values: list[float], share: float) -> float:
     return sorted(values)[int(share * (len(values) - 1))] if values else float("nan")
 
 
-@contextlib.contextmanager
-def hub(*options: str) -> Iterator[tuple[subprocess.Popen[bytes], runs.Endpoints]]:
-    with tempfile.TemporaryDirectory() as folder:
-        endpoints = runs.endpoints_in(runs.make_socket_directory())
-        command = [sys.executable, "-m", "agents.hub", "--run", "r", "--dir", folder, *options]
-        process = subprocess.Popen([*command, "--sockets", str(endpoints.directory)], cwd=ROOT)
-        while not (Path(folder) / runs.HUB_FILE).exists():
+class Hub:
+    """A hub as a process, on the same folder and sockets at each start."""
+
+    def __init__(self, *options: str) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.endpoints = runs.endpoints_in(runs.make_socket_directory())
+        sockets = str(self.endpoints.directory)
+        self._command = [sys.executable, "-m", "agents.hub", "--run", "r", "--dir", self._folder.name]
+        self._command += ["--sockets", sockets, *options]
+        self.start()
+
+    def start(self) -> None:
+        (Path(self._folder.name) / runs.HUB_FILE).unlink(missing_ok=True)
+        self.process = subprocess.Popen(self._command, cwd=ROOT)
+        while not (Path(self._folder.name) / runs.HUB_FILE).exists():
             time.sleep(0.01)
-        try:
-            yield process, endpoints
-        finally:
-            process.kill()
-            process.wait()
-            runs.remove_sockets(endpoints)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        runs.remove_sockets(self.endpoints)
+        self._folder.cleanup()
 
 
 @contextlib.contextmanager
-def fleet(endpoint: str, world: int, hz: float, *flags: str) -> Iterator[None]:
-    share = world // FLEETS
+def running(*commands: list[str]) -> Iterator[list[subprocess.Popen[str]]]:
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.fleet", endpoint]
-            + [str(one) for one in (world, place * share, (place + 1) * share, hz, *flags)],
-            cwd=ROOT,
-        )
-        for place in range(FLEETS)
+        subprocess.Popen([sys.executable, "-m", *command], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for command in commands
     ]
     try:
-        yield
+        yield processes
     finally:
         for process in processes:
             process.kill()
-            process.wait()
+            process.communicate()
 
 
-def load(world: int, hz: float, seconds: float, *flags: str) -> None:
-    with hub() as (process, endpoints), fleet(endpoints.ranks, world, hz, *flags):
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        watcher = Watcher(context.socket(zmq.DEALER))
-        watcher.dealer.set(zmq.LINGER, 0)
-        watcher.dealer.connect(endpoints.clients)
-        watcher.watch(5.0 + world / 2000)
-        watcher.ages_ms.clear()
-        watcher.updates = watcher.bytes = watcher.resets = 0
-        memory, began_cpu, began = memory_mib(process.pid), cpu_s(process.pid), time.monotonic()
-        watcher.watch(seconds)
-        took = time.monotonic() - began
-        share = (cpu_s(process.pid) - began_cpu) / took
-        ages = watcher.ages_ms
+def fleet(endpoint: str, world: int, hz: float, *flags: str, processes: int = FLEETS) -> list[list[str]]:
+    share = world // processes
+    return [
+        ["tests.bench.fleet", endpoint, *map(str, (world, n * share, (n + 1) * share, hz, *flags))]
+        for n in range(processes)
+    ]
+
+
+def measure(pid: int, watcher: Watcher, seconds: float) -> tuple[float, list[float]]:
+    """Share of a core of a process while `watcher` watches, and its memory over that time, in MiB."""
+    watcher.forget()
+    memory = [memory_mib(pid)]
+    began_cpu, began = cpu_s(pid), time.monotonic()
+    while time.monotonic() - began < seconds:
+        watcher.watch(min(5.0, seconds))
+        memory.append(memory_mib(pid))
+    return (cpu_s(pid) - began_cpu) / (time.monotonic() - began), memory
+
+
+def tell(what: str, share: float, memory: list[float], watcher: Watcher, seconds: float) -> None:
+    middle = memory[len(memory) // 2]
+    print(
+        f"  {what}: {share:6.1%} of a core, age p50 {percentile(watcher.ages_ms, 0.5):.0f}"
+        f" p99 {percentile(watcher.ages_ms, 0.99):.0f} ms, {watcher.updates / seconds:.0f} updates/s"
+        f" in {watcher.received / seconds / 1e6:.2f} MB/s, {watcher.resets} snapshots,"
+        f" memory {memory[0]:.0f}, {middle:.0f}, {memory[-1]:.0f} MiB (begin, middle, end)",
+        flush=True,
+    )
+
+
+def load(
+    what: str, world: int, hz: float, seconds: float, *flags: str, watch_hz: float = 0.0, record: bool = False
+) -> None:
+    hub = Hub(*(() if record else ("--record-mb", "0")))
+    with contextlib.closing(hub), running(*fleet(hub.endpoints.ranks, world, hz, *flags)):
+        watcher = Watcher(hub.endpoints.clients, watch_hz)
+        watcher.watch(6.0 + world / 2000)
+        share, memory = measure(hub.process.pid, watcher, seconds)
+        tell(what, share, memory, watcher, seconds)
+        watcher.close()
+
+
+def node(ranks: int, seconds: float) -> None:
+    hub = Hub("--record-mb", "0")
+    command = ["agents.relay", "--run", "r", "--hub", hub.endpoints.ranks]
+    with contextlib.closing(hub), running(command) as (relay,):
+        assert relay.stdout
+        endpoint = relay.stdout.readline().strip()
+        with running(*fleet(endpoint, ranks, 10, processes=1)):
+            watcher = Watcher(hub.endpoints.clients)
+            watcher.watch(4.0)
+            share, memory = measure(relay.pid, watcher, seconds)
+            tell(f"relay of {ranks} ranks at 10 Hz", share, memory, watcher, seconds)
+            watcher.close()
+        relay.terminate()
+
+
+def storm(ranks: int) -> None:
+    hub = Hub("--record-mb", "0")
+    with contextlib.closing(hub), running(*fleet(hub.endpoints.ranks, ranks, 1)):
+        client = Client(hub.endpoints.clients)
+        while len(client.state.steps) < ranks:
+            client.poll(0.1)
+        epoch = client.epoch
+        hub.kill()
+        time.sleep(1.0)
+        began = time.monotonic()
+        hub.start()
+        listens_s = time.monotonic() - began
+        while client.epoch == epoch or len(client.state.hellos) < ranks:
+            client.poll(0.05)
         print(
-            f"  {world:>6} ranks at {hz:g} Hz: hub {share:6.1%} of a core,"
-            f" age p50 {percentile(ages, 0.5):.0f} p99 {percentile(ages, 0.99):.0f} ms,"
-            f" {watcher.updates / took / world / hz:.0%} seen, {watcher.resets} snapshots,"
-            f" {watcher.bytes / took / 1e6:.1f} MB/s,"
-            f" memory {memory:.0f} to {memory_mib(process.pid):.0f} MiB",
+            f"  {ranks} ranks come back to a hub that was killed: all known {time.monotonic() - began:.1f} s after"
+            f" it was started again, which took {listens_s:.1f} s; {cpu_s(hub.process.pid):.1f} s of CPU",
             flush=True,
         )
-        watcher.dealer.close()
-        context.term()
+        client.close()
 
 
 def main() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    for world, hz in ((1024, 10), (4096, 5), (16_384, 1)):
-        load(world, hz, 10.0)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), most))
+    seconds = next((s for flag, s in WINDOWS.items() if flag in sys.argv), 60.0)
+    load(" 1024 ranks at 10 Hz", 1024, 10, seconds)
+    load(" 1024 ranks at 10 Hz, recorded", 1024, 10, min(seconds, 20.0), record=True)
+    load(" 4096 ranks at 5 Hz", 4096, 5, seconds)
+    load("16384 ranks at 1 Hz", 16_384, 1, seconds)
+    load("16384 ranks at 10 Hz by relays, watched at 1 Hz", 16_384, 10, seconds, "--relays", watch_hz=1.0)
+    for ranks in (8, 64):
+        node(ranks, min(seconds, 20.0))
+    storm(1024)
 
 
 if __name__ == "__main__":

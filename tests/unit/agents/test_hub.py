@@ -253,3 +253,21 @@ def test_frames_to_a_client_are_never_too_large(hub: HubProcess, client: Client,
     peer.say(Credit(wire.VERSION, "", 0, 64))
     updates = peer.hear(Updates)
     assert isinstance(updates, Updates) and updates.begins and updates.epoch == client.epoch
+
+
+def test_a_client_that_wants_little_gets_little_and_steers_all_the_same(
+    hub: HubProcess, fleet: Fleet, opened: Opened
+) -> None:
+    client, newest = opened(Client(hub.endpoints.clients)), opened(Client(hub.endpoints.clients))
+    client.want(10.0, ranks=False, frame_bytes=4096)
+    newest.want(20.0)
+    for one in (client, newest):
+        poll_until(one, lambda one=one: one.state.board and one.state.summaries, fleet.turn)
+    assert len(client.state.hellos) == 4 and not client.state.steps and not client.state.pulses
+    id = client.propose({"recompute": "none"})
+    poll_until(client, lambda: id in client.state.commands and client.state.commands[id].settled, fleet.turn)
+    poll_until(newest, lambda: len(newest.state.steps) == 4 and id in newest.state.commands, fleet.turn)
+    step = fleet.step
+    poll_until(client, lambda: client.state.summaries[-1].step > step + 5, fleet.turn)
+    poll_until(newest, lambda: newest.state.steps[3].step > step + 5, fleet.turn)
+    assert not client.state.steps and client.resets == newest.resets == 1

@@ -4,6 +4,7 @@ import pytest
 
 from agents import codec, wire
 from agents.audience import CLIENTS, FORGOTTEN_AFTER_S, FRAMES_A_ROUND, HEARTBEAT_S, Audience
+from agents.newest import Newest
 from agents.sequence import Sequence
 from agents.state import RunState
 from agents.wire import Credit, Event, Updates, WireError
@@ -167,3 +168,87 @@ def test_an_update_too_large_for_a_frame_takes_no_number(sequence: Sequence) -> 
     with pytest.raises(WireError):
         sequence.publish(wire.Experts(1, [wire.LayerLoad(0, [2**40] * 4096, 0)] * 8))
     assert sequence.seq == 0
+
+
+# -------------------------------------------------------------------------------------------- the newest alone
+
+
+@pytest.fixture
+def many() -> Sequence:
+    """64 ranks that have each said ten steps, and 30 events between."""
+    sequence = Sequence()
+    for rank in range(64):
+        sequence.publish(make_hello(rank, 64, facts={"model": "x" * 200}))
+    for step in range(10):
+        sequence.publish_records([make_step(rank, step) for rank in range(64)], 64 * 100)
+        for number in range(3):
+            sequence.publish(text(10 * step + number))
+    return sequence
+
+
+def follow(audience: Audience, sent: Wire, state: RunState, wish: Credit, now: float) -> list[Updates]:
+    audience.credit(b"c", wish, now)
+    audience.serve(now)
+    frames = sent.take()
+    for frame in frames:
+        for update in frame.updates:
+            state.apply(update)
+    return frames
+
+
+def test_who_wants_the_newest_gets_each_once_and_all_news_so_many_times_a_second(many: Sequence) -> None:
+    sent, state = Wire(), RunState()
+    audience = Audience(many, sent.send)
+    (snapshot,) = follow(audience, sent, state, Credit(1, "", 0, 8, hz=2.0), 0.0)
+    for step in (10, 11, 12):
+        many.publish_records([make_step(rank, step) for rank in range(64)], 64 * 100)
+        many.publish(text(step))
+    (frame,) = follow(audience, sent, state, Credit(1, many.epoch, snapshot.seq, 8, hz=2.0), 0.1)
+    assert (frame.since, frame.seq, len(frame.updates)) == (snapshot.seq, many.seq, 64 + 3)
+    assert vars(state) == vars(many.state)
+    many.publish_records([make_step(0, 13)], 100)
+    assert follow(audience, sent, state, Credit(1, many.epoch, frame.seq, 8, hz=2.0), 0.5) == []
+    (frame,) = follow(audience, sent, state, Credit(1, many.epoch, frame.seq, 8, hz=2.0), 0.7)
+    assert [update.step for update in frame.updates] == [13]  # type: ignore[union-attr]
+
+
+def test_a_budget_for_a_frame_spreads_a_lap_over_several_and_none_is_passed_over(many: Sequence) -> None:
+    sent, state = Wire(), RunState()
+    audience = Audience(many, sent.send)
+    wish = Credit(1, "", 0, 64, hz=1.0, frame_bytes=2000)
+    (snapshot,) = follow(audience, sent, state, wish, 0.0)
+    seq, now, laps, largest = snapshot.seq, 0.0, 0, 0
+    for step in range(
+        10, 60
+    ):  # all ranks go on meanwhile: the newest is sent, not what it was when the lap began
+        many.publish_records([make_step(rank, step) for rank in range(64)], 64 * 100)
+        now += 1.01
+        frames = follow(audience, sent, state, Credit(1, many.epoch, seq, 64, hz=1.0, frame_bytes=2000), now)
+        assert len(frames) == 1, "one a second"
+        largest = max(largest, sum(len(codec.pack(update)) for update in frames[0].updates))
+        laps += frames[0].seq > seq
+        seq = frames[0].seq
+        assert all(u.step >= step - 1 for u in frames[0].updates if isinstance(u, wire.Step))
+    assert 3 <= laps < 50 and largest <= 2000
+    assert min(known.step for known in state.steps.values()) >= 60 - 50 / laps * 2
+
+
+def test_who_wants_no_ranks_gets_the_job_alone(many: Sequence) -> None:
+    sent, state = Wire(), RunState()
+    audience = Audience(many, sent.send)
+    (snapshot,) = follow(audience, sent, state, Credit(1, "", 0, 8, ranks=False), 0.0)
+    assert not state.steps and len(state.hellos) == 64 and len(state.events) == 30
+    assert [rank for rank, hello in state.hellos.items() if hello.facts] == [0]
+    many.publish_records([make_step(rank, 10) for rank in range(64)], 64 * 100)
+    many.publish(wire.Experts(10, []))
+    many.publish(text(1))
+    (frame,) = follow(audience, sent, state, Credit(1, many.epoch, snapshot.seq, 8, ranks=False), 0.1)
+    assert [type(update).__name__ for update in frame.updates] == ["Event"] and frame.seq == many.seq
+
+
+def test_news_is_bounded_and_who_is_further_behind_gets_a_snapshot() -> None:
+    state = RunState()
+    newest = Newest(state, news=10)
+    for number in range(1, 31):
+        newest.add(number, text(number))
+    assert newest.reaches == 20 and len(list(newest.after(20))) == 10

@@ -177,6 +177,8 @@ class Hub:
                 self._notifier.tell(alert)
             level = alert.level if alert.active else "info"
             self._say(level, alert.text if alert.active else clip(f"over: {alert.text}"))
+        while self._watch.problems:
+            self._say("error", clip(self._watch.problems.pop()))
         for problem in self._notifier.problems() if self._notifier else ():
             self._complaints.add("notify", problem)
 

@@ -2,10 +2,17 @@
 
 from agents.detect.finding import Finding, name_of, names_of
 from agents.state import RunState
-from agents.wire import Value
+from agents.wire import Value, Vitals
 
 FULL, FULL_STILL = 0.95, 0.92  # of the memory in use: raised, and held on to
 HELD_DOWN = ("thermal", "power")  # words of the reasons that cost speed and can be mended
+
+
+def _news(seen: dict[int, Vitals], vitals: dict[int, Vitals]) -> bool:
+    """Whether any of `vitals` is not among `seen`, which they then are."""
+    news = any(seen.get(rank) is not one for rank, one in vitals.items())
+    seen.update(vitals)
+    return news
 
 
 class Memory:
@@ -15,8 +22,11 @@ class Memory:
 
     def __init__(self) -> None:
         self._full: set[str] = set()
+        self._seen: dict[int, Vitals] = {}
 
-    def look(self, state: RunState, now_s: float) -> list[Finding]:
+    def look(self, state: RunState, now_s: float) -> list[Finding] | None:
+        if not _news(self._seen, state.vitals):
+            return None
         used: dict[str, tuple[int, str, int | None, int | None]] = {}
         for rank, vitals in state.vitals.items():
             if rank in state.gone:
@@ -49,7 +59,12 @@ class Throttle:
 
     holds, releases = 4, 4
 
-    def look(self, state: RunState, now_s: float) -> list[Finding]:
+    def __init__(self) -> None:
+        self._seen: dict[int, Vitals] = {}
+
+    def look(self, state: RunState, now_s: float) -> list[Finding] | None:
+        if not _news(self._seen, state.vitals):
+            return None
         slowed: dict[str, list[int]] = {}
         for rank, vitals in state.vitals.items():
             for reason in vitals.throttle or []:

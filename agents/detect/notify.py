@@ -5,9 +5,9 @@ import queue
 import shlex
 import subprocess
 import threading
-import urllib.error
 import urllib.parse
 import urllib.request
+from pathlib import Path
 
 import msgspec
 
@@ -29,11 +29,13 @@ class Notifier:
         self._run = run
         self._post = target.startswith(("http://", "https://"))
         if self._post:
-            if not urllib.parse.urlsplit(target).netloc:
+            host = urllib.parse.urlsplit(target).hostname
+            if not host:
                 raise RunError(
                     f"{target} names no host to tell alerts; legal: http(s)://HOST/PATH, or a command"
                 )
             self._target = [target]
+            self._shown = host  # the rest of a URL may be its secret, and problems are for every watcher
         else:
             try:
                 self._target = shlex.split(target)
@@ -41,6 +43,7 @@ class Notifier:
                 raise RunError(f"the command for alerts cannot be read ({error}): {target}") from None
             if not self._target:
                 raise RunError("the command for alerts is empty; legal: a command, or http(s)://HOST/PATH")
+            self._shown = Path(self._target[0]).name
         self._alerts: queue.Queue[Alert] = queue.Queue(WAITING)
         self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="notifier", daemon=True).start()
@@ -63,8 +66,8 @@ class Notifier:
             body = msgspec.json.encode({"run": self._run, **fields})
             try:
                 self._deliver(body)
-            except (OSError, subprocess.SubprocessError, urllib.error.URLError, ValueError) as error:
-                self._problems.put(f"{self._target[0]} was not told of an alert: {error}")
+            except Exception as error:  # noqa: BLE001 - whatever a server answers, the next alert is told
+                self._problems.put(f"{self._shown} was not told of an alert: {type(error).__name__}")
 
     def _deliver(self, body: bytes) -> None:
         if self._post:

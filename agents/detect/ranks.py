@@ -151,6 +151,8 @@ class Straggler:
         if len(peers) < PEERS:
             return []
         usual = median(peers.values())
+        if not usual > 0:
+            return []  # most do nothing but wait: no share of that can be told
         margin = max(SLOW * usual, SLOW_SPREADS * spread(list(peers.values()), usual))
         slow = [rank for rank, own in peers.items() if own > usual + margin]
         return [

@@ -1,12 +1,12 @@
 """The training itself: loss and gradient, experts, drops."""
 
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
 
 from agents.detect.finding import Finding, median, spread
 from agents.state import RunState
-from agents.wire import LayerLoad, Summary
+from agents.wire import LayerLoad, LoadSummary, Summary, Value
 
 RECENT = 32  # steps that say what is usual
 ENOUGH = 8
@@ -15,7 +15,8 @@ SPIKE = 0.2  # and by so much of it
 BURST = 10.0  # times the usual gradient norm
 
 DEAD = 0.01  # of its equal share
-DEAD_STEPS = 8  # running
+DEAD_SAMPLES = 3  # of its load, running,
+DEAD_STEPS = 8  # over so many steps at least
 COLLAPSE = 0.5  # of the entropy that an even load has
 DROPPED, DROPPED_STILL = 0.05, 0.025  # of the routed pairs: raised, and held on to
 
@@ -92,15 +93,15 @@ def _broken(value: float | None) -> bool:
     return value is not None and not math.isfinite(value)
 
 
-class Experts:
-    """Experts that get next to nothing, and layers whose router sends nearly all to a few."""
+class DeadExperts:
+    """Experts that get next to nothing. Their loads come sampled, so that two samples may be many steps apart."""
 
-    holds, releases = 2, 2
+    holds, releases = 1, 1
 
     def __init__(self) -> None:
-        self._starved: defaultdict[int, dict[int, int]] = defaultdict(
-            dict
-        )  # layer -> expert -> steps running
+        self._starved: dict[
+            int, dict[int, list[int]]
+        ] = {}  # layer -> expert -> steps of the samples, running
         self._last = -1
 
     def look(self, state: RunState, now_s: float) -> list[Finding] | None:
@@ -112,54 +113,38 @@ class Experts:
             finding
             for layer in experts.layers
             if len(layer.load) > 1 and any(layer.load)
-            for finding in (*self._dead(layer), *_collapse(layer))
+            for finding in self._dead(layer, experts.step)
         ]
 
-    def _dead(self, layer: LayerLoad) -> Iterator[Finding]:
+    def _dead(self, layer: LayerLoad, step: int) -> Iterator[Finding]:
         share = sum(layer.load) / len(layer.load)
-        before = self._starved[layer.layer]
-        starved: dict[int, int] = {
-            e: before.get(e, 0) + 1 for e, load in enumerate(layer.load) if load < DEAD * share
+        before = self._starved.get(layer.layer, {})
+        starved = {
+            expert: [*before.get(expert, [])[-DEAD_STEPS:], step]
+            for expert, load in enumerate(layer.load)
+            if load < DEAD * share
         }
         self._starved[layer.layer] = starved
-        dead = [expert for expert, steps in starved.items() if steps >= DEAD_STEPS]
+        dead = {
+            expert: steps
+            for expert, steps in starved.items()
+            if len(steps) >= DEAD_SAMPLES and step - steps[0] >= DEAD_STEPS
+        }
         if dead:
-            named = ", ".join(map(str, dead[:8])) + (f" and {len(dead) - 8} more" if len(dead) > 8 else "")
+            named = ", ".join(map(str, list(dead)[:8])) + (
+                f" and {len(dead) - 8} more" if len(dead) > 8 else ""
+            )
             one = len(dead) == 1
             text = (
-                f"expert{'' if one else 's'} {named} of layer {layer.layer} "
-                f"{'has' if one else 'have'} had under {DEAD:.0%} of an even share for {DEAD_STEPS} steps"
+                f"expert{'' if one else 's'} {named} of layer {layer.layer} {'has' if one else 'have'} had under "
+                f"{DEAD:.0%} of an even share in each of the last samples, {min(map(len, dead.values()))} or more"
             )
-            yield Finding(
-                "dead_experts",
-                f"layer {layer.layer}",
-                "warning",
-                text,
-                {"dead": len(dead), "experts": len(layer.load)},
-            )
+            evidence: dict[str, Value] = {"dead": len(dead), "experts": len(layer.load)}
+            yield Finding("dead_experts", f"layer {layer.layer}", "warning", text, evidence)
 
 
-def _collapse(layer: LayerLoad) -> Iterator[Finding]:
-    total = sum(layer.load)
-    shares = [load / total for load in layer.load if load]
-    evenness = -sum(share * math.log(share) for share in shares) / math.log(len(layer.load))
-    if evenness < COLLAPSE:
-        top = max(range(len(layer.load)), key=layer.load.__getitem__)
-        text = (
-            f"the router of layer {layer.layer} collapses: expert {top} gets {layer.load[top] / total:.0%} "
-            f"of the tokens, evenness {evenness:.2f} of 1"
-        )
-        yield Finding(
-            "collapse",
-            f"layer {layer.layer}",
-            "error",
-            text,
-            {"evenness": round(evenness, 3), "top_expert": top},
-        )
-
-
-class Drops:
-    """Layers whose capacity turns tokens away."""
+class Routing:
+    """Layers whose router sends nearly all to a few, or whose capacity turns tokens away: of every step's summary."""
 
     holds, releases = 3, 3
 
@@ -168,19 +153,31 @@ class Drops:
         self._dropping: set[int] = set()
 
     def look(self, state: RunState, now_s: float) -> list[Finding] | None:
-        experts = state.experts
-        if experts is None or experts.step == self._last:
+        loads = state.loads
+        if loads is None or loads.step == self._last:
             return None
-        self._last = experts.step
-        findings = []
-        for layer in experts.layers:
-            share = layer.dropped / sum(layer.load) if sum(layer.load) else 0.0
-            if share <= (DROPPED_STILL if layer.layer in self._dropping else DROPPED):
-                self._dropping.discard(layer.layer)
-                continue
-            self._dropping.add(layer.layer)
-            text = f"layer {layer.layer} drops {share:.1%} of its tokens at this capacity"
-            findings.append(
-                Finding("drops", f"layer {layer.layer}", "warning", text, {"share": round(share, 4)})
-            )
-        return findings
+        self._last = loads.step
+        return [
+            finding
+            for layer in loads.layers
+            if layer.pairs
+            for finding in (*_collapse(layer), *self._drops(layer))
+        ]
+
+    def _drops(self, layer: LoadSummary) -> Iterator[Finding]:
+        share = layer.dropped / layer.pairs
+        if share <= (DROPPED_STILL if layer.layer in self._dropping else DROPPED):
+            self._dropping.discard(layer.layer)
+            return
+        self._dropping.add(layer.layer)
+        text = f"layer {layer.layer} drops {share:.1%} of its tokens at this capacity"
+        yield Finding("drops", f"layer {layer.layer}", "warning", text, {"share": round(share, 4)})
+
+
+def _collapse(layer: LoadSummary) -> Iterator[Finding]:
+    if layer.entropy >= COLLAPSE:
+        return
+    top = f": expert {layer.top[0].expert} gets {layer.top[0].share:.0%} of the tokens" if layer.top else ""
+    text = f"the router of layer {layer.layer} collapses{top}, evenness {layer.entropy:.2f} of 1"
+    evidence: dict[str, Value] = {"evenness": round(layer.entropy, 3), "idle": layer.idle}
+    yield Finding("collapse", f"layer {layer.layer}", "error", text, evidence)

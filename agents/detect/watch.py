@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agents.detect.devices import Memory, Throttle
 from agents.detect.finding import RANKS_NAMED, Detector, Finding, step_of
 from agents.detect.ranks import Lost, Stall, Straggler
-from agents.detect.training import Drops, Experts, Loss
+from agents.detect.training import DeadExperts, Loss, Routing
 from agents.state import RunState
 from agents.wire import Alert, clip
 
@@ -16,7 +16,7 @@ TELL_ANEW_S = 10.0  # an alert whose words have changed
 
 
 def all_detectors() -> list[Detector]:
-    return [Lost(), Stall(), Straggler(), Loss(), Experts(), Drops(), Memory(), Throttle()]
+    return [Lost(), Stall(), Straggler(), Loss(), DeadExperts(), Routing(), Memory(), Throttle()]
 
 
 @dataclass
@@ -36,17 +36,23 @@ class Watch:
         self._known: list[dict[tuple[str, str], _Known]] = [{} for _ in detectors]
         self._cpu_s = cpu_s
         self._next_s = 0.0
+        self.problems: list[str] = []  # detectors that failed and are left out; for the hub to tell and clear
 
     def look(self, state: RunState, now_s: float) -> list[Alert]:
         """Alerts that are raised, told anew or ended now."""
         if now_s < self._next_s:
             return []
         began = self._cpu_s()
-        alerts = [
-            alert
-            for detector, known in zip(self._detectors, self._known, strict=True)
-            for alert in _judge(detector, known, state, now_s)
-        ]
+        alerts = []
+        for detector, known in list(zip(self._detectors, self._known, strict=True)):
+            try:
+                alerts += _judge(detector, known, state, now_s)
+            except Exception as error:  # noqa: BLE001 - a detector that errs must not end the hub
+                place = self._detectors.index(detector)
+                del self._detectors[place], self._known[place]
+                self.problems.append(
+                    f"the detector {type(detector).__name__} failed and is left out: {error!r}"
+                )
         self._next_s = now_s + (self._cpu_s() - began) / SHARE
         return alerts
 

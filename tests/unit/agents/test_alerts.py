@@ -2,6 +2,7 @@
 
 import json
 import math
+import socket
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -73,7 +74,21 @@ def test_what_cannot_be_told_is_a_problem_and_no_more() -> None:
     said: list[str] = []
     while not said and not waits.wait(0.02):
         said = notifier.problems()
-    assert "/nowhere/at-all was not told of an alert" in said[0]
+    assert said[0] == "at-all was not told of an alert: FileNotFoundError"
+
+
+def test_a_server_that_answers_rubbish_is_a_problem_that_does_not_tell_the_url() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        notifier = Notifier("r", f"http://127.0.0.1:{server.getsockname()[1]}/the-secret")
+        for _ in range(2):
+            notifier.tell(ALERT)
+            with server.accept()[0] as connection:
+                connection.sendall(b"rubbish\r\n\r\n")
+    said: list[str] = []
+    waits = threading.Event()
+    while len(said) < 2 and not waits.wait(0.02):
+        said += notifier.problems()
+    assert all(one.startswith("127.0.0.1 was not told of an alert") for one in said)
 
 
 @pytest.mark.parametrize("target", ["http://", "", "an 'open quote"])

@@ -9,11 +9,22 @@ from msgspec import structs
 from agents.detect.devices import Memory, Throttle
 from agents.detect.finding import Finding
 from agents.detect.ranks import Lost, Stall, Straggler
-from agents.detect.training import Drops, Experts, Loss
+from agents.detect.training import DeadExperts, Loss, Routing
 from agents.detect.watch import TELL_ANEW_S, Watch, all_detectors
 from agents.state import RunState
-from agents.wire import Experts as ExpertsMessage
-from agents.wire import Gone, LayerLoad, Pulse, Step, Traffic, Update, Vitals
+from agents.wire import (
+    Experts,
+    ExpertShare,
+    Gone,
+    LayerLoad,
+    Loads,
+    LoadSummary,
+    Pulse,
+    Step,
+    Traffic,
+    Update,
+    Vitals,
+)
 from tests.unit.agents.fleet import make_hello, make_step, make_summary
 
 WORLD = 8
@@ -115,7 +126,7 @@ def steps_of(step: int, own_ms: dict[int, float]) -> list[Step]:
 def watched_steps(own_ms: dict[int, float], steps: int = 8) -> list[Finding]:
     state, straggler = run_of(), Straggler()
     for step in range(steps):
-        feed(state, steps_of(step, {rank: own + step % 3 for rank, own in own_ms.items()}))
+        feed(state, steps_of(step, {rank: own and own + step % 3 for rank, own in own_ms.items()}))
         found = straggler.look(state, float(step))
     return found or []
 
@@ -128,6 +139,10 @@ def test_a_straggler_is_found_among_those_with_its_work() -> None:
 
 def test_a_whole_stage_with_more_work_is_no_straggler() -> None:
     assert watched_steps({4: 90.0, 5: 91.0, 6: 90.0, 7: 92.0}) == []
+
+
+def test_peers_that_only_wait_are_not_judged() -> None:
+    assert watched_steps(dict.fromkeys(range(WORLD), 0.0) | {6: 50.0}) == []
 
 
 def test_one_slow_step_is_no_straggler() -> None:
@@ -185,36 +200,56 @@ def test_a_gradient_norm_far_above_the_usual() -> None:
     assert found.name == "gradient_spike" and "35 times" in found.text
 
 
-def layers(detector: Experts | Drops, loads: Iterable[tuple[list[int], int]]) -> list[Finding]:
-    state = RunState()
-    for step, (load, dropped) in enumerate(loads):
-        state.apply(ExpertsMessage(step, [LayerLoad(2, load, dropped)]))
+def dead(*loads: list[int], every: int = 1) -> list[Finding]:
+    state, detector = RunState(), DeadExperts()
+    for sample, load in enumerate(loads):
+        state.apply(Experts(sample * every, [LayerLoad(2, load, 0)]))
         found = detector.look(state, 0.0)
+        assert detector.look(state, 0.0) is None
     return found or []
 
 
+STARVING, FED = [100] * 7 + [0], [100] * 8
+
+
 def test_an_expert_is_dead_when_it_starves_for_steps_running() -> None:
-    starving, fed = ([100] * 7 + [0], 0), ([100] * 8, 0)
-    (found,) = layers(Experts(), [starving] * 8)
+    (found,) = dead(*[STARVING] * 9)
     assert (found.name, found.subject) == (
         "dead_experts",
         "layer 2",
     ) and "expert 7 of layer 2 has" in found.text
-    assert layers(Experts(), [*[starving] * 7, fed, *[starving] * 3]) == []
+    assert dead(*[STARVING] * 8) == []
+    assert dead(*[STARVING] * 8, FED, *[STARVING] * 3) == []
+
+
+def test_samples_that_are_far_apart_count_by_their_steps_and_two_are_not_enough() -> None:
+    assert dead(STARVING, STARVING, STARVING, every=20)
+    assert dead(STARVING, STARVING, every=20) == []
+
+
+def routed(*layers: LoadSummary) -> list[str]:
+    state, detector = RunState(), Routing()
+    for step, layer in enumerate(layers):
+        state.apply(Loads(step, [layer]))
+        found = detector.look(state, 0.0)
+        assert detector.look(state, 0.0) is None
+    return [finding.text for finding in found or []]
+
+
+def summary_of(entropy: float = 0.95, dropped: int = 0) -> LoadSummary:
+    return LoadSummary(2, 1000, 3.0, 1.0, entropy, [ExpertShare(0, 0.86)], 0, dropped)
 
 
 def test_a_router_that_sends_all_to_one_collapses() -> None:
-    (found,) = layers(Experts(), [([900, 50, 50, 10, 10, 10, 10, 10], 0)])
-    assert found.name == "collapse" and "expert 0 gets 86%" in found.text
-    assert layers(Experts(), [([300, 200, 150, 100, 100, 50, 50, 50], 0)]) == []
+    (text,) = routed(summary_of(entropy=0.3))
+    assert text == "the router of layer 2 collapses: expert 0 gets 86% of the tokens, evenness 0.30 of 1"
+    assert routed(summary_of(entropy=0.6)) == []
 
 
 def test_drops_are_held_on_to_until_they_are_well_under_the_limit() -> None:
-    assert [f.text for f in layers(Drops(), [([100] * 8, 48)])] == [
-        "layer 2 drops 6.0% of its tokens at this capacity"
-    ]
-    assert layers(Drops(), [([100] * 8, 48), ([100] * 8, 30)])
-    assert layers(Drops(), [([100] * 8, 48), ([100] * 8, 16), ([100] * 8, 30)]) == []
+    assert routed(summary_of(dropped=60)) == ["layer 2 drops 6.0% of its tokens at this capacity"]
+    assert routed(summary_of(dropped=60), summary_of(dropped=40))
+    assert routed(summary_of(dropped=60), summary_of(dropped=20), summary_of(dropped=40)) == []
 
 
 # ----------------------------------------------------------------------------------------------- devices
@@ -228,8 +263,9 @@ def test_memory_near_its_limit_on_a_device_and_on_a_machine() -> None:
     for device, host in ((70, 10), (78, 61), (75, 60), (70, 10)):
         memory_of = {"device_memory_total": 80 * GIB, "host_memory_total": 64 * GIB}
         state.apply(Vitals(3, 7, device_memory_bytes=device * GIB, host_memory_bytes=host * GIB, **memory_of))
-        said.append([finding.subject.split()[0] for finding in memory.look(state, 0.0)])
+        said.append([finding.subject.split()[0] for finding in memory.look(state, 0.0) or []])
     assert said == [[], ["rank", "host"], ["rank", "host"], []]
+    assert memory.look(state, 0.0) is None, "one reading counts once"
 
 
 def test_no_data_is_no_finding() -> None:
@@ -242,7 +278,7 @@ def test_devices_that_one_reason_slows_down_are_one_alert() -> None:
     state = run_of()
     for rank in (2, 5):
         state.apply(Vitals(rank, 7, throttle=["thermal slowdown", "idle"], temperature_c=88.4, power_w=612.0))
-    (found,) = Throttle().look(state, 0.0)
+    (found,) = Throttle().look(state, 0.0) or []
     assert found.text == "ranks 2, 5: clocks held down by thermal slowdown (88 °C, 612 W on rank 2)"
 
 
@@ -275,6 +311,18 @@ def test_an_alert_is_raised_late_ends_late_and_is_told_anew() -> None:
     said.next = changed
     assert not watch.look(state, 22.0)
     assert [alert.text for alert in watch.look(state, 21.0 + TELL_ANEW_S)] == ["b"]
+
+
+def test_a_detector_that_fails_is_left_out_and_the_others_go_on() -> None:
+    class Failing(Said):
+        def look(self, state: RunState, now_s: float) -> list[Finding] | None:
+            raise ZeroDivisionError
+
+    said = Said()
+    watch = Watch([Failing(), said], cpu_s=lambda: 0.0)
+    said.next = [Finding("stall", "run", "error", "a")]
+    assert [len(watch.look(RunState(), float(second))) for second in range(3)] == [0, 1, 0]
+    assert watch.problems == ["the detector Failing failed and is left out: ZeroDivisionError()"]
 
 
 def test_looks_are_spaced_by_what_they_cost() -> None:

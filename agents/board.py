@@ -59,6 +59,11 @@ class Board:
 
     def prepare(self, changes: Values) -> list[tuple[Callable[[Any], None], Any]]:
         """Check `changes` as one whole and build what they need; ValueError says in a sentence why not."""
+        would_be = self.check(changes)
+        return [(self._knobs[name].commit, self._knobs[name].prepare(would_be)) for name in changes]
+
+    def check(self, changes: Values) -> Values:
+        """All values as they would be; ValueError says in a sentence why they are not legal."""
         unknown = [name for name in changes if name not in self._knobs]
         if unknown:
             raise ValueError(f"there is no knob {unknown[0]}; the knobs are {', '.join(self._knobs)}")
@@ -71,7 +76,7 @@ class Board:
             refusal = KnobState(knob.name, value, knob.legal(would_be), knob.loss_neutral).refusal(value)
             if refusal:
                 raise ValueError(refusal)
-        return [(self._knobs[name].commit, self._knobs[name].prepare(would_be)) for name in changes]
+        return would_be
 
     def commit(
         self, revision: int, changes: Values, prepared: list[tuple[Callable[[Any], None], Any]]

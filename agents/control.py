@@ -37,6 +37,9 @@ class _Issue:
     expires_step: int | None
     early: bool = False  # asked before the ranks of this run were here, so that it is for them
     sent: bool = False  # to the leader
+    recalled: bool = (
+        False  # from the journal: what ranks said of it may have been said to a hub that was killed
+    )
     digest: str | None = None  # of the first rank's board after it; all must be equal
     acked: set[int] = field(default_factory=set)
     untold: bool = False  # acknowledgements have come in since it was last published
@@ -64,7 +67,7 @@ class Control:
 
     def _recall(self, entry: Entry) -> None:
         self._sequence.publish(entry.state)
-        issue = _Issue(entry.state, entry.expires_step)
+        issue = _Issue(entry.state, entry.expires_step, recalled=True)
         if entry.state.state == "accepted":
             self._waiting.append(issue)
         if entry.state.revision and not entry.state.settled:
@@ -356,6 +359,11 @@ class Control:
             issue.state, state="expired", why="the run ended before this was applied"
         )
         self._tell(issue)
+
+    def misses(self, rank: int) -> bool:
+        """Whether this rank may have acknowledged a command to the hub before, and has not to this one."""
+        recalled = (issue for issue in self._by_revision.values() if issue.recalled)
+        return any(not issue.state.settled and rank not in issue.acked for issue in recalled)
 
     def rank_lost(self, rank: int) -> None:
         """What it has not acknowledged it will not: those who wait are told."""

@@ -66,6 +66,7 @@ class Intake:
         self._questions = questions
         self._small: list[Record] = []  # believed, and not published yet
         self._size = 0  # of the frames they came in
+        self._greeted: set[int] = set()  # ranks that have said hello to this hub
 
     def take(self, identity: bytes, messages: list[AnyMessage], size: int, now: float) -> list[Message]:
         """Take what one connection sent in one frame of `size` bytes; returns what to answer. `flush` in the end."""
@@ -85,6 +86,9 @@ class Intake:
                 refusal = self._introduce(identity, message, now)
                 connection = self._roster.connection(identity)
                 if refusal is None:
+                    if isinstance(message, Hello) and self._speaks_unasked(message.rank):
+                        through = [message.rank] if connection and connection.relay else []
+                        answers.append(Welcome(self._sequence.epoch, through))
                     continue
                 answers.append(refusal)
                 if connection is None or not connection.relay:
@@ -126,6 +130,13 @@ class Intake:
                 self._control.hurry()
             self._publish(known)
         return None
+
+    def _speaks_unasked(self, rank: int) -> bool:
+        """Whether it has to be asked to say again what it may have acknowledged to the hub before this one."""
+        if rank in self._greeted:
+            return False
+        self._greeted.add(rank)
+        return self._control.misses(rank)
 
     def _ask(self, strangers: list[Message]) -> list[Message]:
         """What a relay brought of ranks that have not said hello through it."""

@@ -9,7 +9,9 @@ import os
 import queue
 import sqlite3
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
@@ -86,6 +88,29 @@ class Written(Struct, frozen=True):
     entry: Entry
     error: str = ""
     known: CommandState | None = None
+
+
+class JournalError(ValueError):
+    """A journal that cannot be read; the text is one sentence for a person."""
+
+
+def read_journal(path: Path) -> Iterator[CommandState | TrialState]:
+    """All commands and trials of a run, ended or not, oldest first; the file is only read."""
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
+        ) as db:
+            tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
+            columns = [row[1] for row in db.execute("PRAGMA table_info(commands)")]
+            known = [name for name in COLUMNS if name in columns]
+            if "commands" in tables:
+                for row in db.execute(f"SELECT {', '.join(known)} FROM commands ORDER BY rowid"):
+                    yield _command(dict(zip(known, row, strict=True))).state
+            if "trials" in tables:
+                for row in db.execute("SELECT entry FROM trials ORDER BY began_s"):
+                    yield msgspec.json.decode(row[0], type=TrialEntry).state
+    except (sqlite3.Error, msgspec.MsgspecError) as error:
+        raise JournalError(f"the journal {path} cannot be read: {error}") from None
 
 
 _Request = tuple[bool, Entry] | TrialEntry | threading.Event | None
@@ -243,7 +268,11 @@ def _trial_row(entry: TrialEntry) -> tuple[object, ...]:
 
 
 def _entry(row: tuple[object, ...]) -> Entry:
-    fields = dict(zip(COLUMNS, row, strict=True))
+    return _command(dict(zip(COLUMNS, row, strict=True)))
+
+
+def _command(fields: dict[str, object]) -> Entry:
+    fields = {"reason": "", "asked_s": 0.0, "undoes": 0} | fields  # which earlier releases did not write
     for name in ("changes", "before"):
         fields[name] = msgspec.json.decode(str(fields[name]), type=Changes)
     state = [CommandState.__struct_config__.tag, *(fields[name] for name in CommandState.__struct_fields__)]

@@ -77,7 +77,31 @@ def _knobs(options: Options) -> int:
 def _set(options: Options) -> int:
     from cockpit.headless import change
 
-    return change(options.run, options.changes, options.wait, options.timeout, options.json)
+    return change(options.run, options.changes, options.wait, options.timeout, options.json, options.reason)
+
+
+def _preview(options: Options) -> int:
+    from cockpit.steering import preview
+
+    return preview(options.run, options.changes, options.json)
+
+
+def _try(options: Options) -> int:
+    from cockpit.steering import decide, try_out
+
+    if options.keep or options.revert:
+        if options.changes:
+            raise CockpitError("--keep and --revert end the trial under way; they take no knob")
+        return decide(options.run, options.keep, options.timeout, options.json)
+    if len(options.changes) != 1 or options.steps is None:
+        raise CockpitError("a trial is of one knob, and for how many steps: cockpit try knob=value --steps N")
+    return try_out(options.run, options.changes, options.steps, options.reason, options.timeout, options.json)
+
+
+def _undo(options: Options) -> int:
+    from cockpit.steering import undo
+
+    return undo(options.run, options.wait, options.reason, options.timeout, options.json)
 
 
 def _log(options: Options) -> int:
@@ -105,10 +129,13 @@ HEADLESS: dict[str, tuple[Callable[[Options], int], str]] = {
     "snapshot": (_snapshot, "the whole state, once"),
     "watch": (_watch, "follow a run: a line a step, or every update with --json"),
     "knobs": (_knobs, "the knob board: values and what is legal"),
-    "set": (_set, "change knobs of a live run, all or none"),
+    "preview": (_preview, "what a change would do, as far as the run can tell"),
+    "set": (_set, "change knobs of a live run, all or none; or pause, resume, stop, save, profile=N"),
+    "try": (_try, "try a knob for some steps: kept if the run is clearly faster, else taken back"),
+    "undo": (_undo, "take back the newest change that is not undone yet"),
     "log": (_log, "events, and every change with what became of it"),
 }
-CHANGING = {"set"}  # these have words of their own
+CHANGING = {"set", "preview", "try"}  # these have words of their own
 
 
 def seconds(text: str) -> float:
@@ -141,6 +168,39 @@ def _add_exports(commands: Any) -> None:
         "--prometheus", required=True, metavar="[ADDRESS:]PORT", help=f"to scrape; default address {LOOPBACK}"
     )
     serve.set_defaults(call=_serve)
+
+
+def steps(text: str) -> int:
+    value = int(text)
+    if not 4 <= value <= 10_000:
+        raise ValueError
+    return value
+
+
+def _add_steering(name: str, command: argparse.ArgumentParser) -> None:
+    """The options of commands that change a run."""
+    if name in ("set", "preview", "try"):
+        many = "*" if name == "try" else "+"
+        command.add_argument(
+            "changes", nargs=many, metavar="knob=value", help="or an action's name, such as save"
+        )
+    if name in ("set", "undo"):
+        command.add_argument("--wait", action="store_true", help="until every rank has switched")
+    if name == "try":
+        command.add_argument(
+            "--steps", type=steps, metavar="N", help="to measure before, and again after (4 to 10,000)"
+        )
+        ending = command.add_mutually_exclusive_group()
+        ending.add_argument(
+            "--keep", action="store_true", help="end the trial under way: what is tried stays"
+        )
+        ending.add_argument("--revert", action="store_true", help="end the trial under way: take it back now")
+    if name in ("set", "try", "undo"):
+        command.add_argument("--reason", default="", metavar="TEXT", help="for the log")
+        limit = 3600.0 if name == "try" else 60.0
+        command.add_argument(
+            "--timeout", type=seconds, default=limit, metavar="S", help=f"give up waiting (default {limit:g})"
+        )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -185,14 +245,7 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--at", metavar="STEP|seq:N", help="of the run's recording, not as it is now"
             )
-        if name == "set":
-            command.add_argument(
-                "changes", nargs="+", metavar="knob=value", help="or an action's name, such as save"
-            )
-            command.add_argument("--wait", action="store_true", help="until every rank has switched")
-            command.add_argument(
-                "--timeout", type=seconds, default=60.0, metavar="S", help="give up waiting (default 60)"
-            )
+        _add_steering(name, command)
         command.set_defaults(call=call)
     from cockpit.keyring import add_to
 

@@ -8,10 +8,11 @@ from typing import NamedTuple
 from agents.address import is_tcp
 from agents.client import Client
 from agents.keys import Key, Role, find_key, key_folder
-from agents.runs import RunError, newest_live, resolve
+from agents.runs import Endpoints, RunError, list_runs, newest_live, resolve
 from cockpit.store import Store
 
 ANSWER_S = 5.0
+RESTART_S = 5.0  # a hub that was killed is back well before
 POLL_S = 0.2
 
 
@@ -34,13 +35,38 @@ class Address(NamedTuple):
 def address(run: str | None, operator: bool = False, key_file: Path | None = None) -> Address:
     """Of a run named by name, folder or URL, None for the newest live; `operator`: who will change it, too."""
     try:
-        found = resolve(run, runs_dir())
+        found = _resolved(run)
         if not is_tcp(found.clients):
             return Address(found.clients)
         roles = (Role.OPERATOR,) if operator else (Role.VIEWER, Role.OPERATOR)
         return Address(found.clients, find_key(roles, key_file, key_folder(found), found.hub))
     except RunError as error:
         raise CockpitError(str(error)) from None
+
+
+def _resolved(run: str | None) -> Endpoints:
+    """The run's hub; one that was killed is waited for. RunError: there is none."""
+    deadline = time.monotonic() + RESTART_S
+    while True:
+        try:
+            return resolve(run, runs_dir())
+        except RunError:
+            if time.monotonic() >= deadline or not _may_be_back(run):
+                raise
+        time.sleep(0.1)
+
+
+def _may_be_back(run: str | None) -> bool:
+    """Whether the hub meant was killed and has left its sockets: whoever keeps it starts it again on them."""
+    known = list_runs(runs_dir())
+    if run is not None:
+        meant = Path(run).resolve()
+        known = [
+            one
+            for one in [*known, *list_runs(meant.parent)]
+            if one.name == run or one.folder.resolve() == meant
+        ]
+    return any(one.hub and not one.live and one.hub.endpoints.directory.is_dir() for one in known)
 
 
 def target(run: str | None) -> str:
@@ -95,6 +121,11 @@ class Watch:
             if time.monotonic() > deadline:
                 raise CockpitError(self._why_nothing(timeout_s))
             self.poll()
+
+    @property
+    def answered(self) -> bool:
+        """The hub has told what it knows, if only that no rank is there."""
+        return self._resets > 0
 
     def _why_nothing(self, timeout_s: float) -> str:
         if self.client.age_s is None:

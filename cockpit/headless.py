@@ -13,7 +13,7 @@ from cockpit.knobs import NEUTRAL, fit, legal_text, only, split_change, value_te
 from cockpit.metrics import STEP_TIME, read
 from cockpit.printing import say as _say
 from cockpit.printing import table as _table
-from cockpit.recorded import is_over, look, open_recording
+from cockpit.recorded import is_over, look, open_recording, story
 from cockpit.store import Link, Store
 from cockpit.verdict import LOST, diagnosis, headline, verdict
 
@@ -178,41 +178,65 @@ def _changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[str, 
     return changes
 
 
-def change(run: str | None, words: Sequence[str], wait: bool, timeout_s: float, as_json: bool) -> int:
-    """Propose; the hub and the ranks judge. `wait` for the last rank, else for the hub's answer."""
-    if all("=" in word for word in words):
+def steer(run: str | None, words: Sequence[str]) -> Watch:
+    """A watch for someone who will ask for changes; of a run that is still starting, without a board."""
+    if words and all("=" in word for word in words):
         _changes(words, {})  # refused before a run is looked for
     watch = Watch(run, operator=True)
     try:
         watch.until_known()
-        board = {knob.name: knob for knob in watch.store.state.board.knobs} if watch.store.state.board else {}
-        changes = _changes(words, board)
+    except CockpitError:
+        if not watch.answered:
+            watch.close()
+            raise
+    return watch
+
+
+def wanted(watch: Watch, words: Sequence[str]) -> dict[str, Value]:
+    """What the words ask for, in terms of the run's board."""
+    board = watch.store.state.board
+    return _changes(words, {knob.name: knob for knob in board.knobs} if board else {})
+
+
+def change(
+    run: str | None, words: Sequence[str], wait: bool, timeout_s: float, as_json: bool, reason: str = ""
+) -> int:
+    """Propose; the hub and the ranks judge. `wait` for the last rank, else for the hub's answer."""
+    watch = steer(run, words)
+    try:
         try:
-            asked = watch.client.propose(changes)
+            asked = watch.client.propose(wanted(watch, words), reason=reason)
         except ValueError as error:
             raise CockpitError(str(error)) from None
-        try:
-            command = wait_for_command(watch.client, asked, timeout_s, settled=wait)
-        except TimeoutError as error:
-            known = watch.client.state.commands.get(asked)
-            return _overdue(known, str(error), as_json)
+        return answer(watch, asked, wait, timeout_s, as_json)
     finally:
         watch.close()
-    answer = records.verdict(command)
+
+
+def answer(watch: Watch, asked: str, wait: bool, timeout_s: float, as_json: bool) -> int:
+    """What became of the proposal `asked`."""
+    try:
+        command = wait_for_command(watch.client, asked, timeout_s, settled=wait)
+    except TimeoutError as error:
+        return _overdue(watch.client.state.commands.get(asked), str(error), as_json)
+    verdict = records.verdict(command)
+    refused = command.state in records.REFUSALS
     if as_json:
-        _say(records.to_json(answer))
-    elif "why" in answer:
+        _say(records.to_json(verdict))
+    elif refused:
         _say(f"✗ {command.state}: {format.clean(command.why)}")
     elif command.state == "applied":
         at = format.grouped(command.applied_step)
         _say(f"✓ applied {command.acks}/{command.world} at step {at} · revision {command.revision}")
     else:
-        _say(f"· accepted as revision {command.revision}")
-    return REFUSED if "why" in answer else 0
+        why = f": {format.clean(command.why)}" if command.why else ""
+        _say(f"· accepted as revision {command.revision}{why}")
+    return REFUSED if refused else 0
 
 
 def log(run: str | None, as_json: bool) -> int:
-    store = look(run).store
+    """Events and commands: of a live run from its hub, of one that has ended from its folder."""
+    store = story(run) if is_over(run) else look(run).store
     if as_json:
         for record in records.log(store):
             _say(records.to_json(record))

@@ -1,9 +1,12 @@
 """A run as it was recorded, for commands that look at a place of it. Textual-free."""
 
+import contextlib
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from agents.journal import JournalError, read_journal
 from agents.recording import RecordingError
 from agents.replay import Place, Recording, Replay
 from agents.runs import RECORD_FILE, ElsewhereError, RunError, find_folder, list_runs, newest_live, resolve
@@ -90,6 +93,18 @@ class Past:
 
     def close(self) -> None:
         self.recording.close()
+
+
+def story(run: str | None) -> Store:
+    """What happened in a run that is over: as recorded, and every command; those are there even if it was not."""
+    store = Store(time.monotonic)
+    with contextlib.suppress(CockpitError):
+        store = look(run).store
+    try:
+        store.apply(read_journal(folder_of(run) / RECORD_FILE))
+    except JournalError as error:
+        raise CockpitError(str(error)) from None
+    return store
 
 
 def playing(

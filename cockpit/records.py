@@ -87,9 +87,12 @@ def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
     }
 
 
+REFUSALS = ("rejected", "expired", "rolled_back")
+
+
 def verdict(command: CommandState) -> dict[str, Any]:
     """What a script needs to know of its own proposal."""
-    if command.state in ("rejected", "expired", "rolled_back"):
+    if command.state in REFUSALS:
         return {"state": command.state, "why": command.why, "id": command.id}
     return {
         "state": command.state,
@@ -98,12 +101,16 @@ def verdict(command: CommandState) -> dict[str, Any]:
         "acks": command.acks,
         "world": command.world,
         "id": command.id,
+        "before": command.before,
+        **({"waits": command.why} if command.why else {}),
     }
 
 
 def log(store: Store) -> Iterable[dict[str, Any]]:
     for entry in store.journal():
-        yield plain_entry(entry.time_s, entry.level, entry.source, entry.text)
+        about = {"command": plain(entry.command)} if entry.command else {}
+        about |= {"trial": plain(entry.trial)} if entry.trial else {}
+        yield plain_entry(entry.time_s, entry.level, entry.source, entry.text) | about
 
 
 def plain_entry(time_s: float, level: str, source: str, text: str) -> dict[str, Any]:

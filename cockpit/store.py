@@ -121,6 +121,8 @@ class Entry:
     level: str
     source: str
     text: str
+    command: CommandState | None = None  # that it is about
+    trial: TrialState | None = None
 
 
 class Store:
@@ -328,7 +330,13 @@ class Store:
         ]
         for command in self.state.commands.values():
             level = "info" if command.state in ("accepted", "applied") else "warning"
-            entries.append(Entry(command.time_s, level, format.clean(command.who), command_text(command)))
+            who = format.clean(command.who)
+            entries.append(Entry(command.time_s, level, who, command_text(command), command))
+        for trial in self.state.trials.values():
+            level = "warning" if trial.state == "failed" else "info"
+            entries.append(
+                Entry(trial.time_s, level, format.clean(trial.who), trial_text(trial), trial=trial)
+            )
         return sorted(entries, key=lambda entry: entry.time_s)
 
     def typical(self, rank: int, get: Callable[[Step], float | None]) -> float | None:
@@ -339,6 +347,8 @@ class Store:
 
 def changes_text(command: CommandState) -> str:
     """``micro_batches 4→8, recompute none→full``."""
+    if not command.changes:
+        return "undo"  # of which the hub found nothing to take back
     return ", ".join(
         f"{format.clean(name)} {format.change(command.before[name], after)}"
         if name in command.before
@@ -354,7 +364,27 @@ def command_text(command: CommandState) -> str:
         said += f" {command.acks}/{command.world} at step {format.grouped(command.applied_step)}"
     if command.revision:
         said += f" · revision {command.revision}"
-    return f"{said} · {format.clean(command.why)}" if command.why else said
+    if command.undoes:
+        said += f", which takes back {command.undoes}"
+    said += f" · {format.clean(command.why)}" if command.why else ""
+    return f"{said} · “{format.clean(command.reason)}”" if command.reason else said
+
+
+def trial_text(trial: TrialState) -> str:
+    """How a trial stands, in a line."""
+    asked = ", ".join(
+        f"{format.clean(name)} {format.change(trial.before.get(name), value)}"
+        for name, value in trial.changes.items()
+    )
+    said = f"trial {asked} · {trial.state}"
+    if trial.ratio is not None and trial.low is not None and trial.high is not None:
+        low, high = trial.low - 1, trial.high - 1
+        said += (
+            f" · step time {trial.ratio - 1:+.1%} (95 %: {low:+.1%} to {high:+.1%}) over {trial.steps} steps"
+        )
+    elif not trial.settled:
+        said += f" · {trial.measured}/{trial.steps} steps"
+    return f"{said} · {format.clean(trial.why)}" if trial.why else said
 
 
 def median(values: Iterable[float]) -> float | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from agents.wire import Step, Summary
+from agents.wire import PAUSED, Step, Summary
 from cockpit import format
 from cockpit.metrics import STEP_TIME, read
 from cockpit.store import Link, Store, median
@@ -60,6 +60,8 @@ def headline(store: Store, frozen: bool = False) -> tuple[str, Level]:
     age = store.age_s
     if link is Link.STALE:
         return f"STALE {format.age(age)}" if age is not None else "STALE", Level.WARN
+    if link is Link.LIVE and paused(store):
+        return "PAUSED", Level.WARN
     if link is Link.LIVE and (stalled(store) or len(store.unlost) < len(store.state.hellos)):
         return "STALLED", Level.BAD
     if frozen:
@@ -206,6 +208,19 @@ def _silent(store: Store) -> Diagnosis | None:
     )
 
 
+def paused(store: Store) -> bool:
+    """Whether the ranks hold still at an operator's word."""
+    doing = [store.state.pulses[rank].doing for rank in store.here if rank in store.state.pulses]
+    return bool(doing) and all(one == PAUSED for one in doing)
+
+
+def _paused(store: Store) -> Diagnosis | None:
+    if not paused(store) or store.link is not Link.LIVE:
+        return None
+    at = f" after step {format.grouped(store.step)}" if store.step is not None else ""
+    return Diagnosis(Level.WARN, f"paused{at}: the run holds still and hears commands · set resume to go on")
+
+
 def stalled(store: Store) -> list[int]:
     """Ranks that have been in one operation for far longer than a step, the one longest in it first."""
     usual = store.summary.step_ms if store.summary else 0.0
@@ -318,6 +333,7 @@ RULES: tuple[Rule, ...] = (
     _alerted("error"),
     _broken_loss,
     _silent,
+    _paused,
     _stalled,
     _alerted("warning"),
     _dropping,

@@ -116,6 +116,7 @@ class Meter:
         self.readings = Readings(layers, experts, device)
         self._where = where
         self._doing = ("starting", time.monotonic())
+        self._holding = ""
         self.layer: int | None = None
         self._micro_batch: int | None = None
         self._opened: Mark = None
@@ -125,7 +126,7 @@ class Meter:
     def doing(self) -> tuple[int, str, float]:
         """(step, operation, time.monotonic() since when): read by the pulse thread."""
         text, since = self._doing
-        return self.step, text, since
+        return self.step, self._holding or text, since
 
     def at(self, text: str) -> None:
         self._doing = (text, time.monotonic())
@@ -141,6 +142,13 @@ class Meter:
         """Once the host has waited for the device anyway: bring counts to the host, and take times that are known."""
         self.readings.settle()
         self.clock.collect()
+
+    @contextmanager
+    def holding(self, text: str) -> Iterator[None]:
+        """While this rank holds still: `text` is what it does, whichever collective it listens in."""
+        self._holding = text
+        yield
+        self._holding = ""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -25,6 +25,7 @@ DEVICE_KEY = "engine/device"  # in the store: the kind of device that rank 0 com
 START_KEY = (
     "engine/start"  # in the store: rank 0's layout with its knobs, its shelf, the snapshot to resume from
 )
+TRACES = "profile"  # the folder of traces, in the run's
 STOP_KEY = "engine/stop"  # in the store: some rank was asked to stop
 
 
@@ -51,7 +52,7 @@ def train(
     """
     store = place.store()
     agree_on(given, place, store)
-    layout, shelf, resume = told_by_leader(layout, shelf, resume, place, store)
+    layout, shelf, resume, folder = told_by_leader(layout, shelf, resume, place, store)
     mine = choose(place.local_rank, place.local_world, device)
     agree_on_device(mine, place, store)
     begin(mine)
@@ -79,6 +80,7 @@ def train(
         shelf=shelf,
         resume=resume,
         given=given,
+        traces=folder / TRACES,
     )
     trainer.run()
     if agent.pending:
@@ -115,15 +117,17 @@ def agree_on_device(mine: torch.device, place: Place, store: Store) -> None:
 
 def told_by_leader(
     layout: Layout, shelf: Path, resume: Path | None, place: Place, store: Store
-) -> tuple[Layout, Path, Path | None]:
+) -> tuple[Layout, Path, Path | None, Path]:
     """What rank 0 found: another rank may have named its run a second later, not see the newest snapshot yet, or not
     know that it is damaged, and then has an older one's knobs."""
     if place.rank == LEADER:
-        folders = str(shelf.resolve()), str(resume.resolve()) if resume else None
-        store.set(START_KEY, msgspec.json.encode((layout, *folders)).decode())
-        return layout, shelf, resume
-    layout, where, begun = msgspec.json.decode(store.get(START_KEY), type=tuple[Layout, str, str | None])
-    return layout, Path(where), Path(begun) if begun else None
+        found = layout, shelf, resume, place.run_dir
+        places = [str(path.resolve()) if path else None for path in found[1:]]
+        store.set(START_KEY, msgspec.json.encode((layout, *places)).decode())
+        return found
+    layout, *told = msgspec.json.decode(store.get(START_KEY), type=tuple[Layout, str, str | None, str])
+    kept, begun, folder = told
+    return layout, Path(str(kept)), Path(begun) if begun else None, Path(str(folder))
 
 
 class StopWord:

@@ -51,11 +51,13 @@ def split_idle(
     asleep = waited + window - windows[rank]
     wait = min(max(0.0, asleep - schedule), idle - schedule)
     overhead = idle - schedule - wait
-    bound = clock.bubble(_means(clock, durations))
+    bound = clock.bubble(mean_times(clock, durations))
     return Idle(idle / window, schedule / window, wait / window, overhead / window, bound)
 
 
-def _means(clock: Clock, durations: Sequence[Sequence[float]]) -> dict[str, dict[int, float]]:
+def mean_times(clock: Clock, durations: Sequence[Sequence[float]]) -> dict[str, dict[int, float]]:
+    """Of each kind of action on each stage: kind -> stage -> seconds, from those of all ranks' actions in the order of
+    `clock.acts`."""
     times: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for acts, its in zip(clock.acts, durations, strict=True):
         for act, time in zip(acts, its, strict=True):

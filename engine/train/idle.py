@@ -15,6 +15,7 @@ class IdleTimes:
 
     def __init__(self, world: World):
         self._world = world
+        self.durations: list[list[float]] | None = None  # seconds, of the step split last: rank by rank
         self._told: tuple[Started, list[Tensor], Clock, float] | None = None
 
     def tell(self, readings: Readings, clock: Clock) -> None:
@@ -31,6 +32,7 @@ class IdleTimes:
 
     def split(self) -> Idle | None:
         """Why this rank idled in the step told last; None without a pipeline, or without its times."""
+        self.durations = None
         if self._told is None:
             return None
         started, rows, clock, waited = self._told
@@ -40,4 +42,5 @@ class IdleTimes:
         if not any(row[0] for row in table):
             return None  # a device so far behind that it could not tell yet
         durations = [row[1 : 1 + len(acts)] for row, acts in zip(table, clock.acts, strict=True)]
+        self.durations = durations
         return split_idle(clock, self._world.pp.rank, durations, [row[0] for row in table], waited)

@@ -1,6 +1,6 @@
 """The knobs of a training run, as a table: what each may be, what it does, and how it is put in force."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from agents.board import Board, Knob, Values
@@ -20,6 +20,7 @@ from engine.parallel.sharded import Shards
 from engine.planner.placement import GOALS
 from engine.planner.stages import recomputes
 from engine.resume import start_value
+from engine.train.controls import action
 from engine.train.placing import Placing
 
 CAPACITY = {
@@ -41,10 +42,12 @@ def make_board(
     dials: Dials,
     placing: Placing | None = None,
     save: Callable[[Any], None] | None = None,
+    actions: Sequence[Knob] = (),
 ) -> Board:
     """The board with the layout's start values; commits swap values that the next step reads.
 
-    `placing` and `save` take note of what their actions ask for; without them the board does not offer these.
+    `placing` and `save` take note of what their actions ask for; without them the board does not offer these. `actions`
+    are further ones.
     """
 
     def use_plan(plan: Plan) -> None:
@@ -130,16 +133,9 @@ def make_board(
         )
     if save:
         knobs.append(
-            Knob(
-                "save",
-                lambda _: Legal(choices=[True]),
-                True,
-                "a snapshot of the run when the step ends, written while it trains on",
-                save,
-                lambda _: None,
-                action=True,
-            )
+            action("save", "a snapshot of the run when the step ends, written while it trains on", save)
         )
+    knobs += actions
     return Board(knobs, {knob.name: start_value(layout, knob.name) for knob in knobs if not knob.action})
 
 

@@ -76,6 +76,7 @@ class Snapshots:
         self.shelf, self._settings, self._state, self._describe = shelf, settings, state, describe
         self._at = at
         self._wished = False
+        self._begun: int | None = None  # steps done at the newest save
         self._rank, self._leads = dist.get_rank(), dist.get_rank() == 0
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
@@ -87,14 +88,22 @@ class Snapshots:
         """Have the state saved when this step ends, on all ranks alike."""
         self._wished = True
 
+    @property
+    def wished(self) -> bool:
+        return self._wished
+
     def due(self, done: int, last: bool) -> bool:
-        """Whether to save now that `done` steps are done, of which this is the run's last."""
+        """Whether to save now that `done` steps are done, of which this is the run's last. Never twice after the same
+        step: a run that is paused stays at it."""
+        if done == self._begun:
+            self._wished = False
+            return False
         every = self._settings.every
         return self._wished or (every > 0 and (last or done % every == 0))
 
     def save(self, done: int) -> None:
         """Begin to save the state as it is after `done` steps. Waits for an earlier save, and for nothing else."""
-        self._wished = False
+        self._wished, self._begun = False, done
         self.wait()
         tensors, manifest = self._state.copy(), self._describe(done)
         self._thread = threading.Thread(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from agents.agent import Agent
-from agents.wire import Ack, Event, Step, Summary
+from agents.wire import PAUSED, Ack, Event, Step, Summary
 from engine.corpus import Corpus, read_corpus
 from engine.device import of_group
 from engine.layout import Layout
@@ -29,7 +29,9 @@ from engine.planner.split import split_layers
 from engine.planner.stages import stages_of
 from engine.snapshots import Manifest, Snapshot, read
 from engine.train.balancing import Balancing
+from engine.train.controls import Controls, Tracer
 from engine.train.data import Samples
+from engine.train.foresight import Foresight
 from engine.train.idle import IdleTimes
 from engine.train.introduce import hello, knob_board
 from engine.train.knobs import make_board
@@ -41,6 +43,9 @@ from engine.train.state import State
 from engine.train.statistics import Known, Measured, Statistics
 from engine.train.switch import LEADER, Switch
 
+BEAT_S = 0.25  # between two agreements of a paused run
+LOOK_S = 0.02
+
 
 class Trainer:
     """One rank's run. Needs an initialised default process group of the layout's world; over NCCL it computes on this
@@ -50,8 +55,8 @@ class Trainer:
     one step late. Either may call `stop`. What is left out: a `meter` of its own, an `agent` without a hub,
     `stop_requested` (asked at each step; the leader's word counts) that never asks, `local_world` (the number of ranks
     on this machine) as if all were here, the `corpus` read anew, the `shelf` (the folder of snapshots) so that none are
-    saved, and the snapshot to `resume` from; then `layout` has its knobs, laid over the one that was `given`
-    (`engine.resume`). `on_snapshot` is told, on rank 0, what became of each.
+    saved, the folder for `traces` of steps so that none are taken, and the snapshot to `resume` from; then `layout` has
+    its knobs, laid over the one that was `given` (`engine.resume`). `on_snapshot` hears, on rank 0, of each.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class Trainer:
         shelf: Path | None = None,
         resume: Path | None = None,
         given: Layout | None = None,
+        traces: Path | None = None,
     ):
         if meter is None:
             experts = layout.model.moe.experts if layout.model.moe else 0
@@ -112,13 +118,20 @@ class Trainer:
             state = State(self.stages, self.optimizer, world)
             self.snapshots = Snapshots(shelf, layout.snapshot, state, self._manifest, meter.at)
         save = self.snapshots.wish if self.snapshots else None
-        self.board = make_board(layout, self.pipeline, self.shards, self.dials, self.placing, save)
+        self.controls = Controls()
+        self.tracer = Tracer(traces, world.rank, grid.world, world.device) if traces else None
+        actions = [*self.controls.knobs(), *(self.tracer.knobs() if self.tracer else ())]
+        self.board = make_board(layout, self.pipeline, self.shards, self.dials, self.placing, save, actions)
         self.switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
         self.oversubscribed = (local_world or grid.world) > cores()
         self.idle_times = IdleTimes(world)
         self._statistics = Statistics(layout, world, self.oversubscribed)
         held = [layer for stage in mine for layer in layers[stage]]
         self._records = StepRecords(layout, world, held, head=layout.stages - 1 in mine)
+        self.foresight: Foresight | None = None
+        if world.rank == LEADER:
+            self.foresight = Foresight(layout, self.board, self.oversubscribed)
+            agent.foresee(self.foresight)
         self.first_step = 0
         if resume:
             self._resume(read(resume))
@@ -131,13 +144,52 @@ class Trainer:
     def run(self) -> Summary | None:
         """Train to the end or until asked to stop; the last summary, on rank 0."""
         for step in range(self.first_step, self.layout.train.steps):
-            if self.train_step(step):
+            if self.train_step(step) or self.hold(step):
                 break
         summary = self._publish()  # the last step's, which was still on its way
+        if self.tracer:
+            self.tracer.end()
+            self.tracer.wait()
         if self.snapshots:
             self.snapshots.wait()
-            self._tell_saved()
+        self._tell_saved()
         return summary
+
+    def hold(self, step: int) -> bool:
+        """After `step`, as long as the run is paused; True when it shall stop.
+
+        The ranks agree again and again, as at the end of a step: so commands are heard, and no collective waits for
+        longer than a moment.
+        """
+        if not self.controls.paused:
+            return False
+        self._publish()
+        stop = False
+        with self.meter.holding(PAUSED):
+            while self.controls.paused and not stop:
+                self._tell_saved()
+                if self.world.rank == LEADER:
+                    self._await_word()
+                self.meter.at(PAUSED)
+                self.switch.begin(step, self._shall_stop)
+                stop = self.switch.end(step) or self.controls.stopping
+                if (
+                    self.snapshots
+                    and (self.snapshots.wished or stop)
+                    and self.snapshots.due(step + 1, last=stop)
+                ):
+                    self.snapshots.save(step + 1)
+        return stop
+
+    @property
+    def _shall_stop(self) -> bool:
+        return self._stopping or self._stop_requested()
+
+    def _await_word(self) -> None:
+        """On the leader of a paused run: until there is something to tell the others, or it is time for a beat."""
+        beat = time.monotonic() + BEAT_S
+        while time.monotonic() < beat and not self.agent.pending and not self._shall_stop:
+            time.sleep(LOOK_S)
 
     def forward_backward(self, step: int) -> Tensor:
         """All micro-batches of a step; gradients are complete and unclipped after it. This rank's loss."""
@@ -186,6 +238,8 @@ class Trainer:
     def train_step(self, step: int) -> bool:
         """One step with its agreement and its records. True when the run shall stop after it."""
         start = time.perf_counter()
+        if self.tracer:
+            self.tracer.start_step(step)
         self.meter.start_step(step)
         known = Known(
             step,
@@ -195,7 +249,7 @@ class Trainer:
             time.time(),
         )
         last = step + 1 == self.layout.train.steps
-        self.switch.begin(step, last or self._stopping or self._stop_requested())
+        self.switch.begin(step, last or self._shall_stop)
         clock = self.pipeline.plan.clock
         loss = self.counted(self.forward_backward(step))  # before the update, for which nobody need wait
         norm = self.gradient_norm()
@@ -204,14 +258,18 @@ class Trainer:
         with self.meter.phase("agree"):
             self._publish()
             self._tell_saved()
-            stop = self.switch.end(step)
+            stop = self.switch.end(step) or self.controls.stopping
             idle = self.idle_times.split()
         if self.snapshots and self.snapshots.due(step + 1, last=stop):
             with self.meter.phase("snapshot"):
                 self.snapshots.save(step + 1)
         measured = Measured(loss, norm, time.perf_counter() - start, idle)
         self._statistics.gather(self.meter.readings, measured, known)
-        self._record(measured, known)
+        record = self._record(measured, known)
+        if self.foresight:
+            self.foresight.note_rank(record, clock, self.idle_times.durations)
+        if self.tracer:
+            self.tracer.end_step(step)
         return stop
 
     def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -247,7 +305,10 @@ class Trainer:
         )
 
     def _tell_saved(self) -> None:
-        """What became of snapshots, on rank 0."""
+        """What became of snapshots, on rank 0; and of traces, each rank of its own."""
+        for traced in self.tracer.take_finished() if self.tracer else ():
+            grave: Literal["info", "error"] = "error" if traced.why else "info"
+            self.agent.send(Event(time.time(), grave, "engine", str(traced)))
         for saved in self.snapshots.take_finished() if self.snapshots else ():
             if self.world.rank == LEADER:
                 self._on_snapshot(saved)
@@ -270,6 +331,8 @@ class Trainer:
         if collected is None:
             return None
         summary = collected.summary
+        if self.foresight:
+            self.foresight.note(summary)
         self._on_summary(summary)
         self.agent.send(summary)
         if self.agent.attached and self.layout.model.moe:
@@ -278,7 +341,7 @@ class Trainer:
                 self.agent.send(collected.experts())
         return summary
 
-    def _record(self, measured: Measured, known: Known) -> None:
+    def _record(self, measured: Measured, known: Known) -> Step:
         """This rank's own record of the step."""
         readings = self.meter.readings
         record = self._records.step(readings, measured, known)
@@ -289,3 +352,4 @@ class Trainer:
             self.agent.send(self._records.peers(readings, known.step))
         if one_per_stage and self.agent.wants("timeline", known.step):
             self.agent.send(self._records.timeline(readings, known.step))
+        return record

@@ -116,9 +116,7 @@ class Fleet:
     def __init__(self, endpoint: str, world: int = 4, key: Key | None = None) -> None:
         self.step = 0
         self.boards = [make_board() for _ in range(world)]
-        self.agents = [
-            Agent(endpoint, lambda: (self.step, "forward", time.monotonic()), key=key) for _ in range(world)
-        ]
+        self.agents = [Agent(endpoint, lambda: self.doing(), key=key) for _ in range(world)]
         self.carried_out: list[int] = []
         self.introduce()
 
@@ -127,6 +125,10 @@ class Fleet:
             hello = make_hello(rank, len(self.agents), revision=board.revision, step=self.step)
             shown = BoardMessage(0, board.revision, board.digest(), board.states()) if rank == 0 else None
             agent.introduce(hello, shown)
+
+    def doing(self) -> tuple[int, str, float]:
+        """What the ranks are at; for a test to change."""
+        return self.step, "forward", time.monotonic()
 
     def step_ms(self, values: Values) -> float:
         """How long a step takes; for a test to change."""

@@ -1,0 +1,196 @@
+"""Many proposals by several operators while the hub is killed again and again: nothing may be lost or done twice.
+
+python -m tests.faults.storm [--proposals 1000] [--kills 50] [--seed 0]
+
+Hubs are real processes, ranks real agents and operators real clients; only the training is left out.
+"""
+
+import argparse
+import random
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agents.client import Client
+from agents.journal import read_journal
+from agents.runs import RECORD_FILE
+from agents.wire import Changes, CommandState
+from tests.unit.agents.fleet import Fleet, HubProcess
+
+OUTSTANDING = 6  # proposals of one operator
+OPERATORS = 2
+TWICE = 0.1  # of the proposals are sent again, later, by somebody else
+DEADLINE_S = 60.0  # for the last ones to settle
+
+ASKS: tuple[tuple[str, float], ...] = (("legal", 0.8), ("illegal", 0.1), ("illegal together", 0.1))
+
+
+@dataclass
+class Outcome:
+    """What was asked, and what became of it."""
+
+    asked: dict[str, Changes]
+    states: dict[str, CommandState]
+    carried_out: list[int]
+    values: Changes  # of the ranks, at the end
+    kills: int
+    seconds: float
+    wrong: list[str] = field(default_factory=list)
+
+    def counts(self) -> str:
+        states = Counter(state.state for state in self.states.values())
+        return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+
+
+class Storm:
+    """One run with its operators."""
+
+    def __init__(self, folder: Path, proposals: int, kills: int, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._hub = HubProcess(folder).start()
+        self._journal = folder / RECORD_FILE
+        self._fleet = Fleet(self._hub.endpoints.ranks)
+        self._clients = [Client(self._hub.endpoints.clients) for _ in range(OPERATORS)]
+        self._proposals, self._kills = proposals, kills
+        self._asked: dict[str, Changes] = {}
+        self._open: list[set[str]] = [set() for _ in self._clients]
+        self._final: dict[str, CommandState] = {}
+
+    def run(self) -> Outcome:
+        began = time.monotonic()
+        while not self._clients[0].state.board:  # so that a refusal is a refusal of the value
+            self._turn()
+        at = sorted(self._chance.sample(range(self._proposals), self._kills))
+        killed = 0
+        while len(self._asked) < self._proposals or killed < self._kills:
+            self._propose()
+            self._turn()
+            if killed < self._kills and len(self._asked) > at[killed]:
+                time.sleep(self._chance.random() * 0.03)
+                self._hub.kill()
+                for _ in range(self._chance.randrange(3)):
+                    self._turn()  # ranks and operators go on without it
+                self._hub.start()
+                killed += 1
+        deadline = time.monotonic() + DEADLINE_S
+        while any(self._open) and time.monotonic() < deadline:
+            self._turn()
+        self._left = {
+            id: client.state.commands.get(id)
+            for client, still in zip(self._clients, self._open, strict=True)
+            for id in still
+        }
+        outcome = Outcome(
+            self._asked,
+            self._final,
+            self._fleet.carried_out,
+            self._fleet.boards[0].values,
+            killed,
+            time.monotonic() - began,
+        )
+        self._hub.stop()
+        outcome.wrong = [f"{id} is left as {state}" for id, state in self._left.items()]
+        outcome.wrong += wrongs(outcome, list(read_journal(self._journal)))  # type: ignore[arg-type]
+        return outcome
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self._fleet.close()
+        self._hub.clean_up()
+
+    def _propose(self) -> None:
+        for client, still in zip(self._clients, self._open, strict=True):
+            if len(still) < OUTSTANDING and len(self._asked) < self._proposals:
+                changes = self._changes()
+                still.add(id := client.propose(changes))
+                self._asked[id] = changes
+            if self._final and self._chance.random() < TWICE:
+                id = self._chance.choice(list(self._final))
+                client.propose({"micro_batches": 1}, id=id)  # whoever uses a name again changes nothing by it
+
+    def _changes(self) -> Changes:
+        legal: Changes = {"micro_batches": self._chance.choice([1, 2, 4, 8])}
+        kinds, weights = zip(*ASKS, strict=True)
+        kind = self._chance.choices(kinds, weights)[0]
+        if kind == "illegal":
+            return {"micro_batches": 3}
+        if kind == "illegal together":  # which only the ranks can tell
+            return {"micro_batches": 3, "recompute": "full"}
+        return legal | (
+            {"recompute": self._chance.choice(["none", "full"])} if self._chance.random() < 0.5 else {}
+        )
+
+    def _turn(self) -> None:
+        self._fleet.turn()
+        for client, still in zip(self._clients, self._open, strict=True):
+            client.poll(0.003)
+            for id in list(still):
+                state = client.state.commands.get(id)
+                if state and state.settled:
+                    still.discard(id)
+                    self._final[id] = state
+
+
+def wrongs(outcome: Outcome, journal: list[CommandState]) -> list[str]:
+    """What is not as it must be, a sentence each."""
+    states = outcome.states
+    wrong = [f"{id} was never settled" for id in outcome.asked if id not in states]
+    applied = sorted((s for s in states.values() if s.state == "applied"), key=lambda s: s.revision)
+    revisions = [state.revision for state in applied]
+    wrong += [f"revision {r} is of several" for r, count in Counter(revisions).items() if count > 1]
+    done = [r for r in outcome.carried_out if r in set(revisions)]
+    wrong += [f"revision {r} was carried out {n} times" for r, n in Counter(done).items() if n > 1]
+    wrong += [f"revision {r} is called applied and was not" for r in set(revisions) - set(done)]
+    refused = {s.revision for s in states.values() if s.state == "rejected"} - {0}
+    wrong += [
+        f"the ranks did revision {r}, of which nobody heard"
+        for r in set(outcome.carried_out) - set(done) - refused
+    ]
+    if done != sorted(done):
+        wrong.append("changes were carried out out of order")
+    values: Changes = {"micro_batches": 4, "recompute": "none"}
+    for state in applied:
+        if state.before != {name: values[name] for name in state.changes}:
+            wrong.append(f"revision {state.revision}: before is {state.before}, and {values} was in force")
+        values |= state.changes
+    if values != outcome.values:
+        wrong.append(f"the ranks have {outcome.values}, by the answers they should have {values}")
+    for id, changes in outcome.asked.items():
+        state = states.get(id)
+        if state and state.changes != changes:
+            wrong.append(f"{id} was asked as {changes} and answered as {state.changes}")
+        if state and (state.state == "applied") == (3 in changes.values()):
+            wrong.append(f"{id}, {changes}, was {state.state}: {state.why}")
+    written = {state.id: state for state in journal}
+    for id, state in states.items():
+        kept = written.get(id)
+        if kept is None or (kept.state, kept.revision) != (state.state, state.revision):
+            wrong.append(f"{id} was answered {state.state}, and the journal has {kept and kept.state}")
+    return wrong
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--proposals", type=int, default=1000)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        storm = Storm(Path(folder), options.proposals, options.kills, options.seed)
+        try:
+            outcome = storm.run()
+        finally:
+            storm.close()
+    print(
+        f"{len(outcome.asked)} proposals, the hub killed {outcome.kills} times, {outcome.seconds:.0f} s: "
+        f"{outcome.counts()}; {len(outcome.carried_out)} handed to the ranks; {len(outcome.wrong)} wrong"
+    )
+    print("".join(f"  {one}\n" for one in outcome.wrong), end="")
+    raise SystemExit(bool(outcome.wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""Trials, with a real journal, without a socket: a run of which every step takes as long as a test says."""
+
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from agents.board import Values
+from agents.intervals import compared, student
+from agents.trials import Trials
+from agents.wire import Ack, Board, Decide, KnobState, Legal, TrialState, Try
+from tests.unit.agents.fleet import make_summary
+from tests.unit.agents.test_control import WORLD, Desk
+
+NOISE = cycle((0.0, 0.3, -0.2, 0.1, -0.3, 0.2))
+STEPS = 12
+
+
+class Lab(Desk):
+    """A desk with trials, and ranks that do what they are told."""
+
+    def start(self) -> None:
+        super().start()
+        self.trials = Trials(self.sequence, self.control, self.journal)
+
+    def begin(self) -> None:
+        self.values: dict[str, object] = {"micro_batches": 4, "lr": 0.1}
+        self.step, self.board_revision = 0, 0
+        self.train()
+        self.show()
+
+    def show(self) -> None:
+        knobs = [
+            KnobState("micro_batches", self.values["micro_batches"], Legal([1, 2, 4, 8]), True),  # type: ignore[arg-type]
+            KnobState("lr", self.values["lr"], Legal(low=0.0, high=1.0), False),  # type: ignore[arg-type]
+            KnobState("save", None, Legal([True]), True, action=True),
+        ]
+        self.sequence.publish(Board(0, self.board_revision, "d", knobs))
+
+    def run(self, steps: int, ms: dict[object, float] | None = None, knob: str = "micro_batches") -> None:
+        """Steps; each takes `ms` of the knob's value, 100 ms otherwise; commands are carried out in between."""
+        for _ in range(steps):
+            took = (ms or {}).get(self.values[knob], 100.0) + next(NOISE)
+            self.sequence.publish(
+                structs.replace(make_summary(self.step), knobs=dict(self.values), step_ms=took)
+            )
+            self.step += 1
+            self.trials.tick()
+            self.obey()
+
+    def obey(self) -> None:
+        self.settle()
+        while command := self.control.due(float(self.step)):
+            before: Values = {n: self.values[n] for n in command.changes if n in self.values}  # type: ignore[misc]
+            self.values |= {n: v for n, v in command.changes.items() if n in self.values}
+            self.board_revision = command.revision
+            self.show()
+            for rank in range(WORLD):
+                self.control.ack(Ack(rank, command.revision, "applied", self.step, "d", before=dict(before)))
+            self.control.tell_acks()
+            self.trials.tick()
+            self.settle()
+
+    @property
+    def trial(self) -> TrialState:
+        return self.sequence.state.trials["t"]
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path / "run.db")
+    lab.begin()
+    yield lab
+    lab.journal.close()
+
+
+EIGHT = Try("t", {"micro_batches": 8}, STEPS, "me", "why not")
+
+
+def test_clearly_faster_is_kept(lab: Lab) -> None:
+    lab.trials.start(EIGHT)
+    lab.run(40, {8: 90.0})
+    trial = lab.trial
+    assert (trial.state, lab.values["micro_batches"]) == ("kept", 8)
+    assert trial.ratio and trial.low and trial.high
+    assert trial.low < 0.9 < trial.high < 0.95 and abs(trial.ratio - 0.9) < 0.01
+    assert trial.before == {"micro_batches": 4} and trial.revision == 1
+    assert lab.sequence.state.commands["t.try"].reason == "trial t"
+
+
+@pytest.mark.parametrize("ms", [100.0, 110.0])
+def test_not_clearly_faster_is_taken_back(lab: Lab, ms: float) -> None:
+    lab.trials.start(EIGHT)
+    lab.run(40, {8: ms})
+    assert (lab.trial.state, lab.trial.why) == ("reverted", "it is not clearly faster")
+    assert lab.values["micro_batches"] == 4
+    back = lab.sequence.state.commands["t.revert1"]
+    assert (back.undoes, back.state) == (1, "applied")
+
+
+def test_the_first_steps_after_a_switch_do_not_count(lab: Lab) -> None:
+    lab.trials.start(EIGHT)
+    lab.run(14)
+    assert lab.trial.state == "after"
+    for _ in range(2):  # building and warming up
+        lab.run(1, {8: 5000.0})
+    lab.run(16, {8: 90.0})
+    assert lab.trial.state == "kept" and lab.trial.after_ms and lab.trial.after_ms < 95
+
+
+def test_a_knob_that_changes_the_loss_is_never_kept_by_step_time(lab: Lab) -> None:
+    lab.trials.start(Try("t", {"lr": 0.5}, STEPS))
+    lab.run(40, {0.5: 50.0}, "lr")
+    assert lab.trial.state == "reverted" and "changes the loss" in lab.trial.why
+    assert lab.trial.high and lab.trial.high < 0.6
+    assert lab.values["lr"] == 0.1
+
+
+@pytest.mark.parametrize(("keep", "state", "value"), [(True, "kept", 8), (False, "reverted", 4)])
+def test_ended_by_hand(lab: Lab, keep: bool, state: str, value: int) -> None:
+    lab.trials.start(EIGHT)
+    lab.run(18)
+    lab.trials.decide(Decide(keep, "t", "you"))
+    lab.run(2)
+    assert (lab.trial.state, lab.values["micro_batches"]) == (state, value)
+    assert "by you" in lab.trial.why
+
+
+def test_ended_before_anything_was_changed(lab: Lab) -> None:
+    lab.trials.start(EIGHT)
+    lab.run(3)
+    lab.trials.decide(Decide(False, "", "you"))
+    assert lab.trial.state == "reverted" and "t.try" not in lab.sequence.state.commands
+
+
+def test_another_change_meanwhile_ends_it(lab: Lab) -> None:
+    lab.trials.start(EIGHT)
+    lab.run(18)
+    lab.propose("other", {"lr": 0.3})
+    lab.run(20, {8: 50.0})
+    assert lab.trial.state == "reverted" and "another knob was changed" in lab.trial.why
+    assert lab.values == {"micro_batches": 4, "lr": 0.3}
+
+
+def test_who_turns_the_tried_knob_by_hand_has_the_last_word(lab: Lab) -> None:
+    lab.trials.start(EIGHT)
+    lab.run(18)
+    lab.propose("other", {"micro_batches": 2})
+    lab.run(20)
+    assert lab.trial.state == "failed" and lab.values["micro_batches"] == 2
+
+
+@pytest.mark.parametrize("steps", [5, 15, 20], ids=["before", "just applied", "after"])
+def test_a_hub_that_is_killed_goes_on_with_it(lab: Lab, steps: int) -> None:
+    lab.trials.start(EIGHT)
+    lab.run(steps)
+    lab.restart()
+    lab.train(lab.board_revision)
+    lab.show()
+    lab.run(45, {8: 90.0})
+    assert (lab.trial.state, lab.values["micro_batches"]) == ("kept", 8)
+    assert lab.board_revision == 1, "tried once"
+
+
+def test_what_is_tried_is_taken_back_even_if_the_ranks_were_away_when_it_was_due(lab: Lab) -> None:
+    lab.trials.start(EIGHT)
+    lab.run(20)
+    lab.roster.newly_lost(100.0)
+    lab.trials.decide(Decide(False, "t", "you"))
+    lab.settle()
+    lab.trials.tick()
+    assert lab.trial.state == "reverting" and lab.values["micro_batches"] == 8
+    lab.roster.heard(bytes([0]), 0, 101.0)
+    lab.run(4)
+    assert (lab.trial.state, lab.values["micro_batches"]) == ("reverted", 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"mb": 1}, "there is no knob mb"),
+        ({"save": True}, "save is an action"),
+        ({"micro_batches": 4}, "has this value already"),
+        ({"micro_batches": 3}, "micro_batches = 3 is not legal"),
+        ({"micro_batches": 8, "lr": 0.2}, "a trial is of one knob"),
+    ],
+)
+def test_refused(lab: Lab, changes: dict[str, object], why: str) -> None:
+    lab.trials.start(Try("t", changes, STEPS))  # type: ignore[arg-type]
+    assert lab.trial.state == "failed" and why in lab.trial.why
+
+
+def test_one_at_a_time_and_asked_twice_is_asked_once(lab: Lab) -> None:
+    lab.trials.start(EIGHT)
+    lab.trials.start(EIGHT)
+    lab.trials.start(structs.replace(EIGHT, id="u"))
+    assert lab.trial.state == "before"
+    assert lab.sequence.state.trials["u"].why == "another trial is under way, by me"
+
+
+# ------------------------------------------------------------------------------------------- undo and statistics
+
+
+def test_undo_goes_back_change_by_change(lab: Lab) -> None:
+    for id, changes in (
+        ("a", {"micro_batches": 8}),
+        ("b", {"lr": 0.2, "micro_batches": 2}),
+        ("c", {"save": True}),
+    ):
+        lab.propose(id, changes)  # type: ignore[arg-type]
+        lab.obey()
+
+    def undo(id: str) -> dict[str, object]:
+        from agents.wire import Propose
+
+        lab.control.propose(Propose(id, {}, undo=True))
+        lab.settle()
+        lab.obey()
+        return lab.values
+
+    assert undo("u1") == {"micro_batches": 8, "lr": 0.1}
+    assert lab.sequence.state.commands["u1"].undoes == 2
+    assert undo("u2") == {"micro_batches": 4, "lr": 0.1}
+    assert undo("u3") == {"micro_batches": 4, "lr": 0.1}
+    assert lab.sequence.state.commands["u3"].why == "there is no change to undo"
+
+
+@pytest.mark.parametrize(("freedom", "t"), [(3, 3.182), (5, 2.571), (9, 2.262), (18, 2.101), (1000, 1.962)])
+def test_students_quantiles_are_those_of_the_table(freedom: float, t: float) -> None:
+    assert student(0.975, freedom) == pytest.approx(t, rel=0.01)
+
+
+def test_an_interval_holds_what_it_says() -> None:
+    """Of equal runs, in about 95 of 100 the interval holds 1."""
+    import random
+
+    chance = random.Random(7)
+    held = 0
+    for _ in range(400):
+        before, after = ([chance.lognormvariate(4.6, 0.1) for _ in range(40)] for _ in range(2))
+        found = compared(before, after)
+        assert found is not None
+        held += found.low <= 1.0 <= found.high
+    assert 0.92 <= held / 400 <= 0.98
+
+
+def test_too_little_does_not_compare() -> None:
+    assert compared([1.0, 2.0, 3.0], [1.0] * 10) is None
+    assert compared([1.0] * 10, [1.0, 0.0, 1.0, 1.0]) is None

@@ -1,0 +1,116 @@
+"""Pause, resume, stop and profile, on a rank alone in this very process."""
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from agents.wire import PAUSED, Ack, Changes, Command, Event, Summary
+from engine.layout import load
+from engine.meter import Meter
+from engine.place import alone
+from engine.train.trainer import Trainer
+from tests.ranks.case import SMALL
+from tests.unit.engine.test_layout import DEMO
+from tests.unit.engine.test_trainer import Heard
+
+
+class Told(Heard):
+    """Hands out commands, one at each step boundary, and keeps what became of them."""
+
+    def __init__(self, meter: Meter) -> None:
+        super().__init__()
+        self.acks: list[Ack] = []
+        self.doing: list[str] = []
+        self._meter = meter
+        self._orders: deque[Command] = deque()  # type: ignore[assignment]
+
+    def tell(self, *changes: Changes) -> None:
+        self._orders += [Command(n, f"c{n}", one) for n, one in enumerate(changes, 1)]  # type: ignore[operator]
+
+    @property
+    def pending(self) -> Command | None:
+        self.doing.append(self._meter.doing[1])
+        return self._orders[0] if self._orders else None  # type: ignore[index]
+
+    def settle(self, ack: Ack) -> None:
+        self._orders.popleft()  # type: ignore[attr-defined]
+        self.acks.append(ack)
+
+    @property
+    def steps(self) -> list[int]:
+        return [message.step for message in self.messages if isinstance(message, Summary)]
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[Trainer]:
+    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    meter = Meter(2, 8)
+    layout = load(DEMO, [*SMALL, "train.steps=30"])
+    yield Trainer(layout, meter, Told(meter), traces=tmp_path / "profile", shelf=tmp_path / "snapshots")
+    dist.destroy_process_group()
+
+
+def test_a_paused_run_hears_commands_and_goes_on_and_stops(trainer: Trainer) -> None:
+    agent = trainer.agent
+    assert isinstance(agent, Told)
+    agent.tell({"pause": True}, {"lr_scale": 0.5}, {"save": True}, {"resume": True}, {"stop": True})
+    trainer.run()
+    assert [(ack.state, ack.step) for ack in agent.acks] == [("applied", 1)] * 4 + [("applied", 2)]
+    assert agent.steps == [0, 1], "stopped after the step in which it was told"
+    assert PAUSED in agent.doing and trainer.dials.lr_scale == 0.5
+    saved = [
+        message.text
+        for message in agent.messages
+        if isinstance(message, Event) and "snapshot" in message.text
+    ]
+    assert len(saved) == 1 and saved[0].startswith("snapshot of step 1:")
+
+
+def test_a_paused_run_can_be_stopped(trainer: Trainer) -> None:
+    agent = trainer.agent
+    assert isinstance(agent, Told)
+    agent.tell({"pause": True}, {"stop": True})
+    trainer.run()
+    assert agent.steps == [0]
+
+
+def test_a_paused_run_heeds_its_launcher(trainer: Trainer) -> None:
+    agent = trainer.agent
+    assert isinstance(agent, Told)
+    agent.tell({"pause": True})
+    trainer._stop_requested = lambda: trainer.controls.paused
+    trainer.run()
+    assert agent.steps == [0]
+
+
+def test_a_profile_is_a_trace_of_those_steps(trainer: Trainer, tmp_path: Path) -> None:
+    agent = trainer.agent
+    assert isinstance(agent, Told)
+    agent.tell({"profile": 2}, {"lr_scale": 0.9}, {"lr_scale": 0.8}, {"stop": True})
+    trainer.run()
+    (path,) = (tmp_path / "profile").iterdir()
+    assert path.name == "step000001-rank0.json"
+    events = json.loads(path.read_text())["traceEvents"]
+    assert sum(event.get("name") == "aten::embedding" for event in events) >= 2
+    said = [
+        message.text for message in agent.messages if isinstance(message, Event) and "trace" in message.text
+    ]
+    assert said == [f"trace of steps 1 to 2: {path}"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"profile_rank": 0}, "profile_rank says whose steps profile traces; set both"),
+        ({"profile": 2, "profile_rank": 7}, "profile_rank = 7 is not legal; legal: all, 0 to 0"),
+        ({"profile": 4}, "profile = 4 is not legal; legal: 1, 2, 3, 5, 10, 20, 50"),
+        ({"pause": False}, "pause = false is not legal; legal: true"),
+    ],
+)
+def test_refused(trainer: Trainer, changes: Changes, why: str) -> None:
+    with pytest.raises(ValueError, match=why.replace("(", r"\(")):
+        trainer.board.prepare(changes)

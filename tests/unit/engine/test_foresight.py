@@ -1,0 +1,116 @@
+"""What a change would do: measured where it was, simulated where it can be, and otherwise no number."""
+
+import pytest
+from msgspec import structs
+
+from agents.board import Board, Knob
+from agents.wire import Estimate, Legal, Traffic, Value
+from engine.layout import load
+from engine.planner.schedule import Clock
+from engine.train.foresight import Foresight
+from tests.unit.agents.fleet import make_step, make_summary
+from tests.unit.engine.test_layout import DEMO
+
+TWO_STAGES = ["grid.pp=2", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1"]
+MS = 10.0  # an action, forward or backward
+
+
+def knob(name: str, choices: list[Value], neutral: bool = True, action: bool = False) -> Knob:
+    legal = Legal([one for one in choices if one is not None], optional=None in choices)
+    return Knob(name, lambda _: legal, neutral, "", lambda _: None, lambda _: None, action)
+
+
+def board() -> Board:
+    knobs = [
+        knob("micro_batches", [2, 4, 8]),
+        knob("schedule", ["gpipe", "1f1b"]),
+        knob("recompute", ["none", "full"]),
+        knob("capacity_factor", [None, 1.0], neutral=False),
+        knob("lr_scale", [0.5, 1.0], neutral=False),
+        knob("save", [True], action=True),
+    ]
+    values: dict[str, Value] = {
+        "micro_batches": 4,
+        "schedule": "1f1b",
+        "recompute": "none",
+        "capacity_factor": 1.0,
+        "lr_scale": 1.0,
+    }
+    return Board(knobs, values)
+
+
+def seen(oversubscribed: bool = False, steps: int = 10) -> Foresight:
+    """A run of two even stages at 4 micro-batches: 2 (4 + 1) actions of 10 ms, and 20 ms of other things."""
+    its = board()
+    foresight = Foresight(load(DEMO, TWO_STAGES), its, oversubscribed)
+    clock = Clock("1f1b", 2, 1, 4)
+    for step in range(steps):
+        record = structs.replace(make_step(0, step), memory_bytes=1000)
+        foresight.note_rank(record, clock, [[MS / 1e3] * len(acts) for acts in clock.acts])
+        comm = {"pp": Traffic(5000, 1.0, 1.0), "control": Traffic(7, 1.0, 1.0)}
+        summary = structs.replace(make_summary(step), knobs=its.values, step_ms=120.0 + step % 2, comm=comm)
+        foresight.note(structs.replace(summary, bubble=0.25, bubble_bound=0.2, dropped=30))
+    return foresight
+
+
+def found(foresight: Foresight, **changes: Value) -> dict[str, Estimate]:
+    return {one.quantity: one for one in foresight(changes).estimates}
+
+
+def test_more_micro_batches_are_simulated_with_an_interval() -> None:
+    previewed = found(seen(), micro_batches=8)
+    step = previewed["step_ms"]
+    # 9 rounds of F and B at half the time each, or at the same time; the rest of the step stays.
+    assert step.now == pytest.approx(120.5, abs=0.2)
+    assert (step.low, step.high) == (pytest.approx(110.5, abs=0.2), pytest.approx(200.5, abs=0.2))
+    assert step.after == step.low and "simulated" in step.source
+    assert previewed["bubble_bound"].after == pytest.approx(1 / 9)
+    bubble = previewed["bubble"]
+    assert bubble.after == pytest.approx(1 / 9 + 0.05) and bubble.low == pytest.approx(1 / 9)
+    assert previewed["comm_bytes"].after == 5000
+    assert previewed["memory_bytes"].after is None and previewed["memory_bytes"].source.startswith("no data")
+
+
+def test_where_ranks_share_cores_no_time_is_simulated() -> None:
+    previewed = found(seen(oversubscribed=True), micro_batches=8)
+    assert previewed["step_ms"].after is None and "share cores" in previewed["step_ms"].source
+    assert previewed["bubble_bound"].after == pytest.approx(1 / 9)
+
+
+def test_what_was_measured_goes_before_what_is_simulated() -> None:
+    foresight = seen()
+    its = {**board().values, "micro_batches": 8}
+    for step in range(12):  # of which the first two are those after a switch
+        summary = structs.replace(make_summary(step), knobs=its, step_ms=100.0 + step if step > 1 else 9e9)
+        foresight.note(summary)
+    step = found(foresight, micro_batches=8)["step_ms"]
+    assert (step.after, step.low, step.high) == (106.5, 102.0, 111.0)
+    assert step.source == "measured in this run: 10 steps with these values"
+
+
+def test_a_dial_of_the_optimizer_touches_no_time_but_the_loss() -> None:
+    foresight = seen()
+    previewed = found(foresight, lr_scale=0.5)
+    assert previewed["step_ms"].after == previewed["step_ms"].now
+    assert previewed["dropped"].after is None
+    assert foresight({"lr_scale": 0.5}).loss_neutral is False
+    assert foresight({"micro_batches": 8}).loss_neutral is True
+
+
+def test_without_a_capacity_nothing_is_dropped() -> None:
+    previewed = found(seen(), capacity_factor=None)
+    assert previewed["dropped"].after == 0.0
+    assert previewed["step_ms"].after is None
+
+
+def test_what_is_not_known_has_no_number() -> None:
+    for estimate in [*found(seen(), recompute="full").values(), *found(seen(), save=True).values()]:
+        if estimate.quantity not in ("a2a_bytes", "dropped") or "save" in estimate.source:
+            assert estimate.after is None and estimate.source.startswith("no data")
+    fresh = found(seen(steps=0), micro_batches=8)
+    assert all(one.after is None for one in fresh.values())
+
+
+def test_an_illegal_change_is_refused_in_the_ranks_words() -> None:
+    with pytest.raises(ValueError, match="micro_batches = 3 is not legal; legal: 2, 4, 8"):
+        seen()({"micro_batches": 3})

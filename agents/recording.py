@@ -47,7 +47,7 @@ OF_A_MOMENT: Final = (Step, Loads, Experts, Timeline, Peers, Pulse, Vitals, Unkn
 """The bulk of a feed: what one rank did or looked like at one step, which the next one supersedes."""
 
 MAX_ROW_BYTES: Final = 256 << 20  # uncompressed
-LEVEL: Final = 1  # of zlib: four times smaller for a hundredth of a second a megabyte
+LEVEL: Final = 1  # of zlib: half as large for 14 ms a megabyte; higher ones gain nothing on times
 
 _BULK = frozenset(str(kind.__struct_config__.tag) for kind in OF_A_MOMENT)
 _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Update))

@@ -6,25 +6,25 @@ loop goes on without. Only what a program does wrong when it sets things up is r
 
 import atexit
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
+from agents import codec
 from agents.agent import Agent
 from agents.agreement import LEADER, Agree, Agreement, Word
 from agents.attach import endpoint_for, speaks_for_machine
 from agents.board import Board, Knob
 from agents.keeper import Reach
+from agents.report import Report, summary_of
 from agents.runs import RunError, this_host
 from agents.vitals import Sensors
-from agents.wire import VERSION, Ack, Event, Hello, KnobState, Legal, Step, Summary, Value
+from agents.wire import VERSION, Ack, Event, Hello, KnobState, Legal, Message, Step, Value
 from agents.wire import Board as BoardMessage
 
 log = logging.getLogger("agents")
@@ -60,16 +60,6 @@ def join(
         raise ValueError(f"rank = {rank} of world = {world} cannot be; legal: 0 to world - 1")
     if not 0 < len(run) <= 64:
         raise ValueError("a run's name has 1 to 64 characters")
-    stack = ExitStack()
-    reached = None
-    try:
-        reached = endpoint_for(stack, hub, run, Path(run_dir) if run_dir else None, rank, world, agree)
-    except RunError:
-        if hub != "auto":
-            raise
-        log.exception("the run goes without a hub")
-    except Exception:  # the disk, the collective: not the loop's concern
-        log.exception("the run goes without a hub")
     hello = Hello(
         version=VERSION,
         run=run,
@@ -86,60 +76,18 @@ def join(
         facts=dict(facts or {}),
         began_s=time.time(),
     )
+    _checked(hello)
+    stack = ExitStack()
+    reached = None
+    try:
+        reached = endpoint_for(stack, hub, run, Path(run_dir) if run_dir else None, rank, world, agree)
+    except RunError:
+        if hub != "auto":
+            raise
+        log.exception("the run goes without a hub")
+    except Exception:  # the disk, the collective: not the loop's concern
+        log.exception("the run goes without a hub")
     return Loop(hello, reached, agree, Sensors(device, host=speaks_for_machine()), stack)
-
-
-class Report:
-    """One step, while it runs."""
-
-    def __init__(self, loop: "Loop", step: int) -> None:
-        self._loop = loop
-        self.number = step
-        self.phases: dict[str, float] = {}  # ms
-        self.numbers: dict[str, float | None] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """A part of the step with a name: its time is told, and that the rank is in it, should it get stuck."""
-        before = self._loop.doing[1]
-        self._loop.at(self.number, name)
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.phases[name] = self.phases.get(name, 0.0) + 1e3 * (time.perf_counter() - start)
-            self._loop.at(self.number, before)
-
-    def report(
-        self,
-        *,
-        loss: Any = None,
-        tokens: Any = None,
-        grad_norm: Any = None,
-        lr: Any = None,
-        mfu: Any = None,
-        memory_bytes: Any = None,
-    ) -> None:
-        """What this rank knows of its step: any of it, in one call or several; whatever `float` takes.
-
-        `loss` is the mean over this rank's `tokens`; the job's is their mean by tokens, and `grad_norm` is the
-        largest that a rank tells. `mfu` is 0..1.
-        """
-        told = {"loss": loss, "tokens": tokens, "grad_norm": grad_norm, "lr": lr, "mfu": mfu}
-        for name, value in (told | {"memory_bytes": memory_bytes}).items():
-            if value is not None:
-                self._loop.quietly(partial(self._note, name, value))
-
-    def _note(self, name: str, value: Any) -> None:
-        self.numbers[name] = float(value)
-
-    def count(self, name: str) -> int | None:
-        value = self.numbers.get(name)
-        return int(value) if value is not None and 0 <= value < 2**53 else None
-
-    def finite(self, name: str) -> float | None:
-        value = self.numbers.get(name)
-        return value if value is not None and math.isfinite(value) else None
 
 
 class Loop:
@@ -211,14 +159,15 @@ class Loop:
         )
         self._values[name] = value
         self._board = Board(self._knobs, self._values)
+        _checked(self._shown())
 
     @contextmanager
     def step(self, number: int | None = None) -> Iterator[Report]:
         """One step of training; numbers count up by themselves. What the body raises goes through."""
         if self._step is None:
-            self._begin()
+            self.quietly(self._begin)
         following = 0 if self._step is None else self._step + 1
-        self._step = following if number is None else number
+        self._step = following if number is None else max(0, number)
         report = Report(self, self._step)
         self.at(self._step, "step")
         start = time.perf_counter()
@@ -230,6 +179,8 @@ class Loop:
     def close(self) -> None:
         """Say goodbye; on rank 0, end the hub that it started. A second call does nothing."""
         atexit.unregister(self.close)
+        if os.getpid() != self._hello.pid:
+            return  # a fork, of a data loader say: the run is not its own to end
         self.quietly(self._leave)
         self.quietly(self._stack.close)
 
@@ -262,8 +213,11 @@ class Loop:
     def _introduce(self) -> None:
         board = self._board
         self._hello = structs.replace(self._hello, revision=board.revision, step=self.doing[0])
-        shown = BoardMessage(LEADER, board.revision, board.digest(), board.states())
-        self._agent.introduce(self._hello, shown if self._hello.leader else None)
+        self._agent.introduce(self._hello, self._shown() if self._hello.leader else None)
+
+    def _shown(self) -> BoardMessage:
+        board = self._board
+        return BoardMessage(LEADER, board.revision, board.digest(), board.states())
 
     def _settle(self, ack: Ack) -> None:
         if ack.state == "applied":
@@ -311,7 +265,7 @@ class Loop:
         self._agent.send(step)
         if self._hello.rank == LEADER:
             everyone = len(words) == self._hello.world
-            self._agent.send(_summary(step, words, everyone, values, report.finite("lr")))
+            self._agent.send(summary_of(step, words, everyone, values, report.finite("lr")))
 
     def _agreed(self, words: list[Word]) -> list[Word]:
         assert self._agreement
@@ -331,6 +285,11 @@ class Loop:
         self._agent.close()
 
 
+def _checked(message: Message) -> None:
+    """ValueError, with the place, for what the wire does not take: it would be refused there at every step."""
+    codec.decode(codec.encode([message]))
+
+
 def _alone(mine: bytes) -> list[bytes]:
     return [mine]
 
@@ -346,37 +305,3 @@ def _legal(name: str, type: type[Value], legal: Legals) -> Legal:
             "(lowest, highest) of numbers"
         )
     return Legal(list(legal))
-
-
-def _summary(
-    step: Step, words: list[Word], everyone: bool, values: Mapping[str, Value], lr: float | None
-) -> Summary:
-    """The step of the whole job, as far as it is known; where ranks tell each other nothing, rank 0's own loss."""
-    slowest = max(word.step_ms for word in words)
-    tokens = [word.tokens for word in words if word.tokens is not None]
-    losses = [(word.loss, word.tokens or 0) for word in words if word.loss is not None]
-    weight = sum(count for _, count in losses)
-    if weight:
-        loss: float | None = sum(value * count for value, count in losses) / weight
-    else:
-        loss = sum(value for value, _ in losses) / len(losses) if losses else None
-    mfus = [word.mfu for word in words if word.mfu is not None]
-    return Summary(
-        step=step.step,
-        revision=step.revision,
-        time_s=time.time(),
-        loss=loss,
-        grad_norm=max((word.grad_norm for word in words if word.grad_norm is not None), default=None),
-        step_ms=slowest,
-        tokens_per_s=1e3 * sum(tokens) / slowest if everyone and tokens and slowest else None,
-        mfu=sum(mfus) / len(mfus) if everyone and mfus else None,
-        bubble=None,
-        bubble_bound=None,
-        oversubscribed=False,
-        a2a_bytes=None,
-        comm={},
-        dropped=None,
-        load_max_over_mean=None,
-        knobs=dict(values),
-        lr=lr,
-    )

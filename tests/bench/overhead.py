@@ -33,7 +33,7 @@ grid = {{{7}}}
 ABBA = (True, False, False, True)
 BLOCK_S = 0.8  # of one block, at least two steps
 WARM_UP = 6
-SECONDS = {"telemetry": 30.0, "control": 14.0}
+SECONDS = {"telemetry": 26.0, "control": 12.0}
 RESAMPLES = 10_000
 
 

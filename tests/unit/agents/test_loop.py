@@ -100,6 +100,8 @@ def test_what_a_program_does_wrong_is_one_sentence() -> None:
 
     with pytest.raises(ValueError, match="rank = 2 of world = 2 cannot be"):
         agents.join("r", rank=2, world=2)
+    with pytest.raises(ValueError, match="length <= 64"):
+        agents.join("r", axes={"x" * 65: 0})
     with (
         agents.join("r", rank=0, world=2, hub="none") as loop,
         pytest.raises(ValueError, match="knob k must switch on all 2 ranks together, and join"),
@@ -156,7 +158,12 @@ def test_what_the_loop_itself_raises_goes_through() -> None:
         with pytest.raises(KeyError), loop.step() as step, step.phase("forward"):
             raise KeyError("mine")
         with loop.step() as step:
-            assert step.number == 1
+            for number in range(200):
+                with step.phase(f"{number} {'x' * 99}"):
+                    pass
+            assert len(step.phases) < 64 and max(map(len, step.phases)) == 64
+        with loop.step() as step:
+            assert step.number == 2
             with step.phase("forward"):
                 assert loop.doing[1] == "forward"
 

@@ -13,6 +13,7 @@ from agents.wire import Command, Message, Preview, Propose, Try, WireError, spel
 ASKS: Final[dict[type[Message], int]] = {
     kind: 1 + kind.__struct_fields__.index("changes") for kind in (Propose, Command, Try, Preview)
 }
+MOST: Final = 64  # messages in a frame that asks for something; ours have one
 _fields_decoder = msgspec.msgpack.Decoder(list[list[msgspec.Raw]])
 
 
@@ -20,6 +21,10 @@ def check_asks(messages: Sequence[Message], packed: msgspec.Raw) -> None:
     """WireError, if one of `messages`, which were decoded from `packed`, asks for what no operator can mean."""
     if ASKS.keys().isdisjoint(map(type, messages)):
         return
+    if len(messages) > MOST:
+        raise WireError(
+            f"a frame that asks for a change has at most {MOST} messages, and this has {len(messages)}"
+        )
     for message, fields in zip(messages, _fields_decoder.decode(packed), strict=True):
         if isinstance(message, Propose | Command | Try | Preview):
             if _entries(bytes(fields[ASKS[type(message)]])) != len(message.changes):

@@ -169,7 +169,7 @@ def _one_by_one(
             found.append(Unknown(kind[:64]))
         elif kind == "updates":
             fields = _each_decoder.decode(one)
-            if why is None or len(fields) <= _UPDATES_AT:
+            if why is None or found or len(fields) <= _UPDATES_AT:  # ours are alone in their frame
                 raise why or msgspec.ValidationError("updates come from a hub alone")
             updates, more = _one_by_one(fields[_UPDATES_AT], _OF_UPDATES, why)
             fields[_UPDATES_AT] = msgspec.Raw(_encoder.encode(updates))

@@ -126,6 +126,8 @@ HOSTILE = {
     "no kind": msgpack.packb([1, [[]]]),
     "unknown kind, and one that is malformed": msgpack.packb([1, [["shutdown", 1], ["gone", "one", True]]]),
     "more unknown kinds than anyone sends": msgpack.packb([1, [["x"]] * (codec.UNKNOWN + 1)]),
+    "updates that are not alone": msgpack.packb([1, [["updates", "e", 1, [["x"]]]] * 2]),
+    "more proposals than anyone asks": msgpack.packb([1, [["propose", "a", {}]] * 65]),
     "updates within updates": msgpack.packb([1, [["updates", "e", 1]]]),
     "wrong type": msgpack.packb([1, [["gone", "one", True]]]),
     "number too large": msgpack.packb([1, [["gone", 2**64 - 1, True]]]),

@@ -17,6 +17,8 @@ from agents.wire import Credit
 HEARTBEAT_S = 1.0  # between frames to a client that waits, at most
 FORGOTTEN_AFTER_S = 60.0  # a client that has granted no credit for so long
 CLIENTS = 256
+CLIENTS_OF_A_KEY = 32  # so that one key does not keep all others out
+WATCHING = 192  # of the clients, those whose key only watches: there is room left for who steers
 FRAMES_A_ROUND = 8  # to one client, before the others and the ranks get their turn
 
 
@@ -25,6 +27,8 @@ class _Client:
     heard_s: float
     sent_s: float
     wish: Credit
+    key: str  # its name; "" over ipc
+    watches: bool  # and may do nothing else
     seq: int = 0
     frames: int = 0
     follows: bool = False  # it has every update up to `seq`, or newer ones in their place
@@ -52,15 +56,16 @@ class Audience:
         """Serve this client no more."""
         self._clients.pop(identity, None)
 
-    def credit(self, identity: bytes, credit: Credit, now: float) -> str | None:
+    def credit(
+        self, identity: bytes, credit: Credit, now: float, key: str = "", watches: bool = False
+    ) -> str | None:
         """Take a client's credit; a sentence if it cannot be had as a client."""
         client = self._clients.get(identity)
         if client is None:
-            if len(self._clients) >= CLIENTS:
-                return (
-                    f"this hub already serves {CLIENTS} clients, the most it takes; close one and try again"
-                )
-            client = self._clients[identity] = _Client(now, now, credit)
+            full = self._full(key, watches)
+            if full:
+                return f"this hub already serves {full}, the most it takes; close one and try again"
+            client = self._clients[identity] = _Client(now, now, credit, key, watches)
         client.heard_s = now
         client.wish, client.frames = credit, credit.frames
         newest = self._sequence.newest.reaches <= credit.seq <= self._sequence.seq
@@ -69,6 +74,17 @@ class Audience:
             client.seq, client.lap = credit.seq, None
         if client.follows:
             client.snapshot = []
+        return None
+
+    def _full(self, key: str, watches: bool) -> str | None:
+        """Of what there is no more room for one."""
+        clients = self._clients.values()
+        if len(clients) >= CLIENTS:
+            return f"{CLIENTS} clients"
+        if key and sum(client.key == key for client in clients) >= CLIENTS_OF_A_KEY:
+            return f"{CLIENTS_OF_A_KEY} clients under the key {key}"
+        if watches and sum(client.watches for client in clients) >= WATCHING:
+            return f"{WATCHING} clients that only watch"
         return None
 
     def serve(self, now: float) -> bool:

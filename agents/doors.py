@@ -6,6 +6,7 @@ the key's role is looked up anew for each message and each frame sent: a connect
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import zmq
@@ -134,7 +135,8 @@ class Doors:
     ) -> None:
         ranks, clients = Door(context, b"r", Role.RANK), Door(context, b"c", Role.OPERATOR)
         self._private = ((ranks, ipc.ranks), (clients, ipc.clients))
-        self.bind_again()
+        for door, url in self._private:
+            door.bind(url)
         self._doors: dict[bytes, Door] = {door.mark: door for door in (ranks, clients)}
         self.gate: Gate | None = None
         self.tcp: Endpoints | None = None
@@ -143,9 +145,10 @@ class Doors:
             self._listen(context, listen, keys)
 
     def bind_again(self) -> None:
-        """Listen in the private directory, where somebody may have removed the sockets since."""
+        """Listen in the private directory, where somebody may have removed a socket since; the other is left alone."""
         for door, url in self._private:
-            door.bind(url)
+            if not Path(url.removeprefix("ipc://")).exists():
+                door.bind(url)
 
     def __iter__(self) -> Iterator[Door]:
         return iter(self._doors.values())

@@ -54,7 +54,10 @@ from agents.wire import (
 FLUSH_MS = 10  # between two servings of the clients, so that frames carry many updates
 IDLE_MS = 100
 TICK_S = 0.5
-FRAMES_A_ROUND = 1024  # from one socket, before the other and the clients get their turn
+FRAMES_A_ROUND = 1024  # from one socket, before the others and the clients get their turn
+DRAIN_S = 0.01  # likewise: what frames cost is for their sender to choose
+CLIENT_FRAME_BYTES = 64 << 10  # more than a client has to say at once
+CLIENT_MESSAGES = 64  # of one frame
 CROWD = 8  # frames in one round that make it worth to let the next ones gather, for waking up costs more than they do
 REST_S = 0.01
 
@@ -96,6 +99,7 @@ class Hub:
         self._watch = Watch(all_detectors())
         self._notifier = notifier
         self._taken = 0  # frames that came in the last round
+        self._cut_short = False  # a socket had more than its share of that round
         self._served_s = 0.0
         self._ticked_s = 0.0
         self._awake_s = 0.0  # a clock that stands still while this process does
@@ -116,7 +120,7 @@ class Hub:
         while not self._stopping:
             poller.poll(FLUSH_MS if more else IDLE_MS)
             more = self._round()
-            if CROWD <= self._taken < FRAMES_A_ROUND:
+            if self._taken >= CROWD and not self._cut_short:
                 time.sleep(REST_S)
         self._finish()
 
@@ -126,7 +130,7 @@ class Hub:
         self._awake_s += min(now - self._looked_s, TICK_S)
         self._looked_s = now
         before = self._sequence.seq
-        self._taken = 0
+        self._taken, self._cut_short = 0, False
         for door in self._doors:
             self._taken += self._drain(door)
         for written in self._journal.take():
@@ -223,14 +227,16 @@ class Hub:
     # ------------------------------------------------------------------------------------------ frames
 
     def _drain(self, door: Door) -> int:
-        """Take at most a round's frames from one socket; returns how many there were."""
+        """Take at most a round's share of frames from one socket; returns how many there were."""
         taken = 0
+        until = time.monotonic() + DRAIN_S
         try:
-            while taken < FRAMES_A_ROUND:
+            while taken < FRAMES_A_ROUND and (not taken or time.monotonic() < until):
                 came = door.receive()
                 taken += 1
                 for answer in self._take(came):
                     self._doors.answer(came.peer, codec.encode([answer]))
+            self._cut_short = True
         except zmq.Again:
             pass
         self._intake.flush()
@@ -241,8 +247,14 @@ class Hub:
             if len(came.frames) != 1:
                 raise WireError(f"a message has one frame, and this has {len(came.frames)}")
             (frame,) = came.frames
+            if came.role is not Role.RANK and len(frame) > CLIENT_FRAME_BYTES:
+                raise WireError(f"a client's frame has at most {CLIENT_FRAME_BYTES} bytes, not {len(frame)}")
             # Of what a rank sends a malformed message costs only itself; a client is told that it is.
             messages = (codec.decode_each if came.role is Role.RANK else codec.decode)(frame)
+            if came.role is not Role.RANK and len(messages) > CLIENT_MESSAGES:
+                raise WireError(
+                    f"a client's frame has at most {CLIENT_MESSAGES} messages, not {len(messages)}"
+                )
             answers = self._barred(came, messages)
             if answers is None and came.role is Role.RANK:
                 answers = self._intake.take(came.peer, messages, len(frame), self._awake_s)
@@ -277,7 +289,9 @@ class Hub:
                 case Credit() if message.version != wire.VERSION:
                     raise WireError(codec.version_refusal(message.version))
                 case Credit():
-                    why = self._audience.credit(came.peer, message, time.monotonic())
+                    why = self._audience.credit(
+                        came.peer, message, time.monotonic(), came.name, came.role is Role.VIEWER
+                    )
                     if why:
                         return [Refused(why)]
                 case Propose():

@@ -6,7 +6,9 @@ from msgspec import structs
 
 from agents.complaints import Complaints
 from agents.control import Control
+from agents.pace import Pace
 from agents.questions import Questions
+from agents.reports import OF_ITSELF, OF_THE_JOB, SMALL
 from agents.roster import Connection, Known, Roster
 from agents.sequence import Sequence
 from agents.state import Record
@@ -36,11 +38,9 @@ from agents.wire import (
     clip,
 )
 
-# Those that name their rank, which must be the speaker's.
-OF_ITSELF = (Step, Pulse, Vitals, Timeline, Peers, Board, Gone, Ack)
-SMALL = (Step, Pulse, Vitals)  # of those, what is a record, and packed never too large for a frame
 ASKED = 4096  # ranks asked of a relay at once
-OF_THE_JOB = (Summary, Experts, Loads, Previewed)  # speak for all ranks, and only rank 0 or the leader may
+HELLOS_A_SECOND = 64  # of one rank on one connection: more than it applies changes
+EVENTS_A_SECOND = 64  # of one rank: more than anybody reads
 
 
 def _by_our_clock(hello: Hello) -> Hello:
@@ -65,13 +65,15 @@ class Intake:
         self._complaints = complaints
         self._questions = questions
         self._small: list[Record] = []  # believed, and not published yet
-        self._size = 0  # of the frames they came in
+        self._size = 0  # bytes: their share of the frames they came in
+        self._hellos = Pace(HELLOS_A_SECOND)
+        self._events = Pace(EVENTS_A_SECOND)
         self._greeted: set[int] = set()  # ranks that have said hello to this hub
 
     def take(self, identity: bytes, messages: list[AnyMessage], size: int, now: float) -> list[Message]:
         """Take what one connection sent in one frame of `size` bytes; returns what to answer. `flush` in the end."""
         connection = self._roster.connection(identity)
-        self._size += size
+        share = size // max(1, len(messages))
         strangers: list[Message] = []
         answers: list[Message] = []
         for message in messages:
@@ -80,9 +82,12 @@ class Intake:
                 if known and not known.lost:
                     known.heard_s = now
                     self._small.append(message)  # type: ignore[arg-type]
+                    self._size += share
                     continue
             self.flush()
-            if isinstance(message, Hello | Relay):
+            if isinstance(message, Hello) and not self._hellos.allows((identity, message.rank), now):
+                self._complaints.add("rank", f"rank {message.rank} says hello all the time; dropped")
+            elif isinstance(message, Hello | Relay):
                 refusal = self._introduce(identity, message, now)
                 connection = self._roster.connection(identity)
                 if refusal is None:
@@ -152,6 +157,9 @@ class Intake:
             self._publish(speaker.hello)
             self._publish(Event(time.time(), "info", "hub", f"rank {speaker.hello.rank} is heard again"))
         if self._believable(speaker.hello, message):
+            if isinstance(message, Event) and not self._events.allows(speaker.hello.rank, now):
+                self._complaints.add("rank", f"rank {speaker.hello.rank} has too much to say; events dropped")
+                return
             self._accept(speaker.hello, message)
 
     def _believable(self, speaker: Hello, message: AnyMessage) -> bool:

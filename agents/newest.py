@@ -13,6 +13,7 @@ from agents.state import Record, RunState
 from agents.wire import Experts, Hello, Loads, Update
 
 NEWS = 65_536  # updates kept, other than records
+NEWS_BYTES = 16 << 20  # of them, packed
 LATEST = (Loads, Experts)  # of the job, and only the newest counts
 LARGE = (Experts,)  # not for those who want no ranks
 
@@ -20,13 +21,15 @@ LARGE = (Experts,)  # not for those who want no ranks
 class Newest:
     """Numbers of the newest record by kind and rank, and the newest news."""
 
-    def __init__(self, state: RunState, news: int = NEWS) -> None:
+    def __init__(self, state: RunState, news: int = NEWS, news_bytes: int = NEWS_BYTES) -> None:
         self.reaches = 0  # back to this number
         self._state = state
         self._records = state.records()
         self._numbers: dict[type[Update], dict[int, int]] = {kind: {} for kind in self._records}
         self._latest: dict[type[Update], tuple[int, Update]] = {}
-        self._news: deque[tuple[int, Update]] = deque(maxlen=news)
+        self._news: deque[tuple[int, Update, int]] = deque()  # number, update, bytes packed
+        self._limits = (news, news_bytes)
+        self._bytes = 0  # of the news
 
     def add_records(self, seq: int, records: Sequence[Record]) -> None:
         """Put records, of which the first has number `seq`, into the state: all that a record needs."""
@@ -37,8 +40,8 @@ class Newest:
             numbers[kind][rank] = seq
             seq += 1
 
-    def add(self, seq: int, update: Update) -> None:
-        """Apply any update."""
+    def add(self, seq: int, update: Update, size: int) -> None:
+        """Apply any update, of `size` bytes packed."""
         kind = type(update)
         if kind in self._records:
             self.add_records(seq, [update])  # type: ignore[list-item]
@@ -47,14 +50,16 @@ class Newest:
         if kind in LATEST:
             self._latest[kind] = (seq, update)
             return
-        if len(self._news) == self._news.maxlen:
-            self.reaches = self._news[0][0]
-        self._news.append((seq, update))
+        self._news.append((seq, update, size))
+        self._bytes += size
+        while len(self._news) > self._limits[0] or self._bytes > self._limits[1]:
+            self.reaches, _, forgotten = self._news.popleft()
+            self._bytes -= forgotten
 
     def after(self, seq: int, ranks: bool = True) -> Iterator[Update]:
         """What has changed after `seq`, each as it is when it is taken from here; without `ranks`, no records."""
         news = []
-        for number, update in reversed(self._news):
+        for number, update, _ in reversed(self._news):
             if number <= seq:
                 break
             news.append(update)

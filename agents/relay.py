@@ -28,6 +28,8 @@ from agents.doors import Door
 from agents.files import raise_file_limit
 from agents.keys import Role, find_key, key_folder
 from agents.line import Line
+from agents.reports import OF_ITSELF, OF_THE_JOB
+from agents.roster import SUCCESSION_S
 from agents.runs import RunError
 from agents.wire import (
     AnyMessage,
@@ -49,6 +51,7 @@ FLUSH_MS = 20  # between two batches to the hub
 IDLE_MS = 200
 FRAMES_A_ROUND = 1024
 HELLO_S = 1.0  # between two introductions to a hub that keeps asking
+COMPLAIN_S = 5.0  # between two events on what ranks sent and nobody can read
 UNHEARD_S = 60.0  # a rank silent for so long is not one of ours any more
 LEAVE_S = 0.5
 
@@ -72,6 +75,7 @@ class Node:
         self._by_peer: dict[bytes, int] = {}
         self._crowd = Crowd()
         self._introduced_s = -HELLO_S
+        self._complained_s = -COMPLAIN_S
         self._turned_away: str | None = None  # why the hub does not let us in
         self._stopping = False
 
@@ -144,23 +148,50 @@ class Node:
             return
         for message in messages:
             if isinstance(message, Hello):
-                self._enter(peer, message, now)
+                refusal = self._enter(peer, message, now)
+                if refusal:
+                    self._tell([peer], Refused(wire.clip(refusal)))
+                    return
             rank = self._by_peer.get(peer)
+            if rank is None and isinstance(message, Unknown) and message.why:
+                self._tell([peer], Refused(wire.clip(f"not a frame of ours: {message.why}")))
+                return
             if rank is None:
                 self._tell([peer], Welcome(self._epoch))
                 return
             self._ranks[rank].heard_s = now
-            if isinstance(message, Relay | Unknown):
-                continue  # a relay of relays is not offered; what is malformed would spoil the batch
-            if getattr(message, "rank", rank) != rank:
-                continue  # nobody speaks for another; the hub would not believe it either
+            if isinstance(message, Unknown):
+                self._complain(rank, message, now)
+            if not self._may(rank, message):
+                continue
             if isinstance(message, Event):
                 message = Event(message.time_s, message.level, f"rank {rank}", message.text)
             self._crowd.put(message)
             if isinstance(message, Gone):
                 self._forget(rank)
 
-    def _enter(self, peer: bytes, hello: Hello, now: float) -> None:
+    def _may(self, rank: int, message: AnyMessage) -> bool:
+        """Nobody speaks for another, and nobody sends what would spoil the batch for all: the hub sees one peer."""
+        if isinstance(message, OF_THE_JOB):
+            return rank == 0 or self._ranks[rank].hello.leader
+        if isinstance(message, (Hello, *OF_ITSELF)):
+            return message.rank == rank
+        return isinstance(message, Event)
+
+    def _complain(self, rank: int, message: Unknown, now: float) -> None:
+        """What is malformed cannot be passed on; that it came can, once in a while."""
+        if message.why and now - self._complained_s >= COMPLAIN_S:
+            self._complained_s = now
+            text = f"it sent a {message.kind} that cannot be: {message.why}; dropped"
+            self._crowd.put(Event(time.time(), "warning", f"rank {rank}", wire.clip(text)))
+
+    def _enter(self, peer: bytes, hello: Hello, now: float) -> str | None:
+        """Enter a rank; a sentence if another process has that number."""
+        other = self._ranks.get(hello.rank)
+        if other and other.peer != peer and now - other.heard_s < SUCCESSION_S:
+            was = other.hello
+            if (was.host, was.pid) != (hello.host, hello.pid):
+                return f"rank {hello.rank} is connected already, as process {was.pid} on {was.host}"
         before = self._by_peer.get(peer)
         if before is not None and before != hello.rank:
             self._forget(before)
@@ -171,6 +202,7 @@ class Node:
         self._by_peer[peer] = hello.rank
         if self._turned_away:
             self._tell([peer], Refused(wire.clip(self._turned_away)))
+        return None
 
     def _forget(self, rank: int) -> None:
         self._by_peer.pop(self._ranks.pop(rank).peer, None)

@@ -48,7 +48,7 @@ class Sequence:
     def publish(self, update: Update) -> None:
         """Give `update` the next number. WireError, and no number is used, if it is too large for a frame."""
         packed = codec.pack(update)
-        self.newest.add(self.seq + 1, update)
+        self.newest.add(self.seq + 1, update, len(packed))
         self._keep([packed], len(packed))
 
     def publish_records(self, records: List[Record], size: int) -> None:

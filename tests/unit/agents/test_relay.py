@@ -2,12 +2,17 @@
 
 import subprocess
 import sys
+from typing import cast
 
 import pytest
 
 from agents import codec, runs, wire
 from agents.client import Client, wait_for_command
 from agents.crowd import KEPT, PATIENCE, Crowd
+from agents.doors import Door
+from agents.line import Line
+from agents.relay import Node
+from agents.roster import SUCCESSION_S
 from agents.wire import Event, Pulse, Refused, Relay, Welcome
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import (
@@ -17,6 +22,7 @@ from tests.unit.agents.fleet import (
     environment,
     make_hello,
     make_step,
+    make_summary,
     poll_until,
 )
 
@@ -153,3 +159,69 @@ def test_a_crowd_of_ranks_that_cannot_be_is_bounded_too() -> None:
         crowd.put(make_step(rank, 1))
         crowd.put(Event(0.0, "info", "rank 1", "x"))
     assert len(crowd) <= PATIENCE
+
+
+class Sockets:
+    """Stands for a relay's door and its line: keeps what the relay answers."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[bytes, wire.AnyMessage]] = []
+
+    def send(self, peer: bytes, frame: bytes) -> bool:
+        self.answers += [(peer, message) for message in codec.decode(frame)]
+        return True
+
+
+class Within:
+    """A relay's node by itself: what ranks say to it, and what it would send to the hub."""
+
+    def __init__(self) -> None:
+        self.sockets = Sockets()
+        self._node = Node("r", cast(Line, self.sockets), cast(Door, self.sockets))
+
+    def say(self, peer: bytes, *messages: wire.Message, now: float = 0.0) -> None:
+        self._node._from_rank(peer, [codec.encode(messages)], now)
+
+    def batch(self) -> list[wire.AnyMessage]:
+        frames: list[bytes] = []
+        self._node._crowd.flush(lambda frame: not frames.append(frame))  # type: ignore[func-returns-value]
+        return [message for frame in frames for message in codec.decode(frame)]
+
+
+def test_a_relay_passes_on_what_a_rank_may_say_and_nothing_else() -> None:
+    node = Within()
+    node.say(b"p0", make_hello(0, 4))
+    node.say(b"p3", make_hello(3, 4))
+    node.batch()
+    node.say(
+        b"p3",
+        make_summary(9),  # of the job
+        wire.Credit(wire.VERSION, "", 0, 1),  # a hub would refuse the whole batch for it
+        wire.Sample(["peers"], 1.0),
+        make_step(3, 5),
+        make_step(0, 5),
+    )
+    node.say(b"p0", make_summary(5))
+    assert node.batch() == [make_step(3, 5), make_summary(5)]
+
+
+def test_nobody_takes_the_number_of_a_rank_that_is_heard() -> None:
+    node = Within()
+    node.say(b"p3", make_hello(3, 4))
+    node.say(b"x", make_hello(3, 4, pid=1), make_step(3, 1000))
+    assert [(peer, type(answer)) for peer, answer in node.sockets.answers] == [(b"x", Refused)]
+    node.say(b"p3", make_step(3, 5))
+    assert make_step(3, 5) in (batch := node.batch()) and make_step(3, 1000) not in batch
+    node.say(b"x", make_hello(3, 4, pid=1), make_step(3, 6), now=SUCCESSION_S)
+    assert make_step(3, 6) in node.batch()
+
+
+def test_a_relay_says_what_is_malformed() -> None:
+    node = Within()
+    bad = make_hello(0, 4, coords={"x" * 70: 1})
+    node.say(b"p", bad)
+    ((_, answer),) = node.sockets.answers
+    assert isinstance(answer, Refused) and "not a frame of ours" in answer.why
+    node.say(b"p", make_hello(0, 4), bad, bad)
+    told = [event for event in node.batch() if isinstance(event, Event)]
+    assert len(told) == 1 and "hello that cannot be" in told[0].text and told[0].source == "rank 0"

@@ -19,6 +19,7 @@ from agents.terms import RunError as RunError
 from agents.wire import VERSION
 
 HUB_FILE = "hub.json"
+HUB_FILE_BYTES = 64 << 10  # read of it; an honest one has a few hundred
 RECORD_FILE = "run.db"
 FAILURE_FILE = "failure.txt"  # the launcher writes it: a line with date, time and the cause, then the reports
 _FAILURE_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.+)")
@@ -142,6 +143,19 @@ def check_socket_directory(directory: Path) -> None:
         found = directory.lstat()
     except OSError as error:
         raise RunError(f"the socket directory {directory} cannot be used: {error.strerror}") from None
+    _check_ours(directory, found)
+
+
+def _check_private(directory: Path) -> None:
+    """RunError unless a socket directory that is there already is ours alone."""
+    try:
+        found = directory.lstat()
+    except OSError as error:
+        raise RunError(f"the socket directory {directory} cannot be used: {error.strerror}") from None
+    _check_ours(directory, found)
+
+
+def _check_ours(directory: Path, found: os.stat_result) -> None:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise RunError(f"the socket directory {directory} must be a directory of yours with mode 0700")
 
@@ -182,14 +196,15 @@ def read_hub_file(folder: Path) -> HubFile:
     """The hub of a run folder; RunError says in one sentence why there is none."""
     path = folder / HUB_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=HubFile)
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(HUB_FILE_BYTES), type=HubFile)
     except FileNotFoundError:
         failure = last_failure(folder)
         how = f"it has ended: {failure}" if failure else f"it has ended, or went without one (no {HUB_FILE})"
         raise RunError(f"no hub serves the run {folder}: {how}") from None
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RunError(f"{path} is not a hub file: {error}") from None
 
 
@@ -251,6 +266,7 @@ def _at_url(url: str) -> Endpoints:
 
 def _reached(hub: HubFile, folder: Path) -> Endpoints:
     if hub.here:
+        _check_private(hub.endpoints.directory)  # what one types may go there: not to whoever wrote the file
         return hub.endpoints
     if hub.tcp is None:
         raise ElsewhereError(

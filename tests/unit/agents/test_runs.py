@@ -14,7 +14,8 @@ from agents.runs import HubFile, RunError
 def add_run(runs_dir: Path, name: str, pid: int, started_s: float = 1.0) -> HubFile:
     folder = runs_dir / name
     sockets = folder / "s"
-    sockets.mkdir(parents=True)
+    folder.mkdir(parents=True)
+    sockets.mkdir(mode=0o700)
     hub = HubFile(name, "epoch", runs.endpoints_in(sockets), pid, wire.VERSION, started_s)
     runs.write_hub_file(folder, hub)
     return hub
@@ -73,6 +74,23 @@ def test_what_cannot_be_reached_is_one_sentence(tmp_path: Path, dead_pid: int) -
             runs.resolve(target, tmp_path)
     with pytest.raises(RunError, match=r"no run in .* is live"):
         runs.resolve(None, tmp_path / "absent")
+
+
+def test_a_hub_file_is_not_believed_blindly(tmp_path: Path) -> None:
+    endpoints = add_run(tmp_path, "theirs", os.getpid()).endpoints
+    endpoints.directory.chmod(0o777)
+    with pytest.raises(RunError, match="must be a directory of yours with mode 0700"):
+        runs.resolve("theirs", tmp_path)
+    deep, long = tmp_path / "deep", tmp_path / "long"
+    for folder in (deep, long):
+        folder.mkdir()
+    (deep / "hub.json").write_bytes(b'{"x":' + b"[" * 30_000 + b"]" * 30_000 + b"}")
+    (long / "hub.json").write_bytes(b" " * (1 << 20) + (tmp_path / "theirs" / "hub.json").read_bytes())
+    assert {run.name: run.hub is None for run in runs.list_runs(tmp_path)} == {
+        "theirs": False,
+        "deep": True,
+        "long": True,
+    }
 
 
 def test_only_the_start_that_wrote_it_removes_the_hub_file(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from agents.outbox import Outbox
 from agents.vitals import Sensors
 from agents.wire import PREVIEWS, Ack, Board, Command, Event, Hello, Message, Step, clip
 
+PAUSE_S = 1.0  # after an error of ours, which may come again at once
+
 
 class Agent:
     """The agent of one rank. `doing` says step, current operation, and since when (`time.monotonic()`); `sensors`, what
@@ -126,6 +128,10 @@ class Agent:
     def _work(self, link: Link) -> None:
         while not self._closing.is_set():
             self._telling.wait()
-            link.turn()
+            try:
+                link.turn()
+            except Exception as error:  # noqa: BLE001 - a mistake of ours must not silence the rank for good
+                self._outbox.failed(f"the agent had an error and goes on: {error!r}")
+                self._closing.wait(PAUSE_S)
             self.cpu_s = time.thread_time()
         link.leave(self._linger_s)

@@ -244,6 +244,14 @@ class Journal:
                 with contextlib.suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
                 failure = f"the journal cannot be written ({error}); the change is refused, telemetry goes on"
+            except Exception as error:  # noqa: BLE001 - a row that is damaged, or a mistake of ours: no reason to end
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                self._owed.clear()  # one of them may be what cannot be written
+                self._owed_trials.clear()
+                failure = (
+                    f"the journal cannot write this ({error!r}); the change is refused, telemetry goes on"
+                )
         for one in [Written(entry, error=failure) for entry in new] if failure else written:
             self._written.put(one)
 

@@ -37,11 +37,14 @@ LANE: dict[type[Message], int] = {
 
 
 class Outbox:
-    """One thread puts, one thread takes; no lock, because a deque's append and popleft are atomic."""
+    """The trainer's thread puts, its agent's puts and takes; no lock, because a deque's append and popleft are atomic.
+
+    Only the count of what was lost may miss one, if both displace at the same moment.
+    """
 
     def __init__(self) -> None:
         self._lanes: tuple[deque[Message], ...] = tuple(deque() for _ in CAPACITY)
-        self._displaced = 0  # counted by the thread that puts
+        self._displaced = 0  # counted by those that put
         self._unsendable = 0  # counted by the thread that takes
         self.problem: str | None = None  # why a message could not be sent at all
         self.began_s: float | None = None  # monotonic; when this process of the run began, if it has said so
@@ -62,6 +65,12 @@ class Outbox:
             except IndexError:  # the other thread has just emptied it
                 pass
         queue.append(message)
+
+    def failed(self, why: str) -> None:
+        """Tell people what went wrong with sending, once; the first word stands."""
+        if self.problem is None:
+            self.problem = wire.clip(why)
+            self.put(Event(time.time(), "error", "agent", self.problem))
 
     def frame(self) -> bytes | None:
         """Take what one frame holds, oldest first; None when there is nothing."""

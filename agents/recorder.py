@@ -182,8 +182,8 @@ class Recorder:
                     tape = Tape(self._path, self._limits.full_bytes, self._limits.thin_bytes)
                 if tape is not None:
                     self._write(tape, items)
-            except TapeError as error:
-                self._failure = str(error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and tried again in a while
+                self._failure = str(error) if isinstance(error, TapeError) else f"it had an error: {error!r}"
                 if tape is not None:
                     tape.close()
                     tape = None

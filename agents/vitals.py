@@ -64,9 +64,9 @@ def open_host() -> Source | None:
     """The machine's CPU and memory, if psutil is there."""
     try:
         psutil = importlib.import_module("psutil")
-    except ImportError:
+        psutil.cpu_percent(None)  # the first answer would be of no time at all
+    except Exception:  # noqa: BLE001 - not installed, or a machine that it cannot read
         return None
-    psutil.cpu_percent(None)  # the first answer would be of no time at all
 
     def read() -> dict[str, Any]:
         memory = psutil.virtual_memory()

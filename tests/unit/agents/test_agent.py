@@ -3,8 +3,11 @@
 import time
 from pathlib import Path
 
+import pytest
+
 from agents import codec, wire
 from agents.agent import Agent
+from agents.link import Link
 from agents.orders import REMEMBERED, REPEATED, Orders
 from agents.outbox import BULK, CAPACITY, RECORDS, Outbox
 from agents.wire import Ack, Command, Event, Experts, Gone, LayerLoad, Pulse, Step, Timeline
@@ -141,3 +144,23 @@ def test_a_mute_agent_says_nothing_wakes_nobody_and_can_speak_again(opened: Open
     agent.send(make_step(0, 2))
     assert agent.attached and [type(message) for message in drained(agent._outbox)] == [Step]
     agent.mute(True)  # and a mute one can be closed
+
+
+def test_an_error_in_a_turn_is_told_once_and_the_rank_goes_on(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = 0
+
+    def turn(_link: Link) -> None:
+        nonlocal turns
+        turns += 1
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(Link, "turn", turn)
+    monkeypatch.setattr("agents.agent.PAUSE_S", 0.001)
+    agent = opened(Agent(f"ipc://{tmp_path}/ranks", doing))
+    deadline = time.monotonic() + 5
+    while turns < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert turns >= 3 and agent.refused is not None and "a mistake" in agent.refused
+    assert sum(isinstance(one, wire.Event) for one in drained(agent._outbox)) == 1

@@ -11,7 +11,7 @@ from msgspec import structs
 from agents import codec, wire
 from agents.board import Values
 from agents.control import RESEND_S, WAITING, Control
-from agents.journal import Journal
+from agents.journal import Entry, Journal
 from agents.roster import Roster
 from agents.sequence import Sequence
 from agents.wire import Ack, Board, Changes, CommandState, KnobState, Legal, Propose
@@ -328,6 +328,17 @@ def test_a_full_disk_refuses_changes_and_recovers(desk: Desk) -> None:
     assert "the journal cannot be written (database or disk is full)" in refused.why
     desk.journal._db.execute("PRAGMA max_page_count = 100000")
     assert desk.propose("c", EIGHT).state == "accepted"
+
+
+def test_a_row_that_is_damaged_does_not_end_the_journal(desk: Desk) -> None:
+    state = desk.propose("a", EIGHT)
+    with sqlite3.connect(desk.path) as db:
+        db.execute("UPDATE commands SET changes = '{' WHERE id = 'a'")
+    desk.journal.insert(Entry(state))
+    desk.journal.flush()
+    (written,) = desk.journal.take()
+    assert "the journal cannot write this" in written.error
+    assert desk.propose("b", {"micro_batches": 2}).state == "accepted"
 
 
 @pytest.mark.parametrize("spoil", [Path.mkdir, lambda path: path.write_bytes(b"not a database" * 100)])

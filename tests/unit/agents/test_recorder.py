@@ -217,6 +217,22 @@ def test_a_thread_that_failed_is_said(make_run: MakeRun, monkeypatch: pytest.Mon
     assert "its thread has failed" in run.events[0]
 
 
+def test_an_error_of_any_kind_is_said_and_tried_again(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("a mistake")
+
+    monkeypatch.setattr(recorder, "RETRY_S", 0.05)
+    with monkeypatch.context() as failing:
+        failing.setattr(Recorder, "_write", fail)
+        run = make_run()
+        run.begin()
+        run.until(lambda: run.events)
+        assert "it had an error: KeyError('a mistake')" in run.events[0]
+    run.until(lambda: "goes on, after a gap" in run.events[-1])
+
+
 def test_kinds_of_a_newer_release_cost_nothing() -> None:
     newer = msgspec.Raw(msgspec.msgpack.encode(["wonders", 1, {"a": 2}]))
     assert unpack(newer) == wire.Unknown("wonders")

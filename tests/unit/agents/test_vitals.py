@@ -139,6 +139,12 @@ def test_without_package_driver_or_device_there_is_no_data(monkeypatch: pytest.M
     assert Sensors("GPU-x").open().read(0, 0) is None
 
 
+def test_a_machine_that_cannot_be_read_has_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("psutil")  # bears the name alone
+    monkeypatch.setitem(sys.modules, "psutil", module)
+    assert open_host() is None
+
+
 def test_a_machine_says_what_it_does() -> None:
     host = open_host()
     assert host is not None

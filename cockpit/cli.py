@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from agents.keys import KEY_VARIABLE
 from agents.streams import discard_output, fit_output, open_streams, output_failure
 from cockpit.connect import CockpitError
+from cockpit.format import clean
 
 Options = argparse.Namespace
 USAGE = 2
@@ -271,7 +272,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         status: int = options.call(options)
         sys.stdout.flush()
     except CockpitError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{clean(str(error))}\n")  # it may hold what came off a wire, or a file's name
         return USAGE
     except ModuleNotFoundError as error:
         if error.name not in SCREEN_NEEDS:

@@ -1,5 +1,6 @@
 """The run as plain data, for scripts: what ``--json`` prints. Missing is null, never zero."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,10 @@ from msgspec import Struct, structs
 from agents.wire import CommandState, Update
 from cockpit.store import Store
 from cockpit.verdict import diagnosis, headline
+
+_STEERING = re.compile(
+    "[\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
+)  # what msgspec does not escape: C1 controls, direction
 
 
 def plain(value: Any) -> Any:
@@ -23,8 +28,9 @@ def plain(value: Any) -> Any:
 
 
 def to_json(record: Any) -> str:
-    """One line of JSON; not-a-number is null."""
-    return msgspec.json.encode(record).decode()
+    """One line of JSON; not-a-number is null. What would steer a terminal is escaped."""
+    text = msgspec.json.encode(record).decode()
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def update(message: Update) -> dict[str, Any]:

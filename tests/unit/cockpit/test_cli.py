@@ -14,6 +14,7 @@ import cockpit
 from agents.client import Client
 from agents.runs import newest_live
 from cockpit.cli import run
+from cockpit.records import to_json
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 
 ROOT = Path(cockpit.__file__).parent.parent
@@ -141,3 +142,18 @@ def test_watch_into_a_pipe_that_closes() -> None:
     assert watching.wait(15) == 0
     assert watching.stderr.read().decode() == "0 False"
     watching.stderr.close()
+
+
+def test_what_comes_from_elsewhere_does_not_steer_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["snapshot", "--run", "a\x1b[2J\x9b2Jb"]) == 2
+    said = capsys.readouterr().err
+    assert "there is no run a" in said and said.rstrip("\n").isprintable()
+
+
+def test_json_holds_no_bare_control_character() -> None:
+    record = {"text": "a\x1b\x7f\x9b2Jb\u2028é"}
+    line = to_json(record)
+    assert line.isprintable() and json.loads(line) == record

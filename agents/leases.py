@@ -61,9 +61,12 @@ class Leases:
         if not self._leases or step_ms is None:
             return
         every = {kind: self._every(kind, len(ranks), step_ms) for kind in KINDS}
+        looked_at = {kind: self._looked_at(kind) for kind in KINDS}
         left = RANKS_A_TURN
         for rank, identity in ranks.items():
-            wanted = tuple((kind, every[kind]) for kind in KINDS if self._wanted(kind, rank))
+            wanted = tuple(
+                (kind, every[kind]) for kind, those in looked_at.items() if those is None or rank in those
+            )
             told = self._told.get(rank)
             known = told is not None and (told.wanted, told.identity) == (wanted, identity)
             if not wanted or (told and known and now - told.at_s < RENEW_S):
@@ -74,11 +77,10 @@ class Leases:
             if not left:
                 return
 
-    def _wanted(self, kind: str, rank: int) -> bool:
-        return any(
-            kind in lease.kinds and (not lease.ranks or rank in lease.ranks)
-            for lease in self._leases.values()
-        )
+    def _looked_at(self, kind: str) -> frozenset[int] | None:
+        """The ranks somebody wants it of; None: of all."""
+        those = [lease.ranks for lease in self._leases.values() if kind in lease.kinds]
+        return frozenset().union(*those) if all(those) else None
 
     def _every(self, kind: str, world: int, step_ms: float) -> int:
         """Steps between two samples: a power of two, so that a step time that wavers does not change it each time."""

@@ -75,6 +75,24 @@ def test_however_many_look_what_comes_in_is_bounded() -> None:
     assert fast.every * 1e-3 >= LOOK_S / 1000
 
 
+def test_what_leases_cost_does_not_grow_with_ranks_times_leases() -> None:
+    class Counted(frozenset[int]):
+        looks = 0
+
+        def __contains__(self, rank: object) -> bool:
+            Counted.looks += 1
+            return super().__contains__(rank)
+
+    leases = Leases()
+    for client in range(CLIENTS):
+        leases.ask(b"%d" % client, Sample(["peers"], 60.0, [client]), 0.0)
+    for lease in leases._leases.values():
+        lease.ranks = Counted(lease.ranks)
+    world = {rank: b"%d" % rank for rank in range(1000)}
+    told = [identity for identity, _ in leases.due(world, 100.0, 0.0)]
+    assert told == [b"%d" % rank for rank in range(CLIENTS)] and Counted.looks <= len(world)
+
+
 def test_what_a_client_looks_at_reaches_the_rank_through_the_hub(hub: HubProcess, opened: Opened) -> None:
     agent = opened(Agent(hub.endpoints.ranks, lambda: (1, "forward", 0.0)))
     agent.introduce(make_hello(0, 1, capabilities=list(CAPABILITIES)), None)

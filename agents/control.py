@@ -61,6 +61,7 @@ class Control:
         self._waiting: deque[_Issue] = deque()  # for the leader, the first of them with it
         self._by_revision: dict[int, _Issue] = {}  # waiting and lately settled
         self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and when
+        self._unwritten: deque[str] = deque(maxlen=WAITING)  # ids that the disk had no room for
         self._ended = False  # the leader has said goodbye
         for entry in journal.entries:
             self._recall(entry)
@@ -153,6 +154,10 @@ class Control:
         """Whether the ranks are here and there is room: a proposal would not be refused for want of them."""
         return self._roster.leader is not None and len(self.under_way) < WAITING
 
+    def unwritten(self, id: str) -> bool:
+        """Whether a proposal was refused only because it could not be written down, lately."""
+        return id in self._unwritten
+
     def _waits_for(self) -> str:
         """What keeps the ranks from the next step boundary; nothing if they are just in a step."""
         state, leader = self._sequence.state, self._roster.leader
@@ -234,12 +239,13 @@ class Control:
         if written.known:
             self._sequence.publish(written.known)
         elif written.error:
+            self._unwritten.append(issue.state.id)
             self._sequence.publish(
                 structs.replace(
                     issue.state,
                     state="rejected",
                     revision=0,
-                    why=issue.state.why if issue.state.state == "rejected" else written.error,
+                    why=issue.state.why if issue.state.state == "rejected" else clip(written.error),
                     time_s=time.time(),
                 )
             )

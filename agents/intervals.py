@@ -24,7 +24,8 @@ class Ratio(NamedTuple):
 
 
 def compared(before: Sequence[float], after: Sequence[float]) -> Ratio | None:
-    """The ratio of geometric means; None if a window has fewer than `FEWEST` values, or one that is no duration."""
+    """The ratio of geometric means; None if a window has fewer than `FEWEST` values, or one that is no duration, or
+    if the ratio is more than a number holds."""
     if min(len(before), len(after)) < FEWEST or not all(0 < t < math.inf for t in (*before, *after)):
         return None
     a, b = _batch_means(before), _batch_means(after)
@@ -34,7 +35,10 @@ def compared(before: Sequence[float], after: Sequence[float]) -> Ratio | None:
     if error:
         freedom = sum(share) ** 2 / sum(s * s / (len(x) - 1) for s, x in zip(share, (a, b), strict=True))
     reach = student(0.5 + CONFIDENCE / 2, freedom) * error
-    return Ratio(*(math.exp(difference + by) for by in (0.0, -reach, reach)))
+    try:
+        return Ratio(*(math.exp(difference + by) for by in (0.0, -reach, reach)))
+    except OverflowError:
+        return None
 
 
 def typical(values: Sequence[float]) -> float | None:

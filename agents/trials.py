@@ -32,6 +32,7 @@ from agents.wire import (
     spell,
 )
 
+AGAIN_S = 5.0  # after the disk could not take that a trial is taken back
 SKIPPED = 2  # steps after a switch that are not measured: plans are new, memory is asked for, caches are cold
 
 
@@ -66,8 +67,11 @@ class Trials:
             loss_neutral=knob.loss_neutral if knob else False,
             began_s=now,
             reason=ask.reason,
-            why=why,
+            why=clip(why),
         )
+        if why:
+            self._sequence.publish(state)  # nothing was done, so there is nothing to remember: not worth the disk
+            return
         self._decided = None
         self._put(TrialEntry(state))
 
@@ -88,8 +92,12 @@ class Trials:
     def tick(self) -> None:
         """Look at what has been measured, and go on if it is time."""
         entry = self._entry
-        if entry is not None:
+        if entry is None:
+            return
+        try:
             _STAGES[entry.state.state](self, entry)
+        except Exception as error:  # whatever it was: it costs this trial, not the hub and all who watch
+            self._give_up(entry, f"{type(error).__name__}: {error}")
 
     def run_ended(self) -> None:
         """The ranks are gone: nothing will be measured or taken back any more."""
@@ -159,13 +167,12 @@ class Trials:
             self._take_back(entry)
         elif command.state == "applied":
             self._settle("reverted", state.why)
-        elif command.state == "rejected" and not command.revision:
-            if self._control.ready:  # the hub refused it for want of ranks: a name is good for one answer
+        elif self._control.unwritten(command.id):  # a name is good for one answer
+            if time.time() - command.time_s >= AGAIN_S:
                 self._put(structs.replace(entry, attempts=entry.attempts + 1))
         elif command.state != "accepted":
-            self._settle("failed", clip(f"it could not be taken back: {command.why}"))
-            text = f"trial {state.id} could not be taken back, {_spelled(state)} stays: {command.why}"
-            self._sequence.publish(Event(time.time(), "error", "hub", clip(text)))
+            self._settle("failed", f"it could not be taken back: {command.why}")
+            self._alarm(f"trial {state.id} could not be taken back, {_spelled(state)} stays: {command.why}")
 
     # ------------------------------------------------------------------------------------------ the verdict
 
@@ -199,11 +206,13 @@ class Trials:
             self._revert(entry, f"ended by {who}")
 
     def _revert(self, entry: TrialEntry, why: str) -> None:
-        entry = structs.replace(entry, state=self._moved(entry.state, "reverting", why=clip(why)))
+        entry = structs.replace(entry, state=self._moved(entry.state, "reverting", why))
         self._put(entry)
         self._take_back(entry)
 
     def _take_back(self, entry: TrialEntry) -> None:
+        if not self._control.ready:
+            return  # at a later tick: it would be refused for want of ranks
         state = entry.state
         reason = clip(f"trial {state.id}: {state.why}")
         back = Propose(_reverts(entry), state.before, who=state.who, reason=reason)
@@ -212,6 +221,15 @@ class Trials:
     def _settle(self, to: str, why: str) -> None:
         if self._entry:
             self._put(structs.replace(self._entry, state=self._moved(self._entry.state, to, why=why)))
+
+    def _give_up(self, entry: TrialEntry, error: str) -> None:
+        """A mistake of ours, or numbers that nobody has thought of. What is tried is taken back if that is possible."""
+        state = entry.state
+        self._alarm(f"trial {state.id} cannot go on: {error}")
+        if state.state == "after":
+            self._revert(entry, "what was measured cannot be judged")
+        else:
+            self._settle("failed", f"it cannot go on: {error}")
 
     # ---------------------------------------------------------------------------------------- what is known
 
@@ -257,15 +275,18 @@ class Trials:
 
     # ---------------------------------------------------------------------------------------------- telling
 
-    def _moved(self, state: TrialState, to: str, **facts: object) -> TrialState:
-        return structs.replace(
-            state, state=to, time_s=time.time(), measured=0 if to == "after" else state.measured, **facts
-        )
+    def _moved(self, state: TrialState, to: str, why: str | None = None, **facts: object) -> TrialState:
+        why = state.why if why is None else clip(why)
+        measured = 0 if to == "after" else state.measured
+        return structs.replace(state, state=to, time_s=time.time(), measured=measured, why=why, **facts)
 
     def _put(self, entry: TrialEntry) -> None:
         self._entry = None if entry.state.settled else entry
-        self._journal.put_trial(entry)
         self._sequence.publish(entry.state)
+        self._journal.put_trial(entry)
+
+    def _alarm(self, text: str) -> None:
+        self._sequence.publish(Event(time.time(), "error", "hub", clip(text)))
 
     def _show(self, state: TrialState) -> None:
         """Progress, which is not worth the disk."""

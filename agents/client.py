@@ -1,9 +1,12 @@
 """What a cockpit or a script uses to watch a run and to steer it: synchronous, for one thread."""
 
 import getpass
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import zmq
 
@@ -36,7 +39,9 @@ FRAMES = 64  # of credit at a time; the hub may send a hundred a second
 SILENCE_S = 2.5  # after which the hub is asked again; it says something each second
 RESEND_S = 1.0  # a proposal, until it is answered
 TOLD_S = 3.0  # a refusal, even though the hub serves us
-PREVIEWS_KEPT = 64
+ANSWERS_KEPT = 64
+DECIDE_S = 30.0  # a word on a trial is repeated
+PREVIEW_S = 30.0  # a question what a change would do, likewise
 LOOK_S = 15.0  # what is looked at, unless it is asked for again
 WAIT_S = 0.25  # at most, between two looks at what has to be asked again
 
@@ -63,7 +68,8 @@ class Client:
         self._wish = (0.0, True, 0)  # as `want` has it
         self._rebuilt: _Rebuilt | None = None
         self.previews: dict[str, Previewed] = {}  # answers, by the id of the question; the newest
-        self._unanswered: dict[str, tuple[_Asked, float]] = {}
+        self.denied: dict[str, str] = {}  # why the hub does not take a question, by its id; the newest
+        self._unanswered: dict[tuple[type, str], _Question] = {}
         self._looking: Sample | None = None
         self._looked_s = 0.0
         # Not immediate: libzmq would drop the hub's last frames, unread, when the hub ends. What piles up for
@@ -146,7 +152,14 @@ class Client:
         return self._ask_for(Try(id or os.urandom(8).hex(), dict(changes), steps, who or whoami(), reason))
 
     def decide(self, trial: str, keep: bool, who: str | None = None) -> None:
-        """Keep what `trial` tries, or have it taken back now. ValueError: it cannot be asked."""
+        """Keep what `trial` tries, or have it taken back now; "" is the one under way. ValueError: it cannot be asked.
+
+        It is repeated until `state.trials` shows what became of it, or nothing has for `DECIDE_S`.
+        """
+        going = (one.id for one in self.state.trials.values() if not one.settled)
+        trial = trial or next(going, "")
+        if not trial:
+            raise ValueError("no trial is under way")
         self._ask_for(Decide(keep, trial, who or whoami()))
 
     def preview(self, changes: Mapping[str, Value]) -> str:
@@ -155,7 +168,8 @@ class Client:
 
     def _ask_for(self, asked: "_Asked") -> str:
         codec.decode(codec.encode([asked]))  # what the hub could not read is refused here, with the place
-        self._unanswered[asked.id] = (asked, 0.0)
+        self.denied.pop(asked.id, None)
+        self._unanswered[type(asked), asked.id] = _Question(asked, time.monotonic())
         self._ask()
         return asked.id
 
@@ -184,11 +198,13 @@ class Client:
             self._looked_s = now
             if not self._looking.kinds:
                 self._looking = None
-        for id, (asked, sent_s) in list(self._unanswered.items()):
-            if self._answered(asked):
-                del self._unanswered[id]
-            elif now - sent_s >= RESEND_S and self._send(asked):
-                self._unanswered[id] = (asked, now)
+        for key, question in list(self._unanswered.items()):
+            asked = question.asked
+            late = now - question.began_s > ASKED_S.get(type(asked), math.inf)
+            if late or asked.id in self.denied or self._answered(asked):
+                del self._unanswered[key]
+            elif now - question.sent_s >= RESEND_S and self._send(asked):
+                question.sent_s = now
 
     def _answered(self, asked: "_Asked") -> bool:
         trial = self.state.trials.get(asked.id)
@@ -227,10 +243,12 @@ class Client:
     def _take(self, message: AnyMessage, applied: list[Update]) -> None:
         if isinstance(message, Refused):
             self._refused, self._refused_s = message.why, time.monotonic()
+            if message.asked:
+                self.denied[message.asked] = message.why
+                _forget(self.denied)
         elif isinstance(message, Previewed):
             self.previews[message.id] = message
-            if len(self.previews) > PREVIEWS_KEPT:
-                del self.previews[next(iter(self.previews))]
+            _forget(self.previews)
         elif isinstance(message, Updates):
             self._credit = max(0, self._credit - 1)
             if self._refused and time.monotonic() - self._refused_s > TOLD_S:
@@ -294,6 +312,22 @@ class _Rebuilt:
 
 
 _Asked = Propose | Try | Decide | Preview
+ASKED_S: dict[type, float] = {Decide: DECIDE_S, Preview: PREVIEW_S}
+"""How long a question is repeated; a change that is asked for, until it is answered."""
+
+
+@dataclass
+class _Question:
+    """Something that was asked and is not answered."""
+
+    asked: _Asked
+    began_s: float
+    sent_s: float = 0.0
+
+
+def _forget(answers: dict[str, Any]) -> None:
+    if len(answers) > ANSWERS_KEPT:
+        del answers[next(iter(answers))]
 
 
 def whoami() -> str:
@@ -308,11 +342,14 @@ def whoami() -> str:
 def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = True) -> CommandState:
     """Poll until the proposal `id` is settled; with `settled=False`, until it is answered at all.
 
-    TimeoutError says in one sentence how far it came.
+    TimeoutError says in one sentence how far it came. One that this client may not ask is rejected, as one that the
+    run cannot take; but it is in nobody's log.
     """
     deadline = time.monotonic() + timeout_s
     while True:
         state = client.state.commands.get(id)
+        if state is None and id in client.denied:
+            return CommandState(id, 0, "rejected", {}, {}, "", time.time(), why=client.denied[id])
         if state and (state.settled or not settled):
             return state
         remaining = deadline - time.monotonic()
@@ -325,6 +362,8 @@ def wait_for_trial(client: Client, id: str, timeout_s: float) -> TrialState:
     """Poll until the trial `id` is settled. TimeoutError says in one sentence how far it came; it goes on."""
     deadline = time.monotonic() + timeout_s
     while not ((trial := client.state.trials.get(id)) and trial.settled):
+        if id in client.denied:
+            raise TimeoutError(client.denied[id])
         if time.monotonic() >= deadline:
             how = f"the trial is at {trial.state}" if trial else client.refused or "the hub did not answer"
             raise TimeoutError(f"{how} after {timeout_s:g} s")
@@ -336,6 +375,8 @@ def wait_for_preview(client: Client, id: str, timeout_s: float) -> Previewed:
     """Poll until the question `id` is answered; TimeoutError says in one sentence that it was not."""
     deadline = time.monotonic() + timeout_s
     while id not in client.previews:
+        if id in client.denied:
+            raise TimeoutError(client.denied[id])
         if time.monotonic() >= deadline:
             raise TimeoutError(client.refused or f"nobody said within {timeout_s:g} s what this would do")
         client.poll(0.05)

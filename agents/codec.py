@@ -76,6 +76,15 @@ def pack(message: Message) -> bytes:
     return packed
 
 
+def unreadable(packed: bytes) -> str:
+    """Why nobody could read this message, which `pack` made, or nothing: a text over its limit, say."""
+    try:
+        _message_decoder.decode(packed)
+    except (msgspec.DecodeError, RecursionError, OverflowError) as error:
+        return _short(str(error))
+    return ""
+
+
 def chunks(packed: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Split packed messages, in order, so that each part makes a frame of at most `FRAME_BYTES`."""
     chunk: list[bytes] = []

@@ -42,6 +42,7 @@ class _Issue:
     )
     digest: str | None = None  # of the first rank's board after it; all must be equal
     acked: set[int] = field(default_factory=set)
+    held: dict[int, Ack] = field(default_factory=dict)  # by rank: refusals ahead of the leader's word
     untold: bool = False  # acknowledgements have come in since it was last published
 
     @property
@@ -224,15 +225,6 @@ class Control:
         board = self._sequence.state.board
         return {k.name: k.value for k in board.knobs if k.name in changes and not k.action} if board else {}
 
-    def refuse(self, propose: Propose, why: str) -> None:
-        """Turn down a proposal; one that is known already keeps what became of it."""
-        if propose.id not in self._sequence.state.commands and propose.id not in self._being_written:
-            self._refuse(propose, why)
-
-    def _refuse(self, propose: Propose, why: str) -> None:
-        # On disk before it is told, as everything else: a hub started anew must not think better of it.
-        self._write(_Issue(self._state(propose, 0, "rejected", why), propose.expires_step))
-
     def journal_wrote(self, written: Written) -> None:
         """A proposal is on disk, or could not be put there."""
         issue = self._being_written.pop(written.entry.state.id)
@@ -284,7 +276,12 @@ class Control:
     def ack(self, ack: Ack) -> None:
         """A rank tells what became of a command. All decide alike; one that differs is an error event."""
         issue = self._by_revision.get(ack.revision)
-        if issue is None or ack.rank in issue.acked:
+        if issue is None or ack.rank in issue.acked or not (issue.sent or issue.recalled):
+            return
+        leader = self._roster.leader
+        leads = leader is not None and leader.rank == ack.rank
+        if issue.state.state == "accepted" and ack.state != "applied" and not leads:
+            issue.held[ack.rank] = ack  # that nothing will become of it is the leader's to say
             return
         issue.acked.add(ack.rank)
         if issue.state.state == "accepted":
@@ -302,6 +299,8 @@ class Control:
             )
             self._waiting.remove(issue)
             self._tell(issue)
+            for held in list(issue.held.values()):
+                self.ack(held)
             return
         issue.untold = True
         if ack.state != issue.state.state:

@@ -5,6 +5,7 @@ the key's role is looked up anew for each message and each frame sent: a connect
 """
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,8 @@ HEARTBEAT_MS = 5000  # over TCP, so that a machine that has vanished is noticed
 DEAD_AFTER_MS = 20_000
 KEY_BYTES = 40  # of a public key in Z85
 CHANGES = (Propose, Try, Decide)  # each with `who` asks for it
+ASKS = (Propose, Try, Preview)  # each with an `id`, by which the answer is known
+OF_TRIALS = re.compile(r"\.(try|revert\d+)$")  # as `trials` calls its own proposals
 MAY: dict[Role, tuple[type[Message], ...]] = {
     Role.VIEWER: (Credit, Preview, Sample),
     Role.OPERATOR: (Credit, Preview, Sample, *CHANGES),
@@ -206,6 +209,10 @@ def refusal(came: Came, message: Message) -> str | None:
         return f"a client sends credit and proposals, and this is a {kind}"
     if not isinstance(message, MAY[came.role]):
         return f"{mine} and only watches; changes take the role operator"
+    if isinstance(message, Propose) and OF_TRIALS.search(message.id):
+        return (
+            f"proposals of a name like {message.id} are the hub's own, of its trials; ask under another name"
+        )
     return None
 
 

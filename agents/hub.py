@@ -22,7 +22,7 @@ from agents.complaints import Complaints
 from agents.control import Control
 from agents.detect.notify import Notifier
 from agents.detect.watch import Watch, all_detectors
-from agents.doors import LEAVE_S, Came, Door, Doors, refusal, signed
+from agents.doors import ASKS, LEAVE_S, Came, Door, Doors, refusal, signed
 from agents.intake import Intake
 from agents.journal import Journal
 from agents.keys import KeyStore, Role
@@ -105,7 +105,11 @@ class Hub:
         self._awake_s = 0.0  # a clock that stands still while this process does
         self._looked_s = time.monotonic()
         if self._journal.failure:
-            self._say("error", self._journal.failure)
+            self._say("error", clip(self._journal.failure))
+        if self._journal.unreadable:
+            self._say(
+                "warning", f"{self._journal.unreadable} rows of the journal cannot be read; they are left out"
+            )
 
     def stop(self) -> None:
         """Ask `run` to return; may be called from a signal handler."""
@@ -276,11 +280,7 @@ class Hub:
             if why is None:
                 continue
             self._complaints.add("key", why)
-            if isinstance(message, Propose) and came.role is Role.VIEWER:
-                if self._complaints.may_refuse(came.peer):
-                    self._control.refuse(message, why)  # into the log, as any change that is asked for
-                return []
-            return [Refused(why)]
+            return [Refused(why, asked=message.id if isinstance(message, ASKS) else "")]
         return None
 
     def _from_client(self, came: Came, messages: list[AnyMessage]) -> list[Message]:

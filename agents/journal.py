@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -113,6 +114,7 @@ def read_journal(path: Path) -> Iterator[CommandState | TrialState]:
         raise JournalError(f"the journal {path} cannot be read: {error}") from None
 
 
+_T = TypeVar("_T")
 _Request = tuple[bool, Entry] | TrialEntry | threading.Event | None
 
 
@@ -124,6 +126,7 @@ class Journal:
         self.last_revision = 0
         self.entries: list[Entry] = []  # as found at start, oldest first
         self.trials: list[TrialEntry] = []  # likewise
+        self.unreadable = 0  # rows that were left out of both
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._written: queue.SimpleQueue[Written] = queue.SimpleQueue()
         self._owed: dict[tuple[str, int], Entry] = {}  # states that could not be written yet
@@ -198,11 +201,22 @@ class Journal:
             "(SELECT rowid FROM commands ORDER BY rowid DESC LIMIT ?) ORDER BY rowid",
             (NEWEST,),
         )
-        self.entries = [_entry(row) for row in rows]
+        self.entries = self._readable(map(_entry, rows))
         db.execute(TRIALS)
         newest = db.execute("SELECT entry FROM trials ORDER BY began_s DESC LIMIT ?", (TRIALS_LOADED,))
-        self.trials = [msgspec.json.decode(row[0], type=TrialEntry) for row in newest][::-1]
+        self.trials = self._readable(map(_trial, newest))[::-1]
         return db
+
+    def _readable(self, rows: Iterator[_T]) -> list[_T]:
+        """What can be read; the rest is counted."""
+        read: list[_T] = []
+        while True:
+            try:
+                read.append(next(rows))
+            except StopIteration:
+                return read
+            except msgspec.MsgspecError:
+                self.unreadable += 1
 
     def _work(self) -> None:
         ending = False
@@ -260,7 +274,10 @@ class Journal:
             self._db.execute(INSERT, _row(entry))
         except sqlite3.IntegrityError:
             row = self._db.execute(f"{SELECT} WHERE id = ?", (entry.state.id,)).fetchone()
-            return Written(entry, known=_entry(row).state)
+            try:
+                return Written(entry, known=_entry(row).state)
+            except msgspec.MsgspecError:
+                return Written(entry, error="the journal holds a command of this name that cannot be read")
         return Written(entry)
 
 
@@ -269,6 +286,10 @@ def _row(entry: Entry) -> tuple[object, ...]:
     for name in ("changes", "before"):
         fields[name] = msgspec.json.encode(fields[name]).decode()
     return tuple(fields[name] for name in COLUMNS)
+
+
+def _trial(row: tuple[str]) -> TrialEntry:
+    return msgspec.json.decode(row[0], type=TrialEntry)
 
 
 def _trial_row(entry: TrialEntry) -> tuple[object, ...]:

@@ -10,10 +10,17 @@ from dataclasses import dataclass
 from agents import codec
 from agents.newest import Newest
 from agents.state import Record, RunState
-from agents.wire import Update
+from agents.wire import Alert, CommandState, Event, Gone, TrialState, Update
 
 LOG_UPDATES = 32_768
 LOG_BYTES = 16 << 20
+OF_THE_HUB = (
+    CommandState,
+    TrialState,
+    Event,
+    Alert,
+    Gone,
+)  # made here of what others say; the rest was read as it is
 BATCH = 256  # updates of the log that are forgotten together
 
 
@@ -48,6 +55,12 @@ class Sequence:
     def publish(self, update: Update) -> None:
         """Give `update` the next number. WireError, and no number is used, if it is too large for a frame."""
         packed = codec.pack(update)
+        why = codec.unreadable(packed) if isinstance(update, OF_THE_HUB) else ""
+        if why:  # one such message, and no watcher could read the frame that it is in, nor any later snapshot
+            kind = type(update).__name__.lower()
+            text = f"a {kind} that nobody could read is left out: {why}"
+            update = Event(time.time(), "error", "hub", text)
+            packed = codec.pack(update)
         self.newest.add(self.seq + 1, update, len(packed))
         self._keep([packed], len(packed))
 

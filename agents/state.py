@@ -27,7 +27,7 @@ from agents.wire import (
 )
 
 HISTORY = 4096  # summaries kept; older ones are thinned, never the newest
-COMMANDS = 1024  # commands kept; the oldest settled one goes first
+COMMANDS = 1024  # commands kept; the oldest refused one goes first, then the oldest settled
 TRIALS = 64  # trials kept
 Record = Step | Pulse | Vitals | Timeline | Peers
 """What a rank says again and again, and only the newest counts of each kind."""
@@ -102,7 +102,8 @@ class RunState:
             case TrialState():
                 self.trials[update.id] = update
                 if len(self.trials) > TRIALS:
-                    del self.trials[next(iter(self.trials))]
+                    settled = (known.id for known in self.trials.values() if known.settled)
+                    del self.trials[next(settled, next(iter(self.trials)))]
             case Event():
                 self.events.append(update)
             case Alert():
@@ -115,8 +116,11 @@ class RunState:
     def _add_command(self, command: CommandState) -> None:
         self.commands[command.id] = command
         if len(self.commands) > COMMANDS:
-            settled = (known.id for known in self.commands.values() if known.settled)
-            del self.commands[next(settled, next(iter(self.commands)))]
+            # Refusals first: however many there are, what was changed can be found and undone.
+            others = [known for known in self.commands.values() if known.id != command.id]
+            refused = (known.id for known in others if not known.revision)
+            settled = (known.id for known in others if known.settled)
+            del self.commands[next(refused, next(settled, others[0].id))]
 
     def _add_summary(self, summary: Summary) -> None:
         if self.summaries and summary.step <= self.summaries[-1].step:

@@ -70,7 +70,9 @@ class Trials:
             why=clip(why),
         )
         if why:
-            self._sequence.publish(state)  # nothing was done, so there is nothing to remember: not worth the disk
+            self._sequence.publish(
+                state
+            )  # nothing was done, so there is nothing to remember: not worth the disk
             return
         self._decided = None
         self._put(TrialEntry(state))
@@ -96,7 +98,7 @@ class Trials:
             return
         try:
             _STAGES[entry.state.state](self, entry)
-        except Exception as error:  # whatever it was: it costs this trial, not the hub and all who watch
+        except Exception as error:  # noqa: BLE001 - whatever it was, it costs this trial and not the hub
             self._give_up(entry, f"{type(error).__name__}: {error}")
 
     def run_ended(self) -> None:

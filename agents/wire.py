@@ -369,10 +369,12 @@ class Updates(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """A peer whose frames the hub cannot take, and why, in a sentence. To a relay: which of its ranks; None: itself."""
+    """A peer whose frames the hub cannot take, and why, in a sentence. To a relay: which of its ranks; None: itself.
+    To a client: the id of what it asked and may not ask."""
 
     why: Text
     rank: Rank | None = None
+    asked: Annotated[str, Meta(max_length=64)] = ""
 
 
 Control = Propose | Try | Decide | Preview | Previewed | Command | Ack

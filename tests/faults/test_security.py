@@ -193,7 +193,7 @@ def test_a_viewer_watches_and_an_operator_changes(guarded: Guarded, opened: Open
     denied = wait_for_command(viewer, asked, 5.0)
     assert denied.state == "rejected" and denied.revision == 0
     assert denied.why == "the key ann has the role viewer and only watches; changes take the role operator"
-    assert guarded.fleet.carried_out == []
+    assert guarded.fleet.carried_out == [] and asked not in operator.state.commands
     asked = operator.propose({"micro_batches": 2}, who="root@console")
     poll_until(operator, lambda: (c := operator.state.commands.get(asked)) and c.settled, guarded.fleet.turn)
     command = operator.state.commands[asked]

@@ -66,6 +66,7 @@ class Desk:
     def ack(
         self, revision: int, *ranks: int, state: str = "applied", digest: str = "d1", why: str = ""
     ) -> None:
+        self.control.due(-1e9)  # the first that waits is with the leader by now
         for rank in ranks:
             self.control.ack(Ack(rank, revision, state, 12, digest, why))  # type: ignore[arg-type]
         self.control.tell_acks()
@@ -322,8 +323,10 @@ def test_a_full_disk_refuses_changes_and_recovers(desk: Desk) -> None:
     desk.propose("a", EIGHT)
     pages: int = sqlite3.connect(desk.path).execute("PRAGMA page_count").fetchone()[0]
     desk.journal._db.execute(f"PRAGMA max_page_count = {pages}")
-    bulky: Changes = {"micro_batches": 8, "lr": "x" * 4000}
-    refused = [desk.propose(f"b{number}", bulky) for number in range(20)][-1]
+    for number in range(20):
+        desk.control.propose(Propose(f"b{number}", EIGHT, reason="x" * 4000))
+        desk.settle()
+    refused = desk.sequence.state.commands["b19"]
     assert (refused.state, refused.revision) == ("rejected", 0)
     assert "the journal cannot be written (database or disk is full)" in refused.why
     desk.journal._db.execute("PRAGMA max_page_count = 100000")

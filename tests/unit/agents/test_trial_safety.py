@@ -9,11 +9,15 @@ import pytest
 from msgspec import structs
 
 from agents import codec
+from agents.doors import Came, refusal
 from agents.intervals import compared
 from agents.journal import Journal
+from agents.keys import Role
+from agents.state import COMMANDS, RunState
 from agents.terms import TEXT
 from agents.trials import Trials
-from agents.wire import Ack, Board, Decide, KnobState, Legal, TrialState, Try
+from agents.undo import newest_undoable
+from agents.wire import Ack, Board, CommandState, Decide, Gone, KnobState, Legal, Propose, TrialState, Try
 from tests.unit.agents.fleet import make_summary
 from tests.unit.agents.test_control import WORLD, Desk
 
@@ -137,7 +141,8 @@ def test_a_revert_waits_for_ranks_under_one_name(bench: Bench) -> None:
     bench.train(1)
     bench.show(1, 8)
     bench.switch(4)
-    assert bench.trial.state == "reverted" and "t.revert1" in bench.sequence.state.commands
+    states = [trial.state for trial in bench.sequence.state.trials.values()]
+    assert states == ["reverted"] and "t.revert1" in bench.sequence.state.commands
 
 
 def test_times_that_cannot_be_compared_do_not_end_the_hub(bench: Bench) -> None:
@@ -162,3 +167,79 @@ def test_a_mistake_in_a_trial_costs_that_trial(bench: Bench, monkeypatch: pytest
     bench.run(8)
     bench.switch(4)
     assert bench.trial.state == "reverted" and bench.errors == ["trial t cannot go on: ArithmeticError: oh"]
+
+
+def test_rows_that_cannot_be_read_cost_only_themselves(bench: Bench) -> None:
+    bench.propose("good", {"lr": 0.5})
+    bench.propose("bad", {"lr": 0.6})
+    bench.trials.start(ASK)
+    bench.journal.close()
+    with sqlite3.connect(bench.path) as db:
+        db.execute("UPDATE commands SET why = ? WHERE id = 'bad'", ("w" * (TEXT + 1),))
+        db.execute("INSERT INTO trials VALUES ('x', 1.0, ?)", (json.dumps({"state": ["trialstate"]}),))
+    journal = Journal(bench.path)
+    assert (journal.failure, journal.unreadable, journal.last_revision) == ("", 2, 2)
+    assert [entry.state.id for entry in journal.entries] == ["good"]
+    assert [entry.state.id for entry in journal.trials] == ["t"]
+    journal.close()
+    bench.start()
+    bench.train()
+    bench.show(0, 4)
+    assert "cannot be read" in bench.propose("bad", {"lr": 0.6}).why
+
+
+def test_what_nobody_could_read_is_never_published(bench: Bench) -> None:
+    bench.sequence.publish(Gone(1, clean=False, text="w" * (TEXT + 1)))
+    for frame in bench.sequence.snapshot():
+        codec.decode(frame)
+    assert not bench.sequence.state.gone and "a gone that nobody could read is left out" in bench.errors[0]
+
+
+def test_refusals_do_not_push_out_what_can_be_undone() -> None:
+    state = RunState()
+    good = CommandState("good", 1, "applied", {"lr": 1}, {"lr": 2}, "me", 0.0)
+    state.apply(good)
+    for number in range(COMMANDS + 10):
+        state.apply(CommandState(f"no{number}", 0, "rejected", {"lr": 3}, {}, "you", 0.0))
+    assert newest_undoable(state.commands.values()) is good and len(state.commands) == COMMANDS
+    assert f"no{COMMANDS + 9}" in state.commands and "no0" not in state.commands
+
+
+def test_a_refused_trial_does_not_push_out_the_one_under_way(bench: Bench) -> None:
+    bench.trials.start(ASK)
+    for number in range(100):
+        bench.trials.start(Try(f"u{number}", {"lr": 0.5}, 4, "you"))
+    assert bench.trial.state == "before"
+    bench.restart()
+    assert bench.trial.state == "before" and len(bench.sequence.state.trials) == 1
+
+
+@pytest.mark.parametrize("name", ["t.try", "t.revert1"])
+def test_nobody_takes_the_names_of_a_trials_proposals(name: str) -> None:
+    came = Came(b"c", Role.OPERATOR, "", [])
+    assert "under another name" in (refusal(came, Propose(name, {"lr": 1})) or "")
+    assert refusal(came, Propose("t.tryout", {"lr": 1})) is None
+
+
+# --------------------------------------------------------------------------------------- whose word counts
+
+
+def test_a_refusal_is_the_leaders_to_say(bench: Bench) -> None:
+    bench.propose("a", {"micro_batches": 8})
+    no = Ack(2, 1, "rejected", 5, "x", "nope")
+    bench.control.ack(no)
+    assert bench.control.due(0.0) is not None
+    bench.control.ack(no)
+    assert bench.sequence.state.commands["a"].state == "accepted"
+    bench.ack(1, 0, 1)
+    command = bench.sequence.state.commands["a"]
+    assert (command.state, command.acks) == ("applied", 3)
+    assert bench.errors == ["rank 2 says rejected of revision 1, others applied"]
+
+
+def test_nobody_has_applied_what_was_not_sent(bench: Bench) -> None:
+    bench.propose("a", {"micro_batches": 8})
+    bench.propose("b", {"micro_batches": 2})
+    bench.control.due(0.0)
+    bench.control.ack(Ack(0, 2, "applied", 5, "x"))
+    assert bench.sequence.state.commands["b"].state == "accepted"

@@ -17,6 +17,10 @@ from agents.wire import Changes, KnobState, Legal, Value
 Values = Mapping[str, Value]
 
 
+def _as_it_is(value: Value) -> Value:
+    return value
+
+
 @dataclass(frozen=True)
 class Knob:
     """One thing an operator may turn.
@@ -35,6 +39,9 @@ class Knob:
     commit: Callable[[Any], None]
     prepare: Callable[[Values], Any]
     action: bool = False
+    cast: Callable[[Value], Value] = (
+        _as_it_is  # a legal value as it is kept; may raise ValueError with a sentence
+    )
 
 
 class Board:
@@ -76,14 +83,17 @@ class Board:
             refusal = KnobState(knob.name, value, knob.legal(would_be), knob.loss_neutral).refusal(value)
             if refusal:
                 raise ValueError(refusal)
-        return would_be
+        return would_be | {name: self._knobs[name].cast(would_be[name]) for name in changes}
 
     def commit(
         self, revision: int, changes: Values, prepared: list[tuple[Callable[[Any], None], Any]]
     ) -> None:
         for swap, built in prepared:
             swap(built)
-        self._values |= {name: value for name, value in changes.items() if name in self._values}
+        kept = {
+            name: self._knobs[name].cast(value) for name, value in changes.items() if name in self._values
+        }
+        self._values |= kept
         self.revision = revision
 
     def in_force(self, changes: Values) -> Changes:

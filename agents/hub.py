@@ -221,7 +221,7 @@ class Hub:
         failure = runs.last_failure(self.folder, self._began_s)
         if failure:
             self._sequence.publish(Event(time.time(), "error", "run", clip(failure)))
-        leader = next((hello.rank for hello in state.hellos.values() if hello.leader), None)
+        leader = self._roster.led
         goodbye = state.gone.get(leader) if leader is not None else None
         well = failure is None and goodbye is not None and goodbye.clean
         text = "" if well else clip(failure or "the run has ended without a goodbye")

@@ -51,6 +51,11 @@ LATER = {  # columns that a journal of an earlier release has not
     "asked_s": "REAL NOT NULL DEFAULT 0",
     "undoes": "INTEGER NOT NULL DEFAULT 0",
 }
+PRUNE = (
+    "DELETE FROM commands WHERE revision = 0 AND rowid NOT IN "
+    "(SELECT rowid FROM commands WHERE revision = 0 ORDER BY rowid DESC LIMIT ?)"
+)
+PRUNE_TRIALS = "DELETE FROM trials WHERE rowid NOT IN (SELECT rowid FROM trials ORDER BY rowid DESC LIMIT ?)"
 COLUMNS = (*CommandState.__struct_fields__, "expires_step")
 INSERT = f"INSERT INTO commands ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 # A refusal of an id that is older than what is remembered must not take the place of what became of it.
@@ -62,6 +67,8 @@ SELECT = f"SELECT {', '.join(COLUMNS)} FROM commands"
 NEWEST = 1024  # commands loaded at start, besides every unsettled one
 REFUSED_KEPT = 4096  # refusals kept on disk: asking for nonsense all day must not fill it
 TRIALS_LOADED = 64
+TRIALS_KEPT = 4096
+PRUNE_EVERY = 1024  # commands
 OWED = 4096  # states that wait for a disk that is full
 BATCH = 256
 BUSY_S = 10.0  # the recorder writes to the same file, in short transactions
@@ -126,6 +133,7 @@ class Journal:
         self.last_revision = 0
         self.entries: list[Entry] = []  # as found at start, oldest first
         self.trials: list[TrialEntry] = []  # likewise
+        self._inserted = 0  # since the last pruning
         self.unreadable = 0  # rows that were left out of both
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._written: queue.SimpleQueue[Written] = queue.SimpleQueue()
@@ -187,11 +195,7 @@ class Journal:
         known = {row[1] for row in db.execute("PRAGMA table_info(commands)")}
         for column in LATER.keys() - known:
             db.execute(f"ALTER TABLE commands ADD COLUMN {column} {LATER[column]}")
-        db.execute(
-            "DELETE FROM commands WHERE revision = 0 AND rowid NOT IN "
-            "(SELECT rowid FROM commands WHERE revision = 0 ORDER BY rowid DESC LIMIT ?)",
-            (REFUSED_KEPT,),
-        )
+        db.execute(PRUNE, (REFUSED_KEPT,))
         newest = db.execute("SELECT COALESCE(MAX(revision), 0) FROM commands").fetchone()[0]
         self.last_revision = msgspec.convert(
             newest, Revision
@@ -203,6 +207,7 @@ class Journal:
         )
         self.entries = self._readable(map(_entry, rows))
         db.execute(TRIALS)
+        db.execute(PRUNE_TRIALS, (TRIALS_KEPT,))
         newest = db.execute("SELECT entry FROM trials ORDER BY began_s DESC LIMIT ?", (TRIALS_LOADED,))
         self.trials = self._readable(map(_trial, newest))[::-1]
         return db
@@ -251,6 +256,7 @@ class Journal:
                 self._db.executemany(UPSERT, map(_row, self._owed.values()))
                 self._db.executemany(PUT_TRIAL, map(_trial_row, self._owed_trials.values()))
                 written = [self._insert(entry) for entry in new]
+                self._prune(len(new))
                 self._db.execute("COMMIT")
                 self._owed.clear()
                 self._owed_trials.clear()
@@ -268,6 +274,14 @@ class Journal:
                 )
         for one in [Written(entry, error=failure) for entry in new] if failure else written:
             self._written.put(one)
+
+    def _prune(self, inserted: int) -> None:
+        """Now and then, for a hub may run for months."""
+        self._inserted += inserted
+        if self._inserted >= PRUNE_EVERY:
+            self._inserted = 0
+            self._db.execute(PRUNE, (REFUSED_KEPT,))
+            self._db.execute(PRUNE_TRIALS, (TRIALS_KEPT,))
 
     def _insert(self, entry: Entry) -> Written:
         try:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,8 @@ class Loop:
         refusal = KnobState(name, value, allowed, loss_neutral).refusal(value)
         if refusal:
             raise ValueError(refusal)
-        cast: Callable[[Any], Value] = type  # a number for a fraction may be written without a point
+        cast = partial(_cast, name, type)
+        value = cast(value)
         self._knobs.append(
             Knob(
                 name,
@@ -154,7 +156,8 @@ class Loop:
                 loss_neutral,
                 about,
                 lambda new: self._apply(name, apply, new),
-                lambda values: cast(values[name]),
+                lambda values: values[name],
+                cast=cast,
             )
         )
         self._values[name] = value
@@ -292,6 +295,13 @@ def _checked(message: Message) -> None:
 
 def _alone(mine: bytes) -> list[bytes]:
     return [mine]
+
+
+def _cast(name: str, type: Callable[[Any], Value], value: Value) -> Value:
+    """A number for a fraction may be written without a point, and a whole one with it."""
+    if type is int and isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"{name} = {value:g} is not legal; it takes whole numbers")
+    return type(value)
 
 
 def _legal(name: str, type: type[Value], legal: Legals) -> Legal:

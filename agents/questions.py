@@ -7,26 +7,28 @@ from agents.roster import Roster
 from agents.sequence import Sequence
 from agents.wire import PREVIEWS, Message, Preview, Previewed
 
-OPEN = 256  # questions at once; the oldest gives way
+AGAIN_S = 2.0  # a client's question is waited for; then its next is handed on, or the same again
 FORGOTTEN_AFTER_S = 30.0
-AGAIN_S = 2.0  # before a question that is asked again is handed on again
+A_SECOND = 8  # handed on to the leader, of all clients together
 
 Send = Callable[[bytes, Message], object]
 
 
 @dataclass
 class _Open:
-    client: bytes
+    id: str
     asked_s: float
 
 
 class Questions:
-    """Nothing of it is kept: who gets no answer asks again."""
+    """Nothing of it is kept: who gets no answer asks again. A client has one question on its way, and all together few
+    a second, for they cost the leader's time."""
 
     def __init__(self, sequence: Sequence, roster: Roster, tell: Send) -> None:
         self._sequence, self._roster = sequence, roster
         self._tell = tell
-        self._open: dict[str, _Open] = {}
+        self._open: dict[bytes, _Open] = {}  # by client
+        self._second, self._asked = 0, 0  # a second, and how many questions were handed on in it
 
     def ask(self, client: bytes, preview: Preview, now: float) -> None:
         """Hand a question on to the leader, or answer it where there is nobody who could."""
@@ -36,9 +38,9 @@ class Questions:
         elif PREVIEWS not in leader.capabilities:
             why = "the ranks of this run do not say what a change would do"
         else:
-            asked = self._open.get(preview.id)
-            if asked is None or now - asked.asked_s >= AGAIN_S:
-                self._remember(preview.id, _Open(client, now))
+            asked = self._open.get(client)
+            if (asked is None or now - asked.asked_s >= AGAIN_S) and self._may_ask(now):
+                self._remember(client, _Open(preview.id, now))
                 self._tell(self._roster.identity(leader.rank), preview)
             return
         revision = board.revision if board else 0
@@ -46,12 +48,18 @@ class Questions:
 
     def answer(self, previewed: Previewed) -> None:
         """Hand the leader's answer to the client that asked."""
-        asked = self._open.pop(previewed.id, None)
-        if asked:
-            self._tell(asked.client, previewed)
+        for client in [client for client, asked in self._open.items() if asked.id == previewed.id]:
+            del self._open[client]
+            self._tell(client, previewed)
 
-    def _remember(self, id: str, asked: _Open) -> None:
-        for old, known in list(self._open.items()):
-            if asked.asked_s - known.asked_s > FORGOTTEN_AFTER_S or len(self._open) >= OPEN:
+    def _may_ask(self, now: float) -> bool:
+        if int(now) != self._second:
+            self._second, self._asked = int(now), 0
+        self._asked += 1
+        return self._asked <= A_SECOND
+
+    def _remember(self, client: bytes, asked: _Open) -> None:
+        for old, known in list(self._open.items()):  # at most `A_SECOND` came in each second
+            if asked.asked_s - known.asked_s > FORGOTTEN_AFTER_S:
                 del self._open[old]
-        self._open[id] = asked
+        self._open[client] = asked

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import structs
+
 from agents import codec, wire
 from agents.runs import process_state, this_host
 from agents.wire import Gone, Hello, Relay
@@ -40,11 +42,6 @@ class Connection:
         """The rank of a connection that is no relay's."""
         return None if self.relay else next(iter(self.ranks.values()), None)
 
-    @property
-    def leads(self) -> bool:
-        """It may speak for the whole job."""
-        return any(known.hello.leader or rank == 0 for rank, known in self.ranks.items())
-
 
 class Roster:
     """The ranks of one run, each known by its last Hello. The first Hello fixes world and layout for all."""
@@ -54,13 +51,18 @@ class Roster:
         self.world = 0
         self._layout = ""
         self._ranks: dict[int, Known] = {}
+        self._leader: Known | None = None  # the last that was let lead
         self._connections: dict[bytes, Connection] = {}
 
     @property
     def leader(self) -> Hello | None:
         """The rank that takes commands, as long as it is not lost."""
-        found = next((known for known in self._ranks.values() if known.hello.leader), None)
-        return found.hello if found and not found.lost else None
+        return self._leader.hello if self._leader and not self._leader.lost else None
+
+    @property
+    def led(self) -> int | None:
+        """The rank that took commands last, lost or not."""
+        return self._leader.hello.rank if self._leader else None
 
     def identity(self, rank: int) -> bytes:
         return self._ranks[rank].identity
@@ -83,8 +85,19 @@ class Roster:
         if known:
             self._part(known)
         known = self._ranks[hello.rank] = Known(hello, identity, now)
+        self._succeed(known)
         self._connections.setdefault(identity, Connection()).ranks[hello.rank] = known
         return None
+
+    def _succeed(self, known: Known) -> None:
+        """One rank leads: one that was lost leads no more when another has taken its place, should it be back."""
+        old = self._leader
+        if known.hello.leader:
+            if old and old.hello.rank != known.hello.rank:
+                old.hello = structs.replace(old.hello, leader=False)
+            self._leader = known
+        elif old and old.hello.rank == known.hello.rank:
+            self._leader = None
 
     def relay(self, identity: bytes, relay: Relay) -> str | None:
         """Let a connection speak for several ranks; a sentence if it cannot be."""
@@ -134,9 +147,7 @@ class Roster:
         mine = connection.only if connection else None
         if mine and mine.hello.rank != hello.rank:
             return f"{me} said hello on the connection of rank {mine.hello.rank}"
-        other = next(
-            (known.hello for known in self._ranks.values() if known.hello.leader and not known.lost), None
-        )
+        other = self.leader
         if hello.leader and other and other.rank != hello.rank:
             return f"{me} wants to lead, and rank {other.rank} leads this run"
         known = self._ranks.get(hello.rank)

@@ -85,3 +85,11 @@ def test_an_action_is_asked_for_and_holds_no_value() -> None:
     assert board.states()[0].action and board.states()[0].value is None
     with pytest.raises(ValueError, match="save = false is not legal; legal: true"):
         board.prepare({"save": False})
+
+
+def test_a_value_is_kept_as_its_knob_casts_it() -> None:
+    knob = Knob("n", lambda _: Legal(low=1, high=8), True, "", lambda _: None, lambda v: v["n"], cast=int)
+    board = Board([knob], {"n": 1})
+    [(_, built)] = board.prepare({"n": 2.0})
+    board.commit(1, {"n": 2.0}, [])
+    assert type(built) is int and type(board.values["n"]) is int

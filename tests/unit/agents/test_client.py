@@ -9,7 +9,19 @@ import zmq
 from agents import client as client_module
 from agents import codec
 from agents.client import Client, wait_for_command, whoami
-from agents.wire import CommandState, Credit, Event, Gone, Message, Propose, Refused, Update, Updates
+from agents.wire import (
+    CommandState,
+    Credit,
+    Decide,
+    Event,
+    Gone,
+    Message,
+    Propose,
+    Refused,
+    TrialState,
+    Update,
+    Updates,
+)
 
 
 class ScriptedHub:
@@ -176,3 +188,38 @@ def test_a_hub_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError, match="no hub answered at ipc://"):
         wait_for_command(client, client.propose({"lr": 1}), 0.05)
     client.close()
+
+
+def test_what_may_not_be_asked_is_asked_once(
+    hub: ScriptedHub, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "RESEND_S", 0.1)
+    id = client.propose({"lr": 0.1})
+    client.poll(0.02)
+    hub.say(Refused("you only watch", asked=id))
+    denied = wait_for_command(client, id, 2.0)
+    assert (denied.state, denied.why) == ("rejected", "you only watch")
+    while hub.router.poll(0):
+        hub.hear()
+    client.poll(0.3)
+    assert not hub.router.poll(0)
+
+
+def test_a_word_on_a_trial_is_repeated_for_a_while(
+    hub: ScriptedHub, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "RESEND_S", 0.1)
+    monkeypatch.setitem(client_module.ASKED_S, Decide, 0.3)
+    with pytest.raises(ValueError, match="no trial is under way"):
+        client.decide("", keep=True)
+    client.state.apply(TrialState("t", "after", {"lr": 1}, {}, 4, "", 0.0, True, 0.0))
+    client.decide("", keep=False, who="me")
+    client.decide("gone", keep=False, who="me")
+    client.try_out({"lr": 2}, 4, id="t")
+    assert len(client._unanswered) == 2, "the trial is known, the words on it are not answered"
+    assert set(client._unanswered) == {(Decide, "t"), (Decide, "gone")}
+    client.poll(0.5)
+    while hub.router.poll(0):
+        hub.hear()
+    client.poll(0.3)
+    assert not client._unanswered and not hub.router.poll(0)

@@ -245,3 +245,12 @@ def test_bytes_of_another_world_end_the_agreement_and_not_the_run() -> None:
         Agreement(0, 3, lambda mine: [mine, mine], board([], [1]), lambda: None, acks.append).step(WORD)
     with pytest.raises(Disagreement, match="no rank of this run sent"):
         agreement(0, [[b"", b"\xc1"]], board([], [1]), acks, None).step(WORD)
+
+
+def test_a_whole_number_has_no_fraction() -> None:
+    with agents.join("r", hub="none") as loop:
+        loop.knob("n", int, legal=(1, 8), value=4, apply=print, loss_neutral=True)
+        with pytest.raises(ValueError, match=r"n = 2.7 is not legal; it takes whole numbers"):
+            loop._board.prepare({"n": 2.7})
+        loop._board.commit(1, {"n": 2.0}, loop._board.prepare({"n": 2.0}))
+        assert type(loop._board.values["n"]) is int

@@ -86,3 +86,18 @@ def test_a_rank_started_again_takes_its_place_when_the_old_one_is_silent(roster:
 def test_the_same_process_may_reconnect_at_once(roster: Roster) -> None:
     assert roster.hello(b"b", make_hello(0, 4), 0.1) is None
     assert roster.identity(0) == b"b"
+
+
+def test_a_leader_that_comes_back_finds_its_place_taken() -> None:
+    """Of two that say they lead there is one: the last that was let."""
+    roster = Roster("r")
+    roster.hello(b"a", make_hello(0, 2), 0.0)
+    roster.newly_lost(LOST_AFTER_S + 0.1)
+    assert roster.hello(b"b", make_hello(1, 2, leader=True), LOST_AFTER_S + 0.2) is None
+    assert roster.leader is not None and (roster.leader.rank, roster.led) == (1, 1)
+    hello, was_lost = roster.heard(b"a", 0, 7.0)
+    assert was_lost and hello is not None and not hello.leader
+    assert roster.leader.rank == 1
+    assert "rank 1 leads this run" in (roster.hello(b"a", make_hello(0, 2), 7.0) or "")
+    roster.leave(1)
+    assert roster.leader is None and roster.led == 1

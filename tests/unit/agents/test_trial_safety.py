@@ -243,3 +243,18 @@ def test_nobody_has_applied_what_was_not_sent(bench: Bench) -> None:
     bench.control.due(0.0)
     bench.control.ack(Ack(0, 2, "applied", 5, "x"))
     assert bench.sequence.state.commands["b"].state == "accepted"
+
+
+def test_refusals_do_not_fill_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agents.journal.REFUSED_KEPT", 5)
+    monkeypatch.setattr("agents.journal.PRUNE_EVERY", 10)
+    bench.propose("good", {"lr": 0.5})
+    for number in range(40):
+        bench.propose(f"no{number}", {"nothing": 1})
+    bench.journal.flush()
+    with sqlite3.connect(bench.path) as db:
+        refused, good = (
+            db.execute(f"SELECT COUNT(*) FROM commands WHERE revision {than} 0").fetchone()[0]
+            for than in ("=", ">")
+        )
+    assert refused < 20 and good == 1

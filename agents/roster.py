@@ -135,7 +135,8 @@ class Roster:
             legal = f"a world of 1 to {LARGEST_WORLD}, and a rank below it"
             return f"rank {hello.rank} of a world of {hello.world} cannot be; legal: {legal}"
         if not math.isfinite(hello.began_s) or not math.isfinite(hello.age_s or 0.0):
-            return f"{me} began at {hello.began_s:g}, {hello.age_s} s ago, which is no time"
+            ago = "" if hello.age_s is None else f", {hello.age_s:g} s ago"
+            return f"{me} began at {hello.began_s:g}{ago}, which is no time"
         if hello.revision > LARGEST_REVISION:
             return f"{me} claims knob revision {hello.revision}, which cannot be"
         if self._ranks and hello.world != self.world:

@@ -340,7 +340,7 @@ def test_a_row_that_is_damaged_does_not_end_the_journal(desk: Desk) -> None:
     desk.journal.insert(Entry(state))
     desk.journal.flush()
     (written,) = desk.journal.take()
-    assert "the journal cannot write this" in written.error
+    assert "holds a command of this name that cannot be read" in written.error
     assert desk.propose("b", {"micro_batches": 2}).state == "accepted"
 
 

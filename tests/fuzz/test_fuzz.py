@@ -1,5 +1,6 @@
 """A short fuzz with fixed seeds, and every input that once broke something. `python -m tests.fuzz` does it for long."""
 
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -35,10 +36,10 @@ def test_inputs_that_hypothesis_makes(name: str) -> None:
     @settings(max_examples=30, derandomize=True, database=None)
     @given(st.randoms(use_true_random=False))
     def holds(random: Random) -> None:
-        target = TARGETS[name]()  # its own, so that a failure is that of its inputs alone
-        for _ in range(5):
-            target.feed(inputs.changed(name, random.choice(pool), random))
-        target.close()
+        # Its own, so that a failure is that of its inputs alone; closed also where hypothesis ends an example early.
+        with closing(TARGETS[name]()) as target:
+            for _ in range(5):
+                target.feed(inputs.changed(name, random.choice(pool), random))
 
     holds()
 

@@ -89,6 +89,9 @@ class Run:
         self.dropped.append(summary.dropped)
 
 
+OF_THE_RUN = ("pause", "resume", "stop", "profile", "profile_rank")  # it would stand, or end
+
+
 class Fickle(Agent):
     """An operator without a plan: each step a random legal change of what is loss-neutral, several at times."""
 
@@ -102,7 +105,11 @@ class Fickle(Agent):
     def pending(self) -> Command | None:
         if self.applied == SWITCHES:
             return None
-        rows = [row for row in self.rows() if row.loss_neutral and row.legal.choices]
+        rows = [
+            row
+            for row in self.rows()
+            if row.loss_neutral and row.legal.choices and row.name not in OF_THE_RUN
+        ]
         several = self._random.sample(rows, self._random.choice([1, 1, 2, len(rows)]))
         changes = {row.name: self._random.choice(row.legal.choices) for row in several}
         self._revision += 1

@@ -100,7 +100,9 @@ def test_a_target_that_cannot_be_is_refused(target: str) -> None:
 def test_a_silent_rank_is_one_line_of_the_log(own_hub: HubProcess, opened: Opened) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     poll_until(client, lambda: len(client.state.hellos) == 4, fleet.turn)
-    fleet.agents[2]._link.leave = lambda _: None  # type: ignore[union-attr, method-assign]  # without a goodbye
+    link = fleet.agents[2]._link
+    assert link
+    link.leave = lambda _: link._line.close()  # type: ignore[method-assign]  # without a goodbye
     fleet.agents[2].close(0.0)
     poll_until(client, lambda: ("silent", "run") in client.state.alerts, fleet.turn)
     assert client.state.alerts["silent", "run"].ranks == [2]

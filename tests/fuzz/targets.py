@@ -4,15 +4,11 @@ An input is msgpack: a list of steps ``[what, who, bytes]``, or for single frame
 it holds, nothing but the errors that callers are promised may be raised; and what is kept stays bounded.
 """
 
-import contextlib
-import itertools
-import os
 import select
 import shutil
-import sqlite3
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Protocol
 from unittest import mock
@@ -20,21 +16,18 @@ from unittest import mock
 import msgpack
 import zmq
 
-from agents import codec, recording, runs, wire
+from agents import codec, wire
 from agents.client import Client
 from agents.doors import Door
 from agents.hub import Hub
-from agents.journal import SCHEMA, Journal
 from agents.keys import KeyStore, Role, load_key
 from agents.line import Line
 from agents.link import Link
 from agents.orders import Orders
 from agents.outbox import Outbox
 from agents.recorder import Limits
-from agents.recording import RecordingError
 from agents.relay import Node
-from agents.replay import Recording, Replay
-from agents.runs import Endpoints, RunError
+from agents.runs import Endpoints
 from agents.wire import (
     Ack,
     Board,
@@ -46,13 +39,13 @@ from cockpit.store import Store
 from cockpit.verdict import diagnosis, headline, verdict
 from tests.fuzz import sockets
 from tests.fuzz.clock import scripted
+from tests.fuzz.files import FAST, Files
 from tests.fuzz.values import EPOCH, RUN, WORLD
 from tests.unit.agents.fleet import make_board, make_hello
 
 PEERS = 6
 STEPS = 12  # of one input, at most
 LARGEST = 70_000  # items in anything that is kept
-FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 class Target(Protocol):
@@ -340,105 +333,6 @@ class RelayTarget:
     def close(self) -> None:
         bounded(self._node)
         self._clock_context.__exit__(None, None, None)
-
-
-# ------------------------------------------------------------------------------------------------------- files
-
-
-class Files:
-    """What is read from a run's folder and a key folder by whoever wants to connect."""
-
-    def __init__(self) -> None:
-        self.fed = 0
-        self._folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=FAST))
-        (self._folder / "run").mkdir()
-        self._keys = KeyStore(self._folder / "keys")
-        self._key = self._keys.make("mine", Role.VIEWER)
-
-    def feed(self, data: bytes) -> None:
-        kind, data = data[:1], data[1:]
-        self.fed += 1
-        reader, path = {
-            b"h": (self._hub, self._folder / "run" / runs.HUB_FILE),
-            b"f": (self._failure, self._folder / "run" / runs.FAILURE_FILE),
-            b"k": (self._one_key, self._key),
-            b"l": (self._list, self._folder / "keys" / "allowed.json"),
-            b"r": (self._rows, self._folder / "run" / runs.RECORD_FILE),
-            b"w": (self._recording, self._folder / "run" / runs.RECORD_FILE),
-        }.get(kind, (self._journal, self._folder / "run" / runs.RECORD_FILE))
-        path.write_bytes(data)
-        try:
-            reader()
-        except (RunError, RecordingError) as error:
-            assert "\n" not in str(error), f"not a sentence: {error}"
-
-    def _hub(self) -> None:
-        (self._folder / "run" / runs.FAILURE_FILE).unlink(missing_ok=True)
-        runs.newest_live(self._folder)
-        runs.list_runs(self._folder)
-        runs.resolve("run", self._folder)
-
-    def _failure(self) -> None:
-        (self._folder / "run" / runs.HUB_FILE).unlink(missing_ok=True)
-        runs.last_failure(self._folder / "run")
-        runs.resolve("run", self._folder)
-
-    def _one_key(self) -> None:
-        load_key(self._key)
-
-    def _list(self) -> None:
-        self._keys.listed()
-        list(self._keys.files(list(Role)))
-
-    def _rows(self) -> None:
-        """A journal that SQLite can read, with rows that we never wrote."""
-        self._fill(SCHEMA, ("commands",))
-        self._journal()
-
-    def _recording(self) -> None:
-        """A recording that SQLite can read, with segments and rows that we never wrote."""
-        opened = Recording(self._fill(recording.SCHEMA, ("segments", "feed")))
-        try:
-            opened.segments()
-            opened.span()
-            replay = Replay(opened)
-            for place in (opened.at_end(), opened.at_time(5.0), opened.at_seq(3), opened.at_step(2)):
-                replay.seek(place)
-                replay.forward(lambda _: False)
-        finally:
-            opened.close()
-
-    def _fill(self, schema: str, tables: Iterable[str]) -> Path:
-        """A data base of `tables`, whose rows are those of the input, turn by turn."""
-        path = self._folder / "run" / runs.RECORD_FILE
-        data = path.read_bytes()
-        for beside in ("", "-wal", "-shm"):
-            path.with_name(path.name + beside).unlink(missing_ok=True)
-        db = sqlite3.connect(path)
-        db.executescript(schema)
-        with contextlib.suppress(
-            ValueError, TypeError, msgpack.UnpackException, sqlite3.Error, OverflowError
-        ):
-            for row, table in zip(msgpack.unpackb(data, strict_map_key=False), itertools.cycle(tables)):
-                names = [found[1] for found in db.execute(f"PRAGMA table_info({table})")]
-                db.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(names))})", row)
-        db.commit()
-        db.close()
-        return path
-
-    def _journal(self) -> None:
-        path = self._folder / "run" / runs.RECORD_FILE
-        for beside in ("-wal", "-shm"):
-            path.with_name(path.name + beside).unlink(missing_ok=True)
-        journal = Journal(path)
-        assert "\n" not in journal.failure, journal.failure
-        journal.close()
-        for descriptor in (journal.wake_fd, journal._wake):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
-    def close(self) -> None:
-        shutil.rmtree(self._folder)
 
 
 TARGETS: Final[dict[str, Callable[[], Target]]] = {

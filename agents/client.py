@@ -10,10 +10,10 @@ from typing import Any
 
 import zmq
 
-from agents import codec, wire
-from agents.keys import Key
-from agents.line import Line
-from agents.runs import this_host
+from agents import wire
+from agents.reach.keys import Key
+from agents.reach.line import Line
+from agents.reach.runs import this_host
 from agents.state import RunState
 from agents.wire import (
     AnyMessage,
@@ -33,6 +33,7 @@ from agents.wire import (
     Updates,
     Value,
     WireError,
+    codec,
 )
 
 FRAMES = 64  # of credit at a time; the hub may send a hundred a second

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agents.keys import KEY_VARIABLE
-from agents.streams import discard_output, fit_output, open_streams, output_failure
+from agents.reach.keys import KEY_VARIABLE
+from agents.reach.streams import discard_output, fit_output, open_streams, output_failure
 from cockpit.connect import CockpitError
 from cockpit.format import clean
 
@@ -112,13 +112,13 @@ def _log(options: Options) -> int:
 
 
 def _hub(options: Options) -> int:
-    from agents.hub_process import main
+    from agents.hub.process import main
 
     return main(options.words, "cockpit hub", in_terminal=True)
 
 
 def _relay(options: Options) -> int:
-    from agents.relay import main
+    from agents.hub.relay import main
 
     return main(options.words, "cockpit relay", in_terminal=True)
 

@@ -5,10 +5,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from agents.address import is_tcp
 from agents.client import Client
-from agents.keys import Key, Role, find_key, key_folder
-from agents.runs import Endpoints, RunError, list_runs, newest_live, resolve
+from agents.reach.address import is_tcp
+from agents.reach.keys import Key, Role, find_key, key_folder
+from agents.reach.runs import Endpoints, RunError, list_runs, newest_live, resolve
 from cockpit.store import Store
 
 ANSWER_S = 5.0

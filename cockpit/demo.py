@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 import cockpit
-from agents.runs import RunError, read_hub_file
+from agents.reach.runs import RunError, read_hub_file
 from agents.wire import Value
 from cockpit import format
 from cockpit.connect import CockpitError, runs_dir

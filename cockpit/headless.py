@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from agents.client import wait_for_command
-from agents.recording import RecordingError
+from agents.record.recording import RecordingError
 from agents.wire import CommandState, KnobState, Summary, Value
 from cockpit import format, records
 from cockpit.connect import CockpitError, Watch

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agents.keys import KeyStore, Listed, Role, keys_folder, load_key
-from agents.terms import RunError
+from agents.reach.keys import KeyStore, Listed, Role, keys_folder, load_key
+from agents.wire.terms import RunError
 from cockpit import format, records
 from cockpit.connect import CockpitError
 from cockpit.printing import say, table

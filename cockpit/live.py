@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 
 from agents.client import Client
-from agents.keys import Key
+from agents.reach.keys import Key
 from agents.wire import Value
 from cockpit.connect import CROWD, CROWD_HZ, want_little
 from cockpit.feed import ViewerError

@@ -5,8 +5,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from agents.recording import RecordingError
-from agents.replay import Moment, Place, Recording, Replay
+from agents.record.recording import RecordingError
+from agents.record.replay import Moment, Place, Recording, Replay
 from agents.wire import Summary, Value
 from cockpit.feed import ViewerError
 from cockpit.recorded import playing

@@ -6,10 +6,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.journal import JournalError, read_journal
-from agents.recording import RecordingError
-from agents.replay import Place, Recording, Replay
-from agents.runs import RECORD_FILE, ElsewhereError, RunError, find_folder, list_runs, newest_live, resolve
+from agents.hub.journal import JournalError, read_journal
+from agents.reach.runs import (
+    RECORD_FILE,
+    ElsewhereError,
+    RunError,
+    find_folder,
+    list_runs,
+    newest_live,
+    resolve,
+)
+from agents.record.recording import RecordingError
+from agents.record.replay import Place, Recording, Replay
 from cockpit.connect import CockpitError, Watch, runs_dir
 from cockpit.store import Playing, Store
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from agents.runs import RunError
-from agents.streams import open_streams
+from agents.reach.runs import RunError
+from agents.reach.streams import open_streams
 from engine.forked import signal_with_parent
 from engine.layout import Layout, LayoutError, load
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from agents.keeper import say
+from agents.reach.keeper import say
 from engine.place import Where
 
 MAX_TRACEBACK_CHARS = 60_000  # a report must fit the pipe's buffer even if its reader is stopped

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from agents.keeper import say
+from agents.reach.keeper import say
 from engine.failure import report_of
 from engine.place import Place, StopFlag, Work, cores
 from engine.signals import STOP_SIGNALS

@@ -15,8 +15,18 @@ from pathlib import Path
 
 import msgspec
 
-from agents.keeper import HubKeeper, Reach, between_machines, hub_of, kept, listening, named_hub, reach, say
-from agents.runs import Endpoints, RunError
+from agents.reach.keeper import (
+    HubKeeper,
+    Reach,
+    between_machines,
+    hub_of,
+    kept,
+    listening,
+    named_hub,
+    reach,
+    say,
+)
+from agents.reach.runs import Endpoints, RunError
 from engine.failure import report_of, sentence_of_report
 from engine.forked import flush, listen_on_loopback, outlet, share_cores
 from engine.place import Place, Work, joined_meeting

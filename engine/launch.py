@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agents.keeper import Reach, hub_of, say
+from agents.reach.keeper import Reach, hub_of, say
 from engine.failure import Outcome, tell
 from engine.forked import Tie, flush
 from engine.forked import run as run_forked

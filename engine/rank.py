@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from agents.agent import Agent
-from agents.vitals import Sensors
+from agents.rank.agent import Agent
+from agents.rank.vitals import Sensors
 from agents.wire import Ack, Step, Summary
 from engine.corpus import Corpus
 from engine.device import BACKENDS, begin, choose, uuid_of

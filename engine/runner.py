@@ -9,8 +9,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.keeper import named_hub, say
-from agents.runs import RunError
+from agents.reach.keeper import named_hub, say
+from agents.reach.runs import RunError
 from agents.wire import Step, Summary
 from engine.compiler import compiler_refusal
 from engine.corpus import read_corpus
@@ -62,7 +62,7 @@ def run_layout(
     status, in the process that outlives the ranks or, joined, in rank 0.
 
     Call it from the main thread, before any CUDA call and any other torch work: ranks are forks. Raises LayoutError or
-    `agents.runs.RunError`, one sentence, for what cannot be.
+    `agents.reach.runs.RunError`, one sentence, for what cannot be.
     """
     if layout.train.compile and device != "cuda" and (refusal := compiler_refusal()):
         raise LayoutError(refusal)

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from agents.runs import RunError
+from agents.reach.runs import RunError
 from agents.wire import Changes
 from engine.layout import Layout
 

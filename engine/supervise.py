@@ -12,7 +12,7 @@ from typing import IO
 
 import msgspec
 
-from agents.keeper import HubKeeper
+from agents.reach.keeper import HubKeeper
 from engine.failure import Outcome, Report, root_cause
 from engine.forked import DONE, STACKS_SIGNAL
 from engine.place import Whereabouts

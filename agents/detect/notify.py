@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from agents.runs import RunError
+from agents.reach.runs import RunError
 from agents.wire import Alert
 
 WAITING = 64  # alerts; more are dropped, for the log has them all

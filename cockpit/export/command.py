@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from agents.recording import RecordingError
+from agents.record.recording import RecordingError
 from cockpit import format, records
 from cockpit.connect import CockpitError
 from cockpit.recorded import folder_of, open_recording

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from agents.replay import Recording
+from agents.record.replay import Recording
 from agents.wire import Hello, Summary
 from cockpit.export.tables import flat
 from cockpit.export.told import told

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from agents.replay import Recording
+from agents.record.replay import Recording
 from cockpit import records
 from cockpit.export.tables import PLACE, blocks, columns
 from cockpit.export.told import told

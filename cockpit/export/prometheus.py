@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest, start_http_server
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from agents.replay import Recording, Replay
+from agents.record.replay import Recording, Replay
 from agents.state import RunState
 from agents.wire import Step, Summary, Vitals
 from cockpit.connect import CockpitError, Watch

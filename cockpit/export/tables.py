@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from agents.replay import Moment, Recording
+from agents.record.replay import Moment, Recording
 from agents.wire import (
     Alert,
     Board,

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator
 
-from agents import codec
-from agents.replay import Moment, Recording
+from agents.record.replay import Moment, Recording
 from agents.state import RunState
-from agents.wire import Update
+from agents.wire import Update, codec
 
 
 def told(recording: Recording) -> Iterator[tuple[Moment, Update]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from agents.board import Knob, Values
+from agents.rank.board import Knob, Values
 from agents.wire import Legal
 
 PROFILED_STEPS = (1, 2, 3, 5, 10, 20, 50)  # a trace of a step of a small model is some megabytes

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from agents.board import Board
+from agents.rank.board import Board
 from agents.wire import Changes, Estimate, Previewed, Step, Summary, Value
 from engine.layout import Layout
 from engine.planner.idle import mean_times

@@ -5,8 +5,8 @@ import socket
 
 import torch
 
-from agents.board import Board
-from agents.sampling import CAPABILITIES
+from agents.rank.board import Board
+from agents.rank.sampling import CAPABILITIES
 from agents.wire import VERSION, Hello, Value
 from agents.wire import Board as BoardMessage
 from engine.device import name_of

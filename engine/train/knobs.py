@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agents.board import Board, Knob, Values
+from agents.rank.board import Board, Knob, Values
 from agents.wire import Legal
 from engine.layout import (
     BIAS_RATE,

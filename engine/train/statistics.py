@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agents.wire import Changes, Experts, ExpertShare, LayerLoad, Loads, LoadSummary, Summary, Traffic
-from agents.wire_measures import TOP_EXPERTS
+from agents.wire.measures import TOP_EXPERTS
 from engine.device import matmul_peak
 from engine.layout import Layout
 from engine.meter import AXES, Readings

@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from agents.board import Board
+from agents.rank.board import Board
 from agents.wire import Ack, Changes, Command
 from engine.parallel.comm import Axis, Started
 from engine.snapshots import Applied

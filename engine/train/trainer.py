@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agents.agent import Agent
+from agents.rank.agent import Agent
 from agents.wire import PAUSED, Ack, Event, Step, Summary
 from engine.corpus import Corpus, read_corpus
 from engine.device import of_group

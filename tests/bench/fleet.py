@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 
 import zmq
 
-from agents import codec, wire
-from agents.wire import Hello, Relay, Step, Traffic
+from agents import wire
+from agents.wire import Hello, Relay, Step, Traffic, codec
 
 NODE = 64  # ranks of one relay
 TICK_S = 0.005
@@ -80,7 +80,7 @@ class Sender:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.dealer = context.socket(zmq.DEALER)
-        for option, value in (  # as an agent's, see agents/link.py
+        for option, value in (  # as an agent's, see agents/rank/link.py
             (zmq.IMMEDIATE, 1),
             (zmq.SNDHWM, 16),
             (zmq.LINGER, 0),

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from agents.runs import read_hub_file
+from agents.reach.runs import read_hub_file
 from engine.launch import Place, launch
 
 SIZES = {  # layers, d_model, seq_len, experts, d_expert, sequences
@@ -51,8 +51,8 @@ def measure(place: Place, size: str) -> None:
     import torch
     import torch.distributed as dist
 
-    from agents.agent import Agent
-    from agents.vitals import Sensors
+    from agents.rank.agent import Agent
+    from agents.rank.vitals import Sensors
     from engine.layout import from_toml
     from engine.meter import Meter
     from engine.train.trainer import Trainer

@@ -9,9 +9,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from agents.recorder import Recorder
-from agents.replay import Recording, Replay
-from agents.sequence import Sequence
+from agents.hub.recorder import Recorder
+from agents.hub.sequence import Sequence
+from agents.record.replay import Recording, Replay
 from agents.wire import Step, Traffic
 from tests.unit.agents.fleet import make_hello, make_summary
 

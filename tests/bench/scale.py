@@ -17,9 +17,10 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from agents import codec, runs, wire
+from agents import wire
 from agents.client import Client
-from agents.wire import Credit
+from agents.reach import runs
+from agents.wire import Credit, codec
 
 ROOT = Path(__file__).parents[2]
 TICKS_S = os.sysconf("SC_CLK_TCK")
@@ -209,7 +210,7 @@ def load(
 
 def node(ranks: int, seconds: float) -> None:
     hub = Hub("--record-mb", "0")
-    command = ["agents.relay", "--run", "r", "--hub", hub.endpoints.ranks]
+    command = ["agents.hub.relay", "--run", "r", "--hub", hub.endpoints.ranks]
     with contextlib.closing(hub), running(command) as (relay,):
         assert relay.stdout
         endpoint = relay.stdout.readline().strip()

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 
-from agents.agent import Agent
+from agents.rank.agent import Agent
 from agents.wire import Ack
 from agents.wire import Board as BoardMessage
 from tests.unit.agents.fleet import environment, make_board, make_hello, make_step, make_summary

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agents.client import Client
-from agents.journal import read_journal
-from agents.runs import RECORD_FILE
+from agents.hub.journal import read_journal
+from agents.reach.runs import RECORD_FILE
 from agents.wire import Changes, CommandState
 from tests.unit.agents.fleet import Fleet, HubProcess
 

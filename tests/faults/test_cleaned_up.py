@@ -4,7 +4,7 @@ import shutil
 import stat
 
 from agents.client import Client
-from agents.runs import read_hub_file
+from agents.reach.runs import read_hub_file
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
@@ -12,7 +12,7 @@ from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 
 def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: Opened) -> None:
     own_hub.kill()
-    own_hub.program = program("agents.hub_process", {"agents.hub.TICK_S": 0.1})
+    own_hub.program = program("agents.hub.process", {"agents.hub.hub.TICK_S": 0.1})
     own_hub.start()
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks, 2))
     poll_until(client, lambda: client.state.board and client.state.summaries, fleet.turn)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from agents.board import Board, Knob, Values
 from agents.client import Client, wait_for_command
+from agents.rank.board import Board, Knob, Values
 from agents.wire import Ack, Command, CommandState, Legal, Propose, Pulse, Welcome
 from agents.wire import Board as BoardMessage
 from engine.parallel.comm import Started
@@ -19,14 +19,14 @@ from tests.faults.scaled import Constants, program
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_board, make_hello, poll_until
 from tests.unit.engine.threads import ThreadAxis, on_each
 
-SOON: Constants = {"agents.roster.LOST_AFTER_S": 0.6}
+SOON: Constants = {"agents.hub.roster.LOST_AFTER_S": 0.6}
 
 
 @pytest.fixture
 def hasty_hub(tmp_path: Path) -> Iterator[HubProcess]:
     """A hub that gives a silent rank up at once."""
     hub = HubProcess(tmp_path / "run")
-    hub.program = program("agents.hub_process", SOON)
+    hub.program = program("agents.hub.process", SOON)
     hub.start()
     yield hub
     hub.clean_up()

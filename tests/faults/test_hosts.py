@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from agents import runs
-from agents.address import own_address
 from agents.client import Client, wait_for_command
-from agents.keys import Key, KeyStore, Role, load_key
-from agents.terms import RunError
+from agents.reach import runs
+from agents.reach.address import own_address
+from agents.reach.keys import Key, KeyStore, Role, load_key
+from agents.wire.terms import RunError
 from tests.faults.conftest import Opened
 from tests.faults.hosts import Host, NoHosts, two_hosts
 from tests.unit.agents.fleet import SOURCE, Fleet, poll_until
@@ -77,8 +77,8 @@ def test_a_cable_pulled_and_put_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Heartbeats give the dead connection up, so that a new one is there as soon as the network is."""
-    monkeypatch.setattr("agents.line.HEARTBEAT_MS", 100)
-    monkeypatch.setattr("agents.line.DEAD_AFTER_MS", 500)
+    monkeypatch.setattr("agents.reach.line.HEARTBEAT_MS", 100)
+    monkeypatch.setattr("agents.reach.line.DEAD_AFTER_MS", 500)
     with hosts[1].inside():
         fleet = opened(Fleet(url, key=keys[Role.RANK]))
         client = opened(Client(url, keys[Role.VIEWER]))

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from agents.client import Client
-from agents.runs import last_failure, read_hub_file
+from agents.reach.runs import last_failure, read_hub_file
 from tests.ranks.driver import Driver, eventually
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import poll_until
 
 WORK = """
-from agents.agent import Agent
+from agents.rank.agent import Agent
 from agents.wire import Board
 from tests.unit.agents.fleet import make_board, make_hello, make_step
 

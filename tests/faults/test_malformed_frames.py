@@ -8,7 +8,7 @@ import pytest
 
 from agents import wire
 from agents.client import Client
-from agents.hub import CLIENT_FRAME_BYTES
+from agents.hub.hub import CLIENT_FRAME_BYTES
 from agents.wire import Refused
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_hello, make_step, poll_until

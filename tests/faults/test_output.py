@@ -71,7 +71,7 @@ def test_an_encoding_without_our_signs(live: Path, variables: dict[str, str]) ->
 
 RUN = """
 import os, sys
-from agents.streams import open_streams
+from agents.reach.streams import open_streams
 from engine.forked import outlet
 from engine.place import StopFlag
 open_streams()

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import runs
 from agents.client import Client, wait_for_command
-from agents.replay import Recording, Replay
+from agents.reach import runs
+from agents.record.replay import Recording, Replay
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import SOURCE, Fleet, HubProcess, poll_until
@@ -113,10 +113,10 @@ def test_a_disk_that_has_room_again(tmp_path: Path, opened: Opened) -> None:
     """The same by a limit on the size of files, which any machine has; the recording goes on by itself."""
     hub = HubProcess(tmp_path / "run")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    scaled = {"agents.recorder.RETRY_S": 0.3}
+    scaled = {"agents.hub.recorder.RETRY_S": 0.3}
     hub.process = subprocess.Popen(
         [
-            *program("agents.hub_process", scaled),
+            *program("agents.hub.process", scaled),
             "--run",
             "r",
             "--dir",

@@ -38,7 +38,7 @@ def memory_bytes(pid: int, what: str = "VmRSS") -> int:
 @pytest.fixture
 def impatient_hub(tmp_path: Path) -> Iterator[HubProcess]:
     hub = HubProcess(tmp_path / "run")
-    command = program("agents.hub_process", {"agents.roster.LOST_AFTER_S": LOST_AFTER_S})
+    command = program("agents.hub.process", {"agents.hub.roster.LOST_AFTER_S": LOST_AFTER_S})
     hub.process = subprocess.Popen(
         [*command, "--run", "r", "--dir", str(hub.folder), "--sockets", str(hub.endpoints.directory)],
         env=environment(),

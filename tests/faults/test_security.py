@@ -16,11 +16,12 @@ import psutil
 import pytest
 import zmq
 
-from agents import codec, runs, wire
-from agents.agent import Agent
+from agents import wire
 from agents.client import Client, wait_for_command
-from agents.keys import LIST_FILE, Key, KeyStore, Role, load_key
-from agents.wire import Credit, Decide, Propose, Refused, Try, Updates
+from agents.rank.agent import Agent
+from agents.reach import runs
+from agents.reach.keys import LIST_FILE, Key, KeyStore, Role, load_key
+from agents.wire import Credit, Decide, Propose, Refused, Try, Updates, codec
 from cockpit.live import LiveFeed
 from cockpit.store import Store
 from cockpit.verdict import Level, diagnosis
@@ -266,7 +267,17 @@ def test_a_relay_that_is_turned_away_says_so_to_its_ranks(
 ) -> None:
     path = guarded.store.make("relay-1", Role.RANK).rename(tmp_path / "relay-1.key")
     sockets = runs.make_socket_directory()
-    command = [sys.executable, "-m", "agents.relay", "--run", "r", "--hub", guarded.url, "--key", str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "agents.hub.relay",
+        "--run",
+        "r",
+        "--hub",
+        guarded.url,
+        "--key",
+        str(path),
+    ]
     guarded.store.revoke("relay-1")
     relay = subprocess.Popen(
         [*command, "--sockets", str(sockets)],
@@ -296,7 +307,7 @@ def test_a_key_for_another_hub_is_told_so(guarded: Guarded, opened: Opened, tmp_
 def test_what_is_no_hub_at_all_is_told_so(
     guarded: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.line.REDIAL_S", 0.2)
+    monkeypatch.setattr("agents.reach.line.REDIAL_S", 0.2)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as open_to_all:
         port = open_to_all.bind_to_random_port("tcp://127.0.0.1")
         client = opened(Client(f"tcp://127.0.0.1:{port}", guarded.viewer))
@@ -362,7 +373,7 @@ def test_a_rank_revoked_on_an_open_connection_is_heard_no_more(guarded: Guarded,
 def test_a_list_that_cannot_be_trusted_lets_nobody_in(
     guarded: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.line.REDIAL_S", 0.2)
+    monkeypatch.setattr("agents.reach.line.REDIAL_S", 0.2)
     monkeypatch.setattr("agents.client.SILENCE_S", 0.5)
     client = watch(guarded, opened)
     path = guarded.store.folder / LIST_FILE

@@ -10,7 +10,7 @@ from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import HubProcess, poll_until
 
-QUICK = {"agents.roster.LOST_AFTER_S": 1.5, "agents.hub.TICK_S": 0.1}
+QUICK = {"agents.hub.roster.LOST_AFTER_S": 1.5, "agents.hub.hub.TICK_S": 0.1}
 
 
 def as_seen(client: Client) -> Store:
@@ -22,7 +22,7 @@ def as_seen(client: Client) -> Store:
 
 def test_suspended_is_not_dead(own_hub: HubProcess, opened: Opened) -> None:
     own_hub.kill()
-    own_hub.program = program("agents.hub_process", QUICK)
+    own_hub.program = program("agents.hub.process", QUICK)
     own_hub.start()
     client = opened(Client(own_hub.endpoints.clients))
     ranks = [opened(RankProcess(own_hub.endpoints.ranks, rank, 2)) for rank in range(2)]

@@ -9,11 +9,12 @@ import msgpack
 import pytest
 import zmq
 
-from agents import codec, runs, wire
-from agents.agent import Agent
+from agents import wire
 from agents.client import Client
-from agents.sampling import CAPABILITIES
-from agents.wire import Credit, Refused, Sample, Step
+from agents.rank.agent import Agent
+from agents.rank.sampling import CAPABILITIES
+from agents.reach import runs
+from agents.wire import Credit, Refused, Sample, Step, codec
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_hello, make_step, make_summary, poll_until
 

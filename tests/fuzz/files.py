@@ -11,12 +11,13 @@ from pathlib import Path
 
 import msgpack
 
-from agents import recording, runs
-from agents.journal import SCHEMA, Journal
-from agents.keys import KeyStore, Role, load_key
-from agents.recording import RecordingError
-from agents.replay import Recording, Replay
-from agents.runs import RunError
+from agents.hub.journal import SCHEMA, Journal
+from agents.reach import runs
+from agents.reach.keys import KeyStore, Role, load_key
+from agents.reach.runs import RunError
+from agents.record import recording
+from agents.record.recording import RecordingError
+from agents.record.replay import Recording, Replay
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where files cost no disk
 

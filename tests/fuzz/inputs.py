@@ -10,11 +10,12 @@ import msgpack
 import msgspec
 from msgspec import structs
 
-from agents import codec, recording, runs
-from agents.journal import SCHEMA
-from agents.keys import KeyStore, Role
-from agents.runs import Endpoints, HubFile
-from agents.wire import VERSION, Board, Credit, Hello, Message, Propose, Updates
+from agents.hub.journal import SCHEMA
+from agents.reach import runs
+from agents.reach.keys import KeyStore, Role
+from agents.reach.runs import Endpoints, HubFile
+from agents.record import recording
+from agents.wire import VERSION, Board, Credit, Hello, Message, Propose, Updates, codec
 from tests.fuzz import mutate
 from tests.fuzz.values import KINDS, WORLD, frame, message
 from tests.unit.agents.fleet import make_board, make_hello, make_summary

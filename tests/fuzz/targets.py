@@ -16,23 +16,24 @@ from unittest import mock
 import msgpack
 import zmq
 
-from agents import codec, wire
+from agents import wire
 from agents.client import Client
-from agents.doors import Door
-from agents.hub import Hub
-from agents.keys import KeyStore, Role, load_key
-from agents.line import Line
-from agents.link import Link
-from agents.orders import Orders
-from agents.outbox import Outbox
-from agents.recorder import Limits
-from agents.relay import Node
-from agents.runs import Endpoints
+from agents.hub.doors import Door
+from agents.hub.hub import Hub
+from agents.hub.recorder import Limits
+from agents.hub.relay import Node
+from agents.rank.link import Link
+from agents.rank.orders import Orders
+from agents.rank.outbox import Outbox
+from agents.reach.keys import KeyStore, Role, load_key
+from agents.reach.line import Line
+from agents.reach.runs import Endpoints
 from agents.wire import (
     Ack,
     Board,
     Unknown,
     WireError,
+    codec,
 )
 from cockpit import records
 from cockpit.store import Store

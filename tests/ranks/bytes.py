@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from agents.agent import Agent
+from agents.rank.agent import Agent
 from engine.launch import launch
 from engine.layout import Layout, Moe, load
 from engine.meter import Meter

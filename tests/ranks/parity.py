@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from agents.agent import Agent
+from agents.rank.agent import Agent
 from agents.wire import Ack, Command, Event, Message, Value
 from engine.corpus import read_corpus
 from engine.launch import launch

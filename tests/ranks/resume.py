@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from agents.agent import Agent
+from agents.rank.agent import Agent
 from agents.wire import Ack, Command, KnobState, Summary, Value
 from engine.launch import launch
 from engine.layout import Layout, load

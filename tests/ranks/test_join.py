@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.keys import KeyStore, Role
+from agents.reach.keys import KeyStore, Role
 from engine.launch import joined_place
 from tests.ranks.driver import JOIN, Driver, eventually, gone
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.keeper import RESTARTS_A_MINUTE, HubKeeper
+from agents.reach.keeper import RESTARTS_A_MINUTE, HubKeeper
 from engine.failure import Outcome, report_of, root_cause, sentence
 from engine.place import Where, alone
 from tests.ranks.driver import TORCH, Driver, eventually, gone

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from agents.recorder import Limits, Recorder
-from agents.replay import Recording
-from agents.sequence import Sequence
+from agents.hub.recorder import Limits, Recorder
+from agents.hub.sequence import Sequence
+from agents.record.replay import Recording
 from cockpit.playback import Playback
 from cockpit.replaying import ReplayApp
 from cockpit.screens.board import KnobBoard
@@ -30,7 +30,7 @@ def run_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for update in run.begin():
         sequence.publish(update)
     for step in range(STEPS):
-        clock.setattr("agents.recorder.time.time", lambda step=step: now + step / 2)
+        clock.setattr("agents.hub.recorder.time.time", lambda step=step: now + step / 2)
         for update in run.step(step):
             sequence.publish(update)
         recorder.follow()

@@ -1,7 +1,7 @@
 """NOT hardware: a stand-in for the module `pynvml` of nvidia-ml-py, for machines without a GPU.
 
-It has the functions that `agents.nvml` calls, with their names, arguments, units and errors; a test holds the names to
-the real module. A device is told what it answers, and which questions it refuses as real ones do.
+It has the functions that `agents.rank.nvml` calls, with their names, arguments, units and errors; a test holds the
+names to the real module. A device is told what it answers, and which questions it refuses as real ones do.
 """
 
 from dataclasses import dataclass, field

@@ -12,12 +12,13 @@ import zmq
 from msgspec import structs
 
 import agents
-from agents import codec, runs, wire
-from agents.agent import Agent
-from agents.board import Board, Knob, Values
+from agents import wire
 from agents.client import Client
-from agents.keys import Key
-from agents.wire import Ack, AnyMessage, Hello, Legal, Message, Step, Summary, Update, Value
+from agents.rank.agent import Agent
+from agents.rank.board import Board, Knob, Values
+from agents.reach import runs
+from agents.reach.keys import Key
+from agents.wire import Ack, AnyMessage, Hello, Legal, Message, Step, Summary, Update, Value, codec
 from agents.wire import Board as BoardMessage
 
 SOURCE = Path(agents.__file__).parent.parent

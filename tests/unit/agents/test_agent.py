@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from agents import codec, wire
-from agents.agent import Agent
-from agents.link import Link
-from agents.orders import REMEMBERED, REPEATED, Orders
-from agents.outbox import BULK, CAPACITY, RECORDS, Outbox
-from agents.wire import Ack, Command, Event, Experts, Gone, LayerLoad, Pulse, Step, Timeline
+from agents import wire
+from agents.rank.agent import Agent
+from agents.rank.link import Link
+from agents.rank.orders import REMEMBERED, REPEATED, Orders
+from agents.rank.outbox import BULK, CAPACITY, RECORDS, Outbox
+from agents.wire import Ack, Command, Event, Experts, Gone, LayerLoad, Pulse, Step, Timeline, codec
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import make_hello, make_step
 
@@ -157,7 +157,7 @@ def test_an_error_in_a_turn_is_told_once_and_the_rank_goes_on(
         raise RuntimeError("a mistake")
 
     monkeypatch.setattr(Link, "turn", turn)
-    monkeypatch.setattr("agents.agent.PAUSE_S", 0.001)
+    monkeypatch.setattr("agents.rank.agent.PAUSE_S", 0.001)
     agent = opened(Agent(f"ipc://{tmp_path}/ranks", doing))
     deadline = time.monotonic() + 5
     while turns < 3 and time.monotonic() < deadline:

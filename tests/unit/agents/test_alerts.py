@@ -13,7 +13,7 @@ from msgspec import structs
 
 from agents.client import Client
 from agents.detect.notify import Notifier
-from agents.runs import RunError
+from agents.reach.runs import RunError
 from agents.wire import Alert, Event
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, make_summary, poll_until

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agents import attach, keeper
-from agents.keeper import Reach
-from agents.keys import KeyStore, Role
+from agents.rank import attach
+from agents.reach import keeper
+from agents.reach.keeper import Reach
+from agents.reach.keys import KeyStore, Role
 
 
 class Machines:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agents.board import Board, Knob, Values
+from agents.rank.board import Board, Knob, Values
 from agents.wire import Legal
 
 

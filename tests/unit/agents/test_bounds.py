@@ -6,21 +6,22 @@ from pathlib import Path
 import pytest
 import zmq
 
-from agents import codec, runs, wire
-from agents.audience import CLIENTS, CLIENTS_OF_A_KEY, WATCHING, Audience
-from agents.complaints import Complaints
-from agents.control import Control
-from agents.doors import Came, Door, Doors
-from agents.hub import FRAMES_A_ROUND, Hub
-from agents.intake import EVENTS_A_SECOND, HELLOS_A_SECOND, Intake
-from agents.journal import Journal
-from agents.keys import Role
-from agents.newest import Newest
-from agents.questions import Questions
-from agents.roster import Roster
-from agents.sequence import Sequence
+from agents import wire
+from agents.hub.audience import CLIENTS, CLIENTS_OF_A_KEY, WATCHING, Audience
+from agents.hub.complaints import Complaints
+from agents.hub.control import Control
+from agents.hub.doors import Came, Door, Doors
+from agents.hub.hub import FRAMES_A_ROUND, Hub
+from agents.hub.intake import EVENTS_A_SECOND, HELLOS_A_SECOND, Intake
+from agents.hub.journal import Journal
+from agents.hub.newest import Newest
+from agents.hub.questions import Questions
+from agents.hub.roster import Roster
+from agents.hub.sequence import Sequence
+from agents.reach import runs
+from agents.reach.keys import Role
 from agents.state import RunState
-from agents.wire import Credit, Event, Message, Refused
+from agents.wire import Credit, Event, Message, Refused, codec
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import HubProcess, Peer, make_hello, make_step
 

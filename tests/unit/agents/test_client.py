@@ -7,7 +7,6 @@ import pytest
 import zmq
 
 from agents import client as client_module
-from agents import codec
 from agents.client import Client, wait_for_command, whoami
 from agents.wire import (
     CommandState,
@@ -21,6 +20,7 @@ from agents.wire import (
     TrialState,
     Update,
     Updates,
+    codec,
 )
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agents import codec, wire
-from agents.board import Values
-from agents.control import RESEND_S, WAITING, Control
-from agents.journal import Entry, Journal
-from agents.roster import Roster
-from agents.sequence import Sequence
-from agents.wire import Ack, Board, Changes, CommandState, KnobState, Legal, Propose
+from agents import wire
+from agents.hub.control import RESEND_S, WAITING, Control
+from agents.hub.journal import Entry, Journal
+from agents.hub.roster import Roster
+from agents.hub.sequence import Sequence
+from agents.rank.board import Values
+from agents.wire import Ack, Board, Changes, CommandState, KnobState, Legal, Propose, codec
 from tests.unit.agents.fleet import make_hello, make_summary
 
 WORLD = 3

@@ -9,8 +9,9 @@ import time
 import msgpack
 import pytest
 
-from agents import runs, wire
+from agents import wire
 from agents.client import Client, wait_for_command
+from agents.reach import runs
 from agents.wire import (
     Ack,
     Board,

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.address import connect_address, listen_address
-from agents.keys import KEY_VARIABLE, LIST_FILE, KeyStore, Role, find_key, keys_folder, load_key
-from agents.terms import RunError
+from agents.reach.address import connect_address, listen_address
+from agents.reach.keys import KEY_VARIABLE, LIST_FILE, KeyStore, Role, find_key, keys_folder, load_key
+from agents.wire.terms import RunError
 
 
 @pytest.fixture

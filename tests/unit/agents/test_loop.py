@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import agents
-from agents import loop as loop_module
-from agents.agreement import Agreement, Disagreement, Word
-from agents.board import Board, Knob
-from agents.keeper import Reach
+from agents.rank import loop as loop_module
+from agents.rank.agreement import Agreement, Disagreement, Word
+from agents.rank.board import Board, Knob
+from agents.reach.keeper import Reach
 from agents.wire import Ack, Command, Legal, Step, Summary
 from tests.unit.agents.fleet import SOURCE
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from agents.questions import A_SECOND, AGAIN_S, Questions
-from agents.roster import Roster
-from agents.sequence import Sequence
+from agents.hub.questions import A_SECOND, AGAIN_S, Questions
+from agents.hub.roster import Roster
+from agents.hub.sequence import Sequence
 from agents.wire import PREVIEWS, Board, Message, Preview, Previewed
 from tests.unit.agents.fleet import make_hello
 

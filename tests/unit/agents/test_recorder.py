@@ -9,11 +9,12 @@ from typing import get_args
 import msgspec
 import pytest
 
-from agents import recorder, wire
-from agents.recorder import Limits, Recorder
-from agents.recording import OF_A_MOMENT, RecordingError, pack_row, unpack, unpack_row
-from agents.replay import Recording, Replay
-from agents.sequence import Sequence
+from agents import wire
+from agents.hub import recorder
+from agents.hub.recorder import Limits, Recorder
+from agents.hub.sequence import Sequence
+from agents.record.recording import OF_A_MOMENT, RecordingError, pack_row, unpack, unpack_row
+from agents.record.replay import Recording, Replay
 from agents.wire import Event, Update
 from tests.unit.agents.fleet import make_hello, make_step, make_summary
 from tests.unit.agents.test_replay import digest
@@ -241,7 +242,7 @@ def test_kinds_of_a_newer_release_cost_nothing() -> None:
 
 
 def test_the_journal_and_the_recorder_share_a_file(make_run: MakeRun) -> None:
-    from agents.journal import Entry, Journal
+    from agents.hub.journal import Entry, Journal
 
     run = make_run(segment_bytes=4000)
     journal = Journal(run.path)

@@ -6,14 +6,15 @@ from typing import cast
 
 import pytest
 
-from agents import codec, runs, wire
+from agents import wire
 from agents.client import Client, wait_for_command
-from agents.crowd import KEPT, PATIENCE, Crowd
-from agents.doors import Door
-from agents.line import Line
-from agents.relay import Node
-from agents.roster import SUCCESSION_S
-from agents.wire import Event, Pulse, Refused, Relay, Welcome
+from agents.hub.crowd import KEPT, PATIENCE, Crowd
+from agents.hub.doors import Door
+from agents.hub.relay import Node
+from agents.hub.roster import SUCCESSION_S
+from agents.reach import runs
+from agents.reach.line import Line
+from agents.wire import Event, Pulse, Refused, Relay, Welcome, codec
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import (
     Fleet,
@@ -37,7 +38,7 @@ class RelayProcess:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "agents.relay", "--run", "r", "--hub", self._hub]
+        command = [sys.executable, "-m", "agents.hub.relay", "--run", "r", "--hub", self._hub]
         self.process = subprocess.Popen(
             [*command, "--sockets", str(self.endpoints.directory)],
             env=environment(),

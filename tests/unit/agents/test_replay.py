@@ -3,12 +3,11 @@
 import random
 from pathlib import Path
 
-from agents import codec
 from agents.client import Client
-from agents.recording import RecordingError
-from agents.replay import Recording, Replay
+from agents.record.recording import RecordingError
+from agents.record.replay import Recording, Replay
 from agents.state import RunState
-from agents.wire import AnyMessage, Update, Updates
+from agents.wire import AnyMessage, Update, Updates, codec
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 

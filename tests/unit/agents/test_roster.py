@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from agents.roster import LARGEST_WORLD, LOST_AFTER_S, Roster
+from agents.hub.roster import LARGEST_WORLD, LOST_AFTER_S, Roster
 from tests.unit.agents.fleet import make_hello
 
 

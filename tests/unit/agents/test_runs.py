@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import runs, wire
-from agents.runs import HubFile, RunError
+from agents import wire
+from agents.reach import runs
+from agents.reach.runs import HubFile, RunError
 
 
 def add_run(runs_dir: Path, name: str, pid: int, started_s: float = 1.0) -> HubFile:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from agents import codec, wire
-from agents.audience import CLIENTS, FORGOTTEN_AFTER_S, FRAMES_A_ROUND, HEARTBEAT_S, Audience
-from agents.newest import Newest
-from agents.sequence import Sequence
+from agents import wire
+from agents.hub.audience import CLIENTS, FORGOTTEN_AFTER_S, FRAMES_A_ROUND, HEARTBEAT_S, Audience
+from agents.hub.newest import Newest
+from agents.hub.sequence import Sequence
 from agents.state import RunState
-from agents.wire import Credit, Event, Updates, WireError
+from agents.wire import Credit, Event, Updates, WireError, codec
 from tests.unit.agents.fleet import make_hello, make_step
 
 

@@ -8,16 +8,27 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agents import codec
-from agents.doors import Came, refusal
-from agents.intervals import compared
-from agents.journal import Journal
-from agents.keys import Role
+from agents.hub.doors import Came, refusal
+from agents.hub.intervals import compared
+from agents.hub.journal import Journal
+from agents.hub.trials import Trials
+from agents.hub.undo import newest_undoable
+from agents.reach.keys import Role
 from agents.state import COMMANDS, RunState
-from agents.terms import TEXT
-from agents.trials import Trials
-from agents.undo import newest_undoable
-from agents.wire import Ack, Board, CommandState, Decide, Gone, KnobState, Legal, Propose, TrialState, Try
+from agents.wire import (
+    Ack,
+    Board,
+    CommandState,
+    Decide,
+    Gone,
+    KnobState,
+    Legal,
+    Propose,
+    TrialState,
+    Try,
+    codec,
+)
+from agents.wire.terms import TEXT
 from tests.unit.agents.fleet import make_summary
 from tests.unit.agents.test_control import WORLD, Desk
 
@@ -163,7 +174,7 @@ def test_a_mistake_in_a_trial_costs_that_trial(bench: Bench, monkeypatch: pytest
     def wrong(*_: object) -> None:
         raise ArithmeticError("oh")
 
-    monkeypatch.setattr("agents.trials.compared", wrong)
+    monkeypatch.setattr("agents.hub.trials.compared", wrong)
     bench.run(8)
     bench.switch(4)
     assert bench.trial.state == "reverted" and bench.errors == ["trial t cannot go on: ArithmeticError: oh"]
@@ -246,8 +257,8 @@ def test_nobody_has_applied_what_was_not_sent(bench: Bench) -> None:
 
 
 def test_refusals_do_not_fill_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agents.journal.REFUSED_KEPT", 5)
-    monkeypatch.setattr("agents.journal.PRUNE_EVERY", 10)
+    monkeypatch.setattr("agents.hub.journal.REFUSED_KEPT", 5)
+    monkeypatch.setattr("agents.hub.journal.PRUNE_EVERY", 10)
     bench.propose("good", {"lr": 0.5})
     for number in range(40):
         bench.propose(f"no{number}", {"nothing": 1})

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agents.board import Values
-from agents.intervals import compared, student
-from agents.trials import Trials
+from agents.hub.intervals import compared, student
+from agents.hub.trials import Trials
+from agents.rank.board import Values
 from agents.wire import Ack, Board, Decide, KnobState, Legal, TrialState, Try
 from tests.unit.agents.fleet import make_summary
 from tests.unit.agents.test_control import WORLD, Desk

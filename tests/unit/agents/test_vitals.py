@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from agents import nvml, vitals
 from agents.client import Client
-from agents.nvml import REASONS, Gpu, NoDevice
-from agents.vitals import Reader, Sensors, open_gpu, open_host
+from agents.rank import nvml, vitals
+from agents.rank.nvml import REASONS, Gpu, NoDevice
+from agents.rank.vitals import Reader, Sensors, open_gpu, open_host
 from agents.wire import Vitals
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fake_nvml import Device, FakeNvml

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from agents import codec, wire
-from agents.wire import AnyMessage, Legal, Message, WireError
+from agents import wire
+from agents.wire import AnyMessage, Legal, Message, WireError, codec
 
 KINDS = get_args(AnyMessage)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.recorder import Limits, Recorder
-from agents.sequence import Sequence
+from agents.hub.recorder import Limits, Recorder
+from agents.hub.sequence import Sequence
 from agents.wire import Board, CommandState, Event, Experts, Gone, LayerLoad
 from tests.unit.agents.fleet import make_board, make_hello, make_step, make_summary
 

@@ -12,7 +12,7 @@ import pytest
 
 import cockpit
 from agents.client import Client
-from agents.runs import newest_live
+from agents.reach.runs import newest_live
 from cockpit.cli import run
 from cockpit.records import to_json
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until

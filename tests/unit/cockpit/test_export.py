@@ -13,7 +13,7 @@ from typing import get_args
 import pytest
 
 from agents import wire
-from agents.replay import Recording
+from agents.record.replay import Recording
 from cockpit.cli import run
 from cockpit.connect import CockpitError
 from cockpit.export.command import EXTRA, FORMATS, listen_address
@@ -167,7 +167,7 @@ def test_prometheus_of_a_live_run(own_hub: HubProcess, opened: Opened, capsys: S
 
 
 def test_a_gap_is_bridged_once(make_run: MakeRun) -> None:
-    from agents.sequence import Sequence
+    from agents.hub.sequence import Sequence
 
     run = make_run(Sequence(log_updates=64), queue_bytes=0, commit_s=0.2, patience_s=0.0)
     run.begin()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import runs
-from agents.keys import KEY_VARIABLE
-from agents.runs import HubFile
+from agents.reach import runs
+from agents.reach.keys import KEY_VARIABLE
+from agents.reach.runs import HubFile
 from cockpit.cli import run
 from cockpit.connect import address
 from tests.unit.agents.fleet import HubProcess

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from agents.board import Board, Knob
+from agents.rank.board import Board, Knob
 from agents.wire import Estimate, Legal, Traffic, Value
 from engine.layout import load
 from engine.planner.schedule import Clock

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agents.agent import Agent
+from agents.rank.agent import Agent
 from engine.layout import LayoutError, load
 from engine.meter import Meter
 from engine.model.moe import MoeLayer, grouped

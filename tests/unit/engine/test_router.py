@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from agents.agent import Agent
+from agents.rank.agent import Agent
 from agents.wire import Value
 from engine.layout import Moe, load
 from engine.meter import Meter

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.runs import RunError
+from agents.reach.runs import RunError
 from agents.wire import Value
 from engine.layout import Layout, LayoutError, load
 from engine.resume import Start, find_start, restarted, started, turned

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agents.agent import Agent
+from agents.rank.agent import Agent
 from agents.wire import Event, Message, Step, Summary
 from engine.layout import load
 from engine.meter import Meter

@@ -1,0 +1,343 @@
+"""The hub of a run: a process of its own between the ranks and everyone who watches or steers.
+
+    python -m agents.hub --run NAME --dir RUNDIR [--sockets DIR] [--listen tcp://ADDRESS:PORT] [--parent PID]
+
+It gives everything that happens one order (`Sequence`), serves it to clients (`Audience`), and takes their
+proposals to the leader (`Control`). It may be killed at any time: ranks go on, and a hub started again on the
+same folder listens on the same endpoints and knows every command.
+"""
+
+import os
+import time
+from collections.abc import Sequence as Words
+from pathlib import Path
+from typing import Literal
+
+import zmq
+
+from agents import wire
+from agents.detect.notify import Notifier
+from agents.detect.watch import Watch, all_detectors
+from agents.hub.audience import Audience
+from agents.hub.complaints import Complaints
+from agents.hub.control import Control
+from agents.hub.doors import ASKS, LEAVE_S, Came, Door, Doors, refusal, signed
+from agents.hub.intake import Intake
+from agents.hub.journal import Journal
+from agents.hub.leases import Leases
+from agents.hub.questions import Questions
+from agents.hub.recorder import Limits, Recorder
+from agents.hub.roster import Roster
+from agents.hub.sequence import Sequence
+from agents.hub.trials import Trials
+from agents.hub.upkeep import Upkeep
+from agents.reach import runs
+from agents.reach.keys import KeyStore, Role
+from agents.reach.runs import Endpoints, HubFile
+from agents.wire import (
+    SAMPLES,
+    AnyMessage,
+    Credit,
+    Decide,
+    Event,
+    Gone,
+    Message,
+    Preview,
+    Propose,
+    Refused,
+    Sample,
+    Try,
+    WireError,
+    clip,
+    codec,
+)
+
+FLUSH_MS = 10  # between two servings of the clients, so that frames carry many updates
+IDLE_MS = 100
+TICK_S = 0.5
+FRAMES_A_ROUND = 1024  # from one socket, before the others and the clients get their turn
+DRAIN_S = 0.01  # likewise: what frames cost is for their sender to choose
+CLIENT_FRAME_BYTES = 64 << 10  # more than a client has to say at once
+CLIENT_MESSAGES = 64  # of one frame
+CROWD = 8  # frames in one round that make it worth to let the next ones gather, for waking up costs more than they do
+REST_S = 0.01
+
+
+class Hub:
+    """One hub start. `run` returns when `stop` was called, or when the process `parent` has ended."""
+
+    def __init__(
+        self,
+        run: str,
+        folder: Path,
+        endpoints: Endpoints,
+        parent: int | None = None,
+        notifier: Notifier | None = None,
+        listen: Words[str] = (),
+        keys: KeyStore | None = None,
+        record: Limits | None = None,
+    ) -> None:
+        self.run_name = run
+        self.folder = folder
+        self.endpoints = endpoints
+        self._parent = parent
+        self._stopping = False
+        self._began_s = time.time()
+        self._sequence = Sequence()
+        self._complaints = Complaints(self._sequence)
+        self._roster = Roster(run)
+        self._journal = Journal(folder / runs.RECORD_FILE)
+        self._recorder = Recorder(folder / runs.RECORD_FILE, self._sequence, record) if record else None
+        self._control = Control(self._sequence, self._roster, self._journal)
+        self._trials = Trials(self._sequence, self._control, self._journal)
+        self._questions = Questions(self._sequence, self._roster, self._tell)
+        self._intake = Intake(self._sequence, self._roster, self._control, self._complaints, self._questions)
+        self._leases = Leases()
+        self._context = zmq.Context()
+        self._doors = Doors(self._context, endpoints, listen, keys)
+        self._audience = Audience(self._sequence, self._doors.send)
+        self.upkeep = Upkeep(folder, endpoints, self._doors, self.file)
+        self._watch = Watch(all_detectors())
+        self._notifier = notifier
+        self._taken = 0  # frames that came in the last round
+        self._cut_short = False  # a socket had more than its share of that round
+        self._served_s = 0.0
+        self._ticked_s = 0.0
+        self._awake_s = 0.0  # a clock that stands still while this process does
+        self._looked_s = time.monotonic()
+        if self._journal.failure:
+            self._say("error", clip(self._journal.failure))
+        if self._journal.unreadable:
+            self._say(
+                "warning", f"{self._journal.unreadable} rows of the journal cannot be read; they are left out"
+            )
+
+    def stop(self) -> None:
+        """Ask `run` to return; may be called from a signal handler."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Serve until `stop`, or until the parent has ended; then leave nothing behind but the run folder."""
+        poller = zmq.Poller()
+        for waited in (*(door.socket for door in self._doors), self._journal.wake_fd):
+            poller.register(waited, zmq.POLLIN)
+        more = False
+        while not self._stopping:
+            poller.poll(FLUSH_MS if more else IDLE_MS)
+            more = self._round()
+            if self._taken >= CROWD and not self._cut_short:
+                time.sleep(REST_S)
+        self._finish()
+
+    def _round(self) -> bool:
+        """Take what has come, act on it, serve; True if something is left to serve."""
+        now = time.monotonic()
+        self._awake_s += min(now - self._looked_s, TICK_S)
+        self._looked_s = now
+        before = self._sequence.seq
+        self._taken, self._cut_short = 0, False
+        for door in self._doors:
+            self._taken += self._drain(door)
+        for written in self._journal.take():
+            self._control.journal_wrote(written)
+        self._command(now)
+        if self._awake_s - self._ticked_s >= TICK_S:
+            self._ticked_s = self._awake_s
+            self._tick()
+        if now - self._served_s < FLUSH_MS / 1000:
+            return self._sequence.seq > before
+        self._served_s = now
+        self._control.tell_acks()
+        if self._recorder:
+            self._recorder.follow()
+        return self._audience.serve(now)
+
+    def _tick(self) -> None:
+        for gone in self._roster.newly_lost(self._awake_s):
+            self._sequence.publish(gone)
+            self._control.rank_lost(gone.rank)
+        self._control.tell_waits()
+        self._bar()
+        for level, text in self.upkeep.look():
+            self._say(level, clip(text))
+        self._trials.tick()
+        self._look()
+        self._ask_ranks()
+        if self._parent is not None and runs.process_state(self._parent) == "ended":
+            self.stop()
+
+    def _bar(self) -> None:
+        """Whoever watches under a key that is not in force any more is told so, and gets no more."""
+        for peer in [peer for peer in self._audience if self._doors.role(peer) in (None, Role.RANK)]:
+            self._audience.forget(peer)
+            why = "the key of this connection may not watch any more; ask the owner of the run for another"
+            self._doors.answer(peer, codec.encode([Refused(why)]))
+        while self._doors.gate and self._doors.gate.told:
+            self._complaints.add("door", self._doors.gate.told.popleft())
+
+    def _look(self) -> None:
+        """See whether something is wrong with the run, and tell whoever wants to know."""
+        active = set(self._sequence.state.alerts)
+        for alert in self._watch.look(self._sequence.state, self._awake_s):
+            self._sequence.publish(alert)
+            if alert.active and (alert.name, alert.subject) in active:
+                continue  # told anew
+            if self._notifier:
+                self._notifier.tell(alert)
+            level = alert.level if alert.active else "info"
+            self._say(level, alert.text if alert.active else clip(f"over: {alert.text}"))
+        while self._watch.problems:
+            self._say("error", clip(self._watch.problems.pop()))
+        for problem in self._notifier.problems() if self._notifier else ():
+            self._complaints.add("notify", problem)
+
+    def _finish(self) -> None:
+        """Take what is still there, tell the clients, leave no sockets behind."""
+        deadline = time.monotonic() + LEAVE_S
+        while any(self._drain(door) for door in self._doors) and time.monotonic() < deadline:
+            pass
+        if not self._sequence.state.hellos:
+            self._control.leader_ended()  # it never came
+        self._journal.flush()
+        for written in self._journal.take():
+            self._control.journal_wrote(written)
+        self._control.tell_acks()
+        if not self._roster.leader:
+            self._trials.run_ended()
+        self._journal.close()
+        self._tell_the_end()
+        self._say("info", "the hub has ended")
+        while self._audience.serve(time.monotonic()) and time.monotonic() < deadline:
+            pass
+        if self._recorder:
+            self._recorder.close()
+        self._doors.close()
+        self._context.term()
+        runs.remove_hub_file(self.folder, self._sequence.epoch)
+        runs.remove_sockets(self.endpoints)
+
+    def _tell_the_end(self) -> None:
+        """The hub ends with its run, so whoever has said no goodbye is gone: cleanly, if the leader was."""
+        state = self._sequence.state
+        failure = runs.last_failure(self.folder, self._began_s)
+        if failure:
+            self._sequence.publish(Event(time.time(), "error", "run", clip(failure)))
+        leader = self._roster.led
+        goodbye = state.gone.get(leader) if leader is not None else None
+        well = failure is None and goodbye is not None and goodbye.clean
+        text = "" if well else clip(failure or "the run has ended without a goodbye")
+        for rank in [rank for rank in state.hellos if not (rank in state.gone and state.gone[rank].over)]:
+            self._sequence.publish(Gone(rank, clean=well, text=text))
+
+    # ------------------------------------------------------------------------------------------ frames
+
+    def _drain(self, door: Door) -> int:
+        """Take at most a round's share of frames from one socket; returns how many there were."""
+        taken = 0
+        until = time.monotonic() + DRAIN_S
+        try:
+            while taken < FRAMES_A_ROUND and (not taken or time.monotonic() < until):
+                came = door.receive()
+                taken += 1
+                for answer in self._take(came):
+                    self._doors.answer(came.peer, codec.encode([answer]))
+            self._cut_short = True
+        except zmq.Again:
+            pass
+        self._intake.flush()
+        return taken
+
+    def _take(self, came: Came) -> list[Message]:
+        try:
+            if len(came.frames) != 1:
+                raise WireError(f"a message has one frame, and this has {len(came.frames)}")
+            (frame,) = came.frames
+            if came.role is not Role.RANK and len(frame) > CLIENT_FRAME_BYTES:
+                raise WireError(f"a client's frame has at most {CLIENT_FRAME_BYTES} bytes, not {len(frame)}")
+            # Of what a rank sends a malformed message costs only itself; a client is told that it is.
+            messages = (codec.decode_each if came.role is Role.RANK else codec.decode)(frame)
+            if came.role is not Role.RANK and len(messages) > CLIENT_MESSAGES:
+                raise WireError(
+                    f"a client's frame has at most {CLIENT_MESSAGES} messages, not {len(messages)}"
+                )
+            answers = self._barred(came, messages)
+            if answers is None and came.role is Role.RANK:
+                answers = self._intake.take(came.peer, messages, len(frame), self._awake_s)
+            elif answers is None:
+                answers = self._from_client(came, messages)
+        except WireError as error:
+            self._complaints.add("frame", f"a peer sent a frame that was dropped: {error}")
+            answers = [Refused(wire.clip(str(error)))]
+        return [
+            one for one in answers if not isinstance(one, Refused) or self._complaints.may_refuse(came.peer)
+        ]
+
+    def _barred(self, came: Came, messages: list[AnyMessage]) -> list[Message] | None:
+        """What to answer when the peer may not say what it says; None when it may."""
+        if came.role is Role.RANK and not came.name:
+            return None
+        for message in messages:
+            why = refusal(came, message)
+            if why is None:
+                continue
+            self._complaints.add("key", why)
+            return [Refused(why, asked=message.id if isinstance(message, ASKS) else "")]
+        return None
+
+    def _from_client(self, came: Came, messages: list[AnyMessage]) -> list[Message]:
+        for message in (signed(came, message) for message in messages):
+            match message:
+                case Credit() if message.version != wire.VERSION:
+                    raise WireError(codec.version_refusal(message.version))
+                case Credit():
+                    why = self._audience.credit(
+                        came.peer, message, time.monotonic(), came.name, came.role is Role.VIEWER
+                    )
+                    if why:
+                        return [Refused(why)]
+                case Propose():
+                    self._control.propose(message)
+                case Try():
+                    self._trials.start(message)
+                case Decide():
+                    self._trials.decide(message)
+                case Preview():
+                    self._questions.ask(came.peer, message, time.monotonic())
+                case Sample():
+                    why = self._leases.ask(came.peer, message, time.monotonic())
+                    if why:
+                        return [Refused(why)]
+                case _:
+                    raise WireError(f"this hub does not take a {type(message).__name__.lower()}")
+        return []
+
+    def _command(self, now: float) -> None:
+        command = self._control.due(now)
+        leader = self._roster.leader if command else None
+        if command and leader:
+            self._tell(self._roster.identity(leader.rank), command)
+
+    def _tell(self, peer: bytes, message: Message) -> None:
+        self._doors.send(peer, codec.encode([message]))
+
+    def _ask_ranks(self) -> None:
+        """Tell ranks what somebody looks at."""
+        step_ms = self._sequence.state.step_ms
+        for peer, samples in self._leases.due(self._roster.able(SAMPLES), step_ms, time.monotonic()):
+            self._doors.send(peer, codec.encode(samples))
+
+    def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
+        self._sequence.publish(Event(time.time(), level, "hub", text))
+
+    def file(self) -> HubFile:
+        """Where this hub listens, for `hub.json`; after the sockets are bound."""
+        return HubFile(
+            run=self.run_name,
+            epoch=self._sequence.epoch,
+            endpoints=self.endpoints,
+            pid=os.getpid(),
+            wire=wire.VERSION,
+            started_s=self._began_s,
+            host=runs.this_host(),
+            tcp=self._doors.tcp,
+        )

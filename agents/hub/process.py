@@ -1,0 +1,131 @@
+"""A hub as a process: its options, its place on this machine, its end."""
+
+import argparse
+import contextlib
+import fcntl
+import gc
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from agents.detect.notify import Notifier
+from agents.hub.hub import Hub
+from agents.hub.recorder import DEFAULT_RECORD_MB, Limits
+from agents.reach import runs
+from agents.reach.address import LEGAL as LEGAL_LISTEN
+from agents.reach.address import listen_address
+from agents.reach.files import raise_file_limit
+from agents.reach.keys import KeyStore, keys_folder
+from agents.reach.runs import Endpoints, RunError
+
+ON_ALERT = "COCKPIT_ON_ALERT"
+
+
+def _lock(folder: Path) -> TextIO:
+    """Be the one hub of this run folder; held until the process ends, however it ends."""
+    lock = (folder / ".hub.lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(f"another hub serves {folder} already") from None
+    return lock
+
+
+def _endpoints(folder: Path, sockets: Path | None) -> Endpoints:
+    """In the directory asked for, else where the hub before this one listened, else in a new one."""
+    if sockets is None:
+        with contextlib.suppress(RunError):
+            sockets = runs.read_hub_file(folder).endpoints.directory
+    if sockets is None:
+        return runs.endpoints_in(runs.make_socket_directory())
+    runs.check_socket_directory(sockets)
+    return runs.endpoints_in(sockets)
+
+
+def _places(listen: str | None, folder: Path) -> list[str]:
+    """Where to listen over TCP, best first: with a port left open, where the hub before this one did."""
+    if listen is None:
+        return []
+    host, port = listen_address(listen)
+    with contextlib.suppress(RunError):
+        before = runs.read_hub_file(folder).tcp
+        if port == 0 and before and before.ranks.startswith(f"tcp://{host}:"):
+            return [before.ranks, listen]
+    return [listen]
+
+
+def main(
+    words: Sequence[str] | None = None, prog: str = "python -m agents.hub", in_terminal: bool = False
+) -> int:
+    """Exit 0 after SIGTERM or when the parent has ended; 2, with one sentence, if it cannot start.
+
+    `in_terminal`: a person has started it, and Ctrl-C ends it.
+    """
+    parser = argparse.ArgumentParser(prog=prog, description="The hub of one training run.")
+    parser.add_argument("--run", required=True, help="the name of the run")
+    parser.add_argument(
+        "--dir", required=True, type=Path, help="the folder of the run; made if it is not there"
+    )
+    parser.add_argument(
+        "--sockets", type=Path, help="the directory for the sockets; by default a new private one"
+    )
+    parser.add_argument(
+        "--listen", metavar=LEGAL_LISTEN, help="over TCP too, for peers with a key; auto: on the loopback"
+    )
+    parser.add_argument(
+        "--keys", type=Path, help="the folder of keys (default COCKPIT_KEYS, else ~/.config/cockpit/keys)"
+    )
+    parser.add_argument("--parent", type=int, help="a process id; when it has ended, so does the hub")
+    parser.add_argument(
+        "--on-alert",
+        default=os.environ.get(ON_ALERT),
+        help=f"a command that gets each alert as JSON, or a URL it is posted to (default: ${ON_ALERT})",
+    )
+    parser.add_argument(
+        "--record-mb",
+        type=int,
+        default=DEFAULT_RECORD_MB,
+        metavar="MB",
+        help="disk for the recording of every update; what is older is thinned, to a quarter more; "
+        f"0 records nothing (default {DEFAULT_RECORD_MB})",
+    )
+    parser.add_argument("--json", action="store_true", help="say on one line where it listens")
+    arguments = parser.parse_args(words)
+    if not in_terminal:
+        # Ctrl-C in a terminal reaches the whole process group; the launcher decides when the hub ends.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise_file_limit()
+    # Messages are trees, freed without the collector; what is left for it to find are a few cycles now and then.
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
+    try:
+        arguments.dir.mkdir(parents=True, exist_ok=True)
+        places = _places(arguments.listen, arguments.dir)
+        lock = _lock(arguments.dir)
+        endpoints = _endpoints(arguments.dir, arguments.sockets)
+        keys = KeyStore(arguments.keys or keys_folder()) if places else None
+        notifier = Notifier(arguments.run, arguments.on_alert) if arguments.on_alert else None
+        record = Limits.of(arguments.record_mb)
+        try:
+            hub = Hub(
+                arguments.run, arguments.dir, endpoints, arguments.parent, notifier, places, keys, record
+            )
+        except RunError:
+            runs.remove_sockets(endpoints)
+            raise
+        for ending in (signal.SIGTERM, signal.SIGHUP, *((signal.SIGINT,) if in_terminal else ())):
+            signal.signal(ending, lambda _signal, _frame: hub.stop())
+        file = hub.upkeep.write_file()
+    except (RunError, OSError) as error:
+        parser.exit(2, f"the hub cannot start: {error}\n")
+    if arguments.json:
+        sys.stdout.write(f"{msgspec.json.encode(file).decode()}\n")
+        sys.stdout.flush()
+    hub.run()
+    lock.close()
+    return 0

@@ -1,0 +1,217 @@
+"""The recorder: the feed of a run's updates to disk, off the hub's loop.
+
+It follows the sequence as a client does: the hub's log is its queue. Each time it is let look it hands what is new to
+a thread, which compresses and writes it; if the thread falls behind, it hands over nothing until there is room, and
+if the log has moved on by then, there is a gap: the next segment begins with a snapshot. So nothing that a disk does
+reaches the loop. A disk that is full or broken ends the recording, which is said; it is tried again in a while.
+"""
+
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Raw
+
+from agents.hub.sequence import Sequence
+from agents.record.recording import Batch
+from agents.record.tape import Tape, TapeError
+from agents.wire import Event, Update, clip, codec
+
+MIB = 1 << 20
+DEFAULT_RECORD_MB = 512
+RETRY_S = 30.0  # after a failure of the disk
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is recorded. Bytes on disk are compressed ones."""
+
+    full_bytes: int = DEFAULT_RECORD_MB * 10**6  # of segments with every update; then the oldest is thinned
+    thin_bytes: int = DEFAULT_RECORD_MB * 10**6 // 4  # of thinned segments; then the oldest is forgotten
+    segment_bytes: int = 4 * MIB  # of updates, uncompressed, between two snapshots
+    snapshots_worth: int = 4  # and at least so many times what a snapshot takes
+    queue_bytes: int = 16 * MIB  # of updates that wait for the disk, uncompressed, besides the hub's log
+    commit_s: float = 0.5  # between two writings
+    patience_s: float = 10.0  # between two gaps at first; twice as long after each, up to `most_patience_s`
+    most_patience_s: float = 300.0
+
+    @classmethod
+    def of(cls, megabytes: int) -> "Limits | None":
+        """For a recording of so many MB (10**6 bytes) of whole segments; None for none."""
+        if megabytes <= 0:
+            return None
+        size = megabytes * 10**6
+        # At least some four segments, or there is little to thin.
+        return cls(size, size // 4, min(cls.segment_bytes, max(size, MIB)))
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """A segment begins with the state as of `seq`."""
+
+    epoch: str
+    seq: int
+    time_s: float
+    step: int | None
+    follows: bool  # on the segment before
+    state: list[Update]
+
+
+@dataclass(frozen=True)
+class _Follow:
+    """Updates that follow on."""
+
+    first: int
+    time_s: float
+    step: int | None
+    packed: list[bytes]
+    size: int
+
+
+class Recorder:
+    """Records `sequence` from its first number on. `follow` and `close` are the hub's, the rest is a thread's."""
+
+    def __init__(self, path: Path, sequence: Sequence, limits: Limits = Limits()) -> None:
+        self._path = path
+        self._sequence = sequence
+        self._limits = limits
+        self._queue: queue.SimpleQueue[_Begin | _Follow] = queue.SimpleQueue()
+        self._seq = 0  # all up to here is handed over
+        self._handed = 0  # bytes; counted by the loop alone
+        self._written = 0  # bytes; counted by the thread alone
+        self._in_segment = 0
+        self._snapshot_bytes = 0  # of the newest; set by the thread
+        self._failure: str | None = None  # set by the thread; None again once a segment has begun
+        self._told: str | None = None
+        self._retry_s = 0.0
+        self._lost = 0
+        self._gap_s = 0.0  # no snapshot for a gap before this
+        self._patience_s = limits.patience_s
+        self._ending = threading.Event()
+        self._begin()
+        self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
+        self._thread.start()
+
+    # -------------------------------------------------------------------------------------------- the loop
+
+    def follow(self) -> None:
+        """Hand over what is new. Never waits: costs a slice of the log, and a snapshot's worth now and then."""
+        now = time.monotonic()
+        if self._hindered(now) or self._handed - self._written > self._limits.queue_bytes:
+            return  # the log keeps it meanwhile
+        sequence = self._sequence
+        if not sequence.holds(sequence.epoch, self._seq):
+            self._bridge(now)
+        elif sequence.seq > self._seq:
+            packed = sequence.after(self._seq)
+            size = sum(map(len, packed))
+            self._queue.put(_Follow(self._seq + 1, time.time(), self._step, packed, size))
+            self._seq = sequence.seq
+            self._handed += size
+            self._in_segment += size
+            if self._in_segment >= self._segment_bytes:
+                self._begin(follows=True)
+
+    def _hindered(self, now: float) -> bool:
+        """Whether the disk takes nothing for now; what is to be said of it is said once."""
+        failure = self._failure
+        if failure is None and not self._thread.is_alive():
+            failure = "its thread has failed (the hub's own log says how)"
+        if failure and not self._told:
+            self._say("error", f"the recording stops: {failure}; telemetry goes on")
+            self._told, self._retry_s = failure, now + RETRY_S
+        elif failure and now >= self._retry_s:
+            self._retry_s = now + RETRY_S
+            self._begin()
+        elif self._told and not failure:
+            self._told = None
+            self._say("info", "the recording goes on, after a gap")
+            return False
+        return failure is not None
+
+    def _bridge(self, now: float) -> None:
+        """The log has moved on from where we were: once the thread is through, go on with a snapshot."""
+        if self._handed > self._written or now < self._gap_s:
+            return
+        lost = self._sequence.seq - self._seq
+        self._patience_s = min(2 * self._patience_s, self._limits.most_patience_s)
+        self._gap_s = now + self._patience_s
+        self._begin()
+        self._say("warning", f"the recording has a gap of {lost} updates: the disk did not keep up with them")
+
+    def _begin(self, follows: bool = False) -> None:
+        """A new segment, with the state as it is. Messages are immutable: the thread packs them."""
+        sequence = self._sequence
+        self._seq, self._in_segment = sequence.seq, 0
+        state = list(sequence.state.replay())
+        self._queue.put(_Begin(sequence.epoch, sequence.seq, time.time(), self._step, follows, state))
+
+    @property
+    def _segment_bytes(self) -> int:
+        return max(self._limits.segment_bytes, self._limits.snapshots_worth * self._snapshot_bytes)
+
+    @property
+    def _step(self) -> int | None:
+        summaries = self._sequence.state.summaries
+        return summaries[-1].step if summaries else None
+
+    def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
+        self._sequence.publish(Event(time.time(), level, "hub", clip(text)))
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Hand over the rest, and end when it is written."""
+        self.follow()
+        self._ending.set()
+        self._thread.join(timeout_s)
+
+    # ------------------------------------------------------------------------------------------ the thread
+
+    def _work(self) -> None:
+        tape: Tape | None = None
+        while True:
+            ending = self._ending.wait(self._limits.commit_s)  # meanwhile updates gather
+            items: list[_Begin | _Follow] = []
+            while not self._queue.empty():
+                items.append(self._queue.get())
+            try:
+                if items and tape is None:
+                    tape = Tape(self._path, self._limits.full_bytes, self._limits.thin_bytes)
+                if tape is not None:
+                    self._write(tape, items)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and tried again in a while
+                self._failure = str(error) if isinstance(error, TapeError) else f"it had an error: {error!r}"
+                if tape is not None:
+                    tape.close()
+                    tape = None
+            self._written += sum(item.size for item in items if isinstance(item, _Follow))
+            if ending:
+                if tape is not None:
+                    tape.close()
+                return
+
+    def _write(self, tape: Tape, items: list[_Begin | _Follow]) -> None:
+        """After a failure nothing is written until a snapshot comes."""
+        begins = [place for place, item in enumerate(items) if isinstance(item, _Begin)]
+        if self._failure:
+            items = items[begins[-1] :] if begins else []
+        batches: list[Batch] = []
+        step: int | None = None
+        for item in items:
+            if isinstance(item, _Begin):
+                tape.add(batches, step)
+                batches = []
+                follows = item.follows and not self._failure
+                state = list(map(codec.pack, item.state))
+                self._snapshot_bytes = sum(map(len, state))
+                tape.begin(item.epoch, item.seq, item.time_s, item.step, follows, state)
+            else:
+                batches.append(Batch(item.time_s, item.first, list(map(Raw, item.packed))))
+                step = item.step
+        tape.add(batches, step)
+        if items:
+            tape.commit()
+            self._failure = None
+        tape.make_room()

@@ -1,0 +1,314 @@
+"""A run's folder and how its hub is found: `hub.json`, and the directory of the hub's sockets."""
+
+import contextlib
+import os
+import re
+import socket
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from agents.reach.address import connect_address
+from agents.wire import VERSION
+from agents.wire.codec import version_refusal
+from agents.wire.terms import RunError as RunError
+
+HUB_FILE = "hub.json"
+HUB_FILE_BYTES = 64 << 10  # read of it; an honest one has a few hundred
+RECORD_FILE = "run.db"
+FAILURE_FILE = "failure.txt"  # the launcher writes it: a line with date, time and the cause, then the reports
+_FAILURE_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.+)")
+_PROCESS_STATES: Final[dict[str, Literal["ended", "stopped"]]] = {"Z": "ended", "X": "ended", "T": "stopped"}
+LONGEST_SOCKET_PATH = 107  # bytes; sun_path holds 108 with its closing zero
+
+
+class ElsewhereError(RunError):
+    """The hub is alive, as far as anyone knows, and cannot be reached from this machine."""
+
+
+class Endpoints(Struct, frozen=True, omit_defaults=True):
+    """Where a hub listens: ranks connect to the one, watchers and operators to the other."""
+
+    ranks: str
+    clients: str
+    keys: str = ""  # over TCP: the folder of keys that the hub uses
+    hub: str = ""  # over TCP: the hub's public key
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files of both sockets."""
+        return [Path(url.removeprefix("ipc://")) for url in (self.ranks, self.clients)]
+
+    @property
+    def directory(self) -> Path:
+        """The directory both sockets lie in."""
+        return Path(self.clients.removeprefix("ipc://")).parent
+
+
+class HubFile(Struct, frozen=True, omit_defaults=True):
+    """`hub.json`: what anyone needs to reach the hub of a run."""
+
+    run: str
+    epoch: str  # a new one at each hub start
+    endpoints: Endpoints
+    pid: int
+    wire: int  # the wire version the hub speaks
+    started_s: float
+    host: str = ""  # where it runs
+    tcp: Endpoints | None = None  # where it listens over TCP too, for peers with a key
+
+    @property
+    def here(self) -> bool:
+        """Whether the hub runs on this machine."""
+        return self.host in ("", this_host())
+
+    @property
+    def live(self) -> bool:
+        """The hub's process exists, and so do its sockets: a process id alone may have been given anew.
+
+        Of a hub on another machine nothing is known but that it has not ended in good order.
+        """
+        if not self.here:
+            return self.tcp is not None
+        return process_state(self.pid) != "ended" and self.endpoints.directory.is_dir()
+
+
+class Run(Struct, frozen=True):
+    """One run folder; `hub` is its last hub if that was killed, and None if it ended in good order."""
+
+    name: str
+    folder: Path
+    hub: HubFile | None
+
+    @property
+    def live(self) -> bool:
+        return self.hub is not None and self.hub.live
+
+
+def process_state(pid: int) -> Literal["ended", "stopped", "alive"]:
+    """`ended`, `stopped` or `alive`: what this machine knows of a process."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return "ended"
+    except PermissionError:
+        return "alive"
+    with contextlib.suppress(OSError, IndexError):
+        # The field after the command's closing parenthesis; a zombie answers signals and yet has ended.
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return _PROCESS_STATES.get(letter, "alive")
+    return "alive"
+
+
+# ------------------------------------------------------------------------------------------- sockets
+
+
+def endpoints_in(directory: Path) -> Endpoints:
+    """The endpoints of a hub whose sockets lie in `directory`; RunError if that is too long a path."""
+    for name in ("ranks", "clients"):
+        length = len(os.fsencode(directory / name))
+        if length > LONGEST_SOCKET_PATH:
+            raise RunError(
+                f"the socket path {directory / name} has {length} bytes and a socket takes "
+                f"{LONGEST_SOCKET_PATH}; name a shorter directory, or set XDG_RUNTIME_DIR to one"
+            )
+    return Endpoints(ranks=f"ipc://{directory / 'ranks'}", clients=f"ipc://{directory / 'clients'}")
+
+
+def make_socket_directory() -> Path:
+    """A new private directory (mode 0700) with a short path, for the sockets of one hub."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    usable = runtime and os.access(runtime, os.W_OK | os.X_OK)
+    for parent in (runtime, tempfile.gettempdir()) if usable else (tempfile.gettempdir(),):
+        directory = Path(tempfile.mkdtemp(prefix="cockpit-", dir=parent))
+        try:
+            endpoints_in(directory)
+        except RunError as error:
+            directory.rmdir()
+            problem = error
+        else:
+            return directory
+    raise problem
+
+
+def check_socket_directory(directory: Path) -> None:
+    """Make `directory` if need be; RunError unless it is ours alone, for who can enter can connect."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        raise RunError(f"the socket directory {directory} cannot be used: {error.strerror}") from None
+    _check_ours(directory, found)
+
+
+def _check_private(directory: Path) -> None:
+    """RunError unless a socket directory that is there already is ours alone."""
+    try:
+        found = directory.lstat()
+    except OSError as error:
+        raise RunError(f"the socket directory {directory} cannot be used: {error.strerror}") from None
+    _check_ours(directory, found)
+
+
+def _check_ours(directory: Path, found: os.stat_result) -> None:
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise RunError(f"the socket directory {directory} must be a directory of yours with mode 0700")
+
+
+def remove_sockets(endpoints: Endpoints) -> None:
+    """Remove a hub's sockets, and their directory if nothing else is in it."""
+    for endpoint in (endpoints.ranks, endpoints.clients):
+        Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        endpoints.directory.rmdir()
+
+
+# --------------------------------------------------------------------------------------------- hub.json
+
+
+def write_hub_file(folder: Path, hub: HubFile) -> None:
+    """Write `hub.json` so that a reader sees the old file or the new one, never half of one."""
+    text = msgspec.json.format(msgspec.json.encode(hub), indent=2)
+    unfinished = folder / f".{HUB_FILE}.{os.getpid()}"
+    unfinished.write_bytes(text + b"\n")
+    unfinished.replace(folder / HUB_FILE)
+
+
+def last_failure(folder: Path, since_s: float = 0.0) -> str | None:
+    """The sentence on why the run failed, if its launcher has written one since then."""
+    path = folder / FAILURE_FILE
+    try:
+        if path.stat().st_mtime < since_s:
+            return None
+        lines = path.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    said = [found[1] for line in lines if (found := _FAILURE_LINE.fullmatch(line))]
+    return said[-1] if said else None
+
+
+def read_hub_file(folder: Path) -> HubFile:
+    """The hub of a run folder; RunError says in one sentence why there is none."""
+    path = folder / HUB_FILE
+    try:
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(HUB_FILE_BYTES), type=HubFile)
+    except FileNotFoundError:
+        failure = last_failure(folder)
+        how = f"it has ended: {failure}" if failure else f"it has ended, or went without one (no {HUB_FILE})"
+        raise RunError(f"no hub serves the run {folder}: {how}") from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RunError(f"{path} is not a hub file: {error}") from None
+
+
+def remove_hub_file(folder: Path, epoch: str) -> None:
+    """Remove `hub.json` if it is still the one of the hub start `epoch`."""
+    with contextlib.suppress(RunError):
+        if read_hub_file(folder).epoch == epoch:
+            (folder / HUB_FILE).unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------------------------------ finding runs
+
+
+def list_runs(runs_dir: Path) -> list[Run]:
+    """Every run folder in `runs_dir`, the one touched last first."""
+    return sorted(_runs(runs_dir), key=lambda run: (_touched_s(run.folder), run.name), reverse=True)
+
+
+def newest_live(runs_dir: Path) -> Run | None:
+    """The run whose hub started last, of those whose hub is alive; None if there is none."""
+    live = (run for run in _runs(runs_dir) if run.live)
+    return max(live, key=lambda run: run.hub.started_s if run.hub else 0.0, default=None)
+
+
+def resolve(target: str | None, runs_dir: Path) -> Endpoints:
+    """The endpoints of a live run, named by its name in `runs_dir`, its folder, or an ``ipc://`` or ``tcp://`` URL.
+
+    An ipc URL names the socket directory or either socket in it. `None` is the newest live run. A hub on another
+    machine, whose run folder is seen here, is reached over TCP. RunError: there is no such run, its hub is not alive,
+    or it cannot be reached from here.
+    """
+    if target is None:
+        newest = newest_live(runs_dir)
+        if newest is None or newest.hub is None:
+            raise RunError(f"no run in {runs_dir} is live; start one, or name a run")
+        return _reached(newest.hub, newest.folder)
+    if "://" in target:
+        return _at_url(target)
+    folder = find_folder(target, runs_dir)
+    hub = read_hub_file(folder)
+    if hub.wire != VERSION:
+        raise RunError(f"{folder}: {version_refusal(hub.wire)}")
+    if hub.here and not hub.live:
+        raise RunError(
+            f"the hub of {folder} (process {hub.pid}) is not alive; the run has ended or its hub was killed"
+        )
+    return _reached(hub, folder)
+
+
+def _at_url(url: str) -> Endpoints:
+    scheme, _, path = url.partition("://")
+    if scheme == "tcp":
+        return Endpoints(ranks=connect_address(url), clients=url)
+    if scheme != "ipc" or not path:
+        raise RunError(f"{url} is not a URL this release can reach; legal: ipc://DIRECTORY, tcp://HOST:PORT")
+    named = Path(path)
+    return endpoints_in(named.parent if named.name in ("ranks", "clients") else named)
+
+
+def _reached(hub: HubFile, folder: Path) -> Endpoints:
+    if hub.here:
+        _check_private(hub.endpoints.directory)  # what one types may go there: not to whoever wrote the file
+        return hub.endpoints
+    if hub.tcp is None:
+        raise ElsewhereError(
+            f"the hub of {folder} runs on {hub.host} and listens there only; open the cockpit on {hub.host}, or "
+            "start the run with --listen tcp://ADDRESS:auto"
+        )
+    return hub.tcp
+
+
+def find_folder(target: str, runs_dir: Path) -> Path:
+    """The folder of a run, live or not, named by its name in `runs_dir` or its folder; RunError: there is none."""
+    try:
+        folder = next((place for place in (runs_dir / target, Path(target)) if place.is_dir()), None)
+    except OSError as error:
+        raise RunError(f"a run cannot be named {target[:40]}…: {error.strerror}") from None
+    if folder is None:
+        names = ", ".join(run.name for run in list_runs(runs_dir)[:8]) or "none"
+        raise RunError(f"there is no run {target} in {runs_dir}; the runs there are: {names}")
+    return folder
+
+
+def this_host() -> str:
+    """The name by which ranks and the hub know this machine."""
+    return socket.gethostname()
+
+
+def _runs(runs_dir: Path) -> Iterator[Run]:
+    try:
+        folders = [entry for entry in runs_dir.iterdir() if entry.is_dir()]
+    except OSError:
+        return
+    for folder in folders:
+        if not (folder / HUB_FILE).exists() and not (folder / RECORD_FILE).exists():
+            continue
+        hub = None
+        with contextlib.suppress(RunError):
+            hub = read_hub_file(folder)
+        yield Run(folder.name, folder, hub)
+
+
+def _touched_s(folder: Path) -> float:
+    try:
+        return max((entry.stat().st_mtime for entry in folder.iterdir()), default=0.0)
+    except OSError:
+        return 0.0

@@ -1,0 +1,289 @@
+"""Reading a recording: what was recorded, and the state of the run at any place of it.
+
+`Recording` is the file, `Replay` a place in it. The state is reduced from the very updates that a client was sent
+(`RunState`), so at each sequence number it is what a subscriber had who lost nothing.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from agents.record.recording import RecordingError, unpack, unpack_row
+from agents.state import RunState
+from agents.wire import VERSION, Summary, Update
+from agents.wire.codec import version_refusal
+
+SegmentRow = tuple[int, int, str, int, float, int | None, int]
+Newest = tuple[int | None]
+SEGMENTS: Final = "SELECT id, wire, epoch, seq, time_s, step, thinned FROM segments"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment: the snapshot it begins with is as of `seq`, when `step` was the newest step summarised."""
+
+    id: int
+    wire: int
+    epoch: str
+    seq: int
+    time_s: float
+    step: int | None
+    thinned: int  # 1: what single ranks said is not in it
+
+
+class Moment(Struct, frozen=True):
+    """One thing that happens in a recording: an update, or (`snapshot`) the beginning of a segment."""
+
+    epoch: str
+    seq: int
+    time_s: float
+    update: Update | None
+    thinned: bool = False
+    snapshot: tuple[Update, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to go: read from the segment `segment` on, and stop before the first moment that is `beyond`."""
+
+    segment: int
+    beyond: Callable[[Moment], bool]
+
+
+@dataclass(frozen=True)
+class Span:
+    """From where to where a recording goes; times in seconds since the epoch."""
+
+    first_s: float
+    last_s: float
+    last_epoch: str
+    last_seq: int
+    last_step: int | None
+
+
+class Recording:
+    """A recorded run, ended or not, for one thread at a time. RecordingError: there is none that can be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_file():
+            raise RecordingError(f"there is no recording: {path} is not there")
+        self._db = self._open(f"file:{_quoted(path)}?mode=ro")
+        try:
+            wire = self._rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
+        except RecordingError as error:
+            self.close()
+            if "no such table" in str(error):
+                raise RecordingError(f"{path} holds commands only; its run was not recorded") from None
+            # Where the folder cannot be written, SQLite cannot share the file; as nobody writes it, it need not.
+            self._db = self._open(f"file:{_quoted(path)}?mode=ro&immutable=1")
+            wire = self._rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
+        if not wire:
+            raise RecordingError(f"{path} holds nothing yet; its run has only begun, or was not recorded")
+        if wire[0][0] != VERSION:
+            raise RecordingError(f"{path}: {version_refusal(wire[0][0])}")
+
+    @staticmethod
+    def _open(uri: str) -> sqlite3.Connection:
+        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=5.0)
+
+    def _rows(self, kind: Any, query: str, *values: object) -> list[Any]:
+        """Rows as tuples of that kind; a column of SQLite holds whatever was put there."""
+        try:
+            return msgspec.convert(self._db.execute(query, values).fetchall(), list[kind])
+        except (sqlite3.Error, msgspec.ValidationError) as error:
+            why = " ".join(str(error).split())
+            raise RecordingError(f"{self.path} cannot be read: {why}") from None
+
+    def close(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()
+
+    # ------------------------------------------------------------------------------------------- what is there
+
+    def segments(self) -> list[Segment]:
+        """All of them, in the order of what happened."""
+        return [Segment(*row) for row in self._rows(SegmentRow, f"{SEGMENTS} ORDER BY id")]
+
+    def span(self) -> Span:
+        """As of now: the recording of a live run grows."""
+        segments = self.segments()
+        newest = segments[-1]
+        rows = self._rows(
+            tuple[int, int, float, int | None],
+            "SELECT segment, last, time_s, step FROM feed ORDER BY id DESC LIMIT 1",
+        )
+        if rows and rows[0][0] == newest.id:
+            _, seq, time_s, step = rows[0]
+        else:
+            seq, time_s, step = newest.seq, newest.time_s, newest.step
+        return Span(segments[0].time_s, max(time_s, segments[0].time_s), newest.epoch, seq, step)
+
+    def moments(self, segment: int = 0) -> Iterator[Moment]:
+        """Everything from the segment with the id `segment` on. RecordingError: some of it cannot be read."""
+        for one in [one for one in self.segments() if one.id >= segment]:
+            yield Moment(
+                one.epoch, one.seq, one.time_s, None, bool(one.thinned), tuple(self._snapshot(one.id))
+            )
+            for (id,) in self._rows(tuple[int], "SELECT id FROM feed WHERE segment = ? ORDER BY id", one.id):
+                yield from self._row(one, id)
+
+    def _snapshot(self, segment: int) -> Iterator[Update]:
+        for (snapshot,) in self._rows(tuple[bytes], "SELECT snapshot FROM segments WHERE id = ?", segment):
+            for batch in unpack_row(snapshot):
+                yield from map(unpack, batch.updates)
+
+    def _row(self, segment: Segment, id: int) -> Iterator[Moment]:
+        # The row may have been thinned away since: then it is not there, and nothing of it is told.
+        data_of = "SELECT data FROM feed WHERE id = ? AND segment = ?"
+        for (data,) in self._rows(tuple[bytes], data_of, id, segment.id):
+            for batch in unpack_row(data):
+                for seq, packed in enumerate(batch.updates, batch.first):
+                    yield Moment(segment.epoch, seq, batch.time_s, unpack(packed), bool(segment.thinned))
+
+    # -------------------------------------------------------------------------------------------------- places
+
+    def at_end(self) -> Place:
+        return Place(self.segments()[-1].id, lambda moment: False)
+
+    def at_start(self) -> Place:
+        first = self.segments()[0]
+        return Place(first.id, lambda moment: moment.snapshot is None or moment.seq > first.seq)
+
+    def at_time(self, time_s: float) -> Place:
+        """When the hub's clock showed `time_s`; the beginning if that was before it."""
+        segments = self.segments()
+        before = [one for one in segments if one.time_s <= time_s] or segments[:1]
+        return Place(before[-1].id, lambda moment: moment.time_s > max(time_s, segments[0].time_s))
+
+    def at_seq(self, seq: int, epoch: str | None = None) -> Place:
+        """As of update `seq` of the hub start `epoch`, by default the last one."""
+        segments = self.segments()
+        epoch = epoch or segments[-1].epoch
+        mine = [one for one in segments if one.epoch == epoch]
+        if not mine:
+            known = ", ".join(dict.fromkeys(one.epoch for one in segments))
+            raise RecordingError(f"{self.path} holds no hub start {epoch}; there are {known}")
+        rows = self._rows(
+            Newest,
+            "SELECT MAX(last) FROM feed WHERE segment IN (SELECT id FROM segments WHERE epoch = ?)",
+            epoch,
+        )
+        last = max(rows[0][0] or 0, mine[-1].seq)
+        if not mine[0].seq <= seq <= last:
+            raise RecordingError(
+                f"{self.path} holds the updates {mine[0].seq} to {last} of {epoch}, not {seq}"
+            )
+        start = [one for one in mine if one.seq <= seq][-1]
+        return Place(start.id, lambda moment: moment.epoch != epoch or moment.seq > seq)
+
+    def at_step(self, step: int) -> Place:
+        """When step `step` was summarised; the last time, if the run went back to do it again."""
+        reached = self._rows(Newest, "SELECT MAX(id) FROM feed WHERE step >= ?", step)[0][0]
+        below = self._rows(
+            tuple[int, int, str],
+            "SELECT feed.id, feed.last, segments.epoch FROM feed JOIN segments ON segments.id = feed.segment "
+            "WHERE feed.id < ? AND (feed.step < ? OR feed.step IS NULL) ORDER BY feed.id DESC LIMIT 1",
+            reached or 0,
+            step,
+        )
+        first = self.segments()[0].step
+        if reached is None or (not below and first is not None and first > step):
+            newest = self._rows(Newest, "SELECT MAX(step) FROM feed")[0][0]
+            held = "no step yet" if newest is None else f"the steps {first or 0} to {newest}"
+            raise RecordingError(f"{self.path} holds {held}, not {step}")
+        row, last, epoch = below[0] if below else (0, -1, "")
+        start = self._rows(tuple[int], "SELECT segment FROM feed WHERE id > ? ORDER BY id LIMIT 1", row)[0][0]
+
+        there = False
+
+        def beyond(moment: Moment) -> bool:
+            nonlocal there
+            if there:
+                return True
+            summary = moment.update if isinstance(moment.update, Summary) else None
+            if summary is None or (moment.epoch == epoch and moment.seq <= last):
+                return False
+            there = summary.step == step
+            return summary.step > step
+
+        return Place(start, beyond)
+
+
+class Replay:
+    """A place in a recording, and the run as it was there: `state`, as of update `seq` of `epoch`.
+
+    `thinned`: what single ranks said is not in it. `resets` counts how often `state` was built anew.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.state = RunState()
+        self.epoch = ""
+        self.seq = 0
+        self.time_s = 0.0
+        self.thinned = False
+        self.resets = 0
+        self._moments: Iterator[Moment] = iter(())
+        self._next: Moment | None = None
+        self.seek(recording.at_start())
+
+    @property
+    def ended(self) -> bool:
+        """Nothing follows, of what was recorded when this place was sought."""
+        return self._next is None
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next thing happens; None at the end."""
+        return self._next.time_s if self._next else None
+
+    def seek(self, place: Place) -> None:
+        """Go there, forwards or back."""
+        segments = self.recording.segments()
+        start = next((one for one in segments if one.id >= place.segment), None)
+        if start is None:
+            raise RecordingError(f"{self.recording.path} has lost what it holds from there on")
+        if start.thinned:
+            # The curve up to there lies in the segments before it; they are thinned too, so they are short.
+            start = next(one for one in segments if one.epoch == start.epoch)
+        self._moments = self.recording.moments(start.id)
+        self._next = next(self._moments, None)
+        self.epoch = ""
+        self.forward(place.beyond)
+
+    def forward(self, beyond: Callable[[Moment], bool]) -> list[Update]:
+        """Go on to the first moment that is `beyond`; the updates that came, in order.
+
+        If `resets` has grown `state` was built anew, of what it says itself and not of these alone.
+        """
+        came: list[Update] = []
+        while self._next is not None and not beyond(self._next):
+            moment, self._next = self._next, next(self._moments, None)
+            if moment.snapshot is not None:
+                self._enter(moment, moment.snapshot)
+            elif moment.update is not None:
+                self.state.apply(moment.update)
+                came.append(moment.update)
+            self.epoch, self.seq, self.time_s = moment.epoch, moment.seq, moment.time_s
+        return came
+
+    def _enter(self, moment: Moment, snapshot: tuple[Update, ...]) -> None:
+        curve = self.state.summaries if moment.thinned and moment.epoch == self.epoch else []
+        self.state = RunState()
+        for update in (*curve, *snapshot):
+            self.state.apply(update)
+        self.thinned = moment.thinned
+        self.resets += 1
+
+
+def _quoted(path: Path) -> str:
+    """A path as SQLite's URIs take it."""
+    return quote(str(path.absolute()))

@@ -1,0 +1,165 @@
+"""Messages about changing a run: proposals and their fate, trials, and what a change would do."""
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from agents.wire.terms import Changes, Count, Message, Name, Rank, Real, Revision, Text
+
+PAUSED: Final = "paused"
+"""What a rank does (`Pulse.doing`) while it holds still at an operator's word: it is neither stalled nor hung."""
+
+PREVIEWS: Final = "preview"
+"""The capability (`Hello.capabilities`) of a rank that can say what a change would do."""
+
+TrialName = Annotated[str, Meta(min_length=1, max_length=48)]  # with room for what its proposals are called
+
+
+# ------------------------------------------------------------------------------------------------ changes
+
+
+class Propose(Message, frozen=True):
+    """A client asks for a change of one or several knobs, all or none; or, with `undo`, that the newest change that
+    is not undone yet be taken back: then `changes` are the hub's to fill in."""
+
+    id: Name  # the client's own, so that sending it twice asks once
+    changes: Changes
+    base_revision: Revision | None = None  # refuse if the board has moved on
+    expires_step: Count | None = None
+    who: Text = ""
+    reason: Text = ""  # in the operator's words, for the log
+    undo: bool = False
+
+
+class Command(Message, frozen=True):
+    """The hub hands a journalled proposal to the leader; repeated until it is acknowledged."""
+
+    revision: Revision
+    id: Name
+    changes: Changes
+    expires_step: Count | None = None
+
+
+class Ack(Message, frozen=True):
+    """A rank says what became of a command; `digest` is of its whole board after it."""
+
+    rank: Rank
+    revision: Revision
+    state: Literal["applied", "rejected", "expired"]
+    step: Count
+    digest: Name
+    why: Text = ""
+    before: Changes = {}  # values of the changed knobs until then
+
+
+class CommandState(Message, frozen=True):
+    """What is known of one proposal, published at every change. Revision 0: refused before it had one."""
+
+    id: Name
+    revision: Revision
+    state: Literal["accepted", "applied", "rejected", "expired", "rolled_back"]
+    changes: Changes
+    before: Changes  # until it is applied: as of the proposal
+    who: Text
+    time_s: float
+    acks: Count = 0
+    world: Count = 0
+    applied_step: Count | None = None
+    why: Text = ""  # it was refused; or, of one that is accepted, what it waits for
+    reason: Text = ""
+    asked_s: float = 0.0
+    undoes: Revision = 0  # the revision that this one takes back
+
+    @property
+    def settled(self) -> bool:
+        """Nothing more will become of it."""
+        if self.state == "applied":
+            return self.acks >= self.world
+        return self.state != "accepted"
+
+
+# ------------------------------------------------------------------------------------------------- trials
+
+
+class Try(Message, frozen=True):
+    """A client asks that one knob be tried: `steps` are measured before and after, and the value is taken back unless
+    the run is clearly faster, or someone decides to keep it."""
+
+    id: TrialName
+    changes: Changes
+    steps: Annotated[int, Meta(ge=4, le=10_000)]
+    who: Text = ""
+    reason: Text = ""
+
+
+class Decide(Message, frozen=True):
+    """An operator ends a trial: what is tried stays, or is taken back now. No `id`: the one under way."""
+
+    keep: bool
+    id: Annotated[str, Meta(max_length=48)] = ""
+    who: Text = ""
+
+
+class TrialState(Message, frozen=True):
+    """How a trial stands, published at every change of state and now and then in between.
+
+    The ratio is of geometric means of step times, after over before, in a 95 % interval.
+    """
+
+    id: TrialName
+    state: Literal["before", "applying", "after", "reverting", "kept", "reverted", "failed"]
+    changes: Changes
+    before: Changes
+    steps: Count
+    who: Text
+    time_s: float  # of this state
+    loss_neutral: bool
+    began_s: float
+    reason: Text = ""
+    measured: Count = 0  # steps of the present window
+    revision: Revision = 0  # under which it is tried
+    before_ms: float | None = None
+    after_ms: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    loss_before: float | None = None
+    loss_after: float | None = None
+    why: Text = ""  # for what became of it
+
+    @property
+    def settled(self) -> bool:
+        """Nothing more will become of it."""
+        return self.state in ("kept", "reverted", "failed")
+
+
+# ---------------------------------------------------------------------------------------------- questions
+
+
+class Preview(Message, frozen=True):
+    """What would these changes do? Asked by a client, handed on to the leader; nothing is changed."""
+
+    id: Name
+    changes: Changes
+
+
+class Estimate(Struct, array_like=True, frozen=True):
+    """One quantity now and as it would be, with an interval; None is "no data"."""
+
+    quantity: Name  # its unit is in its name: step_ms, bubble, memory_bytes, comm_bytes, dropped
+    now: Real | None = None
+    after: Real | None = None
+    low: Real | None = None
+    high: Real | None = None
+    source: Text = ""  # where `after` comes from, or why there is none
+
+
+class Previewed(Message, frozen=True):
+    """The answer. `why`: the changes are not legal, or nobody can say."""
+
+    id: Name
+    changes: Changes
+    revision: Revision
+    why: Text = ""
+    loss_neutral: bool | None = None  # None: nobody can say
+    estimates: Annotated[list[Estimate], Meta(max_length=32)] = []

@@ -1,0 +1,198 @@
+"""What ranks say of themselves and of the job, and what the hub has to say of them: passed on to who watches."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from agents.wire.knobs import KnobState
+from agents.wire.terms import Coords, Count, Facts, Message, Name, Parts, Phases, Rank, Real, Revision, Text
+
+
+class Hello(Message, frozen=True):
+    """A rank introduces itself: on connecting, and again whenever a hub asks."""
+
+    version: int
+    run: Name
+    rank: Rank
+    world: Rank
+    coords: Coords  # axis -> coordinate, outermost first, e.g. {"pp": 1, "dp": 0, "tp": 1}
+    host: Text
+    pid: Count
+    device: Text
+    layout: Text  # digest of layout and data; ranks that differ are not one run
+    revision: Revision  # the last applied knob revision
+    step: Count
+    leader: bool
+    facts: Facts = {}  # what a screen shows of the run: model size, cores, schedule ...
+    capabilities: Annotated[list[Name], Meta(max_length=64)] = []
+    began_s: float = 0.0  # when this process of the run began to train, by its own clock; 0: it does not say
+    age_s: float | None = (
+        None  # how long ago that was when this was sent: the only word on it that two machines share
+    )
+
+
+class Board(Message, frozen=True):
+    """The knob board in force, from the leader: on hello and after each applied revision."""
+
+    rank: Rank
+    revision: Revision
+    digest: Name
+    knobs: Annotated[list[KnobState], Meta(max_length=256)]
+
+
+class Traffic(Struct, array_like=True, frozen=True):
+    """One axis of one step: bytes sent to other ranks, time in collectives, the part compute did not hide."""
+
+    bytes: Count
+    ms: Real
+    exposed_ms: Real
+
+
+Comm = Annotated[dict[Name, Traffic], Meta(max_length=16)]
+"""Traffic by axis: dp, tp, pp, ep, cp, control."""
+
+
+class Step(Message, frozen=True):
+    """What one rank measured in one step."""
+
+    rank: Rank
+    step: Count
+    seq: Count
+    revision: Revision
+    step_ms: Real
+    phases: Phases  # ms by phase
+    tokens: Count | None  # tokens this rank's batch slice held
+    comm: Comm
+    a2a_bytes: Count | None = None
+    bubble: Real | None = None  # 1 - busy / window of its pipeline, 0..1
+    bubble_bound: Real | None = None
+    dropped: Count | None = None  # routed (token, expert) pairs over capacity
+    memory_bytes: Count | None = None
+    lost_records: Count = 0  # records this agent dropped because its queue was full
+    bubble_parts: Parts | None = (
+        None  # schedule, wait, overhead: shares of the window that add up to `bubble`
+    )
+    tokens_per_s: Real | None = None  # of this rank's batch slice
+    mfu: Real | None = None  # what this rank computed over what its device could
+    loss: float | None = None  # where each rank has one of its own; the job's is the summary's
+
+
+class Summary(Message, frozen=True):
+    """One step of the whole job, from rank 0: the record that `engine run --json` prints."""
+
+    step: Count
+    revision: Revision
+    time_s: Real
+    loss: float | None
+    grad_norm: float | None
+    step_ms: Real  # of the slowest rank
+    tokens_per_s: Real | None
+    mfu: Real | None
+    bubble: Real | None
+    bubble_bound: Real | None
+    oversubscribed: bool
+    a2a_bytes: Count | None
+    comm: Comm
+    dropped: Count | None
+    load_max_over_mean: Real | None
+    knobs: Facts
+    lr: Real | None = None
+    skipped: bool = False  # the gradient was not finite, and the weights were left as they were
+    bubble_parts: Parts | None = None  # as a rank's, mean over ranks
+
+
+class LayerLoad(Struct, array_like=True, frozen=True, gc=False):
+    """Where one layer's router sent its tokens, over the whole job: `load[e]` of (token, expert) pairs."""
+
+    layer: Count
+    load: Annotated[list[Count], Meta(max_length=4096)]
+    dropped: Count
+
+
+class Experts(Message, frozen=True):
+    """Expert load by layer, over all ranks (rank 0 sends it)."""
+
+    step: Count
+    layers: Annotated[list[LayerLoad], Meta(max_length=1024)]
+
+
+class Action(Struct, array_like=True, frozen=True, gc=False):
+    """One pipeline action: kind F, B or W of a micro-batch, in ms since the pipeline window opened. Where W comes
+    by itself, B is the input gradients alone."""
+
+    kind: Literal["F", "B", "W"]
+    micro_batch: Count
+    start_ms: Real
+    end_ms: Real
+    stage: Count = 0  # of the whole pipeline; a rank may hold several
+
+
+class Timeline(Message, frozen=True):
+    """The pipeline actions of one rank in one step (sampled)."""
+
+    rank: Rank
+    step: Count
+    window_ms: Real
+    actions: Annotated[list[Action], Meta(max_length=8192)]
+
+
+class ToPeer(Struct, array_like=True, frozen=True, gc=False):
+    """Bytes to one other rank."""
+
+    peer: Rank
+    bytes: Count
+
+
+class Peers(Message, frozen=True):
+    """To whom one rank sent its all-to-all bytes in one step (sampled); their sum is the step's `a2a_bytes`."""
+
+    rank: Rank
+    step: Count
+    sent: Annotated[list[ToPeer], Meta(max_length=8192)]
+
+
+class Pulse(Message, frozen=True):
+    """From a rank's own thread, once a second, whatever the trainer does."""
+
+    rank: Rank
+    step: Count
+    doing: Text  # "tp all-gather, layer 2, micro-batch 1"
+    since_ms: Real  # how long it has been doing that
+    cpu_percent: Real | None = None
+
+
+class Event(Message, frozen=True):
+    """Something a person should know."""
+
+    time_s: Real
+    level: Literal["info", "warning", "error"]
+    source: Text  # "hub", "rank 3"
+    text: Text
+
+
+class Alert(Message, frozen=True):
+    """Something the hub has found and holds to be so: raised, now and then told anew, and at last not `active`."""
+
+    name: Name  # of the detector: "straggler", "stall", ...
+    subject: Name  # what it is about: "rank 3", "layer 2", "run"; both together are the alert's key
+    level: Literal["warning", "error"]
+    active: bool
+    step: Count  # of the run when it was found
+    time_s: Real  # of this word on it
+    text: Text  # one sentence, with its evidence
+    evidence: Facts = {}  # the numbers behind the sentence
+    ranks: Annotated[list[Rank], Meta(max_length=64)] = []  # the first of those it is about
+
+
+class Gone(Message, frozen=True):
+    """The hub lost sight of a rank, or the rank said goodbye (`clean`)."""
+
+    rank: Rank
+    clean: bool
+    text: Text = ""
+    process: Literal["unknown", "ended", "stopped", "alive"] = "unknown"  # as the hub's machine sees it
+
+    @property
+    def over(self) -> bool:
+        """It will not be heard again; a suspended or silent process may be."""
+        return self.clean or self.process not in ("stopped", "alive")

@@ -177,6 +177,8 @@ class Hub:
 
     def _look(self) -> None:
         """See whether something is wrong with the run, and tell whoever wants to know."""
+        self._sequence.newest.read()
+        self._intake.look()
         active = set(self._sequence.state.alerts)
         for alert in self._watch.look(self._sequence.state, self._awake_s):
             self._sequence.publish(alert)
@@ -252,6 +254,8 @@ class Hub:
             if len(came.frames) != 1:
                 raise WireError(f"a message has one frame, and this has {len(came.frames)}")
             (frame,) = came.frames
+            if came.role is Role.RANK and self._intake.take_records(came.peer, frame, self._awake_s):
+                return []
             if came.role is not Role.RANK and len(frame) > CLIENT_FRAME_BYTES:
                 raise WireError(f"a client's frame has at most {CLIENT_FRAME_BYTES} bytes, not {len(frame)}")
             # Of what a rank sends a malformed message costs only itself; a client is told that it is.
@@ -262,7 +266,7 @@ class Hub:
                 )
             answers = self._barred(came, messages)
             if answers is None and came.role is Role.RANK:
-                answers = self._intake.take(came.peer, messages, len(frame), self._awake_s)
+                answers = self._intake.take(came.peer, messages, self._awake_s)
             elif answers is None:
                 answers = self._from_client(came, messages)
         except WireError as error:

@@ -8,10 +8,9 @@ from agents.hub.complaints import Complaints
 from agents.hub.control import Control
 from agents.hub.pace import Pace
 from agents.hub.questions import Questions
-from agents.hub.reports import OF_ITSELF, OF_THE_JOB, SMALL
+from agents.hub.reports import OF_ITSELF, OF_THE_JOB
 from agents.hub.roster import Connection, Known, Roster
 from agents.hub.sequence import Sequence
-from agents.state import Record
 from agents.wire import (
     Ack,
     AnyMessage,
@@ -36,10 +35,13 @@ from agents.wire import (
     Welcome,
     WireError,
     clip,
+    codec,
 )
+from agents.wire.codec import Skimmed
 
 ASKED = 4096  # ranks asked of a relay at once
 HELLOS_A_SECOND = 64  # of one rank on one connection: more than it applies changes
+MANY = 256  # ranks: of so many, most records are replaced by newer ones before anybody looks at them
 EVENTS_A_SECOND = 64  # of one rank: more than anybody reads
 
 
@@ -64,27 +66,47 @@ class Intake:
         self._control = control
         self._complaints = complaints
         self._questions = questions
-        self._small: list[Record] = []  # believed, and not published yet
-        self._size = 0  # bytes: their share of the frames they came in
+        self._records: list[Skimmed] = []  # not published yet
         self._hellos = Pace(HELLOS_A_SECOND)
         self._events = Pace(EVENTS_A_SECOND)
         self._greeted: set[int] = set()  # ranks that have said hello to this hub
 
-    def take(self, identity: bytes, messages: list[AnyMessage], size: int, now: float) -> list[Message]:
-        """Take what one connection sent in one frame of `size` bytes; returns what to answer. `flush` in the end."""
+    def take_records(self, identity: bytes, frame: bytes, now: float) -> bool:
+        """Take a frame of nothing but small records, of ranks that this connection speaks for, in a run of many;
+        False if it is another. `flush` in the end."""
+        connection = self._roster.connection(identity) if self._roster.world >= MANY else None
+        records = codec.skim(frame) if connection else None
+        if connection is None or records is None:
+            return False
+        ranks = connection.ranks
+        for record in records:
+            known = ranks.get(record.rank)
+            if known is None or known.lost:
+                return False
+            known.heard_s = now
+        self._records += records
+        return True
+
+    def flush(self) -> None:
+        """Publish the records that have gathered: many at once cost less than one by one."""
+        if self._records:
+            self._sequence.publish_records(self._records)
+            self._records = []
+
+    def look(self) -> None:
+        """Complain of records that were found to be malformed when somebody looked at them."""
+        malformed = self._sequence.newest.malformed
+        while malformed:
+            rank, found = malformed.popleft()
+            self._complain_of(rank, found)
+
+    def take(self, identity: bytes, messages: list[AnyMessage], now: float) -> list[Message]:
+        """Take what one connection sent in one frame; returns what to answer."""
+        self.flush()
         connection = self._roster.connection(identity)
-        share = size // max(1, len(messages))
         strangers: list[Message] = []
         answers: list[Message] = []
         for message in messages:
-            if type(message) in SMALL and connection:
-                known = connection.ranks.get(message.rank)  # type: ignore[union-attr,arg-type]
-                if known and not known.lost:
-                    known.heard_s = now
-                    self._small.append(message)  # type: ignore[arg-type]
-                    self._size += share
-                    continue
-            self.flush()
             if isinstance(message, Hello) and not self._hellos.allows((identity, message.rank), now):
                 self._complaints.add("rank", f"rank {message.rank} says hello all the time; dropped")
             elif isinstance(message, Hello | Relay):
@@ -112,12 +134,6 @@ class Intake:
         if strangers:
             answers += self._ask(strangers)
         return answers
-
-    def flush(self) -> None:
-        """Publish the small records that have gathered: many at once cost less than one by one."""
-        if self._small:
-            self._sequence.publish_records(self._small, self._size)
-            self._small, self._size = [], 0
 
     def _introduce(self, identity: bytes, message: Hello | Relay, now: float) -> Refused | None:
         if isinstance(message, Relay):
@@ -180,9 +196,7 @@ class Intake:
                 return False
         elif isinstance(message, Unknown):
             if message.why:
-                self._complaints.add(
-                    "number", f"{me} sent a {message.kind} that cannot be: {message.why}; dropped"
-                )
+                self._complain_of(speaker.rank, message)
             else:
                 newer = f"{me} sent a message of kind {message.kind!r}, which this hub does not know; ignored"
                 self._complaints.add("newer", newer)
@@ -194,6 +208,10 @@ class Intake:
             self._complaints.add("rank", f"{me} sent a knob board, which only the leader sends; dropped")
             return False
         return True
+
+    def _complain_of(self, rank: int, malformed: Unknown) -> None:
+        what = f"a {malformed.kind} that cannot be: {malformed.why}"
+        self._complaints.add("number", f"rank {rank} sent {what}; dropped")
 
     def _accept(self, speaker: Hello, message: AnyMessage) -> None:
         match message:

@@ -10,12 +10,14 @@ from collections.abc import Iterator, Sequence
 from msgspec import structs
 
 from agents.state import Record, RunState
-from agents.wire import Experts, Hello, Loads, Update
+from agents.wire import Experts, Hello, Loads, Unknown, Update, codec
+from agents.wire.codec import Skimmed
 
 NEWS = 65_536  # updates kept, other than records
 NEWS_BYTES = 16 << 20  # of them, packed
 LATEST = (Loads, Experts)  # of the job, and only the newest counts
 LARGE = (Experts,)  # not for those who want no ranks
+MALFORMED = 64  # remembered until somebody asks
 
 
 class Newest:
@@ -25,26 +27,44 @@ class Newest:
         self.reaches = 0  # back to this number
         self._state = state
         self._records = state.records()
+        self._unread: dict[type[Update], dict[int, tuple[int, Skimmed]]] = {
+            kind: {} for kind in self._records
+        }
+        self.malformed: deque[tuple[int, Unknown]] = deque(maxlen=MALFORMED)  # records, and whose they are
         self._numbers: dict[type[Update], dict[int, int]] = {kind: {} for kind in self._records}
         self._latest: dict[type[Update], tuple[int, Update]] = {}
         self._news: deque[tuple[int, Update, int]] = deque()  # number, update, bytes packed
         self._limits = (news, news_bytes)
         self._bytes = 0  # of the news
 
-    def add_records(self, seq: int, records: Sequence[Record]) -> None:
-        """Put records, of which the first has number `seq`, into the state: all that a record needs."""
-        newest, numbers = self._records, self._numbers
+    def add_records(self, seq: int, records: Sequence[Skimmed]) -> None:
+        """Keep records, of which the first has number `seq`, in place of older ones of their rank."""
+        unread = self._unread
         for record in records:
-            kind, rank = type(record), record.rank
-            newest[kind][rank] = record
-            numbers[kind][rank] = seq
+            unread[record.kind][record.rank] = (seq, record)
             seq += 1
+
+    def read(self) -> None:
+        """Put the records that nobody has looked at yet into the state, except for malformed ones."""
+        for kind, unread in self._unread.items():
+            for rank in list(unread):
+                self._read(kind, rank)
+
+    def _read(self, kind: type[Update], rank: int) -> None:
+        seq, skimmed = self._unread[kind].pop(rank)
+        record = codec.read(skimmed)
+        if isinstance(record, Unknown):
+            self.malformed.append((rank, record))
+        else:
+            self._records[kind][rank], self._numbers[kind][rank] = record, seq
 
     def add(self, seq: int, update: Update, size: int) -> None:
         """Apply any update, of `size` bytes packed."""
         kind = type(update)
-        if kind in self._records:
-            self.add_records(seq, [update])  # type: ignore[list-item]
+        if isinstance(update, Record):
+            self._unread[kind].pop(update.rank, None)
+            self._records[kind][update.rank] = update
+            self._numbers[kind][update.rank] = seq
             return
         self._state.apply(update)
         if kind in LATEST:
@@ -58,6 +78,8 @@ class Newest:
 
     def after(self, seq: int, ranks: bool = True) -> Iterator[Update]:
         """What has changed after `seq`, each as it is when it is taken from here; without `ranks`, no records."""
+        if ranks:
+            self.read()
         news = []
         for number, update, _ in reversed(self._news):
             if number <= seq:
@@ -71,11 +93,14 @@ class Newest:
         for kind, numbers in self._numbers.items() if ranks else ():
             newest = self._records[kind]
             for rank in [rank for rank, number in numbers.items() if number > seq]:
+                if rank in self._unread[kind]:  # it has come since
+                    self._read(kind, rank)
                 yield newest[rank]
 
     def all(self, ranks: bool = True) -> Iterator[Update]:
         """The state, for one who knows nothing."""
         if ranks:
+            self.read()
             yield from self._state.replay()
             return
         for update in self._state.replay():

@@ -146,7 +146,7 @@ class Recorder:
         """A new segment, with the state as it is. Messages are immutable: the thread packs them."""
         sequence = self._sequence
         self._seq, self._in_segment = sequence.seq, 0
-        state = list(sequence.state.replay())
+        state = list(sequence.newest.all())
         self._queue.put(_Begin(sequence.epoch, sequence.seq, time.time(), self._step, follows, state))
 
     @property

@@ -17,5 +17,4 @@ from agents.wire import (
 
 # Those that name their rank, which must be the speaker's.
 OF_ITSELF = (Step, Pulse, Vitals, Timeline, Peers, Board, Gone, Ack)
-SMALL = (Step, Pulse, Vitals)  # of those, what is a record, and packed never too large for a frame
 OF_THE_JOB = (Summary, Experts, Loads, Previewed)  # speak for all ranks, and only rank 0 or the leader may

@@ -8,8 +8,9 @@ from collections.abc import Sequence as List
 from dataclasses import dataclass
 
 from agents.hub.newest import Newest
-from agents.state import Record, RunState
+from agents.state import RunState
 from agents.wire import Alert, CommandState, Event, Gone, TrialState, Update, codec
+from agents.wire.codec import Skimmed
 
 LOG_UPDATES = 32_768
 LOG_BYTES = 16 << 20
@@ -25,20 +26,17 @@ BATCH = 256  # updates of the log that are forgotten together
 
 @dataclass
 class _Batch:
-    """Updates in a row. They are packed when somebody asks for them, and then for all who do."""
+    """Updates in a row, packed."""
 
-    updates: list[Update | bytes]
-    size: int = 0  # bytes, packed
-
-    def packed(self) -> list[bytes]:
-        self.updates[:] = packed = [
-            one if isinstance(one, bytes) else codec.pack(one) for one in self.updates
-        ]
-        return packed
+    updates: list[bytes]
+    size: int = 0  # bytes
 
 
 class Sequence:
-    """Numbers updates from 1, applies them to the run's state, and keeps the newest to catch up from."""
+    """Numbers updates from 1, applies them to the run's state, and keeps the newest to catch up from.
+
+    Ranks' small records are passed on as they came: `state` has those that `newest.read` has found to be some.
+    """
 
     def __init__(self, log_updates: int = LOG_UPDATES, log_bytes: int = LOG_BYTES) -> None:
         self.epoch = secrets.token_hex(8)
@@ -63,12 +61,13 @@ class Sequence:
         self.newest.add(self.seq + 1, update, len(packed))
         self._keep([packed], len(packed))
 
-    def publish_records(self, records: List[Record], size: int) -> None:
-        """The same for small records of ranks, which came in a frame of `size` bytes; they are not packed now."""
+    def publish_records(self, records: List[Skimmed]) -> None:
+        """The same for small records of ranks."""
         self.newest.add_records(self.seq + 1, records)
-        self._keep(records, size)
+        packed = [record.packed for record in records]
+        self._keep(packed, sum(map(len, packed)))
 
-    def _keep(self, updates: List[Update | bytes], size: int) -> None:
+    def _keep(self, updates: List[bytes], size: int) -> None:
         self.seq += len(updates)
         newest = self._log[-1]
         if len(newest.updates) >= BATCH:
@@ -96,9 +95,8 @@ class Sequence:
         for batch in reversed(self._log):
             if missing <= 0:
                 break
-            packed = batch.packed()
-            batches.append(packed[max(0, len(packed) - missing) :])
-            missing -= len(packed)
+            batches.append(batch.updates[max(0, len(batch.updates) - missing) :])
+            missing -= len(batch.updates)
         return [one for batch in reversed(batches) for one in batch]
 
     def frames_after(self, seq: int) -> Iterator[tuple[int, bytes]]:

@@ -95,16 +95,21 @@ def unpack_row(data: bytes) -> list[Batch]:
 
 
 def unpack(packed: msgspec.Raw) -> Update:
-    """One update; `Unknown` for a kind of a newer release. RecordingError: it is malformed."""
+    """One update; `Unknown` for a kind of a newer release, and for a record that a rank sent malformed.
+
+    RecordingError: another is malformed.
+    """
     try:
         return _updates.decode(packed)
-    except msgspec.ValidationError as error:
-        with contextlib.suppress(msgspec.DecodeError):
-            if (kind := kind_of(packed)) not in _KINDS:
-                return Unknown(clip(kind))
-        raise RecordingError(f"an update of the recording cannot be read: {clip(str(error))}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
-        raise RecordingError(f"an update of the recording cannot be read: {error}") from None
+        why = clip(str(error))
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            kind = kind_of(packed)
+            if kind not in _KINDS:
+                return Unknown(clip(kind))
+            if kind in _BULK:
+                return Unknown(kind, why)  # a hub passes on what ranks sent before it has read it
+        raise RecordingError(f"an update of the recording cannot be read: {why}") from None
 
 
 def kind_of(packed: msgspec.Raw | bytes) -> str:

@@ -4,7 +4,8 @@ A frame is one msgpack value ``[version, [message, ...]]``. What is sent to many
 for each (`frame`, `updates_frame`).
 
 A message of a kind that this release does not know, from a newer peer, becomes `Unknown` and costs the others in its
-frame nothing; with `decode_each` so does one that is malformed. Only then is a frame looked at message by message.
+frame nothing; with `decode_each` so does one that is malformed, and in `Updates` always. Only then is a frame looked at
+message by message. `skim` reads of ranks' records no more than whose they are.
 """
 
 import re
@@ -21,14 +22,19 @@ from agents.wire import (
     VERSION,
     AnyMessage,
     Message,
+    Pulse,
+    Rank,
+    Step,
     Unknown,
     Update,
+    Vitals,
     WireError,
 )
 from agents.wire.asks import check_asks
 
 QUOTED = 200  # characters of why a frame is none
 UNKNOWN = 16_384  # messages looked at one by one in a frame; no honest one has more
+RECORD_BYTES = 4 << 10  # of one that is skimmed; ours have some hundred
 
 
 class _Frame(Struct, array_like=True, frozen=True):
@@ -40,6 +46,36 @@ class _Kind(Struct, array_like=True, frozen=True):
     kind: str
 
 
+class _OfStep(Struct, array_like=True, frozen=True, gc=False, tag="step"):
+    rank: Rank
+
+
+class _OfPulse(Struct, array_like=True, frozen=True, gc=False, tag="pulse"):
+    rank: Rank
+
+
+class _OfVitals(Struct, array_like=True, frozen=True, gc=False, tag="vitals"):
+    rank: Rank
+
+
+class _Heads(Struct, array_like=True, frozen=True):
+    version: int
+    records: list[_OfStep | _OfPulse | _OfVitals]
+
+
+class _Each(Struct, array_like=True, frozen=True):
+    version: int
+    records: list[msgspec.Raw]
+
+
+Small = Step | Pulse | Vitals
+"""What a rank says again and again and is short. As all records do, each begins with its rank."""
+
+_SMALL: dict[type[Struct], type[Small]] = {_OfStep: Step, _OfPulse: Pulse, _OfVitals: Vitals}
+_heads_decoder = msgspec.msgpack.Decoder(_Heads)
+_records_decoder = msgspec.msgpack.Decoder(_Each)
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError)
+_small_decoder: msgspec.msgpack.Decoder[Small] = msgspec.msgpack.Decoder(Small)
 _frame_decoder = msgspec.msgpack.Decoder(_Frame)
 _messages_decoder = msgspec.msgpack.Decoder(list[AnyMessage])
 _message_decoder = msgspec.msgpack.Decoder(AnyMessage)
@@ -134,6 +170,42 @@ def decode_each(received: bytes | memoryview) -> list[AnyMessage]:
     return _decode(received, strictly=False)
 
 
+class Skimmed(Struct, frozen=True, gc=False):
+    """A record as it came; `read` is yet to find whether it is one."""
+
+    kind: type[Small]
+    rank: int
+    packed: bytes
+
+
+def skim(received: bytes | memoryview) -> list[Skimmed] | None:
+    """The records of a frame that holds nothing but small ones, with only their kind and rank checked; else None."""
+    if len(received) > MAX_FRAME_BYTES:
+        return None
+    try:
+        heads = _heads_decoder.decode(received)
+        each = _records_decoder.decode(received).records
+    except _UNREADABLE:
+        return None
+    if heads.version != VERSION:
+        return None
+    records = [
+        Skimmed(_SMALL[type(head)], head.rank, bytes(packed))
+        for head, packed in zip(heads.records, each, strict=True)
+    ]
+    if len(received) > RECORD_BYTES and any(len(record.packed) > RECORD_BYTES for record in records):
+        return None
+    return records
+
+
+def read(record: Skimmed) -> Small | Unknown:
+    """What was skimmed, checked as `decode` would; an `Unknown` that says why, if it is malformed."""
+    try:
+        return _small_decoder.decode(record.packed)
+    except _UNREADABLE as error:
+        return _malformed(record.kind.__name__.lower(), error)
+
+
 def _decode(received: bytes | memoryview, strictly: bool) -> list[AnyMessage]:
     if len(received) > MAX_FRAME_BYTES:
         raise WireError(f"a frame of {len(received)} bytes is over the limit of {MAX_FRAME_BYTES}")
@@ -144,7 +216,7 @@ def _decode(received: bytes | memoryview, strictly: bool) -> list[AnyMessage]:
         messages = _messages(head.messages, strictly)
         check_asks(messages, head.messages)
         return messages
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
+    except _UNREADABLE as error:
         raise WireError(f"not a frame of ours: {_short(str(error))}") from None
 
 
@@ -154,21 +226,23 @@ def _short(why: str) -> str:
     return why if len(why) <= QUOTED else f"{why[:QUOTED]}…"
 
 
+def _malformed(kind: str, error: Exception) -> Unknown:
+    return Unknown(kind, _NOT_FINITE.sub("a number that is not finite", str(error))[:TEXT])
+
+
 def _messages(raw: msgspec.Raw, strictly: bool) -> list[AnyMessage]:
     try:
         return _messages_decoder.decode(raw)
-    except msgspec.ValidationError as error:
+    except _UNREADABLE as error:
         found, unknown = _one_by_one(raw, _KINDS, error if strictly else None)
         if not unknown:
             raise
         return found
 
 
-def _one_by_one(
-    raw: msgspec.Raw, kinds: Container[object], why: msgspec.ValidationError | None
-) -> tuple[list[Any], int]:
+def _one_by_one(raw: msgspec.Raw, kinds: Container[object], why: Exception | None) -> tuple[list[Any], int]:
     """Every message, those not of `kinds` as `Unknown`, and how many of those. A malformed one raises
-    `why`; without it, is `Unknown` too."""
+    `why`; without it, is `Unknown` too, as it is among updates, of which a hub has not read all."""
     found: list[Any] = []
     unknown = 0
     for one in _each_decoder.decode(raw):
@@ -180,16 +254,16 @@ def _one_by_one(
             fields = _each_decoder.decode(one)
             if why is None or found or len(fields) <= _UPDATES_AT:  # ours are alone in their frame
                 raise why or msgspec.ValidationError("updates come from a hub alone")
-            updates, more = _one_by_one(fields[_UPDATES_AT], _OF_UPDATES, why)
+            updates, more = _one_by_one(fields[_UPDATES_AT], _OF_UPDATES, None)
             fields[_UPDATES_AT] = msgspec.Raw(_encoder.encode(updates))
             found.append(_message_decoder.decode(_encoder.encode(fields)))
             unknown += more
         else:
             try:
                 found.append(_message_decoder.decode(one))
-            except msgspec.ValidationError as error:
+            except _UNREADABLE as error:
                 if why:
                     raise why from None
                 unknown += 1
-                found.append(Unknown(kind, _NOT_FINITE.sub("a number that is not finite", str(error))[:TEXT]))
+                found.append(_malformed(kind, error))
     return found, unknown

@@ -1,11 +1,12 @@
 """Fake ranks that cost next to nothing: one process holds thousands, and sends frames that were packed beforehand.
 
-    python -m tests.bench.fleet ENDPOINT WORLD FIRST LAST HZ [--relays]
+    python -m tests.bench.fleet ENDPOINT WORLD FIRST LAST HZ [--relays | --singly]
 
 Ranks FIRST to LAST - 1 of a run of WORLD say hello and send a step at HZ each, evenly spread over time, until the
-process is told to end. `Step.step_ms` holds the time of sending (`time.monotonic()`, ms), so that whoever receives it
-knows how long it was on its way. With `--relays` the same steps come from relays of 64 ranks, a frame for all of them;
-of these only the first step has its time.
+process is told to end. As agents do, each sends what it has five times a second, or `--singly` a frame a step.
+`Step.step_ms` holds the time of sending (`time.monotonic()`, ms), so that whoever receives it knows how long it was on
+its way. With `--relays` the same steps come from relays of 64 ranks, a frame for all of them; of these only the first
+step has its time.
 """
 
 import struct
@@ -16,10 +17,12 @@ from collections.abc import Iterator, Sequence
 import zmq
 
 from agents import wire
+from agents.rank.link import POLL_MS
 from agents.wire import Hello, Relay, Step, Traffic, codec
 
 NODE = 64  # ranks of one relay
 TICK_S = 0.005
+AGENT_S = POLL_MS / 1000  # between two frames of an agent
 HEAR_S = 1.0  # between two looks at what the hub says to one rank
 MARK = (
     0xA1B2C3D4,
@@ -114,7 +117,7 @@ def introductions(ranks: Sequence[int], world: int, relay: bool) -> Iterator[byt
         yield codec.frame(chunk)
 
 
-def main(endpoint: str, world: int, first: int, last: int, hz: float, relays: bool) -> None:
+def main(endpoint: str, world: int, first: int, last: int, hz: float, relays: bool, singly: bool) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 20_000)
     size = NODE if relays else 1
@@ -123,6 +126,8 @@ def main(endpoint: str, world: int, first: int, last: int, hz: float, relays: bo
     known = [False] * len(groups)
     template = Template()
     batches = [Batch(template, group) for group in groups] if relays else []
+    steps_a_frame = 1 if relays or singly else max(1, round(hz * AGENT_S))
+    hz /= steps_a_frame
     hear_every = max(1, round(HEAR_S * hz))
     began = time.monotonic()
     turn = 0  # sends that have been due so far, over all connections
@@ -140,10 +145,13 @@ def main(endpoint: str, world: int, first: int, last: int, hz: float, relays: bo
             if relays:
                 sender.send(batches[place].frame(step))
             else:
-                sender.send(codec.frame([template.fill(group[0], step, time.monotonic() * 1e3)]))
+                now_ms = time.monotonic() * 1e3
+                steps = range(step * steps_a_frame, (step + 1) * steps_a_frame)
+                sender.send(codec.frame([template.fill(group[0], one, now_ms) for one in steps]))
         time.sleep(TICK_S)
 
 
 if __name__ == "__main__":
     endpoint, world, first, last, hz, *flags = sys.argv[1:]
-    main(endpoint, int(world), int(first), int(last), float(hz), flags == ["--relays"])
+    numbers = int(world), int(first), int(last), float(hz)
+    main(endpoint, *numbers, relays="--relays" in flags, singly="--singly" in flags)

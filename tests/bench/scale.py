@@ -174,21 +174,30 @@ def fleet(endpoint: str, world: int, hz: float, *flags: str, processes: int = FL
     ]
 
 
-def measure(pid: int, watcher: Watcher, seconds: float) -> tuple[float, list[float]]:
-    """Share of a core of a process while `watcher` watches, and its memory over that time, in MiB."""
+@dataclass
+class Measured:
+    seconds: float
+    core: float  # share of one, of all its threads
+    memory: list[float]  # MiB
+
+
+def measure(pid: int, watcher: Watcher, seconds: float) -> Measured:
+    """A process while `watcher` watches."""
     watcher.forget()
     memory = [memory_mib(pid)]
     began_cpu, began = cpu_s(pid), time.monotonic()
-    while time.monotonic() - began < seconds:
-        watcher.watch(min(5.0, seconds))
+    while (left := seconds - (time.monotonic() - began)) > 0:
+        watcher.watch(min(5.0, left))
         memory.append(memory_mib(pid))
-    return (cpu_s(pid) - began_cpu) / (time.monotonic() - began), memory
+    took = time.monotonic() - began
+    return Measured(took, (cpu_s(pid) - began_cpu) / took, memory)
 
 
-def tell(what: str, share: float, memory: list[float], watcher: Watcher, seconds: float) -> None:
+def tell(what: str, measured: Measured, watcher: Watcher) -> None:
+    memory, seconds = measured.memory, measured.seconds
     middle = memory[len(memory) // 2]
     print(
-        f"  {what}: {share:6.1%} of a core, age p50 {percentile(watcher.ages_ms, 0.5):.0f}"
+        f"  {what}: {measured.core:6.1%} of a core, age p50 {percentile(watcher.ages_ms, 0.5):.0f}"
         f" p99 {percentile(watcher.ages_ms, 0.99):.0f} ms, {watcher.updates / seconds:.0f} updates/s"
         f" in {watcher.received / seconds / 1e6:.2f} MB/s, {watcher.resets} snapshots,"
         f" memory {memory[0]:.0f}, {middle:.0f}, {memory[-1]:.0f} MiB (begin, middle, end)",
@@ -203,8 +212,7 @@ def load(
     with contextlib.closing(hub), running(*fleet(hub.endpoints.ranks, world, hz, *flags)):
         watcher = Watcher(hub.endpoints.clients, watch_hz)
         watcher.watch(6.0 + world / 2000)
-        share, memory = measure(hub.process.pid, watcher, seconds)
-        tell(what, share, memory, watcher, seconds)
+        tell(what, measure(hub.process.pid, watcher, seconds), watcher)
         watcher.close()
 
 
@@ -217,8 +225,7 @@ def node(ranks: int, seconds: float) -> None:
         with running(*fleet(endpoint, ranks, 10, processes=1)):
             watcher = Watcher(hub.endpoints.clients)
             watcher.watch(4.0)
-            share, memory = measure(relay.pid, watcher, seconds)
-            tell(f"relay of {ranks} ranks at 10 Hz", share, memory, watcher, seconds)
+            tell(f"relay of {ranks} ranks at 10 Hz", measure(relay.pid, watcher, seconds), watcher)
             watcher.close()
         relay.terminate()
 
@@ -250,6 +257,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), most))
     seconds = next((s for flag, s in WINDOWS.items() if flag in sys.argv), 60.0)
     load(" 1024 ranks at 10 Hz", 1024, 10, seconds)
+    load(" 1024 ranks at 10 Hz, each step by itself", 1024, 10, min(seconds, 20.0), "--singly")
     load(" 1024 ranks at 10 Hz, recorded", 1024, 10, min(seconds, 20.0), record=True)
     load(" 4096 ranks at 5 Hz", 4096, 5, seconds)
     load("16384 ranks at 1 Hz", 16_384, 1, seconds)

@@ -18,6 +18,7 @@ import zmq
 
 from agents import wire
 from agents.client import Client
+from agents.hub import intake
 from agents.hub.doors import Door
 from agents.hub.hub import Hub
 from agents.hub.recorder import Limits
@@ -99,13 +100,14 @@ def sent_well(frame: bytes) -> None:
 
 
 class Decode:
-    """`codec.decode`: messages that can be said again, or one sentence."""
+    """`codec.decode`: messages that can be said again, or one sentence; and `codec.skim` finds the same."""
 
     def __init__(self) -> None:
         self.fed = 0
 
     def feed(self, data: bytes) -> None:
         self.fed += 1
+        self._skim(data)
         try:
             messages = codec.decode(data)
         except WireError as error:
@@ -115,6 +117,22 @@ class Decode:
         again = codec.encode(known)
         if len(again) <= wire.MAX_FRAME_BYTES:
             assert codec.encode(codec.decode(again)) == again
+
+    def _skim(self, data: bytes) -> None:
+        skimmed = codec.skim(data)
+        if not skimmed:
+            return
+        try:
+            messages = codec.decode_each(data)
+        except WireError:  # too many to be looked at one by one
+            assert any(isinstance(codec.read(one), Unknown) for one in skimmed)
+            return
+        for one, message in zip(skimmed, messages, strict=True):
+            if isinstance(message, Unknown):
+                assert isinstance(codec.read(one), Unknown)
+            else:
+                assert codec.pack(codec.read(one)) == codec.pack(message)
+                assert (type(message), message.rank) == (one.kind, one.rank)  # type: ignore[union-attr]
 
     def close(self) -> None: ...
 
@@ -132,6 +150,8 @@ class HubTarget:
         self._folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=FAST))
         self._clock_context = scripted()
         self._clock = self._clock_context.__enter__()
+        self._skims = mock.patch.object(intake, "MANY", WORLD)  # as in a large run
+        self._skims.start()
         keys = KeyStore(self._folder / "keys")
         self._keys = [
             load_key(keys.make(role.name.lower(), role)).public
@@ -192,6 +212,7 @@ class HubTarget:
         self.hub._finish()
         for router in self._routers:
             assert router.closed
+        self._skims.stop()
         self._clock_context.__exit__(None, None, None)
         shutil.rmtree(self._folder)
 

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
@@ -12,7 +13,7 @@ from agents.hub.complaints import Complaints
 from agents.hub.control import Control
 from agents.hub.doors import Came, Door, Doors
 from agents.hub.hub import FRAMES_A_ROUND, Hub
-from agents.hub.intake import EVENTS_A_SECOND, HELLOS_A_SECOND, Intake
+from agents.hub.intake import EVENTS_A_SECOND, HELLOS_A_SECOND, MANY, Intake
 from agents.hub.journal import Journal
 from agents.hub.newest import Newest
 from agents.hub.questions import Questions
@@ -75,8 +76,12 @@ class Taken:
         questions = Questions(self.sequence, roster, lambda _peer, _message: None)
         self.intake = Intake(self.sequence, roster, control, Complaints(self.sequence), questions)
 
-    def take(self, peer: bytes, *messages: wire.AnyMessage, size: int = 100, now: float = 0.0) -> None:
-        self.intake.take(peer, list(messages), size, now)
+    def take(self, peer: bytes, *messages: wire.AnyMessage, now: float = 0.0) -> None:
+        self.take_frame(peer, codec.encode(messages), now)
+
+    def take_frame(self, peer: bytes, frame: bytes, now: float = 0.0) -> None:
+        if not self.intake.take_records(peer, frame, now):
+            self.intake.take(peer, codec.decode_each(frame), now)
         self.intake.flush()
 
     def close(self) -> None:
@@ -87,9 +92,46 @@ def test_frames_that_hold_nothing_do_not_empty_the_log(tmp_path: Path, opened: O
     taken = opened(Taken(tmp_path))
     taken.take(b"a", make_hello(0, 4), make_step(0, 1))
     for _ in range(40):
-        taken.take(b"a stranger", make_step(1, 1), size=1 << 20)
+        taken.take(b"a stranger", *[make_step(1, 1)] * 1000)
+        taken.intake.take_records(b"a", codec.encode([]), 0.0)
     taken.take(b"a", make_step(0, 2))
     assert taken.sequence.holds(taken.sequence.epoch, 0)
+
+
+def test_a_record_with_much_behind_it_is_kept_without(tmp_path: Path, opened: Opened) -> None:
+    taken = opened(Taken(tmp_path))
+    taken.take(b"a", make_hello(0, MANY))
+    padded = [*msgspec.msgpack.decode(codec.pack(make_step(0, 7))), *[None] * 16, "x" * 100_000]
+    frame = msgspec.msgpack.encode([wire.VERSION, [padded]])
+    assert codec.skim(frame) is None
+    taken.intake.take(b"a", codec.decode_each(frame), 0.0)
+    assert taken.sequence.state.steps[0] == make_step(0, 7)
+    assert len(taken.sequence.after(taken.sequence.seq - 1)[0]) < 1000
+
+
+def test_a_record_is_read_when_somebody_looks_and_not_before(tmp_path: Path, opened: Opened) -> None:
+    taken = opened(Taken(tmp_path))
+    taken.take(b"a", make_hello(0, MANY), make_step(0, 1))
+    whole = codec.pack(make_step(0, 2))
+    fields = msgspec.msgpack.decode(codec.pack(make_step(0, 3)))
+    fields[5] = 2.0**1023 * 1.5  # `step_ms` beyond what a duration can be
+    taken.take_frame(b"a", codec.frame([whole]))
+    assert taken.sequence.state.steps[0].step == 1, "nobody has looked"
+    taken.sequence.newest.read()
+    assert taken.sequence.state.steps[0].step == 2
+    taken.take_frame(b"a", msgspec.msgpack.encode([wire.VERSION, [fields]]))
+    first = taken.sequence.seq
+    taken.sequence.newest.read()
+    taken.intake.look()
+    assert taken.sequence.state.steps[0].step == 2, "and a malformed one takes nobody's place"
+    assert "rank 0 sent a step that cannot be" in taken.sequence.state.events[-1].text
+    # Who follows every update has its number, and learns that it could not be read.
+    (_, frame), *_ = taken.sequence.frames_after(first - 1)
+    (updates,) = codec.decode(frame)
+    assert isinstance(updates, wire.Updates)
+    malformed, event = updates.updates
+    assert isinstance(malformed, wire.Unknown) and "not finite" in malformed.why
+    assert isinstance(event, Event)
 
 
 def test_a_rank_that_says_the_same_all_the_time_is_not_repeated(tmp_path: Path, opened: Opened) -> None:

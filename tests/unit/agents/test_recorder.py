@@ -238,7 +238,10 @@ def test_kinds_of_a_newer_release_cost_nothing() -> None:
     newer = msgspec.Raw(msgspec.msgpack.encode(["wonders", 1, {"a": 2}]))
     assert unpack(newer) == wire.Unknown("wonders")
     with pytest.raises(RecordingError, match="cannot be read"):
-        unpack(msgspec.Raw(msgspec.msgpack.encode(["step", "x"])))
+        unpack(msgspec.Raw(msgspec.msgpack.encode(["board", "x"])))
+    # What ranks say all the time is recorded as it came, before anybody has read it.
+    malformed = unpack(msgspec.Raw(msgspec.msgpack.encode(["step", "x"])))
+    assert isinstance(malformed, wire.Unknown) and "length 9, got 2" in malformed.why
 
 
 def test_the_journal_and_the_recorder_share_a_file(make_run: MakeRun) -> None:

@@ -173,6 +173,12 @@ def test_an_update_too_large_for_a_frame_takes_no_number(sequence: Sequence) -> 
 # -------------------------------------------------------------------------------------------- the newest alone
 
 
+def skimmed(records: list[wire.Step]) -> list[codec.Skimmed]:
+    found = codec.skim(codec.encode(records))
+    assert found is not None
+    return found
+
+
 @pytest.fixture
 def many() -> Sequence:
     """64 ranks that have each said ten steps, and 30 events between."""
@@ -180,7 +186,7 @@ def many() -> Sequence:
     for rank in range(64):
         sequence.publish(make_hello(rank, 64, facts={"model": "x" * 200}))
     for step in range(10):
-        sequence.publish_records([make_step(rank, step) for rank in range(64)], 64 * 100)
+        sequence.publish_records(skimmed([make_step(rank, step) for rank in range(64)]))
         for number in range(3):
             sequence.publish(text(10 * step + number))
     return sequence
@@ -201,12 +207,13 @@ def test_who_wants_the_newest_gets_each_once_and_all_news_so_many_times_a_second
     audience = Audience(many, sent.send)
     (snapshot,) = follow(audience, sent, state, Credit(1, "", 0, 8, hz=2.0), 0.0)
     for step in (10, 11, 12):
-        many.publish_records([make_step(rank, step) for rank in range(64)], 64 * 100)
+        many.publish_records(skimmed([make_step(rank, step) for rank in range(64)]))
         many.publish(text(step))
     (frame,) = follow(audience, sent, state, Credit(1, many.epoch, snapshot.seq, 8, hz=2.0), 0.1)
     assert (frame.since, frame.seq, len(frame.updates)) == (snapshot.seq, many.seq, 64 + 3)
+    many.newest.read()
     assert vars(state) == vars(many.state)
-    many.publish_records([make_step(0, 13)], 100)
+    many.publish_records(skimmed([make_step(0, 13)]))
     assert follow(audience, sent, state, Credit(1, many.epoch, frame.seq, 8, hz=2.0), 0.5) == []
     (frame,) = follow(audience, sent, state, Credit(1, many.epoch, frame.seq, 8, hz=2.0), 0.7)
     assert [update.step for update in frame.updates] == [13]  # type: ignore[union-attr]
@@ -221,7 +228,7 @@ def test_a_budget_for_a_frame_spreads_a_lap_over_several_and_none_is_passed_over
     for step in range(
         10, 60
     ):  # all ranks go on meanwhile: the newest is sent, not what it was when the lap began
-        many.publish_records([make_step(rank, step) for rank in range(64)], 64 * 100)
+        many.publish_records(skimmed([make_step(rank, step) for rank in range(64)]))
         now += 1.01
         frames = follow(audience, sent, state, Credit(1, many.epoch, seq, 64, hz=1.0, frame_bytes=2000), now)
         assert len(frames) == 1, "one a second"
@@ -239,7 +246,7 @@ def test_who_wants_no_ranks_gets_the_job_alone(many: Sequence) -> None:
     (snapshot,) = follow(audience, sent, state, Credit(1, "", 0, 8, ranks=False), 0.0)
     assert not state.steps and len(state.hellos) == 64 and len(state.events) == 30
     assert [rank for rank, hello in state.hellos.items() if hello.facts] == [0]
-    many.publish_records([make_step(rank, 10) for rank in range(64)], 64 * 100)
+    many.publish_records(skimmed([make_step(rank, 10) for rank in range(64)]))
     many.publish(wire.Experts(10, []))
     many.publish(text(1))
     (frame,) = follow(audience, sent, state, Credit(1, many.epoch, snapshot.seq, 8, ranks=False), 0.1)

@@ -18,6 +18,7 @@ from agents.wire import (
     Loads,
     Peers,
     Pulse,
+    Recalled,
     Step,
     Summary,
     Timeline,
@@ -29,6 +30,7 @@ from agents.wire import (
 HISTORY = 4096  # summaries kept; older ones are thinned, never the newest
 COMMANDS = 1024  # commands kept; the oldest refused one goes first, then the oldest settled
 TRIALS = 64  # trials kept
+EVENTS = 1024  # events kept
 Record = Step | Pulse | Vitals | Timeline | Peers
 """What a rank says again and again, and only the newest counts of each kind."""
 
@@ -50,7 +52,7 @@ class RunState:
         self.summaries: list[Summary] = []
         self.commands: dict[str, CommandState] = {}
         self.trials: dict[str, TrialState] = {}
-        self.events: deque[Event] = deque(maxlen=1024)
+        self.events: deque[Event] = deque(maxlen=EVENTS)
         self.alerts: dict[tuple[str, str], Alert] = {}  # the active ones, by name and subject
 
     def records(self) -> dict[type[Update], dict[int, Record]]:
@@ -112,6 +114,8 @@ class RunState:
                     self.alerts[update.name, update.subject] = update
             case Gone():
                 self.gone[update.rank] = update
+            case Recalled():
+                self._recall(update)
 
     def _add_command(self, command: CommandState) -> None:
         self.commands[command.id] = command
@@ -127,6 +131,18 @@ class RunState:
             # A run resumed from a snapshot, or a summary sent again: the newer word for a step holds.
             self.summaries = [known for known in self.summaries if known.step < summary.step]
         self.summaries.append(summary)
+        self._thin()
+
+    def _recall(self, past: Recalled) -> None:
+        """Put what is older than all that is known in front of it."""
+        known = self.summaries
+        older = [one for one in past.summaries if not known or one.step < known[0].step]
+        self.summaries = older + known
+        self._thin()
+        room = EVENTS - len(self.events)
+        self.events.extendleft(reversed(past.events[-room:] if room else []))
+
+    def _thin(self) -> None:
         if len(self.summaries) > HISTORY:
             half = len(self.summaries) // 2
             self.summaries = self.summaries[:half:2] + self.summaries[half:]

@@ -26,6 +26,7 @@ from agents.wire import (
     Loads,
     Peers,
     Pulse,
+    Recalled,
     Step,
     Summary,
     Timeline,
@@ -73,6 +74,7 @@ _TOPICS: dict[type[Update], tuple[Topic, ...]] = {
     Alert: (Topic.EVENTS,),
     CommandState: (Topic.BOARD, Topic.CURVES, Topic.EVENTS),
     TrialState: (Topic.BOARD, Topic.EVENTS),
+    Recalled: (Topic.CURVES, Topic.EVENTS),
 }
 
 

@@ -10,6 +10,7 @@ from agents.wire import LayerLoad, LoadSummary, Summary, Value
 
 RECENT = 32  # steps that say what is usual
 ENOUGH = 8
+AT_ONCE = 512  # steps judged in one look, the newest
 SPIKE_SPREADS = 8.0  # above the usual loss,
 SPIKE = 0.2  # and by so much of it
 BURST = 10.0  # times the usual gradient norm
@@ -42,8 +43,8 @@ class Loss:
             self._last = -1
             self._losses.clear()
             self._norms.clear()
-        start = len(summaries)
-        while start and summaries[start - 1].step > self._last:
+        start, first = len(summaries), max(0, len(summaries) - AT_ONCE)
+        while start > first and summaries[start - 1].step > self._last:
             start -= 1
         self._last = summaries[-1].step if summaries else -1
         yield from summaries[start:]

@@ -1,5 +1,6 @@
 """From findings to alerts: with hysteresis, and within a budget of the hub's time."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,12 @@ class Watch:
         self._cpu_s = cpu_s
         self._next_s = 0.0
         self.problems: list[str] = []  # detectors that failed and are left out; for the hub to tell and clear
+
+    def acquaint(self, state: RunState, now_s: float) -> None:
+        """What the state holds by now is old: detectors may learn from it what is usual, and find nothing."""
+        for detector in self._detectors:
+            with contextlib.suppress(Exception):  # it will fail again when it looks, and that is told
+                detector.look(state, now_s)
 
     def look(self, state: RunState, now_s: float) -> list[Alert]:
         """Alerts that are raised, told anew or ended now."""

@@ -4,7 +4,7 @@
 
 It gives everything that happens one order (`Sequence`), serves it to clients (`Audience`), and takes their
 proposals to the leader (`Control`). It may be killed at any time: ranks go on, and a hub started again on the
-same folder listens on the same endpoints and knows every command.
+same folder listens on the same endpoints and knows every command, and the curve.
 """
 
 import os
@@ -26,6 +26,7 @@ from agents.hub.intake import Intake
 from agents.hub.journal import Journal
 from agents.hub.leases import Leases
 from agents.hub.questions import Questions
+from agents.hub.recall import Recall
 from agents.hub.recorder import Limits, Recorder
 from agents.hub.roster import Roster
 from agents.hub.sequence import Sequence
@@ -87,6 +88,7 @@ class Hub:
         self._complaints = Complaints(self._sequence)
         self._roster = Roster(run)
         self._journal = Journal(folder / runs.RECORD_FILE)
+        self._recall = Recall(folder / runs.RECORD_FILE, self._sequence) if record else None
         self._recorder = Recorder(folder / runs.RECORD_FILE, self._sequence, record) if record else None
         self._control = Control(self._sequence, self._roster, self._journal)
         self._trials = Trials(self._sequence, self._control, self._journal)
@@ -160,6 +162,8 @@ class Hub:
         self._bar()
         for level, text in self.upkeep.look():
             self._say(level, clip(text))
+        if self._recall and self._recall.tick(self._roster.led):
+            self._watch.acquaint(self._sequence.state, self._awake_s)
         self._trials.tick()
         self._look()
         self._ask_ranks()
@@ -211,6 +215,8 @@ class Hub:
         self._say("info", "the hub has ended")
         while self._audience.serve(time.monotonic()) and time.monotonic() < deadline:
             pass
+        if self._recall:
+            self._recall.close()
         if self._recorder:
             self._recorder.close()
         self._doors.close()

@@ -12,10 +12,10 @@ and commands, its knobs, and who was there are kept.
 import contextlib
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, get_args
+from typing import Annotated, Any, Final, get_args
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from agents.wire import Count, Experts, Loads, Peers, Pulse, Step, Timeline, Unknown, Update, Vitals, clip
 
@@ -47,6 +47,7 @@ OF_A_MOMENT: Final = (Step, Loads, Experts, Timeline, Peers, Pulse, Vitals, Unkn
 """The bulk of a feed: what one rank did or looked like at one step, which the next one supersedes."""
 
 MAX_ROW_BYTES: Final = 256 << 20  # uncompressed
+MAX_UPDATES: Final = 1 << 20  # of a batch: the largest snapshot has fewer
 LEVEL: Final = 1  # of zlib: half as large for 14 ms a megabyte; higher ones gain nothing on times
 
 _BULK = frozenset(str(kind.__struct_config__.tag) for kind in OF_A_MOMENT)
@@ -57,12 +58,16 @@ class RecordingError(ValueError):
     """There is no such recording, no such place in it, or it cannot be read; one sentence for a person."""
 
 
+class NothingRecordedError(RecordingError):
+    """There is no recording at all."""
+
+
 class Batch(Struct, array_like=True, frozen=True):
     """Updates that the hub published together, numbered from `first`."""
 
     time_s: float
     first: Count
-    updates: list[msgspec.Raw]
+    updates: Annotated[list[msgspec.Raw], Meta(max_length=MAX_UPDATES)]
 
 
 class _Head(Struct, array_like=True, frozen=True):
@@ -71,6 +76,8 @@ class _Head(Struct, array_like=True, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _batches = msgspec.msgpack.Decoder(list[Batch])
+_batch = msgspec.msgpack.Decoder(Batch)
+_unread = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=MAX_UPDATES)])
 _heads = msgspec.msgpack.Decoder(_Head)
 _updates: msgspec.msgpack.Decoder[Update] = msgspec.msgpack.Decoder(Update)
 
@@ -83,15 +90,27 @@ def pack_row(batches: Iterable[Batch]) -> bytes:
 def unpack_row(data: bytes) -> list[Batch]:
     """RecordingError: this is no row of ours, or an absurdly large one."""
     try:
-        unzip = zlib.decompressobj()
-        plain = unzip.decompress(data, MAX_ROW_BYTES)
-        if not unzip.eof:
-            raise RecordingError(
-                f"a row of the recording is cut off, or has more than {MAX_ROW_BYTES >> 20} MiB"
-            )
-        return _batches.decode(plain)
+        return _batches.decode(_unzip(data, MAX_ROW_BYTES))
     except (zlib.error, msgspec.DecodeError, RecursionError) as error:
         raise RecordingError(f"a row of the recording cannot be read: {error}") from None
+
+
+def updates_of(data: bytes, most_bytes: int) -> Iterator[msgspec.Raw]:
+    """The updates of a row of at most so many bytes uncompressed, read a batch at a time, so that not all that a row
+    pretends to hold is in memory at once. RecordingError: this is no row of ours, or a larger one."""
+    try:
+        for batch in _unread.decode(_unzip(data, most_bytes)):
+            yield from _batch.decode(batch).updates
+    except (zlib.error, msgspec.DecodeError, RecursionError) as error:
+        raise RecordingError(f"a row of the recording cannot be read: {error}") from None
+
+
+def _unzip(data: bytes, most_bytes: int) -> bytes:
+    unzip = zlib.decompressobj()
+    plain = unzip.decompress(data, most_bytes)
+    if not unzip.eof:
+        raise RecordingError(f"a row of the recording is cut off, or has more than {most_bytes >> 20} MiB")
+    return plain
 
 
 def unpack(packed: msgspec.Raw) -> Update:

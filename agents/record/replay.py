@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from agents.record.recording import RecordingError, unpack, unpack_row
+from agents.record.recording import NothingRecordedError, RecordingError, unpack, unpack_row
 from agents.state import RunState
 from agents.wire import VERSION, Summary, Update
 from agents.wire.codec import version_refusal
@@ -74,19 +74,21 @@ class Recording:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.is_file():
-            raise RecordingError(f"there is no recording: {path} is not there")
+            raise NothingRecordedError(f"there is no recording: {path} is not there")
         self._db = self._open(f"file:{_quoted(path)}?mode=ro")
         try:
             wire = self._rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
         except RecordingError as error:
             self.close()
             if "no such table" in str(error):
-                raise RecordingError(f"{path} holds commands only; its run was not recorded") from None
+                why = f"{path} holds commands only; its run was not recorded"
+                raise NothingRecordedError(why) from None
             # Where the folder cannot be written, SQLite cannot share the file; as nobody writes it, it need not.
             self._db = self._open(f"file:{_quoted(path)}?mode=ro&immutable=1")
             wire = self._rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
         if not wire:
-            raise RecordingError(f"{path} holds nothing yet; its run has only begun, or was not recorded")
+            why = f"{path} holds nothing yet; its run has only begun, or was not recorded"
+            raise NothingRecordedError(why)
         if wire[0][0] != VERSION:
             raise RecordingError(f"{path}: {version_refusal(wire[0][0])}")
 

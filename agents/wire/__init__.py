@@ -39,6 +39,7 @@ from agents.wire.records import Hello as Hello
 from agents.wire.records import LayerLoad as LayerLoad
 from agents.wire.records import Peers as Peers
 from agents.wire.records import Pulse as Pulse
+from agents.wire.records import Recalled as Recalled
 from agents.wire.records import Step as Step
 from agents.wire.records import Summary as Summary
 from agents.wire.records import Timeline as Timeline

@@ -170,6 +170,16 @@ class Event(Message, frozen=True):
     text: Text
 
 
+class Recalled(Message, frozen=True):
+    """Of what was known of the run before this hub started: it comes before all that is known by now.
+
+    Several of them go back in time, each oldest first in itself. A hub reads it from the run's recording.
+    """
+
+    summaries: Annotated[list[Summary], Meta(max_length=4096)] = []
+    events: Annotated[list[Event], Meta(max_length=4096)] = []
+
+
 class Alert(Message, frozen=True):
     """Something the hub has found and holds to be so: raised, now and then told anew, and at last not `active`."""
 

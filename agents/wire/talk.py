@@ -25,6 +25,7 @@ from agents.wire.records import (
     Hello,
     Peers,
     Pulse,
+    Recalled,
     Step,
     Summary,
     Timeline,
@@ -83,6 +84,7 @@ Update = (
     | Gone
     | CommandState
     | TrialState
+    | Recalled
     | Unknown
 )
 

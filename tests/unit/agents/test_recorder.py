@@ -19,7 +19,7 @@ from agents.wire import Event, Update
 from tests.unit.agents.fleet import make_hello, make_step, make_summary
 from tests.unit.agents.test_replay import digest
 
-KEPT = {"Hello", "Board", "Summary", "Event", "Alert", "Gone", "CommandState", "TrialState"}
+KEPT = {"Hello", "Board", "Summary", "Event", "Alert", "Gone", "CommandState", "TrialState", "Recalled"}
 
 
 class Run:

@@ -74,9 +74,12 @@ def test_a_replay_is_what_a_lossless_subscriber_had(own_hub: HubProcess, opened:
     path = own_hub.folder / "run.db"
     first_epoch, settled = client.epoch, client.seq
     poll_until(client, lambda: recorded(path) >= settled, fleet.turn)
+    began = client.state.summaries[0].step
     own_hub.kill()
     own_hub.start()
     poll_until(client, lambda: client.epoch not in ("", first_epoch) and client.state.board, fleet.turn)
+    # What the hub before knew comes into the state at a number like all else, and is recorded as that.
+    poll_until(client, lambda: client.state.summaries and client.state.summaries[0].step == began, fleet.turn)
     step = fleet.step
     poll_until(
         client, lambda: fleet.step > step + 20 and client.state.summaries[-1].step == fleet.step, fleet.turn

@@ -1,0 +1,132 @@
+"""What hubs before this one knew of the run, told anew: its curve and its events. (Commands and trials come from the
+journal; what is wrong with the run is found anew.)
+
+It is read from the recording by a thread, so that no hub waits for a disk, and told when it is clear what of it
+belongs to the run that is there: all of it, if the leader is still the same process; of another process's, once the
+first step has been summarised, what is older than that step. So a run that goes on from a snapshot goes on with its
+curve, and one that begins anew in the same folder begins a new one.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as List
+from pathlib import Path
+from typing import TypeVar
+
+from agents.hub.sequence import Sequence
+from agents.record.endings import Ending, endings
+from agents.record.recording import NothingRecordedError, RecordingError
+from agents.wire import Event, Hello, Message, Recalled, Summary, WireError, clip, codec
+
+PIECE_BYTES = 32 << 10  # told at once: a watcher on a slow line takes it piece by piece
+SAME_S = 1.0  # between two words of one process on when it began
+
+M = TypeVar("M", bound=Message)
+
+
+class Recall:
+    """Reads at once; `tick` is the hub's, and tells."""
+
+    def __init__(self, path: Path, sequence: Sequence) -> None:
+        self._path, self._sequence = path, sequence
+        self._found: list[Ending] = []
+        self._problem = ""
+        self._done = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="recall", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for ending in endings(self._path, self._sequence.epoch, self._stopping):
+                self._found.append(ending)
+        except NothingRecordedError:
+            pass
+        except RecordingError as error:
+            self._problem = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it costs the past and not the hub
+            self._problem = f"reading it had an error: {error!r}"
+
+    def tick(self, leader: int | None) -> bool:
+        """Tell what is found of the run that `leader` leads, once it is clear what that is; True: it is told now."""
+        if self._done or self._thread.is_alive():
+            return False
+        if self._problem:
+            text = f"what was known of the run before this hub started is lost: {self._problem}"
+            self._sequence.publish(Event(time.time(), "warning", "hub", clip(text)))
+            self._problem = ""
+        state = self._sequence.state
+        hello = state.hellos.get(leader) if leader is not None else None
+        known = state.summaries[0].step if state.summaries else None
+        past = belonging(self._found, hello, known) if hello else None
+        if self._found and past is None:
+            return False
+        self._done, self._found = True, []
+        if past is None:
+            return False
+        for piece in _pieces(*past):
+            with contextlib.suppress(
+                WireError
+            ):  # one that is as large as a message may be: it has no room here
+                self._sequence.publish(piece)
+        return any(past)
+
+    def close(self) -> None:
+        """Read no further."""
+        self._stopping.set()
+        self._thread.join(1.0)
+
+
+def belonging(
+    found: List[Ending], leader: Hello, known: int | None
+) -> tuple[list[Summary], list[Event]] | None:
+    """Of the ends of hub starts, newest first, what belongs to the run that `leader` leads and of which everything
+    from step `known` on is known; None as long as that cannot be told."""
+    summaries: list[Summary] = []
+    events: list[Event] = []
+    for ending in found:
+        if ending.leader.run != leader.run:
+            break
+        if _same(ending.leader, leader):
+            older = [one for one in ending.summaries if one.step <= leader.step]
+        elif known is None:
+            return None
+        else:
+            older = ending.summaries
+        older = [one for one in older if known is None or one.step < known]
+        if not older and not _same(ending.leader, leader):
+            break  # the run began anew, or all of this was told to the hub after it
+        summaries = older + summaries
+        known = summaries[0].step if summaries else known
+        events = [one for one in ending.events if not events or one.time_s < events[0].time_s] + events
+    return summaries, events
+
+
+def _same(one: Hello, other: Hello) -> bool:
+    """Whether it is one process; it began when it says, by the hub's clock."""
+    return (one.host, one.pid) == (other.host, other.pid) and abs(one.began_s - other.began_s) < SAME_S
+
+
+def _pieces(summaries: list[Summary], events: list[Event]) -> Iterator[Recalled]:
+    """Newest first, for each goes in front of what is known."""
+    yield from (Recalled(events=part) for part in _cut(events))
+    yield from (Recalled(summaries=part) for part in _cut(summaries))
+
+
+def _cut(messages: list[M]) -> Iterator[list[M]]:
+    """Parts of about `PIECE_BYTES`, the last first."""
+    part: list[M] = []
+    size = 0
+    for message in reversed(messages):
+        try:
+            size += len(codec.pack(message))
+        except WireError:  # more than a message may be, whoever wrote that
+            continue
+        part.append(message)
+        if size >= PIECE_BYTES:
+            yield part[::-1]
+            part, size = [], 0
+    if part:
+        yield part[::-1]

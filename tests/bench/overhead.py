@@ -2,7 +2,8 @@
 
 One run for each number of ranks and size of a step. On: what every rank tells by default, to a hub on the same machine;
 off: agents that are mute, their threads asleep. Then the agreement at a step's boundary against none, the same way. The
-ratio is the median over ABBA groups, its interval a bootstrap over them.
+ratio of mean step times is the median over ABBA groups, its interval a bootstrap over them. Beside it, what is counted
+and not compared: the CPU time a trainer spends telling, as a share of its step, and the CPU time of agent and hub.
 """
 
 import json
@@ -11,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import psutil
@@ -31,7 +32,8 @@ knobs = {{micro_batches = {6}}}
 grid = {{{7}}}
 """  # noqa: E501 - TOML's inline tables stand on one line
 ABBA = (True, False, False, True)
-BLOCK_S = 0.8  # of one block, at least two steps
+BLOCK_S = 1.0  # of one block, at least two steps
+SETTLE_S = 0.25  # of it, in which the state before may still end: an agent's thread sleeps for 0.2 s
 WARM_UP = 6
 SECONDS = {"telemetry": 26.0, "control": 12.0}
 RESAMPLES = 10_000
@@ -67,6 +69,8 @@ def measure(place: Place, size: str) -> None:
     switch = trainer.switch
     step = 0
 
+    told_s = timed(trainer, "_record", "_publish")
+
     def run(steps: int) -> list[float]:
         nonlocal step
         took = []
@@ -97,29 +101,52 @@ def measure(place: Place, size: str) -> None:
     turns: dict[str, Callable[[bool], None]] = {"telemetry": turn_telemetry, "control": turn_control}
     for what, turn in turns.items():
         groups = max(3, round(SECONDS[what] / (4 * block * step_s)))
-        cpu_s, hub_s, told_s = agent.cpu_s, cpu_of(hub), 0.0
+        cpu_s, hub_s, on_s, telling_s = agent.cpu_s, cpu_of(hub), 0.0, 0.0
         ratios, differences = [], []
         for _ in range(groups):
             took: dict[bool, list[float]] = {True: [], False: []}
             for on in ABBA:
                 turn(on)
+                before_s = sum(told_s.values())
                 times = run(block)
-                took[on] += times[1:] if block > 3 else times  # in the first, the other state may end
-                told_s += sum(times) * (on or what == "control")
-            on_s, off_s = median(took[True]), median(took[False])
-            ratios.append(on_s / off_s)
-            differences.append(on_s - off_s)
+                took[on] += times[min(round(SETTLE_S / step_s), block - 2) :]
+                if on:
+                    on_s += sum(times)
+                    telling_s += sum(told_s.values()) - before_s
+            with_it, without = mean(took[True]), mean(took[False])
+            ratios.append(with_it / without)
+            differences.append(with_it - without)
         turn(True)
         result[what] = {"ratios": ratios, "us": median(differences) * 1e6}
         if what == "telemetry":
-            result |= {"agent": (agent.cpu_s - cpu_s) / told_s, "hub": (cpu_of(hub) - hub_s) / told_s}
-    cpu = torch.tensor([result["agent"]], dtype=torch.float64)
-    dist.all_reduce(cpu)
+            result |= {"agent": (agent.cpu_s - cpu_s) / on_s, "hub": (cpu_of(hub) - hub_s) / on_s}
+            result["telling"] = telling_s / on_s
+    means = torch.tensor([result["agent"], result["telling"]], dtype=torch.float64)
+    dist.all_reduce(means)
     if place.rank == 0:
-        result["agent"] = float(cpu) / place.world
+        result["agent"], result["telling"] = (means / place.world).tolist()
         (place.run_dir / "overhead.json").write_text(json.dumps(result))
     agent.close()
     dist.destroy_process_group()
+
+
+def timed(owner: Any, *names: str) -> dict[str, float]:
+    """From now on, the CPU seconds that this thread spends in methods of `owner`, by name."""
+    spent = dict.fromkeys(names, 0.0)
+
+    def wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return method(*arguments)
+            finally:
+                spent[name] += time.thread_time() - began
+
+        return call
+
+    for name in names:
+        setattr(owner, name, wrap(name, getattr(owner, name)))
+    return spent
 
 
 def cpu_of(process: psutil.Process | None) -> float:
@@ -140,9 +167,10 @@ def interval(ratios: list[float]) -> str:
 
 def main() -> None:
     print(
-        "| size | ranks | step | steps/s | telemetry on / off | groups | agent, CPU | hub, CPU | control / none | |"
+        "| size | ranks | step | steps/s | telemetry on / off | groups | telling, of a step | agent, CPU | hub, CPU "
+        "| control / none | |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     for size in SIZES:
         for world in GRIDS:
             with tempfile.TemporaryDirectory() as folder:
@@ -157,7 +185,7 @@ def main() -> None:
             step_ms, telemetry, control = found["step_ms"], found["telemetry"], found["control"]
             print(
                 f"| {size} | {world} | {step_ms:.1f} ms | {1e3 / step_ms:.1f} | {interval(telemetry['ratios'])} "
-                f"| {len(telemetry['ratios'])} | {found['agent']:.2%} | {found['hub']:.2%} "
+                f"| {len(telemetry['ratios'])} | {found['telling']:.2%} | {found['agent']:.2%} | {found['hub']:.2%} "
                 f"| {interval(control['ratios'])} | {control['us']:+.0f} us a step |",
                 flush=True,
             )

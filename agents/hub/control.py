@@ -42,6 +42,7 @@ class _Issue:
     )
     digest: str | None = None  # of the first rank's board after it; all must be equal
     acked: set[int] = field(default_factory=set)
+    otherwise: set[int] = field(default_factory=set)  # of those, who say that something else became of it
     held: dict[int, Ack] = field(default_factory=dict)  # by rank: refusals ahead of the leader's word
     untold: bool = False  # acknowledgements have come in since it was last published
 
@@ -304,9 +305,11 @@ class Control:
             return
         issue.untold = True
         if ack.state != issue.state.state:
-            self._alarm(
-                f"rank {ack.rank} says {ack.state} of revision {ack.revision}, others {issue.state.state}"
-            )
+            issue.otherwise.add(ack.rank)
+            says, why = f"rank {ack.rank} says {ack.state}", f": {ack.why}" if ack.why else ""
+            if issue.state.state == "applied":
+                issue.state = structs.replace(issue.state, why=clip(says + why))
+            self._alarm(clip(f"{says} of revision {ack.revision}, others {issue.state.state}{why}"))
         elif issue.digest and ack.digest != issue.digest:
             self._alarm(
                 f"after revision {ack.revision} the knobs of rank {ack.rank} differ from those of other ranks"
@@ -321,7 +324,7 @@ class Control:
 
     def _tell(self, issue: _Issue) -> None:
         issue.untold = False
-        acks = max(issue.state.acks, len(issue.acked))
+        acks = max(issue.state.acks, len(issue.acked - issue.otherwise))
         settles = acks >= issue.state.world or issue.state.acks == 0
         issue.state = structs.replace(issue.state, acks=acks, time_s=time.time())
         self._sequence.publish(issue.state)

@@ -2,7 +2,8 @@
 
 Once a step each rank says how its step went, and the leader with it which command waits, if any. Only then do they
 speak a second time: each whether it can, and all commit or none. So a change lands between two steps, on every rank
-at the same one, and what the job did as a whole is known on the way.
+at the same one, and what the job did as a whole is known on the way. A commit calls what is not ours, and may fail even
+so: that rank says so, and differs from the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from agents.rank.board import Board
-from agents.wire import Ack, Changes, Command
+from agents.wire import Ack, Changes, Command, clip
 
 Agree = Callable[[bytes], Sequence[bytes]]
 """A collective: every rank calls it with bytes of its own, and gets those of every rank, by rank. May raise."""
@@ -104,8 +105,8 @@ class Agreement:
                 self._settle(self._ack(command, "rejected", step, against[0]))
             return
         before = self._board.in_force(command.changes)
-        self._board.commit(command.revision, command.changes, prepared)
-        self._settle(self._ack(command, "applied", step + 1, "", before))
+        failed = self._board.commit(command.revision, command.changes, prepared)
+        self._settle(self._ack(command, "rejected" if failed else "applied", step + 1, failed, before))
 
     def _ack(
         self,
@@ -115,4 +116,4 @@ class Agreement:
         why: str,
         before: Changes | None = None,
     ) -> Ack:
-        return Ack(self._rank, command.revision, state, step, self._board.digest(), why, before or {})
+        return Ack(self._rank, command.revision, state, step, self._board.digest(), clip(why), before or {})

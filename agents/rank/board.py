@@ -17,6 +17,10 @@ from agents.wire import Changes, KnobState, Legal, Value
 Values = Mapping[str, Value]
 
 
+class NotAppliedError(Exception):
+    """A `commit` that is not ours failed, and the knob is as it was; the text says which and why."""
+
+
 def _as_it_is(value: Value) -> Value:
     return value
 
@@ -26,7 +30,8 @@ class Knob:
     """One thing an operator may turn.
 
     `legal` is given the board's values as they would be. `prepare` is given them too, may raise ValueError
-    with a sentence, and returns what `commit` needs; `commit` must not fail.
+    with a sentence, and returns what `commit` needs; `commit` must not fail, or if it calls what is not ours, with
+    NotAppliedError.
 
     An `action` holds no value: setting it asks for something to be done once, such as a snapshot, and `commit` only
     takes note of the wish.
@@ -87,14 +92,23 @@ class Board:
 
     def commit(
         self, revision: int, changes: Values, prepared: list[tuple[Callable[[Any], None], Any]]
-    ) -> None:
-        for swap, built in prepared:
-            swap(built)
+    ) -> str:
+        """Swap them in. Returns what was not applied and why, or nothing: then this board differs from those where it
+        was, in its digest too."""
+        failed: dict[str, str] = {}
+        for name, (swap, built) in zip(changes, prepared, strict=False):
+            try:
+                swap(built)
+            except NotAppliedError as error:
+                failed[name] = str(error)
         kept = {
-            name: self._knobs[name].cast(value) for name, value in changes.items() if name in self._values
+            name: self._knobs[name].cast(value)
+            for name, value in changes.items()
+            if name in self._values and name not in failed
         }
         self._values |= kept
         self.revision = revision
+        return "; ".join(failed.values())
 
     def in_force(self, changes: Values) -> Changes:
         """The present values of the knobs in `changes`; an action has none."""

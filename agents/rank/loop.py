@@ -19,7 +19,7 @@ from msgspec import structs
 from agents.rank.agent import Agent
 from agents.rank.agreement import LEADER, Agree, Agreement, Word
 from agents.rank.attach import endpoint_for, speaks_for_machine
-from agents.rank.board import Board, Knob
+from agents.rank.board import Board, Knob, NotAppliedError
 from agents.rank.report import Report, summary_of
 from agents.rank.vitals import Sensors
 from agents.reach.keeper import Reach
@@ -222,7 +222,7 @@ class Loop:
         return BoardMessage(LEADER, board.revision, board.digest(), board.states())
 
     def _settle(self, ack: Ack) -> None:
-        if ack.state == "applied":
+        if self._hello.revision != self._board.revision:
             self._introduce()  # before the ack, so that watchers see the new board first
         self._agent.settle(ack)
 
@@ -230,9 +230,9 @@ class Loop:
         try:
             apply(value)
         except Exception as error:
-            text = f"{name} was not applied: {error!r}; the ranks differ now"
+            text = f"{name} was not applied: {error!r}"
             log.exception("%s", text)
-            self._agent.send(Event(time.time(), "error", "loop", text))
+            raise NotAppliedError(text) from error
 
     def _end(self, report: Report, step_ms: float) -> None:
         revision, values = self._board.revision, self._board.values

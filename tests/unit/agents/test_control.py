@@ -239,11 +239,14 @@ def test_ranks_that_differ_are_an_error(desk: Desk) -> None:
     desk.propose("a", EIGHT)
     desk.ack(1, 0)
     desk.ack(1, 1, digest="other")
-    desk.ack(1, 2, state="rejected", digest="d1")
+    desk.ack(1, 2, state="rejected", digest="d1", why="micro_batches was not applied: no memory")
     assert desk.errors == [
         "after revision 1 the knobs of rank 1 differ from those of other ranks",
-        "rank 2 says rejected of revision 1, others applied",
+        "rank 2 says rejected of revision 1, others applied: micro_batches was not applied: no memory",
     ]
+    state = desk.sequence.state.commands["a"]
+    assert (state.state, state.acks, state.settled) == ("applied", 2, False), "not on all ranks"
+    assert state.why == "rank 2 says rejected: micro_batches was not applied: no memory"
 
 
 def test_an_acknowledgement_counts_once(desk: Desk) -> None:

@@ -5,8 +5,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from typing import Any
 import pytest
 
 import agents
+from agents.client import Client
 from agents.rank import loop as loop_module
 from agents.rank.agreement import Agreement, Disagreement, Word
 from agents.rank.board import Board, Knob
 from agents.reach.keeper import Reach
 from agents.wire import Ack, Command, Legal, Step, Summary
-from tests.unit.agents.fleet import SOURCE
+from tests.unit.agents.conftest import Opened
+from tests.unit.agents.fleet import SOURCE, HubProcess, poll_until
 
 LOOPING = Path(__file__).with_name("looping.py")
 DEADLINE_S = 30.0
@@ -195,10 +198,81 @@ def test_one_rank_alone_agrees_with_itself_and_a_failing_apply_is_told(
         loop._agent._orders.receive(Command(3, "c", {"lr": 1}), loop._hello, None)
         with loop.step() as step:
             step.report(loss=3.0, tokens=10, grad_norm=float("nan"))
-    assert (settled[0].state, settled[0].step) == ("applied", 1)
-    assert "lr was not applied: ZeroDivisionError" in caplog.text
+        assert (loop._board.values["lr"], loop._board.revision) == (0.5, 3)
+    assert (settled[0].state, settled[0].step, settled[0].digest) == ("rejected", 1, loop._board.digest())
+    assert settled[0].why == "lr was not applied: ZeroDivisionError('division by zero')"
+    assert settled[0].why in caplog.text
     (summary,) = sent.of(Summary)
     assert summary.loss == 3.0 and summary.tokens_per_s > 0 and summary.revision == 0
+
+
+class Around:
+    """`agree=` for ranks that are threads."""
+
+    def __init__(self, world: int) -> None:
+        self._barrier, self._said = threading.Barrier(world, timeout=DEADLINE_S), [b""] * world
+
+    def of(self, rank: int) -> Callable[[bytes], list[bytes]]:
+        def agree(mine: bytes) -> list[bytes]:
+            self._said[rank] = mine
+            self._barrier.wait()
+            said = list(self._said)
+            self._barrier.wait()
+            return said
+
+        return agree
+
+
+@pytest.mark.parametrize("fails", [[1], [0, 1]])
+def test_a_rank_that_fails_to_apply_is_named_and_the_change_is_not_whole(
+    own_hub: HubProcess, opened: Opened, fails: list[int]
+) -> None:
+    def train(rank: int) -> None:
+        def turn(value: int) -> None:
+            if rank in fails and value == 8:
+                raise MemoryError("no room")
+
+        url = own_hub.endpoints.ranks
+        with agents.join("r", rank, 2, agree=around.of(rank), hub=url) as loop:
+            loop.knob("k", int, legal=[1, 2, 8], value=1, apply=turn, loss_neutral=True)
+            while not any(ended):
+                with loop.step():
+                    time.sleep(0.01)
+                if rank == 0 and ending.is_set():
+                    ended.append(True)
+                around.of(rank)(b"")
+
+    around, ending, ended = Around(2), threading.Event(), []
+    client = opened(Client(own_hub.endpoints.clients))
+    ranks = [threading.Thread(target=train, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in ranks:
+        thread.start()
+    try:
+        poll_until(client, lambda: client.state.board and client.state.board.knobs)
+        half = client.propose({"k": 8})
+        why = "k was not applied: MemoryError('no room')"
+        poll_until(
+            client,
+            lambda: (
+                half in client.state.commands
+                and client.state.commands[half].why == (why if 0 in fails else f"rank 1 says rejected: {why}")
+            ),
+        )
+        command = client.state.commands[half]
+        errors = [event.text for event in client.state.events if event.level == "error"]
+        if 0 in fails:  # on no rank: that is no half
+            assert (command.state, errors) == ("rejected", [])
+        else:
+            assert (command.state, command.acks, command.settled) == ("applied", 1, False)
+            assert errors == [f"rank 1 says rejected of revision 1, others applied: {why}"]
+        whole = client.propose({"k": 2})
+        poll_until(client, lambda: whole in client.state.commands and client.state.commands[whole].settled)
+        assert (client.state.commands[whole].state, client.state.commands[whole].acks) == ("applied", 2)
+        assert [event.text for event in client.state.events if event.level == "error"] == errors
+    finally:
+        ending.set()
+        for thread in ranks:
+            thread.join(DEADLINE_S)
 
 
 WORD = Word(5, 1.0, None, None, None, None)

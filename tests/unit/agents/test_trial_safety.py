@@ -244,8 +244,8 @@ def test_a_refusal_is_the_leaders_to_say(bench: Bench) -> None:
     assert bench.sequence.state.commands["a"].state == "accepted"
     bench.ack(1, 0, 1)
     command = bench.sequence.state.commands["a"]
-    assert (command.state, command.acks) == ("applied", 3)
-    assert bench.errors == ["rank 2 says rejected of revision 1, others applied"]
+    assert (command.state, command.acks) == ("applied", 2)
+    assert bench.errors == ["rank 2 says rejected of revision 1, others applied: nope"]
 
 
 def test_nobody_has_applied_what_was_not_sent(bench: Bench) -> None:

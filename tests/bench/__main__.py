@@ -1,6 +1,6 @@
 """`make bench`: what docs/measurements.md records. Ratios within one run; nothing here is ever asserted.
 
-python -m tests.bench [NAME ...] [--long | --quick]   (the options are those of scale)
+python -m tests.bench [NAME ...] [--quick | --memory]   (the options are those of scale)
 """
 
 import sys

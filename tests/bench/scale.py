@@ -1,6 +1,6 @@
 """The hub under thousands of ranks: its share of a core, how old a record is when a watcher has it, its memory.
 
-python -m tests.bench scale [--long | --quick]
+python -m tests.bench scale [--quick | --memory]      (--memory: two of the loads alone, for ten minutes each)
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from agents.wire import Credit, codec
 ROOT = Path(__file__).parents[2]
 TICKS_S = os.sysconf("SC_CLK_TCK")
 FLEETS = 2  # processes of fake ranks
-WINDOWS = {"--long": 600.0, "--quick": 8.0}  # seconds measured, 60 without
+SECONDS, QUICK_S, SHORT_S, MEMORY_S = 30.0, 8.0, 20.0, 600.0  # of a measurement
 SAMPLE = 16  # one update in so many is opened for its age
 FILES = 20_000
 
@@ -195,12 +195,12 @@ def measure(pid: int, watcher: Watcher, seconds: float) -> Measured:
 
 def tell(what: str, measured: Measured, watcher: Watcher) -> None:
     memory, seconds = measured.memory, measured.seconds
-    middle = memory[len(memory) // 2]
+    sevenths = [memory[round(place * (len(memory) - 1) / 6)] for place in range(7)]
     print(
         f"  {what}: {measured.core:6.1%} of a core, age p50 {percentile(watcher.ages_ms, 0.5):.0f}"
         f" p99 {percentile(watcher.ages_ms, 0.99):.0f} ms, {watcher.updates / seconds:.0f} updates/s"
         f" in {watcher.received / seconds / 1e6:.2f} MB/s, {watcher.resets} snapshots,"
-        f" memory {memory[0]:.0f}, {middle:.0f}, {memory[-1]:.0f} MiB (begin, middle, end)",
+        f" memory {', '.join(f'{mib:.0f}' for mib in sevenths)} MiB from begin to end",
         flush=True,
     )
 
@@ -255,15 +255,21 @@ def storm(ranks: int) -> None:
 def main() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, FILES), most))
-    seconds = next((s for flag, s in WINDOWS.items() if flag in sys.argv), 60.0)
+    relayed = ("16384 ranks at 10 Hz by relays, watched at 1 Hz", 16_384, 10.0)
+    if "--memory" in sys.argv:
+        load(" 1024 ranks at 10 Hz, recorded", 1024, 10, MEMORY_S, record=True)
+        load(*relayed, MEMORY_S, "--relays", watch_hz=1.0)
+        return
+    seconds = QUICK_S if "--quick" in sys.argv else SECONDS
+    short = min(seconds, SHORT_S)
     load(" 1024 ranks at 10 Hz", 1024, 10, seconds)
-    load(" 1024 ranks at 10 Hz, each step by itself", 1024, 10, min(seconds, 20.0), "--singly")
-    load(" 1024 ranks at 10 Hz, recorded", 1024, 10, min(seconds, 20.0), record=True)
+    load(" 1024 ranks at 10 Hz, each step by itself", 1024, 10, short, "--singly")
+    load(" 1024 ranks at 10 Hz, recorded", 1024, 10, short, record=True)
     load(" 4096 ranks at 5 Hz", 4096, 5, seconds)
     load("16384 ranks at 1 Hz", 16_384, 1, seconds)
-    load("16384 ranks at 10 Hz by relays, watched at 1 Hz", 16_384, 10, seconds, "--relays", watch_hz=1.0)
+    load(*relayed, seconds, "--relays", watch_hz=1.0)
     for ranks in (8, 64):
-        node(ranks, min(seconds, 20.0))
+        node(ranks, short)
     storm(1024)
 
 

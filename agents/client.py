@@ -130,7 +130,7 @@ class Client:
         The same `id` never asks twice, not even after a restart of either side. ValueError: it cannot be
         asked at all.
         """
-        return self._ask_for(
+        return self.request(
             Propose(
                 id or os.urandom(8).hex(),
                 dict(changes),
@@ -144,13 +144,13 @@ class Client:
     def undo(self, base_revision: int | None = None, who: str | None = None, reason: str = "") -> str:
         """Ask that the newest change that is not undone yet be taken back; returns the proposal's id."""
         id = os.urandom(8).hex()
-        return self._ask_for(Propose(id, {}, base_revision, None, who or whoami(), reason, undo=True))
+        return self.request(Propose(id, {}, base_revision, None, who or whoami(), reason, undo=True))
 
     def try_out(
         self, changes: Mapping[str, Value], steps: int, who: str | None = None, reason: str = "", id: str = ""
     ) -> str:
         """Ask that one knob be tried for so many steps, and return the trial's id; see `state.trials`."""
-        return self._ask_for(Try(id or os.urandom(8).hex(), dict(changes), steps, who or whoami(), reason))
+        return self.request(Try(id or os.urandom(8).hex(), dict(changes), steps, who or whoami(), reason))
 
     def decide(self, trial: str, keep: bool, who: str | None = None) -> None:
         """Keep what `trial` tries, or have it taken back now; "" is the one under way. ValueError: it cannot be asked.
@@ -161,18 +161,23 @@ class Client:
         trial = trial or next(going, "")
         if not trial:
             raise ValueError("no trial is under way")
-        self._ask_for(Decide(keep, trial, who or whoami()))
+        self.request(Decide(keep, trial, who or whoami()))
 
     def preview(self, changes: Mapping[str, Value]) -> str:
         """Ask what `changes` would do, and return the question's id; the answer comes to `previews`."""
-        return self._ask_for(Preview(os.urandom(8).hex(), dict(changes)))
+        return self.request(Preview(os.urandom(8).hex(), dict(changes)))
 
-    def _ask_for(self, asked: "_Asked") -> str:
+    def request(self, asked: "Asked") -> str:
+        """Ask for what has an id already, until it is answered. ValueError: it cannot be asked at all."""
         codec.decode(codec.encode([asked]))  # what the hub could not read is refused here, with the place
         self.denied.pop(asked.id, None)
         self._unanswered[type(asked), asked.id] = _Question(asked, time.monotonic())
         self._ask()
         return asked.id
+
+    def withdraw(self, preview: str) -> None:
+        """The answer to the question `preview` is of no use any more: it is not repeated."""
+        self._unanswered.pop((Preview, preview), None)
 
     def look(self, *kinds: str, ranks: Sequence[int] = ()) -> None:
         """Ask for full vectors ("experts", "timeline", "peers") oftener, of `ranks` or of all, for as long as `poll` is
@@ -207,7 +212,7 @@ class Client:
             elif now - question.sent_s >= RESEND_S and self._send(asked):
                 question.sent_s = now
 
-    def _answered(self, asked: "_Asked") -> bool:
+    def _answered(self, asked: "Asked") -> bool:
         trial = self.state.trials.get(asked.id)
         match asked:
             case Propose():
@@ -312,7 +317,8 @@ class _Rebuilt:
         self.updates: list[Update] = []
 
 
-_Asked = Propose | Try | Decide | Preview
+Asked = Propose | Try | Decide | Preview
+"""What a client asks of a hub, each with an id."""
 ASKED_S: dict[type, float] = {Decide: DECIDE_S, Preview: PREVIEW_S}
 """How long a question is repeated; a change that is asked for, until it is answered."""
 
@@ -321,7 +327,7 @@ ASKED_S: dict[type, float] = {Decide: DECIDE_S, Preview: PREVIEW_S}
 class _Question:
     """Something that was asked and is not answered."""
 
-    asked: _Asked
+    asked: Asked
     began_s: float
     sent_s: float = 0.0
 

@@ -81,6 +81,25 @@ BOARD = (
         "Ask the run to make the marked changes, all or none",
         True,
     ),
+    Action(
+        "board.try",
+        "ctrl+t",
+        "try",
+        "try",
+        "Try the one marked knob: measured before and after, taken back unless clearly faster",
+        True,
+    ),
+    Action("board.keep", "ctrl+k", "decide(True)", "keep", "Keep what the trial under way tries", True),
+    Action("board.end", "ctrl+r", "decide(False)", "end trial", "End the trial, and take it back now", True),
+    Action(
+        "board.undo",
+        "ctrl+z",
+        "undo",
+        "undo",
+        "Say which change would be taken back; again to take it back",
+        True,
+    ),
+    Action("board.help", "question_mark,f1", "help", "help", "What the board shows, and its keys", True),
     Action("board.close", "escape", "close", "close", "Drop what is marked; again to close", True),
 )
 

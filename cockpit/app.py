@@ -12,7 +12,7 @@ from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.screen import Screen
 
-from cockpit.actions import APP, APP_KEYS, OVERVIEW, Action
+from cockpit.actions import APP, APP_KEYS, BOARD, OVERVIEW, Action
 from cockpit.feed import Feed
 from cockpit.screens.board import KnobBoard
 from cockpit.screens.help import Help
@@ -127,10 +127,13 @@ class CockpitApp(App[None]):
     def action_help(self) -> None:
         focused = self.focused
         panel = focused if isinstance(focused, Panel) else None
-        if panel:
-            self.push_screen(Help(panel.TITLE, panel.HELP, panel.ACTIONS, self.ACTIONS))
-        else:
-            self.push_screen(Help("Cockpit", "", (), self.ACTIONS))
+        title, about, own = (panel.TITLE, panel.HELP, panel.ACTIONS) if panel else ("Cockpit", "", ())
+        board = BOARD if any(action.id == "app.knobs" for action in self.ACTIONS) else ()  # where it opens
+        self.push_screen(
+            Help(
+                title, about, {title: own, "Panels": OVERVIEW, "Anywhere": self.ACTIONS, "Knob board": board}
+            )
+        )
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Our own actions, by name, in the palette."""

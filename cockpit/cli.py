@@ -14,6 +14,7 @@ from agents.reach.keys import KEY_VARIABLE
 from agents.reach.streams import discard_output, fit_output, open_streams, output_failure
 from cockpit.connect import CockpitError
 from cockpit.format import clean
+from cockpit.knobs import TRIAL_STEPS
 
 Options = argparse.Namespace
 USAGE = 2
@@ -94,8 +95,8 @@ def _try(options: Options) -> int:
         if options.changes:
             raise CockpitError("--keep and --revert end the trial under way; they take no knob")
         return decide(options.run, options.keep, options.timeout, options.json)
-    if len(options.changes) != 1 or options.steps is None:
-        raise CockpitError("a trial is of one knob, and for how many steps: cockpit try knob=value --steps N")
+    if len(options.changes) != 1:
+        raise CockpitError("a trial is of one knob: cockpit try knob=value [--steps N]")
     return try_out(options.run, options.changes, options.steps, options.reason, options.timeout, options.json)
 
 
@@ -189,7 +190,11 @@ def _add_steering(name: str, command: argparse.ArgumentParser) -> None:
         command.add_argument("--wait", action="store_true", help="until every rank has switched")
     if name == "try":
         command.add_argument(
-            "--steps", type=steps, metavar="N", help="to measure before, and again after (4 to 10,000)"
+            "--steps",
+            type=steps,
+            default=TRIAL_STEPS,
+            metavar="N",
+            help=f"to measure before, and again after (4 to 10,000; default {TRIAL_STEPS})",
         )
         ending = command.add_mutually_exclusive_group()
         ending.add_argument(

@@ -5,13 +5,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
 import cockpit
+from agents.client import Asked
 from agents.reach.runs import RunError, read_hub_file
-from agents.wire import Value
 from cockpit import format
 from cockpit.connect import CockpitError, runs_dir
 from cockpit.engine_process import EngineProcess
@@ -47,10 +47,10 @@ class DemoFeed:
         if self._live:
             self._live.stop()
 
-    def propose(self, changes: Mapping[str, Value], base: int | None) -> str:
+    def ask(self, asked: Asked) -> None:
         if self._live is None:
             raise ViewerError("the run has not started yet")
-        return self._live.propose(changes, base)
+        self._live.ask(asked)
 
     def _attend(self, store: Store) -> None:
         while not self._stop.wait(LOOK_S):

@@ -1,14 +1,13 @@
 """Where a screen's store is fed from, and where its wishes go."""
 
-from collections.abc import Mapping
 from typing import Protocol
 
-from agents.wire import Value
+from agents.client import Asked
 from cockpit.store import Store
 
 
 class ViewerError(PermissionError):
-    """This cockpit only watches."""
+    """This cockpit only watches; the text is one sentence for a person."""
 
 
 class Feed(Protocol):
@@ -21,9 +20,15 @@ class Feed(Protocol):
 
     def stop(self) -> None: ...
 
-    def propose(self, changes: Mapping[str, Value], base: int | None) -> str:
-        """Ask for a change of the board of revision `base`; its id, by which the store tells its fate.
+    def ask(self, asked: Asked) -> None:
+        """Pass a proposal, a trial, a word on one, or a question on; by its id the store tells what becomes of it.
 
-        `ViewerError`: not operator.
+        Returns at once. A newer question what a change would do takes the place of an older one. `ViewerError`: not
+        from here.
         """
         ...
+
+
+def viewer_text(feed: Feed) -> str:
+    """What one who only watches is told."""
+    return f"this cockpit only watches · to operate: cockpit attach {feed.target} --operator"

@@ -10,6 +10,7 @@ _WORDS: dict[str, Value] = {"none": None, "true": True, "false": False}
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
 _DECIMAL = re.compile(r"[+-]?(\d{1,18}\.?\d{0,18}|\.\d{1,18})([eE][+-]?\d{1,3})?")
 LONGEST = 200  # characters of a value: what travels, and more than any knob's
+TRIAL_STEPS = 30  # that a trial measures before, and again after, unless it is told how many
 _STOPS = (0.0, 0.1, 0.2, 0.5, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0)
 
 

@@ -34,6 +34,11 @@ class Line:
         """Up to column `width`."""
         return self.add(fill * max(0, width - self.width), style)
 
+    def extend(self, other: "Line") -> "Line":
+        for text, style in other._parts:
+            self.add(text, style)
+        return self
+
     def strip(self, width: int, style: Style) -> Strip:
         """Exactly `width` cells; too much ends in `…`. `style` fills the rest (NO_COLOR needs one)."""
         if self.width > width > 0:
@@ -42,6 +47,11 @@ class Line:
         return Strip([Segment(text, part) for text, part in self._parts], self.width).adjust_cell_length(
             width, style
         )
+
+
+def rule(title: str, width: int, label: Style, line: Style) -> Line:
+    """``── title ─────``, over what belongs together."""
+    return Line().add("── ", line).add(f"{title} ", label).pad_to(width, line, "─")
 
 
 def blank(width: int, style: Style) -> Strip:

@@ -2,21 +2,19 @@
 
 import queue
 import threading
-import uuid
-from collections.abc import Mapping
 
-from agents.client import Client
+from agents.client import Asked, Client
 from agents.reach.keys import Key
-from agents.wire import Value
+from agents.wire import Preview
 from cockpit.connect import CROWD, CROWD_HZ, want_little
-from cockpit.feed import ViewerError
+from cockpit.feed import ViewerError, viewer_text
 from cockpit.store import Store
 
 POLL_S = 0.1
 
 
 class LiveFeed:
-    """A run's hub. One thread owns the client; proposals reach it through a queue."""
+    """A run's hub. One thread owns the client; what is asked reaches it through a queue."""
 
     def __init__(
         self,
@@ -31,7 +29,8 @@ class LiveFeed:
         self._endpoint = endpoint
         self._key = key
         self._low_bandwidth = low_bandwidth
-        self._wishes: queue.SimpleQueue[tuple[str, dict[str, Value], int | None]] = queue.SimpleQueue()
+        self._wishes: queue.SimpleQueue[Asked] = queue.SimpleQueue()
+        self._question = ""  # the newest that this cockpit has asked
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._store: Store | None = None
@@ -46,12 +45,10 @@ class LiveFeed:
         if self._thread:
             self._thread.join(2.0)
 
-    def propose(self, changes: Mapping[str, Value], base: int | None) -> str:
-        if not self.operator:
-            raise ViewerError("this cockpit only watches")
-        wish = uuid.uuid4().hex
-        self._wishes.put((wish, dict(changes), base))
-        return wish
+    def ask(self, asked: Asked) -> None:
+        if not self.operator and not isinstance(asked, Preview):
+            raise ViewerError(viewer_text(self))
+        self._wishes.put(asked)
 
     def _drain(self, store: Store) -> None:
         client = Client(self._endpoint, self._key)
@@ -73,8 +70,17 @@ class LiveFeed:
                         store.apply(updates)
                     store.heard(client.age_s)
                     store.refused = client.refused
+                    store.told(client.previews, client.denied)
                 while not self._wishes.empty():
-                    wish, changes, base = self._wishes.get()
-                    client.propose(changes, base_revision=base, id=wish)
+                    self._pass_on(self._wishes.get(), client)
         finally:
             client.close()
+
+    def _pass_on(self, asked: Asked, client: Client) -> None:
+        if isinstance(asked, Preview):
+            client.withdraw(self._question)
+            self._question = asked.id
+        try:
+            client.request(asked)
+        except ValueError as error:
+            client.denied[asked.id] = str(error)

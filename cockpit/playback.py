@@ -3,11 +3,12 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from agents.client import Asked
 from agents.record.recording import RecordingError
 from agents.record.replay import Moment, Place, Recording, Replay
-from agents.wire import Summary, Value
+from agents.wire import Summary
 from cockpit.feed import ViewerError
 from cockpit.recorded import playing
 from cockpit.store import Store
@@ -22,7 +23,7 @@ Move = Callable[[Replay], None]
 
 class Playback:
     """Plays `recording` into a store, from its beginning, or paused from the place `begin`. Nothing can be asked of
-    a recording: `propose` refuses. What moves it may be called from any thread; one thread of ours carries it out."""
+    a recording: `ask` refuses. What moves it may be called from any thread; one thread of ours carries it out."""
 
     operator = False
 
@@ -52,8 +53,8 @@ class Playback:
         if self._thread:
             self._thread.join(2.0)
 
-    def propose(self, changes: Mapping[str, Value], base: int | None) -> str:
-        raise ViewerError("this is a recording: nothing of it can be changed")
+    def ask(self, asked: Asked) -> None:
+        raise ViewerError("this is a recording: nothing of it can be asked or changed")
 
     # ---------------------------------------------------------------------------------------------- moving
 

@@ -7,9 +7,9 @@ from agents.client import wait_for_preview, wait_for_trial
 from agents.wire import Estimate, Previewed, TrialState
 from cockpit import format, headless, records
 from cockpit.connect import CockpitError, Watch
+from cockpit.fates import trial_text
 from cockpit.knobs import NEUTRAL
 from cockpit.printing import say, table
-from cockpit.store import trial_text
 
 ANSWER_S = 10.0  # the leader answers between two of its agent's turns
 

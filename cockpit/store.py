@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from agents.wire import (
     Hello,
     Loads,
     Peers,
+    Previewed,
     Pulse,
     Recalled,
     Step,
@@ -37,6 +38,7 @@ from agents.wire import (
     Vitals,
 )
 from cockpit import format
+from cockpit.fates import changes_text, command_text, trial_text
 
 T = TypeVar("T")
 
@@ -140,6 +142,8 @@ class Store:
         self.refused: str | None = None  # why the hub does not serve us
         self.trouble: str | None = None  # what went wrong with a run of our own
         self.playing: Playing | None = None  # where in a recording this is; None: it is the run itself
+        self.previews: dict[str, Previewed] = {}  # what this cockpit asked, and was told
+        self.denied: dict[str, str] = {}  # why the hub does not take what this cockpit asked, by its id
         self.heard_at: float | None = None
         self._known: dict[object, tuple[tuple[int, ...], Any]] = {}
 
@@ -169,6 +173,12 @@ class Store:
         """The hub was last heard `age_s` seconds ago."""
         if age_s is not None:
             self.heard_at = self.clock() - age_s
+
+    def told(self, previews: Mapping[str, Previewed], denied: Mapping[str, str]) -> None:
+        """What the hub has answered to this cockpit alone."""
+        if previews.keys() != self.previews.keys() or denied.keys() != self.denied.keys():
+            self.previews, self.denied = dict(previews), dict(denied)
+            self.revisions[Topic.BOARD] += 1
 
     def _remember(self, step: Step) -> None:
         recent = self.recent.setdefault(step.rank, deque(maxlen=RECENT_STEPS))
@@ -312,6 +322,11 @@ class Store:
         hello = self.state.hellos.get(rank)
         return f"rank {rank} ({format.coords(hello.coords)})" if hello and hello.coords else f"rank {rank}"
 
+    @property
+    def trial(self) -> TrialState | None:
+        """The trial that is under way; there is one at a time."""
+        return next((trial for trial in self.state.trials.values() if not trial.settled), None)
+
     def marks(self) -> list[Mark]:
         """Applied knob changes, oldest first."""
         applied = [
@@ -345,48 +360,6 @@ class Store:
         """The median of a rank's recent records: one odd step does not make a slow rank."""
         values = [value for step in self.recent.get(rank, ()) if (value := get(step)) is not None]
         return median(values)
-
-
-def changes_text(command: CommandState) -> str:
-    """``micro_batches 4→8, recompute none→full``."""
-    if not command.changes:
-        return "undo"  # of which the hub found nothing to take back
-    return ", ".join(
-        f"{format.clean(name)} {format.change(command.before[name], after)}"
-        if name in command.before
-        else f"{format.clean(name)}={format.knob(after)}"
-        for name, after in command.changes.items()
-    )
-
-
-def command_text(command: CommandState) -> str:
-    """What became of a proposal, in a line."""
-    said = f"{changes_text(command)} · {command.state}"
-    if command.state == "applied":
-        said += f" {command.acks}/{command.world} at step {format.grouped(command.applied_step)}"
-    if command.revision:
-        said += f" · revision {command.revision}"
-    if command.undoes:
-        said += f", which takes back {command.undoes}"
-    said += f" · {format.clean(command.why)}" if command.why else ""
-    return f"{said} · “{format.clean(command.reason)}”" if command.reason else said
-
-
-def trial_text(trial: TrialState) -> str:
-    """How a trial stands, in a line."""
-    asked = ", ".join(
-        f"{format.clean(name)} {format.change(trial.before.get(name), value)}"
-        for name, value in trial.changes.items()
-    )
-    said = f"trial {asked} · {trial.state}"
-    if trial.ratio is not None and trial.low is not None and trial.high is not None:
-        low, high = trial.low - 1, trial.high - 1
-        said += (
-            f" · step time {trial.ratio - 1:+.1%} (95 %: {low:+.1%} to {high:+.1%}) over {trial.steps} steps"
-        )
-    elif not trial.settled:
-        said += f" · {trial.measured}/{trial.steps} steps"
-    return f"{said} · {format.clean(trial.why)}" if trial.why else said
 
 
 def median(values: Iterable[float]) -> float | None:

@@ -7,6 +7,7 @@ from enum import Enum
 
 from agents.wire import PAUSED, Step, Summary
 from cockpit import format
+from cockpit.fates import how_far, tried
 from cockpit.metrics import STEP_TIME, read
 from cockpit.store import Link, Store, median
 
@@ -84,6 +85,8 @@ def verdict(store: Store, operator: bool) -> Iterator[Item]:
             yield Item(f"{format.percent(summary.mfu)} MFU", 5)
         if summary.loss is not None:
             yield Item(f"loss {summary.loss:.3f}", 3, Level.BAD if _broken(summary) else None)
+        if store.trial:
+            yield Item(f"trial {tried(store.trial)} ({how_far(store.trial)})", 4, Level.WARN)
         if summary.bubble is not None:
             bound = f" (bound {format.percent(summary.bubble_bound).strip()})" if summary.bubble_bound else ""
             yield Item(f"bubble {format.percent(summary.bubble)}{bound}", 8)

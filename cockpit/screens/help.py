@@ -1,5 +1,6 @@
 """Help for what has the focus, and every key."""
 
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from rich.text import Text
@@ -9,7 +10,7 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from cockpit.actions import BOARD, OVERVIEW, Action, spelled
+from cockpit.actions import Action, spelled
 from cockpit.theme import palette
 
 OVER_SSH = "Over a slow line, `ssh -C` shrinks the stream some twenty times."
@@ -23,9 +24,10 @@ class Help(ModalScreen[None]):
         Binding("escape,question_mark,f1,q,enter", "dismiss", "close", id="help.close")
     ]
 
-    def __init__(self, title: str, about: str, own: tuple[Action, ...], anywhere: tuple[Action, ...]) -> None:
+    def __init__(self, title: str, about: str, sections: Mapping[str, Sequence[Action]]) -> None:
+        """`sections` are the keys to tell, by heading."""
         super().__init__()
-        self._title, self._about, self._own, self._anywhere = title, about, own, anywhere
+        self._title, self._about, self._sections = title, about, sections
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="dialog") as dialog:
@@ -36,14 +38,7 @@ class Help(ModalScreen[None]):
     def _page(self) -> Text:
         colours = palette(self.app.theme)
         page = Text(f"{self._about}\n\n{GLYPHS}\n", style=colours.text)
-        sections: tuple[tuple[str, tuple[Action, ...]], ...] = (
-            (self._title, self._own),
-            ("Panels", OVERVIEW),
-            ("Anywhere", self._anywhere),
-            # Where the board cannot be opened its keys mean nothing.
-            ("Knob board", BOARD if any(action.id == "app.knobs" for action in self._anywhere) else ()),
-        )
-        for name, actions in sections:
+        for name, actions in self._sections.items():
             if not actions:
                 continue
             page.append(f"\n{name}\n", colours.accent)

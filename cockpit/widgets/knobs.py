@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 from agents.wire import KnobState
 from cockpit import format
+from cockpit.fates import how_far
 from cockpit.knobs import NEUTRAL, legal_text, value_text
 from cockpit.lines import Line
 from cockpit.store import Store, Topic
 from cockpit.theme import Palette
+from cockpit.verdict import Level
 from cockpit.widgets.panel import Panel
 
 
@@ -19,7 +21,8 @@ class KnobSummary(Panel):
     NATURAL = True
     HELP = (
         "What an operator may turn while the run goes on. A loss-neutral knob changes only speed and memory; "
-        "one that changes the loss says so. `k` opens the board over any screen."
+        "one that changes the loss says so, and one that is on trial how far that is. `k` opens "
+        "the board over any screen."
     )
 
     def title(self, store: Store) -> str:
@@ -46,7 +49,11 @@ class KnobSummary(Panel):
             line.add(value_text(knob).rjust(max(6, value)), colours.strong).add("  ", colours.dim)
             text = legal_text(knob)
             line.add(text.ljust(legal) if len(text) <= legal else f"{text[: legal - 1]}…", colours.dim)
-            line.add(f" {NEUTRAL[knob.loss_neutral]}", colours.faint if knob.loss_neutral else colours.text)
+            if store.trial and knob.name in store.trial.changes:
+                line.add(f" trial {how_far(store.trial)}", colours.level[Level.WARN])
+            else:
+                effect = colours.faint if knob.loss_neutral else colours.text
+                line.add(f" {NEUTRAL[knob.loss_neutral]}", effect)
             lines.append(line)
         if rest := board.knobs[rows:]:
             lines.append(_rest(rest, width, colours))

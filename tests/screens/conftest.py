@@ -2,11 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from agents.wire import Update, Value
+from agents.client import Asked
+from agents.wire import Estimate, Preview, Previewed, Propose, Update, Value
 from cockpit.app import CockpitApp
 from cockpit.feed import ViewerError
 from cockpit.store import Store
@@ -20,7 +21,8 @@ class ScriptedFeed:
 
     def __init__(self, story: Iterator[Update], operator: bool = True) -> None:
         self.operator = operator
-        self.asked: list[dict[str, Value]] = []
+        self.wishes: list[Asked] = []
+        self.questions: list[Preview] = []
         self.stopped = False
         self._story = story
         self._store = Store()
@@ -37,11 +39,29 @@ class ScriptedFeed:
             self._store.apply(updates)
             self._store.heard(0.4)
 
-    def propose(self, changes: Mapping[str, Value], base: int | None) -> str:
-        if not self.operator:
+    def ask(self, asked: Asked) -> None:
+        if not self.operator and not isinstance(asked, Preview):
             raise ViewerError("this cockpit only watches")
-        self.asked.append(dict(changes))
-        return f"asked{len(self.asked)}"
+        if isinstance(asked, Preview):
+            self.questions.append(asked)
+        else:
+            self.wishes.append(asked)
+
+    @property
+    def asked(self) -> list[dict[str, Value]]:
+        """The changes that were proposed, oldest first."""
+        return [wish.changes for wish in self.wishes if isinstance(wish, Propose)]
+
+    def answer(self, *estimates: Estimate, number: int = -1, why: str = "", neutral: bool = True) -> None:
+        """What the hub says to the newest question, or to that of this number."""
+        question = self.questions[number]
+        said = Previewed(question.id, question.changes, 0, why, neutral, list(estimates))
+        with self._store.lock:
+            self._store.told({**self._store.previews, question.id: said}, self._store.denied)
+
+    def deny(self, id: str, why: str) -> None:
+        with self._store.lock:
+            self._store.told(self._store.previews, {**self._store.denied, id: why})
 
 
 class Clock:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from agents.wire import (
+    PREVIEWS,
     Action,
     Board,
     CommandState,
@@ -22,6 +23,7 @@ from agents.wire import (
     Summary,
     Timeline,
     Traffic,
+    TrialState,
     Update,
     Value,
 )
@@ -44,6 +46,7 @@ class FakeRun:
     oversubscribed: bool = True
     slow_rank: int | None = 3
     revision: int = 0
+    previews: bool = True  # its leader can say what a change would do
     knobs: dict[str, Value] = field(
         default_factory=lambda: {
             "micro_batches": 4,
@@ -90,6 +93,7 @@ class FakeRun:
                 step=0,
                 leader=rank == 0,
                 facts=facts,
+                capabilities=[PREVIEWS] if self.previews and rank == 0 else [],
             )
         yield self.board()
         yield Event(START_S, "info", "hub", f"{self.world} ranks are here")
@@ -222,6 +226,12 @@ class FakeRun:
         yield Event(
             START_S + step / 2, "info", "hub", f"revision {self.revision} applied at step {step}: {spelled}"
         )
+
+    def trial(self, id: str, state: str, to: int, **facts: object) -> TrialState:
+        """A trial of micro-batches that began at 8, by somebody else unless `who` says otherwise."""
+        common: dict[str, object] = {"steps": 30, "who": "bob@login", "time_s": START_S, "loss_neutral": True}
+        common |= {"began_s": START_S, "changes": {"micro_batches": to}, "before": {"micro_batches": 8}}
+        return TrialState(id, state, **(common | facts))  # type: ignore[arg-type]
 
     def story(self, steps: int, change_at: int | None = None) -> Iterator[Update]:
         """The run from its beginning to `steps`, with one change of micro-batches on the way."""

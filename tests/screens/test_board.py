@@ -29,8 +29,9 @@ async def test_a_change_from_choice_to_the_last_rank(make_cockpit: MakeCockpit) 
         await press(cockpit, pilot, "enter")
         assert cockpit.feed.asked == [{"micro_batches": 16}]
         assert "sent · waiting for the hub" in said(cockpit)
+        asked = cockpit.feed.wishes[-1].id
         accepted = CommandState(
-            "asked1", 2, "accepted", {"micro_batches": 16}, {"micro_batches": 8}, "me@here", 1.0, world=8
+            asked, 2, "accepted", {"micro_batches": 16}, {"micro_batches": 8}, "me@here", 1.0, world=8
         )
         cockpit.feed.tell(iter([accepted]))
         await settle(cockpit, pilot)
@@ -48,7 +49,20 @@ async def test_a_refusal_is_told_in_its_own_words(make_cockpit: MakeCockpit) -> 
         await press(cockpit, pilot, "left", "enter")
         why = "the board has moved on: revision 2, not 1"
         cockpit.feed.tell(
-            iter([CommandState("asked1", 0, "rejected", {"micro_batches": 4}, {}, "me", 1.0, why=why)])
+            iter(
+                [
+                    CommandState(
+                        cockpit.feed.wishes[-1].id,
+                        0,
+                        "rejected",
+                        {"micro_batches": 4},
+                        {},
+                        "me",
+                        1.0,
+                        why=why,
+                    )
+                ]
+            )
         )
         await settle(cockpit, pilot)
         assert f"✗ rejected {why}" in said(cockpit)
@@ -107,7 +121,7 @@ async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
         assert "enter proposes place load · loss-neutral" in said(cockpit)
         await press(cockpit, pilot, "right", "enter")
         assert cockpit.feed.asked[-1] == {"place": "traffic"}
-        done = CommandState("asked2", 2, "applied", {"place": "traffic"}, {}, "me", 1.0, acks=8, world=8)
+        done = CommandState("place", 2, "applied", {"place": "traffic"}, {}, "me", 1.0, acks=8, world=8)
         cockpit.feed.tell(iter([structs.replace(done, applied_step=9)]))
         await settle(cockpit, pilot)
         assert "place=traffic · 8/8 at step 9" in said(cockpit)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.wire import Decide, Preview, Propose, Try
 from cockpit.feed import ViewerError
 from cockpit.live import LiveFeed
 from cockpit.store import Store
@@ -33,9 +34,10 @@ def test_a_feed_fills_the_store_and_carries_a_change(hub: HubProcess) -> None:
     try:
         operator.start(store)
         until(lambda: store.state.board and store.world == 4 and store.step, fleet.turn)
-        with pytest.raises(ViewerError):
-            viewer.propose({"micro_batches": 8}, 0)
-        wish = operator.propose({"micro_batches": 8}, 0)
+        wish = "wish"
+        with pytest.raises(ViewerError, match="to operate: cockpit attach RUN --operator"):
+            viewer.ask(Propose(wish, {"micro_batches": 8}, 0))
+        operator.ask(Propose(wish, {"micro_batches": 8}, 0))
         until(lambda: wish in store.state.commands and store.state.commands[wish].settled, fleet.turn)
         assert store.state.commands[wish].state == "applied"
         hub.kill()
@@ -44,5 +46,32 @@ def test_a_feed_fills_the_store_and_carries_a_change(hub: HubProcess) -> None:
         until(lambda: (store.step or 0) > step + 3 and (store.age_s or 9.0) < 1.0, fleet.turn)
         assert [mark.label for mark in store.marks()] == ["micro_batches 4→8"]
     finally:
+        operator.stop()
+        fleet.close()
+
+
+def test_what_a_feed_asks_is_answered_to_it_alone(hub: HubProcess) -> None:
+    fleet, store, other = Fleet(hub.endpoints.ranks), Store(), Store()
+    viewer, operator = LiveFeed(hub.endpoints.clients), LiveFeed(hub.endpoints.clients, operator=True)
+    try:
+        viewer.start(store)
+        operator.start(other)
+        until(lambda: store.state.board and other.state.board, fleet.turn)
+        for ask in (Try("t", {"micro_batches": 8}, 4), Decide(True, "t"), Propose("u", {}, undo=True)):
+            with pytest.raises(ViewerError):
+                viewer.ask(ask)
+        viewer.ask(Preview("q", {"micro_batches": 8}))
+        until(lambda: "q" in store.previews, fleet.turn)
+        assert "do not say what a change would do" in store.previews["q"].why
+        assert not other.previews
+        operator.ask(Try("t" * 49, {"micro_batches": 8}, 4))  # too long a name: refused before it is sent
+        until(lambda: other.denied, fleet.turn)
+        assert list(other.denied) == ["t" * 49] and not other.state.trials
+        operator.ask(Try("t", {"micro_batches": 8}, 4))
+        until(lambda: "t" in store.state.trials, fleet.turn)
+        operator.ask(Decide(False, "t"))
+        until(lambda: store.state.trials["t"].settled, fleet.turn)
+    finally:
+        viewer.stop()
         operator.stop()
         fleet.close()

@@ -76,7 +76,7 @@ def test_ranks_that_cannot_preview_say_so(capsys: Said) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["try", "micro_batches=8"], "cockpit try knob=value --steps N"),
+        (["try"], "a trial is of one knob: cockpit try knob=value [--steps N]"),
         (["try", "micro_batches=8", "recompute=full", "--steps", "9"], "a trial is of one knob"),
         (["try", "--keep"], "no trial is under way"),
         (["try", "micro_batches=8", "--keep"], "they take no knob"),

@@ -35,6 +35,7 @@ class Panel(Widget, can_focus=True):
         self._seen: tuple[object, ...] = ()
         self._strips: list[Strip] = []
         self._wanted = 1
+        self._laid_out = 1  # of `_wanted`, what the last layout has heard
 
     # ------------------------------------------------------------------------------ what a panel says
 
@@ -67,6 +68,8 @@ class Panel(Widget, can_focus=True):
         self._store = store
         if not self.is_on_screen:
             return
+        if self._wanted != self._laid_out and self._is_as_high_as_it_wants:
+            self.refresh(layout=True)  # Textual does not count a wish while another is on its way
         size = self.content_size
         seen = (
             id(store),
@@ -116,6 +119,11 @@ class Panel(Widget, can_focus=True):
         return self.is_attached and self.display and self.region.area > 0
 
     @property
+    def _is_as_high_as_it_wants(self) -> bool:
+        height = self.styles.height
+        return height is not None and height.is_auto
+
+    @property
     def drawn(self) -> bool:
         return bool(self._strips)
 
@@ -130,6 +138,7 @@ class Panel(Widget, can_focus=True):
         return blank(self.content_size.width, self.colours.text)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        self._laid_out = self._wanted
         return self._wanted
 
     def on_resize(self, event: events.Resize) -> None:

@@ -129,6 +129,22 @@ async def test_zoom_and_back(make_cockpit: MakeCockpit) -> None:
         assert len([panel for panel in cockpit.app.screen.query(Panel) if panel.region.area]) == 6
 
 
+async def test_a_wish_for_room_that_is_lost_is_made_again(
+    make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As happens on a busy machine while an app starts: panels stayed as low as they were first laid out."""
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        grid = cockpit.app.screen.query_one(RankGrid)
+        grid._layout_required = True  # a wish is on its way already: Textual does not count another
+        monkeypatch.setattr(RankGrid, "natural_height", lambda _grid, _store: 14)
+        grid._seen = ()
+        cockpit.app.look()
+        await settle(cockpit, pilot)
+        assert grid.size.height == 14
+
+
 async def test_stale_and_back(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:

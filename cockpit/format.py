@@ -6,9 +6,10 @@ Missing is never zero: `None` and not-a-number are written `·`.
 import math
 from collections.abc import Mapping
 
-from agents.wire import Value, spell
+from agents.wire import PAUSED, Value, spell
 
 MISSING = "·"
+STATES = (PAUSED, "starting", "waiting")  # what a rank is, rather than is in
 
 
 def clean(text: str) -> str:
@@ -55,6 +56,12 @@ def age(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.0f} h"
+
+
+def doing(operation: str) -> tuple[str, str]:
+    """What a rank does, in two parts: ``in `` ``backward, micro-batch 2``, but nothing before ``paused``."""
+    said = clean(operation) or "an unnamed operation"
+    return "" if said.startswith(STATES) else "in ", said
 
 
 def percent(value: float | None, width: int = 4) -> str:

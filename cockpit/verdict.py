@@ -239,11 +239,11 @@ def _stalled(store: Store) -> Diagnosis | None:
     if not stuck or store.step is None:
         return None
     pulse = store.state.pulses[stuck[0]]
+    doing = "".join(format.doing(pulse.doing))
     others = f" · {len(stuck)} ranks wait" if len(stuck) > 1 else ""
-    doing = format.clean(pulse.doing) or "an unnamed operation"
     return Diagnosis(
         Level.BAD,
-        f"stalled: {store.name(pulse.rank)} in {doing} for {format.age(pulse.since_ms / 1000)}{others}",
+        f"stalled: {store.name(pulse.rank)} {doing} for {format.age(pulse.since_ms / 1000)}{others}",
         pulse.rank,
     )
 

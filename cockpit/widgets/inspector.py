@@ -37,7 +37,8 @@ def inspector(
         )
         doing.add(f" {gone.text}", colours.dim)
     elif pulse:
-        doing = Line().add("in ", colours.dim).add(pulse.doing or format.MISSING, colours.text)
+        into, operation = format.doing(pulse.doing)
+        doing = Line().add(into, colours.dim).add(operation, colours.text)
         if pulse.since_ms >= 1000:
             doing.add(f" for {format.age(pulse.since_ms / 1000)}", colours.dim)
     else:

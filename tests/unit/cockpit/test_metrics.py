@@ -1,8 +1,9 @@
 """What the grid offers: vital signs where there are any, and nothing where there are none."""
 
+import pytest
 from rich.style import Style
 
-from agents.wire import Vitals
+from agents.wire import PAUSED, Pulse, Vitals
 from cockpit.lines import Line
 from cockpit.metrics import available, read
 from cockpit.records import ranks
@@ -30,6 +31,23 @@ def test_vital_signs_are_offered_where_some_rank_has_them() -> None:
     readings = read(store, metrics["temperature"])
     assert readings[1].value == 88.0 and readings[0].value is None  # no data is not zero
     assert read(store, metrics["device_memory"])[1].value == 70.0
+
+
+@pytest.mark.parametrize(
+    ("operation", "said"),
+    [
+        (PAUSED, "paused"),
+        ("waiting for the snapshot", "waiting for the snapshot"),
+        ("backward, micro-batch 2", "in backward, micro-batch 2"),
+        ("", "in an unnamed operation"),
+    ],
+)
+def test_the_inspector_says_naturally_what_a_rank_does(operation: str, said: str) -> None:
+    store = store_with()
+    store.apply([Pulse(1, 5, operation, 2000.0)])
+    metric = available(store)[0]
+    doing = inspector(store, metric, read(store, metric), 1, palette("cockpit-dark"))[-1]
+    assert doing.strip(doing.width, Style()).text == f"{said} for 2.0 s"
 
 
 def test_the_inspector_and_scripts_tell_them() -> None:

@@ -53,7 +53,7 @@ FLUSH_MS = 20  # between two batches to the hub
 IDLE_MS = 200
 FRAMES_A_ROUND = 1024
 HELLO_S = 1.0  # between two introductions to a hub that keeps asking
-COMPLAIN_S = 5.0  # between two events on what ranks sent and nobody can read
+COMPLAIN_S = 5.0  # between two events on what ranks sent and is not passed on
 UNHEARD_S = 60.0  # a rank silent for so long is not one of ours any more
 LEAVE_S = 0.5
 
@@ -162,9 +162,8 @@ class Node:
                 self._tell([peer], Welcome(self._epoch))
                 return
             self._ranks[rank].heard_s = now
-            if isinstance(message, Unknown):
-                self._complain(rank, message, now)
             if not self._may(rank, message):
+                self._complain(rank, message, now)
                 continue
             if isinstance(message, Event):
                 message = Event(message.time_s, message.level, f"rank {rank}", message.text)
@@ -180,12 +179,16 @@ class Node:
             return message.rank == rank
         return isinstance(message, Event)
 
-    def _complain(self, rank: int, message: Unknown, now: float) -> None:
-        """What is malformed cannot be passed on; that it came can, once in a while."""
-        if message.why and now - self._complained_s >= COMPLAIN_S:
+    def _complain(self, rank: int, message: AnyMessage, now: float) -> None:
+        """What is not passed on is told to the hub, once in a while; a newer kind, which nobody here knows, is not."""
+        if isinstance(message, Unknown):
+            what = f"a {message.kind} that cannot be: {message.why}" if message.why else ""
+        else:
+            what = f"a {type(message).__name__.lower()}, which it may not send"
+        if what and now - self._complained_s >= COMPLAIN_S:
             self._complained_s = now
-            text = f"it sent a {message.kind} that cannot be: {message.why}; dropped"
-            self._crowd.put(Event(time.time(), "warning", f"rank {rank}", wire.clip(text)))
+            text = wire.clip(f"it sent {what}; dropped")
+            self._crowd.put(Event(time.time(), "warning", f"rank {rank}", text))
 
     def _enter(self, peer: bytes, hello: Hello, now: float) -> str | None:
         """Enter a rank; a sentence if another process has that number."""

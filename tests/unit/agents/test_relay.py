@@ -183,6 +183,9 @@ class Within:
     def say(self, peer: bytes, *messages: wire.Message, now: float = 0.0) -> None:
         self._node._from_rank(peer, [codec.encode(messages)], now)
 
+    def hear(self, *messages: wire.Message, now: float = 0.0) -> None:
+        self._node._from_hub(codec.encode(messages), now)
+
     def batch(self) -> list[wire.AnyMessage]:
         frames: list[bytes] = []
         self._node._crowd.flush(lambda frame: not frames.append(frame))  # type: ignore[func-returns-value]
@@ -203,7 +206,31 @@ def test_a_relay_passes_on_what_a_rank_may_say_and_nothing_else() -> None:
         make_step(0, 5),
     )
     node.say(b"p0", make_summary(5))
-    assert node.batch() == [make_step(3, 5), make_summary(5)]
+    batch = node.batch()
+    assert [one for one in batch if not isinstance(one, Event)] == [make_step(3, 5), make_summary(5)]
+    (told,) = (one for one in batch if isinstance(one, Event))  # of the first, and then once in a while
+    assert (told.source, told.text) == ("rank 3", "it sent a summary, which it may not send; dropped")
+
+
+@pytest.mark.parametrize("kind", [wire.Sample(["peers"], 1.0), wire.Preview("q", {"x": 1})], ids=repr)
+def test_what_only_a_hub_or_a_client_says_is_not_passed_on(kind: wire.Message) -> None:
+    node = Within()
+    node.say(b"p0", make_hello(0, 4))
+    node.say(b"p3", make_hello(3, 4))
+    node.batch()
+    node.say(b"p3", kind)
+    (told,) = node.batch()
+    assert isinstance(told, Event) and "which it may not send; dropped" in told.text
+    assert node.sockets.answers == [], "nor to the other ranks of the node"
+
+
+def test_what_a_hub_asks_one_rank_for_reaches_that_one() -> None:
+    node = Within()
+    for rank in range(4):
+        node.say(f"p{rank}".encode(), make_hello(rank, 8))
+    wanted = wire.Sample(["experts"], 10.0, [3], 4)
+    node.hear(wanted, wire.Sample(["peers"], 10.0, [7]))  # rank 7 is on another node
+    assert node.sockets.answers == [(b"p3", wanted)]
 
 
 def test_nobody_takes_the_number_of_a_rank_that_is_heard() -> None:

@@ -167,9 +167,7 @@ class Intake:
         return [Welcome(self._sequence.epoch, sorted(ranks)[:ASKED])] if ranks else []
 
     def _hear(self, speaker: Known, message: AnyMessage, now: float) -> None:
-        speaker.heard_s = now
-        if speaker.lost:
-            speaker.lost = False
+        if speaker.hear(now):
             self._publish(speaker.hello)
             self._publish(Event(time.time(), "info", "hub", f"rank {speaker.hello.rank} is heard again"))
         if self._believable(speaker.hello, message):

@@ -29,6 +29,11 @@ class Known:
     lost: bool = False
     process: Process = "unknown"  # when it was lost
 
+    def hear(self, now: float) -> bool:
+        """It spoke; whether it was lost till now."""
+        was_lost, self.lost, self.heard_s = self.lost, False, now
+        return was_lost
+
 
 @dataclass
 class Connection:
@@ -161,15 +166,6 @@ class Roster:
     def connection(self, identity: bytes) -> Connection | None:
         """What a connection may speak for; None if nobody has said hello on it."""
         return self._connections.get(identity)
-
-    def heard(self, identity: bytes, rank: int, now: float) -> tuple[Hello | None, bool]:
-        """A rank spoke: its Hello (None: it said none on that connection), and whether it was lost till now."""
-        connection = self._connections.get(identity)
-        known = connection.ranks.get(rank) if connection else None
-        if known is None:
-            return None, False
-        was_lost, known.lost, known.heard_s = known.lost, False, now
-        return known.hello, was_lost
 
     def leave(self, rank: int) -> None:
         """A rank said goodbye; it has to say hello to be heard again."""

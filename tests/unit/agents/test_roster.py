@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from agents.hub.roster import LARGEST_WORLD, LOST_AFTER_S, Roster
+from agents.hub.roster import LARGEST_WORLD, LOST_AFTER_S, Known, Roster
 from tests.unit.agents.fleet import make_hello
 
 
@@ -15,6 +15,13 @@ def roster() -> Roster:
     roster = Roster("r")
     assert roster.hello(b"a", make_hello(0, 4), 0.0) is None
     return roster
+
+
+def on(roster: Roster, identity: bytes, rank: int) -> Known:
+    """Whom the hub hears when `rank` speaks on that connection."""
+    connection = roster.connection(identity)
+    assert connection is not None
+    return connection.ranks[rank]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +44,7 @@ def test_who_cannot_be_of_this_run_is_told_why(
 ) -> None:
     refusal = roster.hello(b"b", make_hello(**({"rank": 1, "world": 4} | fields)), 0.0)  # type: ignore[arg-type]
     assert refusal is not None and sentence in refusal
-    assert roster.heard(b"b", 1, 0.0) == (None, False)
+    assert roster.connection(b"b") is None
 
 
 def test_one_connection_is_one_rank(roster: Roster) -> None:
@@ -46,13 +53,13 @@ def test_one_connection_is_one_rank(roster: Roster) -> None:
 
 def test_a_silent_rank_is_lost_once_and_comes_back(roster: Roster) -> None:
     roster.hello(b"b", make_hello(1, 4), 0.0)
-    roster.heard(b"b", 1, 4.0)
+    assert not on(roster, b"b", 1).hear(4.0)
     lost = roster.newly_lost(LOST_AFTER_S + 0.1)
     assert [(gone.rank, gone.clean) for gone in lost] == [(0, False)]
     assert f"process {os.getpid()} is alive but silent" in lost[0].text
     assert lost[0].process == "alive" and not lost[0].over
     assert roster.newly_lost(LOST_AFTER_S + 0.2) == [] and roster.leader is None
-    assert roster.heard(b"a", 0, 7.0) == (make_hello(0, 4), True)
+    assert on(roster, b"a", 0).hear(7.0) and not on(roster, b"a", 0).hear(7.0)
     assert roster.leader is not None
 
 
@@ -79,8 +86,8 @@ def test_a_lost_rank_is_told_anew_when_its_process_is_not_as_it_was() -> None:
 def test_a_rank_started_again_takes_its_place_when_the_old_one_is_silent(roster: Roster) -> None:
     anew = make_hello(0, 4, pid=1)
     assert roster.hello(b"b", anew, 3.0) is None
-    assert roster.heard(b"a", 0, 3.0) == (None, False)
-    assert roster.heard(b"b", 0, 3.0) == (anew, False)
+    assert roster.connection(b"a") is None
+    assert on(roster, b"b", 0).hello == anew
 
 
 def test_the_same_process_may_reconnect_at_once(roster: Roster) -> None:
@@ -95,8 +102,7 @@ def test_a_leader_that_comes_back_finds_its_place_taken() -> None:
     roster.newly_lost(LOST_AFTER_S + 0.1)
     assert roster.hello(b"b", make_hello(1, 2, leader=True), LOST_AFTER_S + 0.2) is None
     assert roster.leader is not None and (roster.leader.rank, roster.led) == (1, 1)
-    hello, was_lost = roster.heard(b"a", 0, 7.0)
-    assert was_lost and hello is not None and not hello.leader
+    assert on(roster, b"a", 0).hear(7.0) and not on(roster, b"a", 0).hello.leader
     assert roster.leader.rank == 1
     assert "rank 1 leads this run" in (roster.hello(b"a", make_hello(0, 2), 7.0) or "")
     roster.leave(1)

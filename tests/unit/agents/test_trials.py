@@ -172,7 +172,8 @@ def test_what_is_tried_is_taken_back_even_if_the_ranks_were_away_when_it_was_due
     lab.settle()
     lab.trials.tick()
     assert lab.trial.state == "reverting" and lab.values["micro_batches"] == 8
-    lab.roster.heard(bytes([0]), 0, 101.0)
+    back = lab.roster.connection(bytes([0]))
+    assert back and back.ranks[0].hear(101.0)
     lab.run(4)
     assert (lab.trial.state, lab.values["micro_batches"]) == ("reverted", 4)
 

@@ -5,11 +5,10 @@ every message: a connection outlives its key.
 """
 
 import os
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -26,37 +25,10 @@ from cockpit.live import LiveFeed
 from cockpit.store import Store
 from cockpit.verdict import Level, diagnosis
 from tests.faults.conftest import Opened
-from tests.unit.agents.fleet import SOURCE, Fleet, HubProcess, Peer, make_hello, make_step, poll_until
+from tests.faults.guarded import Guarded, wait, watch
+from tests.unit.agents.fleet import SOURCE, Peer, make_hello, make_step, poll_until
 
 MIB = 1 << 20
-
-
-class Guarded:
-    """A hub that listens on the loopback, its keys, and four ranks that came over TCP."""
-
-    def __init__(self, folder: Path) -> None:
-        self.store = KeyStore(folder / "keys")
-        self.rank = self.make("node", Role.RANK)
-        self.viewer = self.make("ann", Role.VIEWER)
-        self.operator = self.make("bob", Role.OPERATOR)
-        self.hub = HubProcess(folder / "run").start("--listen", "auto", "--keys", str(self.store.folder))
-        wait((folder / "run" / runs.HUB_FILE).exists)
-        listening = runs.read_hub_file(folder / "run").tcp
-        assert listening is not None
-        self.url = listening.ranks
-        self.fleet = Fleet(self.url, key=self.rank)
-
-    def make(self, name: str, role: Role) -> Key:
-        return load_key(self.store.make(name, role))
-
-    def connect(self) -> socket.socket:
-        """A bare TCP connection."""
-        host, port = self.url.removeprefix("tcp://").split(":")
-        return socket.create_connection((host, int(port)), timeout=10)
-
-    def close(self) -> None:
-        self.fleet.close()
-        self.hub.clean_up()
 
 
 @pytest.fixture(scope="module")
@@ -64,21 +36,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     guarded = Guarded(tmp_path_factory.mktemp("guarded"))
     yield guarded
     guarded.close()
-
-
-def wait(true: Callable[[], object], turn: Callable[[], None] = lambda: None) -> None:
-    deadline = time.monotonic() + 15
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        turn()
-        time.sleep(0.01)
-
-
-def watch(guarded: Guarded, opened: Opened, key: Key | None = None) -> Client:
-    """A client that sees the whole fleet."""
-    client = opened(Client(guarded.url, key or guarded.viewer))
-    poll_until(client, lambda: len(client.state.steps) == 4 and client.state.board, guarded.fleet.turn)
-    return client
 
 
 # --------------------------------------------------------------------------------------------- fault 8

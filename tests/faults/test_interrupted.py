@@ -1,0 +1,91 @@
+"""Ctrl-C on a hub or a relay that a person has started in a terminal: it ends in order, and the ranks train on."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agents.client import Client
+from agents.reach import runs
+from tests.faults.guarded import wait
+from tests.faults.rank import RankProcess
+from tests.unit.agents.conftest import Opened
+from tests.unit.agents.fleet import DEADLINE_S, HubProcess, environment, poll_until
+
+CTRL_C = b"\x03"
+
+
+class Terminal:
+    """`cockpit ...` in a terminal of its own, of which a key reaches whatever runs there."""
+
+    def __init__(self, *words: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "cockpit", *words],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment(),
+            preexec_fn=lambda: os.login_tty(theirs),
+        )
+        os.close(theirs)
+
+    def interrupt(self) -> tuple[int, str]:
+        """Press Ctrl-C: the exit status, and all that stood in the terminal."""
+        os.write(self._ours, CTRL_C)
+        status = self.process.wait(DEADLINE_S)
+        said = b""
+        try:
+            while more := os.read(self._ours, 1 << 16):
+                said += more
+        except OSError:  # how the end of a terminal is told
+            pass
+        return status, said.decode()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+
+
+@pytest.fixture
+def sockets() -> runs.Endpoints:
+    return runs.endpoints_in(runs.make_socket_directory())
+
+
+def test_a_hub(opened: Opened, tmp_path: Path, sockets: runs.Endpoints) -> None:
+    words = ["hub", "--run", "r", "--dir", str(tmp_path), "--sockets", str(sockets.directory)]
+    hub = opened(Terminal(*words))
+    wait((tmp_path / runs.HUB_FILE).exists)
+    rank = opened(RankProcess(sockets.ranks, 0, 1))
+    client = opened(Client(sockets.clients))
+    poll_until(client, lambda: client.state.summaries)
+    status, said = hub.interrupt()
+    assert (status, said.replace("^C", "")) == (0, "")
+    assert not (tmp_path / runs.HUB_FILE).exists() and not any(path.exists() for path in sockets.paths)
+    assert rank.process.poll() is None
+    step = client.state.summaries[-1].step
+    again = opened(Terminal(*words))
+    poll_until(client, lambda: client.state.summaries and client.state.summaries[-1].step > step)
+    assert again.interrupt()[0] == 0
+
+
+def test_a_relay(opened: Opened, own_hub: HubProcess, sockets: runs.Endpoints) -> None:
+    options = ["--run", "r", "--hub", own_hub.endpoints.ranks, "--sockets", str(sockets.directory)]
+    relay = opened(Terminal("relay", *options))
+    wait(sockets.paths[0].exists)
+    through, direct = (
+        opened(RankProcess(sockets.ranks, 1, 2)),
+        opened(RankProcess(own_hub.endpoints.ranks, 0, 2)),
+    )
+    client = opened(Client(own_hub.endpoints.clients))
+    poll_until(client, lambda: len(client.state.steps) == 2)
+    status, said = relay.interrupt()
+    assert (status, said.replace("^C", "").strip()) == (0, sockets.ranks)
+    assert not any(path.exists() for path in sockets.paths)
+    step = client.state.steps[0].step
+    poll_until(client, lambda: client.state.steps[0].step > step + 20)
+    assert through.process.poll() is None and direct.process.poll() is None

@@ -24,7 +24,7 @@ from agents.reach.keys import Role
 from agents.state import RunState
 from agents.wire import Credit, Event, Message, Refused, codec
 from tests.unit.agents.conftest import Opened
-from tests.unit.agents.fleet import HubProcess, Peer, make_hello, make_step
+from tests.unit.agents.fleet import DEADLINE_S, HubProcess, Peer, make_hello, make_step
 
 
 def test_a_client_cannot_send_more_than_one_has_to_say(hub: HubProcess, opened: Opened) -> None:
@@ -53,6 +53,31 @@ def test_a_socket_has_a_share_of_the_hubs_time(tmp_path: Path, monkeypatch: pyte
     assert 1 <= hub._drain(Flooded()) <= 6 < FRAMES_A_ROUND
     hub.stop()
     hub.run()
+
+
+def test_what_waits_for_a_peer_is_bounded_and_nobody_waits_for_it(opened: Opened) -> None:
+    """Neither for one that does not read nor for one that has left; credit would let nobody come that far."""
+    endpoints = runs.endpoints_in(runs.make_socket_directory())
+    with zmq.Context() as context:
+        door = Door(context, b"c", Role.OPERATOR)
+        door.bind(endpoints.clients)
+        peer = opened(Peer(endpoints.clients))
+        peer.dealer.set(zmq.RCVHWM, 1)  # for the next connection
+        peer.dealer.disconnect(endpoints.clients)
+        peer.dealer.connect(endpoints.clients)
+        try:
+            peer.say(Credit(wire.VERSION, "", 0, 1))
+            assert door.socket.poll(int(1000 * DEADLINE_S))
+            came = door.receive()
+            sent = 0
+            while door.send(came.peer, bytes(wire.FRAME_BYTES)) and sent < 400:
+                sent += 1
+            assert 0 < sent < 400
+            peer.close()
+            assert not door.send(b"cnobody of that name", b"")
+        finally:
+            door.socket.close(0)
+    runs.remove_sockets(endpoints)
 
 
 def test_news_is_bounded_by_bytes_too() -> None:

@@ -1,0 +1,122 @@
+"""Connections that say nothing, say too much, or are dead without an end: either side gives them up by itself."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+import psutil
+import pytest
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from agents import wire
+from agents.hub.doors import GuardedDoor
+from agents.hub.gate import Gate
+from agents.reach.keys import Key, KeyStore, Role, load_key
+from agents.reach.line import Line
+from agents.wire import Credit, Updates
+from tests.faults.conftest import Opened
+from tests.faults.forwarder import Forwarder
+from tests.faults.guarded import Guarded, wait
+from tests.unit.agents.fleet import DEADLINE_S, Peer
+
+HASTY = {
+    "agents.hub.doors.HEARTBEAT_MS": 100,
+    "agents.hub.doors.DEAD_AFTER_MS": 500,
+    "agents.hub.doors.HANDSHAKE_MS": 500,
+}
+
+
+def line_to(endpoint: str, key: Key | None = None) -> Line:
+    return Line(endpoint, key, immediate=True, high_water=8, reconnect_max_ms=200)
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """A hub that gives a connection up soon."""
+    guarded = Guarded(tmp_path_factory.mktemp("hasty"), HASTY)
+    yield guarded
+    guarded.close()
+
+
+def connections(guarded: Guarded) -> int:
+    hub = psutil.Process(guarded.hub.process.pid)
+    return sum(one.status == psutil.CONN_ESTABLISHED for one in hub.net_connections("tcp"))
+
+
+def test_a_hub_gives_up_a_peer_whose_machine_has_vanished(hasty: Guarded, opened: Opened) -> None:
+    """Nothing comes from there any more, not even an end: heartbeats alone can tell."""
+    wait(lambda: connections(hasty) == 4)
+    cable = opened(Forwarder(hasty.url))
+    peer = opened(Peer(cable.endpoint, hasty.viewer))
+    peer.say(Credit(wire.VERSION, "", 0, 1))
+    assert isinstance(peer.hear(Updates), Updates)
+    wait(lambda: connections(hasty) == 5)
+    cable.cut()
+    wait(lambda: connections(hasty) == 4)
+
+
+def test_a_hub_gives_up_who_never_says_who_it_is(hasty: Guarded) -> None:
+    with hasty.connect() as stranger:
+        stranger.settimeout(20)  # libzmq by itself waits for half a minute
+        while stranger.recv(4096):
+            pass
+
+
+def test_a_line_gives_up_a_hub_whose_machine_has_vanished(
+    hasty: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agents.reach.line.HEARTBEAT_MS", 100)
+    monkeypatch.setattr("agents.reach.line.DEAD_AFTER_MS", 500)
+    cable = opened(Forwarder(hasty.url))
+    line = opened(line_to(cable.endpoint, hasty.viewer))
+
+    def happened(event: int) -> bool:
+        monitor = line._monitor
+        assert monitor is not None
+        return bool(monitor.poll(0)) and recv_monitor_message(monitor)["event"] == event
+
+    wait(lambda: happened(zmq.EVENT_HANDSHAKE_SUCCEEDED))
+    cable.cut()
+    wait(lambda: happened(zmq.EVENT_DISCONNECTED))
+
+
+def test_what_a_hub_may_not_send_is_never_held(opened: Opened, tmp_path: Path) -> None:
+    """libzmq drops the connection at the length that is announced, whatever it is that listens there."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
+        other.set(zmq.LINGER, 0)
+        other.bind(f"ipc://{tmp_path / 'other'}")
+        line = opened(line_to(f"ipc://{tmp_path / 'other'}"))
+        monitor = line.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        assert line.socket.poll(int(1000 * DEADLINE_S), zmq.POLLOUT)
+        line.socket.send(b"here")
+        identity, _ = other.recv_multipart()
+        other.send_multipart([identity, bytes(wire.MAX_FRAME_BYTES)])
+        assert line.socket.poll(int(1000 * DEADLINE_S)) and len(line.socket.recv()) == wire.MAX_FRAME_BYTES
+        other.send_multipart([identity, bytes(wire.MAX_FRAME_BYTES + 1)])
+        try:
+            wait(lambda: monitor.poll(0) or line.socket.poll(0))
+            assert not line.socket.poll(0)
+        finally:
+            line.socket.disable_monitor()
+            monitor.close(0)
+
+
+def test_without_a_gate_nobody_comes_in(opened: Opened, tmp_path: Path) -> None:
+    """CURVE by itself takes any key: who would check it must be there."""
+    store = KeyStore(tmp_path / "keys")
+    own = store.hub_key()
+    key = load_key(store.make("ann", Role.VIEWER))
+    with zmq.Context() as context:
+        door = GuardedDoor(context, b"t", cast(Gate, None), own.secret)
+        url = door.bind("tcp://127.0.0.1:*")
+        peer = opened(Peer(url, key))
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        monitor = peer.dealer.get_monitor_socket(events)
+        try:
+            assert monitor.poll(int(1000 * DEADLINE_S))
+            assert recv_monitor_message(monitor)["event"] != zmq.EVENT_HANDSHAKE_SUCCEEDED
+        finally:
+            peer.dealer.disable_monitor()
+            monitor.close(0)
+            door.socket.close(0)

@@ -1,9 +1,9 @@
 """Fault 4: a cockpit that is killed or suspended costs itself, and neither the hub nor the training."""
 
 import contextlib
-import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -22,10 +22,10 @@ COCKPIT = [sys.executable, "-m", "cockpit"]
 
 
 class Watcher:
-    """`cockpit watch --json`, its records as they come."""
+    """`cockpit watch`, and the step it has told of last."""
 
     def __init__(self, folder: Path) -> None:
-        command = [*COCKPIT, "watch", "--run", str(folder), "--json"]
+        command = [*COCKPIT, "watch", "--run", str(folder)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
         self.step = -1
         threading.Thread(target=self._read, daemon=True).start()
@@ -33,9 +33,8 @@ class Watcher:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            record = json.loads(line)
-            if record["kind"] == "summary":
-                self.step = record["step"]
+            if told := re.match(r"step +(\d+)", line):
+                self.step = int(told[1])
 
     def close(self) -> None:
         self.process.kill()

@@ -26,7 +26,7 @@ from cockpit.store import Store
 from cockpit.verdict import Level, diagnosis
 from tests.faults.conftest import Opened
 from tests.faults.guarded import Guarded, wait, watch
-from tests.unit.agents.fleet import SOURCE, Peer, make_hello, make_step, poll_until
+from tests.unit.agents.fleet import DEADLINE_S, SOURCE, Peer, make_hello, make_step, poll_until
 
 MIB = 1 << 20
 
@@ -123,9 +123,6 @@ def test_a_message_of_200_mib_costs_its_sender_the_connection_alone(guarded: Gua
     before = hub.memory_info().rss
     peer = opened(Peer(guarded.url, guarded.rank))
     monitor = peer.dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-    assert monitor.poll(5000), "it was not let in at all"
-    monitor.recv_multipart()
-    peer.dealer.send(bytes(200 * MIB))
     most = 0
 
     def turn() -> None:
@@ -133,9 +130,14 @@ def test_a_message_of_200_mib_costs_its_sender_the_connection_alone(guarded: Gua
         most = max(most, hub.memory_info().rss)
         guarded.fleet.turn()
 
-    wait(lambda: monitor.poll(0), turn)
-    peer.dealer.disable_monitor()
-    monitor.close()
+    try:
+        assert monitor.poll(int(1000 * DEADLINE_S)), "it was not let in at all"
+        monitor.recv_multipart()
+        peer.dealer.send(bytes(200 * MIB))
+        wait(lambda: monitor.poll(0), turn)
+    finally:  # a context waits for ever for a monitor that is open
+        peer.dealer.disable_monitor()
+        monitor.close(0)
     step = guarded.fleet.step
     poll_until(client, lambda: client.state.steps[0].step > step + 3, turn)
     assert client.resets == 1 and client.refused is None

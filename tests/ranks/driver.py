@@ -59,7 +59,10 @@ if __name__ == "__main__":
 TORCH = ("torch", "torch.distributed")
 
 
-def eventually(what: Callable[[], object], seconds: float = 10.0) -> None:
+PATIENCE_S = 120.0  # a busy machine takes its time
+
+
+def eventually(what: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, f"not within {seconds} s"
@@ -116,7 +119,7 @@ class Driver:
         eventually(lambda: len(self.notes("pid")) == world)
         return [int(pid) for _, pid in sorted(self.notes("pid").items())]
 
-    def end(self, process: subprocess.Popen[str], seconds: float = 20.0) -> tuple[int, str, str]:
+    def end(self, process: subprocess.Popen[str], seconds: float = PATIENCE_S) -> tuple[int, str, str]:
         out, err = process.communicate(timeout=seconds)
         left = [rank for rank, pid in self.notes("pid").items() if not gone(int(pid))]
         assert not left, f"ranks {left} outlived their run"

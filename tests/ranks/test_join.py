@@ -32,7 +32,7 @@ def test_joined_to_torchrun_with_a_hub(driver: Driver) -> None:
         python=TORCHRUN,
         hub="auto",
     )
-    eventually(lambda: len(driver.notes("place")) == 2, 30)
+    eventually(lambda: len(driver.notes("place")) == 2)
     eventually((driver.run_dir / "hub.json").exists)
     places = {rank: json.loads(text) for rank, text in driver.notes("place").items()}
     hub = json.loads((driver.run_dir / "hub.json").read_text())
@@ -59,7 +59,7 @@ def test_a_failure_under_torchrun(driver: Driver) -> None:
         tail=JOIN,
         python=TORCHRUN,
     )
-    status, out, err = driver.end(run, 40)
+    status, out, err = driver.end(run)
     assert (status, out) == (1, "last word\n")
     assert "\nrank 1 (dp1) failed at step 5 in pp receive: ValueError: mine\nTraceback" in f"\n{err}"
 
@@ -74,9 +74,9 @@ def test_no_rank_outlives_a_killed_torchrun(driver: Driver) -> None:
         tail=JOIN,
         python=TORCHRUN,
     )
-    eventually(lambda: len(driver.notes("pid")) == 2, 30)
+    eventually(lambda: len(driver.notes("pid")) == 2)
     run.kill()
-    eventually(lambda: all(gone(pid) for pid in driver.pids(2)), 3)
+    eventually(lambda: all(gone(pid) for pid in driver.pids(2)), 30)  # they would sleep for 60 s
 
 
 def test_joined_to_slurm(driver: Driver) -> None:
@@ -150,7 +150,7 @@ def _two_machines(
 
 def test_ranks_of_two_machines_reach_one_hub_under_a_key(driver: Driver, tmp_path: Path) -> None:
     KeyStore(tmp_path / "keys").make("cluster", Role.RANK)
-    ended = [driver.end(run, 40) for run in _two_machines(driver, tmp_path / "keys")]
+    ended = [driver.end(run) for run in _two_machines(driver, tmp_path / "keys")]
     assert [status for status, _, _ in ended] == [0, 0], ended
     hubs = driver.notes("hub")
     assert hubs[0].startswith("ipc://") and hubs[0].endswith(" None")
@@ -169,13 +169,13 @@ def test_a_machine_without_the_key_refuses_in_a_sentence(
     first, second = _two_machines(
         driver, tmp_path / "keys", second={"COCKPIT_KEY": str(tmp_path / "other" / key)}
     )
-    status, _, err = driver.end(second, 40)
+    status, _, err = driver.end(second)
     assert status == 2 and err.startswith("rank 1: ") and sentence in err and err.count("\n") == 1
     first.kill()  # as torchrun and Slurm do
 
 
 def test_no_key_no_hub_between_machines(driver: Driver, tmp_path: Path) -> None:
-    ended = [driver.end(run, 40) for run in _two_machines(driver, tmp_path / "none", JOIN)]
+    ended = [driver.end(run) for run in _two_machines(driver, tmp_path / "none", JOIN)]
     assert [status for status, _, _ in ended] == [0, 0], ended
     assert driver.notes("hub") == {0: "None None", 1: "None None"}
     said = "the ranks are on several machines, and go without a hub: this hub wants a key of role rank"

@@ -158,9 +158,10 @@ class Fleet:
             for rank, (agent, board) in enumerate(zip(self.agents, self.boards, strict=True)):
                 agent.settle(Ack(rank, command.revision, "applied", self.step, board.digest(), before=before))
 
-    def close(self) -> None:
+    def close(self, linger_s: float = 0.1) -> None:
+        """Leave; a goodbye that must arrive may need more than a moment."""
         for agent in self.agents:
-            agent.close(0.1)
+            agent.close(linger_s)
 
 
 class Peer:

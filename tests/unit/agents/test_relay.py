@@ -17,6 +17,7 @@ from agents.reach.line import Line
 from agents.wire import Event, Pulse, Refused, Relay, Welcome, codec
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import (
+    DEADLINE_S,
     Fleet,
     HubProcess,
     Peer,
@@ -97,7 +98,7 @@ def test_through_kills_of_relay_and_hub_ranks_are_known_and_commands_applied(
         fleet.turn,
     )
     assert wait_for_command(client, command, 1.0).acks == 4
-    fleet.close()
+    fleet.close(DEADLINE_S)
     poll_until(client, lambda: len(client.state.gone) == 4)
     assert all(gone.clean for gone in client.state.gone.values())
 

@@ -57,6 +57,15 @@ class Place:
     beyond: Callable[[Moment], bool]
 
 
+CROSSINGS: Final = """
+SELECT id, last, epoch FROM (
+    SELECT feed.id, feed.last, segments.epoch, feed.step AS before, LEAD(feed.step) OVER (ORDER BY feed.id) AS step
+    FROM feed JOIN segments ON segments.id = feed.segment
+) WHERE step >= ? AND (before IS NULL OR before < ? OR before > step) ORDER BY id DESC
+"""
+"""Rows after which a step may have been reached, the last first."""
+
+
 @dataclass(frozen=True)
 class Span:
     """From where to where a recording goes; times in seconds since the epoch."""
@@ -188,20 +197,16 @@ class Recording:
 
     def at_step(self, step: int) -> Place:
         """When step `step` was summarised; the last time, if the run went back to do it again."""
-        reached = self._rows(Newest, "SELECT MAX(id) FROM feed WHERE step >= ?", step)[0][0]
-        below = self._rows(
-            tuple[int, int, str],
-            "SELECT feed.id, feed.last, segments.epoch FROM feed JOIN segments ON segments.id = feed.segment "
-            "WHERE feed.id < ? AND (feed.step < ? OR feed.step IS NULL) ORDER BY feed.id DESC LIMIT 1",
-            reached or 0,
-            step,
-        )
-        first = self.segments()[0].step
-        if reached is None or (not below and first is not None and first > step):
-            newest = self._rows(Newest, "SELECT MAX(step) FROM feed")[0][0]
+        rows = self._rows(tuple[int, int, str], CROSSINGS, step, step)
+        newest, first = self._rows(Newest, "SELECT MAX(step) FROM feed")[0][0], self.segments()[0].step
+        if newest is None or newest < step or (not rows and first is not None and first > step):
             held = "no step yet" if newest is None else f"the steps {first or 0} to {newest}"
             raise RecordingError(f"{self.path} holds {held}, not {step}")
-        row, last, epoch = below[0] if below else (0, -1, "")
+        # A hub that is started again knows no step at first: that alone does not mean that the run went back.
+        crossings = [*rows, (0, -1, "")]
+        row, last, epoch = next(
+            (one for one in crossings if self._reached(one[0], step) == step), crossings[0]
+        )
         start = self._rows(tuple[int], "SELECT segment FROM feed WHERE id > ? ORDER BY id LIMIT 1", row)[0][0]
 
         there = False
@@ -217,6 +222,16 @@ class Recording:
             return summary.step > step
 
         return Place(start, beyond)
+
+    def _reached(self, row: int, step: int) -> int | None:
+        """The first step from `step` on that was summarised after a row."""
+        after = "SELECT id, segment FROM feed WHERE id > ? ORDER BY id"
+        segments = {one.id: one for one in self.segments()}
+        for id, segment in self._rows(tuple[int, int], after, row):
+            for moment in self._row(segments[segment], id) if segment in segments else ():
+                if isinstance(moment.update, Summary) and moment.update.step >= step:
+                    return moment.update.step
+        return None
 
 
 class Replay:

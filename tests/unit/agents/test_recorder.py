@@ -123,6 +123,22 @@ def test_a_run_that_went_back_is_seen_where_it_went_on(make_run: MakeRun) -> Non
     assert replay.state.summaries[-1].step == 25, "never reached again: as it was before"
 
 
+def test_a_step_of_before_a_hub_restart_is_found_there(make_run: MakeRun) -> None:
+    before = make_run()
+    before.begin()
+    before.train(12)
+    before.recorder.close()
+    after = make_run()
+    after.begin()
+    after.until(after.written)  # a row in which the new hub knows no step yet
+    after.step = 11
+    after.train(8)
+    replay = opened(after)
+    for step, run in ((5, before), (11, before), (12, after), (15, after)):
+        replay.seek(replay.recording.at_step(step))
+        assert (replay.epoch, replay.state.summaries[-1].step) == (run.sequence.epoch, step)
+
+
 def test_what_is_old_is_thinned_then_forgotten(make_run: MakeRun) -> None:
     run = make_run(segment_bytes=10_000, full_bytes=20_000, thin_bytes=20_000)
     run.begin()

@@ -45,9 +45,13 @@ class Watch:
             with contextlib.suppress(Exception):  # it will fail again when it looks, and that is told
                 detector.look(state, now_s)
 
+    def due(self, now_s: float) -> bool:
+        """Whether it can afford to look now."""
+        return now_s >= self._next_s
+
     def look(self, state: RunState, now_s: float) -> list[Alert]:
         """Alerts that are raised, told anew or ended now."""
-        if now_s < self._next_s:
+        if not self.due(now_s):
             return []
         began = self._cpu_s()
         alerts = []

@@ -181,8 +181,9 @@ class Hub:
 
     def _look(self) -> None:
         """See whether something is wrong with the run, and tell whoever wants to know."""
-        self._sequence.newest.read()
-        self._intake.look()
+        if self._watch.due(self._awake_s):
+            self._sequence.newest.read()
+            self._intake.look()
         active = set(self._sequence.state.alerts)
         for alert in self._watch.look(self._sequence.state, self._awake_s):
             self._sequence.publish(alert)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from agents import wire
 from agents.hub.sequence import Sequence
 from agents.wire import Update, codec
+from agents.wire.codec import Skimmed
 
 
 class Lap:
@@ -19,7 +20,7 @@ class Lap:
         self.done = False
         self._sequence = sequence
         self._since = since
-        self._changes: Iterator[Update] = sequence.newest.after(since, ranks)
+        self._changes: Iterator[Update | Skimmed] = sequence.newest.after(since, ranks)
         self._held: bytes | None = None  # packed, and did not fit into the last frame
 
     def frame(self, most: int = 0) -> bytes:
@@ -30,7 +31,7 @@ class Lap:
         self._held = None
         self.done = True
         for update in self._changes:
-            one = codec.pack(update)
+            one = update.packed if isinstance(update, Skimmed) else codec.pack(update)
             if packed and len(one) > room:
                 self._held, self.done = one, False
                 break

@@ -27,9 +27,8 @@ class Newest:
         self.reaches = 0  # back to this number
         self._state = state
         self._records = state.records()
-        self._unread: dict[type[Update], dict[int, tuple[int, Skimmed]]] = {
-            kind: {} for kind in self._records
-        }
+        self._came: dict[type[Update], dict[int, tuple[int, Skimmed]]] = {kind: {} for kind in self._records}
+        self._came_to = self._read_to = 0  # the last number given to one of those, and the last that was read
         self.malformed: deque[tuple[int, Unknown]] = deque(maxlen=MALFORMED)  # records, and whose they are
         self._numbers: dict[type[Update], dict[int, int]] = {kind: {} for kind in self._records}
         self._latest: dict[type[Update], tuple[int, Update]] = {}
@@ -39,30 +38,30 @@ class Newest:
 
     def add_records(self, seq: int, records: Sequence[Skimmed]) -> None:
         """Keep records, of which the first has number `seq`, in place of older ones of their rank."""
-        unread = self._unread
+        came = self._came
         for record in records:
-            unread[record.kind][record.rank] = (seq, record)
+            came[record.kind][record.rank] = (seq, record)
             seq += 1
+        self._came_to = seq - 1
 
     def read(self) -> None:
         """Put the records that nobody has looked at yet into the state, except for malformed ones."""
-        for kind, unread in self._unread.items():
-            for rank in list(unread):
-                self._read(kind, rank)
-
-    def _read(self, kind: type[Update], rank: int) -> None:
-        seq, skimmed = self._unread[kind].pop(rank)
-        record = codec.read(skimmed)
-        if isinstance(record, Unknown):
-            self.malformed.append((rank, record))
-        else:
-            self._records[kind][rank], self._numbers[kind][rank] = record, seq
+        for kind, came in self._came.items():
+            newest = self._records[kind]
+            for rank, (seq, skimmed) in came.items():
+                if seq > self._read_to:
+                    record = codec.read(skimmed)
+                    if isinstance(record, Unknown):
+                        self.malformed.append((rank, record))
+                    else:
+                        newest[rank] = record
+        self._read_to = self._came_to
 
     def add(self, seq: int, update: Update, size: int) -> None:
         """Apply any update, of `size` bytes packed."""
         kind = type(update)
         if isinstance(update, Record):
-            self._unread[kind].pop(update.rank, None)
+            self._came[kind].pop(update.rank, None)
             self._records[kind][update.rank] = update
             self._numbers[kind][update.rank] = seq
             return
@@ -76,10 +75,8 @@ class Newest:
             self.reaches, _, forgotten = self._news.popleft()
             self._bytes -= forgotten
 
-    def after(self, seq: int, ranks: bool = True) -> Iterator[Update]:
+    def after(self, seq: int, ranks: bool = True) -> Iterator[Update | Skimmed]:
         """What has changed after `seq`, each as it is when it is taken from here; without `ranks`, no records."""
-        if ranks:
-            self.read()
         news = []
         for number, update, _ in reversed(self._news):
             if number <= seq:
@@ -91,11 +88,11 @@ class Newest:
             if number > seq and (ranks or kind not in LARGE):
                 yield update
         for kind, numbers in self._numbers.items() if ranks else ():
-            newest = self._records[kind]
-            for rank in [rank for rank, number in numbers.items() if number > seq]:
-                if rank in self._unread[kind]:  # it has come since
-                    self._read(kind, rank)
-                yield newest[rank]
+            newest, came = self._records[kind], self._came[kind]
+            changed = [rank for rank, number in numbers.items() if number > seq and rank not in came]
+            changed += [rank for rank, (number, _) in came.items() if number > seq]
+            for rank in changed:
+                yield came[rank][1] if rank in came else newest[rank]
 
     def all(self, ranks: bool = True) -> Iterator[Update]:
         """The state, for one who knows nothing."""

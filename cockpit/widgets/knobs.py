@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from agents.wire import KnobState
 from cockpit import format
-from cockpit.fates import how_far
 from cockpit.knobs import NEUTRAL, legal_text, value_text
 from cockpit.lines import Line
 from cockpit.store import Store, Topic
@@ -50,7 +49,7 @@ class KnobSummary(Panel):
             text = legal_text(knob)
             line.add(text.ljust(legal) if len(text) <= legal else f"{text[: legal - 1]}…", colours.dim)
             if store.trial and knob.name in store.trial.changes:
-                line.add(f" trial {how_far(store.trial)}", colours.level[Level.WARN])
+                line.add(f" trial {store.trial.measured}/{store.trial.steps}", colours.level[Level.WARN])
             else:
                 effect = colours.faint if knob.loss_neutral else colours.text
                 line.add(f" {NEUTRAL[knob.loss_neutral]}", effect)

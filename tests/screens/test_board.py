@@ -119,6 +119,9 @@ async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
         assert cockpit.feed.asked == [{"save": True}]
         await press(cockpit, pilot, "up", "right")
         assert "enter proposes place load · loss-neutral" in said(cockpit)
+        assert "or try it" not in said(cockpit)
+        await press(cockpit, pilot, "ctrl+t")
+        assert "! place is an action, done once, and cannot be tried" in said(cockpit)
         await press(cockpit, pilot, "right", "enter")
         assert cockpit.feed.asked[-1] == {"place": "traffic"}
         done = CommandState("place", 2, "applied", {"place": "traffic"}, {}, "me", 1.0, acks=8, world=8)

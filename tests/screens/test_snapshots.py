@@ -8,9 +8,11 @@ from collections.abc import Callable
 import pytest
 from textual.pilot import Pilot
 
+from cockpit.asking import SETTLED_S
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.fake_run import big
 from tests.screens.test_overview import settle
+from tests.screens.test_steering import FASTER, SAME, UNKNOWN
 
 Compare = Callable[..., bool]
 
@@ -29,6 +31,25 @@ def quiet(cockpit: Cockpit, *keys: str) -> Callable[[Pilot[None]], object]:
 def test_overview(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     cockpit = make_cockpit()
     assert snap_compare(cockpit.app, terminal_size=size, run_before=quiet(cockpit))
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
+def test_board(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+    """A trial by somebody else under way, and a change marked, with what it would do."""
+    cockpit = make_cockpit()
+
+    async def run_before(pilot: Pilot[None]) -> None:
+        await settle(cockpit, pilot)
+        cockpit.feed.tell(iter([cockpit.run.trial("t", "after", 16, measured=12, before_ms=655.0)]))
+        await pilot.press("k", "right")
+        await settle(cockpit, pilot)
+        cockpit.clock.now += SETTLED_S
+        await settle(cockpit, pilot)
+        cockpit.feed.answer(FASTER, SAME, UNKNOWN)
+        await settle(cockpit, pilot)
+        await settle(cockpit, pilot)
+
+    assert snap_compare(cockpit.app, terminal_size=size, run_before=run_before)
 
 
 def test_1024_ranks_without_colour(

@@ -54,7 +54,7 @@ def trial_lines(trial: TrialState, width: int, colours: Palette) -> list[Line]:
     """Its name, what it has measured, and what it does or came to."""
     by = f" · by {format.clean(trial.who)}" if trial.who else ""
     head = rule(f"Trial · {tried(trial)}{by}", width, colours.text, colours.faint)
-    return [head, _measured(trial, width, colours), _verdict(trial, colours)]
+    return [head, _measured(trial, width, colours), _verdict(trial, width, colours)]
 
 
 def _measured(trial: TrialState, width: int, colours: Palette) -> Line:
@@ -76,7 +76,7 @@ def _cells(share: float, cells: int) -> str:
     return bar(share, cells).replace(" ", "░")
 
 
-def _verdict(trial: TrialState, colours: Palette) -> Line:
+def _verdict(trial: TrialState, width: int, colours: Palette) -> Line:
     line = Line().add("  ", colours.text)
     if trial.state == "after" and not trial.loss_neutral:
         return line.add(f"! {_BY_HAND}", colours.level[Level.WARN])
@@ -85,8 +85,8 @@ def _verdict(trial: TrialState, colours: Palette) -> Line:
         return line.add(f"{Level.NOTE.value} {_DOING[trial.state]}{why}", colours.dim)
     level = VERDICT[trial.state]
     line.add(f"{level.value} {trial.state}", colours.level[level])
-    found = ratio_text(trial)
-    line.add(f" · step time {found}" if found else "", colours.strong)
+    found, name = ratio_text(trial), "step time " if width >= 90 else ""
+    line.add(f" · {name}{found}" if found else "", colours.strong)
     return line.add(f" · {format.clean(trial.why)}" if trial.why else "", colours.text)
 
 

@@ -10,6 +10,8 @@ from textual.pilot import Pilot
 from agents.hub.recorder import Limits, Recorder
 from agents.hub.sequence import Sequence
 from agents.record.replay import Recording
+from agents.wire import Preview, Propose
+from cockpit.feed import ViewerError
 from cockpit.playback import Playback
 from cockpit.replaying import ReplayApp
 from cockpit.screens.board import KnobBoard
@@ -81,3 +83,12 @@ async def test_it_pauses_at_the_end_and_begins_paused_at_a_place(run_db: Path) -
         await until(app, pilot, lambda: app.store.step == STEPS - 1 and "paused" in shown(app)[2])
         await pilot.press("space")
         await until(app, pilot, lambda: (app.store.step or 0) < STEPS - 1)
+
+
+def test_nothing_is_asked_of_a_recording(run_db: Path) -> None:
+    recording = Recording(run_db)
+    playback = Playback(recording, "run")
+    for asked in (Preview("q", {"micro_batches": 8}), Propose("p", {"micro_batches": 8})):
+        with pytest.raises(ViewerError, match="this is a recording"):
+            playback.ask(asked)
+    recording.close()

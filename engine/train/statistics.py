@@ -7,7 +7,9 @@ is one step late, needs no hub, and costs the step nothing.
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from agents.wire import Changes, Experts, ExpertShare, LayerLoad, Loads, LoadSummary, Summary, Traffic
@@ -79,7 +81,7 @@ class Statistics:
         started, rows, known = self._waiting
         self._waiting = None
         started.wait()
-        return self._summary(torch.stack(rows), known) if rows else None
+        return self._summary(torch.stack(rows).numpy(), known) if rows else None
 
     def _mfu(self, step_s: float, pairs: int) -> float | None:
         """Share of what all devices could do together; None where their peak is not known, as of a CPU."""
@@ -89,24 +91,21 @@ class Statistics:
         asked = step_flops(model, self._layout.train.global_batch * model.seq_len, pairs)
         return asked / step_s / (self._peak * self._world.grid.world)
 
-    def _summary(self, table: Tensor, known: Known) -> "Collected":
+    def _summary(self, table: NDArray[np.float64], known: Known) -> "Collected":
+        """Of a row a rank. In numpy, whose small operations take a fraction of torch's."""
         layers = self._layout.model.layers
-        head = dict(zip(_HEAD, table[:, : len(_HEAD)].unbind(1), strict=True))
+        head = dict(zip(_HEAD, table[:, : len(_HEAD)].T, strict=True))
         start = len(_HEAD)
         lanes = table[:, start : start + 3 * len(AXES)].reshape(-1, len(AXES), 3)
         start += 3 * len(AXES)
-        dropped = table[:, start : start + layers].sum(0).long()
-        loads = table[:, start + layers :].sum(0).long().view(layers, -1)
+        dropped = table[:, start : start + layers].sum(0).astype(np.int64)
+        loads = table[:, start + layers :].sum(0).astype(np.int64).reshape(layers, -1)
         step_s = float(head["step_s"].max())
         idle = {share: float(head[share].mean()) for share in Idle.SHARES}
         piped = self._world.pp.size > 1
-        comm = {
-            axis: Traffic(
-                int(lanes[:, n, 0].sum()), float(lanes[:, n, 1].mean()), float(lanes[:, n, 2].mean())
-            )
-            for n, axis in enumerate(AXES)
-        }
-        routed = [row for row in loads.double() if row.numel() and row.sum() > 0]
+        sent, (_, ms, exposed_ms) = lanes[:, :, 0].sum(0).tolist(), lanes.mean(0).T.tolist()
+        comm = {axis: Traffic(int(sent[n]), ms[n], exposed_ms[n]) for n, axis in enumerate(AXES)}
+        routed = [row for row in loads if row.size and row.sum() > 0]
         summary = Summary(
             step=known.step,
             revision=known.revision,
@@ -136,8 +135,8 @@ class Collected:
     """One step of the whole job: its summary, and how many pairs each layer's router sent to each expert."""
 
     summary: Summary
-    load: Tensor  # [layer, expert]
-    dropped: Tensor  # [layer]
+    load: NDArray[np.int64]  # [layer, expert]
+    dropped: NDArray[np.int64]  # [layer]
 
     def experts(self) -> Experts:
         """The vectors, of the layers that have experts."""
@@ -149,23 +148,24 @@ class Collected:
 
     def loads(self) -> Loads:
         """The same in a few numbers a layer."""
-        with_experts = self.load.sum(1).nonzero().flatten()
+        (with_experts,) = self.load.sum(1).nonzero()
         if not len(with_experts):
             return Loads(self.summary.step, [])
-        load = self.load[with_experts].double()
+        load = self.load[with_experts]
         pairs, experts = load.sum(1), load.shape[1]
         share = load / pairs[:, None]
-        entropy = (torch.special.entr(share).sum(1) / math.log(max(2, experts))).clamp(max=1.0)
-        top = share.topk(min(TOP_EXPERTS, experts))
+        logs = np.log(share, where=share > 0, out=np.zeros_like(share))
+        entropy = (-(share * logs).sum(1) / math.log(max(2, experts))).clip(0.0, 1.0)
+        top = (-load).argsort(1, kind="stable")[:, :TOP_EXPERTS]
         columns = (
-            *(with_experts, pairs, share.amax(1) * experts, share.std(1, correction=0) * experts, entropy),
-            *((load == 0).sum(1), self.dropped[with_experts], top.indices, top.values),
+            *(with_experts, pairs, share.max(1) * experts, share.std(1) * experts, entropy),
+            *((load == 0).sum(1), self.dropped[with_experts], top, np.take_along_axis(share, top, 1)),
         )
         return Loads(
             self.summary.step,
             [
                 LoadSummary(
-                    *(layer, int(pairs), most, cv, entropy),
+                    *(layer, pairs, most, cv, entropy),
                     [ExpertShare(*one) for one in zip(which, shares, strict=True)],
                     *(idle, dropped),
                 )

@@ -45,6 +45,7 @@ from engine.train.switch import LEADER, Switch
 
 BEAT_S = 0.25  # between two agreements of a paused run
 LOOK_S = 0.02
+LOADS_EVERY_S = 0.05  # at least, between two words on the experts' load: nobody reads faster
 
 
 class Trainer:
@@ -85,6 +86,7 @@ class Trainer:
         self._stop_requested, self._on_step, self._on_summary = stop_requested, on_step, on_summary
         self._on_snapshot, self._given = on_snapshot, given or layout
         self._stopping, self._began_s = False, time.time()
+        self._loads_told_s = 0.0
         grid, model, train = layout.ranks, layout.model, layout.train
         self.world = world = World(grid, meter, of_group(), layout.ep_inner, layout.tied_apart)
         self.dials = Dials.of(layout)
@@ -336,7 +338,9 @@ class Trainer:
         self._on_summary(summary)
         self.agent.send(summary)
         if self.agent.attached and self.layout.model.moe:
-            self.agent.send(collected.loads())
+            if time.monotonic() - self._loads_told_s >= LOADS_EVERY_S:
+                self._loads_told_s = time.monotonic()
+                self.agent.send(collected.loads())
             if self.agent.wants("experts", summary.step):
                 self.agent.send(collected.experts())
         return summary

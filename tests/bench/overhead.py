@@ -3,7 +3,8 @@
 One run for each number of ranks and size of a step. On: what every rank tells by default, to a hub on the same machine;
 off: agents that are mute, their threads asleep. Then the agreement at a step's boundary against none, the same way. The
 ratio of mean step times is the median over ABBA groups, its interval a bootstrap over them. Beside it, what is counted
-and not compared: the CPU time a trainer spends telling, as a share of its step, and the CPU time of agent and hub.
+and not compared: the CPU time that the trainer's thread spends telling when there is somebody to tell, less what it
+spends on its own reports when there is none, as a share of its step; and the CPU time of agent and hub.
 """
 
 import json
@@ -101,7 +102,8 @@ def measure(place: Place, size: str) -> None:
     turns: dict[str, Callable[[bool], None]] = {"telemetry": turn_telemetry, "control": turn_control}
     for what, turn in turns.items():
         groups = max(3, round(SECONDS[what] / (4 * block * step_s)))
-        cpu_s, hub_s, on_s, telling_s = agent.cpu_s, cpu_of(hub), 0.0, 0.0
+        cpu_s, hub_s, on_s = agent.cpu_s, cpu_of(hub), 0.0
+        told = {True: [0.0, 0.0], False: [0.0, 0.0]}  # CPU seconds, and seconds in which
         ratios, differences = [], []
         for _ in range(groups):
             took: dict[bool, list[float]] = {True: [], False: []}
@@ -110,9 +112,9 @@ def measure(place: Place, size: str) -> None:
                 before_s = sum(told_s.values())
                 times = run(block)
                 took[on] += times[min(round(SETTLE_S / step_s), block - 2) :]
-                if on:
-                    on_s += sum(times)
-                    telling_s += sum(told_s.values()) - before_s
+                on_s += sum(times) * on
+                told[on][0] += sum(told_s.values()) - before_s
+                told[on][1] += sum(times)
             with_it, without = mean(took[True]), mean(took[False])
             ratios.append(with_it / without)
             differences.append(with_it - without)
@@ -120,7 +122,7 @@ def measure(place: Place, size: str) -> None:
         result[what] = {"ratios": ratios, "us": median(differences) * 1e6}
         if what == "telemetry":
             result |= {"agent": (agent.cpu_s - cpu_s) / on_s, "hub": (cpu_of(hub) - hub_s) / on_s}
-            result["telling"] = telling_s / on_s
+            result["telling"] = told[True][0] / told[True][1] - told[False][0] / told[False][1]
     means = torch.tensor([result["agent"], result["telling"]], dtype=torch.float64)
     dist.all_reduce(means)
     if place.rank == 0:

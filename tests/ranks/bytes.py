@@ -1,6 +1,6 @@
 """docs/bytes.md as arithmetic, and a driver that holds the meter of each rank to it.
 
-python -m tests.ranks.bytes FOLDER
+python -m tests.ranks.bytes FOLDER NAME ...
 """
 
 import json
@@ -305,10 +305,10 @@ def compare(place: Place, layout: Layout, out: Path, moving: bool) -> None:
     dist.destroy_process_group()
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
-    for name, overrides in CASES.items():
-        layout, out = load(LAYOUT, overrides), folder / name
+    for name in names:
+        layout, out = load(LAYOUT, CASES[name]), folder / name
         out.mkdir(parents=True)
 
         def work(
@@ -322,4 +322,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,23 +1,18 @@
 """The meter counts what docs/bytes.md derives by hand, to the byte, on every rank."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.ranks.bytes import CASES
+from tests.ranks.halves import in_halves
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bytes")
-    command = [sys.executable, "-W", "ignore", "-m", "tests.ranks.bytes", str(folder)]
-    driver = subprocess.run(
-        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=200
-    )
-    assert driver.returncode == 0, driver.stderr[-4000:]
+    in_halves("tests.ranks.bytes", folder, list(CASES), timeout_s=250)
     return folder
 
 

@@ -1,16 +1,14 @@
 """Loss, unclipped gradient norm and every gradient of each layout equal one process within rounding."""
 
 import json
-import subprocess
-import sys
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.ranks.case import PLACED, SWITCHED, ZEROED
 from tests.ranks.cases import TELLING
+from tests.ranks.halves import in_halves
 from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN, STEPS
 
 # Half a unit in the last place: where the jolted references happen to agree, a result may still round once.
@@ -19,17 +17,9 @@ ROUND_ONCE = 2.0**-23
 
 @pytest.fixture(scope="session")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Every case's result, from one driver process that imports torch once."""
+    """Every case's result."""
     folder = tmp_path_factory.mktemp("parity")
-    root = Path(__file__).parents[2]
-    driver = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.ranks.parity", str(folder), *TELLING],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=1500,
-    )
-    assert driver.returncode == 0, driver.stderr[-4000:]
+    in_halves("tests.ranks.parity", folder, list(TELLING), timeout_s=1500)
     return {name: json.loads((folder / name / "result.json").read_text()) for name in TELLING}
 
 

@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +18,7 @@ from tests.unit.agents.fleet import make_summary
 
 
 def collected(load: list[list[int]], dropped: list[int]) -> Collected:
-    return Collected(make_summary(5), torch.tensor(load), torch.tensor(dropped))
+    return Collected(make_summary(5), np.array(load), np.array(dropped))
 
 
 def test_one_layer_by_hand() -> None:

@@ -4,8 +4,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from agents.client import wait_for_command
 from agents.record.recording import RecordingError
+from agents.waiting import wait_for_command
 from agents.wire import CommandState, KnobState, Summary, Value
 from cockpit import format, records
 from cockpit.connect import CockpitError, Watch

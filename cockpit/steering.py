@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from agents.client import wait_for_preview, wait_for_trial
+from agents.waiting import wait_for_preview, wait_for_trial
 from agents.wire import Estimate, Previewed, TrialState
 from cockpit import format, headless, records
 from cockpit.connect import CockpitError, Watch

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from agents.client import Client, wait_for_command
+from agents.client import Client
 from agents.rank.board import Board, Knob, Values
+from agents.waiting import wait_for_command
 from agents.wire import Ack, Command, CommandState, Legal, Propose, Pulse, Welcome
 from agents.wire import Board as BoardMessage
 from engine.parallel.comm import Started

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from agents.client import Client, wait_for_command
+from agents.client import Client
 from agents.reach import runs
 from agents.reach.address import own_address
 from agents.reach.keys import Key, KeyStore, Role, load_key
+from agents.waiting import wait_for_command
 from agents.wire.terms import RunError
 from tests.faults.conftest import Opened
 from tests.faults.hosts import Host, NoHosts, two_hosts

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.client import Client, wait_for_command
+from agents.client import Client
 from agents.reach import runs
 from agents.record.replay import Recording, Replay
+from agents.waiting import wait_for_command
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import SOURCE, Fleet, HubProcess, poll_until

@@ -16,10 +16,11 @@ import pytest
 import zmq
 
 from agents import wire
-from agents.client import Client, wait_for_command
+from agents.client import Client
 from agents.rank.agent import Agent
 from agents.reach import runs
 from agents.reach.keys import LIST_FILE, Key, KeyStore, Role, load_key
+from agents.waiting import wait_for_command
 from agents.wire import Credit, Decide, Propose, Refused, Try, Updates, codec
 from cockpit.live import LiveFeed
 from cockpit.store import Store

@@ -7,7 +7,8 @@ import pytest
 import zmq
 
 from agents import client as client_module
-from agents.client import Client, wait_for_command, whoami
+from agents.client import Client, whoami
+from agents.waiting import wait_for_command
 from agents.wire import (
     CommandState,
     Credit,

@@ -10,8 +10,9 @@ import msgpack
 import pytest
 
 from agents import wire
-from agents.client import Client, wait_for_command
+from agents.client import Client
 from agents.reach import runs
+from agents.waiting import wait_for_command
 from agents.wire import (
     Ack,
     Board,

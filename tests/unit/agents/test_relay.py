@@ -7,13 +7,14 @@ from typing import cast
 import pytest
 
 from agents import wire
-from agents.client import Client, wait_for_command
+from agents.client import Client
 from agents.hub.crowd import KEPT, PATIENCE, Crowd
 from agents.hub.doors import Door
 from agents.hub.relay import Node
 from agents.hub.roster import SUCCESSION_S
 from agents.reach import runs
 from agents.reach.line import Line
+from agents.waiting import wait_for_command
 from agents.wire import Event, Pulse, Refused, Relay, Welcome, codec
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import (

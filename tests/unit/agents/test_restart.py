@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.client import Client, wait_for_command
+from agents.client import Client
+from agents.waiting import wait_for_command
 from agents.wire import CommandState
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import SOURCE, Fleet, HubProcess, poll_until

@@ -10,10 +10,12 @@ from typing import ClassVar
 from textual.app import App, SystemCommand
 from textual.binding import Binding
 from textual.dom import DOMNode
+from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from cockpit.actions import APP, APP_KEYS, BOARD, OVERVIEW, Action
 from cockpit.feed import Feed
+from cockpit.format import clean
 from cockpit.screens.board import KnobBoard
 from cockpit.screens.help import Help
 from cockpit.screens.overview import Overview
@@ -115,9 +117,13 @@ class CockpitApp(App[None]):
         try:
             path.write_text(self.export_screenshot(title=f"cockpit · {self.store.run}"), encoding="utf-8")
         except OSError as error:
-            self.notify(f"{path} cannot be written: {error.strerror}", severity="error")
+            self._say(f"{path} cannot be written: {error.strerror}", severity="error")
         else:
-            self.notify(str(path), title="Saved")
+            self._say(str(path), title="Saved")
+
+    def _say(self, text: str, title: str = "", severity: SeverityLevel = "information") -> None:
+        """A notice whose text is content, never markup: it may hold what a run or a file is called."""
+        self.notify(clean(text), title=title, severity=severity, markup=False)
 
     def action_theme(self) -> None:
         names = list(THEMES)

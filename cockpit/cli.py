@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 from agents.reach.keys import KEY_VARIABLE
 from agents.reach.streams import discard_output, fit_output, open_streams, output_failure
 from cockpit.connect import CockpitError
-from cockpit.format import clean
 from cockpit.knobs import TRIAL_STEPS
+from cockpit.printing import complain
 
 Options = argparse.Namespace
 USAGE = 2
@@ -277,12 +277,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         status: int = options.call(options)
         sys.stdout.flush()
     except CockpitError as error:
-        sys.stderr.write(f"{clean(str(error))}\n")  # it may hold what came off a wire, or a file's name
+        complain(str(error))
         return USAGE
     except ModuleNotFoundError as error:
         if error.name not in SCREEN_NEEDS:
             raise
-        sys.stderr.write(f"the screen needs {error.name}; pip install 'train-cockpit[cockpit]' brings it\n")
+        complain(f"the screen needs {error.name}; pip install 'train-cockpit[cockpit]' brings it")
         return USAGE
     except KeyboardInterrupt:
         return 130
@@ -294,7 +294,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if why is None:
             raise
         discard_output()
-        sys.stderr.write(f"{why}\n")
+        complain(why)
         return 1
     return status
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from cockpit.connect import CockpitError, runs_dir
 from cockpit.engine_process import EngineProcess
 from cockpit.feed import ViewerError
 from cockpit.live import LiveFeed
+from cockpit.printing import complain, say
 from cockpit.store import Store
 
 LAYOUT = "layouts/demo.toml"
@@ -85,12 +85,12 @@ def run_demo(words: Sequence[str]) -> int:
             app.opening = Starting(engine)
             app.run()
             if app.return_code:
-                sys.stderr.write("\n".join(engine.last_lines(SHOWN_LINES)) + "\n")
+                for line in engine.last_lines(SHOWN_LINES):
+                    complain(line)
                 return engine.exit_status or 1
             if engine.exit_status is None:
-                sys.stdout.write("stopping the run ...\n")
-                sys.stdout.flush()
-    sys.stdout.write(f"the run's folder is {folder}\n")
+                say("stopping the run ...")
+    say(f"the run's folder is {folder}")
     return 0
 
 

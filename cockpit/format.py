@@ -7,14 +7,10 @@ import math
 from collections.abc import Mapping
 
 from agents.wire import PAUSED, Value, spell
+from agents.wire import clean as clean
 
 MISSING = "·"
 STATES = (PAUSED, "starting", "waiting")  # what a rank is, rather than is in
-
-
-def clean(text: str) -> str:
-    """`text` without control characters: what comes off a wire must not steer the terminal."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def fixed(value: float | None, width: int, digits: int = 1) -> str:

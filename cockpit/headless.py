@@ -1,6 +1,5 @@
 """The cockpit without a screen: one function a command. Each returns the exit status."""
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +10,7 @@ from cockpit import format, records
 from cockpit.connect import CockpitError, Watch
 from cockpit.knobs import NEUTRAL, fit, legal_text, only, split_change, value_text
 from cockpit.metrics import STEP_TIME, read
+from cockpit.printing import complain, say_json
 from cockpit.printing import say as _say
 from cockpit.printing import table as _table
 from cockpit.recorded import is_over, look, open_recording, story
@@ -25,7 +25,7 @@ def snapshot(run: str | None, at: str | None, as_json: bool) -> int:
     picture = look(run, at)
     store = picture.store
     if as_json:
-        _say(records.to_json(records.snapshot(store, picture.epoch, picture.seq)))
+        say_json(records.snapshot(store, picture.epoch, picture.seq))
         return 0
     word, level = headline(store)
     _say(
@@ -71,10 +71,10 @@ def watch(run: str | None, as_json: bool, low_bandwidth: bool = False) -> int:
             store = following.store
             if as_json:
                 if anew:
-                    _say(records.to_json({"kind": "snapshot", **records.snapshot(store, *_place(following))}))
+                    say_json({"kind": "snapshot", **records.snapshot(store, *_place(following))})
                 else:
                     for message in following.last:
-                        _say(records.to_json(records.update(message)))
+                        say_json(records.update(message))
             else:
                 for summary in store.state.summaries if not first else store.state.summaries[-1:]:
                     if summary.step > last:
@@ -102,9 +102,9 @@ def _watch_again(run: str | None, as_json: bool) -> int:
                 store.apply([moment.update])
             told = moment.epoch, moment.seq
             if as_json and anew:
-                _say(records.to_json({"kind": "snapshot", **records.snapshot(store, *told)}))
+                say_json({"kind": "snapshot", **records.snapshot(store, *told)})
             elif as_json and moment.update is not None:
-                _say(records.to_json(records.update(moment.update)))
+                say_json(records.update(moment.update))
             elif isinstance(moment.update, Summary):
                 _say(_summary_line(moment.update))
     except RecordingError as error:
@@ -132,7 +132,7 @@ def knobs(run: str | None, as_json: bool) -> int:
     if board is None:
         raise CockpitError("no rank of this run has shown its knobs")
     if as_json:
-        _say(records.to_json(records.knobs(store)))
+        say_json(records.knobs(store))
         return 0
     rows = [["knob", "value", "legal", "effect", "about"]]
     for knob in board.knobs:
@@ -153,10 +153,10 @@ def knobs(run: str | None, as_json: bool) -> int:
 
 def _overdue(known: CommandState | None, why: str, as_json: bool) -> int:
     """The wait is over, the change is not: it stays in the queue."""
-    sys.stderr.write(f"{format.clean(why)}; it stays in the queue and may still be applied\n")
+    complain(f"{why}; it stays in the queue and may still be applied")
     if as_json:
         state, revision = (known.state, known.revision) if known else ("unknown", 0)
-        _say(records.to_json({"state": state, "revision": revision, "why": why}))
+        say_json({"state": state, "revision": revision, "why": why})
     return 1
 
 
@@ -222,14 +222,14 @@ def answer(watch: Watch, asked: str, wait: bool, timeout_s: float, as_json: bool
     verdict = records.verdict(command)
     refused = command.state in records.REFUSALS
     if as_json:
-        _say(records.to_json(verdict))
+        say_json(verdict)
     elif refused:
-        _say(f"✗ {command.state}: {format.clean(command.why)}")
+        _say(f"✗ {command.state}: {command.why}")
     elif command.state == "applied":
         at = format.grouped(command.applied_step)
         _say(f"✓ applied {command.acks}/{command.world} at step {at} · revision {command.revision}")
     else:
-        why = f": {format.clean(command.why)}" if command.why else ""
+        why = f": {command.why}" if command.why else ""
         _say(f"· accepted as revision {command.revision}{why}")
     return REFUSED if refused else 0
 
@@ -239,7 +239,7 @@ def log(run: str | None, as_json: bool) -> int:
     store = story(run) if is_over(run) else look(run).store
     if as_json:
         for record in records.log(store):
-            _say(records.to_json(record))
+            say_json(record)
         return 0
     for entry in store.journal():
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time_s))

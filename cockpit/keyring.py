@@ -7,9 +7,9 @@ from pathlib import Path
 
 from agents.reach.keys import KeyStore, Listed, Role, keys_folder, load_key
 from agents.wire.terms import RunError
-from cockpit import format, records
+from cockpit import format
 from cockpit.connect import CockpitError
-from cockpit.printing import say, table
+from cockpit.printing import say, say_json, table
 
 Options = argparse.Namespace
 
@@ -51,7 +51,7 @@ def _make(options: Options, store: KeyStore) -> int:
     path = store.make(options.name, Role(options.role))
     key = load_key(path)
     if options.json:
-        say(records.to_json({"name": key.name, "role": key.role, "public": key.public, "file": str(path)}))
+        say_json({"name": key.name, "role": key.role, "public": key.public, "file": str(path)})
     else:
         say(f"{path}: give this file to who is to have it, and to nobody else")
     return 0
@@ -60,7 +60,7 @@ def _make(options: Options, store: KeyStore) -> int:
 def _list(options: Options, store: KeyStore) -> int:
     listed = store.listed()
     if options.json:
-        say(records.to_json({"folder": str(store.folder), "keys": [_record(row, store) for row in listed]}))
+        say_json({"folder": str(store.folder), "keys": [_record(row, store) for row in listed]})
         return 0
     rows = [["key", "role", "made", "state", "public"]]
     for row in listed:
@@ -73,7 +73,7 @@ def _list(options: Options, store: KeyStore) -> int:
 def _revoke(options: Options, store: KeyStore) -> int:
     row = store.revoke(options.name)
     if options.json:
-        say(records.to_json(_record(row, store)))
+        say_json(_record(row, store))
     else:
         say(f"the key {row.name} is revoked; hubs that run take notice within a second")
     return 0

@@ -1,13 +1,29 @@
-"""What commands without a screen print."""
+"""What commands without a screen print: the one door to standard output and standard error.
+
+A line of text passes through `clean` here, whatever it is made of: names, reasons and values come from runs and files.
+"""
 
 import sys
 from collections.abc import Sequence
 
+from cockpit import records
+from cockpit.format import clean
+
 
 def say(line: str) -> None:
     """One line at once, so that a pipe sees it."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
+    _write(clean(line))
+
+
+def say_json(record: object) -> None:
+    """One line of JSON."""
+    _write(records.to_json(record))
+
+
+def complain(sentence: str) -> None:
+    """One line on standard error."""
+    sys.stderr.write(f"{clean(sentence)}\n")
+    sys.stderr.flush()
 
 
 def table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
@@ -19,3 +35,8 @@ def table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) ->
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         say("  ".join(cells).rstrip())
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

@@ -1,6 +1,5 @@
 """The run as plain data, for scripts: what ``--json`` prints. Missing is null, never zero."""
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,10 +9,6 @@ from msgspec import Struct, structs
 from agents.wire import CommandState, Update
 from cockpit.store import Store
 from cockpit.verdict import diagnosis, headline
-
-_STEERING = re.compile(
-    "[\x7f-\x9f\u2028-\u202e\u2066-\u2069]"
-)  # what msgspec does not escape: C1 controls, direction
 
 
 def plain(value: Any) -> Any:
@@ -30,7 +25,13 @@ def plain(value: Any) -> Any:
 def to_json(record: Any) -> str:
     """One line of JSON; not-a-number is null. What would steer a terminal is escaped."""
     text = msgspec.json.encode(record).decode()
-    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(letter: str) -> str:
+    """As JSON writes it, beyond what msgspec escapes: C1 controls, marks of direction, and the like."""
+    units = letter.encode("utf-16-be")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 
 
 def update(message: Update) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Commands that ask what a change would do, try one out, and take one back; without a screen."""
 
-import sys
 from collections.abc import Sequence
 
 from agents.waiting import wait_for_preview, wait_for_trial
@@ -9,7 +8,7 @@ from cockpit import format, headless, records
 from cockpit.connect import CockpitError, Watch
 from cockpit.fates import trial_text
 from cockpit.knobs import NEUTRAL
-from cockpit.printing import say, table
+from cockpit.printing import complain, say, say_json, table
 
 ANSWER_S = 10.0  # the leader answers between two of its agent's turns
 
@@ -25,9 +24,9 @@ def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
     finally:
         watch.close()
     if as_json:
-        say(records.to_json({key: value for key, value in records.plain(found).items() if key != "id"}))
+        say_json({key: value for key, value in records.plain(found).items() if key != "id"})
     elif found.why:
-        say(f"✗ {format.clean(found.why)}")
+        say(f"✗ {found.why}")
     else:
         _show(found)
     return headless.REFUSED if found.why else 0
@@ -83,12 +82,15 @@ def _verdict(watch: Watch, id: str, timeout_s: float, as_json: bool) -> int:
     try:
         trial = wait_for_trial(watch.client, id, timeout_s)
     except TimeoutError as error:
-        sys.stderr.write(f"{format.clean(str(error))}; it goes on by itself\n")
+        complain(f"{error}; it goes on by itself")
         known = watch.client.state.trials.get(id)
         if as_json:
-            say(records.to_json(records.plain(known) if known else {"state": "unknown"}))
+            say_json(records.plain(known) if known else {"state": "unknown"})
         return 1
-    say(records.to_json(records.plain(trial)) if as_json else _line(trial))
+    if as_json:
+        say_json(records.plain(trial))
+    else:
+        say(_line(trial))
     return headless.REFUSED if trial.state == "failed" else 0
 
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from agents.reach.runs import RunError
 from agents.reach.streams import open_streams
+from agents.wire import clean
 from engine.forked import signal_with_parent
 from engine.layout import Layout, LayoutError, load
 
@@ -20,7 +21,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def refuse(sentence: str) -> NoReturn:
-    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.write(f"{clean(sentence)}\n")
     raise SystemExit(2)
 
 

@@ -22,6 +22,7 @@ from agents.reach.address import listen_address
 from agents.reach.files import raise_file_limit
 from agents.reach.keys import KeyStore, keys_folder
 from agents.reach.runs import Endpoints, RunError
+from agents.wire import clean
 
 ON_ALERT = "COCKPIT_ON_ALERT"
 
@@ -122,7 +123,7 @@ def main(
             signal.signal(ending, lambda _signal, _frame: hub.stop())
         file = hub.upkeep.write_file()
     except (RunError, OSError) as error:
-        parser.exit(2, f"the hub cannot start: {error}\n")
+        parser.exit(2, f"the hub cannot start: {clean(str(error))}\n")
     if arguments.json:
         sys.stdout.write(f"{msgspec.json.encode(file).decode()}\n")
         sys.stdout.flush()

@@ -124,7 +124,7 @@ class Node:
         why = self._turned_away
         if why:
             with contextlib.suppress(OSError):
-                sys.stderr.write(f"the relay on {self._me.host}: {why}\n")
+                sys.stderr.write(f"the relay on {self._me.host}: {wire.clean(why)}\n")
                 sys.stderr.flush()
             self._tell(self._peers([]), Refused(wire.clip(why)))
 
@@ -286,7 +286,7 @@ def main(
         door = Door(context, b"r", Role.RANK)
         door.bind(endpoints.ranks)
     except (RunError, OSError) as error:
-        parser.exit(2, f"the relay cannot start: {error}\n")
+        parser.exit(2, f"the relay cannot start: {wire.clean(str(error))}\n")
     node = Node(arguments.run, line, door)
     for ending in (signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if in_terminal else [])):
         signal.signal(ending, lambda _signal, _frame: node.stop())

@@ -74,5 +74,6 @@ from agents.wire.terms import Text as Text
 from agents.wire.terms import Unknown as Unknown
 from agents.wire.terms import Value as Value
 from agents.wire.terms import WireError as WireError
+from agents.wire.terms import clean as clean
 from agents.wire.terms import clip as clip
 from agents.wire.terms import spell as spell

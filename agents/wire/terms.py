@@ -57,6 +57,11 @@ def spell(value: Value) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def clean(text: str) -> str:
+    """`text` without what steers a terminal: control characters, line ends, and marks that turn the direction."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+
+
 def clip(text: str) -> str:
     """As much of `text` as a field of type `Text` takes."""
     return text if len(text) <= TEXT else f"{text[: TEXT - 1]}…"

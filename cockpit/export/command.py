@@ -1,7 +1,6 @@
 """``cockpit export`` and ``cockpit serve``: which formats there are, where they go, and what they need."""
 
 import ipaddress
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,8 +8,9 @@ from importlib import import_module
 from pathlib import Path
 
 from agents.record.recording import RecordingError
-from cockpit import format, records
+from cockpit import format
 from cockpit.connect import CockpitError
+from cockpit.printing import say, say_json
 from cockpit.recorded import folder_of, open_recording
 
 EXTRA = "train-cockpit[export]"
@@ -75,7 +75,10 @@ def export(run: str | None, form: str, out: Path | None, as_json: bool) -> int:
     if where is not None:
         record = {"format": form, "out": str(where), made.unit: count}
         text = f"{format.grouped(count)} {made.unit} in {where}"
-        sys.stdout.write(f"{records.to_json(record) if as_json else text}\n")
+        if as_json:
+            say_json(record)
+        else:
+            say(text)
     return 0
 
 
@@ -103,7 +106,6 @@ def serve(run: str | None, prometheus: str) -> int:
 
     def told(port: int) -> None:
         shown = f"[{host}]" if ":" in host else host
-        sys.stdout.write(f"http://{shown}:{port}/metrics\n")
-        sys.stdout.flush()
+        say(f"http://{shown}:{port}/metrics")
 
     return serve_run(run, host, port, told)

@@ -28,7 +28,7 @@ class Starting(ModalScreen[bool]):
         super().__init__()
         self._engine = engine
         self._since = time.monotonic()
-        self._said = ""
+        self._said = Text()
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
@@ -69,6 +69,6 @@ class Starting(ModalScreen[bool]):
         text.append("\n")
         for line in self._engine.last_lines(3):
             text.append(f" {format.clean(line)[:120]}\n", colours.faint)
-        if text.markup != self._said:
-            self._said = text.markup
+        if text != self._said:
+            self._said = text
             self.query_one("#progress", Static).update(text)

@@ -8,11 +8,13 @@ what the person at the keyboard chose; it reads no clock and touches no socket.
 from typing import ClassVar
 
 from textual import events
+from textual.content import Content
 from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
 from cockpit.actions import Action
+from cockpit.format import clean
 from cockpit.lines import Line, blank
 from cockpit.store import Store, Topic
 from cockpit.theme import Palette, palette
@@ -30,6 +32,7 @@ class Panel(Widget, can_focus=True):
 
     def __init__(self, id: str) -> None:
         super().__init__(id=id, classes="panel")
+        self._titles = (self.TITLE, "")
         self.border_title = self.TITLE
         self._store = Store()
         self._seen: tuple[object, ...] = ()
@@ -83,11 +86,11 @@ class Panel(Widget, can_focus=True):
             return
         self._seen = seen
         # Compared first: setting either redraws the whole panel, even if it is the same.
-        title, subtitle = self.title(store), self.subtitle(store)
-        if self.border_title != title:
-            self.border_title = title
-        if self.border_subtitle != subtitle:
-            self.border_subtitle = subtitle
+        titles = self.title(store), self.subtitle(store)
+        if titles != self._titles:
+            self._titles = titles
+            # As content: a run's own names stand in them, and Textual would read a string as markup.
+            self.border_title, self.border_subtitle = (Content(clean(text)) for text in titles)
         if self.NATURAL and store.state.hellos and (wanted := self.natural_height(store)) != self._wanted:
             self._wanted = wanted
             self.refresh(layout=True)

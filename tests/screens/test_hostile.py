@@ -1,0 +1,76 @@
+"""Names that come from a run are content: neither markup for Textual nor codes for a terminal, on any screen."""
+
+from pathlib import Path
+
+import pytest
+
+from agents.wire import Estimate
+from cockpit.asking import SETTLED_S
+from cockpit.screens.starting import Starting
+from cockpit.widgets.panel import Panel
+from tests.screens.conftest import MakeCockpit
+from tests.screens.hostile_run import TURN, HostileRun
+from tests.screens.test_overview import settle, shown
+
+PLAIN = ("demo[/x]", "fwd[/x]", "attn[qkv]", "dp[/x]", "1f[/]1b")
+
+
+@pytest.mark.parametrize("size", [(60, 20), (200, 60)])
+async def test_every_panel_metric_and_grouping(
+    make_cockpit: MakeCockpit, size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cockpit = make_cockpit(HostileRun())
+    seen: list[str] = []
+    async with cockpit.app.run_test(size=size) as pilot:
+        await settle(cockpit, pilot)
+        await pilot.press("z")
+        for panel in list(cockpit.app.screen.query(Panel)):
+            panel.focus()
+            for key in ("m", "g", "m", "g", "m", "g") if panel.id == "ranks" else ("right",):
+                await pilot.press(key)
+                await pilot.pause()
+                cockpit.app.look()
+                await pilot.pause()
+                seen += shown(cockpit.app)
+        await pilot.press("s", "question_mark")  # the file's name is in a notice
+        await settle(cockpit, pilot)
+        seen += shown(cockpit.app)
+    text = "\n".join(seen)
+    assert all(line.isprintable() for line in seen)
+    assert [name for name in PLAIN if name not in text] == []
+
+
+async def test_the_board_with_a_change_marked_and_answered(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(HostileRun())
+    async with cockpit.app.run_test(size=(120, 36)) as pilot:
+        await settle(cockpit, pilot)
+        await pilot.press("k", "down", "down", "down", "right")
+        cockpit.clock.now += SETTLED_S
+        await settle(cockpit, pilot)
+        cockpit.feed.answer(Estimate("[/q]", 1.0, 2.0, source=f"[/s]{TURN}"))
+        await settle(cockpit, pilot)
+        lines = shown(cockpit.app)
+        await pilot.press("enter", "question_mark")
+        await settle(cockpit, pilot)
+        lines += shown(cockpit.app)
+    assert all(line.isprintable() for line in lines)
+    assert any("[@click=app.quit]lr 1→" in line for line in lines)
+    assert any("[/q]" in line for line in lines)
+
+
+class FakeEngine:
+    pid, exit_status = 1, None
+
+    def last_lines(self, count: int) -> list[str]:
+        return [f"[/x] \x1b[31m {TURN}"] * count
+
+
+async def test_what_the_engine_says_while_it_starts(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(steps=0)
+    cockpit.app.opening = Starting(FakeEngine())  # type: ignore[arg-type]
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await settle(cockpit, pilot)
+        lines = shown(cockpit.app)
+    assert all(line.isprintable() for line in lines)
+    assert any("[/x]" in line for line in lines)

@@ -1,0 +1,88 @@
+"""What is printed does not steer the terminal, whatever the run calls its things."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+import cockpit
+from agents.wire import KnobState, Legal, Step
+from cockpit import headless, steering
+from cockpit.printing import complain, say, table
+from cockpit.recorded import Picture
+from cockpit.store import Store
+from tests.screens.hostile_run import TURN, HostileRun, hostile
+
+ESCAPE = "\x1b[2J"
+
+
+@pytest.fixture(autouse=True)
+def picture(monkeypatch: pytest.MonkeyPatch) -> Store:
+    """What every headless command sees: a run whose names are hostile."""
+    store, run = Store(lambda: 100.0), HostileRun(oversubscribed=False, slow_rank=None)
+    store.apply(run.story(12, change_at=5))
+    board = store.state.board
+    assert board
+    odd = KnobState(
+        f"{ESCAPE}knob", f"{TURN}now\n", Legal([f"{TURN}a", f"b{ESCAPE}\nc"]), True, f"{ESCAPE}about"
+    )
+    store.apply([structs.replace(board, knobs=[*board.knobs, odd])])
+    phases = {f"{ESCAPE}phase{TURN}\n": 1e6}
+    store.apply(
+        hostile(structs.replace(one, step=12, phases=phases)) for one in run.step(12) if isinstance(one, Step)
+    )
+    store.heard(0.0)
+    monkeypatch.setattr(headless, "look", lambda run, at=None: Picture(store, "e", 1))
+    monkeypatch.setattr(headless, "is_over", lambda run: False)
+    return store
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    found = capsys.readouterr()
+    lines = (found.out + found.err).split("\n")  # not splitlines, which would hide what ends a line elsewhere
+    assert lines.pop() == ""
+    assert [line for line in lines if not line.isprintable()] == []
+    return lines
+
+
+def test_knobs_with_choices_that_are_escape_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert headless.knobs("r", as_json=False) == 0
+    lines = printed(capsys)
+    assert len(lines) == 1 + 5 + 1 and "b [2J c" in lines[-2]
+
+
+def test_snapshot_with_its_diagnosis(capsys: pytest.CaptureFixture[str], picture: Store) -> None:
+    for gone in list(picture.state.gone):
+        del picture.state.gone[gone]
+    picture.state.alerts.clear()
+    picture.state.trials.clear()
+    assert picture.summary
+    picture.apply([structs.replace(picture.summary, step=13, bubble=0.1)])  # nothing to complain of
+    assert headless.snapshot("r", None, as_json=False) == 0
+    assert "phase" in printed(capsys)[1]
+
+
+def test_log(capsys: pytest.CaptureFixture[str]) -> None:
+    assert headless.log("r", as_json=False) == 0
+    lines = printed(capsys)
+    assert any("reverse second line" in line for line in lines)
+    assert headless.log("r", as_json=True) == 0
+    assert [json.loads(line)["level"] for line in printed(capsys)]
+
+
+def test_every_way_of_printing(capsys: pytest.CaptureFixture[str]) -> None:
+    for print_one in (say, complain):
+        print_one(f"{ESCAPE}{TURN}\x9b\r\n\u2028x")
+    table([["a", f"{ESCAPE}\n"], [f"{TURN}", "b"]])
+    assert len(printed(capsys)) == 4
+    assert steering.say is say
+
+
+def test_nothing_of_the_cockpit_prints_past_the_door() -> None:
+    """But a demo's screen, which is Textual's, and an export, whose bytes are a file's."""
+    package = Path(cockpit.__file__).parent
+    direct = re.compile(r"\bprint\(|std(out|err)\.write\(")
+    found = {path.name for path in package.rglob("*.py") if direct.search(path.read_text())}
+    assert found == {"printing.py"}

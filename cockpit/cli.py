@@ -1,10 +1,12 @@
 """The command `cockpit`.
 
-Exit: 0 done, 1 failed, 2 not understood or no such run, 3 the run refused a change.
+Exit: 0 done, 1 failed, 2 not understood or no such run, 3 the run refused a change, 141 the reader of the output has
+left.
 """
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +20,7 @@ from cockpit.printing import complain
 
 Options = argparse.Namespace
 USAGE = 2
+READER_LEFT = 128 + signal.SIGPIPE  # as a shell sees a filter whose reader has left (`cockpit watch | head`)
 TARGET = "its name, folder, or ipc:// or tcp:// URL"
 KEY = "over TCP: the key to come under (default COCKPIT_KEY, else one in the folder of keys)"
 SCREEN_NEEDS = ("textual", "plotext")  # headless commands do without
@@ -266,16 +269,10 @@ def parser() -> argparse.ArgumentParser:
 def run(arguments: Sequence[str] | None = None) -> int:
     """The exit status."""
     try:
-        given = list(sys.argv[1:] if arguments is None else arguments)
-        if given and given[0] in OWN_OPTIONS:
-            return OWN_OPTIONS[given[0]](Options(words=given[1:]))
-        options = parser().parse_args(given)
-        fit_output(getattr(options, "json", False))
-        options.run = options.run or getattr(options, "named", None)
-        if getattr(options, "key", None):
-            os.environ[KEY_VARIABLE] = options.key  # one place to look, here and in what we start
-        status: int = options.call(options)
-        sys.stdout.flush()
+        try:
+            return _called(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()  # of --help too; at exit a reader that has left would cost a traceback
     except CockpitError as error:
         complain(str(error))
         return USAGE
@@ -287,8 +284,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        discard_output()  # the reader has left (`watch | head`): nothing to say
-        return 0
+        discard_output()
+        return READER_LEFT
     except OSError as error:
         why = output_failure(error)
         if why is None:
@@ -296,6 +293,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
         discard_output()
         complain(why)
         return 1
+
+
+def _called(given: list[str]) -> int:
+    if given and given[0] in OWN_OPTIONS:
+        return OWN_OPTIONS[given[0]](Options(words=given[1:]))
+    options = parser().parse_args(given)
+    fit_output(getattr(options, "json", False))
+    options.run = options.run or getattr(options, "named", None)
+    if getattr(options, "key", None):
+        os.environ[KEY_VARIABLE] = options.key  # one place to look, here and in what we start
+    status: int = options.call(options)
     return status
 
 

@@ -94,12 +94,11 @@ def _run(
 ) -> int:
     if importlib.util.find_spec("torch") is None:
         refuse("training needs torch; pip install torch, then 'train-cockpit[engine]'")
-    from engine.forked import outlet
+    from engine.outlet import STDERR, STDOUT, outlet
     from engine.output import Output
-    from engine.place import StopFlag
     from engine.runner import run_layout
 
-    sys.stdout = outlet(StopFlag())  # a reader may leave before the last line
+    sys.stdout, sys.stderr = outlet(STDOUT), outlet(STDERR)
     output = Output(layout, as_json)
     return run_layout(
         layout,
@@ -109,6 +108,7 @@ def _run(
         resume=resume,
         device=device,
         fixed=[override.partition("=")[0].strip() for override in overrides],
+        on_folder=output.begin,
         on_start=output.start,
         on_summary=output.step,
         on_snapshot=output.saved,

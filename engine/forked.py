@@ -2,8 +2,6 @@
 
 import ctypes
 import faulthandler
-import io
-import mmap
 import os
 import signal
 import socket
@@ -11,17 +9,14 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import IO, NoReturn
 
 import msgspec
 
-from agents.reach.keeper import say
 from engine.failure import report_of
-from engine.place import Place, StopFlag, Work, cores
+from engine.outlet import outlet
+from engine.place import Place, Work, cores
 from engine.signals import STOP_SIGNALS
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer as Buffer
 
 DONE = b"done\n"
 STACKS_SIGNAL = signal.SIGUSR1  # asks a rank for its Python stacks, written even while it hangs in C
@@ -35,39 +30,6 @@ class Tie:
     parent: int  # its process id
     line: socket.socket  # up: done, or a report; down: leave to end; its end of file: the parent is gone
     stacks: IO[bytes]  # unlinked; the parent reads it when the rank has crashed or hangs
-
-
-class Outlet(io.FileIO):
-    """Standard output that may be closed at the other end (``| head -1``): then the run is asked to stop.
-
-    If it cannot be written for another reason (a full disk), the run goes on without it and says so, once for a
-    process and those it forks.
-    """
-
-    def __init__(self, stop: StopFlag, failed: mmap.mmap):
-        super().__init__(1, "w", closefd=False)
-        self._stop = stop
-        self.failed = failed
-
-    def write(self, data: "Buffer") -> int:
-        whole = memoryview(data).nbytes
-        if self.failed[0]:
-            return whole
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            self._stop()
-        except OSError as error:
-            self.failed[0] = 1
-            say(f"standard output cannot be written: {error.strerror}; the run goes on without it\n")
-        return whole
-
-
-def outlet(stop: StopFlag) -> io.TextIOWrapper:
-    """A line-buffered `sys.stdout` over an `Outlet`."""
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)  # in a forked process: its parent's
-    failed = raw.failed if isinstance(raw, Outlet) else mmap.mmap(-1, 1)
-    return io.TextIOWrapper(io.BufferedWriter(Outlet(stop, failed)), encoding="utf-8", line_buffering=True)
 
 
 def run(place: Place, work: Work, tie: Tie) -> NoReturn:
@@ -113,7 +75,7 @@ def _settle(place: Place, tie: Tie) -> threading.Event:
     _die_with_parent(tie.parent)
     faulthandler.enable(file=tie.stacks)
     faulthandler.register(STACKS_SIGNAL, file=tie.stacks)
-    sys.stdout = outlet(place.stop)
+    sys.stdout = outlet()
     listen_on_loopback()
     share_cores(place.local_world)
     allowed_to_end = threading.Event()

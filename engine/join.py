@@ -28,7 +28,8 @@ from agents.reach.keeper import (
 )
 from agents.reach.runs import Endpoints, RunError
 from engine.failure import report_of, sentence_of_report
-from engine.forked import flush, listen_on_loopback, outlet, share_cores
+from engine.forked import flush, listen_on_loopback, share_cores
+from engine.outlet import outlet
 from engine.place import Place, Work, joined_meeting
 
 HUB_KEY = "engine/hub"  # in the store: the hub's endpoints as JSON, or nothing
@@ -126,7 +127,7 @@ def join(
         signal.signal(number, place.stop)
     threading.Thread(target=_end_with, args=(os.getppid(),), name="parent-watch", daemon=True).start()
     faulthandler.enable()
-    sys.stdout = outlet(place.stop)
+    sys.stdout = outlet()
     if place.local_world == place.world:
         listen_on_loopback()
     failed, status = False, 1

@@ -41,7 +41,7 @@ def launch(
 
     0: all work returned, or SIGTERM or SIGHUP asked for the stop. 130: Ctrl-C asked. 1: a rank failed; then
     stderr has one sentence on the first cause, and ``run_dir/failure.txt`` every rank's report. A second
-    Ctrl-C kills at once. A rank must write to `sys.stdout`; if its reader leaves, that asks for the stop too.
+    Ctrl-C kills at once. A rank must write to `sys.stdout`; if its reader leaves, the run goes on.
 
     `hub` is "auto" (start one and keep it alive, at `listen` over TCP too), "none", or the URL of one. `preload` names
     the modules to import before the fork. Call it from the main thread, with no other thread and before any CUDA call.

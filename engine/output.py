@@ -4,6 +4,7 @@ import mmap
 import struct
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from agents.wire import Summary, spell
 from engine.grid import ORDER
 from engine.layout import Layout
+from engine.outlet import copy_to
 
 if TYPE_CHECKING:
     from engine.train.snapshot import Saved
@@ -40,18 +42,33 @@ class Output:
     def __init__(self, layout: Layout, as_json: bool):
         self._layout, self._json = layout, as_json
         self._tally = Tally()
+        self._folder: Path | None = None
         self._began = time.monotonic()
         self._knobs: dict[str, Any] = {}
+
+    def begin(self, folder: Path) -> None:
+        """Before the ranks are: the run's folder, which gets a copy of what is printed."""
+        self._folder = folder
+        copy_to(folder)
+
+    @property
+    def _where(self) -> dict[str, str]:
+        """The run and its folder, as events name them."""
+        return {"run": self._folder.name, "folder": str(self._folder)} if self._folder else {}
 
     def start(self, run: str, resumed: int | None = None) -> None:
         grid = self._layout.ranks
         if self._json:
             sizes = msgspec.structs.asdict(self._layout.grid)
-            _line({"event": "start", "run": run, "world": grid.world, "grid": sizes, "resumed": resumed})
+            event = {"event": "start", "run": run, "world": grid.world, "grid": sizes, "resumed": resumed}
+            _line(event | self._where)
             return
         sizes = {axis: getattr(grid, axis) for axis in (*ORDER, "ep")}
-        shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "one rank"
-        _say(f"{run}: {grid.world} ranks, {shown}, {self._layout.schedule.name}")
+        shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
+        ranks = f"{grid.world} ranks, {shown}" if shown else "one rank"
+        _say(f"{run}: {ranks}, {self._layout.schedule.name}")
+        if self._folder:
+            _say(f"folder {self._folder}: layout.toml, engine.log, and what is recorded and saved")
         if resumed is not None:
             _say(f"resumed at step {resumed}")
         _say("  step      loss  grad norm   ms/step     tok/s   bubble (bound)   all-to-all   dropped")
@@ -100,10 +117,12 @@ class Output:
         steps, loss = self._tally.read()
         wall = round(time.monotonic() - self._began, 3)
         if self._json:
-            _line({"event": "end", "steps": steps, "loss": loss, "wall_s": wall, "exit": status})
+            event = {"event": "end", "steps": steps, "loss": loss, "wall_s": wall, "exit": status}
+            _line(event | self._where)
         else:
             last = f", loss {loss:.4f}" if loss is not None else ""
-            _say(f"{steps} steps in {wall:.1f} s{last}")
+            where = f"; run {self._folder.name} in {self._folder}" if self._folder else ""
+            _say(f"{steps} steps in {wall:.1f} s{last}{where}")
 
 
 def event_of(summary: Summary) -> dict[str, Any]:

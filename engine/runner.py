@@ -19,6 +19,7 @@ from engine.layout import Layout, LayoutError
 from engine.resume import find_start, restarted, started
 from engine.room import room_refusal
 from engine.snapshots import damage, hold, shelf_of
+from engine.toml import keep
 
 if TYPE_CHECKING:
     from engine.train.snapshot import Saved
@@ -40,6 +41,7 @@ def run_layout(
     resume: bool | Path = False,
     fixed: Collection[str] = (),
     device: str = "auto",
+    on_folder: Callable[[Path], None] = nothing,
     on_start: Callable[[str, int | None], None] = lambda _, __: None,
     on_step: Callable[[Step], None] = nothing,
     on_summary: Callable[[Summary], None] = nothing,
@@ -58,8 +60,9 @@ def run_layout(
 
     `on_step` is called in every rank after each of its steps, with that rank's own record. The others are called for
     the run as a whole: in rank 0 `on_start` with the run's name and the step it was resumed from, `on_summary` with
-    each step of the whole job, one step late, and `on_snapshot` when one was saved or failed; `on_end` with the exit
-    status, in the process that outlives the ranks or, joined, in rank 0.
+    each step of the whole job, one step late, and `on_snapshot` when one was saved or failed; in the process that
+    outlives the ranks or, joined, in rank 0, `on_folder` with the run's folder before the first step, and `on_end` with
+    the exit status.
 
     Call it from the main thread, before any CUDA call and any other torch work: ranks are forks. Raises LayoutError or
     `agents.reach.runs.RunError`, one sentence, for what cannot be.
@@ -110,7 +113,9 @@ def run_layout(
             told.clear()
             start = find(start.run_dir, tell=told.append)
         if leads:
+            on_folder(folder)
             say("".join(f"{line}\n" for line in told))
+            keep(layout, folder)
         snapshot = start.snapshot
 
         def work(place: Place) -> None:

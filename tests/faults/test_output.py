@@ -1,6 +1,8 @@
 """Output that cannot go out: a full disk, a reader that left, a closed stream, an encoding without our signs."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,9 +43,15 @@ def test_a_full_disk_is_one_sentence(live: Path, words: str) -> None:
     assert done.returncode == 1
 
 
-def test_a_reader_that_leaves_is_none_of_our_business(live: Path) -> None:
-    done = cockpit("watch --json", live, "| head -c 20")
-    assert (len(done.stdout), done.stderr) == (20, b"")
+@pytest.mark.parametrize("words", ["watch --json", "watch", "snapshot", "knobs"])
+def test_a_reader_that_leaves_ends_a_command_as_it_ends_others(live: Path, words: str) -> None:
+    """Without a word, and with the status that a shell gives to ``yes | true``."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "cockpit", *words.split(), "--run", str(live)]
+    done = subprocess.run(command, env=environment(), stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 def test_closed_streams(live: Path) -> None:
@@ -72,13 +80,11 @@ def test_an_encoding_without_our_signs(live: Path, variables: dict[str, str]) ->
 RUN = """
 import os, sys
 from agents.reach.streams import open_streams
-from engine.forked import outlet
-from engine.place import StopFlag
+from engine.outlet import outlet
 open_streams()
-stop = StopFlag()
-sys.stdout = outlet(stop)
+sys.stdout = outlet()
 if os.fork() == 0:  # a rank, which has an outlet of its own
-    sys.stdout = outlet(stop)
+    sys.stdout = outlet()
     for step in range(3):
         sys.stdout.write(f"step {step}\\n")
     sys.stdout.flush()
@@ -100,7 +106,17 @@ def engine(after: str) -> subprocess.CompletedProcess[bytes]:
 @needs_full
 def test_a_run_goes_on_without_its_output(live: Path) -> None:
     done = engine(">/dev/full")
-    told = b"standard output cannot be written: No space left on device; the run goes on without it\n"
+    told = b"standard output is closed, it cannot be written: No space left on device; the run goes on without it\n"
+    assert (done.returncode, done.stderr) == (0, told), "once, for the run and all its ranks"
+
+
+def test_a_run_goes_on_without_its_reader() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", RUN]
+    done = subprocess.run(command, env=environment(), stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    told = b"standard output is closed, its reader has left; the run goes on without it\n"
     assert (done.returncode, done.stderr) == (0, told), "once, for the run and all its ranks"
 
 

@@ -12,7 +12,7 @@ import pytest
 from agents.reach.keeper import RESTARTS_A_MINUTE, HubKeeper
 from engine.failure import Outcome, report_of, root_cause, sentence
 from engine.place import Where, alone
-from tests.ranks.driver import TORCH, Driver, eventually, gone
+from tests.ranks.driver import PATIENCE_S, TORCH, Driver, eventually, gone
 
 
 def test_ranks_meet_work_and_end(driver: Driver) -> None:
@@ -105,26 +105,31 @@ def test_a_suspended_rank_hears_the_stop(driver: Driver) -> None:
     assert driver.end(run) == (0, "", "")
 
 
-def test_a_reader_that_leaves_ends_the_run(driver: Driver) -> None:
+def test_a_reader_that_leaves_does_not_end_the_run(driver: Driver) -> None:
     run = driver.start(
         """
         def work(place):
             note(place, "pid", os.getpid())
             step = 0
-            while not (place.stop_requested() if place.rank == 0 else (HERE / "over").exists()):
+            while not place.stop_requested() and not (HERE / "end").exists():
                 if place.rank == 0:
                     print(json.dumps({"step": step}))
+                    (HERE / "written").write_text(str(step))
                 step += 1
                 time.sleep(0.01)
-            (HERE / "over").touch()
+            note(place, "finished", step)
         """
     )
-    assert run.stdout
+    assert run.stdout and run.stderr
     assert json.loads(run.stdout.readline()) == {"step": 0}
     run.stdout.close()
-    assert run.stderr
-    assert run.stderr.read() == ""
-    assert run.wait(10) == 0
+    written = driver.folder / "written"
+    left = int(written.read_text() or 0)
+    eventually(lambda: int(written.read_text() or 0) > left + 20)
+    (driver.folder / "end").touch()
+    assert run.stderr.read() == "standard output is closed, its reader has left; the run goes on without it\n"
+    assert run.wait(PATIENCE_S) == 0
+    assert int(driver.notes("finished")[0]) > left + 20
 
 
 # -------------------------------------------------------------------------------------------------- failures

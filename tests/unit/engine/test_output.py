@@ -1,11 +1,14 @@
 """What `engine run` prints."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from engine.layout import load
+from engine.layout import from_toml, load
+from engine.outlet import LOG
 from engine.output import Output
+from engine.toml import LAYOUT_FILE, keep, to_toml
 from tests.unit.engine.test_layout import DEMO
 
 
@@ -16,3 +19,38 @@ def test_a_run_says_what_grid_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     Output(layout, as_json=True).start("demo-1")
     event = json.loads(capsys.readouterr().out)
     assert (event["world"], event["grid"]["pp"], event["grid"]["cp"]) == (8, 2, 1)
+
+
+def test_a_run_names_itself_and_its_folder_at_both_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "demo-1"
+    folder.mkdir()
+    output = Output(load(DEMO), as_json=False)
+    output.begin(folder)
+    output.start("demo-1")
+    output.end(0)
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("demo-1: 8 ranks") and last.endswith(f"; run demo-1 in {folder}")
+    assert (folder / LOG).exists()
+    output = Output(load(DEMO), as_json=True)
+    output.begin(folder)
+    output.start("demo-1")
+    output.end(0)
+    for line in capsys.readouterr().out.splitlines():
+        event = json.loads(line)
+        assert (event["run"], event["folder"]) == ("demo-1", str(folder)), event["event"]
+
+
+@pytest.mark.parametrize("layout", sorted(DEMO.parent.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_layout_in_a_runs_folder_is_the_one_that_was_given(layout: Path, tmp_path: Path) -> None:
+    given = load(layout, ["train.steps=7", 'data.source="text:/a \\"b\\" \\u007f ä/*"', "train.lr=1e-7"])
+    keep(given, tmp_path)
+    assert load(tmp_path / LAYOUT_FILE) == from_toml(to_toml(given)) == given
+
+
+def test_a_full_disk_costs_the_layout_in_the_folder_and_not_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(load(DEMO), tmp_path / "absent")
+    assert f"{tmp_path / 'absent' / LAYOUT_FILE} cannot be written: No such file" in capsys.readouterr().err

@@ -42,7 +42,7 @@ class Came(NamedTuple):
     peer: bytes  # the hub's name of this connection, and of the key it came under
     role: Role | None  # None: the key is not in force any more
     name: str  # of the key; "" over ipc
-    frames: list[bytes]
+    frames: list[bytes]  # all but the first empty: a message of ours has one, and no other is copied
 
 
 class Door:
@@ -72,7 +72,8 @@ class Door:
         identity = self.socket.recv(zmq.NOBLOCK)
         frames = [self.socket.recv()]  # it has come with its sender's identity
         while self.socket.get(zmq.RCVMORE):
-            frames.append(self.socket.recv())
+            self.socket.recv()
+            frames.append(b"")
         return Came(self.mark + identity, self._role, "", frames)
 
     def role(self, _peer: bytes) -> Role | None:
@@ -114,9 +115,8 @@ class GuardedDoor(Door):
         row = self._gate.known(key)
         role = row.role if row and row.revoked_s is None else None
         name = row.name if row else "of this connection"
-        return Came(
-            self.mark + key.ljust(KEY_BYTES) + identity.bytes, role, name, [one.bytes for one in frames]
-        )
+        whole = [one.bytes for one in frames[:1]] + [b""] * (len(frames) - 1)
+        return Came(self.mark + key.ljust(KEY_BYTES) + identity.bytes, role, name, whole)
 
     def role(self, peer: bytes) -> Role | None:
         row = self._gate.grant(peer[1 : 1 + KEY_BYTES])

@@ -25,6 +25,7 @@ from agents.hub.doors import ASKS, LEAVE_S, Came, Door, Doors, refusal, signed
 from agents.hub.intake import Intake
 from agents.hub.journal import Journal
 from agents.hub.leases import Leases
+from agents.hub.memory import Memory
 from agents.hub.questions import Questions
 from agents.hub.recall import Recall
 from agents.hub.recorder import Limits, Recorder
@@ -77,7 +78,9 @@ class Hub:
         listen: Words[str] = (),
         keys: KeyStore | None = None,
         record: Limits | None = None,
+        memory: Memory | None = None,
     ) -> None:
+        self.outgrown = False  # it ended because it held too much memory, and is to be started again
         self.run_name = run
         self.folder = folder
         self.endpoints = endpoints
@@ -101,6 +104,7 @@ class Hub:
         self.upkeep = Upkeep(folder, endpoints, self._doors, self.file)
         self._watch = Watch(all_detectors())
         self._notifier = notifier
+        self._memory = memory
         self._taken = 0  # frames that came in the last round
         self._cut_short = False  # a socket had more than its share of that round
         self._served_s = 0.0
@@ -119,7 +123,10 @@ class Hub:
         self._stopping = True
 
     def run(self) -> None:
-        """Serve until `stop`, or until the parent has ended; then leave nothing behind but the run folder."""
+        """Serve until `stop`, or until the parent has ended; then leave nothing behind but the run folder.
+
+        If this process holds too much memory, `run` ends early (`outgrown`), and leaves all that the next start needs.
+        """
         poller = zmq.Poller()
         for waited in (*(door.socket for door in self._doors), self._journal.wake_fd):
             poller.register(waited, zmq.POLLIN)
@@ -129,7 +136,11 @@ class Hub:
             more = self._round()
             if self._taken >= CROWD and not self._cut_short:
                 time.sleep(REST_S)
-        self._finish()
+            self._weigh()
+        if self.outgrown:
+            self._make_way()
+        else:
+            self._finish()
 
     def _round(self) -> bool:
         """Take what has come, act on it, serve; True if something is left to serve."""
@@ -198,6 +209,18 @@ class Hub:
         for problem in self._notifier.problems() if self._notifier else ():
             self._complaints.add("notify", problem)
 
+    def _weigh(self) -> None:
+        excess = self._memory.excess() if self._memory else ""
+        if excess and not self._stopping:
+            self.outgrown = True
+            self._say("error", excess)
+            self.stop()
+
+    def _make_way(self) -> None:
+        """Write down what is to be kept. The sockets and hub.json stay: ranks and clients find the next start there."""
+        self._journal.flush()
+        self._close()
+
     def _finish(self) -> None:
         """Take what is still there, tell the clients, leave no sockets behind."""
         deadline = time.monotonic() + LEAVE_S
@@ -211,19 +234,24 @@ class Hub:
         self._control.tell_acks()
         if not self._roster.leader:
             self._trials.run_ended()
-        self._journal.close()
         self._tell_the_end()
         self._say("info", "the hub has ended")
         while self._audience.serve(time.monotonic()) and time.monotonic() < deadline:
             pass
+        self._close()
+        runs.remove_hub_file(self.folder, self._sequence.epoch)
+        runs.remove_sockets(self.endpoints)
+
+    def _close(self) -> None:
+        self._journal.close()
         if self._recall:
             self._recall.close()
         if self._recorder:
             self._recorder.close()
+        if self._memory:
+            self._memory.close()
         self._doors.close()
         self._context.term()
-        runs.remove_hub_file(self.folder, self._sequence.epoch)
-        runs.remove_sockets(self.endpoints)
 
     def _tell_the_end(self) -> None:
         """The hub ends with its run, so whoever has said no goodbye is gone: cleanly, if the leader was."""

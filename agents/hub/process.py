@@ -15,6 +15,7 @@ import msgspec
 
 from agents.detect.notify import Notifier
 from agents.hub.hub import Hub
+from agents.hub.memory import LEAST_MB, MEMORY_MB, Memory
 from agents.hub.recorder import DEFAULT_RECORD_MB, Limits
 from agents.reach import runs
 from agents.reach.address import LEGAL as LEGAL_LISTEN
@@ -95,8 +96,21 @@ def main(
         help="disk for the recording of every update; what is older is thinned, to a quarter more; "
         f"0 records nothing (default {DEFAULT_RECORD_MB})",
     )
+    parser.add_argument(
+        "--memory-mb",
+        type=int,
+        default=MEMORY_MB,
+        metavar="MB",
+        help="resident memory above which the hub starts again from its journal, whatever its peers send; "
+        f"at least {LEAST_MB} (default {MEMORY_MB})",
+    )
     parser.add_argument("--json", action="store_true", help="say on one line where it listens")
     arguments = parser.parse_args(words)
+    if arguments.memory_mb < LEAST_MB:
+        parser.exit(
+            2,
+            f"the hub cannot start: --memory-mb {arguments.memory_mb} is too little; legal: {LEAST_MB} or more\n",
+        )
     if not in_terminal:
         # Ctrl-C in a terminal reaches the whole process group; the launcher decides when the hub ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -114,7 +128,15 @@ def main(
         record = Limits.of(arguments.record_mb)
         try:
             hub = Hub(
-                arguments.run, arguments.dir, endpoints, arguments.parent, notifier, places, keys, record
+                arguments.run,
+                arguments.dir,
+                endpoints,
+                arguments.parent,
+                notifier,
+                places,
+                keys,
+                record,
+                Memory(arguments.memory_mb << 20),
             )
         except RunError:
             runs.remove_sockets(endpoints)
@@ -129,4 +151,7 @@ def main(
         sys.stdout.flush()
     hub.run()
     lock.close()
+    if hub.outgrown:
+        # The same process, so that whoever keeps it alive goes on doing so; only this returns all memory.
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return 0

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.client import Client
@@ -16,8 +16,8 @@ from tests.unit.agents.fleet import DEADLINE_S, Fleet, HubProcess, poll_until
 class Guarded:
     """A hub that listens on the loopback, its keys, and four ranks that came over TCP."""
 
-    def __init__(self, folder: Path, constants: Constants | None = None) -> None:
-        """`constants` of the hub that are other than usual."""
+    def __init__(self, folder: Path, constants: Constants | None = None, options: Sequence[str] = ()) -> None:
+        """`constants` of the hub that are other than usual, and more `options` of its command."""
         self.store = KeyStore(folder / "keys")
         self.rank = self.make("node", Role.RANK)
         self.viewer = self.make("ann", Role.VIEWER)
@@ -25,7 +25,7 @@ class Guarded:
         self.hub = HubProcess(folder / "run")
         if constants:
             self.hub.program = program("agents.hub.process", constants)
-        self.hub.start("--listen", "auto", "--keys", str(self.store.folder))
+        self.hub.start("--listen", "auto", "--keys", str(self.store.folder), *options)
         wait((folder / "run" / runs.HUB_FILE).exists)
         listening = runs.read_hub_file(folder / "run").tcp
         assert listening is not None

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from engine.grid import ORDER, Grid, divisors, listed
 from engine.legal import context_refusals, pipeline_refusals, routing_refusals, size_refusals
 from engine.planner.stages import SCHEDULES
+from engine.sentence import RefusedError, shown
 
 LARGEST = 2**31 - 1  # no size of a run is larger, and arithmetic on sizes stays quick
 GEMM_ALIGN = {"fp32": 4, "bf16": 8}  # rows must begin at multiples of 16 bytes
@@ -37,7 +38,7 @@ BIAS_RATE = (0.0, 1.0)
 GRAD_CLIP = (1e-3, 1e3)
 
 
-class LayoutError(ValueError):
+class LayoutError(RefusedError):
     """What is wrong with a layout, where, and what would be legal: one sentence for a person."""
 
 
@@ -239,7 +240,9 @@ def _lay_over(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     path = key.strip().split(".")
     if not equals or len(path) < 2 or not all(path):
-        raise LayoutError(f"{override!r} is not an override; write section.key=value, such as train.steps=20")
+        raise LayoutError(
+            f"{shown(override)} is not an override; write section.key=value, such as train.steps=20"
+        )
     node = tree
     for part in path[:-1]:
         node = node.setdefault(part, {})
@@ -262,13 +265,13 @@ def _literal(text: str) -> Any:
 def _read(kind: Any, tree: Any, at: str) -> Any:
     """`tree` as the Struct `kind`, field by field, so that each refusal names its key and what is legal."""
     if not isinstance(tree, dict):
-        raise LayoutError(f"{at} = {tree!r} is not legal; legal: a section [{at}]")
+        raise LayoutError(f"{at} = {shown(tree)} is not legal; legal: a section [{at}]")
     hints = typing.get_type_hints(kind, include_extras=True)
     for key in tree:
         if key not in hints:
             close = difflib.get_close_matches(key, hints, 1)
             hint = f"; did you mean {close[0]}?" if close else f"; legal: {', '.join(hints)}"
-            raise LayoutError(f"{_dot(at, key)} is not a key of a layout{hint}")
+            raise LayoutError(f"{_dot(at, key)[:200]} is not a key of a layout{hint}")
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
         key, hint = field.name, hints[field.name]
@@ -283,8 +286,8 @@ def _read(kind: Any, tree: Any, at: str) -> Any:
             try:
                 values[key] = msgspec.convert(value, hint)
             except msgspec.ValidationError:
-                shown = "none" if tree[key] is None else repr(tree[key])
-                raise LayoutError(f"{_dot(at, key)} = {shown} is not legal; legal: {_legal(hint)}") from None
+                given = "none" if tree[key] is None else shown(tree[key])
+                raise LayoutError(f"{_dot(at, key)} = {given} is not legal; legal: {_legal(hint)}") from None
     return kind(**values)
 
 

@@ -16,6 +16,7 @@ import psutil
 
 from agents.wire import Value, spell
 from engine.layout import Layout, LayoutError, checked
+from engine.sentence import shown
 from engine.snapshots import MANIFEST, Snapshot, TornError, damage, is_named_so, read, shelf_of, whole
 
 # Knobs whose start value a layout keeps elsewhere than under its own name in [knobs].
@@ -45,11 +46,17 @@ def start_value(layout: Layout, knob: str) -> Value:
 
 def turned(layout: Layout, values: Mapping[str, Value]) -> Layout:
     """The layout with other start values of knobs; LayoutError if they do not go with the rest of it."""
+    return checked(_laid_over(layout, values))
+
+
+def _laid_over(layout: Layout, values: Mapping[str, Value]) -> Layout:
+    """The same, unchecked; KeyError or ValidationError for a knob or a type of value that a layout does not have."""
     tree = msgspec.to_builtins(layout)
     for knob, value in values.items():
         section, key = home(knob)
+        tree[section][key]  # must be there
         tree[section][key] = value
-    return checked(msgspec.convert(tree, Layout))
+    return msgspec.convert(tree, Layout)
 
 
 def started(environ: Mapping[str, str], parent: int) -> float:
@@ -88,7 +95,7 @@ def find_start(
 
     def newest(snapshots: list[Snapshot]) -> Snapshot | None:
         for snapshot in reversed(snapshots):
-            if not (why := damage(snapshot.folder)):
+            if not (why := _strange_knobs(snapshot) or damage(snapshot.folder)):
                 return snapshot
             torn(why)
         return None
@@ -137,11 +144,21 @@ def _there(
         raise LayoutError(f"there is nothing to resume: no whole snapshot in {folder}")
     try:
         snapshot = read(folder)
-        if why := damage(folder):
+        if why := _strange_knobs(snapshot) or damage(folder):
             raise TornError(why)
     except TornError as torn_why:
         raise LayoutError(f"there is nothing to resume: {torn_why}") from None
     return snapshot
+
+
+def _strange_knobs(snapshot: Snapshot) -> str | None:
+    """Why no run can have saved these knobs, in a sentence, or None."""
+    for knob, value in snapshot.manifest.knobs.items():
+        try:
+            _laid_over(snapshot.manifest.layout, {knob: value})
+        except (KeyError, msgspec.ValidationError):
+            return f"{snapshot.folder} is damaged: a layout has no {shown(knob)} = {shown(value)}"
+    return None
 
 
 def _unfinished(snapshot: Snapshot, layout: Layout) -> Snapshot:

@@ -22,11 +22,14 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from agents.reach.reading import open_ordinary, read_ordinary
 from agents.reach.runs import RunError
 from agents.wire import Changes
 from engine.layout import Layout
+from engine.sentence import RefusedError
+from engine.tensor_index import INDEX, FileName, Natural, read_index
 
-FORMAT = 1
+FORMAT = 2  # 1 had a pickle as its index, which is not read
 MANIFEST = "manifest.json"
 MANIFEST_SUM = "manifest.crc32"  # of the manifest's bytes, in hexadecimal
 PARTIAL = ".partial"
@@ -35,18 +38,23 @@ HOLD_S = (
     3.0  # how long a run is waited for that still holds a folder: one that was killed takes a moment to go
 )
 CHUNK = 4 * 2**20  # bytes read at once
+MOST_BYTES = 2**26  # of a manifest
 _NAME = re.compile(r"step-\d+")
 
 
-class TornError(ValueError):
+class TornError(RefusedError):
     """Why a folder is not a whole snapshot: one sentence."""
+
+
+class OtherFormatError(TornError):
+    """It may well be whole, for another version of the engine."""
 
 
 class Applied(Struct, frozen=True):
     """One revision of the knobs, in force from `step` on."""
 
-    revision: int
-    step: int
+    revision: Natural
+    step: Natural
     changes: Changes
 
 
@@ -54,16 +62,16 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """What a snapshot says of itself."""
 
     format: int = FORMAT
-    serial: int = 0  # larger than that of every snapshot that lay on the shelf when it was saved
-    step: int  # steps done; also the first step that a run continued from here trains
+    serial: Natural = 0  # larger than that of every snapshot that lay on the shelf when it was saved
+    step: Natural  # steps done; also the first step that a run continued from here trains
     run: str
     layout: Layout  # as it was given: without what operators have turned
     knobs: Changes
-    revision: int
+    revision: Natural
     history: list[Applied]
     torch: str
-    files: dict[str, int] = {}  # name -> bytes
-    sums: dict[str, int] = {}  # name -> CRC-32 of the content; snapshots of older engines have none
+    files: dict[FileName, Natural] = {}  # name -> bytes
+    sums: dict[FileName, Natural] = {}  # name -> CRC-32 of the content
 
 
 class _Format(Struct):
@@ -138,40 +146,54 @@ def _locked(descriptor: int, folder: Path, told: Callable[[str], None]) -> bool:
 def read(folder: Path) -> Snapshot:
     """The snapshot in `folder`; TornError if it is not whole or not of this format."""
     try:
-        raw = (folder / MANIFEST).read_bytes()
+        raw = read_ordinary(folder / MANIFEST, MOST_BYTES, links=False)
     except OSError as error:
         raise TornError(f"{folder} is not a whole snapshot: {MANIFEST}: {error.strerror}") from None
     try:
         written_in = msgspec.json.decode(raw, type=_Format).format
         if written_in != FORMAT:
-            raise TornError(f"{folder} is written in format {written_in}, and this engine reads {FORMAT}")
+            raise OtherFormatError(
+                f"{folder} is written in format {written_in}, and this engine reads {FORMAT}"
+            )
         manifest = msgspec.json.decode(raw, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TornError(f"{folder} is not a whole snapshot: {MANIFEST} cannot be read: {error}") from None
     for name, size in manifest.files.items():
         found = _size(folder / name)
         if found != size:
             raise TornError(f"{folder} is not a whole snapshot: {name} has {found} of {size} bytes")
-    with suppress(OSError):  # older engines wrote none
-        if (folder / MANIFEST_SUM).read_text("ascii", "replace") != _manifest_sum(raw):
-            raise TornError(f"{folder} is damaged: {MANIFEST} is not what was written")
+    if not manifest.files.keys() == manifest.sums.keys() >= {INDEX}:
+        raise TornError(f"{folder} is damaged: {MANIFEST} lacks files or their checksums")
+    try:
+        written = read_ordinary(folder / MANIFEST_SUM, 64, links=False)
+    except OSError as error:
+        raise TornError(f"{folder} is not a whole snapshot: {MANIFEST_SUM}: {error.strerror}") from None
+    if written != _manifest_sum(raw):
+        raise TornError(f"{folder} is damaged: {MANIFEST} is not what was written")
     return Snapshot(folder, manifest)
 
 
 def damage(folder: Path) -> str | None:
     """Why the whole snapshot in `folder` must not be used, in a sentence, or None. Reads all of it, as fast as the disk
     gives it: checksums need no interpreter lock."""
-    sums = read(folder).manifest.sums
+    manifest = read(folder).manifest
+    sums = manifest.sums
     with ThreadPoolExecutor() as readers:
         found = readers.map(lambda name: _sum_or_none(folder / name), sums)
         spoiled = [name for name, now in zip(sums, found, strict=True) if now != sums[name]]
-    return f"{folder} is damaged: {spoiled[0]} is not what was written" if spoiled else None
+    if spoiled:
+        return f"{folder} is damaged: {spoiled[0]} is not what was written"
+    try:
+        read_index(folder, manifest.files)
+    except RefusedError as why:
+        return str(why)
+    return None
 
 
 def checksum(path: Path) -> int:
     """CRC-32 of a file's content: it finds accidents, any flipped bit among them, and is no protection from malice."""
     value = 0
-    with path.open("rb", buffering=0) as file:
+    with open_ordinary(path, links=False) as file:
         while chunk := file.read(CHUNK):
             value = zlib.crc32(chunk, value)
     return value
@@ -184,13 +206,13 @@ def _sum_or_none(path: Path) -> int | None:
         return None
 
 
-def _manifest_sum(raw: bytes) -> str:
-    return f"{zlib.crc32(raw):08x}\n"
+def _manifest_sum(raw: bytes) -> bytes:
+    return b"%08x\n" % zlib.crc32(raw)
 
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        return path.lstat().st_size
     except OSError:
         return 0
 
@@ -230,7 +252,7 @@ def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = Non
         manifest, serial=max(serials, default=0) + 1, files=sizes, sums=all_sums
     )
     raw = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
-    _write(partial / MANIFEST_SUM, _manifest_sum(raw).encode())
+    _write(partial / MANIFEST_SUM, _manifest_sum(raw))
     _write(partial / MANIFEST, raw)
     _sync(partial)
     aside = folder.with_name(f"{folder.name}.old{PARTIAL}")

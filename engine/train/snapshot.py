@@ -8,22 +8,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from engine.layout import Snapshot as Settings
+from engine.sentence import RefusedError
 from engine.snapshots import (
     PARTIAL,
     Manifest,
     Snapshot,
-    checksum,
     name_of,
     prune,
     remove,
@@ -31,6 +30,7 @@ from engine.snapshots import (
     sweep,
 )
 from engine.train.state import State
+from engine.train.storage import Planner, Reader, Writer
 
 WORD_EVERY_S = 5.0  # how often a rank that waits for a save says so
 
@@ -52,9 +52,16 @@ class Saved:
 
 
 def restore(snapshot: Snapshot, state: State) -> None:
-    """Take over the state saved in `snapshot`, whatever the layout it was saved in; the same call on every rank."""
+    """Take over the state saved in `snapshot`, whatever the layout it was saved in; the same call on every rank.
+
+    RefusedError on all ranks if it cannot be read or holds another model.
+    """
     group = dist.new_group(backend="gloo")
-    load(state.tensors(), storage_reader=FileSystemReader(snapshot.folder), process_group=group)
+    reader = Reader(snapshot.folder, snapshot.manifest.files)
+    try:
+        load(state.tensors(), storage_reader=reader, planner=Planner(), process_group=group)
+    except CheckpointException as error:
+        raise RefusedError(f"{snapshot.folder} cannot be resumed from: {_first_line(error)}") from None
     state.spread()
 
 
@@ -134,8 +141,7 @@ class Snapshots:
         partial = folder.with_name(folder.name + PARTIAL)
         why, size = "", 0
         try:
-            self.write(tensors, partial)
-            sums = self._checksums(partial)
+            sums = self._checksums(self.write(tensors, partial))
             if self._leads:
                 size = sum(seal(partial, manifest, sums).manifest.files.values())
                 prune(self.shelf, self._settings.keep)
@@ -145,16 +151,14 @@ class Snapshots:
                 remove(partial)
         self._finished.append(Saved(manifest.step, folder, time.monotonic() - start, size, why))
 
-    def write(self, tensors: dict[str, Tensor], partial: Path) -> None:
-        """Each rank its part; done, and on disk, on all ranks when it returns."""
-        save(tensors, storage_writer=FileSystemWriter(partial), process_group=self._group)
+    def write(self, tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
+        """Each rank its part; done, and on disk, on all ranks when it returns. Checksums of what this rank wrote."""
+        writer = Writer(partial, self._rank)
+        save(tensors, storage_writer=writer, process_group=self._group)
+        return writer.sums
 
-    def _checksums(self, partial: Path) -> dict[str, int]:
-        """Of what all ranks have written, on the leader. Each reads its own again, while its host still has it in
-        memory; what it cannot read the leader reads when it seals, and says why not."""
-        mine: dict[str, int] = {}
-        with suppress(OSError):
-            mine = {path.name: checksum(path) for path in partial.glob(f"__{self._rank}_*")}
+    def _checksums(self, mine: dict[str, int]) -> dict[str, int]:
+        """Of what all ranks have written, on the leader."""
         sums: list[dict[str, int]] | None = [{}] * dist.get_world_size() if self._leads else None
         dist.gather_object(mine, sums, group=self._group)
         return {name: value for told in sums or () for name, value in told.items()}

@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from agents.rank.agent import Agent
@@ -29,7 +28,10 @@ from engine.layout import Layout, load
 from engine.meter import Meter
 from engine.place import Place
 from engine.resume import turned
+from engine.snapshots import read
+from engine.tensor_index import read_index
 from engine.train.snapshot import Snapshots
+from engine.train.storage import DTYPES, Reader
 from engine.train.trainer import Trainer
 from tests.ranks.case import ADAMW, LAYOUT, SGD, SMALL, TIED, Script
 from tests.ranks.parity import Operator, Trace
@@ -217,11 +219,12 @@ def cut_short(folder: Path) -> None:
     """The save of step 6 never comes to an end: `writing` appears once it has begun, `step-N` as steps begin."""
 
     class Slow(Snapshots):
-        def write(self, tensors: dict[str, Tensor], partial: Path) -> None:
-            super().write(tensors, partial)
+        def write(self, tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
+            sums = super().write(tensors, partial)
             if partial.name.startswith("step-6"):
                 (folder / f"writing.{dist.get_rank()}").touch()
                 time.sleep(600)
+            return sums
 
     layout = load(LAYOUT, [*SMALL, *SGD, "grid.dp_shard=2", "train.steps=1000", "snapshot.every=3"])
 
@@ -253,12 +256,13 @@ def scenario(
 
 def tensors_in(snapshot: Path) -> dict[str, Tensor]:
     """Every tensor of a snapshot, whole."""
-    metadata = FileSystemReader(snapshot).read_metadata().state_dict_metadata
+    files = read(snapshot).manifest.files
     tensors = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in metadata.items()
+        name: torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
+        for name, stored in read_index(snapshot, files).items()
     }
     with warnings.catch_warnings(action="ignore"):  # that there is no process group
-        load_tensors(tensors, storage_reader=FileSystemReader(snapshot), no_dist=True)
+        load_tensors(tensors, storage_reader=Reader(snapshot, files), no_dist=True)
     return tensors
 
 

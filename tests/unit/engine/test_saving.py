@@ -32,7 +32,7 @@ def snapshots(tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch) -> s
     """A trainer's, that write next to nothing."""
     found = Trainer(LAYOUT, shelf=tmp_path / "snapshots").snapshots
     assert found
-    monkeypatch.setattr(found, "write", lambda _, partial: partial.mkdir(parents=True))
+    monkeypatch.setattr(found, "write", lambda _, partial: partial.mkdir(parents=True) or {})
     return found
 
 
@@ -67,7 +67,7 @@ def test_who_waits_for_a_save_says_so_again_and_again(
 
     monkeypatch.setattr(saving, "WORD_EVERY_S", 0.06)
     monkeypatch.setattr(snapshots, "_at", hear)
-    monkeypatch.setattr(snapshots, "write", lambda _, __: enough.wait(10))
+    monkeypatch.setattr(snapshots, "write", lambda _, __: {"": enough.wait(10)})
     snapshots.save(1)
     snapshots.wait()
     assert enough.is_set() and said[0].startswith("waiting for the snapshot, 0.")
@@ -79,14 +79,14 @@ def test_what_is_written_has_its_checksums(tmp_path: Path, group: None) -> None:
     snapshots.save(1)
     snapshots.wait()
     manifest = read(tmp_path / "step-1").manifest
-    assert manifest.sums.keys() == manifest.files.keys() == {".metadata", "__0_0.distcp"}
+    assert manifest.sums.keys() == manifest.files.keys() == {"tensors.json", "rank-0.bin"}
     assert damage(tmp_path / "step-1") is None
-    with (tmp_path / "step-1/__0_0.distcp").open("r+b") as file:
+    with (tmp_path / "step-1/rank-0.bin").open("r+b") as file:
         file.seek(-1000, os.SEEK_END)
         byte = file.read(1)
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
-    assert "__0_0.distcp is not what was written" in (damage(tmp_path / "step-1") or "")
+    assert "rank-0.bin is not what was written" in (damage(tmp_path / "step-1") or "")
 
 
 def test_a_trainer_goes_on_without_a_shelf_of_its_own(tmp_path: Path, group: None) -> None:

@@ -1,7 +1,6 @@
 """Which snapshots are whole, which is chosen, and what goes on from it. Without torch, on folders made by hand."""
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -18,7 +17,6 @@ from engine.resume import Start, find_start, restarted, started, turned
 from engine.snapshots import (
     LOCK,
     MANIFEST,
-    MANIFEST_SUM,
     PARTIAL,
     Manifest,
     TornError,
@@ -30,6 +28,7 @@ from engine.snapshots import (
     sweep,
     whole,
 )
+from engine.tensor_index import INDEX
 from tests.unit.engine.test_layout import DEMO
 
 LAYOUT = load(DEMO)
@@ -38,7 +37,8 @@ LAYOUT = load(DEMO)
 def save(shelf: Path, step: int, layout: Layout = LAYOUT, knobs: dict[str, Value] | None = None) -> Path:
     partial = shelf / (name_of(step) + PARTIAL)
     partial.mkdir(parents=True)
-    (partial / "__0_0.distcp").write_bytes(b"weights")
+    (partial / "rank-0.bin").write_bytes(b"weights")
+    (partial / INDEX).write_bytes(b"{}")
     manifest = Manifest(
         step=step, run="demo", layout=layout, knobs=knobs or {}, revision=3, history=[], torch="2"
     )
@@ -53,7 +53,8 @@ def test_a_sealed_one_is_read_back(tmp_path: Path) -> None:
     folder = save(tmp_path, 5, knobs={"capacity_factor": None, "micro_batches": 8})
     manifest = read(folder).manifest
     assert (manifest.step, manifest.layout, manifest.revision) == (5, LAYOUT, 3)
-    assert manifest.files == {"__0_0.distcp": 7} and manifest.sums == {"__0_0.distcp": zlib.crc32(b"weights")}
+    assert manifest.files == {"rank-0.bin": 7, INDEX: 2}
+    assert manifest.sums == {"rank-0.bin": zlib.crc32(b"weights"), INDEX: zlib.crc32(b"{}")}
     assert [path.name for path in tmp_path.iterdir()] == ["step-5"]
 
 
@@ -68,11 +69,11 @@ def test_a_sealed_one_is_read_back(tmp_path: Path) -> None:
         (lambda folder: (folder / MANIFEST).write_text("[]"), "manifest.json cannot be read"),
         (lambda folder: (folder / MANIFEST).write_bytes(b"\xff\x00"), "manifest.json cannot be read"),
         (
-            lambda folder: (folder / MANIFEST).write_text('{"format": 2}'),
-            "is written in format 2, and this engine",
+            lambda folder: (folder / MANIFEST).write_text('{"format": 1}'),
+            "is written in format 1, and this engine",
         ),
-        (lambda folder: (folder / "__0_0.distcp").write_bytes(b"weig"), "__0_0.distcp has 4 of 7 bytes"),
-        (lambda folder: (folder / "__0_0.distcp").unlink(), "__0_0.distcp has 0 of 7 bytes"),
+        (lambda folder: (folder / "rank-0.bin").write_bytes(b"weig"), "rank-0.bin has 4 of 7 bytes"),
+        (lambda folder: (folder / "rank-0.bin").unlink(), "rank-0.bin has 0 of 7 bytes"),
     ],
 )
 def test_a_torn_one_is_never_chosen(tmp_path: Path, spoil, why: str) -> None:  # type: ignore[no-untyped-def]
@@ -97,7 +98,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize(("name", "byte"), [("__0_0.distcp", b"w"), (MANIFEST, b"6")])
+@pytest.mark.parametrize(("name", "byte"), [("rank-0.bin", b"w"), (MANIFEST, b"6")])
 @pytest.mark.parametrize("again", [False, True])
 def test_one_with_a_flipped_bit_is_never_chosen(tmp_path: Path, name: str, byte: bytes, again: bool) -> None:
     """Of the right size and well-formed: only its checksum tells."""
@@ -116,20 +117,9 @@ def test_one_with_a_flipped_bit_is_never_chosen(tmp_path: Path, name: str, byte:
     with pytest.raises(LayoutError) as refused:
         find_start(LAYOUT, spoilt, None, tmp_path / "new", False)
     assert str(refused.value) == f"there is nothing to resume: {why}"
-    flip(shelf / "step-3/__0_0.distcp", 0)
+    flip(shelf / "step-3/rank-0.bin", 0)
     with pytest.raises(LayoutError, match="nothing to resume: no whole snapshot in"):
         find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", again)
-
-
-def test_one_of_an_engine_without_checksums_is_taken(tmp_path: Path) -> None:
-    folder = save(tmp_path / "a/snapshots", 3)
-    manifest = json.loads((folder / MANIFEST).read_text())
-    del manifest["sums"]
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-    (folder / MANIFEST_SUM).unlink()
-    flip(folder / "__0_0.distcp", 3)
-    start = find(tmp_path, resume=tmp_path / "a")
-    assert start.snapshot and start.snapshot.folder == folder
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:

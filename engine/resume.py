@@ -17,7 +17,17 @@ import psutil
 from agents.wire import Value, spell
 from engine.layout import Layout, LayoutError, checked
 from engine.sentence import shown
-from engine.snapshots import MANIFEST, Snapshot, TornError, damage, is_named_so, read, shelf_of, whole
+from engine.snapshots import (
+    MANIFEST,
+    Snapshot,
+    TornError,
+    damage,
+    foreign,
+    is_named_so,
+    read,
+    shelf_of,
+    whole,
+)
 
 # Knobs whose start value a layout keeps elsewhere than under its own name in [knobs].
 _HOMES = {"grad_clip": ("train", "grad_clip"), "schedule": ("schedule", "name"), "zero": ("train", "zero")}
@@ -108,6 +118,10 @@ def find_start(
         raise LayoutError(
             f"{own} holds snapshots up to {kept[-1].folder.name}; "
             "go on from there with --resume, or choose another folder"
+        )
+    if not kept and resume is not True and (others := foreign(shelf_of(layout, own))):
+        raise LayoutError(
+            f"{others[-1]} is in the format of another engine; choose another folder for the run"
         )
     if isinstance(resume, Path):
         begun = _there(resume, torn, newest, damage)

@@ -3,6 +3,8 @@
 import reprlib
 from typing import Any
 
+from agents.wire import clean
+
 MOST = 1000  # characters of a sentence
 MOST_OF_VALUE = 120
 
@@ -21,7 +23,7 @@ def one_sentence(text: str) -> str:
     """`text` without control characters, cut in its middle where it is too long: its end says what would be legal."""
     if len(text) > MOST:
         text = f"{text[: MOST // 2]} ... {text[-MOST // 2 :]}"
-    return "".join(c if c.isprintable() else " " for c in text)
+    return clean(text)
 
 
 def shown(value: Any) -> str:

@@ -237,6 +237,21 @@ def _folders(shelf: Path) -> Iterator[Path]:
         yield from (path for path in sorted(shelf.iterdir()) if _NAME.fullmatch(path.name) and path.is_dir())
 
 
+def foreign(shelf: Path) -> list[Path]:
+    """What lies there in a format of another version of the engine: nothing to go on from, and not ours to remove."""
+    return [folder for folder in _folders(shelf) if _is_foreign(folder)]
+
+
+def _is_foreign(folder: Path) -> bool:
+    try:
+        read(folder)
+    except OtherFormatError:
+        return True
+    except TornError:
+        return False
+    return False
+
+
 def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = None) -> Snapshot:
     """Make what was written into `partial` a snapshot: all of it, or, if the machine dies meanwhile, none of it.
 
@@ -289,7 +304,7 @@ def prune(shelf: Path, keep: int) -> None:
         remove(snapshot.folder)
     first = min((snapshot.manifest.step for snapshot in kept), default=0)
     for folder in set(_folders(shelf)) - {snapshot.folder for snapshot in kept}:
-        if int(folder.name.removeprefix("step-")) < first:
+        if int(folder.name.removeprefix("step-")) < first and not _is_foreign(folder):
             remove(folder)
 
 

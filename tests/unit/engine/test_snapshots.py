@@ -131,6 +131,18 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "step-6", "step-8"]
 
 
+def test_what_another_engine_has_written_is_left_alone(tmp_path: Path) -> None:
+    """Neither removed, nor is a run begun beside it that would write over it."""
+    other = save(tmp_path / "run/snapshots", 1)
+    (other / MANIFEST).write_text('{"format": 1}')
+    with pytest.raises(LayoutError, match="step-1 is in the format of another engine; choose another folder"):
+        find(tmp_path, run_dir=tmp_path / "run", resume=False)
+    for step in (2, 4, 6):
+        save(other.parent, step)
+    prune(other.parent, 1)
+    assert sorted(path.name for path in other.parent.iterdir()) == ["step-1", "step-6"]
+
+
 def test_one_saved_again_takes_the_others_place_and_is_the_newest(tmp_path: Path) -> None:
     """A run that went on from step 2 leaves the future of the run before behind."""
     for step in (2, 4, 6):

@@ -49,8 +49,10 @@ def launch(
     """
     assert threading.active_count() == 1, "a fork copies one thread only"
     run_dir.mkdir(parents=True, exist_ok=True)
-    # Read once, when torch is loaded. Its warnings about a peer that is gone would bury our one sentence.
+    # Read once, when torch is loaded. Its warnings about a peer that is gone would bury our one sentence, and its
+    # profiler writes two lines to stderr for each trace.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with Signals() as signals, hub_of(hub, run, run_dir, listen=listen) as (reached, keeper):
         try:
             with signals.eager():

@@ -67,6 +67,10 @@ class Tracer:
     """Traces of this rank's steps, in `folder`, as torch.profiler's Kineto writes them (chrome://tracing, Perfetto).
 
     No code of the profiler runs outside the steps that were asked for. Writing a trace is left to a thread.
+
+    A trace must neither begin nor end with a collective under way. Gloo's own thread writes the time at which a
+    collective ended into the profiler's event of it, and `stop` has freed the events by then (torch 2.13: SIGSEGV in
+    `onFunctionExit` below `Work::finish`, or silently spoilt memory).
     """
 
     def __init__(self, folder: Path, rank: int, world: int, device: torch.device) -> None:
@@ -116,6 +120,11 @@ class Tracer:
         """Trace the steps from the next one on; a trace that is under way is ended first."""
         if wanted.rank in (None, self._rank):
             self._wanted = wanted
+
+    @property
+    def due(self) -> bool:
+        """Whether a trace begins at the next step; one that is under way ends there."""
+        return self._wanted is not None
 
     def start_step(self, step: int) -> None:
         if self._wanted:

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -148,7 +148,15 @@ class Trainer:
         for step in range(self.first_step, self.layout.train.steps):
             if self.train_step(step) or self.hold(step):
                 break
-        summary = self._publish()  # the last step's, which was still on its way
+        return self.close()
+
+    def close(self) -> Summary | None:
+        """Wait for everything that is under way: the last step's summary (returned, on rank 0), traces, saves.
+
+        Every rank calls it, before the process group is destroyed: gloo aborts a process that destroys a group with a
+        collective under way. A second call does nothing.
+        """
+        summary = self._publish()
         if self.tracer:
             self.tracer.end()
             self.tracer.wait()
@@ -156,6 +164,13 @@ class Trainer:
             self.snapshots.wait()
         self._tell_saved()
         return summary
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:  # after an error other ranks may never come, and the wait for them would hide it
+            self.close()
 
     def hold(self, step: int) -> bool:
         """After `step`, as long as the run is paused; True when it shall stop.
@@ -241,6 +256,8 @@ class Trainer:
         """One step with its agreement and its records. True when the run shall stop after it."""
         start = time.perf_counter()
         if self.tracer:
+            if self.tracer.due:
+                self._publish()  # a trace neither begins nor ends with a collective under way
             self.tracer.start_step(step)
         self.meter.start_step(step)
         known = Known(
@@ -266,12 +283,12 @@ class Trainer:
             with self.meter.phase("snapshot"):
                 self.snapshots.save(step + 1)
         measured = Measured(loss, norm, time.perf_counter() - start, idle)
-        self._statistics.gather(self.meter.readings, measured, known)
         record = self._record(measured, known)
         if self.foresight:
             self.foresight.note_rank(record, clock, self.idle_times.durations)
         if self.tracer:
             self.tracer.end_step(step)
+        self._statistics.gather(self.meter.readings, measured, known)  # under way until the next step's end
         return stop
 
     def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:

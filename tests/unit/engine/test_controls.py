@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from agents.wire import PAUSED, Ack, Changes, Command, Event, Summary
@@ -100,6 +101,34 @@ def test_a_profile_is_a_trace_of_those_steps(trainer: Trainer, tmp_path: Path) -
         message.text for message in agent.messages if isinstance(message, Event) and "trace" in message.text
     ]
     assert said == [f"trace of steps 1 to 2: {path}"]
+
+
+def test_no_trace_begins_or_ends_while_statistics_are_under_way(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that ends by itself, one that the next ends early, and one that the run's end ends."""
+    agent, statistics, log = trainer.agent, trainer._statistics, list[str]()
+    assert isinstance(agent, Told)
+
+    class Profile:
+        """In the place of torch's: notes whether a gather is under way."""
+
+        def __init__(self, **_: object) -> None:
+            pass
+
+        def start(self) -> None:
+            log.append(f"start {statistics._waiting is not None}")
+
+        def stop(self) -> None:
+            log.append(f"stop {statistics._waiting is not None}")
+
+        def export_chrome_trace(self, _: str) -> None:
+            pass
+
+    monkeypatch.setattr(torch.profiler, "profile", Profile)
+    agent.tell({"profile": 1}, {"profile": 10}, {"profile": 5}, {"stop": True})
+    trainer.run()
+    assert log == ["start False", "stop False"] * 3
 
 
 @pytest.mark.parametrize(

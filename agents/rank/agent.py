@@ -9,6 +9,7 @@ import time
 
 from msgspec import structs
 
+from agents.rank.errors import named
 from agents.rank.link import NONE, Doing, Foresee, Link
 from agents.rank.orders import Orders
 from agents.rank.outbox import Outbox
@@ -131,7 +132,7 @@ class Agent:
             try:
                 link.turn()
             except Exception as error:  # noqa: BLE001 - a mistake of ours must not silence the rank for good
-                self._outbox.failed(f"the agent had an error and goes on: {error!r}")
+                self._outbox.failed(f"the agent had an error and goes on: {named(error)}")
                 self._closing.wait(PAUSE_S)
             self.cpu_s = time.thread_time()
         link.leave(self._linger_s)

@@ -4,6 +4,9 @@ Once a step each rank says how its step went, and the leader with it which comma
 speak a second time: each whether it can, and all commit or none. So a change lands between two steps, on every rank
 at the same one, and what the job did as a whole is known on the way. A commit calls what is not ours, and may fail even
 so: that rank says so, and differs from the others.
+
+How often a rank exchanges depends on exchanged bytes alone. Whatever fails on one rank, in code of ours or not, it goes
+on exchanging, for the others wait for it; only a failure of the exchange itself is raised.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from agents.rank.board import Board
+from agents.rank.errors import named, sentence
 from agents.wire import Ack, Changes, Command, clip
 
 Agree = Callable[[bytes], Sequence[bytes]]
@@ -35,14 +39,15 @@ class Word(Struct, array_like=True, frozen=True):
 
 
 class Disagreement(Exception):
-    """The ranks cannot switch together any more; the text says why."""
+    """The exchange has failed: the ranks cannot switch together any more; the text says why."""
 
 
 _words = msgspec.msgpack.Decoder(Word)
 
 
 class Agreement:
-    """One rank's side. `settle` is told what became of a command, after the board has it."""
+    """One rank's side. `settle` is told what became of a command, after the board has it; neither it nor `pending` may
+    raise."""
 
     def __init__(
         self,
@@ -57,7 +62,7 @@ class Agreement:
         self._pending, self._settle = pending, settle
 
     def step(self, word: Word) -> list[Word]:
-        """End a step: what every rank says of it. Raises Disagreement, or what `agree` raises."""
+        """End a step: what every rank says of it. Raises Disagreement."""
         mine = word
         if self._rank == LEADER:
             mine = msgspec.structs.replace(word, command=self._choose(word.step))
@@ -67,12 +72,15 @@ class Agreement:
         except msgspec.MsgspecError as error:
             raise Disagreement(f"agree= gave bytes that no rank of this run sent: {error}") from None
         command = words[LEADER].command
-        if command and command.revision > self._board.revision:
+        if command:
             self._vote(command, word.step)
         return words
 
-    def _exchange(self, mine: bytes) -> Sequence[bytes]:
-        said = self._agree(mine)
+    def _exchange(self, mine: bytes) -> list[bytes]:
+        try:
+            said = [bytes(memoryview(one)) for one in self._agree(mine)]
+        except Exception as error:
+            raise Disagreement(f"agree= failed: {named(error)}") from error
         if len(said) != self._world:
             raise Disagreement(f"agree= gave the bytes of {len(said)} ranks, and the run has {self._world}")
         return said
@@ -87,8 +95,8 @@ class Agreement:
             return None
         try:
             self._board.prepare(command.changes)
-        except Exception as refusal:  # noqa: BLE001 - whatever a proposal does to a knob, training goes on
-            self._settle(self._ack(command, "rejected", step, str(refusal) or type(refusal).__name__))
+        except BaseException as refusal:  # noqa: BLE001 - whatever a proposal does to a knob, training goes on
+            self._settle(self._ack(command, "rejected", step, sentence(refusal)))
             return None
         return command
 
@@ -96,8 +104,8 @@ class Agreement:
         why, prepared = "", []
         try:
             prepared = self._board.prepare(command.changes)
-        except Exception as refusal:  # noqa: BLE001 - a rank that cannot must still say so, or the others hang
-            why = str(refusal) or type(refusal).__name__
+        except BaseException as refusal:  # noqa: BLE001 - a rank that cannot must still say so, or the others hang
+            why = sentence(refusal)
         votes = [vote.decode(errors="replace") for vote in self._exchange(why.encode()[:WHY_BYTES])]
         against = [f"rank {rank}: {vote}" for rank, vote in enumerate(votes) if vote]
         if against:

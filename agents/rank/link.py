@@ -7,6 +7,7 @@ import zmq
 from msgspec import structs
 
 from agents import wire
+from agents.rank.errors import named, sentence
 from agents.rank.orders import Orders
 from agents.rank.outbox import Outbox
 from agents.rank.sampling import Sampling
@@ -137,7 +138,7 @@ class Link:
         try:
             return self._doing()
         except Exception as error:  # noqa: BLE001 - whatever the trainer's word does, the pulse goes on
-            return 0, f"unknown: {error!r}", time.monotonic()
+            return 0, f"unknown: {named(error)}", time.monotonic()
 
     def _flush(self) -> bool:
         """Send until the outbox is empty (True) or the hub takes no more."""
@@ -190,5 +191,5 @@ class Link:
             if self.foresee:
                 return structs.replace(self.foresee(asked.changes), id=asked.id)
         except Exception as error:  # noqa: BLE001 - whatever a question does to the trainer's word, the pulse goes on
-            why = wire.clip(str(error) or type(error).__name__)
+            why = wire.clip(sentence(error))
         return Previewed(asked.id, asked.changes, hello.revision, why)

@@ -6,10 +6,11 @@ loop goes on without. Only what a program does wrong when it sets things up is r
 
 import atexit
 import logging
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from typing import Any
 from msgspec import structs
 
 from agents.rank.agent import Agent
-from agents.rank.agreement import LEADER, Agree, Agreement, Word
+from agents.rank.agreement import LEADER, Agree, Agreement, Disagreement, Word
 from agents.rank.attach import endpoint_for, speaks_for_machine
 from agents.rank.board import Board, Knob, NotAppliedError
+from agents.rank.errors import named
 from agents.rank.report import Report, summary_of
 from agents.rank.vitals import Sensors
 from agents.reach.keeper import Reach
@@ -30,6 +32,7 @@ from agents.wire import Board as BoardMessage
 log = logging.getLogger("agents")
 
 TYPES = (bool, int, float, str)
+LAST_STEP = 2**53  # the highest number that the wire takes
 Legals = Sequence[Value] | tuple[float, float] | None
 """A list of choices, or a pair of bounds; of a bool it may be left out."""
 
@@ -103,6 +106,7 @@ class Loop:
         self._agreement: Agreement | None = None
         self._step: int | None = None  # the one that runs, or ran last
         self._warned = False
+        self._interrupt: BaseException | None = None  # an `apply` raised it, and the step's end will
         self.doing = (0, "starting", time.monotonic())
         endpoint, key = reached or (None, None)
         self._agent = Agent(endpoint, lambda: self.doing, sensors, key)
@@ -130,6 +134,9 @@ class Loop:
 
         `legal`: a list of choices, or a pair (lowest, highest). `value` is the one in force now. Declare the same knobs
         on all ranks, before the first step. ValueError: it cannot be turned, and why.
+
+        An `apply` that raises is reported, and the knob keeps its value on this rank. What is no Exception, such as
+        KeyboardInterrupt, is raised again at the end of the step, when the ranks have agreed.
         """
         if self._step is not None:
             raise ValueError(f"knob {name} comes too late: knobs are declared before the first step")
@@ -169,7 +176,7 @@ class Loop:
         if self._step is None:
             self.quietly(self._begin)
         following = 0 if self._step is None else self._step + 1
-        self._step = following if number is None else max(0, number)
+        self._step = following if number is None else _counted(number, following)
         report = Report(self, self._step)
         self.at(self._step, "step")
         start = time.perf_counter()
@@ -177,6 +184,9 @@ class Loop:
         step_ms = 1e3 * (time.perf_counter() - start)
         self.quietly(lambda: self._end(report, step_ms))
         self.at(self._step, "between steps")
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt:
+            raise interrupt
 
     def close(self) -> None:
         """Say goodbye; on rank 0, end the hub that it started. A second call does nothing."""
@@ -194,10 +204,10 @@ class Loop:
         """Do something that must not harm the loop: the first failure is told, and none is raised."""
         try:
             work()
-        except Exception:  # whatever it was, training goes on
+        except Exception:  # noqa: BLE001 - whatever it was, training goes on
             if not self._warned:
                 self._warned = True
-                log.exception("telemetry has failed; training goes on, and this is not said again")
+                _log_exception("telemetry has failed; training goes on, and this is not said again")
 
     # --------------------------------------------------------------------------------------------- inside
 
@@ -223,15 +233,17 @@ class Loop:
 
     def _settle(self, ack: Ack) -> None:
         if self._hello.revision != self._board.revision:
-            self._introduce()  # before the ack, so that watchers see the new board first
-        self._agent.settle(ack)
+            self.quietly(self._introduce)  # before the ack, so that watchers see the new board first
+        self.quietly(lambda: self._agent.settle(ack))
 
     def _apply(self, name: str, apply: Callable[[Any], object], value: Any) -> None:
         try:
             apply(value)
-        except Exception as error:
-            text = f"{name} was not applied: {error!r}"
-            log.exception("%s", text)
+        except BaseException as error:  # one rank that left here would leave the others waiting for it
+            if not isinstance(error, Exception):
+                self._interrupt = error
+            text = f"{name} was not applied: {named(error)}"
+            _log_exception(text)
             raise NotAppliedError(text) from error
 
     def _end(self, report: Report, step_ms: float) -> None:
@@ -273,9 +285,9 @@ class Loop:
         assert self._agreement
         try:
             return self._agreement.step(words[0])
-        except Exception as error:
+        except Disagreement as error:
             self._agreement = None
-            text = f"the ranks can switch nothing together any more: {error!r}"
+            text = f"the ranks can switch nothing together any more: {error}"
             self._agent.send(Event(time.time(), "error", "loop", text))
             raise
 
@@ -290,6 +302,20 @@ class Loop:
 def _checked(message: Message) -> None:
     """ValueError, with the place, for what the wire does not take: it would be refused there at every step."""
     codec.decode(codec.encode([message]))
+
+
+def _log_exception(text: str) -> None:
+    """In the program's log, whose handlers may be anything."""
+    with suppress(Exception):
+        log.exception("%s", text)
+
+
+def _counted(number: object, following: int) -> int:
+    """A step's number as the program gives it, if it is one; else the `following`."""
+    try:
+        return min(max(0, operator.index(number)), LAST_STEP)  # type: ignore[arg-type]
+    except TypeError:
+        return following
 
 
 def _alone(mine: bytes) -> list[bytes]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from agents.rank.board import Board
+from agents.rank.errors import sentence
 from agents.wire import Ack, Changes, Command
 from engine.parallel.comm import Axis, Started
 from engine.snapshots import Applied
@@ -72,7 +73,7 @@ class Switch:
         try:
             self._board.prepare(command.changes)
         except Exception as refusal:  # noqa: BLE001 - whatever a proposal does to a knob, training goes on
-            self._settle(self._ack(command, "rejected", step, _word_of(refusal)))
+            self._settle(self._ack(command, "rejected", step, sentence(refusal)))
             return None
         return command
 
@@ -97,7 +98,7 @@ class Switch:
         try:
             prepared = self._board.prepare(command.changes)
         except Exception as refusal:  # noqa: BLE001 - a rank that cannot prepare must still vote, or the others hang
-            why = _word_of(refusal)
+            why = sentence(refusal)
         votes = [Vote.unpacked(row) for row in self._control.all_gather(Vote(why).packed())]
         against = [f"rank {rank}: {vote.why}" for rank, vote in enumerate(votes) if vote.why]
         if against:
@@ -118,7 +119,3 @@ class Switch:
         before: Changes | None = None,
     ) -> Ack:
         return Ack(self._rank, command.revision, state, step, self._board.digest(), why, before or {})
-
-
-def _word_of(refusal: Exception) -> str:
-    return str(refusal) or type(refusal).__name__

@@ -28,9 +28,11 @@ def refuse(sentence: str) -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> None:
     open_streams()
     parser = _Parser(prog="engine", description="Train Mixture-of-Experts transformers in 4D parallel.")
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    commands = parser.add_subparsers(dest="command", parser_class=_Parser)
     run = commands.add_parser("run", help="train a layout on this machine, or as a rank of torchrun or Slurm")
-    run.add_argument("layout", help="a TOML file, such as layouts/demo.toml")
+    run.add_argument(
+        "layout", nargs="?", help="a TOML file, such as layouts/demo.toml; its keys: docs/layout.md"
+    )
     run.add_argument("overrides", nargs="*", metavar="section.key=value", help="lay over the file's values")
     run.add_argument("--json", action="store_true", help="print NDJSON")
     run.add_argument(
@@ -55,12 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     run.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args(arguments)  # overrides may stand on either side of the options
+    if options.command is None:
+        refuse("engine needs a command; legal: run (see engine --help)")
     if options.resume and "=" in options.resume and not Path(options.resume).exists():
         rest.append(options.resume)  # --resume train.steps=20
         options.resume = ""
     unknown = [word for word in rest if word.startswith("-")]
     if unknown:
         refuse(f"engine run has no option {unknown[0]}; see engine run --help")
+    if options.layout is None or ("=" in options.layout and not Path(options.layout).exists()):
+        refuse(
+            "engine run needs a layout first, a TOML file such as layouts/demo.toml (see engine run --help)"
+        )
     if options.end_with_parent:
         signal_with_parent(signal.SIGTERM)
     try:

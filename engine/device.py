@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from agents.reach.runs import RunError
 from engine.planner.hardware import peak_flops
+from engine.room import too_few
 
 Wanted = Literal["auto", "cpu", "cuda"]
 
@@ -18,18 +20,23 @@ CPU = torch.device("cpu")
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
+def usable_gpus() -> int:
+    """GPUs of this machine that a rank may compute and communicate on. CUDA_VISIBLE_DEVICES counts."""
+    return torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
+
+
 def choose(local_rank: int, local_world: int, wanted: str = "auto") -> torch.device:
     """GPU number `local_rank` where this process sees one for each of the machine's `local_world` ranks, else the CPU.
 
-    `wanted` is "auto", "cpu" or "cuda"; ValueError, one sentence, where "cuda" cannot be. CUDA_VISIBLE_DEVICES counts.
+    `wanted` is "auto", "cpu" or "cuda"; RunError, one sentence, where "cuda" cannot be.
     """
     if wanted == "cpu":
         return CPU
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
+    gpus = usable_gpus()
     if gpus >= local_world:
         return torch.device("cuda", local_rank)
     if wanted == "cuda":
-        raise ValueError(f"--device cuda needs a GPU for each of {local_world} ranks, but {gpus} can be used")
+        raise RunError(too_few(gpus, local_world))
     return CPU
 
 

@@ -14,14 +14,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
-from engine.grid import ORDER, Grid, divisors, listed
-from engine.legal import context_refusals, pipeline_refusals, routing_refusals, size_refusals
+from engine.grid import ORDER, Grid, divisors
+from engine.legal import refusals
 from engine.planner.stages import SCHEDULES
 from engine.sentence import RefusedError, shown
 
 LARGEST = 2**31 - 1  # no size of a run is larger, and arithmetic on sizes stays quick
-GEMM_ALIGN = {"fp32": 4, "bf16": 8}  # rows must begin at multiples of 16 bytes
-BYTES = 256  # tokens of the byte tokenizer
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
 Layers = Annotated[int, Meta(ge=1, le=1024)]  # stages are split by trying where each may begin
@@ -231,7 +229,7 @@ def from_toml(text: str, overrides: list[str] | None = None, where: str = "layou
 
 def checked(layout: Layout) -> Layout:
     """The layout, if its parts go together; else LayoutError."""
-    for refusal in _refusals(layout):
+    for refusal in refusals(layout):
         raise LayoutError(refusal)
     return layout
 
@@ -318,66 +316,3 @@ def _legal(hint: Any) -> str:
         low = f"from {meta.ge:g}" if meta.ge is not None else f"above {meta.gt:g} and up"
         return f"{words[base]} {low} to {meta.le:g}" if base is float else f"{words[base]} {low} to {meta.le}"
     return words.get(hint, f"a section with {', '.join(typing.get_type_hints(hint))}")
-
-
-def _refusals(layout: Layout) -> typing.Iterator[str]:
-    """Why the parts do not go together, one sentence each."""
-    yield from size_refusals(layout)
-    grid, model, train = layout.ranks, layout.model, layout.train
-    data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
-    divided = [  # what must divide, by what, and both by name
-        ("grid.tp", grid.tp, "model.heads", model.heads),
-        ("grid.tp", grid.tp, "model.kv_heads", model.kv),
-        ("grid.tp", grid.tp, "model.vocab", model.vocab),
-        ("grid.tp", grid.tp, "model.seq_len", model.seq_len),
-        ("model.heads", model.heads, "model.d_model", model.d_model),
-        ("model.kv_heads", model.kv, "model.heads", model.heads),
-        (data_axes, grid.dp, "train.global_batch", train.global_batch),
-    ]
-    if model.moe:
-        divided.append(("grid.ep", grid.ep, "model.moe.experts", model.moe.experts))
-        divided.append(("model.moe.groups", model.moe.groups, "model.moe.experts", model.moe.experts))
-    if model.moe is None or (model.moe.every > 1 and model.layers > 1):
-        divided.append(("grid.tp", grid.tp, "model.d_ff", model.ff))
-    for divisor, n, whole, total in divided:
-        if total % n:
-            yield f"{divisor} = {n} does not divide {whole} = {total}; legal: {listed(divisors(total))}"
-    if refusal := grid.refusal():
-        yield refusal
-    if grid.cp > 1:
-        yield from context_refusals(layout)
-    if model.moe:
-        for name, width in (("model.d_model", model.d_model), ("model.moe.d_expert", model.moe.d_expert)):
-            align = GEMM_ALIGN.get(train.precision, 1)
-            if width % align:
-                yield (
-                    f"{name} = {width} does not suit the grouped GEMM of experts in {train.precision}; "
-                    f"legal: a multiple of {align}"
-                )
-    if model.head_dim % 2:
-        yield f"model.d_model / model.heads = {model.head_dim} is odd; RoPE turns pairs, so legal: an even number"
-    if model.vocab < BYTES:
-        yield f"model.vocab = {model.vocab} is too small for byte tokens; legal: from {BYTES} on"
-    if model.moe:
-        yield from routing_refusals(model.moe)
-    if not model.moe and grid.ep > 1:
-        yield f"grid.ep = {grid.ep} without experts; legal: 1, or a section [model.moe]"
-    inner, levels = layout.ep_inner, [n for n in divisors(grid.ep) if 1 < n < grid.ep]
-    if inner is not None and not levels:
-        yield f"grid.ep_method = hierarchical has no two levels in grid.ep = {grid.ep}; legal: direct"
-    elif inner is None and layout.grid.ep_inner is not None:
-        yield f"grid.ep_inner = {layout.grid.ep_inner} is for grid.ep_method = hierarchical; legal: that, or none"
-    elif inner is not None and inner not in levels:
-        yield f"grid.ep_inner = {inner} does not part grid.ep = {grid.ep} into levels; legal: {listed(levels)}"
-    if train.precision == "fp8":
-        yield "train.precision = fp8 is not offered: it needs a GPU of compute capability 8.9; legal: fp32, bf16"
-    if train.zero == 0 and grid.dp_shard > 1:
-        yield (
-            f"train.zero = 0 keeps every rank whole, but grid.dp_shard = {grid.dp_shard}; legal: 1, 2, 3, or "
-            f"grid.dp_shard = 1 with grid.dp_replicate = {grid.dp} for replicas"
-        )
-    if train.zero == 0 and grid.cp > 1:
-        yield f"train.zero = 0 keeps every rank whole, but grid.cp = {grid.cp} shards as dp_shard does; legal: 1, 2, 3"
-    if not (layout.data.source == "stdlib" or layout.data.source.startswith("text:")):
-        yield f"data.source = {layout.data.source!r} is not legal; legal: stdlib, text:GLOB"
-    yield from pipeline_refusals(layout)

@@ -1,5 +1,9 @@
 """Whether this machine has room for a run whose ranks are all on it. Torch-free: asked before anything is started."""
 
+import os
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,6 +30,30 @@ def room_refusal(layout: Layout) -> str | None:
             f"the model's {count:,} parameters take at least {_gib(least)} with gradients and the optimizer's state, "
             f"and this machine's memory is {_gib(here)}; legal: a smaller model, a GPU, or several machines"
         )
+    return None
+
+
+def device_refusal(ranks: int, wanted: str) -> str | None:
+    """Why `ranks` of this machine cannot have a GPU each where that is `wanted`, or None."""
+    if wanted != "cuda":
+        return None
+    gpus = _usable_gpus()
+    return too_few(gpus, ranks) if gpus is not None and gpus < ranks else None
+
+
+def too_few(gpus: int, ranks: int) -> str:
+    return (
+        f"--device cuda needs a GPU for each of {ranks} ranks of this machine, and torch can use {gpus}; "
+        "legal: --device auto or cpu, or fewer ranks"
+    )
+
+
+def _usable_gpus() -> int | None:
+    """As torch counts them, in a process of its own: one that has asked CUDA cannot be forked. None: it did not say."""
+    ask = [sys.executable, "-c", "from engine.device import usable_gpus; print(usable_gpus())"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        return int(subprocess.run(ask, env=environ, capture_output=True, check=True, timeout=120).stdout)
     return None
 
 

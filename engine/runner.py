@@ -16,8 +16,9 @@ from engine.compiler import compiler_refusal
 from engine.corpus import read_corpus
 from engine.launch import Place, join, joined_place, launch
 from engine.layout import Layout, LayoutError
+from engine.legal import advice
 from engine.resume import find_start, restarted, started
-from engine.room import room_refusal
+from engine.room import device_refusal, room_refusal
 from engine.snapshots import damage, hold, shelf_of
 from engine.toml import keep
 
@@ -98,7 +99,7 @@ def run_layout(
     grid = layout.ranks
     if place and place.world != grid.world:
         raise LayoutError(f"the layout has {grid.world} ranks, but {place.world} were started; legal: equal")
-    if place is None and (refusal := room_refusal(layout)):
+    if place is None and (refusal := room_refusal(layout) or device_refusal(grid.world, device)):
         raise LayoutError(refusal)
     folder = place.run_dir if place else start.run_dir or named
     if leads:
@@ -114,7 +115,7 @@ def run_layout(
             start = find(start.run_dir, tell=told.append)
         if leads:
             on_folder(folder)
-            say("".join(f"{line}\n" for line in told))
+            say("".join(f"{line}\n" for line in (*told, *advice(layout))))
             keep(layout, folder)
         snapshot = start.snapshot
 

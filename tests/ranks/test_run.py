@@ -238,7 +238,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argument", "names"),
     [
-        ("grid.tp=3", ["grid.tp = 3", "legal: 1, 2, 4"]),
+        ("grid.tp=3", ["grid.tp = 3", "legal: 1, 2"]),
         ("knobs.micro_batches=7", ["knobs.micro_batches = 7", "legal: 2, 4, 8, 16"]),
         ("data.source=text:/nowhere/*", ["text:/nowhere/*", "names no file"]),
         ("data.source=text:py*.nothing", ["names no file"]),

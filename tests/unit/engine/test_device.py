@@ -10,6 +10,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from agents.reach.runs import RunError
 from engine import device
 from engine.layout import Layout, load
 from engine.meter import Meter
@@ -20,6 +21,7 @@ from engine.parallel.experts import Placement
 from engine.parallel.tensor import Weights, cross_entropy
 from engine.place import alone
 from engine.rank import agree_on_device
+from engine.room import device_refusal, too_few
 from engine.train.balancing import Balancing
 from tests.ranks.cases import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -60,8 +62,18 @@ def test_gpus_without_nccl_are_of_no_use(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_cuda_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, 1)
-    with pytest.raises(ValueError, match="a GPU for each of 2 ranks, but 1 can be used"):
+    with pytest.raises(
+        RunError, match="a GPU for each of 2 ranks of this machine, and torch can use 1; legal: "
+    ):
         device.choose(0, 2, "cuda")
+
+
+def test_cuda_that_cannot_be_is_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device_refusal(2, "cuda") == too_few(0, 2)
+    assert device_refusal(2, "auto") is None
+    monkeypatch.setattr("sys.executable", "/absent")
+    assert device_refusal(2, "cuda") is None, "then the ranks say so"
 
 
 def test_ranks_on_devices_of_two_kinds_refuse_to_start(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.layout import Layout, LayoutError, from_toml, load
-from engine.legal import legal_micro_batches
+from engine.legal import advice, legal_micro_batches
 from engine.room import room_refusal
 
 DEMO = Path(__file__).parents[3] / "layouts" / "demo.toml"
@@ -34,7 +34,7 @@ def test_overrides_lie_over_the_file() -> None:
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("grid.tp=3", "grid.tp = 3 does not divide model.heads = 4; legal: 1, 2, 4"),
+        ("grid.tp=3", "grid.tp = 3 does not divide model.heads = 4; legal: 1, 2"),
         ("grid.tp=x", "grid.tp = 'x' is not legal; legal: a whole number from 1 to 2147483647"),
         ("grid.cp=0", "grid.cp = 0 is not legal; legal: a whole number from 1"),
         ("grid.ep=3", "grid.ep = 3 does not divide model.moe.experts = 8"),
@@ -58,7 +58,11 @@ def test_overrides_lie_over_the_file() -> None:
         ("train.lr=nan", "train.lr"),
         ("train.global_batch=3", "train.global_batch = 3"),
         ("train.global_batch=2", "legal: a multiple of 4"),
-        ("knobs.micro_batches=7", "knobs.micro_batches = 7 is not legal; legal: 2, 4, 8, 16"),
+        (
+            "knobs.micro_batches=7",
+            "knobs.micro_batches = 7 does not divide the 16 sequences that train.global_batch = 32 gives each of 2 "
+            "data ranks; legal: 2, 4, 8, 16, or train.global_batch a multiple of 14",
+        ),
         ("knobs.capacity_factor=-1", "a number from 0.1 to 8 or none"),
         ("model.vocab=128", "model.vocab = 128 is too small for byte tokens; legal: from 256 on"),
         ("model.d_model=2147483648", "legal: a whole number from 1 to 2147483647"),
@@ -75,7 +79,7 @@ def test_overrides_lie_over_the_file() -> None:
             "model.moe.groups=3",
             "model.moe.groups = 3 does not divide model.moe.experts = 8; legal: 1, 2, 4, 8",
         ),
-        ("model.moe.top_groups=2", "model.moe.top_groups = 2 is more than groups = 1; legal: 1 to 1"),
+        ("model.moe.top_groups=2", "model.moe.top_groups = 2 is more than groups = 1; legal: 1"),
         ("model.moe.score=relu", "legal: softmax, sigmoid"),
         ("model.moe.drop=random", "legal: position, probability"),
         ("model.moe.router=expert_choice", "model.moe.balance = aux does not go with"),
@@ -103,7 +107,7 @@ def test_overrides_lie_over_the_file() -> None:
         ("schedule.name=zbv schedule.virtual_stages=3", "does not suit schedule.name = zbv; legal: 2"),
         (
             "schedule.name=dualpipev knobs.micro_batches=2",
-            "knobs.micro_batches = 2 is not legal; legal: 4, 8, 16",
+            "knobs.micro_batches = 2 does not suit schedule.name = dualpipev over 4 stages; legal: 4, 8, 16",
         ),
         ("schedule.name=dualpipev train.global_batch=4", "too few for 4 stages; legal: a multiple of 8"),
         ("nonsense", "write section.key=value"),
@@ -116,6 +120,42 @@ def test_a_wrong_value_gets_one_sentence(override: str, sentence: str) -> None:
         load(DEMO, override.split())
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "ways"),
+    [
+        ("grid.tp=3", ["grid.tp=1", "grid.tp=2"]),
+        ("model.seq_len=65", ["grid.tp=1", "model.seq_len=2"]),
+        ("model.layers=1", ["grid.pp=1", "model.layers=2"]),
+        ("model.heads=3", ["model.heads=2"]),
+        ("model.heads=8 model.d_model=36", ["model.d_model=16"]),
+        ("grid.dp_shard=64", ["grid.dp_shard=1", "grid.dp_shard=8", "train.global_batch=256"]),
+        ("grid.ep=3", ["grid.ep=1", "grid.ep=4"]),
+        (
+            "train.global_batch=30",
+            [*(f"knobs.micro_batches={n}" for n in (3, 5, 15)), "train.global_batch=8"],
+        ),
+        ("schedule.name=zbv model.layers=3", ["model.layers=4"]),
+    ],
+)
+def test_what_a_refusal_calls_legal_is_taken(override: str, ways: list[str]) -> None:
+    """Each way that a sentence names, by itself."""
+    overrides = ["grid.ep=1", "knobs.micro_batches=2", *override.split()]
+    with pytest.raises(LayoutError) as refusal:
+        load(DEMO, overrides)
+    for way in ways:
+        assert way.partition("=")[0] in str(refusal.value)
+        load(DEMO, [*overrides, way])
+
+
+def test_a_warm_up_past_the_end_is_said_and_not_refused() -> None:
+    """The demo's own is 40 steps: a shorter try of it is nothing to refuse."""
+    said = (
+        "train.warmup = 40 is longer than train.steps = 20: the learning rate does not reach train.lr = 0.002"
+    )
+    assert list(advice(load(DEMO, ["train.steps=20"]))) == [said]
+    assert not list(advice(load(DEMO, ["train.steps=40"])))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from agents.wire import CommandState, KnobState, Summary, Value
 from cockpit import format, records
 from cockpit.connect import CockpitError, Watch
 from cockpit.knobs import NEUTRAL, fit, legal_text, only, split_change, value_text
-from cockpit.metrics import STEP_TIME, read
+from cockpit.metrics import OWN_TIME, STEP_TIME, read
 from cockpit.printing import complain, say_json
 from cockpit.printing import say as _say
 from cockpit.printing import table as _table
@@ -33,8 +33,8 @@ def snapshot(run: str | None, at: str | None, as_json: bool) -> int:
     )
     said = diagnosis(store)
     _say(f"{said.level.value} {said.text}")
-    readings = read(store, STEP_TIME)
-    rows = [["rank", "at", "host", "step", "ms", "doing"]]
+    readings, own = read(store, STEP_TIME), read(store, OWN_TIME)
+    rows = [["rank", "at", "host", "step", "ms", "own ms", "doing"]]
     for rank, hello in sorted(store.state.hellos.items()):
         step, pulse = store.state.steps.get(rank), store.state.pulses.get(rank)
         gone = store.state.gone.get(rank)
@@ -48,10 +48,11 @@ def snapshot(run: str | None, at: str | None, as_json: bool) -> int:
                 format.clean(hello.host),
                 format.grouped(step.step if step else None),
                 format.fixed(readings[rank].value, 6),
+                format.fixed(own[rank].value, 6),
                 doing,
             ]
         )
-    _table(rows, right=frozenset({0, 3, 4}))
+    _table(rows, right=frozenset({0, 3, 4, 5}))
     return 0
 
 

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from agents.detect.finding import compared_with
 from agents.wire import Step, Vitals
-from cockpit.store import Store, Topic, median
+from cockpit.store import Store, Topic
 
 S = TypeVar("S")
 
@@ -37,16 +38,22 @@ def _over(get: Callable[[S], float | None], divisor: float) -> Callable[[S], flo
     return scaled
 
 
-def _phase(name: str) -> Metric:
-    return Metric(f"phase:{name}", f"{name} time", "ms", lambda step: step.phases.get(name))
+def _phase(name: str, waits: bool) -> Metric:
+    """The time of a phase. Where ranks wait for each other in phases, a longer one is not a worse one."""
+    return Metric(
+        f"phase:{name}", f"{name} time", "ms", lambda step: step.phases.get(name), worse=int(not waits)
+    )
 
 
 STEP_TIME = Metric("step", "step time", "ms", lambda step: step.step_ms)
+# A rank without metered traffic does not know what it waited.
+OWN_TIME = Metric("own", "own time", "ms", lambda step: step.own_ms if step.comm else None)
 
+# Whoever others wait for waits least: of bubble and waiting, less is not better.
 METRICS = (
-    Metric("bubble", "bubble", "%", _over(lambda step: step.bubble, 0.01), 1),
-    Metric("comm", "time in collectives", "ms", lambda step: sum(t.ms for t in step.comm.values())),
-    Metric("exposed", "exposed traffic", "ms", lambda step: sum(t.exposed_ms for t in step.comm.values())),
+    Metric("bubble", "bubble", "%", _over(lambda step: step.bubble, 0.01), 1, 0),
+    Metric("comm", "time in collectives", "ms", lambda step: sum(t.ms for t in step.comm.values()), worse=0),
+    Metric("exposed", "exposed traffic", "ms", lambda step: step.waited_ms, worse=0),
     Metric("sent", "traffic sent", "MB", lambda step: sum(t.bytes for t in step.comm.values()) / 1e6, 1, 0),
     Metric("tokens", "tokens", "tok", lambda step: step.tokens, 0, -1),
     Metric("dropped", "dropped pairs", "", lambda step: step.dropped),
@@ -71,7 +78,8 @@ def available(store: Store) -> list[Metric]:
 def _available(store: Store) -> list[Metric]:
     steps = list(store.state.steps.values())
     phases = dict.fromkeys(name for step in steps for name in step.phases)
-    metrics = [STEP_TIME, *map(_phase, phases), *METRICS]
+    waits = any(step.comm for step in steps)
+    metrics = [OWN_TIME, STEP_TIME, *(_phase(name, waits) for name in phases), *METRICS]
     vitals = list(store.state.vitals.values())
 
     def known(metric: Metric) -> bool:
@@ -82,6 +90,11 @@ def _available(store: Store) -> list[Metric]:
     return [metric for metric in metrics if known(metric)] or [STEP_TIME]
 
 
+def judged(store: Store) -> Metric:
+    """By which ranks are told slow: own time, where they know what they waited."""
+    return next((metric for metric in available(store) if metric is OWN_TIME), STEP_TIME)
+
+
 def peers(store: Store) -> dict[int, tuple[int, ...]]:
     """Rank -> the key of those it is fairly compared with: the ranks of its own pipeline stage."""
     return {rank: (hello.coords.get("pp", 0),) for rank, hello in store.state.hellos.items()}
@@ -89,7 +102,8 @@ def peers(store: Store) -> dict[int, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Reading:
-    """One rank's number, and how far its typical value is from its peers' (0.1 = ten per cent above)."""
+    """One rank's number, and how far its typical value is from its peers' (0.1 = ten per cent above): from their
+    median, or of two from the other's."""
 
     value: float | None
     apart: float
@@ -109,7 +123,7 @@ def read(store: Store, metric: Metric) -> dict[int, Reading]:
 
 def _read(store: Store, metric: Metric) -> dict[int, Reading]:
     settled = settled_step(store)
-    groups: dict[tuple[int, ...], list[float]] = {}
+    groups: dict[tuple[int, ...], dict[int, float]] = {}
     typical: dict[int, float | None] = {}
     by_peer = peers(store)
     for rank in store.unlost:
@@ -117,11 +131,11 @@ def _read(store: Store, metric: Metric) -> dict[int, Reading]:
             _vital(store, rank, metric) if metric.vital else store.typical(rank, metric.get)
         )
         if value is not None:
-            groups.setdefault(by_peer[rank], []).append(value)
-    middles = {key: median(values) for key, values in groups.items()}
+            groups.setdefault(by_peer[rank], {})[rank] = value
+    middles = {rank: middle for values in groups.values() for rank, middle in compared_with(values).items()}
     readings = {}
     for rank in store.state.hellos:
-        value, middle = typical.get(rank), middles.get(by_peer[rank])
+        value, middle = typical.get(rank), middles.get(rank)
         latest = next((step for step in store.recent.get(rank, ()) if step.step == settled), None)
         latest = latest or store.state.steps.get(rank)
         readings[rank] = Reading(

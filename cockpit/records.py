@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from agents.wire import CommandState, Update
+from agents.wire import CommandState, Step, Update
 from cockpit.store import Store
 from cockpit.verdict import diagnosis, headline
 
@@ -59,12 +59,18 @@ def ranks(store: Store) -> list[dict[str, Any]]:
             "leader": hello.leader,
             "gone": plain(state.gone.get(rank)),
             "step": plain(state.steps.get(rank)),
+            "own_ms": _own_ms(state.steps.get(rank)),
             "peers": plain(state.peers.get(rank)),
             "pulse": plain(state.pulses.get(rank)),
             "vitals": plain(state.vitals.get(rank)),
         }
         for rank, hello in sorted(state.hellos.items())
     ]
+
+
+def _own_ms(step: Step | None) -> float | None:
+    """None where the rank does not know what it waited."""
+    return step.own_ms if step and step.comm else None
 
 
 def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from enum import Enum
 from agents.wire import PAUSED, Step, Summary
 from cockpit import format
 from cockpit.fates import how_far, tried
-from cockpit.metrics import STEP_TIME, read
+from cockpit.metrics import OWN_TIME, judged, read
 from cockpit.store import Link, Store, median
 
 
@@ -23,14 +23,16 @@ class Level(Enum):
 
 STALL_FLOOR_S = 5.0  # and five typical steps, whichever is longer
 SILENT_S = 4.0  # a pulse comes each second
-SLOW_RANK = 0.25
+SLOW_RANK = 0.25  # more time of its own than its peers;
+SLOW_SHARED = 0.5  # where ranks share cores, and are slow by turns
+WAITS, WAITS_MOST = 0.25, 0.5  # of a step: worth a word, and a warning
 DROP_SHARE = 0.01
 IMBALANCE = 2.5
 LOST = {
     "stopped": "suspended",
     "alive": "silent",
     "ended": "lost",
-    "unknown": "lost",
+    "unknown": "not heard",
 }  # by what its process is
 
 
@@ -148,7 +150,10 @@ def _ended(store: Store) -> Diagnosis | None:
     planned = store.steps_planned
     of = f" of {format.grouped(planned)}" if planned else ""
     done = None if store.step is None else store.step + 1  # steps are counted from 0
-    return Diagnosis(Level.GOOD, f"the run is over: {format.grouped(done)}{of} steps{loss}")
+    level = Level.GOOD if planned is None or store.finished else Level.NOTE
+    if summary and _broken(summary):
+        level = Level.BAD
+    return Diagnosis(level, f"the run is over: {format.grouped(done)}{of} steps{loss}")
 
 
 def _stale(store: Store) -> Diagnosis | None:
@@ -283,14 +288,21 @@ def _imbalanced(store: Store) -> Diagnosis | None:
     return Diagnosis(Level.WARN, f"expert {expert} of layer {layer.layer} carries {ratio:.1f}× its share")
 
 
+def slow_from(store: Store) -> float:
+    """How far a rank is from its peers when it is slow."""
+    return SLOW_SHARED if store.oversubscribed else SLOW_RANK
+
+
 def _slow_rank(store: Store) -> Diagnosis | None:
-    if store.oversubscribed:
-        return None  # whoever got the core last is slow
-    apart = {rank: reading.apart for rank, reading in read(store, STEP_TIME).items()}
+    metric = judged(store)
+    apart = {rank: reading.apart for rank, reading in read(store, metric).items()}
     rank = max(apart, key=lambda rank: apart[rank], default=None)
-    if rank is None or apart[rank] < SLOW_RANK:
+    if rank is None or apart[rank] < slow_from(store):
         return None
-    return Diagnosis(Level.WARN, f"{store.name(rank)} is slow: {apart[rank]:+.0%} against its stage", rank)
+    own = store.typical(rank, metric.get)
+    whose = "of its own a step" if metric is OWN_TIME else "a step"
+    slow = f"{store.name(rank)} is slow: {format.duration_ms(own).strip()} {whose}"
+    return Diagnosis(Level.WARN, f"{slow}, {apart[rank]:+.0%} against its stage", rank)
 
 
 def _bubble_bound(store: Store) -> Diagnosis | None:
@@ -313,12 +325,13 @@ def _dominant(store: Store) -> Diagnosis | None:
     names = dict.fromkeys(name for step in store.state.steps.values() for name in step.phases)
     shares = {name: (median(_phase_values(store, name)) or 0.0) / step_ms for name in names}
     phase = max(shares, key=lambda name: shares[name], default=None)
-    waits = (
-        median(sum(t.exposed_ms for t in step.comm.values()) for step in store.state.steps.values()) or 0.0
-    )
+    waits = min(1.0, (median(step.waited_ms for step in store.state.steps.values()) or 0.0) / step_ms)
     parts = [f"{phase} takes {shares[phase]:.0%} of a step"] if phase else []
-    parts.append(f"exposed traffic {min(1.0, waits / step_ms):.0%}")
-    return Diagnosis(Level.GOOD, " · ".join(parts))
+    parts.append(f"exposed traffic {waits:.0%}")
+    level = Level.GOOD if waits < WAITS else Level.NOTE
+    if waits >= WAITS_MOST and not store.oversubscribed:  # there it is the cores that ranks wait for
+        level = Level.WARN
+    return Diagnosis(level, " · ".join(parts))
 
 
 def _phase_values(store: Store, name: str) -> Iterator[float]:

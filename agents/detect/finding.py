@@ -1,14 +1,17 @@
 """What a detector says: a finding with its evidence, and the shape of a detector."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from agents.state import RunState
-from agents.wire import Value
+from agents.wire import Summary, Value
+
+K = TypeVar("K", bound=Hashable)
 
 RANKS_NAMED = 64  # in an alert; the text says how many there are
+AT_ONCE = 512  # summaries judged in one look, the newest
 
 
 @dataclass(frozen=True)
@@ -70,3 +73,29 @@ def median(values: Iterable[float]) -> float:
 def spread(values: Sequence[float], middle: float) -> float:
     """The median distance from `middle`, scaled to the standard deviation of a normal distribution (1.4826 MAD)."""
     return 1.4826 * median(abs(value - middle) for value in values)
+
+
+def compared_with(values: Mapping[K, float]) -> dict[K, float]:
+    """What each of some peers is fairly compared with: their median; of two, the other; alone, itself."""
+    if len(values) == 2:
+        (one, its), (other, others) = values.items()
+        return {one: others, other: its}
+    return dict.fromkeys(values, median(values.values()))
+
+
+class NewSummaries:
+    """The summaries that came since the last look. `again`: the run was resumed from a checkpoint and repeats steps."""
+
+    def __init__(self) -> None:
+        self._last = -1
+        self.again = False
+
+    def take(self, summaries: list[Summary]) -> list[Summary]:
+        self.again = bool(summaries) and summaries[-1].step < self._last
+        if self.again:
+            self._last = -1
+        start, first = len(summaries), max(0, len(summaries) - AT_ONCE)
+        while start > first and summaries[start - 1].step > self._last:
+            start -= 1
+        self._last = summaries[-1].step if summaries else -1
+        return summaries[start:]

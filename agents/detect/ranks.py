@@ -1,11 +1,11 @@
-"""Ranks: gone, stuck, or slower than those that do the same."""
+"""Ranks that are gone or stuck."""
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 
-from agents.detect.finding import Finding, median, name_of, names_of, spread
+from agents.detect.finding import Finding, names_of
 from agents.state import RunState
-from agents.wire import Pulse, Step, Value
+from agents.wire import Pulse, Value
 
 STALL_S = 10.0  # in one operation,
 STALL_STEPS = 5  # and as many typical steps, whichever is longer
@@ -13,33 +13,35 @@ SILENT_S = 4.0  # without a pulse, which comes each second from a thread of its 
 AT_REST = ("paused", "starting", "snapshot", "place")  # operations that take as long as they take
 WAITS = ("waiting", "reduce", "agree", "all-", "gather", "scatter", "broadcast", "barrier", "exchange")
 
-SLOW = 0.15  # more time of its own than the median of its peers,
-SLOW_SPREADS = 5.0  # and so many of their standard deviations,
-SLOW_STEPS = 5  # over the median of so many steps
-PEERS = 3  # fewer have no median to speak of
+
+# What to call a rank that is not heard, by what its process is: the name of the alert, and its words.
+FATES = {
+    "ended": ("lost", "lost"),
+    "stopped": ("silent", "silent"),
+    "alive": ("silent", "silent"),
+    "unknown": ("unheard", "not heard"),
+}
 
 
 class Lost:
-    """Ranks that fell silent or died without a goodbye; a process that is only suspended may yet be heard again."""
+    """Ranks that are not heard without a goodbye: lost where their process has gone, silent where it is still there,
+    and merely not heard where it cannot be seen, as on another machine."""
 
     holds, releases = 1, 1
 
     def look(self, state: RunState, now_s: float) -> list[Finding]:
-        missing = _missing(state)
-        over = [rank for rank in missing if state.gone[rank].over]
-        silent = [rank for rank in missing if not state.gone[rank].over]
-        return [
-            *([self._finding(state, "lost", over)] if over else []),
-            *([self._finding(state, "silent", silent)] if silent else []),
-        ]
+        missing: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        for rank in _missing(state):
+            missing[FATES[state.gone[rank].process]].append(rank)
+        return [self._finding(state, *fate, ranks) for fate, ranks in missing.items()]
 
-    def _finding(self, state: RunState, word: str, ranks: list[int]) -> Finding:
+    def _finding(self, state: RunState, name: str, words: str, ranks: list[int]) -> Finding:
         first, last = state.gone[ranks[0]], state.steps.get(ranks[0])
         one = len(ranks) == 1
         why = f"{':' if one else f', rank {ranks[0]}:'} {first.text}" if first.text else ""
-        text = f"{names_of(state, ranks)} {'is' if one else 'are'} {word}{why}"
-        evidence: dict[str, Value] = {word: len(ranks), "last_step": last.step if last else None}
-        return Finding(word, "run", "error", text, evidence, tuple(ranks))
+        text = f"{names_of(state, ranks)} {'is' if one else 'are'} {words}{why}"
+        evidence: dict[str, Value] = {name: len(ranks), "last_step": last.step if last else None}
+        return Finding(name, "run", "error", text, evidence, tuple(ranks))
 
 
 def _missing(state: RunState) -> list[int]:
@@ -114,60 +116,3 @@ def _in(doing: str) -> str:
 def _waits(doing: str) -> bool:
     """Whether it names a collective, such as ``tp all-gather, layer 2``, or a wait in so many words."""
     return any(word in doing for word in WAITS)
-
-
-class Straggler:
-    """A rank that takes longer for its own work than its peers, which have the same stage and so the same work.
-
-    Its own work is the step less what it waited in collectives: everybody's step takes as long as the slowest's.
-    Ranks that share cores are slow by turns, and are not judged.
-    """
-
-    holds, releases = 3, 3
-
-    def __init__(self) -> None:
-        self._own: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=SLOW_STEPS))
-        self._last: dict[int, int] = {}
-
-    def look(self, state: RunState, now_s: float) -> list[Finding] | None:
-        if not state.summaries or state.summaries[-1].oversubscribed or not self._take(state):
-            return None
-        groups: defaultdict[object, dict[int, float]] = defaultdict(dict)
-        for rank, own in self._own.items():
-            hello = state.hellos.get(rank)
-            if hello and rank not in state.gone and len(own) == SLOW_STEPS:
-                groups[(hello.coords.get("pp"), hello.device)][rank] = median(own)
-        return [finding for peers in groups.values() for finding in self._among(state, peers)]
-
-    def _take(self, state: RunState) -> bool:
-        """Take the records that are new; False if there are none."""
-        new = [step for rank, step in state.steps.items() if self._last.get(rank) != step.step]
-        for step in new:
-            self._last[step.rank] = step.step
-            self._own[step.rank].append(_own_ms(step))
-        return bool(new)
-
-    def _among(self, state: RunState, peers: dict[int, float]) -> list[Finding]:
-        if len(peers) < PEERS:
-            return []
-        usual = median(peers.values())
-        if not usual > 0:
-            return []  # most do nothing but wait: no share of that can be told
-        margin = max(SLOW * usual, SLOW_SPREADS * spread(list(peers.values()), usual))
-        slow = [rank for rank, own in peers.items() if own > usual + margin]
-        return [
-            Finding(
-                "straggler",
-                f"rank {rank}",
-                "warning",
-                f"{name_of(state, rank)} needs {peers[rank]:.0f} ms of its own a step, "
-                f"{peers[rank] / usual - 1:+.0%} against the {len(peers) - 1} ranks with the same work",
-                {"own_ms": round(peers[rank], 2), "peers_ms": round(usual, 2), "peers": len(peers) - 1},
-                (rank,),
-            )
-            for rank in slow
-        ]
-
-
-def _own_ms(step: Step) -> float:
-    return max(0.0, step.step_ms - sum(traffic.exposed_ms for traffic in step.comm.values()))

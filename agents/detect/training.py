@@ -4,13 +4,12 @@ import math
 from collections import deque
 from collections.abc import Iterator
 
-from agents.detect.finding import Finding, median, spread
+from agents.detect.finding import Finding, NewSummaries, median, spread
 from agents.state import RunState
 from agents.wire import LayerLoad, LoadSummary, Summary, Value
 
 RECENT = 32  # steps that say what is usual
 ENOUGH = 8
-AT_ONCE = 512  # steps judged in one look, the newest
 SPIKE_SPREADS = 8.0  # above the usual loss,
 SPIKE = 0.2  # and by so much of it
 BURST = 10.0  # times the usual gradient norm
@@ -30,24 +29,16 @@ class Loss:
     def __init__(self) -> None:
         self._losses: deque[float] = deque(maxlen=RECENT)
         self._norms: deque[float] = deque(maxlen=RECENT)
-        self._last = -1
+        self._new = NewSummaries()
 
     def look(self, state: RunState, now_s: float) -> list[Finding] | None:
-        new = list(self._new(state.summaries))
+        new = self._new.take(state.summaries)
+        if self._new.again:
+            self._losses.clear()
+            self._norms.clear()
         findings = [finding for summary in new for finding in self._judge(summary)]
         last_of_each = {(finding.name, finding.subject): finding for finding in findings}
         return list(last_of_each.values()) if new else None
-
-    def _new(self, summaries: list[Summary]) -> Iterator[Summary]:
-        if summaries and summaries[-1].step < self._last:  # resumed from a snapshot
-            self._last = -1
-            self._losses.clear()
-            self._norms.clear()
-        start, first = len(summaries), max(0, len(summaries) - AT_ONCE)
-        while start > first and summaries[start - 1].step > self._last:
-            start -= 1
-        self._last = summaries[-1].step if summaries else -1
-        yield from summaries[start:]
 
     def _judge(self, summary: Summary) -> Iterator[Finding]:
         step, loss, norm = summary.step, summary.loss, summary.grad_norm

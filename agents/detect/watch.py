@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from agents.detect.devices import Memory, Throttle
 from agents.detect.finding import RANKS_NAMED, Detector, Finding, step_of
-from agents.detect.ranks import Lost, Stall, Straggler
+from agents.detect.ranks import Lost, Stall
+from agents.detect.slow import Slowdown, Straggler
 from agents.detect.training import DeadExperts, Loss, Routing
 from agents.state import RunState
 from agents.wire import Alert, clip
@@ -17,7 +18,7 @@ TELL_ANEW_S = 10.0  # an alert whose words have changed
 
 
 def all_detectors() -> list[Detector]:
-    return [Lost(), Stall(), Straggler(), Loss(), DeadExperts(), Routing(), Memory(), Throttle()]
+    return [Lost(), Stall(), Straggler(), Slowdown(), Loss(), DeadExperts(), Routing(), Memory(), Throttle()]
 
 
 @dataclass

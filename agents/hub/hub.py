@@ -264,7 +264,7 @@ class Hub:
         well = failure is None and goodbye is not None and goodbye.clean
         text = "" if well else clip(failure or "the run has ended without a goodbye")
         for rank in [rank for rank in state.hellos if not (rank in state.gone and state.gone[rank].over)]:
-            self._sequence.publish(Gone(rank, clean=well, text=text))
+            self._sequence.publish(Gone(rank, clean=well, text=text, process="ended"))
 
     # ------------------------------------------------------------------------------------------ frames
 

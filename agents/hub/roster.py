@@ -197,12 +197,12 @@ def _process(known: Known) -> Process:
 def _fate(known: Known) -> str:
     pid = known.hello.pid
     if known.process == "unknown":
-        return f" from process {pid} on {known.hello.host}"
+        return f" from process {pid} on {known.hello.host}; whether it is alive cannot be seen from here"
     return f": process {pid} {_FATES[known.process]}"
 
 
 _FATES = {
     "ended": "has ended",
     "stopped": "is suspended (kill -CONT resumes it)",
-    "alive": "is alive but silent",
+    "alive": "is alive but silent (a call into C that holds Python's lock stops its pulse too)",
 }

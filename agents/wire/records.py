@@ -76,6 +76,16 @@ class Step(Message, frozen=True):
     mfu: Real | None = None  # what this rank computed over what its device could
     loss: float | None = None  # where each rank has one of its own; the job's is the summary's
 
+    @property
+    def waited_ms(self) -> float:
+        """What this rank waited for others, in collectives and for its pipeline neighbours, where nothing hid it."""
+        return sum(traffic.exposed_ms for traffic in self.comm.values())
+
+    @property
+    def own_ms(self) -> float:
+        """The step less what it waited. Everybody's step takes as long as the slowest's; own time tells them apart."""
+        return max(0.0, self.step_ms - self.waited_ms)
+
 
 class Summary(Message, frozen=True):
     """One step of the whole job, from rank 0: the record that `engine run --json` prints."""
@@ -152,7 +162,7 @@ class Peers(Message, frozen=True):
 
 
 class Pulse(Message, frozen=True):
-    """From a rank's own thread, once a second, whatever the trainer does."""
+    """From a thread of the rank's own, once a second. A call into C that holds Python's lock (the GIL) stops it too."""
 
     rank: Rank
     step: Count
@@ -204,5 +214,5 @@ class Gone(Message, frozen=True):
 
     @property
     def over(self) -> bool:
-        """It will not be heard again; a suspended or silent process may be."""
-        return self.clean or self.process not in ("stopped", "alive")
+        """It will not be heard again. A suspended or silent process may be, and so may one that cannot be looked at."""
+        return self.clean or self.process == "ended"

@@ -9,7 +9,7 @@ from cockpit.lines import Line
 from cockpit.metrics import Metric, Reading
 from cockpit.store import Store
 from cockpit.theme import Palette
-from cockpit.verdict import SLOW_RANK, Level, stalled
+from cockpit.verdict import Level, slow_from, stalled
 from cockpit.widgets.arrange import Plan, Row, Slot
 
 SEVERITY = (Level.BAD, Level.WARN, Level.NOTE, Level.GOOD)
@@ -21,17 +21,25 @@ LABEL_RIGHT = 2
 
 def levels_of(store: Store, metric: Metric, readings: dict[int, Reading]) -> dict[int, Level]:
     """What to think of each rank, beside its number."""
-    stuck = set(stalled(store))
+    named = set(stalled(store)) | slow_ranks(store)
+    slow = slow_from(store)
     levels = {}
     for rank, reading in readings.items():
         gone = store.state.gone.get(rank)
         if gone and not gone.clean:
             levels[rank] = Level.BAD
-        elif rank in stuck or (metric.worse and reading.apart * metric.worse >= SLOW_RANK):
+        elif rank in named or (metric.worse and reading.apart * metric.worse >= slow):
             levels[rank] = Level.WARN
         else:
             levels[rank] = Level.NOTE if reading.value is None else Level.GOOD
     return levels
+
+
+def slow_ranks(store: Store) -> set[int]:
+    """Those that the hub has found slow, whatever the grid shows of them."""
+    return {
+        rank for alert in store.state.alerts.values() if alert.name == "straggler" for rank in alert.ranks
+    }
 
 
 class Cells:

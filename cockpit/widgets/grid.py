@@ -31,12 +31,14 @@ class RankGrid(Panel):
     HELP = (
         "One cell a rank. The number is of the newest step that all have done; the colour says how far the "
         "rank's recent steps are from the median of its own pipeline stage: orange is worse, blue is better. "
+        "Own time is the step less what the rank waited for others; with collectives every step takes as long as "
+        "the slowest rank's, so own time tells which rank that is. "
         "`!` slow or stalled, `✗` lost, `·` no data. Where cells are shared, a cell shows the worst of its ranks."
     )
 
     def __init__(self) -> None:
         super().__init__("ranks")
-        self.metric = "step"
+        self.metric = ""  # until one is chosen: the first there is
         self.group: str | None = None
         self.selected: int | None = 0
         self._plan: Plan | None = None

@@ -25,6 +25,9 @@ def inspector(
     numbers = Line().add(f"{format.fixed(reading.value, 5, metric.digits)} {metric.unit}", colours.strong)
     numbers.add(f" {against}", colours.text)
     if step:
+        if step.comm:
+            waits = f" · waits {step.waited_ms:.0f} of {step.step_ms:.0f} ms"
+            numbers.add(waits, colours.text)
         for name, spent in step.phases.items():
             numbers.add(f" · {name} ", colours.dim).add(format.fixed(spent, 5, 0).strip(), colours.text)
         if step.bubble_parts:

@@ -133,6 +133,7 @@ class FakeRun:
 
     def _rank_step(self, rank: int, step: int, base: float) -> Step:
         slow = 1.42 if rank == self.slow_rank else 1.0
+        waits = 54.0 if rank == self.slow_rank else 150.0  # the others wait for it
         last = self.coords(rank)["pp"] == self.pp - 1
         return Step(
             rank=rank,
@@ -146,7 +147,7 @@ class FakeRun:
                 "optimizer": 21.0,
             },
             tokens=32 * 128 // self.dp,
-            comm=self._comm(step, 1),
+            comm=self._comm(step, 1) | {"tp": Traffic(262_000, waits, waits)},
             a2a_bytes=524_288,
             bubble=0.214 + 0.01 * wave(step, rank),
             bubble_bound=0.2,

@@ -68,7 +68,7 @@ async def test_metric_and_group_keys(make_cockpit: MakeCockpit) -> None:
             await pilot.press(key)
             titles.append(str(grid.border_title))
         assert titles == [
-            "Ranks · step time, ms · by pp",
+            "Ranks · own time, ms · by pp",
             "Ranks · forward time, ms · by pp",
             "Ranks · forward time, ms · by dp",
             "Ranks · forward time, ms · by tp",
@@ -167,7 +167,7 @@ async def test_ended_lost_and_stalled(make_cockpit: MakeCockpit) -> None:
         lines = shown(cockpit.app)
         assert lines[1].startswith(" ✗ stalled: rank 4 (pp1 dp0 tp0 ep0) in pp recv, micro-batch 3 for 20 s")
         assert any("r4" in line and "!" in line for line in lines[2:])
-        cockpit.feed.tell(iter([Gone(4, clean=False, text="killed by signal 9")]))
+        cockpit.feed.tell(iter([Gone(4, clean=False, text="killed by signal 9", process="ended")]))
         await settle(cockpit, pilot)
         lines = shown(cockpit.app)
         assert lines[1].startswith(" ✗ rank 4 (pp1 dp0 tp0 ep0) lost: killed by signal 9")

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from agents.detect.devices import Memory, Throttle
 from agents.detect.finding import Finding
-from agents.detect.ranks import Lost, Stall, Straggler
+from agents.detect.ranks import Lost, Stall
+from agents.detect.slow import Slowdown, Straggler
 from agents.detect.training import DeadExperts, Loss, Routing
 from agents.detect.watch import TELL_ANEW_S, Watch, all_detectors
 from agents.state import RunState
@@ -123,10 +125,14 @@ def steps_of(step: int, own_ms: dict[int, float]) -> list[Step]:
     ]
 
 
-def watched_steps(own_ms: dict[int, float], steps: int = 8) -> list[Finding]:
-    state, straggler = run_of(), Straggler()
+def watched_steps(
+    own_ms: dict[int, float], steps: int = 8, world: int = WORLD, shared: bool = False
+) -> list[Finding]:
+    state, straggler = run_of(world), Straggler()
+    state.apply(structs.replace(make_summary(1), oversubscribed=shared))
     for step in range(steps):
-        feed(state, steps_of(step, {rank: own and own + step % 3 for rank, own in own_ms.items()}))
+        own = {rank: own and own + step % 3 for rank, own in own_ms.items()}
+        feed(state, [record for record in steps_of(step, own) if record.rank < world])
         found = straggler.look(state, float(step))
     return found or []
 
@@ -153,12 +159,63 @@ def test_one_slow_step_is_no_straggler() -> None:
     assert found == []
 
 
-def test_shared_cores_are_not_judged() -> None:
-    state, straggler = run_of(), Straggler()
-    state.apply(structs.replace(make_summary(1), oversubscribed=True))
-    for step in range(8):
-        feed(state, steps_of(step, {6: 95.0}))
-        assert straggler.look(state, float(step)) is None
+def test_of_two_ranks_of_a_stage_the_slower_is_named() -> None:
+    (found,) = watched_steps({2: 90.0}, world=4)
+    assert found.ranks == (2,) and "against the other rank with the same work" in found.text
+    assert watched_steps({2: 75.0}, world=4) == [], "one figure says less than a median"
+
+
+def test_a_rank_alone_in_its_stage_is_compared_with_its_own_past() -> None:
+    state, straggler = run_of(2), Straggler()
+    said = []
+    for step in range(40):
+        feed(state, steps_of(step, {1: 90.0 if step >= 25 else 60.0})[:2])
+        said.append([one.text for one in straggler.look(state, float(step)) or []])
+    assert not any(said[:27]) and said[-1] == [
+        "rank 1 (pp1 dp0) needs 90 ms of its own a step, +50% against its own 60 ms before"
+    ]
+
+
+def test_a_knob_that_was_turned_makes_a_new_past() -> None:
+    state, straggler = run_of(2), Straggler()
+    for step in range(40):
+        slow = {1: 90.0 if step >= 25 else 60.0}
+        feed(state, [structs.replace(one, revision=int(step >= 25)) for one in steps_of(step, slow)[:2]])
+        assert not straggler.look(state, float(step))
+
+
+def test_ranks_that_share_cores_are_judged_over_more_steps_and_by_more() -> None:
+    (found,) = watched_steps({6: 90.0}, steps=20, shared=True)
+    assert found.ranks == (6,)
+    assert watched_steps({6: 90.0}, steps=14, shared=True) == []
+    assert watched_steps({6: 75.0}, steps=20, shared=True) == []
+
+
+def slowed(*step_ms: float, shared: bool = False, revisions: dict[int, int] | None = None) -> list[list[str]]:
+    state, slowdown, said = RunState(), Slowdown(), []
+    for step, ms in enumerate(step_ms):
+        revision = max((to for at, to in (revisions or {}).items() if step >= at), default=0)
+        summary = structs.replace(make_summary(step), step_ms=ms, revision=revision, oversubscribed=shared)
+        state.apply(summary)
+        said.append([one.text for one in slowdown.look(state, 0.0) or []])
+    assert slowdown.look(state, 0.0) is None
+    return said
+
+
+def test_a_run_that_slows_down_is_found_and_stays_found_until_it_is_fast_again() -> None:
+    said = slowed(*[290.0] * 20, *[820.0] * 50, *[295.0] * 8)
+    assert not any(said[:22])
+    assert all(said[22:70]) and said[40] == ["the run has slowed down: 820 ms a step, 290 ms before"]
+    assert not any(said[-5:])
+
+
+def test_a_knob_that_makes_steps_longer_is_no_slowdown() -> None:
+    assert not any(slowed(*[290.0] * 20, *[820.0] * 30, revisions={20: 1}))
+
+
+def test_on_shared_cores_a_slowdown_is_more_and_says_what_may_be_the_cause() -> None:
+    assert not any(slowed(*[290.0] * 20, *[400.0] * 20, shared=True))
+    assert "another program" in slowed(*[290.0] * 20, *[820.0] * 20, shared=True)[-1][0]
 
 
 # ---------------------------------------------------------------------------------------------- training
@@ -336,10 +393,27 @@ def test_looks_are_spaced_by_what_they_cost() -> None:
 
 def test_a_lost_rank_is_found_by_all_detectors_together() -> None:
     state = run_of()
-    state.apply(Gone(3, clean=False, text="no word for 5 s: process 7 has ended"))
+    state.apply(Gone(3, clean=False, text="no word for 5 s: process 7 has ended", process="ended"))
     state.apply(Gone(4, clean=True))
     (alert,) = Watch(all_detectors(), cpu_s=lambda: 0.0).look(state, 0.0)
     assert alert.text == "rank 3 (pp0 dp3) is lost: no word for 5 s: process 7 has ended" and alert.ranks == [
         3
     ]
     assert Lost().look(run_of(), 0.0) == []
+
+
+@pytest.mark.parametrize(
+    ("process", "name", "words"),
+    [
+        ("ended", "lost", "lost"),
+        ("stopped", "silent", "silent"),
+        ("alive", "silent", "silent"),
+        ("unknown", "unheard", "not heard"),
+    ],
+)
+def test_a_rank_that_is_not_heard_is_told_by_its_process(process: Any, name: str, words: str) -> None:
+    state = run_of()
+    state.apply(Gone(3, clean=False, text="no word for 5 s", process=process))
+    (found,) = Lost().look(state, 0.0)
+    assert (found.name, found.text) == (name, f"rank 3 (pp0 dp3) is {words}: no word for 5 s")
+    assert state.gone[3].over == (process == "ended"), "only a process that has ended is never heard again"

@@ -72,7 +72,7 @@ def test_a_lost_rank_is_told_anew_when_its_process_is_not_as_it_was() -> None:
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
         fates = [(gone.process, gone.over) for gone in roster.newly_lost(LOST_AFTER_S + 0.1)]
-        assert fates == [("stopped", False), ("unknown", True)]
+        assert fates == [("stopped", False), ("unknown", False)]
         assert roster.newly_lost(LOST_AFTER_S + 0.2) == []
         process.kill()
         process.wait()

@@ -1,14 +1,17 @@
 """What the grid offers: vital signs where there are any, and nothing where there are none."""
 
 import pytest
+from msgspec import structs
 from rich.style import Style
 
-from agents.wire import PAUSED, Pulse, Vitals
+from agents.wire import PAUSED, Alert, Pulse, Traffic, Vitals
 from cockpit.lines import Line
-from cockpit.metrics import available, read
+from cockpit.metrics import OWN_TIME, STEP_TIME, available, judged, read
 from cockpit.records import ranks
 from cockpit.store import Store
 from cockpit.theme import palette
+from cockpit.verdict import Level
+from cockpit.widgets.cells import levels_of
 from cockpit.widgets.inspector import inspector
 from tests.screens.fake_run import FakeRun
 
@@ -63,3 +66,47 @@ def test_the_inspector_and_scripts_tell_them() -> None:
     records = ranks(store)
     assert records[1]["vitals"]["temperature_c"] == 88.0 and records[1]["vitals"]["power_w"] is None
     assert records[0]["vitals"] is None
+
+
+def pair(slow_ms: float, waits: bool = True) -> Store:
+    """Stages of two ranks, of which rank 3 works for `slow_ms` and the others for 60; each step takes 100 ms."""
+    store = Store()
+    run = FakeRun(dp=1, ep=2, oversubscribed=False, slow_rank=None)
+    store.apply(run.story(8))
+    for step in range(8, 16):
+        for record in list(store.state.steps.values()):
+            exposed = 100.0 - (slow_ms if record.rank == 3 else 60.0)
+            comm = {"dp": Traffic(0, exposed, exposed)} if waits else {}
+            store.apply([structs.replace(record, step=step, step_ms=100.0, comm=comm)])
+    return store
+
+
+def test_a_slow_rank_is_told_by_its_own_time_also_in_a_stage_of_two() -> None:
+    store = pair(90.0)
+    assert available(store)[0] is judged(store) is OWN_TIME
+    readings = read(store, OWN_TIME)
+    assert readings[3].apart == pytest.approx(0.5) and readings[2].apart == pytest.approx(-1 / 3)
+    assert levels_of(store, OWN_TIME, readings) == dict.fromkeys(range(3), Level.GOOD) | {3: Level.WARN}
+
+
+def test_whoever_waits_least_is_not_painted_better() -> None:
+    store = pair(90.0)
+    metrics = {metric.key: metric for metric in available(store)}
+    for key in ("exposed", "comm", "bubble", "phase:forward"):
+        assert metrics[key].worse == 0, key
+    assert (
+        next(metric for metric in available(pair(90.0, waits=False)) if metric.key == "phase:forward").worse
+        == 1
+    )
+
+
+def test_where_nobody_knows_what_it_waited_the_step_is_what_there_is() -> None:
+    store = pair(90.0, waits=False)
+    assert available(store)[0] is judged(store) is STEP_TIME
+
+
+def test_whom_the_hub_found_slow_is_marked_whatever_the_grid_shows() -> None:
+    store = pair(60.0)
+    store.apply([Alert("straggler", "rank 1", "warning", True, 9, 0.0, "rank 1 needs 90 ms", {}, [1])])
+    for metric in available(store):
+        assert levels_of(store, metric, read(store, metric))[1] is Level.WARN, metric.key

@@ -43,7 +43,7 @@ def test_link_tells_waiting_live_stale_ended_failed(clock: Clock) -> None:
     assert store.link is Link.LIVE
     store.apply(Gone(rank, clean=True) for rank in range(8))
     assert store.link is Link.ENDED
-    store.apply([Gone(3, clean=False)])
+    store.apply([Gone(3, clean=False, process="ended")])
     assert store.link is Link.FAILED
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 import pytest
 from msgspec import structs
 
-from agents.wire import Alert, Experts, Gone, LayerLoad, Pulse, Update
+from agents.wire import Alert, Experts, Gone, LayerLoad, Pulse, Traffic, Update
 from cockpit.store import Store
 from cockpit.verdict import Level, diagnosis, headline, verdict
 from tests.screens.fake_run import FakeRun
 
-LOST = [Gone(5, clean=False, text="killed by signal 9")]
+LOST = [Gone(5, clean=False, text="killed by signal 9", process="ended")]
 STALLED = [Pulse(6, 9, "tp all-gather, layer 2, micro-batch 1", 31_000.0)]
 HOT = [Experts(9, [LayerLoad(1, [800, 50, 50, 50, 50, 0, 0, 0], 0)])]
 ALARM = [Alert("nan", "run", "error", True, 9, 0.0, "loss is nan at step 9")]
@@ -30,7 +30,11 @@ def store_with(run: FakeRun, extra: Iterable[Update] = (), age_s: float = 0.1) -
 @pytest.mark.parametrize(
     ("extra", "level", "words"),
     [
-        ([], Level.WARN, "bubble-bound"),
+        (
+            [],
+            Level.WARN,
+            "rank 3 (pp0 dp1 tp1 ep3) is slow: 317 ms of its own a step, +41% against",
+        ),
         (LOST, Level.BAD, "rank 5 (pp1 dp0 tp1 ep1) lost: killed by signal 9 · last step 9"),
         (STALLED, Level.BAD, "rank 6 (pp1 dp1 tp0 ep2) in tp all-gather, layer 2, micro-batch 1 for 31 s"),
         (HOT, Level.WARN, "expert 0 of layer 1 carries 6.4× its share"),
@@ -108,3 +112,36 @@ def test_trouble_of_our_own_comes_before_all() -> None:
     store = store_with(FakeRun(), LOST)
     store.trouble = "the engine ended with exit 1: out of memory\x1b[2J"
     assert diagnosis(store).text == "the engine ended with exit 1: out of memory [2J"
+
+
+def test_bubbles_are_advised_on_where_no_rank_is_slow() -> None:
+    said = diagnosis(store_with(FakeRun(oversubscribed=False, slow_rank=None)))
+    assert (said.level, said.text[:12]) == (Level.WARN, "bubble-bound")
+
+
+@pytest.mark.parametrize(
+    ("exposed_ms", "level"), [(20.0, Level.GOOD), (150.0, Level.NOTE), (300.0, Level.WARN)]
+)
+def test_waiting_never_has_a_green_tick(exposed_ms: float, level: Level) -> None:
+    store = store_with(FakeRun(oversubscribed=False))
+    summary = store.summary
+    assert summary
+    store.apply([structs.replace(summary, step=10, bubble=None)])
+    waits = {"dp": Traffic(1, exposed_ms, exposed_ms)}
+    for step in range(10, 20):
+        store.apply(
+            structs.replace(record, step=step, step_ms=412.0, comm=waits)
+            for record in list(store.state.steps.values())
+        )
+    said = diagnosis(store)
+    assert (said.level, said.text.split()[-1]) == (level, f"{exposed_ms / 412:.0%}")
+
+
+def test_a_run_that_ended_badly_has_no_green_tick() -> None:
+    gone = [Gone(rank, clean=True) for rank in range(8)]
+    assert diagnosis(store_with(FakeRun(steps=10), gone)).level is Level.GOOD
+    assert diagnosis(store_with(FakeRun(steps=100), gone)).level is Level.NOTE
+    store = store_with(FakeRun(steps=10), gone)
+    assert store.summary
+    store.apply([structs.replace(store.summary, loss=math.nan)])
+    assert diagnosis(store).level is Level.BAD

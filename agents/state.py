@@ -4,9 +4,11 @@ The hub keeps one to answer newcomers (`replay` gives the shortest list of updat
 keeps one to be asked, a recording rebuilds one at any sequence number. No clock is read here.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 
+from agents.curve import Curve, Point
 from agents.wire import (
     Alert,
     Board,
@@ -27,7 +29,7 @@ from agents.wire import (
     Vitals,
 )
 
-HISTORY = 4096  # summaries kept; older ones are thinned, never the newest
+HISTORY = 1024  # summaries kept whole, the newest; of older ones the curve
 COMMANDS = 1024  # commands kept; the oldest refused one goes first, then the oldest settled
 TRIALS = 64  # trials kept
 EVENTS = 1024  # events kept
@@ -49,7 +51,8 @@ class RunState:
         self.board: Board | None = None
         self.experts: Experts | None = None
         self.loads: Loads | None = None
-        self.summaries: list[Summary] = []
+        self.summaries: list[Summary] = []  # the newest, by step
+        self.curve = Curve()  # of the steps before them
         self.commands: dict[str, CommandState] = {}
         self.trials: dict[str, TrialState] = {}
         self.events: deque[Event] = deque(maxlen=EVENTS)
@@ -75,6 +78,11 @@ class RunState:
         if self.summaries:
             return self.summaries[-1].step_ms
         return next((step.step_ms for step in self.steps.values()), None)
+
+    def points(self, metric: str) -> list[Point]:
+        """Step and value of a metric (`agents.curve.METRICS`) over the run; before `summaries` begin, bucketed."""
+        newest = ((summary.step, getattr(summary, metric)) for summary in self.summaries)
+        return self.curve.points(metric) + [(step, value) for step, value in newest if value is not None]
 
     def apply(self, update: Update) -> None:
         match update:
@@ -127,31 +135,39 @@ class RunState:
             del self.commands[next(refused, next(settled, others[0].id))]
 
     def _add_summary(self, summary: Summary) -> None:
-        if self.summaries and summary.step <= self.summaries[-1].step:
-            # A run resumed from a snapshot, or a summary sent again: the newer word for a step holds.
-            self.summaries = [known for known in self.summaries if known.step < summary.step]
+        newest = self.summaries[-1].step if self.summaries else self.curve.last
+        if newest is not None and summary.step <= newest:
+            # A run resumed from a checkpoint, or a summary sent again: the newer word for a step holds.
+            del self.summaries[bisect_left(self.summaries, summary.step, key=_step) :]
+            self.curve.cut(summary.step)
         self.summaries.append(summary)
-        self._thin()
+        self._fold()
 
     def _recall(self, past: Recalled) -> None:
         """Put what is older than all that is known in front of it."""
-        known = self.summaries
-        older = [one for one in past.summaries if not known or one.step < known[0].step]
-        self.summaries = older + known
-        self._thin()
+        first = self.curve.first if self.curve else self.summaries[0].step if self.summaries else None
+        self.summaries[:0] = [one for one in past.summaries if first is None or one.step < first]
+        self._fold()
+        for part in past.curve:
+            self.curve.insert(part, self.summaries[0].step if self.summaries else None)
         room = EVENTS - len(self.events)
         self.events.extendleft(reversed(past.events[-room:] if room else []))
 
-    def _thin(self) -> None:
-        if len(self.summaries) > HISTORY:
-            half = len(self.summaries) // 2
-            self.summaries = self.summaries[:half:2] + self.summaries[half:]
+    def _fold(self) -> None:
+        """Keep whole only the newest summaries, and none that is older than what the curve has already."""
+        last = self.curve.last
+        covered = 0 if last is None else bisect_right(self.summaries, last, key=_step)
+        most = max(covered, len(self.summaries) - HISTORY)
+        if most > 0:
+            self.curve.extend(self.summaries[:most])
+            del self.summaries[:most]
 
     def replay(self) -> Iterator[Update]:
         """The updates that rebuild this state from nothing."""
         yield from self.hellos.values()
         if self.board:
             yield self.board
+        yield from (Recalled(curve=[part]) for part in self.curve.parts())
         yield from self.summaries
         yield from self.steps.values()
         yield from self.pulses.values()
@@ -167,3 +183,7 @@ class RunState:
         yield from self.events
         yield from self.alerts.values()
         yield from self.gone.values()
+
+
+def _step(summary: Summary) -> int:
+    return summary.step

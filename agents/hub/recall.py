@@ -12,9 +12,12 @@ import threading
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as List
+from copy import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from agents.curve import Curve
 from agents.hub.sequence import Sequence
 from agents.record.endings import Ending, endings
 from agents.record.recording import NothingRecordedError, RecordingError
@@ -59,19 +62,19 @@ class Recall:
             self._problem = ""
         state = self._sequence.state
         hello = state.hellos.get(leader) if leader is not None else None
-        known = state.summaries[0].step if state.summaries else None
+        known = first_step(state.curve, state.summaries)
         past = belonging(self._found, hello, known) if hello else None
         if self._found and past is None:
             return False
         self._done, self._found = True, []
         if past is None:
             return False
-        for piece in _pieces(*past):
+        for piece in _pieces(past):
             with contextlib.suppress(
                 WireError
             ):  # one that is as large as a message may be: it has no room here
                 self._sequence.publish(piece)
-        return any(past)
+        return bool(past.curve or past.summaries or past.events)
 
     def close(self) -> None:
         """Read no further."""
@@ -79,29 +82,51 @@ class Recall:
         self._thread.join(1.0)
 
 
-def belonging(
-    found: List[Ending], leader: Hello, known: int | None
-) -> tuple[list[Summary], list[Event]] | None:
+@dataclass
+class Past:
+    """What is known of the steps before some other, oldest first; `curve` is older than `summaries`."""
+
+    curve: Curve = field(default_factory=Curve)
+    summaries: list[Summary] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def put_before(self, curve: Curve, summaries: list[Summary], events: list[Event]) -> None:
+        """Put what is older still in front."""
+        if self.curve:
+            self.curve.extend(summaries)
+        else:
+            self.summaries = summaries + self.summaries
+        for part in curve.parts():
+            self.curve.insert(part)
+        newer = self.events[0].time_s if self.events else None
+        self.events = [one for one in events if newer is None or one.time_s < newer] + self.events
+
+
+def first_step(curve: Curve, summaries: List[Summary]) -> int | None:
+    """The oldest step that is known."""
+    return curve.first if curve else summaries[0].step if summaries else None
+
+
+def belonging(found: List[Ending], leader: Hello, known: int | None) -> Past | None:
     """Of the ends of hub starts, newest first, what belongs to the run that `leader` leads and of which everything
     from step `known` on is known; None as long as that cannot be told."""
-    summaries: list[Summary] = []
-    events: list[Event] = []
+    past = Past()
     for ending in found:
         if ending.leader.run != leader.run:
             break
-        if _same(ending.leader, leader):
-            older = [one for one in ending.summaries if one.step <= leader.step]
-        elif known is None:
+        same = _same(ending.leader, leader)
+        if not same and known is None:
             return None
-        else:
-            older = ending.summaries
-        older = [one for one in older if known is None or one.step < known]
-        if not older and not _same(ending.leader, leader):
+        before = min(step for step in (known, leader.step + 1 if same else None) if step is not None)
+        older = [one for one in ending.summaries if one.step < before]
+        curve = copy(ending.curve)
+        curve.cut(before)
+        if not older and not curve and not same:
             break  # the run began anew, or all of this was told to the hub after it
-        summaries = older + summaries
-        known = summaries[0].step if summaries else known
-        events = [one for one in ending.events if not events or one.time_s < events[0].time_s] + events
-    return summaries, events
+        past.put_before(curve, older, ending.events)
+        first = first_step(past.curve, past.summaries)
+        known = known if first is None else first
+    return past
 
 
 def _same(one: Hello, other: Hello) -> bool:
@@ -109,10 +134,11 @@ def _same(one: Hello, other: Hello) -> bool:
     return (one.host, one.pid) == (other.host, other.pid) and abs(one.began_s - other.began_s) < SAME_S
 
 
-def _pieces(summaries: list[Summary], events: list[Event]) -> Iterator[Recalled]:
+def _pieces(past: Past) -> Iterator[Recalled]:
     """Newest first, for each goes in front of what is known."""
-    yield from (Recalled(events=part) for part in _cut(events))
-    yield from (Recalled(summaries=part) for part in _cut(summaries))
+    yield from (Recalled(events=part) for part in _cut(past.events))
+    yield from (Recalled(summaries=part) for part in _cut(past.summaries))
+    yield from (Recalled(curve=[part]) for part in past.curve.parts())
 
 
 def _cut(messages: list[M]) -> Iterator[list[M]]:

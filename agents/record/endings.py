@@ -9,12 +9,13 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from agents.curve import Curve
 from agents.record.recording import RecordingError, kind_of, unpack, updates_of
 from agents.record.replay import Recording
 from agents.state import RunState
@@ -37,11 +38,12 @@ KINDS: Final = frozenset(
 
 @dataclass(frozen=True)
 class Ending:
-    """What the hub knew of the run led by `leader`, oldest first."""
+    """What the hub knew of the run led by `leader`, oldest first; `curve` is of the steps before `summaries`."""
 
     leader: Hello
     summaries: list[Summary]
     events: list[Event]
+    curve: Curve = field(default_factory=Curve)
 
 
 def endings(path: Path, epoch: str, stopping: threading.Event) -> Iterator[Ending]:
@@ -84,7 +86,7 @@ class _Endings(Recording):
                 state.apply(update)
             elif update.leader:
                 leader = update
-        return Ending(leader, state.summaries, list(state.events)) if leader else None
+        return Ending(leader, state.summaries, list(state.events), state.curve) if leader else None
 
     def _updates(self, segment: int) -> Iterator[msgspec.Raw]:
         """Those of a segment that count, in order."""

@@ -7,6 +7,7 @@
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -293,10 +294,11 @@ class Replay:
         return came
 
     def _enter(self, moment: Moment, snapshot: tuple[Update, ...]) -> None:
-        curve = self.state.summaries if moment.thinned and moment.epoch == self.epoch else []
-        self.state = RunState()
-        for update in (*curve, *snapshot):
+        before, self.state = self.state, RunState()
+        for update in snapshot:
             self.state.apply(update)
+        if moment.thinned and moment.epoch == self.epoch and not (self.state.curve or self.state.summaries):
+            self.state.curve, self.state.summaries = copy(before.curve), list(before.summaries)
         self.thinned = moment.thinned
         self.resets += 1
 

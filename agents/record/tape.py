@@ -24,7 +24,7 @@ INSERT_SEGMENT = (
     "INSERT INTO segments (id, wire, epoch, seq, time_s, step, follows, thinned, snapshot) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?)"
 )
-CURVE = frozenset({"summary"})
+CURVE = frozenset({"summary", "recalled"})  # the kinds of a snapshot that it is in
 SIZES = (
     "SELECT id, thinned, LENGTH(snapshot) + "
     "(SELECT COALESCE(SUM(LENGTH(data)), 0) FROM feed WHERE segment = segments.id) FROM segments ORDER BY id"

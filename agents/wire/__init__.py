@@ -31,6 +31,7 @@ from agents.wire.measures import Vitals as Vitals
 from agents.wire.records import Action as Action
 from agents.wire.records import Alert as Alert
 from agents.wire.records import Board as Board
+from agents.wire.records import Bucketed as Bucketed
 from agents.wire.records import Comm as Comm
 from agents.wire.records import Event as Event
 from agents.wire.records import Experts as Experts

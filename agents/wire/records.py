@@ -180,14 +180,25 @@ class Event(Message, frozen=True):
     text: Text
 
 
-class Recalled(Message, frozen=True):
-    """Of what was known of the run before this hub started: it comes before all that is known by now.
+class Bucketed(Struct, array_like=True, frozen=True):
+    """Part of a run's curve (`agents.curve`): of one metric's buckets of `width` steps what is kept, by step."""
 
-    Several of them go back in time, each oldest first in itself. A hub reads it from the run's recording.
+    metric: Name
+    width: Annotated[int, Meta(ge=1, le=2**53)]
+    steps: Annotated[list[Count], Meta(max_length=8192)]
+    values: Annotated[list[float], Meta(max_length=8192)]
+
+
+class Recalled(Message, frozen=True):
+    """Something older than all that is known by now: the past that a hub which was started again reads from the
+    run's recording, and in a snapshot the curve before its newest summaries.
+
+    Several of them go back in time, each oldest first in itself; `curve` is older than `summaries`.
     """
 
     summaries: Annotated[list[Summary], Meta(max_length=4096)] = []
     events: Annotated[list[Event], Meta(max_length=4096)] = []
+    curve: Annotated[list[Bucketed], Meta(max_length=64)] = []
 
 
 class Alert(Message, frozen=True):

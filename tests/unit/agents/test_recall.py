@@ -13,7 +13,7 @@ from msgspec import structs
 
 from agents.client import Client
 from agents.detect.watch import Watch, all_detectors
-from agents.hub.recall import Recall, belonging
+from agents.hub.recall import Past, Recall, belonging
 from agents.hub.sequence import Sequence
 from agents.record import endings as reading
 from agents.record.endings import Ending, endings
@@ -281,20 +281,20 @@ def ending(leader: object, first: int, last: int, *told: Event) -> Ending:
 )
 def test_what_belongs_to_the_run(found: list[Ending], known: int | None, belongs: list[int] | None) -> None:
     past = belonging(found, HERE, known)
-    assert (None if past is None else [one.step for one in past[0]]) == belongs
+    assert (None if past is None else [one.step for one in past.summaries]) == belongs
 
 
 def test_events_are_told_once() -> None:
     a, b, c = event("a", 1.0), event("b", 2.0), event("c", 3.0)
     past = belonging([ending(HERE, 3, 4, b, c), ending(HERE, 0, 4, a, b)], HERE, None)
-    assert past is not None and past[1] == [a, b, c]
-    assert belonging([ending(OTHER, 0, 4, a)], HERE, 0) == ([], [])
+    assert past is not None and past.events == [a, b, c]
+    assert belonging([ending(OTHER, 0, 4, a)], HERE, 0) == Past()
 
 
 def test_it_goes_in_front_of_what_is_known_by_then(tmp_path: Path) -> None:
     told = [event(f"event {n}", n) for n in range(EVENTS)]
     path = tape(
-        tmp_path / "run.db", ("a", [make_hello(0, 1, step=HISTORY), *map(make_summary, range(3000)), *told])
+        tmp_path / "run.db", ("a", [make_hello(0, 1, step=3000), *map(make_summary, range(3000)), *told])
     )
     sequence = Sequence()
     recall = Recall(path, sequence)
@@ -305,7 +305,9 @@ def test_it_goes_in_front_of_what_is_known_by_then(tmp_path: Path) -> None:
     before = sequence.seq
     assert recall.tick(0) and not recall.tick(0)
     state = sequence.state
-    assert [one.step for one in state.summaries] == [*range(3000), 3001]
+    assert [one.step for one in state.summaries] == [*range(3001 - HISTORY, 3000), 3001]
+    assert (state.curve.first, state.curve.last, state.curve.width) == (0, 3000 - HISTORY, 2)
+    assert len(state.points("loss")) == 3001, "two steps to a bucket are both kept"
     assert [one.text for one in state.events] == [f"event {n}" for n in range(1, EVENTS)] + ["now"]
     follower = RunState()
     for update in (make_hello(0, 1, step=3001), event("now", 1e9), make_summary(3001)):

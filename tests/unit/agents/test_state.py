@@ -1,12 +1,17 @@
 """The reducer: a replay rebuilds an equal state, and nothing grows without bound."""
 
+from itertools import pairwise
+from unittest import mock
+
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents import wire
+from agents.curve import BUCKETS
 from agents.state import COMMANDS, HISTORY, RunState
-from agents.wire import CommandState, Event, Gone, Hello, Pulse, Update
+from agents.wire import CommandState, Event, Gone, Hello, Pulse, Summary, Update
 from tests.unit.agents.fleet import make_hello, make_step, make_summary
 
 RANKS = st.integers(0, 3)
@@ -40,22 +45,49 @@ def rebuilt(state: RunState) -> RunState:
     return other
 
 
+@pytest.mark.parametrize("history", [HISTORY, 4])
 @settings(max_examples=60, deadline=None)
 @given(st.lists(UPDATES, max_size=60))
-def test_a_replay_rebuilds_an_equal_state(updates: list[Update]) -> None:
+def test_a_replay_rebuilds_an_equal_state(history: int, updates: list[Update]) -> None:
+    with (
+        mock.patch("agents.state.HISTORY", history),
+        mock.patch("agents.curve.BUCKETS", history),
+    ):
+        state = RunState()
+        for update in updates:
+            state.apply(update)
+        assert vars(rebuilt(state)) == vars(state)
+        assert len(state.summaries) <= history
+
+
+def lossy(step: int) -> Summary:
+    """Of a run whose loss falls evenly, but for one spike of +3."""
+    return msgspec.structs.replace(make_summary(step), loss=5 - step / 20_000 + 3 * (step == 1234))
+
+
+def test_a_long_run_is_bucketed_evenly_and_still_replays() -> None:
     state = RunState()
-    for update in updates:
-        state.apply(update)
+    for step in range(20_000):
+        state.apply(lossy(step))
+    assert [summary.step for summary in state.summaries] == list(range(20_000 - HISTORY, 20_000))
+    points = state.points("loss")
+    assert [points[0], points[-1]] == [(0, 5.0), (19_999, lossy(19_999).loss)]
+    assert (1234, lossy(1234).loss) in points, "the spike of one step"
+    steps = [step for step, _ in points]
+    assert steps == sorted(set(steps)) and max(b - a for a, b in pairwise(steps)) < state.curve.width == 32
+    assert len(points) < 5 * BUCKETS + HISTORY
     assert vars(rebuilt(state)) == vars(state)
 
 
-def test_a_long_run_is_thinned_and_still_replays() -> None:
+def test_a_run_that_goes_back_beyond_its_whole_summaries() -> None:
     state = RunState()
-    for step in range(3 * HISTORY):
-        state.apply(make_summary(step))
-    steps = [summary.step for summary in state.summaries]
-    assert len(steps) <= HISTORY and steps == sorted(steps)
-    assert steps[0] == 0 and steps[-1] == 3 * HISTORY - 1
+    for step in range(3000):
+        state.apply(lossy(step))
+    for step in range(1000, 1200):
+        state.apply(msgspec.structs.replace(make_summary(step), loss=1.0))
+    points = dict(state.points("loss"))
+    assert max(points) == 1199 and all(points[step] == 1.0 for step in points if step >= 1000)
+    assert all(points[step] == lossy(step).loss for step in points if step < 1000)
     assert vars(rebuilt(state)) == vars(state)
 
 

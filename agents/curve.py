@@ -53,18 +53,18 @@ class Series:
         self.steps.append(step)
         self.values.append(value)
         if len(self.steps) - start > 2:
-            kept = [start + place for place in _kept(self.values[start:])]
-            self.steps[start:] = array("q", [self.steps[place] for place in kept])
-            self.values[start:] = array("d", [self.values[place] for place in kept])
+            places = [start + place for place in kept(self.values[start:])]
+            self.steps[start:] = array("q", [self.steps[place] for place in places])
+            self.values[start:] = array("d", [self.values[place] for place in places])
 
     def thin(self, width: int) -> None:
         """Keep of each bucket what counts."""
-        kept: list[int] = []
+        places: list[int] = []
         for _, group in groupby(range(len(self.steps)), lambda place: self.steps[place] // width):
-            places = list(group)
-            kept += [places[0] + place for place in _kept(self.values[places[0] : places[-1] + 1])]
-        self.steps = array("q", [self.steps[place] for place in kept])
-        self.values = array("d", [self.values[place] for place in kept])
+            bucket = list(group)
+            places += [bucket[0] + place for place in kept(self.values[bucket[0] : bucket[-1] + 1])]
+        self.steps = array("q", [self.steps[place] for place in places])
+        self.values = array("d", [self.values[place] for place in places])
 
     def insert(self, steps: Sequence[int], values: Sequence[float]) -> None:
         """Add values of steps in any order; those that are known already stay."""
@@ -168,14 +168,14 @@ def _columns(summaries: Iterable[Summary]) -> dict[str, list[Point]]:
     return columns
 
 
-def _kept(values: Sequence[float]) -> list[int]:
-    """The places that are kept of a bucket's values: first, last, lowest, highest, and the first that is no number."""
+def kept(values: Sequence[float]) -> list[int]:
+    """The places of a bucket's values that are kept: first, last, lowest, highest, and the first that is no number."""
     if len(values) <= 2:
         return list(range(len(values)))
-    kept = {0, len(values) - 1}
+    places = {0, len(values) - 1}
     finite = [place for place, value in enumerate(values) if math.isfinite(value)]
     if finite:
-        kept |= {min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
+        places |= {min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
     if len(finite) < len(values):
-        kept.add(next(place for place, value in enumerate(values) if not math.isfinite(value)))
-    return sorted(kept)
+        places.add(next(place for place, value in enumerate(values) if not math.isfinite(value)))
+    return sorted(places)

@@ -68,6 +68,16 @@ GRID = (
     Action("ranks.right", "right,l", "cursor(1,0)", "right", "Move the cursor right"),
 )
 
+CURVES = (
+    Action(
+        "curves.in", "up,K", "scale(0.5)", "closer", "Half as many steps, each drawn as finely as it is known"
+    ),
+    Action("curves.out", "down,j", "scale(2)", "wider", "Twice as many steps"),
+    Action("curves.back", "left,h", "pan(-0.25)", "earlier", "Earlier steps"),
+    Action("curves.on", "right,l", "pan(0.25)", "later", "Later steps"),
+    Action("curves.all", "0", "all", "all steps", "The whole run again"),
+)
+
 BOARD = (
     Action("board.up", "up,shift+tab", "move(-1)", "knob", "The knob above"),
     Action("board.down", "down,tab", "move(1)", "knob", "The knob below"),
@@ -134,6 +144,7 @@ def bindings(actions: tuple[Action, ...]) -> list[Binding]:
 APP_KEYS = bindings(APP)
 OVERVIEW_KEYS = bindings(OVERVIEW)
 GRID_KEYS = bindings(GRID)
+CURVES_KEYS = bindings(CURVES)
 BOARD_KEYS = bindings(BOARD)
 
 _NAMES = {
@@ -171,7 +182,7 @@ def load_keymap(path: Path | None = None) -> dict[str, str]:
         return {}
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise KeymapError(f"{path} cannot be read: {error}") from None
-    known = {action.id for action in (*APP, *OVERVIEW, *GRID, *BOARD, *REPLAY)}
+    known = {action.id for action in (*APP, *OVERVIEW, *GRID, *CURVES, *BOARD, *REPLAY)}
     for name, keys in keymap.items():
         if name not in known or not isinstance(keys, str):
             legal = ", ".join(sorted(known))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from agents.client import Asked
+from agents.record.detail import curve_between
 from agents.record.recording import RecordingError
 from agents.record.replay import Moment, Place, Recording, Replay
 from agents.wire import Summary
@@ -132,6 +133,7 @@ class Playback:
         resets = -1
         span = self._recording.span()
         looked = time.monotonic()
+        detailed = -1
         while not self._stop.is_set():
             moved = self._moved(replay)
             now = time.monotonic()
@@ -154,7 +156,13 @@ class Playback:
                 else:
                     store.apply(came)
                 store.heard(0.0)
+                view = store.view if store.detail is None or detailed != resets else None
                 store.playing = playing(replay, span.first_s, span.last_s, self.speed, self.paused)
+            if view:
+                detailed = resets
+                detail = curve_between(self._recording, *view, replay.epoch, replay.seq)
+                with store.lock:
+                    store.found(view, detail)
 
     def _moved(self, replay: Replay) -> bool:
         """Do what is asked, or wait a moment; True if the place is another."""

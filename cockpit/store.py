@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
+from agents.curve import Curve
 from agents.state import RunState
 from agents.wire import (
     Alert,
@@ -38,6 +39,7 @@ from agents.wire import (
     Vitals,
 )
 from cockpit import format
+from cockpit.curves import View
 from cockpit.fates import changes_text, command_text, trial_text
 
 T = TypeVar("T")
@@ -144,6 +146,8 @@ class Store:
         self.playing: Playing | None = None  # where in a recording this is; None: it is the run itself
         self.previews: dict[str, Previewed] = {}  # what this cockpit asked, and was told
         self.denied: dict[str, str] = {}  # why the hub does not take what this cockpit asked, by its id
+        self.view: View | None = None  # the steps that curves show; None: all
+        self.detail: Curve | None = None  # of those, every step, where a recording has it
         self.heard_at: float | None = None
         self._known: dict[object, tuple[tuple[int, ...], Any]] = {}
 
@@ -159,6 +163,8 @@ class Store:
                     self._remember(update)
                 case Pulse():
                     self.pulse_seen[update.rank] = self.clock()
+                case Summary() if self.detail:
+                    self.detail.cut(update.step)  # done anew
 
     def rebuild(self, updates: Iterable[Update]) -> None:
         """Begin again from a snapshot. What is remembered of the ranks stays where it follows on."""
@@ -179,6 +185,17 @@ class Store:
         if previews.keys() != self.previews.keys() or denied.keys() != self.denied.keys():
             self.previews, self.denied = dict(previews), dict(denied)
             self.revisions[Topic.BOARD] += 1
+
+    def look_at(self, view: View | None) -> None:
+        """Have curves show the steps of `view` alone; None: all."""
+        self.view, self.detail = view, None
+        self.revisions[Topic.CURVES] += 1
+
+    def found(self, view: View, detail: Curve) -> None:
+        """Take what a recording has of a view, unless another is looked at by now."""
+        if view == self.view:
+            self.detail = detail
+            self.revisions[Topic.CURVES] += 1
 
     def _remember(self, step: Step) -> None:
         recent = self.recent.setdefault(step.rank, deque(maxlen=RECENT_STEPS))

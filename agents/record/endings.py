@@ -67,9 +67,9 @@ class _Endings(Recording):
         self._db.set_progress_handler(self._is_over, STEPS_OF_SQLITE)
 
     def before(self, epoch: str) -> Iterator[Ending]:
-        self._rows(tuple[()], "BEGIN")  # one state of the file, though the recorder goes on writing
+        self.rows(tuple[()], "BEGIN")  # one state of the file, though the recorder goes on writing
         told = 0
-        for (segment,) in self._rows(tuple[int], LAST_SEGMENTS, epoch, VERSION, STARTS):
+        for (segment,) in self.rows(tuple[int], LAST_SEGMENTS, epoch, VERSION, STARTS):
             ending = self._ending(segment)
             if ending:
                 told += 1
@@ -90,12 +90,12 @@ class _Endings(Recording):
 
     def _updates(self, segment: int) -> Iterator[msgspec.Raw]:
         """Those of a segment that count, in order."""
-        rows = self._rows(tuple[int], "SELECT id FROM feed WHERE segment = ? ORDER BY id", segment)
+        rows = self.rows(tuple[int], "SELECT id FROM feed WHERE segment = ? ORDER BY id", segment)
         blobs = [("SELECT snapshot FROM segments WHERE id = ?", segment)]
         blobs += [("SELECT data FROM feed WHERE id = ?", id) for (id,) in rows]
         for query, id in blobs:
             self._check()
-            for (data,) in self._rows(tuple[bytes], query, id):
+            for (data,) in self.rows(tuple[bytes], query, id):
                 for packed in updates_of(data, ROW_BYTES):
                     if _kind(packed) in KINDS:
                         yield packed

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from agents.record.recording import NothingRecordedError, RecordingError, unpack, unpack_row
+from agents.record.recording import NothingRecordedError, RecordingError, kind_of, unpack, unpack_row
 from agents.state import RunState
 from agents.wire import VERSION, Summary, Update
 from agents.wire.codec import version_refusal
@@ -87,7 +87,7 @@ class Recording:
             raise NothingRecordedError(f"there is no recording: {path} is not there")
         self._db = self._open(f"file:{_quoted(path)}?mode=ro")
         try:
-            wire = self._rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
+            wire = self.rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
         except RecordingError as error:
             self.close()
             if "no such table" in str(error):
@@ -95,7 +95,7 @@ class Recording:
                 raise NothingRecordedError(why) from None
             # Where the folder cannot be written, SQLite cannot share the file; as nobody writes it, it need not.
             self._db = self._open(f"file:{_quoted(path)}?mode=ro&immutable=1")
-            wire = self._rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
+            wire = self.rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
         if not wire:
             why = f"{path} holds nothing yet; its run has only begun, or was not recorded"
             raise NothingRecordedError(why)
@@ -106,7 +106,7 @@ class Recording:
     def _open(uri: str) -> sqlite3.Connection:
         return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=5.0)
 
-    def _rows(self, kind: Any, query: str, *values: object) -> list[Any]:
+    def rows(self, kind: Any, query: str, *values: object) -> list[Any]:
         """Rows as tuples of that kind; a column of SQLite holds whatever was put there."""
         try:
             return msgspec.convert(self._db.execute(query, values).fetchall(), list[kind])
@@ -122,13 +122,13 @@ class Recording:
 
     def segments(self) -> list[Segment]:
         """All of them, in the order of what happened."""
-        return [Segment(*row) for row in self._rows(SegmentRow, f"{SEGMENTS} ORDER BY id")]
+        return [Segment(*row) for row in self.rows(SegmentRow, f"{SEGMENTS} ORDER BY id")]
 
     def span(self) -> Span:
         """As of now: the recording of a live run grows."""
         segments = self.segments()
         newest = segments[-1]
-        rows = self._rows(
+        rows = self.rows(
             tuple[int, int, float, int | None],
             "SELECT segment, last, time_s, step FROM feed ORDER BY id DESC LIMIT 1",
         )
@@ -144,21 +144,26 @@ class Recording:
             yield Moment(
                 one.epoch, one.seq, one.time_s, None, bool(one.thinned), tuple(self._snapshot(one.id))
             )
-            for (id,) in self._rows(tuple[int], "SELECT id FROM feed WHERE segment = ? ORDER BY id", one.id):
+            for (id,) in self.rows(tuple[int], "SELECT id FROM feed WHERE segment = ? ORDER BY id", one.id):
                 yield from self._row(one, id)
 
     def _snapshot(self, segment: int) -> Iterator[Update]:
-        for (snapshot,) in self._rows(tuple[bytes], "SELECT snapshot FROM segments WHERE id = ?", segment):
+        for (snapshot,) in self.rows(tuple[bytes], "SELECT snapshot FROM segments WHERE id = ?", segment):
             for batch in unpack_row(snapshot):
                 yield from map(unpack, batch.updates)
 
-    def _row(self, segment: Segment, id: int) -> Iterator[Moment]:
+    def _row(self, segment: Segment, id: int, kinds: frozenset[str] | None = None) -> Iterator[Moment]:
         # The row may have been thinned away since: then it is not there, and nothing of it is told.
         data_of = "SELECT data FROM feed WHERE id = ? AND segment = ?"
-        for (data,) in self._rows(tuple[bytes], data_of, id, segment.id):
+        for (data,) in self.rows(tuple[bytes], data_of, id, segment.id):
             for batch in unpack_row(data):
                 for seq, packed in enumerate(batch.updates, batch.first):
-                    yield Moment(segment.epoch, seq, batch.time_s, unpack(packed), bool(segment.thinned))
+                    if kinds is None or kind_of(packed) in kinds:
+                        yield Moment(segment.epoch, seq, batch.time_s, unpack(packed), bool(segment.thinned))
+
+    def summaries(self, segment: Segment, id: int) -> Iterator[Moment]:
+        """Those of a row, without a look at what else is in it."""
+        yield from self._row(segment, id, frozenset({"summary"}))
 
     # -------------------------------------------------------------------------------------------------- places
 
@@ -183,7 +188,7 @@ class Recording:
         if not mine:
             known = ", ".join(dict.fromkeys(one.epoch for one in segments))
             raise RecordingError(f"{self.path} holds no hub start {epoch}; there are {known}")
-        rows = self._rows(
+        rows = self.rows(
             Newest,
             "SELECT MAX(last) FROM feed WHERE segment IN (SELECT id FROM segments WHERE epoch = ?)",
             epoch,
@@ -198,8 +203,8 @@ class Recording:
 
     def at_step(self, step: int) -> Place:
         """When step `step` was summarised; the last time, if the run went back to do it again."""
-        rows = self._rows(tuple[int, int, str], CROSSINGS, step, step)
-        newest, first = self._rows(Newest, "SELECT MAX(step) FROM feed")[0][0], self.segments()[0].step
+        rows = self.rows(tuple[int, int, str], CROSSINGS, step, step)
+        newest, first = self.rows(Newest, "SELECT MAX(step) FROM feed")[0][0], self.segments()[0].step
         if newest is None or newest < step or (not rows and first is not None and first > step):
             held = "no step yet" if newest is None else f"the steps {first or 0} to {newest}"
             raise RecordingError(f"{self.path} holds {held}, not {step}")
@@ -208,7 +213,7 @@ class Recording:
         row, last, epoch = next(
             (one for one in crossings if self._reached(one[0], step) == step), crossings[0]
         )
-        start = self._rows(tuple[int], "SELECT segment FROM feed WHERE id > ? ORDER BY id LIMIT 1", row)[0][0]
+        start = self.rows(tuple[int], "SELECT segment FROM feed WHERE id > ? ORDER BY id LIMIT 1", row)[0][0]
 
         there = False
 
@@ -228,7 +233,7 @@ class Recording:
         """The first step from `step` on that was summarised after a row."""
         after = "SELECT id, segment FROM feed WHERE id > ? ORDER BY id"
         segments = {one.id: one for one in self.segments()}
-        for id, segment in self._rows(tuple[int, int], after, row):
+        for id, segment in self.rows(tuple[int, int], after, row):
             for moment in self._row(segments[segment], id) if segment in segments else ():
                 if isinstance(moment.update, Summary) and moment.update.step >= step:
                     return moment.update.step

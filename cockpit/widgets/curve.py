@@ -1,18 +1,25 @@
 """Curves: plotext behind one adapter, decimated to the width, with knob changes as marks."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import plotext
+from textual.binding import Binding
 
+from agents.curve import Point, kept
 from agents.wire import Summary
 from cockpit import format
+from cockpit.actions import CURVES, CURVES_KEYS
+from cockpit.curves import Stretch, beside, closer, extent, runs, stretches, within
 from cockpit.lines import Line
 from cockpit.store import Mark, Store, Topic
 from cockpit.theme import Palette
+from cockpit.verdict import Level
 from cockpit.widgets.panel import Panel
+
+DOTS = 2  # of a braille cell, side by side
 
 
 @dataclass(frozen=True)
@@ -22,19 +29,28 @@ class Series:
     key: str
     title: str
     unit: str
+    metric: str  # of `agents.curve.METRICS`
     get: Callable[[Summary], float | None]
 
 
-LOSS = Series("loss", "Loss", "", lambda summary: summary.loss)
-THROUGHPUT = Series("throughput", "Throughput", "tok/s", lambda summary: summary.tokens_per_s)
+LOSS = Series("loss", "Loss", "", "loss", lambda summary: summary.loss)
+THROUGHPUT = Series("throughput", "Throughput", "tok/s", "tokens_per_s", lambda summary: summary.tokens_per_s)
 
 
 class Curve(Panel):
-    """One series, whole run."""
+    """One series, whole run or the steps looked at."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Curve"
-    HELP = "One number of the job over the whole run. `╷` marks a knob change; the newest is written below."
+    BINDINGS: ClassVar[list[Binding]] = CURVES_KEYS  # type: ignore[assignment]
+    ACTIONS = CURVES
+    HELP = (
+        "One number of the job over its steps. `╷` marks a knob change; the newest is written below. A column shows "
+        "the lowest and the highest of its steps. The line is broken where steps are missing; `✗` marks values that "
+        "are no finite number. Of a run's older steps a live screen knows even buckets: where one is wider than a "
+        "column, `╌` runs under it, and what joins its first, lowest, highest and last value is no data. A "
+        "replay reads every step of what you look at from the recording."
+    )
     EVERY = 3  # under three times a second: a curve costs more than all the rest of the screen
 
     def __init__(self, series: Series) -> None:
@@ -52,33 +68,57 @@ class Curve(Panel):
         return f"╷ step {format.grouped(marks[-1].step)}: {marks[-1].label}" if marks else ""
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
-        points = [
-            (summary.step, value)
-            for summary in store.state.summaries
-            if (value := self.series.get(summary)) is not None and math.isfinite(value)
-        ]
-        if len(points) < 2:
-            return [Line().add(f"{format.MISSING} the curve begins with the second step", colours.faint)]
-        return plot(points, store.marks(), width, height, colours)
+        found = stretches(store.state, self.series.metric, store.view, store.detail)
+        if sum(len(one.points) for one in found) < 2:
+            why = "no two of these steps are known · 0 shows all" if store.view else _NOT_YET
+            return [Line().add(f"{format.MISSING} {why}", colours.faint)]
+        return plot(found, store.marks(), width, height, colours)
+
+    # -------------------------------------------------------------------------------------- what is looked at
+
+    def action_scale(self, by: float) -> None:
+        with self._store.lock:
+            whole = extent(self._store.state)
+            if whole:
+                self._store.look_at(within(closer(self._store.view or whole, by), whole))
+        self.again()
+
+    def action_pan(self, by: float) -> None:
+        with self._store.lock:
+            whole, view = extent(self._store.state), self._store.view
+            if whole and view:
+                self._store.look_at(within(beside(view, by), whole))
+        self.again()
+
+    def action_all(self) -> None:
+        with self._store.lock:
+            self._store.look_at(None)
+        self.again()
+
+
+_NOT_YET = "the curve begins with the second step"
 
 
 def plot(
-    points: Sequence[tuple[int, float]], marks: Sequence[Mark], width: int, height: int, colours: Palette
+    found: Sequence[Stretch], marks: Sequence[Mark], width: int, height: int, colours: Palette
 ) -> list[Line]:
     """The curve with its two rulers, `width` x `height` cells."""
     axis, rows = 8, height - 1
     if rows < 1 or width < axis + 8:
         return []
     columns = width - axis
-    xs, ys = decimate(points, 2 * columns)
-    low, high = nice_range(min(ys), max(ys))
-    canvas = braille(xs, ys, columns, rows, (xs[0], xs[-1]), (low, high))
-    first, last = points[0][0], points[-1][0]
-    at_mark = {
-        min(columns - 1, int((mark.step - first) / max(1, last - first) * columns))
-        for mark in marks
-        if first <= mark.step <= last
-    }
+    first, last = found[0].points[0][0], found[-1].points[-1][0]
+    a_step = columns / max(1, last - first)
+
+    def column(step: int) -> int:
+        return min(columns - 1, int((step - first) * a_step))
+
+    lines_of = [decimate(run, first, last, DOTS * columns) for run in runs(found, a_step)]
+    values = [value for line in lines_of for _, value in line]
+    low, high = nice_range(min(values), max(values)) if values else (0.0, 1.0)
+    canvas = braille(lines_of, columns, rows, (first, max(last, first + 1)), (low, high))
+    at_mark = {column(mark.step) for mark in marks if first <= mark.step <= last}
+    broken = {column(step) for one in found for step, value in one.points if not math.isfinite(value)}
     lines = []
     labelled = {0: high, rows - 1: low} | (
         {rows // 2: high - (high - low) * (rows // 2) / (rows - 1)} if rows > 4 else {}
@@ -88,25 +128,46 @@ def plot(
         line = Line().add(label.rjust(axis), colours.dim)
         for x, glyph in enumerate(canvas[y]):
             marked = x in at_mark and glyph == " "
-            line.add("╷" if marked else glyph, colours.mark if marked else colours.curve)
+            if y == rows - 1 and x in broken:
+                line.add(Level.BAD.value, colours.level[Level.BAD])
+            else:
+                line.add("╷" if marked else glyph, colours.mark if marked else colours.curve)
         lines.append(line)
+    bucketed = [False] * columns
+    coarse = [one for one in found if one.width > max(1, 1 / a_step)]
+    for one in coarse:
+        begin, end = column(one.points[0][0]), column(one.points[-1][0])
+        bucketed[begin : end + 1] = [True] * (end + 1 - begin)
+    widest = max((one.width for one in coarse), default=0)
     left, right = format.grouped(first), format.grouped(last)
-    ruler = Line().add("└".rjust(axis), colours.dim).add(left, colours.dim)
+    said = f"╌ lowest and highest of {format.grouped(widest)} steps" if widest else ""
+    under = "".join("╌" if here else " " for here in bucketed)[len(left) : columns - len(right)]
+    if said and len(said) + 4 <= len(under):
+        under = f"{under[:2]} {said} {under[len(said) + 4 :]}"
+    ruler = Line().add("└".rjust(axis), colours.dim).add(left, colours.dim).add(under, colours.faint)
     lines.append(ruler.pad_to(width - len(right), colours.faint).add(right, colours.dim))
     return lines
 
 
-def decimate(points: Sequence[tuple[int, float]], most: int) -> tuple[list[float], list[float]]:
-    """At most `most` points: of each stretch its lowest and highest, so that no spike is thinned away."""
-    if len(points) > most:
-        stretch = -(-2 * len(points) // most)
-        kept: list[tuple[int, float]] = []
-        for i in range(0, len(points), stretch):
-            part = points[i : i + stretch]
-            pair = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
-            kept += sorted(pair)
-        points = kept
-    return [float(x) for x, _ in points], [y for _, y in points]
+def decimate(run: Sequence[Point], first: int, last: int, columns: int) -> list[Point]:
+    """Of each of `columns` even stretches of the steps `first` to `last` what a line through them shows: its first,
+    lowest, highest and last point (M4)."""
+    if len(run) <= columns:
+        return list(run)
+    decimated: list[Point] = []
+    part: list[Point] = []
+    now = -1
+    for point in run:
+        at = (point[0] - first) * columns // (last - first + 1)
+        if at != now:
+            decimated += _extremes(part)
+            part, now = [], at
+        part.append(point)
+    return decimated + list(_extremes(part))
+
+
+def _extremes(part: Sequence[Point]) -> Iterator[Point]:
+    return (part[place] for place in kept([value for _, value in part]))
 
 
 def nice_range(low: float, high: float) -> tuple[float, float]:
@@ -124,15 +185,16 @@ def tick(value: float) -> str:
 
 
 def braille(
-    xs: list[float],
-    ys: list[float],
+    runs: Sequence[Sequence[Point]],
     width: int,
     height: int,
     x_range: tuple[float, float],
     y_range: tuple[float, float],
 ) -> list[str]:
-    """plotext's canvas alone, as lines of text; rulers and colours are ours, so that they keep still."""
+    """plotext's canvas alone, with a line through each of `runs`, as lines of text; rulers and colours are ours, so
+    that they keep still."""
     figure: Any = plotext.figure
+    plotext.terminal.limit(False, False)  # it would cut the canvas to what it takes for the terminal's size
     figure.clear()
     figure.theme("colorless")
     figure.plot_size(width, height)
@@ -142,6 +204,8 @@ def braille(
             ruler = figure.ruler(axis, side)
             ruler.lim(*ends)
             ruler.frequency(0)
-    figure.draw(figure.signal(xs, ys, marker="braille").lines())
-    lines = figure.build().string(colorless=True).split("\n")
+    for run in runs:
+        xs, ys = [float(step) for step, _ in run], [value for _, value in run]
+        figure.draw(figure.signal(xs, ys, marker="braille").lines())
+    lines = figure.build().string(colorless=True).split("\n") if runs else []
     return [line.ljust(width)[:width] for line in (lines + [""] * height)[:height]]

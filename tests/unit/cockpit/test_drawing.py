@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agents.wire import Board, KnobState, Legal, Traffic
 from cockpit import format
+from cockpit.curves import Stretch
 from cockpit.lines import Line, bar, column
 from cockpit.store import Mark, Store
 from cockpit.theme import THEMES, palette
@@ -101,12 +102,11 @@ def test_the_cursor_walks_the_grid() -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=400), st.integers(4, 80))
-def test_decimation_keeps_the_extremes(values: list[float], most: int) -> None:
-    xs, ys = decimate(list(enumerate(values)), most)
-    assert min(ys) == min(values)
-    assert max(ys) == max(values)
-    assert xs == sorted(xs)
-    assert len(xs) <= max(most, 2) + 2
+def test_decimation_keeps_the_extremes(values: list[float], columns: int) -> None:
+    points = decimate(list(enumerate(values)), 0, len(values) - 1, columns)
+    kept = [value for _, value in points]
+    assert (min(kept), max(kept)) == (min(values), max(values))
+    assert points == sorted(points) and len(points) <= max(4 * columns, 2)
 
 
 @given(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9))
@@ -119,11 +119,39 @@ def test_a_nice_range_holds_its_values(a: float, b: float) -> None:
 
 
 def test_a_plot_fills_its_place_and_marks_changes() -> None:
-    lines = plot([(step, 5 - step / 50) for step in range(200)], [Mark(100, "k")], 60, 12, COLOURS)
+    lines = plot([Stretch([(step, 5 - step / 50) for step in range(200)])], [Mark(100, "k")], 60, 12, COLOURS)
     strips = [line.strip(60, COLOURS.text) for line in lines]
     assert len(strips) == 12
     assert sum("╷" in strip.text for strip in strips) >= 8
     assert any(ord(char) >= 0x2800 for strip in strips for char in strip.text)
+
+
+def pictured(*stretches: Stretch, width: int = 68, height: int = 9) -> list[str]:
+    return [line.strip(width, COLOURS.text).text for line in plot(stretches, [], width, height, COLOURS)]
+
+
+def test_no_line_crosses_steps_that_are_missing_or_no_number() -> None:
+    whole = pictured(Stretch([(step, 1.0) for step in range(600)]))
+    drawn = next(row for row in whole if "⠤" in row or "⠒" in row or "⣀" in row or "⠉" in row)
+    assert " " not in drawn[8:]
+    points = [(step, 1.0) for step in range(600) if not 200 <= step < 400]
+    gap = next(row for row in pictured(Stretch(points)) if any(ord(glyph) > 0x2800 for glyph in row))
+    assert gap[8:28].strip() and gap[48:].strip() and not gap[29:47].strip()
+    points = [(step, math.nan if 200 <= step < 400 else 1.0) for step in range(600)]
+    broken = pictured(Stretch(points))
+    assert sum(row.count("✗") for row in broken) == 20
+    assert not any(ord(glyph) > 0x2800 for row in broken for glyph in row[29:47])
+    tenths = pictured(Stretch([(step, 1.0) for step in range(0, 600, 10)]))
+    assert any(" " not in row[8:] for row in tenths[:-1]), "a loop that reports each tenth step has no gaps"
+
+
+def test_what_is_known_in_buckets_alone_is_marked() -> None:
+    buckets = Stretch([(step, float(step)) for step in range(0, 512, 8)], width=32)
+    newest = Stretch([(step, 1.0) for step in range(512, 600)])
+    assert "╌ lowest and highest of 32 steps" in pictured(buckets, newest)[-1]
+    assert pictured(buckets, newest, width=38)[-1].count("╌") > 10, "no room for words"
+    assert "╌" not in pictured(Stretch(buckets.points, width=8), newest)[-1], "finer than a column"
+    assert "╌" not in pictured(Stretch(newest.points[:10]))[-1], "every step is there"
 
 
 @pytest.mark.parametrize("name", THEMES)

@@ -1,0 +1,183 @@
+"""What a chart shows of a long run: every spike, live, after a hub restart, and every step of a recording."""
+
+import math
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from agents.curve import Curve
+from agents.hub.recall import Recall
+from agents.hub.recorder import Limits, Recorder
+from agents.hub.sequence import Sequence
+from agents.record.detail import curve_between
+from agents.record.replay import Recording, Replay
+from agents.state import HISTORY, RunState
+from agents.wire import Summary, Update
+from cockpit.curves import Stretch, beside, closer, extent, runs, stretches, within
+from cockpit.playback import Playback
+from cockpit.store import Mark, Store
+from cockpit.theme import palette
+from cockpit.widgets.curve import plot
+from tests.unit.agents.fleet import make_hello, make_summary
+
+STEPS = 20_000
+SPIKE = 3456
+
+
+def at(step: int) -> Summary:
+    return structs.replace(make_summary(step), loss=2 - step / STEPS + 3 * (step == SPIKE))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recording of a run of many steps."""
+    path = tmp_path_factory.mktemp("run") / "run.db"
+    sequence = Sequence()
+    recorder = Recorder(path, sequence, Limits(commit_s=0.01, segment_bytes=1 << 20))
+    sequence.publish(make_hello(0, 1))
+    for step in range(STEPS):
+        sequence.publish(at(step))
+        if step % 50 == 0:
+            recorder.follow()
+    recorder.close(60)
+    return path
+
+
+def spike_is_drawn(found: list[Stretch]) -> bool:
+    """Whether the picture reaches far above the curve where the spike is, and nowhere else."""
+    points = [point for one in found for point in one.points]
+    assert (SPIKE, at(SPIKE).loss) in points
+    width, height = 108, 21
+    marks: list[Mark] = []
+    rows = [
+        line.strip(width, palette("cockpit-dark").text).text
+        for line in plot(found, marks, width, height, palette("cockpit-dark"))
+    ]
+    high = [x for row in rows[: height // 2] for x, glyph in enumerate(row) if ord(glyph) > 0x2800]
+    first, last = points[0][0], points[-1][0]
+    return {x - 8 for x in high} == {int((SPIKE - first) / (last - first) * 100)}
+
+
+def test_a_spike_of_one_step_is_drawn_live_and_of_a_recording(recorded: Path) -> None:
+    replay = Replay(Recording(recorded))
+    replay.seek(replay.recording.at_end())
+    assert extent(replay.state) == (0, STEPS - 1)
+    assert spike_is_drawn(stretches(replay.state, "loss"))
+    watcher = RunState()  # what the hub sends to one who comes late
+    for update in replay.state.replay():
+        watcher.apply(update)
+    assert spike_is_drawn(stretches(watcher, "loss"))
+
+
+def test_a_spike_of_one_step_is_drawn_after_a_hub_restart(recorded: Path) -> None:
+    sequence = Sequence()
+    recall = Recall(recorded, sequence)
+    recall._thread.join()
+    for update in (make_hello(0, 1, step=STEPS), at(STEPS)):
+        sequence.publish(update)
+    assert recall.tick(0)
+    assert extent(sequence.state) == (0, STEPS)
+    assert spike_is_drawn(stretches(sequence.state, "loss"))
+
+
+def test_a_recording_has_every_step_of_what_is_looked_at(recorded: Path) -> None:
+    recording = Recording(recorded)
+    end = recording.span()
+    detail = curve_between(recording, 3000, 3900, end.last_epoch, end.last_seq)
+    assert detail.points("loss") == [(step, at(step).loss) for step in range(3000, 3901)]
+    early = curve_between(recording, 3000, 3900, end.last_epoch, 3102)  # the hello has number 1
+    assert [step for step, _ in early.points("loss")] == list(range(3000, 3101))
+
+
+def test_what_a_run_did_anew_is_not_shown_as_it_was_before(tmp_path: Path) -> None:
+    sequence = Sequence()
+    recorder = Recorder(tmp_path / "run.db", sequence, Limits(commit_s=0.001))
+    told: list[Update] = [make_hello(0, 1), *map(at, range(300))]
+    told += [structs.replace(at(step), loss=7.0) for step in range(200, 250)]
+    for update in told:
+        sequence.publish(update)
+        recorder.follow()
+        threading.Event().wait(0.0005)
+    recorder.close(60)
+    recording = Recording(tmp_path / "run.db")
+    points = curve_between(recording, 190, 280, sequence.epoch, sequence.seq).points("loss")
+    assert points == [(step, at(step).loss if step < 200 else 7.0) for step in range(190, 250)]
+
+
+@pytest.fixture
+def played(recorded: Path) -> Iterator[Store]:
+    recording = Recording(recorded)
+    playback = Playback(recording, "r", begin=recording.at_end())
+    store = Store(playback.clock)
+    playback.start(store)
+    yield store
+    playback.stop()
+
+
+def until(store: Store, true: object) -> None:
+    pause = threading.Event()
+    for _ in range(2000):
+        with store.lock:
+            if true():  # type: ignore[operator]
+                return
+        pause.wait(0.01)
+    raise AssertionError("it did not come true in time")
+
+
+def test_a_replay_shows_every_step_of_a_view(played: Store) -> None:
+    until(played, lambda: played.step == STEPS - 1)
+    coarse = stretches(played.state, "loss", (3000, 3900))
+    assert [one.width for one in coarse] == [32] and len(coarse[0].points) < 200
+    with played.lock:
+        played.look_at((3000, 3900))
+    until(played, lambda: played.detail is not None)
+    fine = stretches(played.state, "loss", played.view, played.detail)
+    assert [(one.width, len(one.points)) for one in fine] == [(1, 901)]
+    with played.lock:
+        played.look_at((18_000, STEPS - 1))
+    until(played, lambda: played.detail is not None)
+    fine = stretches(played.state, "loss", played.view, played.detail)
+    steps = [step for one in fine for step, _ in one.points]
+    assert (
+        steps[-HISTORY:] == list(range(STEPS - HISTORY, STEPS))
+        and max(b - a for a, b in pairwise(steps)) == 1
+    )
+
+
+def test_what_is_done_anew_is_no_detail_any_more() -> None:
+    store = Store()
+    store.apply(map(at, range(2000)))
+    detail = Curve()
+    detail.extend(map(at, range(100, 900)))
+    store.look_at((100, 900))
+    store.found((100, 900), detail)
+    store.found((0, 50), Curve())
+    store.apply([at(500)])
+    assert store.detail is detail and detail.last == 499
+    assert [step for one in stretches(store.state, "loss", store.view, detail) for step, _ in one.points] == [
+        *range(100, 501)
+    ]
+
+
+def test_lines_join_what_follows_on() -> None:
+    old = Stretch([(0, 1.0), (5, 9.0), (31, 1.0), (32, 1.0), (60, 0.0), (63, 1.0), (128, 1.0)], width=32)
+    new = Stretch([(129, 1.0), (130, math.nan), (131, 1.0), (132, 1.0), (150, 1.0)])
+    joined = [[step for step, _ in run] for run in runs([old, new], 10.0)]
+    assert joined == [[0, 5, 31, 32, 60, 63], [128, 129], [131, 132], [150]]
+    assert [len(run) for run in runs([old, new], 0.001)] == [8, 3], (
+        "narrower than a column: no gap is to be seen"
+    )
+
+
+def test_a_view_stays_within_the_run() -> None:
+    whole = (0, 1000)
+    view = within(closer(whole, 0.5), whole)
+    assert view == (250, 750)
+    assert within(beside(view, -0.25), whole) == (125, 625)
+    assert within(beside(view, 3), whole) == (500, 1000)
+    assert within(closer(view, 2), whole) is None
+    assert closer((100, 101), 0.5) == (92, 109), "never fewer than some"

@@ -97,6 +97,6 @@ def _day(time_s: float) -> str:
 
 ACTIONS: dict[str, tuple[Callable[[Options, KeyStore], int], str]] = {
     "make": (_make, "make a key, and put it on the list"),
-    "list": (_list, "every key made here, and whether it is in force"),
+    "list": (_list, "the keys in force, and the newest that were revoked"),
     "revoke": (_revoke, "take a key out of force, also on connections that are open"),
 }

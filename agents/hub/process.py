@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -20,7 +20,7 @@ from agents.hub.recorder import DEFAULT_RECORD_MB, Limits
 from agents.reach import runs
 from agents.reach.address import LEGAL as LEGAL_LISTEN
 from agents.reach.address import listen_address
-from agents.reach.files import raise_file_limit
+from agents.reach.files import open_lock, raise_file_limit
 from agents.reach.keys import KeyStore, keys_folder
 from agents.reach.runs import Endpoints, RunError
 from agents.wire import clean
@@ -28,9 +28,13 @@ from agents.wire import clean
 ON_ALERT = "COCKPIT_ON_ALERT"
 
 
-def _lock(folder: Path) -> TextIO:
+def _lock(folder: Path) -> BinaryIO:
     """Be the one hub of this run folder; held until the process ends, however it ends."""
-    lock = (folder / ".hub.lock").open("w")
+    path = folder / ".hub.lock"
+    try:
+        lock = open_lock(path)
+    except OSError as error:
+        raise RunError(f"{path} cannot be locked: {error.strerror}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

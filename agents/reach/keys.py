@@ -2,7 +2,7 @@
 
     hub.key        the hub's own; made when first needed
     NAME.key       a rank's, viewer's or operator's, with the hub's public key in it: all that is needed to connect
-    allowed.json   every key made here, its role, and when it was revoked; hubs reread it as it changes
+    allowed.json   the keys made here, their roles, and when they were revoked; hubs reread it as it changes
 
 Keys are in Z85, as ZeroMQ writes them. A public key says who it is; a secret key is never printed.
 """
@@ -21,15 +21,19 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct, structs
 
+from agents.reach.files import open_lock
 from agents.reach.runs import Endpoints
 from agents.wire.terms import RunError
 
 KEY_VARIABLE = "COCKPIT_KEY"  # names a key file
 FOLDER_VARIABLE = "COCKPIT_KEYS"  # names the folder of keys
 LIST_FILE = "allowed.json"
+SHOWN = 20  # names in an error
 HUB = "hub"  # the name that no other key may have
 LONGEST_KEY_FILE = 4096  # bytes
-LONGEST_LIST = 1 << 20
+MOST_KEYS = 1024  # in force
+REVOKED_KEPT = 256  # the newest; a key on no list is refused like a revoked one
+LONGEST_LIST = 16 << 20  # bytes; what is written here has less than 1 MiB, an older release pruned nothing
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 KeyName = Annotated[str, Meta(pattern=f"^{_NAME.pattern}$", max_length=64)]
@@ -135,7 +139,7 @@ class KeyStore:
         return self.folder / f"{name}.key"
 
     def listed(self) -> list[Listed]:
-        """Every key made here, oldest first. RunError if the list cannot be trusted."""
+        """All keys in force and the newest revoked ones, oldest first. RunError if the list cannot be trusted."""
         if not self.folder.exists():
             return []
         _check_folder(self.folder)
@@ -175,10 +179,15 @@ class KeyStore:
             listed = self.listed()
             if any(row.name == name and row.revoked_s is None for row in listed):
                 raise RunError(f"there is a key {name} already; revoke it first, or choose another name")
+            if sum(row.revoked_s is None for row in listed) >= MOST_KEYS:
+                raise RunError(
+                    f"there are {MOST_KEYS} keys in force in {self.folder}, which is the most; revoke one, or make the "
+                    "key in another folder"
+                )
             public, secret = _new_pair()
             path = self.file(name)
             _write_private(path, Key(name, role, public, secret, hub))
-            _write_private(self.folder / LIST_FILE, [*listed, Listed(name, role, public, time.time())])
+            self._write_list([*listed, Listed(name, role, public, time.time())])
         return path
 
     def revoke(self, name: str) -> Listed:
@@ -187,12 +196,23 @@ class KeyStore:
             listed = self.listed()
             found = next((row for row in listed if row.name == name and row.revoked_s is None), None)
             if found is None:
-                known = ", ".join(row.name for row in listed if row.revoked_s is None) or "none"
-                raise RunError(f"there is no key {name} in force; the keys in force are: {known}")
+                known = [row.name for row in listed if row.revoked_s is None]
+                names = ", ".join(known[:SHOWN]) + (
+                    f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
+                )
+                raise RunError(
+                    f"there is no key {name[:70]} in force; the keys in force are: {names or 'none'}"
+                )
             revoked = structs.replace(found, revoked_s=time.time())
-            _write_private(self.folder / LIST_FILE, [revoked if row is found else row for row in listed])
-            self.file(name).unlink(missing_ok=True)
+            self.file(name).unlink(missing_ok=True)  # first: a full disk then has room for the list
+            self._write_list([revoked if row is found else row for row in listed])
         return revoked
+
+    def _write_list(self, rows: list[Listed]) -> None:
+        """Write the list without the keys that were revoked long ago, so that it stays small enough to be read."""
+        revoked = sorted(row.revoked_s for row in rows if row.revoked_s is not None)[-REVOKED_KEPT:]
+        kept = [row for row in rows if row.revoked_s is None or row.revoked_s >= revoked[0]]
+        _write_private(self.folder / LIST_FILE, kept)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -200,7 +220,7 @@ class KeyStore:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_folder(self.folder)
-            with (self.folder / ".lock").open("w") as lock:
+            with open_lock(self.folder / ".lock") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 yield
         except OSError as error:
@@ -242,8 +262,12 @@ def _write_private(path: Path, what: Key | list[Listed]) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.unlink(missing_ok=True)
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(what), indent=2) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(what), indent=2) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise

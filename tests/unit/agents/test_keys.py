@@ -1,12 +1,26 @@
 """Key files and the list of keys: private, whole, and refused with a sentence when they are not."""
 
+import errno
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from agents.reach.address import connect_address, listen_address
-from agents.reach.keys import KEY_VARIABLE, LIST_FILE, KeyStore, Role, find_key, keys_folder, load_key
+from agents.reach.keys import (
+    KEY_VARIABLE,
+    LIST_FILE,
+    MOST_KEYS,
+    REVOKED_KEPT,
+    KeyStore,
+    Role,
+    _write_private,
+    find_key,
+    keys_folder,
+    load_key,
+)
 from agents.wire.terms import RunError
 
 
@@ -51,6 +65,56 @@ def test_a_name_is_taken_until_its_key_is_revoked(store: KeyStore) -> None:
     ]
     with pytest.raises(RunError, match="no key zed in force; the keys in force are: ann"):
         store.revoke("zed")
+
+
+def test_the_list_stays_readable_however_many_keys_there_were(
+    store: KeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that an older release wrote, which pruned nothing; and it takes a revocation in any case."""
+    store.make("ann", Role.VIEWER)
+    (ann,) = store.listed()
+    gone = [structs.replace(ann, name=f"old{number}", revoked_s=float(number + 1)) for number in range(7000)]
+    _write_private(store.folder / LIST_FILE, [*gone, ann])
+    assert (store.folder / LIST_FILE).stat().st_size > 1 << 20
+    store.revoke("ann")
+    rows = store.listed()
+    assert [row.name for row in rows] == [*(f"old{number}" for number in range(6745, 7000)), "ann"]
+    assert (store.folder / LIST_FILE).stat().st_size < 64 << 10
+    longest = structs.replace(ann, name="n" * 64, made_s=1e9 / 7, revoked_s=1e9 / 3)
+    size = len(msgspec.json.format(msgspec.json.encode([longest] * (MOST_KEYS + REVOKED_KEPT)), indent=2))
+    assert size < 1 << 20
+    in_force = [structs.replace(ann, name=f"n{number}") for number in range(MOST_KEYS)]
+    _write_private(store.folder / LIST_FILE, in_force)
+    with pytest.raises(RunError, match=r"1024 keys in force in .*, which is the most; revoke one"):
+        store.make("more", Role.VIEWER)
+    with pytest.raises(RunError, match=r"are: n0, n1, .*n19 and 1004 more$"):
+        store.revoke("more")
+    store.revoke("n7")
+    store.make("more", Role.VIEWER)
+
+
+def test_a_list_that_cannot_be_written_is_as_before(store: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store.make("ann", Role.VIEWER)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(RunError, match="cannot be used: No space left on device"):
+            store.revoke("ann")
+    assert sorted(file.name for file in store.folder.iterdir()) == [".lock", LIST_FILE, "hub.key"]
+    assert store.revoke("ann").revoked_s is not None
+
+
+def test_a_lock_that_is_a_link_costs_no_file(store: KeyStore, tmp_path: Path) -> None:
+    store.make("ann", Role.VIEWER)
+    precious = tmp_path / "precious"
+    precious.write_text("all I have")
+    (store.folder / ".lock").unlink()
+    (store.folder / ".lock").symlink_to(precious)
+    with pytest.raises(RunError, match=r"cannot be used: .lock is a link"):
+        store.revoke("ann")
+    assert precious.read_text() == "all I have"
 
 
 @pytest.mark.parametrize("name", ["", "hub", "../up", "a/b", ".hidden", "x" * 65, "a b"])

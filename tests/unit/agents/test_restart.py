@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from agents.client import Client
+from agents.hub.process import _lock
+from agents.reach.runs import RunError
 from agents.waiting import wait_for_command
 from agents.wire import CommandState
 from tests.unit.agents.conftest import Opened
@@ -112,3 +114,18 @@ def test_sockets_that_cannot_be_are_one_sentence(tmp_path: Path, sockets: str) -
     )
     assert ended.returncode == 2 and ended.stderr.startswith("the hub cannot start: the socket")
     assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_a_lock_that_is_no_file_is_refused_and_nothing_is_harmed(tmp_path: Path, kind: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("all I have")
+    lock = tmp_path / "run" / ".hub.lock"
+    lock.parent.mkdir()
+    if kind == "link":
+        lock.symlink_to(precious)
+    else:
+        os.mkfifo(lock)
+    with pytest.raises(RunError, match=r".hub.lock cannot be locked: .hub.lock is (a link|no file)"):
+        _lock(lock.parent)
+    assert precious.read_text() == "all I have"

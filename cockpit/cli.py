@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from agents.reach.keys import KEY_VARIABLE
 from agents.reach.streams import discard_output, fit_output, open_streams, output_failure
+from agents.wire import MOST_TRIAL_STEPS
 from cockpit.connect import CockpitError
 from cockpit.knobs import TRIAL_STEPS
 from cockpit.printing import complain
@@ -177,7 +178,7 @@ def _add_exports(commands: Any) -> None:
 
 def steps(text: str) -> int:
     value = int(text)
-    if not 4 <= value <= 10_000:
+    if not 4 <= value <= MOST_TRIAL_STEPS:
         raise ValueError
     return value
 

@@ -18,6 +18,7 @@ from agents.hub.control import Control
 from agents.hub.intervals import compared, typical
 from agents.hub.journal import Journal, TrialEntry
 from agents.hub.sequence import Sequence
+from agents.hub.window import Measured, Window
 from agents.wire import (
     Changes,
     CommandState,
@@ -25,7 +26,6 @@ from agents.wire import (
     Event,
     KnobState,
     Propose,
-    Summary,
     TrialState,
     Try,
     clip,
@@ -33,7 +33,6 @@ from agents.wire import (
 )
 
 AGAIN_S = 5.0  # after the disk could not take that a trial is taken back
-SKIPPED = 2  # steps after a switch that are not measured: plans are new, memory is asked for, caches are cold
 
 
 class Trials:
@@ -43,6 +42,7 @@ class Trials:
         self._sequence, self._control, self._journal = sequence, control, journal
         self._entry: TrialEntry | None = None  # the one under way
         self._decided: Decide | None = None  # while it was being applied
+        self._window = Window()
         for entry in journal.trials:
             sequence.publish(entry.state)
             if not entry.state.settled:
@@ -178,7 +178,7 @@ class Trials:
 
     # ------------------------------------------------------------------------------------------ the verdict
 
-    def _judge(self, entry: TrialEntry, window: list[Summary]) -> None:
+    def _judge(self, entry: TrialEntry, window: list[Measured]) -> None:
         times = [step.step_ms for step in window]
         found = compared(entry.times, times)
         state = structs.replace(
@@ -262,15 +262,9 @@ class Trials:
     def _others(self, state: TrialState) -> Changes:
         return {name: value for name, value in self._values.items() if name not in state.changes}
 
-    def _measured(self, changes: Changes) -> list[Summary]:
+    def _measured(self, changes: Changes) -> list[Measured]:
         """The newest steps in a row that ran with the values in force, without the first after the switch."""
-        values = {**self._values, **changes}
-        steps: list[Summary] = []
-        for summary in reversed(self._sequence.state.summaries):
-            if any(summary.knobs.get(name) != value for name, value in values.items()):
-                break
-            steps.append(summary)
-        return steps[::-1][SKIPPED:]
+        return self._window.follow(self._sequence.state.summaries, {**self._values, **changes})
 
     def _command(self, id: str) -> CommandState | None:
         return self._sequence.state.commands.get(id)

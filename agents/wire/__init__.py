@@ -8,6 +8,7 @@ Units: ``_ms`` milliseconds, ``bytes`` bytes sent to other ranks, times ``_s`` s
 ``None`` is "no data" and is never the same as zero.
 """
 
+from agents.wire.control import MOST_TRIAL_STEPS as MOST_TRIAL_STEPS
 from agents.wire.control import PAUSED as PAUSED
 from agents.wire.control import PREVIEWS as PREVIEWS
 from agents.wire.control import Ack as Ack

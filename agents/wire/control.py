@@ -12,6 +12,9 @@ PAUSED: Final = "paused"
 PREVIEWS: Final = "preview"
 """The capability (`Hello.capabilities`) of a rank that can say what a change would do."""
 
+MOST_TRIAL_STEPS: Final = 10_000
+"""Steps that a trial measures before, and after, at most."""
+
 TrialName = Annotated[str, Meta(min_length=1, max_length=48)]  # with room for what its proposals are called
 
 
@@ -87,7 +90,7 @@ class Try(Message, frozen=True):
 
     id: TrialName
     changes: Changes
-    steps: Annotated[int, Meta(ge=4, le=10_000)]
+    steps: Annotated[int, Meta(ge=4, le=MOST_TRIAL_STEPS)]
     who: Text = ""
     reason: Text = ""
 

@@ -9,8 +9,10 @@ from msgspec import structs
 
 from agents.hub.intervals import compared, student
 from agents.hub.trials import Trials
+from agents.hub.window import Window
 from agents.rank.board import Values
-from agents.wire import Ack, Board, Decide, KnobState, Legal, TrialState, Try
+from agents.state import HISTORY
+from agents.wire import Ack, Board, Decide, KnobState, Legal, Summary, TrialState, Try
 from tests.unit.agents.fleet import make_summary
 from tests.unit.agents.test_control import WORLD, Desk
 
@@ -88,6 +90,43 @@ def test_clearly_faster_is_kept(lab: Lab) -> None:
     assert trial.low < 0.9 < trial.high < 0.95 and abs(trial.ratio - 0.9) < 0.01
     assert trial.before == {"micro_batches": 4} and trial.revision == 1
     assert lab.sequence.state.commands["t.try"].reason == "trial t"
+
+
+def test_a_trial_of_more_steps_than_a_hub_keeps_whole_ends(lab: Lab) -> None:
+    steps = 2 * HISTORY
+    lab.trials.start(structs.replace(EIGHT, steps=steps))
+    lab.run(2 * steps + 10, {8: 90.0})
+    assert (lab.trial.state, lab.trial.measured) == ("kept", steps)
+    assert len(lab.sequence.state.summaries) == HISTORY
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_window_has_no_gap(lab: Lab, every: int) -> None:
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            lab.run(1)
+            lab.step += every - 1
+
+    lab.trials.start(EIGHT)
+    run(STEPS)
+    assert lab.trial.state == "before"
+    lab.step += every  # one is lost on its way
+    run(STEPS + 1)
+    assert (lab.trial.state, lab.trial.measured) == ("before", STEPS - 1)
+    run(1)
+    assert lab.trial.state in ("applying", "after")
+
+
+def test_a_window_begins_again_when_the_past_is_told_or_done_anew() -> None:
+    def told(*steps: int) -> list[Summary]:
+        return [structs.replace(make_summary(step), knobs={"k": 1}) for step in steps]
+
+    window, past, now = Window(), told(*range(10)), told(10, 11, 12, 13)
+    assert [one.step for one in window.follow(now, {"k": 1})] == [12, 13]
+    assert len(window.follow([*past, *now], {"k": 1})) == 12, "a hub that was started again has learned them"
+    anew = told(5, 6)
+    assert [one.step for one in window.follow([*past[:5], *anew], {"k": 1})] == [2, 3, 4, 5, 6]
+    assert window.follow([*past[:5], *anew], {"k": 2}) == []
 
 
 @pytest.mark.parametrize("ms", [100.0, 110.0])

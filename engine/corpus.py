@@ -1,9 +1,12 @@
 """Training text as bytes, found on this machine. Torch-free: checked, and read once, before the ranks are forked."""
 
 import glob
+import hashlib
 import os
 import sys
 import sysconfig
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +14,24 @@ import numpy.typing as npt
 
 from engine.layout import Layout, LayoutError
 
-Corpus = npt.NDArray[np.uint8]
+
+@dataclass(frozen=True)
+class Corpus:
+    """Training text, a byte a token."""
+
+    text: npt.NDArray[np.uint8]
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal text. Asked before the ranks are forked, it is computed once, at some 1 GB/s."""
+        return f"blake2b-{hashlib.blake2b(self.text.data, digest_size=8).hexdigest()}"
 
 
 def read_corpus(layout: Layout) -> Corpus:
     """Every byte of the source's files, in the order of their names, files apart by a zero byte.
 
-    LayoutError: there is no file, one cannot be read, or they are too short for one sequence.
+    LayoutError: there is no file, one cannot be read, they are too short for one sequence, or are others than
+    `data.digest` says.
     """
     source, seq_len = layout.data.source, layout.model.seq_len
     files = _files(source)
@@ -28,7 +42,7 @@ def read_corpus(layout: Layout) -> Corpus:
         raise LayoutError(
             f"data.source = {source!r} holds {size} bytes, too few for model.seq_len = {seq_len}"
         )
-    corpus = np.zeros(size, np.uint8)
+    whole = np.zeros(size, np.uint8)
     at = 0
     for path in files:
         try:
@@ -36,8 +50,14 @@ def read_corpus(layout: Layout) -> Corpus:
         except OSError as error:
             raise LayoutError(f"data.source = {source!r}: {path} cannot be read: {error.strerror}") from None
         text = text[: size - at]  # a file that has grown since is cut
-        corpus[at : at + len(text)] = text
+        whole[at : at + len(text)] = text
         at += len(text) + 1
+    corpus = Corpus(whole)
+    if layout.data.digest not in (None, corpus.digest):
+        raise LayoutError(
+            f"data.digest = {layout.data.digest}, but what data.source = {source!r} names on this machine has "
+            f"{corpus.digest}; legal: that, none, or the files that are meant"
+        )
     return corpus
 
 

@@ -13,10 +13,12 @@ from pathlib import Path
 import msgspec
 
 from agents.reach.keeper import say
+from agents.reach.runs import RunError
 from engine.place import Where
+from engine.sentence import RefusedError
 
 MAX_TRACEBACK_CHARS = 60_000  # a report must fit the pipe's buffer even if its reader is stopped
-MAX_MESSAGE_CHARS = 400
+MAX_MESSAGE_CHARS = 1000
 
 # What torch, gloo and NCCL say when it is another rank that went away (compared in lower case).
 _OF_A_PEER = (
@@ -49,6 +51,7 @@ class Report(msgspec.Struct, frozen=True):
     traceback: str
     time: float  # seconds since the epoch
     of_a_peer: bool  # the error is one that another rank's death causes
+    refused: bool = False  # the message is a sentence on what was asked for, and needs no traceback
 
 
 def report_of(rank: int, where: Where | None, error: BaseException) -> Report:
@@ -67,6 +70,7 @@ def report_of(rank: int, where: Where | None, error: BaseException) -> Report:
         traceback=text[-MAX_TRACEBACK_CHARS:],
         time=time.time(),
         of_a_peer=_is_of_a_peer(first),
+        refused=isinstance(error, RefusedError | RunError),
     )
 
 
@@ -147,6 +151,8 @@ def _what(outcome: Outcome) -> str:
     place = "before its first step"
     if outcome.where:
         place = f"at step {outcome.where.step}" + (f" in {outcome.where.text}" if outcome.where.text else "")
+    if outcome.report and outcome.report.refused:
+        return f"refuses to start: {outcome.report.message}"
     if outcome.report:
         told = f": {outcome.report.message}" if outcome.report.message else ""
         return f"failed {place}: {outcome.report.type}{told}"
@@ -167,7 +173,7 @@ def _signal_name(number: int) -> str:
 def tell(root: Outcome, outcomes: Sequence[Outcome], name_of_rank: Callable[[int], str], file: Path) -> None:
     """The sentence on the root cause and its traceback, to stderr; what every rank reported, to `file`."""
     text = sentence(root, name_of_rank(root.rank)) + "\n"
-    if root.report:
+    if root.report and not root.report.refused:
         text += root.report.traceback
     try:
         _write_reports(root, outcomes, name_of_rank, file)

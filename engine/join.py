@@ -31,6 +31,7 @@ from engine.failure import report_of, sentence_of_report
 from engine.forked import flush, listen_on_loopback, share_cores
 from engine.outlet import outlet
 from engine.place import Place, Work, joined_meeting
+from engine.sentence import RefusedError
 
 HUB_KEY = "engine/hub"  # in the store: the hub's endpoints as JSON, or nothing
 ENDED_KEY = "engine/ended"  # in the store: how many ranks have ended their work
@@ -117,7 +118,8 @@ def join(
     SIGTERM and SIGINT ask for the stop. When the work fails, one sentence goes to stderr, with the traceback,
     and the process ends here with status 1, after `on_failure`: to unwind the interpreter around a broken
     group could hang.
-    A rank that has no key to the hub of another machine ends with status 2, and one sentence.
+    A rank that refuses what was asked for, or has no key to the hub of another machine, ends with status 2, and one
+    sentence.
     Raises ValueError for a `hub` or `listen` that cannot be, OSError for a `run_dir` that cannot.
     """
     if place.rank == 0:  # the folder of the others may be named a second later
@@ -137,7 +139,7 @@ def join(
             work(place)
             sys.stdout.flush()
             _leave_together(place)
-    except RunError as error:
+    except (RunError, RefusedError) as error:
         failed, status = True, REFUSED
         say(f"rank {place.rank}: {error}\n")
     except BaseException as error:  # noqa: BLE001 - whatever ended the work, SystemExit too, is reported

@@ -17,7 +17,7 @@ from agents.reach.keeper import Reach, hub_of, say
 from engine.failure import Outcome, tell
 from engine.forked import Tie, flush
 from engine.forked import run as run_forked
-from engine.join import join, joined_place
+from engine.join import REFUSED, join, joined_place
 from engine.place import LOOPBACK, Place, StopFlag, Whereabouts, Work, local_meeting
 from engine.signals import Signals, StopNow
 from engine.supervise import Patience, RankProcess, Supervisor
@@ -39,7 +39,8 @@ def launch(
 ) -> int:
     """Fork `world` ranks that each do `work`, watch them to their end, and give the exit status of the run.
 
-    0: all work returned, or SIGTERM or SIGHUP asked for the stop. 130: Ctrl-C asked. 1: a rank failed; then
+    0: all work returned, or SIGTERM or SIGHUP asked for the stop. 130: Ctrl-C asked. 2: a rank refused what was asked
+    for, in the one sentence that stderr gets. 1: a rank failed; then
     stderr has one sentence on the first cause, and ``run_dir/failure.txt`` every rank's report. A second
     Ctrl-C kills at once. A rank must write to `sys.stdout`; if its reader leaves, the run goes on.
 
@@ -72,7 +73,7 @@ def launch(
         root = supervisor.watch()
         if root:
             tell(root, supervisor.outcomes, name_of_rank, run_dir / "failure.txt")
-            return 1
+            return REFUSED if root.report and root.report.refused else 1
         return signals.exit_status
 
 

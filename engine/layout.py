@@ -14,11 +14,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct
 
+from agents.reach.reading import read_ordinary
 from engine.grid import ORDER, Grid, divisors
 from engine.legal import refusals
 from engine.planner.stages import SCHEDULES
 from engine.sentence import RefusedError, shown
 
+MOST_BYTES = 2**20  # of a file
 LARGEST = 2**31 - 1  # no size of a run is larger, and arithmetic on sizes stays quick
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
@@ -26,7 +28,25 @@ Layers = Annotated[int, Meta(ge=1, le=1024)]  # stages are split by trying where
 Experts = Annotated[int, Meta(ge=1, le=65_536)]
 Above = Annotated[float, Meta(gt=0, le=1e9)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
-Word = Annotated[str, Meta(pattern="^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
+# Not $, which is also before a line end that is last.
+Word = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z",
+        description="up to 64 letters, digits, '_', '.' and '-', not beginning with '.' or '-'",
+    ),
+]
+Line = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[^\x00-\x1f]{1,4096}\Z",
+        description="1 to 4,096 characters of text, without NUL, line ends and other control characters",
+    ),
+]
+
+Digest = Annotated[
+    str, Meta(pattern=r"\Ablake2b-[0-9a-f]{16}\Z", description="blake2b- and 16 hexadecimal digits")
+]
 
 # The bounds of knobs, for their start values and for every later change.
 CAPACITY_FACTOR = (0.1, 8.0)
@@ -43,7 +63,7 @@ class LayoutError(RefusedError):
 class Run(Struct, frozen=True):
     name: Word = "run"
     seed: Natural = 0
-    dir: str = "./runs"
+    dir: Line = "./runs"
 
 
 class Moe(Struct, frozen=True):
@@ -128,14 +148,15 @@ class Train(Struct, frozen=True):
 
 
 class Data(Struct, frozen=True):
-    source: str = "stdlib"
+    source: Line = "stdlib"
     tokenizer: Literal["bytes"] = "bytes"
+    digest: Digest | None = None  # of the text; absent = any, but on resume what the run began with
 
 
 class Snapshot(Struct, frozen=True):
     every: Natural = 0  # steps; 0 = only when asked for
     keep: Positive = 3  # the newest; older ones are removed
-    dir: str | None = None  # holds one folder a run; absent = the run's own folder
+    dir: Line | None = None  # holds one folder a run; absent = the run's own folder
 
 
 class Knobs(Struct, frozen=True):
@@ -208,7 +229,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
     """The layout in a TOML file with ``section.key=value`` overrides; LayoutError says what is wrong."""
     try:
-        text = Path(path).read_text("utf-8")
+        text = read_ordinary(Path(path), MOST_BYTES).decode()
     except OSError as error:
         raise LayoutError(f"cannot read the layout {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -219,8 +240,8 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
 def from_toml(text: str, overrides: list[str] | None = None, where: str = "layout") -> Layout:
     try:
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise LayoutError(f"{where} is not TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # a number or a nesting too deep for Python is neither, too
+        raise LayoutError(f"{where} is not TOML: {_said(error)}") from None
     for override in overrides or []:
         _lay_over(tree, override)
     layout: Layout = _read(Layout, tree, "")
@@ -256,8 +277,12 @@ def _lay_over(tree: dict[str, Any], override: str) -> None:
 def _literal(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
+
+
+def _said(error: Exception) -> str:
+    return "it is nested too deep" if isinstance(error, RecursionError) else str(error)
 
 
 def _read(kind: Any, tree: Any, at: str) -> Any:
@@ -311,8 +336,8 @@ def _legal(hint: Any) -> str:
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     if get_origin(hint) is Annotated:
         base, meta = get_args(hint)[:2]
-        if meta.pattern is not None:
-            return "up to 64 letters, digits, '_', '.' and '-', not beginning with '.' or '-'"
+        if meta.description is not None:
+            return str(meta.description)
         low = f"from {meta.ge:g}" if meta.ge is not None else f"above {meta.gt:g} and up"
         return f"{words[base]} {low} to {meta.le:g}" if base is float else f"{words[base]} {low} to {meta.le}"
     return words.get(hint, f"a section with {', '.join(typing.get_type_hints(hint))}")

@@ -16,6 +16,7 @@ from engine.device import BACKENDS, begin, choose, uuid_of
 from engine.layout import Layout
 from engine.meter import Meter
 from engine.place import Place
+from engine.sentence import RefusedError
 from engine.train.snapshot import Saved
 from engine.train.switch import LEADER
 from engine.train.trainer import Trainer
@@ -47,8 +48,8 @@ def train(
 
     Snapshots go to `shelf`. Rank 0's word on both folders and the knobs counts. `device` is "cpu", "cuda", or "auto": a
     GPU where this machine has one for each of its ranks.
-    Raises ValueError when this rank was started with another layout than rank 0, or computes on another kind of device:
-    they would wait for each other.
+    Raises RefusedError when this rank was started with another layout than rank 0, or computes on another kind of
+    device: they would wait for each other.
     """
     store = place.store()
     agree_on(given, place, store)
@@ -94,22 +95,22 @@ def train(
 
 
 def agree_on(layout: Layout, place: Place, store: Store) -> None:
-    """ValueError on a rank that was given another layout than rank 0."""
+    """RefusedError on a rank that was given another layout than rank 0."""
     mine = layout.whole_digest()
     if place.rank == LEADER:
         store.set(LAYOUT_KEY, mine)
     elif (theirs := store.get(LAYOUT_KEY).decode()) != mine:
-        raise ValueError(
+        raise RefusedError(
             f"rank {place.rank} was started with another layout than rank 0 ({mine}, not {theirs})"
         )
 
 
 def agree_on_device(mine: torch.device, place: Place, store: Store) -> None:
-    """ValueError on a rank whose device is of another kind than rank 0's."""
+    """RefusedError on a rank whose device is of another kind than rank 0's."""
     if place.rank == LEADER:
         store.set(DEVICE_KEY, mine.type)
     elif (theirs := store.get(DEVICE_KEY).decode()) != mine.type:
-        raise ValueError(
+        raise RefusedError(
             f"rank {place.rank} computes on {mine.type}, but rank 0 on {theirs}; legal: a GPU in sight of each "
             "rank, as many as a machine has ranks, or --device cpu"
         )

@@ -31,7 +31,7 @@ from engine.snapshots import (
 
 # Knobs whose start value a layout keeps elsewhere than under its own name in [knobs].
 _HOMES = {"grad_clip": ("train", "grad_clip"), "schedule": ("schedule", "name"), "zero": ("train", "zero")}
-_SAME = ("model", "data", "run.seed", "train.optimizer")
+_SAME = ("model", "data.tokenizer", "run.seed", "train.optimizer")
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,7 @@ def find_start(
     fixed: Collection[str] = (),
     tell: Callable[[str], None] = lambda _: None,
     damage: Callable[[Path], str | None] = damage,
+    data: str | None = None,
 ) -> Start:
     """The start that was asked for; LayoutError, one sentence, if there is none.
 
@@ -97,8 +98,11 @@ def find_start(
     ``knobs.micro_batches``, whose values in `layout` go before the snapshot's: always
     where a run begins from a path, elsewhere if the run did not begin with them. `tell` hears, in a sentence each, of
     snapshots that are passed over and of turned knobs whose value `layout` does not take. `damage` says what is wrong
-    with the content of a snapshot.
+    with the content of a snapshot. `data` is the digest of the text that the run is to train on, where it is known.
     """
+
+    def begin(snapshot: Snapshot, run_dir: Path | None, new: bool = False) -> Start:
+        return _from(snapshot, layout, run_dir, fixed, data, tell, new)
 
     def torn(why: str) -> None:
         tell(f"passed over: {why}")
@@ -113,7 +117,7 @@ def find_start(
     own = run_dir or named
     kept = whole(shelf_of(layout, own), torn)
     if again and (found := newest(kept)):
-        return _from(found, layout, own, fixed, tell)
+        return begin(found, own)
     if kept and resume is not True:
         raise LayoutError(
             f"{own} holds snapshots up to {kept[-1].folder.name}; "
@@ -125,13 +129,13 @@ def find_start(
         )
     if isinstance(resume, Path):
         begun = _there(resume, torn, newest, damage)
-        return _from(_unfinished(begun, layout), layout, run_dir, fixed, tell, new=True)
+        return begin(_unfinished(begun, layout), run_dir, new=True)
     if not resume or (again and not kept):
         return Start(layout, run_dir)
     here = bool(run_dir) or again
     for folder in [own] if here else reversed(_folders_of(layout)):
         if found := newest(kept if here else whole(shelf_of(layout, folder), torn)):
-            return _from(_unfinished(found, layout), layout, folder, fixed, tell)
+            return begin(_unfinished(found, layout), folder)
     where = str(run_dir) if run_dir else f"the folders {layout.run.dir}/{layout.run.name}-*"
     raise LayoutError(f"there is nothing to resume: no whole snapshot in {where}")
 
@@ -165,6 +169,17 @@ def _there(
     return snapshot
 
 
+def other_data(snapshot: Snapshot, layout: Layout, data: str) -> str | None:
+    """Why a run on the text whose digest is `data` does not go on from `snapshot`, in a sentence, or None."""
+    if data in (snapshot.manifest.data, layout.data.digest):
+        return None
+    return (
+        f"{snapshot.folder} was trained on another text: it had the digest {snapshot.manifest.data}, and what "
+        f"data.source = {shown(layout.data.source)} names here has {data} (other files, or for stdlib another release "
+        f"of Python); legal: the text it began with, or data.digest={data} to go on with this one"
+    )
+
+
 def _strange_knobs(snapshot: Snapshot) -> str | None:
     """Why no run can have saved these knobs, in a sentence, or None."""
     for knob, value in snapshot.manifest.knobs.items():
@@ -189,8 +204,9 @@ def _from(
     layout: Layout,
     run_dir: Path | None,
     fixed: Collection[str],
+    data: str | None,
     tell: Callable[[str], None],
-    new: bool = False,
+    new: bool,
 ) -> Start:
     manifest = snapshot.manifest
     theirs, ours = _flat(manifest.layout), _flat(layout)
@@ -198,8 +214,14 @@ def _from(
         if key.startswith(_SAME) and theirs.get(key) != ours.get(key):
             raise LayoutError(
                 f"{snapshot.folder} has {key} = {spell(theirs.get(key))}, the layout says {spell(ours.get(key))}; "
-                "a run goes on with the model, data, seed and optimizer it began with"
+                "a run goes on with the model, tokenizer, seed and optimizer it began with"
             )
+    if data and data != manifest.data:
+        if refusal := other_data(snapshot, layout, data):
+            raise LayoutError(refusal)
+        tell(
+            f"{snapshot.folder} goes on with another text than it was trained on, as data.digest = {data} says"
+        )
     # What an operator turned stays turned; what nobody touched is as the layout says. The command that began the run,
     # given again, turns nothing back: torchrun gives it at each restart. That of a new run means what it says.
     carried = {}

@@ -49,7 +49,7 @@ def run_layout(
     on_snapshot: Callable[["Saved"], None] = nothing,
     on_end: Callable[[int], None] = nothing,
 ) -> int:
-    """Train `layout` and give its exit status: 0 done, 1 a rank failed, 130 Ctrl-C.
+    """Train `layout` and give its exit status: 0 done, 1 a rank failed, 2 a rank refused it, 130 Ctrl-C.
 
     The ranks are forked from this process, or it is one of them where torchrun or Slurm started it. `hub` is "auto"
     (start one, so that a cockpit can attach; with `listen`, ``tcp://ADDRESS:PORT`` or "auto", over TCP too, for
@@ -85,6 +85,7 @@ def run_layout(
         named=named,
         again=restarted(os.environ),
         fixed=fixed,
+        data=corpus.digest,
         damage=cache(damage) if leads else nothing,  # one rank reads it all, and once: its word counts
     )
     told: list[str] = []  # said once the shelf is held: until then another run may write and prune there

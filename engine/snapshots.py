@@ -25,7 +25,7 @@ from msgspec import Struct
 from agents.reach.reading import open_ordinary, read_ordinary
 from agents.reach.runs import RunError
 from agents.wire import Changes
-from engine.layout import Layout
+from engine.layout import Digest, Layout
 from engine.sentence import RefusedError
 from engine.tensor_index import INDEX, FileName, Natural, read_index
 
@@ -66,6 +66,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     step: Natural  # steps done; also the first step that a run continued from here trains
     run: str
     layout: Layout  # as it was given: without what operators have turned
+    data: Digest  # of the text that it was trained on
     knobs: Changes
     revision: Natural
     history: list[Applied]

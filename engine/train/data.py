@@ -9,6 +9,8 @@ from torch import Tensor
 
 from engine.corpus import Corpus
 from engine.device import CPU, sent
+from engine.layout import LayoutError
+from engine.parallel.comm import Axis
 
 
 class Samples:
@@ -24,13 +26,31 @@ class Samples:
         device: torch.device = CPU,
     ):
         self._device = device
-        self._corpus, self._seq_len, self._global_batch, self._seed = corpus, seq_len, global_batch, seed
+        self._text, self._seq_len, self._global_batch, self._seed = corpus.text, seq_len, global_batch, seed
         self._positions = np.arange(seq_len) if positions is None else positions.numpy()
 
     def batch(self, step: int, first: int, count: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets [count, positions] of the step's sequences `first` to `first + count`."""
         rng = np.random.Generator(np.random.Philox(key=self._seed, counter=step << 64))
-        starts = rng.integers(0, len(self._corpus) - self._seq_len - 1, self._global_batch)
+        starts = rng.integers(0, len(self._text) - self._seq_len - 1, self._global_batch)
         at = starts[first : first + count, None] + self._positions
-        inputs, targets = self._corpus[at].astype(np.int64), self._corpus[at + 1].astype(np.int64)
+        inputs, targets = self._text[at].astype(np.int64), self._text[at + 1].astype(np.int64)
         return sent(torch.from_numpy(inputs), self._device), sent(torch.from_numpy(targets), self._device)
+
+
+def agree_on_corpus(corpus: Corpus, source: str, control: Axis) -> None:
+    """LayoutError, the same on every rank, if two ranks have read other texts.
+
+    They would draw other windows, and in a pipeline, where the first stage reads the inputs and the last the targets,
+    the targets would be of another text than the inputs. The same call on every rank of `control`.
+    """
+    told = torch.frombuffer(bytearray(corpus.digest.encode()), dtype=torch.uint8)
+    digests = [bytes(row.tolist()).decode() for row in control.all_gather(told)]
+    others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if others:
+        more = f" (and {len(others) - 1} more)" if others[1:] else ""
+        raise LayoutError(
+            f"rank {others[0]}{more} has read another text than rank 0: data.source = {source!r} has the digest "
+            f"{digests[others[0]]} there and {digests[0]} on rank 0; legal: the same files on every machine, and for "
+            "stdlib the same release of Python"
+        )

@@ -13,7 +13,7 @@ from agents.rank.agent import Agent
 from agents.wire import PAUSED, Ack, Event, Step, Summary
 from engine.corpus import Corpus, read_corpus
 from engine.device import of_group
-from engine.layout import Layout
+from engine.layout import Layout, LayoutError
 from engine.legal import by_block
 from engine.meter import Meter
 from engine.model.compiled import Compiler
@@ -27,10 +27,11 @@ from engine.parallel.world import World
 from engine.place import cores
 from engine.planner.split import split_layers
 from engine.planner.stages import stages_of
+from engine.resume import other_data
 from engine.snapshots import Manifest, Snapshot, read
 from engine.train.balancing import Balancing
 from engine.train.controls import Controls, Tracer
-from engine.train.data import Samples
+from engine.train.data import Samples, agree_on_corpus
 from engine.train.foresight import Foresight
 from engine.train.idle import IdleTimes
 from engine.train.introduce import hello, knob_board
@@ -106,7 +107,8 @@ class Trainer:
         mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
         self.stages = [Stage(weights, model, layers[stage], self.dials, meter) for stage in mine]
         self.shards = Shards(self.stages, world, train.zero, by_block(layout), train.precision)
-        corpus = read_corpus(layout) if corpus is None else corpus
+        self._corpus = corpus = read_corpus(layout) if corpus is None else corpus
+        agree_on_corpus(corpus, layout.data.source, world.control)
         positions = context.positions(model.seq_len)
         sizes = model.seq_len, train.global_batch
         self.samples = Samples(corpus, *sizes, layout.run.seed, positions, world.device)
@@ -305,6 +307,8 @@ class Trainer:
     def _resume(self, snapshot: Snapshot) -> None:
         """Go on from `snapshot`; the knobs have its values already, from the layout."""
         manifest = snapshot.manifest
+        if refusal := other_data(snapshot, self.layout, self._corpus.digest):
+            raise LayoutError(refusal)
         restore(snapshot, State(self.stages, self.optimizer, self.world))
         self.first_step, self.board.revision = manifest.step, manifest.revision
         self.switch.history += manifest.history
@@ -317,6 +321,7 @@ class Trainer:
             step=done,
             run=self.layout.run.name,
             layout=self._given,
+            data=self._corpus.digest,
             knobs=self.board.values,
             revision=self.board.revision,
             history=list(self.switch.history),

@@ -1,5 +1,6 @@
 """Layouts: overrides, and one sentence for everything that is wrong."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -262,6 +263,61 @@ def test_files_that_are_not_layouts(tmp_path: Path) -> None:
         load(tmp_path / "raw.toml")
     with pytest.raises(LayoutError, match="model is missing"):
         from_toml("")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (f"run.seed = {'9' * 5000}", "x.toml is not TOML: Exceeds the limit"),
+        (f"run = {'[' * 5000}", "x.toml is not TOML: it is nested too deep"),
+        (f"run = {'{a=' * 5000}", "x.toml is not TOML: it is nested too deep"),
+        ('run.dir = "a\\u0000b"', "run.dir = 'a\\x00b' is not legal; legal: 1 to 4,096 characters"),
+        ('run.name = "demo\\n"', "run.name = 'demo\\n' is not legal"),
+        ('snapshot.dir = ""', "snapshot.dir = '' is not legal"),
+        ('data.source = "text:\\u001b[2J"', "data.source = 'text:\\x1b[2J' is not legal"),
+        (f'"{"x" * 10**6}" = 3', "is not a key of a layout; legal: "),
+        ('"a\\n\\u001b[31mb" = 3', "a  [31mb is not a key of a layout"),
+        (f'run.name = "{"x" * 10**6}"', "is not legal; legal: up to 64"),
+        (f"run = {list(range(10**5))}", "is not legal; legal: a section [run]"),
+    ],
+    ids=range(11),
+)
+def test_a_layout_that_was_made_to_break_gets_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    model = "model = {layers = 1, d_model = 4, heads = 1, seq_len = 8}"
+    (tmp_path / "x.toml").write_text(f"{model}\n{text}\n")
+    with pytest.raises(LayoutError) as refusal:
+        load(tmp_path / "x.toml")
+    said = str(refusal.value)
+    assert sentence in said and said.isprintable() and len(said) <= 1100
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "x" * 10**6,
+        f"run.seed={'9' * 5000}",
+        f"run.seed={'[' * 5000}",
+        f"run.{'a.' * 10**5}b=1",
+        "run.dir=\0",
+    ],
+    ids=["no equals sign", "digits", "brackets", "dots", "NUL"],
+)
+def test_an_override_that_was_made_to_break_gets_one_sentence(override: str) -> None:
+    with pytest.raises(LayoutError) as refusal:
+        load(DEMO, [override])
+    assert str(refusal.value).isprintable() and len(str(refusal.value)) <= 1100
+
+
+def test_a_layout_that_is_no_ordinary_file_gets_one_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path):
+        with pytest.raises(LayoutError, match=f"cannot read the layout {path}: not an ordinary file"):
+            load(path)
+    with pytest.raises(LayoutError, match="no file can have this name"):
+        load("a\0b")
+    (tmp_path / "large").write_bytes(b" " * (2**20 + 1))
+    with pytest.raises(LayoutError, match="larger than 1,048,576 bytes"):
+        load(tmp_path / "large")
 
 
 KEYS = [

@@ -32,6 +32,7 @@ from engine.tensor_index import INDEX
 from tests.unit.engine.test_layout import DEMO
 
 LAYOUT = load(DEMO)
+TEXT, OTHER = (f"blake2b-{n:016x}" for n in (1, 2))
 
 
 def save(shelf: Path, step: int, layout: Layout = LAYOUT, knobs: dict[str, Value] | None = None) -> Path:
@@ -40,7 +41,7 @@ def save(shelf: Path, step: int, layout: Layout = LAYOUT, knobs: dict[str, Value
     (partial / "rank-0.bin").write_bytes(b"weights")
     (partial / INDEX).write_bytes(b"{}")
     manifest = Manifest(
-        step=step, run="demo", layout=layout, knobs=knobs or {}, revision=3, history=[], torch="2"
+        step=step, run="demo", layout=layout, data=TEXT, knobs=knobs or {}, revision=3, history=[], torch="2"
     )
     return seal(partial, manifest).folder
 
@@ -336,7 +337,6 @@ def test_a_value_that_the_new_layout_does_not_take_gives_way(tmp_path: Path) -> 
         ("model.layers=6", "has model.layers = 4, the layout says 6"),
         ("model.kv_heads=none", "has model.kv_heads = 2, the layout says none"),
         ("run.seed=2", "has run.seed = 1, the layout says 2"),
-        ("data.source=text:*.md", "has data.source = stdlib, the layout says text:*.md"),
         ("train.optimizer=sgd", "has train.optimizer = adamw, the layout says sgd"),
     ],
 )
@@ -345,6 +345,24 @@ def test_another_model_or_data_is_refused(tmp_path: Path, override: str, said: s
     with pytest.raises(LayoutError) as refused:
         find(tmp_path, load(DEMO, [override]), tmp_path / "a")
     assert said in str(refused.value)
+
+
+def test_another_text_is_refused_unless_the_layout_says_so(tmp_path: Path) -> None:
+    folder = save(tmp_path / "a/snapshots", 2)
+    elsewhere = load(DEMO, ["data.source=text:/moved/**"])
+    assert find(tmp_path, elsewhere, tmp_path / "a", data=TEXT).snapshot, "the same text, wherever it lies"
+    for resume, run_dir in ((tmp_path / "a", None), (True, tmp_path / "a")):
+        with pytest.raises(LayoutError) as refused:
+            find(tmp_path, LAYOUT, resume, run_dir=run_dir, data=OTHER)
+        assert str(refused.value) == (
+            f"{folder} was trained on another text: it had the digest {TEXT}, and what data.source = 'stdlib' names "
+            f"here has {OTHER} (other files, or for stdlib another release of Python); legal: the text it began with, "
+            f"or data.digest={OTHER} to go on with this one"
+        )
+    told: list[str] = []
+    meant = load(DEMO, [f"data.digest={OTHER}"])
+    assert find(tmp_path, meant, tmp_path / "a", data=OTHER, tell=told.append).snapshot
+    assert len(told) == 1 and f"as data.digest = {OTHER} says" in told[0]
 
 
 def test_snapshots_may_lie_elsewhere(tmp_path: Path) -> None:

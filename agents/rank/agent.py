@@ -57,8 +57,9 @@ class Agent:
             hello = structs.replace(hello, capabilities=[*hello.capabilities, PREVIEWS])
         if hello.began_s and self._outbox.began_s is None:
             self._outbox.began_s = time.monotonic() - max(0.0, time.time() - hello.began_s)
-        self._link.introduction = (hello, board)
-        self.send(hello, *([board] if board else []))
+        with self._link.introducing:
+            self._link.introduction = (hello, board)
+            self.send(hello, *([board] if board else []))
 
     def send(self, *messages: Message) -> None:
         """Queue messages; never blocks. A full queue loses its oldest, counted by `Step.lost_records`."""

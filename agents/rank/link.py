@@ -1,5 +1,6 @@
 """The agent's end of the socket: used by the agent's own thread alone."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -57,6 +58,8 @@ class Link:
         key: Key | None = None,
     ) -> None:
         self.introduction: tuple[Hello, Board | None] | None = None
+        # Held while one is queued, for a few appends: an older board queued after a newer one would stand.
+        self.introducing = threading.Lock()
         self._refused: str | None = None
         self.foresee: Foresee | None = None
         self._doing = doing
@@ -112,10 +115,12 @@ class Link:
         if self.introduction is None or now - self._introduced_s < WELCOME_PAUSE_S:
             return
         self._introduced_s = now
-        hello, board = self.introduction
-        self._outbox.put(structs.replace(hello, step=max(hello.step, self._at()[0])))
-        for message in (*([board] if board else []), *self._orders.latest_acks()):
-            self._outbox.put(message)
+        step = self._at()[0]
+        with self.introducing:
+            hello, board = self.introduction
+            self._outbox.put(structs.replace(hello, step=max(hello.step, step)))
+            for message in (*([board] if board else []), *self._orders.latest_acks()):
+                self._outbox.put(message)
 
     def _feel(self, rank: int, now: float) -> None:
         pulse = self._pulse(rank, now)

@@ -1,5 +1,6 @@
 """The agent with no hub, or a silent one: bounded, never in the way; and its memory of commands."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from agents.rank.agent import Agent
 from agents.rank.link import Link
 from agents.rank.orders import REMEMBERED, REPEATED, Orders
 from agents.rank.outbox import BULK, CAPACITY, RECORDS, Outbox
-from agents.wire import Ack, Command, Event, Experts, Gone, LayerLoad, Pulse, Step, Timeline, codec
+from agents.wire import Ack, Board, Command, Event, Experts, Gone, LayerLoad, Pulse, Step, Timeline, codec
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import make_hello, make_step
 
@@ -51,6 +52,35 @@ def test_without_an_endpoint_everything_is_a_no_op() -> None:
     agent.settle(Ack(0, 1, "applied", 1, "d"))
     assert agent.pending is None and agent.refused is None and agent.lost_records == 0
     agent.close()
+
+
+def test_an_older_board_is_never_queued_after_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub asks who this is just when a change is applied."""
+    agent = Agent(None, doing)
+    link = agent._link = Link(f"ipc://{tmp_path}/nobody", doing, agent._outbox, agent._orders)
+
+    def apply(revision: int) -> None:
+        agent.introduce(make_hello(0, 1, revision=revision), Board(0, revision, "d", []))
+        agent.settle(Ack(0, revision, "applied", 1, "d"))
+
+    trainer = threading.Thread(target=apply, args=(2,))
+    latest = agent._orders.latest_acks
+
+    def meanwhile() -> list[Ack]:
+        trainer.start()
+        trainer.join(0.2)  # it goes on if it can
+        return latest()
+
+    apply(1)
+    drained(agent._outbox)
+    monkeypatch.setattr(agent._orders, "latest_acks", meanwhile)
+    link._introduce(time.monotonic())
+    trainer.join()
+    queued = [message for message in drained(agent._outbox) if isinstance(message, Board | Ack)]
+    assert [(type(one), one.revision) for one in queued] == [(Board, 1), (Ack, 1), (Board, 2), (Ack, 2)]
+    agent._link.leave(0.0)
 
 
 def test_steps_are_numbered_and_tell_what_was_lost(opened: Opened) -> None:

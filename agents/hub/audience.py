@@ -9,6 +9,7 @@ what has changed since the lap before.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agents.hub.lap import Lap
 from agents.hub.sequence import Sequence
@@ -19,7 +20,14 @@ FORGOTTEN_AFTER_S = 60.0  # a client that has granted no credit for so long
 CLIENTS = 256
 CLIENTS_OF_A_KEY = 32  # so that one key does not keep all others out
 WATCHING = 192  # of the clients, those whose key only watches: there is room left for who steers
+SNAPSHOT_EVERY_S = 1.0  # to one client; whoever asks oftener waits, and may get one as old as this
 FRAMES_A_ROUND = 8  # to one client, before the others and the ranks get their turn
+
+
+class _Snapshot(NamedTuple):
+    built_s: float
+    seq: int
+    frames: list[bytes]
 
 
 @dataclass
@@ -34,6 +42,7 @@ class _Client:
     follows: bool = False  # it has every update up to `seq`, or newer ones in their place
     snapshot: list[bytes] = field(default_factory=list)  # frames yet to be sent, last first
     snapshot_seq: int = 0
+    snapshot_due_s: float = 0.0  # no other one before
     lap: Lap | None = None
     due_s: float = 0.0  # of the next frame to a client that wants so many a second
 
@@ -45,6 +54,7 @@ class Audience:
         self._sequence = sequence
         self._send = send
         self._clients: dict[bytes, _Client] = {}
+        self._built: dict[bool, _Snapshot] = {}  # the newest with ranks, and without
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -100,7 +110,7 @@ class Audience:
     def _serve(self, identity: bytes, client: _Client, now: float) -> bool:
         """Send one client what is due; True if there is more."""
         if not client.follows and not self._give_snapshot(identity, client, now):
-            return client.frames > 0
+            return bool(client.snapshot) and client.frames > 0
         if client.seq < self._sequence.newest.reaches:
             client.follows = False  # it fell behind what is kept, during its snapshot or for want of credit
             return client.frames > 0
@@ -116,8 +126,11 @@ class Audience:
     def _give_snapshot(self, identity: bytes, client: _Client, now: float) -> bool:
         """True when it is sent whole."""
         if not client.snapshot:
-            client.snapshot = self._sequence.snapshot(client.wish.ranks)[::-1]
-            client.snapshot_seq = self._sequence.seq
+            if now < client.snapshot_due_s:
+                return False
+            found = self._snapshot(client.wish.ranks, now, again=client.snapshot_due_s > 0)
+            client.snapshot, client.snapshot_seq = found.frames[::-1], found.seq
+            client.snapshot_due_s = now + SNAPSHOT_EVERY_S
         for _ in range(min(client.frames, FRAMES_A_ROUND)):
             if not client.snapshot or not self._give(identity, client, client.snapshot[-1], now):
                 break
@@ -126,6 +139,18 @@ class Audience:
             return False
         client.follows, client.seq, client.lap = True, client.snapshot_seq, None
         return True
+
+    def _snapshot(self, ranks: bool, now: float, again: bool) -> _Snapshot:
+        """The state as it is now; for one who had it before, as it was a moment ago, since building one costs time that
+        all others wait."""
+        known = self._built.get(ranks)
+        recent = (
+            known and now - known.built_s < SNAPSHOT_EVERY_S and known.seq >= self._sequence.newest.reaches
+        )
+        if known is None or not (again and recent):
+            frames = self._sequence.snapshot(ranks)
+            known = self._built[ranks] = _Snapshot(now, self._sequence.seq, frames)
+        return known
 
     def _give_all(self, identity: bytes, client: _Client, now: float) -> bool:
         budget = min(client.frames, FRAMES_A_ROUND)

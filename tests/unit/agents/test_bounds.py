@@ -1,6 +1,7 @@
 """What one peer may cost a hub and everybody on it: its share, and no more."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,7 @@ from agents.hub.sequence import Sequence
 from agents.reach import runs
 from agents.reach.keys import Role
 from agents.state import RunState
-from agents.wire import Credit, Event, Message, Refused, codec
+from agents.wire import Credit, Event, Message, Refused, Update, Updates, codec
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import DEADLINE_S, HubProcess, Peer, make_hello, make_step
 
@@ -53,6 +54,44 @@ def test_a_socket_has_a_share_of_the_hubs_time(tmp_path: Path, monkeypatch: pyte
     assert 1 <= hub._drain(Flooded()) <= 6 < FRAMES_A_ROUND
     hub.stop()
     hub.run()
+
+
+def test_who_asks_for_snapshots_in_a_loop_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is built at most once a second for all who had one before; a client that comes gets the newest at once."""
+    sequence = Sequence()
+    built: list[int] = []
+    all_of = Newest.all
+
+    def counted(newest: Newest, ranks: bool = True) -> Iterator[Update]:
+        built.append(sequence.seq)
+        return all_of(newest, ranks)
+
+    monkeypatch.setattr(Newest, "all", counted)
+    seen: dict[bytes, list[Updates]] = {name: [] for name in (b"a", b"b", b"late")}
+
+    def send(identity: bytes, frame: bytes) -> bool:
+        seen[identity] += (one for one in codec.decode(frame) if isinstance(one, Updates))
+        return True
+
+    audience = Audience(sequence, send)
+    for tenth in range(50):
+        now = 100.0 + tenth / 10
+        sequence.publish(make_step(0, tenth))
+        for identity in (b"a", b"b"):
+            audience.credit(identity, Credit(1, "", 0, 64), now)
+        audience.serve(now)
+    assert [sum(frame.begins for frame in seen[who]) for who in (b"a", b"b")] == [5, 5]
+    assert len(built) == 5
+    sequence.publish(make_step(0, 50))
+    audience.credit(b"late", Credit(1, "", 0, 64), 104.95)
+    assert not audience.serve(104.95), "the hub does not hurry for who has to wait"
+    (newest,) = seen[b"late"]
+    assert newest.begins and newest.seq == sequence.seq
+    # Who stops asking follows on, from whatever it got.
+    audience.credit(b"a", Credit(1, "", 0, 64), 106.0)
+    audience.serve(106.0)
+    audience.serve(106.1)
+    assert seen[b"a"][-1].seq == sequence.seq
 
 
 def test_what_waits_for_a_peer_is_bounded_and_nobody_waits_for_it(opened: Opened) -> None:

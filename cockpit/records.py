@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
+from agents.detect.finding import by_gravity
 from agents.wire import CommandState, Step, Update
 from cockpit.store import Store
 from cockpit.verdict import diagnosis, headline
@@ -95,7 +96,7 @@ def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
         "summary": plain(store.summary),
         "experts": plain(store.state.experts),
         "loads": plain(store.state.loads),
-        "alerts": [plain(alert) for alert in store.state.alerts.values()],
+        "alerts": [plain(alert) for alert in by_gravity(store.state.alerts.values())],
         "ranks": ranks(store),
     }
 

@@ -45,6 +45,7 @@ from cockpit.fates import changes_text, command_text, trial_text
 T = TypeVar("T")
 
 STALE_AFTER_S = 3.0
+LAG_MS = 1000.0  # records of ranks come by turns: so far behind the newest step, a rank still reports
 RECENT_STEPS = 8  # records kept per rank: enough to tell a slow rank from one slow step
 
 
@@ -314,15 +315,16 @@ class Store:
 
     @property
     def reporting(self) -> list[int]:
-        """Ranks whose record is of the newest step, or of the one before."""
+        """Ranks whose record is of the newest step or the one before, or of a step that ended a moment before it."""
         return self.once("reporting", (Topic.GRID, Topic.RANKS, Topic.CURVES), self._reporting)
 
     def _reporting(self) -> list[int]:
         front = self.step
         if front is None:
             return []
-        known = self.state.steps
-        return [rank for rank in self.here if rank in known and known[rank].step >= front - 1]
+        known, step_ms = self.state.steps, self.state.step_ms
+        behind = max(1, int(LAG_MS / step_ms)) if step_ms else 1
+        return [rank for rank in self.here if rank in known and known[rank].step >= front - behind]
 
     def coverage(self) -> str:
         """``8/8``."""

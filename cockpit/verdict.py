@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from agents.detect.finding import by_gravity
 from agents.wire import PAUSED, Step, Summary
 from cockpit import format
 from cockpit.fates import how_far, tried
@@ -138,7 +139,9 @@ def _failed(store: Store) -> Diagnosis | None:
     """The run is over and did not end well: its launcher's own sentence names the cause."""
     if store.link is not Link.FAILED:
         return None
-    said = [event for event in store.state.events if event.source == "run" and event.level == "error"]
+    # The log may hold causes of earlier attempts too; this end's is what its ranks are said to have gone of.
+    ends = {gone.text for gone in store.state.gone.values()}
+    said = [event for event in store.state.events if event.source == "run" and event.text in ends]
     return Diagnosis(Level.BAD, format.clean(said[-1].text)) if said else None
 
 
@@ -180,16 +183,16 @@ def _broken_loss(store: Store) -> Diagnosis | None:
 
 
 def _alerted(level: str) -> Rule:
-    """What the hub holds to be so, the newest first; a loss, a stall, a collapse are its to find."""
+    """What the hub holds to be so, the gravest first; a loss, a stall, a collapse are its to find."""
 
     def rule(store: Store) -> Diagnosis | None:
         alerts = [alert for alert in store.state.alerts.values() if alert.level == level]
         if not alerts:
             return None
-        newest = alerts[-1]
+        gravest = by_gravity(alerts)[0]
         more = f" · {len(alerts) - 1} more in the log" if len(alerts) > 1 else ""
-        rank = newest.ranks[0] if newest.ranks else None
-        return Diagnosis(_ALERT_LEVEL[level], format.clean(newest.text) + more, rank)
+        rank = gravest.ranks[0] if gravest.ranks else None
+        return Diagnosis(_ALERT_LEVEL[level], format.clean(gravest.text) + more, rank)
 
     return rule
 

@@ -26,7 +26,7 @@ from agents.reach.keeper import (
     reach,
     say,
 )
-from agents.reach.runs import Endpoints, RunError
+from agents.reach.runs import Endpoints, RunError, forget_failure
 from engine.failure import report_of, sentence_of_report
 from engine.forked import flush, listen_on_loopback, share_cores
 from engine.outlet import outlet
@@ -124,6 +124,7 @@ def join(
     """
     if place.rank == 0:  # the folder of the others may be named a second later
         place.run_dir.mkdir(parents=True, exist_ok=True)
+        forget_failure(place.run_dir)
     named_hub(hub, place.run_dir, listen)  # refused before anything is begun
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, place.stop)

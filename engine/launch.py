@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.reach.keeper import Reach, hub_of, say
+from agents.reach.runs import forget_failure
 from engine.failure import Outcome, tell
 from engine.forked import Tie, flush
 from engine.forked import run as run_forked
@@ -50,6 +51,7 @@ def launch(
     """
     assert threading.active_count() == 1, "a fork copies one thread only"
     run_dir.mkdir(parents=True, exist_ok=True)
+    forget_failure(run_dir)
     # Read once, when torch is loaded. Its warnings about a peer that is gone would bury our one sentence, and its
     # profiler writes two lines to stderr for each trace.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

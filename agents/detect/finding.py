@@ -6,12 +6,18 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
 from agents.state import RunState
-from agents.wire import Summary, Value
+from agents.wire import Alert, Summary, Value
 
 K = TypeVar("K", bound=Hashable)
 
 RANKS_NAMED = 64  # in an alert; the text says how many there are
 AT_ONCE = 512  # summaries judged in one look, the newest
+
+# Of alerts of one level: the gravest first. A name that is not here comes after those that are.
+GRAVITY = (
+    *("failed", "nan", "lost", "silent", "unheard", "stall", "collapse"),
+    *("straggler", "slowdown", "throttle", "memory", "loss_spike", "gradient_spike", "drops", "dead_experts"),
+)
 
 
 @dataclass(frozen=True)
@@ -99,3 +105,11 @@ class NewSummaries:
             start -= 1
         self._last = summaries[-1].step if summaries else -1
         return summaries[start:]
+
+
+def by_gravity(alerts: Iterable[Alert]) -> list[Alert]:
+    """The gravest first: by level, then by kind, then the newest."""
+    place = {name: number for number, name in enumerate(GRAVITY)}
+    return sorted(
+        alerts, key=lambda alert: (alert.level != "error", place.get(alert.name, len(GRAVITY)), -alert.time_s)
+    )

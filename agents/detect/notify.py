@@ -5,6 +5,7 @@ import queue
 import shlex
 import subprocess
 import threading
+import time
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -17,6 +18,7 @@ from agents.wire import Alert
 WAITING = 64  # alerts; more are dropped, for the log has them all
 COMMAND_S = 10.0
 POST_S = 5.0
+FLUSH_S = 10.0  # at most, for what waits when the hub ends
 
 
 class Notifier:
@@ -44,9 +46,10 @@ class Notifier:
             if not self._target:
                 raise RunError("the command for alerts is empty; legal: a command, or http(s)://HOST/PATH")
             self._shown = Path(self._target[0]).name
-        self._alerts: queue.Queue[Alert] = queue.Queue(WAITING)
+        self._alerts: queue.Queue[Alert | None] = queue.Queue(WAITING)  # None: there are no more
         self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="notifier", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name="notifier", daemon=True)
+        self._thread.start()
 
     def tell(self, alert: Alert) -> None:
         with contextlib.suppress(queue.Full):
@@ -59,9 +62,17 @@ class Notifier:
             said.append(self._problems.get())
         return said
 
+    def close(self, within_s: float = FLUSH_S) -> list[str]:
+        """Tell what waits, for at most so long. What has failed since the last look, or was not told in that time."""
+        until = time.monotonic() + within_s
+        with contextlib.suppress(queue.Full):
+            self._alerts.put(None, timeout=within_s)
+        self._thread.join(max(0.0, until - time.monotonic()))
+        late = [f"{self._shown} was not told of the last alerts within {within_s:g} s"]
+        return self.problems() + (late if self._thread.is_alive() else [])
+
     def _work(self) -> None:
-        while True:
-            alert = self._alerts.get()
+        while alert := self._alerts.get():
             fields = {name: getattr(alert, name) for name in alert.__struct_fields__}
             body = msgspec.json.encode({"run": self._run, **fields})
             try:

@@ -85,15 +85,18 @@ def _broken(value: float | None) -> bool:
     return value is not None and not math.isfinite(value)
 
 
-class DeadExperts:
-    """Experts that get next to nothing. Their loads come sampled, so that two samples may be many steps apart."""
+NAMED = 4  # layers, or experts, in an alert, the gravest first; the text says how many there are
 
-    holds, releases = 1, 1
+
+class DeadExperts:
+    """Experts that get next to nothing, of all layers in one finding. Their loads come sampled, so that two samples may
+    be many steps apart."""
+
+    holds, releases = 1, 2
 
     def __init__(self) -> None:
-        self._starved: dict[
-            int, dict[int, list[int]]
-        ] = {}  # layer -> expert -> steps of the samples, running
+        # layer -> expert -> steps of the samples, running
+        self._starved: dict[int, dict[int, list[int]]] = {}
         self._last = -1
 
     def look(self, state: RunState, now_s: float) -> list[Finding] | None:
@@ -101,14 +104,25 @@ class DeadExperts:
         if experts is None or experts.step == self._last:
             return None
         self._last = experts.step
-        return [
-            finding
+        dead = {
+            layer.layer: its
             for layer in experts.layers
-            if len(layer.load) > 1 and any(layer.load)
-            for finding in self._dead(layer, experts.step)
-        ]
+            if len(layer.load) > 1 and any(layer.load) and (its := self._dead(layer, experts.step))
+        }
+        if not dead:
+            return []
+        of = {layer.layer: len(layer.load) for layer in experts.layers}
+        worst = sorted(dead, key=lambda layer: (-len(dead[layer]) / of[layer], layer))
+        many = sum(map(len, dead.values()))
+        subject = f"{many} expert{'' if many == 1 else 's'} in {len(dead)} of {len(of)} layers"
+        text = (
+            f"{subject} had under {DEAD:.0%} of an even share in each of the last samples: "
+            f"{_layers([f'layer {layer}: {_experts(dead[layer])} of {of[layer]}' for layer in worst])}"
+        )
+        evidence: dict[str, Value] = {"dead": many, "experts": sum(of.values()), "layers": len(dead)}
+        return [Finding("dead_experts", "run", "warning", text, evidence)]
 
-    def _dead(self, layer: LayerLoad, step: int) -> Iterator[Finding]:
+    def _dead(self, layer: LayerLoad, step: int) -> list[int]:
         share = sum(layer.load) / len(layer.load)
         before = self._starved.get(layer.layer, {})
         starved = {
@@ -117,26 +131,28 @@ class DeadExperts:
             if load < DEAD * share
         }
         self._starved[layer.layer] = starved
-        dead = {
-            expert: steps
+        return [
+            expert
             for expert, steps in starved.items()
             if len(steps) >= DEAD_SAMPLES and step - steps[0] >= DEAD_STEPS
-        }
-        if dead:
-            named = ", ".join(map(str, list(dead)[:8])) + (
-                f" and {len(dead) - 8} more" if len(dead) > 8 else ""
-            )
-            one = len(dead) == 1
-            text = (
-                f"expert{'' if one else 's'} {named} of layer {layer.layer} {'has' if one else 'have'} had under "
-                f"{DEAD:.0%} of an even share in each of the last samples, {min(map(len, dead.values()))} or more"
-            )
-            evidence: dict[str, Value] = {"dead": len(dead), "experts": len(layer.load)}
-            yield Finding("dead_experts", f"layer {layer.layer}", "warning", text, evidence)
+        ]
+
+
+def _experts(dead: list[int]) -> str:
+    """``expert 7``, ``experts 1, 3``, or how many."""
+    if len(dead) > NAMED:
+        return f"{len(dead)} experts"
+    return f"expert{'' if len(dead) == 1 else 's'} {', '.join(map(str, dead))}"
+
+
+def _layers(said: list[str]) -> str:
+    more = [f"and {len(said) - NAMED} more layers"] if len(said) > NAMED else []
+    return ", ".join([*said[:NAMED], *more])
 
 
 class Routing:
-    """Layers whose router sends nearly all to a few, or whose capacity turns tokens away: of every step's summary."""
+    """Layers whose router sends nearly all to a few, and layers whose capacity turns tokens away: of every step's
+    summary, and one finding each for all layers."""
 
     holds, releases = 3, 3
 
@@ -149,27 +165,41 @@ class Routing:
         if loads is None or loads.step == self._last:
             return None
         self._last = loads.step
-        return [
-            finding
-            for layer in loads.layers
-            if layer.pairs
-            for finding in (*_collapse(layer), *self._drops(layer))
-        ]
+        layers = [layer for layer in loads.layers if layer.pairs]
+        return [*_collapse(layers), *self._drops(layers)]
 
-    def _drops(self, layer: LoadSummary) -> Iterator[Finding]:
-        share = layer.dropped / layer.pairs
-        if share <= (DROPPED_STILL if layer.layer in self._dropping else DROPPED):
-            self._dropping.discard(layer.layer)
+    def _drops(self, layers: list[LoadSummary]) -> Iterator[Finding]:
+        share = {layer.layer: layer.dropped / layer.pairs for layer in layers}
+        self._dropping = {
+            layer
+            for layer, its in share.items()
+            if its > (DROPPED_STILL if layer in self._dropping else DROPPED)
+        }
+        if not self._dropping:
             return
-        self._dropping.add(layer.layer)
-        text = f"layer {layer.layer} drops {share:.1%} of its tokens at this capacity"
-        yield Finding("drops", f"layer {layer.layer}", "warning", text, {"share": round(share, 4)})
+        worst = sorted(self._dropping, key=lambda layer: (-share[layer], layer))
+        if len(worst) == 1:
+            text = f"layer {worst[0]} drops {share[worst[0]]:.1%} of its tokens at this capacity"
+        else:
+            said = _layers([f"layer {layer} {share[layer]:.1%}" for layer in worst])
+            text = f"{len(worst)} of {len(layers)} layers drop tokens at this capacity: {said}"
+        evidence: dict[str, Value] = {"share": round(share[worst[0]], 4), "layers": len(worst)}
+        yield Finding("drops", "run", "warning", text, evidence)
 
 
-def _collapse(layer: LoadSummary) -> Iterator[Finding]:
-    if layer.entropy >= COLLAPSE:
+def _collapse(layers: list[LoadSummary]) -> Iterator[Finding]:
+    worst = sorted((layer for layer in layers if layer.entropy < COLLAPSE), key=lambda layer: layer.entropy)
+    if not worst:
         return
-    top = f": expert {layer.top[0].expert} gets {layer.top[0].share:.0%} of the tokens" if layer.top else ""
-    text = f"the router of layer {layer.layer} collapses{top}, evenness {layer.entropy:.2f} of 1"
-    evidence: dict[str, Value] = {"evenness": round(layer.entropy, 3), "idle": layer.idle}
-    yield Finding("collapse", f"layer {layer.layer}", "error", text, evidence)
+    first = worst[0]
+    top = f": expert {first.top[0].expert} gets {first.top[0].share:.0%} of the tokens" if first.top else ""
+    text = f"the router of layer {first.layer} collapses{top}, evenness {first.entropy:.2f} of 1"
+    if len(worst) > 1:
+        others = [f"layer {layer.layer} {layer.entropy:.2f}" for layer in worst[1:]]
+        text += f"; so do those of {len(others)} more of {len(layers)} layers: {_layers(others)}"
+    evidence: dict[str, Value] = {
+        "evenness": round(first.entropy, 3),
+        "idle": first.idle,
+        "layers": len(worst),
+    }
+    yield Finding("collapse", "run", "error", text, evidence)

@@ -8,6 +8,7 @@ same folder listens on the same endpoints and knows every command, and the curve
 """
 
 import os
+import sys
 import time
 from collections.abc import Sequence as Words
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Literal
 import zmq
 
 from agents import wire
+from agents.detect.finding import step_of
 from agents.detect.notify import Notifier
 from agents.detect.watch import Watch, all_detectors
 from agents.hub.audience import Audience
@@ -38,6 +40,7 @@ from agents.reach.keys import KeyStore, Role
 from agents.reach.runs import Endpoints, HubFile
 from agents.wire import (
     SAMPLES,
+    Alert,
     AnyMessage,
     Credit,
     Decide,
@@ -197,17 +200,22 @@ class Hub:
             self._intake.look()
         active = set(self._sequence.state.alerts)
         for alert in self._watch.look(self._sequence.state, self._awake_s):
-            self._sequence.publish(alert)
             if alert.active and (alert.name, alert.subject) in active:
-                continue  # told anew
-            if self._notifier:
-                self._notifier.tell(alert)
+                self._sequence.publish(alert)  # told anew
+                continue
+            self._raise(alert)
             level = alert.level if alert.active else "info"
             self._say(level, alert.text if alert.active else clip(f"over: {alert.text}"))
         while self._watch.problems:
             self._say("error", clip(self._watch.problems.pop()))
         for problem in self._notifier.problems() if self._notifier else ():
             self._complaints.add("notify", problem)
+
+    def _raise(self, alert: Alert) -> None:
+        """Tell of an alert that is new or over, here and outside."""
+        self._sequence.publish(alert)
+        if self._notifier:
+            self._notifier.tell(alert)
 
     def _weigh(self) -> None:
         excess = self._memory.excess() if self._memory else ""
@@ -220,6 +228,13 @@ class Hub:
         """Write down what is to be kept. The sockets and hub.json stay: ranks and clients find the next start there."""
         self._journal.flush()
         self._close()
+        self._tell_what_waits()
+
+    def _tell_what_waits(self) -> None:
+        """The last alerts go out before this process ends; nobody watches any more, so what fails is for the log."""
+        if self._notifier:
+            for problem in self._notifier.close():
+                sys.stderr.write(f"{problem}\n")
 
     def _finish(self) -> None:
         """Take what is still there, tell the clients, leave no sockets behind."""
@@ -241,6 +256,7 @@ class Hub:
         self._close()
         runs.remove_hub_file(self.folder, self._sequence.epoch)
         runs.remove_sockets(self.endpoints)
+        self._tell_what_waits()
 
     def _close(self) -> None:
         self._journal.close()
@@ -263,6 +279,8 @@ class Hub:
         goodbye = state.gone.get(leader) if leader is not None else None
         well = failure is None and goodbye is not None and goodbye.clean
         text = "" if well else clip(failure or "the run has ended without a goodbye")
+        if failure or (text and state.hellos and self._parent is not None):
+            self._raise(Alert("failed", "run", "error", True, step_of(state), time.time(), text))
         for rank in [rank for rank in state.hellos if not (rank in state.gone and state.gone[rank].over)]:
             self._sequence.publish(Gone(rank, clean=well, text=text, process="ended"))
 

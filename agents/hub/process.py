@@ -21,11 +21,10 @@ from agents.reach import runs
 from agents.reach.address import LEGAL as LEGAL_LISTEN
 from agents.reach.address import listen_address
 from agents.reach.files import open_lock, raise_file_limit
+from agents.reach.keeper import ON_ALERT
 from agents.reach.keys import KeyStore, keys_folder
 from agents.reach.runs import Endpoints, RunError
 from agents.wire import clean
-
-ON_ALERT = "COCKPIT_ON_ALERT"
 
 
 def _lock(folder: Path) -> BinaryIO:

@@ -27,6 +27,8 @@ from agents.reach.runs import (
 RESTARTS_A_MINUTE = 6
 FIRST_DELAY_S = 0.1  # doubled at each restart within the minute
 CLOSE_S = 3.0
+TELL_S = 12.0  # beyond that, where a hub has somebody to tell of alerts
+ON_ALERT = "COCKPIT_ON_ALERT"
 START_S = 20.0  # for a hub to listen on TCP, where other machines wait for it
 LOOK_S = 0.5
 
@@ -102,13 +104,13 @@ class HubKeeper:
             log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
 
     def close(self) -> None:
-        """SIGTERM, up to 3 s to put its things away, SIGKILL."""
+        """SIGTERM, up to 3 s to put its things away and longer where it tells somebody of alerts, SIGKILL."""
         hub, self._hub = self._hub, None
         if hub is None:
             return
         hub.terminate()
         try:
-            hub.wait(CLOSE_S)
+            hub.wait(CLOSE_S + (TELL_S if os.environ.get(ON_ALERT) else 0.0))
         except subprocess.TimeoutExpired:
             hub.kill()
             hub.wait()

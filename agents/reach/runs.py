@@ -6,6 +6,7 @@ import re
 import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
@@ -22,6 +23,7 @@ HUB_FILE = "hub.json"
 HUB_FILE_BYTES = 64 << 10  # read of it; an honest one has a few hundred
 RECORD_FILE = "run.db"
 FAILURE_FILE = "failure.txt"  # the launcher writes it: a line with date, time and the cause, then the reports
+STARTED_AGAIN = "the run was started again"  # in that file, after the cause of an earlier end
 _FAILURE_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.+)")
 _PROCESS_STATES: Final[dict[str, Literal["ended", "stopped"]]] = {"Z": "ended", "X": "ended", "T": "stopped"}
 LONGEST_SOCKET_PATH = 107  # bytes; sun_path holds 108 with its closing zero
@@ -180,7 +182,7 @@ def write_hub_file(folder: Path, hub: HubFile) -> None:
 
 
 def last_failure(folder: Path, since_s: float = 0.0) -> str | None:
-    """The sentence on why the run failed, if its launcher has written one since then."""
+    """The sentence on why the run failed, if its launcher has written one since then and not started it again."""
     path = folder / FAILURE_FILE
     try:
         if path.stat().st_mtime < since_s:
@@ -189,7 +191,14 @@ def last_failure(folder: Path, since_s: float = 0.0) -> str | None:
     except OSError:
         return None
     said = [found[1] for line in lines if (found := _FAILURE_LINE.fullmatch(line))]
-    return said[-1] if said else None
+    return said[-1] if said and said[-1] != STARTED_AGAIN else None
+
+
+def forget_failure(folder: Path) -> None:
+    """Why an earlier attempt failed is not why this one ends. Its reports stay in the file."""
+    if last_failure(folder):
+        with contextlib.suppress(OSError), (folder / FAILURE_FILE).open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {STARTED_AGAIN}\n")
 
 
 def read_hub_file(folder: Path) -> HubFile:

@@ -3,6 +3,7 @@
 import json
 import math
 import socket
+import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -95,6 +96,50 @@ def test_a_server_that_answers_rubbish_is_a_problem_that_does_not_tell_the_url()
 def test_a_target_that_cannot_be_is_refused(target: str) -> None:
     with pytest.raises(RunError):
         Notifier("r", target)
+
+
+def test_the_end_of_a_run_that_failed_is_told_before_the_hub_leaves(
+    own_hub: HubProcess, opened: Opened, tmp_path: Path
+) -> None:
+    """A launcher that saw a rank die ends its hub at once, long before that rank would be missed."""
+    own_hub.kill()
+    heard = tmp_path / "heard"
+    writes = f"import sys, time; time.sleep(0.5); open({str(heard)!r}, 'a').write(sys.stdin.read())"
+    own_hub.start("--on-alert", f"{sys.executable} -c {json.dumps(writes)}")
+    client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
+    poll_until(client, lambda: len(client.state.hellos) == 4, fleet.turn)
+    why = "rank 2 (dp2) was killed by SIGKILL at step 7"
+    (own_hub.folder / "failure.txt").write_text(f"2026-11-21 12:00:00 {why}\n")
+    assert own_hub.stop() == 0
+    told = json.loads(heard.read_text())
+    assert (told["name"], told["level"], told["active"], told["text"]) == ("failed", "error", True, why)
+    poll_until(client, lambda: ("failed", "run") in client.state.alerts)
+
+
+def test_a_run_that_ends_without_a_goodbye_is_told_where_the_hub_is_its_own(
+    own_hub: HubProcess, opened: Opened, tmp_path: Path
+) -> None:
+    own_hub.kill()
+    client = opened(Client(own_hub.endpoints.clients))
+    fleet = opened(Fleet(own_hub.endpoints.ranks))
+    launcher = subprocess.Popen(["sleep", "60"])
+    own_hub.start("--parent", str(launcher.pid))
+    poll_until(client, lambda: len(client.state.hellos) == 4, fleet.turn)
+    launcher.kill()
+    launcher.wait()
+    poll_until(client, lambda: ("failed", "run") in client.state.alerts)
+    assert client.state.alerts["failed", "run"].text == "the run has ended without a goodbye"
+
+
+def test_what_waits_is_told_at_the_end_within_bounds(tmp_path: Path) -> None:
+    heard = tmp_path / "heard"
+    notifier = Notifier("r", f"sh -c 'cat >/dev/null; echo told >>{heard}'")
+    for _ in range(3):
+        notifier.tell(ALERT)
+    assert notifier.close() == [] and heard.read_text() == "told\n" * 3
+    hangs = Notifier("r", "sleep 2")
+    hangs.tell(ALERT)
+    assert hangs.close(0.05) == ["sleep was not told of the last alerts within 0.05 s"]
 
 
 def test_a_silent_rank_is_one_line_of_the_log(own_hub: HubProcess, opened: Opened) -> None:

@@ -1,6 +1,9 @@
 """Each detector speaks when it should, says whom and why, and is silent otherwise; and the hysteresis around them."""
 
+import inspect
 import math
+import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,13 +11,14 @@ import pytest
 from msgspec import structs
 
 from agents.detect.devices import Memory, Throttle
-from agents.detect.finding import Finding
+from agents.detect.finding import GRAVITY, Finding, by_gravity
 from agents.detect.ranks import Lost, Stall
 from agents.detect.slow import Slowdown, Straggler
 from agents.detect.training import DeadExperts, Loss, Routing
 from agents.detect.watch import TELL_ANEW_S, Watch, all_detectors
 from agents.state import RunState
 from agents.wire import (
+    Alert,
     Experts,
     ExpertShare,
     Gone,
@@ -271,10 +275,10 @@ STARVING, FED = [100] * 7 + [0], [100] * 8
 
 def test_an_expert_is_dead_when_it_starves_for_steps_running() -> None:
     (found,) = dead(*[STARVING] * 9)
-    assert (found.name, found.subject) == (
-        "dead_experts",
-        "layer 2",
-    ) and "expert 7 of layer 2 has" in found.text
+    assert (found.name, found.subject) == ("dead_experts", "run")
+    assert found.text == (
+        "1 expert in 1 of 1 layers had under 1% of an even share in each of the last samples: layer 2: expert 7 of 8"
+    )
     assert dead(*[STARVING] * 8) == []
     assert dead(*[STARVING] * 8, FED, *[STARVING] * 3) == []
 
@@ -282,6 +286,46 @@ def test_an_expert_is_dead_when_it_starves_for_steps_running() -> None:
 def test_samples_that_are_far_apart_count_by_their_steps_and_two_are_not_enough() -> None:
     assert dead(STARVING, STARVING, STARVING, every=20)
     assert dead(STARVING, STARVING, every=20) == []
+
+
+def test_dead_experts_of_many_layers_are_one_alert_whose_count_is_updated() -> None:
+    """24 layers of 64 experts buried a collapsing router under 85 lines."""
+    state, watch = RunState(), Watch([DeadExperts()], cpu_s=lambda: 0.0)
+    said = []
+    for sample in range(30):
+        layers = [
+            LayerLoad(layer, [100] * (60 - layer // 4) + [0] * (4 + layer // 4), 0)
+            for layer in range(24)
+            if sample < 15 or layer < 23
+        ]
+        state.apply(Experts(2 * sample, layers))
+        for alert in watch.look(state, float(sample)):
+            state.apply(alert)
+            said.append(alert.text)
+    assert len(said) == 2 and list(state.alerts) == [("dead_experts", "run")]
+    assert said[0].startswith("156 experts in 24 of 24 layers") and said[1].startswith(
+        "147 experts in 23 of 23"
+    )
+    assert said[0].endswith(
+        "layer 20: 9 experts of 64, layer 21: 9 experts of 64, layer 22: 9 experts of 64, layer 23: 9 experts of 64, "
+        "and 20 more layers"
+    )
+
+
+def test_the_gravest_alert_comes_first() -> None:
+    names = [("drops", "warning"), ("new_kind", "error"), ("collapse", "error"), ("straggler", "warning")]
+    alerts = [Alert(name, "run", level, True, 1, 1.0, "") for name, level in names]  # type: ignore[arg-type]
+    alerts += [Alert("collapse", "older", "error", True, 1, 0.5, "")]
+    order = [(alert.name, alert.subject) for alert in by_gravity(alerts)]
+    assert [name for name, _ in order] == ["collapse", "collapse", "new_kind", "straggler", "drops"]
+    assert order[1] == ("collapse", "older")
+    assert {one for detector in all_detectors() for one in names_in(detector)} <= set(GRAVITY)
+
+
+def names_in(detector: object) -> set[str]:
+    """The names that a detector's module gives its findings."""
+    source = inspect.getsource(sys.modules[type(detector).__module__])
+    return set(re.findall(r'Finding\(\s*"(\w+)"', source))
 
 
 def routed(*layers: LoadSummary) -> list[str]:
@@ -301,6 +345,20 @@ def test_a_router_that_sends_all_to_one_collapses() -> None:
     (text,) = routed(summary_of(entropy=0.3))
     assert text == "the router of layer 2 collapses: expert 0 gets 86% of the tokens, evenness 0.30 of 1"
     assert routed(summary_of(entropy=0.6)) == []
+
+
+def test_layers_that_do_the_same_are_one_finding_and_the_worst_is_named() -> None:
+    state, detector = RunState(), Routing()
+    bad = [structs.replace(summary_of(0.1 + 0.02 * n, 60 + 10 * n), layer=n) for n in range(8)]
+    state.apply(Loads(0, [*bad, structs.replace(summary_of(), layer=8)]))
+    collapse, drops = detector.look(state, 0.0) or []
+    assert collapse.text.startswith(
+        "the router of layer 0 collapses: expert 0 gets 86% of the tokens, evenness 0.10"
+    )
+    assert collapse.text.endswith(
+        "; so do those of 7 more of 9 layers: layer 1 0.12, layer 2 0.14, layer 3 0.16, layer 4 0.18, and 3 more layers"
+    )
+    assert drops.text.startswith("8 of 9 layers drop tokens at this capacity: layer 7 13.0%, layer 6 12.0%")
 
 
 def test_drops_are_held_on_to_until_they_are_well_under_the_limit() -> None:

@@ -121,3 +121,18 @@ def test_a_long_runtime_directory_is_passed_over(tmp_path: Path, monkeypatch: py
     assert long not in directory.parents and list(long.iterdir()) == []
     with pytest.raises(RunError, match="bytes and a socket takes 107"):
         runs.endpoints_in(long)
+
+
+def test_a_failure_is_forgotten_when_the_run_is_started_again(tmp_path: Path) -> None:
+    file = tmp_path / runs.FAILURE_FILE
+    runs.forget_failure(tmp_path)
+    assert not file.exists()
+    file.write_text("2026-11-21 12:00:00 rank 2 was killed\n\nrank 3 had ended its work\n")
+    assert runs.last_failure(tmp_path) == "rank 2 was killed"
+    runs.forget_failure(tmp_path)
+    assert runs.last_failure(tmp_path) is None and "rank 2 was killed" in file.read_text()
+    with pytest.raises(RunError, match="it has ended, or went without one"):
+        runs.read_hub_file(tmp_path)
+    with file.open("a") as more:
+        more.write("2026-11-21 13:00:00 rank 5 was killed\n")
+    assert runs.last_failure(tmp_path) == "rank 5 was killed"

@@ -3,8 +3,9 @@
 import math
 
 import pytest
+from msgspec import structs
 
-from agents.wire import Gone, Pulse, Step
+from agents.wire import Gone, Pulse, Step, Summary
 from cockpit.metrics import STEP_TIME, available, read, settled_step
 from cockpit.store import Link, Store, Topic, median
 from tests.screens.fake_run import FakeRun, big
@@ -142,3 +143,20 @@ def test_1024_ranks() -> None:
     store.apply(big().story(2))
     assert store.coverage() == "1024/1024"
     assert len(read(store, STEP_TIME)) == 1024
+
+
+def test_ranks_that_report_by_turns_all_report() -> None:
+    """At 20 ms a step records of two ranks are several steps apart when they come."""
+    store = Store(lambda: 0.0)
+    run = FakeRun(pp=1, dp=2, tp=1, ep=1)
+    store.apply(run.story(3))
+    records = [update for update in run.step(4) if isinstance(update, Step)]
+    summary = next(update for update in run.step(4) if isinstance(update, Summary))
+    store.apply([structs.replace(summary, step=100, step_ms=20.0)])
+    store.apply([structs.replace(records[0], step=100), structs.replace(records[1], step=60)])
+    assert store.coverage() == "2/2"
+    store.apply([structs.replace(records[0], step=111)])
+    assert store.coverage() == "1/2", "a second later it has fallen behind"
+    store.apply([structs.replace(summary, step=200, step_ms=2000.0)])
+    store.apply([structs.replace(records[0], step=200), structs.replace(records[1], step=198)])
+    assert store.coverage() == "1/2"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from msgspec import structs
 
-from agents.wire import Alert, Experts, Gone, LayerLoad, Pulse, Traffic, Update
+from agents.wire import Alert, Event, Experts, Gone, LayerLoad, Pulse, Traffic, Update
 from cockpit.store import Store
 from cockpit.verdict import Level, diagnosis, headline, verdict
 from tests.screens.fake_run import FakeRun
@@ -145,3 +145,14 @@ def test_a_run_that_ended_badly_has_no_green_tick() -> None:
     assert store.summary
     store.apply([structs.replace(store.summary, loss=math.nan)])
     assert diagnosis(store).level is Level.BAD
+
+
+def test_an_earlier_attempts_failure_is_not_told_as_the_cause_of_this_end() -> None:
+    before = Event(1.0, "error", "run", "rank 2 was killed by SIGKILL")
+    store = store_with(FakeRun(steps=10), [before, *(Gone(rank, clean=True) for rank in range(8))])
+    assert diagnosis(store).text.startswith("the run is over: 10 of 10")
+    ended = "the run has ended without a goodbye"
+    store.apply([Gone(rank, False, ended, "ended") for rank in range(8)])
+    assert ended in diagnosis(store).text and "SIGKILL" not in diagnosis(store).text
+    store.apply([Event(2.0, "error", "run", "rank 5 failed"), Gone(5, False, "rank 5 failed", "ended")])
+    assert diagnosis(store).text == "rank 5 failed"

@@ -70,16 +70,25 @@ class Moe(Struct, frozen=True):
     experts: Experts
     top_k: Positive
     d_expert: Positive  # hidden width of one expert
-    every: Positive = 1  # 1 = each layer has experts, 2 = every second, counted from the first
+    dense_layers: Natural = 0  # leading layers without experts
+    every: Positive = (
+        1  # of the layers after those: 1 = each has experts, 2 = every second, the first of them too
+    )
     shared_experts: Natural = 0  # that every token takes, beside its top_k
     router: Literal["token_choice", "expert_choice"] = "token_choice"
     score: Literal["softmax", "sigmoid"] = "softmax"
-    balance: Literal["aux", "bias", "none"] = "aux"
+    route_scale: Above = 1.0  # that the weights of a token's routed experts are multiplied by
+    balance: Literal["aux", "bias", "aux+bias", "none"] = "aux"
     drop: Literal["position", "probability"] = (
         "position"  # who stays within a capacity: the first, or the surest
     )
     groups: Positive = 1  # equal runs of experts
     top_groups: Positive | None = None  # groups that a token's experts may be of; absent = all
+
+    @property
+    def balances(self) -> list[str]:
+        """The means of balancing: of "aux" and "bias" one, both or none."""
+        return [] if self.balance == "none" else self.balance.split("+")
 
 
 class Model(Struct, frozen=True):
@@ -108,7 +117,11 @@ class Model(Struct, frozen=True):
         return self.d_model // self.heads
 
     def has_experts(self, layer: int) -> bool:
-        return self.moe is not None and layer % self.moe.every == 0
+        return self.moe is not None and layer in self.layers_with_experts
+
+    @property
+    def layers_with_experts(self) -> range:
+        return range(self.moe.dense_layers, self.layers, self.moe.every) if self.moe else range(0)
 
 
 class GridSizes(Struct, frozen=True):

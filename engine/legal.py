@@ -130,6 +130,11 @@ def model_refusals(layout: "Layout") -> Iterator[str]:
     if model.vocab < BYTES:
         yield f"model.vocab = {model.vocab} is too small for byte tokens; legal: from {BYTES} on"
     if model.moe:
+        if model.moe.dense_layers >= model.layers:
+            yield (
+                f"model.moe.dense_layers = {model.moe.dense_layers} leaves none of model.layers = {model.layers} to "
+                f"experts; legal: {_up_to(model.layers - 1, 0)}, or model.moe = none"
+            )
         yield from routing_refusals(model.moe)
 
 
@@ -240,8 +245,8 @@ def routing_refusals(moe: "Moe") -> Iterator[str]:
                 )
 
 
-def _up_to(most: int) -> str:
-    return "1" if most == 1 else f"1 to {most}"
+def _up_to(most: int, least: int = 1) -> str:
+    return str(least) if most == least else f"{least} to {most}"
 
 
 def legal_micro_batches(layout: "Layout", schedule: str) -> list[int]:

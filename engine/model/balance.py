@@ -1,4 +1,6 @@
-"""What keeps experts evenly loaded and logits small: losses that reach the router alone, and a bias on its choice.
+"""What keeps experts evenly loaded and logits small: losses on the router's scores, and a bias on its choice.
+
+The losses change the router, and through the tokens that it reads all layers before it; the bias has no gradient.
 
 Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence, E experts.
 """

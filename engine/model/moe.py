@@ -103,7 +103,8 @@ class MoeLayer(nn.Module):
         choice, dispatch = memo["routing"].choice, memo["routing"].dispatch
         x_TD = x_BSD.flatten(0, 1)
         outputs_ND = dispatch.run(x_TD, self.experts)
-        out_TD = dispatch.combine(outputs_ND, self.router.weigh(scores_BSE, choice))
+        weights_TK = self.router.weigh(scores_BSE, choice) * self.router.moe.route_scale
+        out_TD = dispatch.combine(outputs_ND, weights_TK)
         if self.shared is not None:
             out_TD = out_TD + self.shared(x_TD)
         return self.router.balanced(out_TD, logits_BSE, scores_BSE, choice).view_as(x_BSD)

@@ -50,7 +50,7 @@ class Router(nn.Module, ABC):
         self.moe, self.dials, self.slices = moe, dials, weights.slices
         self.weight = weights.replicated(name, (moe.experts, d_model), 0.02)
         bias = (
-            at_least_fp32(torch.zeros(moe.experts, device=weights.device)) if moe.balance == "bias" else None
+            at_least_fp32(torch.zeros(moe.experts, device=weights.device)) if "bias" in moe.balances else None
         )
         self.register_buffer("bias", bias)  # state: it is saved with the weights
         self._score = weights.compiled(SCORES[moe.score])
@@ -111,11 +111,9 @@ class TokenChoice(Router):
             within_BSE, total_BE = WITHIN[self.moe.drop](self.slices, chosen_BSE, scores_BSE, capacity)
             keep_TK = within_BSE.gather(-1, top_BSK).flatten(0, 1)
             dropped = (~keep_TK).sum()
-        elif self.moe.balance == "aux":
-            _, total_BE = self.slices.queue(chosen_BSE)
         share_BE = None
-        if self.moe.balance == "aux" and total_BE is not None:
-            share_BE = total_BE / (whole * self.moe.top_k)
+        if "aux" in self.moe.balances:
+            share_BE = self._share(scores_BSE, chosen_BSE, total_BE) / (whole * self.moe.top_k)
         return Choice(top_BSK.flatten(0, 1), keep_TK, chosen_BSE.sum((0, 1)), dropped, share_BE)
 
     def weigh(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
@@ -123,6 +121,14 @@ class TokenChoice(Router):
         if self.moe.top_k == 1:  # p / p would be 1, and a top-1 router would learn nothing from the loss
             return top_TK
         return top_TK / top_TK.sum(-1, keepdim=True)
+
+    def _share(self, scores_BSE: Tensor, chosen_BSE: Tensor, total_BE: Tensor | None) -> Tensor:
+        """How often a sequence's tokens chose each expert, [B, E]; where a bias decides with the scores, how often they
+        would by their highest scores alone, in all groups (DeepSeek-V3 2024, eq. 18)."""
+        if self.bias is not None:
+            top_BSK = highest(scores_BSE, self.moe.top_k)
+            chosen_BSE, total_BE = torch.zeros_like(chosen_BSE).scatter_(-1, top_BSK, 1), None
+        return self.slices.queue(chosen_BSE)[1] if total_BE is None else total_BE
 
     def _in_best_groups(self, wanted_BSE: Tensor) -> Tensor:
         """Minus infinity outside a token's best groups. A group is as good as its best K / top_groups experts together

@@ -10,10 +10,9 @@ def parameters(model: "Model", active: bool = False) -> int:
     """All of them, whatever they are sharded over; `active`: of routed experts only those that a token visits."""
     D, H, G = model.d_model, model.heads * model.head_dim, model.kv * model.head_dim
     attention = 2 * D * H + 2 * D * G + 2 * D  # with the layer's two norms
-    routed = 0
+    routed = len(model.layers_with_experts)
     if model.moe:
         moe = model.moe
-        routed = -(-model.layers // moe.every)
         visited = moe.shared_experts + (moe.top_k if active else moe.experts)
         experts = D * moe.experts + 3 * D * moe.d_expert * visited
     else:

@@ -30,8 +30,8 @@ CAPACITY = {
 
 
 BALANCE = {
-    "aux": [("aux_loss_coef", LOSS_COEF, "weight of the loss that evens out the experts' load")],
-    "bias": [("bias_rate", BIAS_RATE, "what a step adds to the bias of an expert that too few chose")],
+    "aux": ("aux_loss_coef", LOSS_COEF, "weight of the loss that evens out the experts' load"),
+    "bias": ("bias_rate", BIAS_RATE, "what a step adds to the bias of an expert that too few chose"),
 }
 
 
@@ -93,7 +93,7 @@ def make_board(
     if layout.model.moe:
         moe = layout.model.moe
         knobs.insert(1, _dial(dials, "capacity_factor", CAPACITY_FACTOR, CAPACITY[moe.router], optional=True))
-        knobs += [_dial(dials, *row) for row in BALANCE.get(moe.balance, [])]
+        knobs += [_dial(dials, *BALANCE[means]) for means in moe.balances]
         knobs.append(_dial(dials, "z_loss_coef", LOSS_COEF, "weight of the loss on large router logits"))
     if layout.ranks.fsdp > 1:  # or nothing is sharded
         knobs.append(

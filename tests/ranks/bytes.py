@@ -41,6 +41,7 @@ from tests.ranks.case import (
     TIED,
     TWO_HOPS,
     ULYSSES,
+    V3,
     ZBV,
 )
 
@@ -96,6 +97,7 @@ CASES = {
     "pp tp ep zbv": [*SMALL, *ZBV, "grid.tp=2", "grid.ep=2", "model.layers=5"],
     "pp dp interleaved": [*SMALL, *INTERLEAVED, "grid.dp_shard=2", "grid.ep=2", "model.layers=5"],
     "deepseek": [*SMALL, "grid.dp_shard=2", "grid.tp=2", "grid.ep=2", *DEEPSEEK, *FULL],
+    "v3": [*SMALL, "model.layers=3", "grid.cp=2", "grid.tp=2", "grid.ep=2", *V3, *DROPS],
     "deepseek surest": [*SMALL, "grid.dp_replicate=2", "grid.tp=2", *DEEPSEEK, *SURE],
     "expert choice cp": [*SMALL, "grid.cp=2", "grid.tp=2", "grid.ep=2", *EXPERT_CHOICE, *SELECTIVE],
 }
@@ -147,7 +149,7 @@ def expected(
 
     dp = sum(_unit_bytes(layout, trainer, unit) for unit in _units(layout, trainer))
 
-    if model.moe and model.moe.balance == "bias":
+    if model.moe and "bias" in model.moe.balances:
         n, f, r = moe * E * 8, grid.fsdp, grid.dp_replicate
         tp += 2 * (t - 1) * n // t
         dp += 2 * (f - 1) * n // f + 2 * (r - 1) * n // r
@@ -177,9 +179,10 @@ def _asked_of_slices(layout: Layout, moe: Moe) -> int:
     counts = moe.experts * 4 * (2 if cp > 1 else 1)
     scores = layout.model.seq_len // (cp * tp) * moe.experts * 2
     limited = layout.knobs.capacity_factor is not None
+    would = counts if moe.balances == ["aux", "bias"] else 0  # what the loss counts is not what was chosen
     if moe.router == "expert_choice" or (limited and moe.drop == "probability"):
-        return scores
-    return counts if limited or moe.balance == "aux" else 0
+        return scores + would
+    return would + (counts if limited or moe.balances == ["aux"] else 0)
 
 
 def _rows_to(me: int, ranks: int, inner: int | None, hops: list[Hop]) -> dict[int, int]:

@@ -42,8 +42,15 @@ GROUPS = ["model.moe.groups=4", "model.moe.top_groups=2", "model.moe.top_k=3"]
 SURE = [*DROPS, "model.moe.drop=probability"]
 SHARED = ["model.moe.shared_experts=2"]
 EXPERT_CHOICE = ["model.moe.router=expert_choice", "model.moe.balance=none"]
-# What DeepSeek-V3 puts together.
+# What DeepSeek-V3 routes with, and then all that it puts together.
 DEEPSEEK = [*BIAS, *GROUPS, *SHARED, "model.moe.score=sigmoid", "knobs.z_loss_coef=0.1"]
+V3 = [
+    *DEEPSEEK,
+    "model.moe.balance=aux+bias",
+    "knobs.aux_loss_coef=0.5",
+    "model.moe.route_scale=2.5",
+    "model.moe.dense_layers=1",
+]
 
 
 Script = dict[int, dict[str, Value]]
@@ -87,6 +94,7 @@ BALANCED: Script = {
     14: {"aux_loss_coef": 0.3, "z_loss_coef": 0.0},
 }
 
+WEIGHED: Script = {5: {"bias_rate": 0.2, "aux_loss_coef": 0.1}, 12: {"bias_rate": 0.0, "aux_loss_coef": 1.0}}
 BIASED: Script = {5: {"bias_rate": 0.2}, 12: {"bias_rate": 0.0}}
 
 REORDERED: Script = {

@@ -5,6 +5,7 @@ from tests.ranks.case import (
     BIAS,
     BIASED,
     DEEPSEEK,
+    DROPS,
     EXPERT_CHOICE,
     FULL,
     GROUPS,
@@ -14,6 +15,8 @@ from tests.ranks.case import (
     SHARED,
     SMALL,
     SURE,
+    V3,
+    WEIGHED,
     Case,
     alone,
 )
@@ -24,6 +27,20 @@ ROUTERS: dict[str, Case] = {
     ),
     "deepseek dp tp fp64": Case(
         [*SMALL, "grid.dp_shard=2", "grid.tp=2", "grid.ep=4", *SGD, *DEEPSEEK], fp64=True, script=BIASED
+    ),
+    "v3 mix drops fp64": Case(
+        [*SMALL, "model.layers=3", "grid.pp=2", "grid.tp=2", "grid.ep=2", *SGD, *V3, *DROPS, *FULL],
+        fp64=True,
+        script=WEIGHED,
+    ),
+    "v3 dense stage dp ep placed fp64": Case(  # the first stage has no experts
+        [*SMALL, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", *SGD, *V3],
+        fp64=True,
+        script={4: {"place": "load"}, 10: {"place": "logical"}},
+    ),
+    "v3 cp tp surest drops fp64": Case(
+        [*alone("grid.cp=2", "grid.tp=2"), "grid.ep=4", "model.layers=3", *SGD, *V3, *SURE, *SELECTIVE],
+        fp64=True,
     ),
     "expert choice mix fp64": Case(
         [*SMALL, "grid.pp=2", "grid.tp=2", "grid.ep=2", *SGD, *EXPERT_CHOICE, *FULL],

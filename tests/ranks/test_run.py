@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from engine.layout import load
+
 ROOT = Path(__file__).parents[2]
 DEMO = "layouts/demo.toml"
 TWO_RANKS = ["grid.pp=1", "grid.dp_shard=1", "grid.ep=2", "train.global_batch=8", "knobs.micro_batches=1"]
@@ -105,21 +107,31 @@ def test_headless_without_a_hub(tmp_path: Path) -> None:
         assert 0 < event["a2a_bytes"] <= event["comm"]["ep"]["bytes"]
         assert event["oversubscribed"] == (len(os.sched_getaffinity(0)) < 8)
     assert abs(steps[0]["loss"] - math.log(256)) < 0.1
-    assert end == {"event": "end", "steps": 20, "loss": steps[-1]["loss"], "wall_s": end["wall_s"], "exit": 0}
+    assert (start["run"], start["folder"]) == ("run", str(tmp_path / "run"))
+    assert end == {
+        "event": "end",
+        "steps": 20,
+        "loss": steps[-1]["loss"],
+        "wall_s": end["wall_s"],
+        "exit": 0,
+        "run": "run",
+        "folder": str(tmp_path / "run"),
+    }
+    log = (tmp_path / "run" / "engine.log").read_text()
+    assert log.endswith(done.stdout) and "train.warmup = 40 is longer than train.steps = 20" in log
+    assert load(tmp_path / "run" / "layout.toml") == load(ROOT / DEMO, ["train.steps=20"])
     assert "hub.json" not in os.listdir(tmp_path / "run")
 
 
 def test_the_deepseek_layout_trains(tmp_path: Path) -> None:
-    """Shared experts, groups and biases over 4 ranks, as shipped."""
+    """A dense layer, shared experts, groups, biases and a loss beside them over 4 ranks, as shipped."""
     layout = "layouts/deepseek-mini.toml"
     done = run(engine(layout, "train.steps=3", "--json", "--hub", "none", "--run-dir", str(tmp_path)))
     assert done.returncode == 0, done.stderr
     start, *steps, end = map(json.loads, done.stdout.splitlines())
     assert (start["world"], len(steps), end["exit"]) == (4, 3, 0)
     assert steps[2]["loss"] < steps[0]["loss"] < math.log(256) + 0.2
-    assert {"bias_rate", "z_loss_coef"} < steps[0]["knobs"].keys() and "aux_loss_coef" not in steps[0][
-        "knobs"
-    ]
+    assert {"bias_rate", "aux_loss_coef", "z_loss_coef"} < steps[0]["knobs"].keys()
 
 
 def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:

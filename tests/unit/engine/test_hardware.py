@@ -107,10 +107,11 @@ def test_a_mixture_by_hand() -> None:
         ["model.moe=none", "model.kv_heads=1"],
         ["model.tie_embeddings=true"],
         ["model.moe.shared_experts=2", "model.moe.top_k=3", "model.moe.every=2"],
+        ["model.layers=3", "model.moe.dense_layers=1", "model.moe.every=2", "model.moe.balance=aux+bias"],
         ["knobs.capacity_factor=0.5"],
         ["model.moe.router=expert_choice", "model.moe.balance=none", "knobs.capacity_factor=1.5"],
     ],
-    ids=["grouped-query", "tied", "shared, every second", "drops", "expert choice"],
+    ids=["grouped-query", "tied", "shared, every second", "dense first", "drops", "expert choice"],
 )
 def test_torch_counts_the_same(overrides: list[str]) -> None:
     """Every matrix product of a forward and a backward. Attention is plain products of whole squares: half counts."""

@@ -82,6 +82,13 @@ def test_overrides_lie_over_the_file() -> None:
         ),
         ("model.moe.top_groups=2", "model.moe.top_groups = 2 is more than groups = 1; legal: 1"),
         ("model.moe.score=relu", "legal: softmax, sigmoid"),
+        ("model.moe.balance=both", "legal: aux, bias, aux+bias, none"),
+        ("model.moe.route_scale=0", "model.moe.route_scale = 0 is not legal; legal: a number above 0"),
+        (
+            "model.moe.dense_layers=4",
+            "model.moe.dense_layers = 4 leaves none of model.layers = 4 to experts; legal: 0 to 3, or model.moe = none",
+        ),
+        ("model.moe.dense_layers=1 model.d_ff=255", "grid.tp = 2 does not divide model.d_ff = 255"),
         ("model.moe.drop=random", "legal: position, probability"),
         ("model.moe.router=expert_choice", "model.moe.balance = aux does not go with"),
         ("knobs.bias_rate=2", "a number from 0 to 1"),
@@ -240,6 +247,7 @@ def test_routing_that_does_not_go_together_gets_one_sentence(overrides: list[str
         ["model.moe.router=expert_choice", "model.moe.balance=none"],
         ["model.moe.drop=probability"],  # for a capacity that is turned on later
         ["model.moe.shared_experts=3"],
+        ["model.moe.balance=aux+bias", "model.moe.dense_layers=3", "model.moe.route_scale=2.5"],
     ],
 )
 def test_routing_that_goes_together(overrides: list[str]) -> None:

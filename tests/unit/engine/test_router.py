@@ -87,6 +87,15 @@ def plain_top(layer: MoeLayer, scores: list[float]) -> list[int]:
         {"groups": 2, "top_groups": 1, "top_k": 4},
         {"balance": "bias", "top_k": 3},
         {"balance": "bias", "score": "sigmoid", "groups": 4, "top_groups": 3, "top_k": 4},
+        {
+            "balance": "aux+bias",
+            "score": "sigmoid",
+            "groups": 4,
+            "top_groups": 3,
+            "top_k": 4,
+            "route_scale": 2.5,
+        },
+        {"top_k": 1, "route_scale": 0.5},
     ],
     ids=str,
 )
@@ -95,14 +104,14 @@ def test_token_choice_is_what_a_token_by_token_reading_gives(x: Tensor, moe: dic
     if layer.router.bias is not None:
         layer.router.bias += torch.linspace(0.3, -0.3, E)  # more than scores differ
     out, _ = run(layer, x)
-    unlike = 0
+    unlike, scale = 0, layer.router.moe.route_scale
     for b in range(B):
         for s in range(S):
             scores = plain_scores(layer, x[b, s])
             top = plain_top(layer, scores)
             unlike += set(top) != set(sorted(range(E), key=lambda e: -scores[e])[: layer.router.moe.top_k])
             total = sum(scores[e] for e in top) if len(top) > 1 else 1.0
-            expected = sum(scores[e] / total * expert(layer, e, x[b, s]) for e in top)
+            expected = sum(scores[e] / total * expert(layer, e, x[b, s]) for e in top) * scale
             torch.testing.assert_close(out[b, s], expected, atol=1e-6, rtol=1e-4)
     assert (unlike > 0) == (layer.router.bias is not None or layer.router.moe.top_groups is not None)
 
@@ -196,6 +205,41 @@ def test_losses_reach_the_router_with_their_own_scale(x: Tensor, score: str, wha
             loss = loss + E * (chosen * mean).sum()
     (0.5 * 0.25 * loss).backward()
     torch.testing.assert_close(layer.router.weight.grad, router.grad)
+
+
+def test_beside_a_bias_the_loss_counts_the_highest_scores(x: Tensor) -> None:
+    """DeepSeek-V3, eq. 17-20: what a token would take by its scores, not what bias and groups made of it."""
+    layer, _ = layer_of(
+        Dials(aux_scale=0.25, aux_loss_coef=0.5),
+        balance="aux+bias",
+        score="sigmoid",
+        groups=4,
+        top_groups=1,
+        top_k=2,
+    )
+    assert layer.router.bias is not None
+    layer.router.bias += torch.linspace(0.3, -0.3, E)
+    out, routing = run(layer, x.requires_grad_())
+    (out * 0.0).sum().backward()
+    router, tokens = (
+        layer.router.weight.detach().clone().requires_grad_(),
+        x.detach().clone().requires_grad_(),
+    )
+    loss, unlike = torch.zeros(()), 0
+    for b in range(B):
+        count, mean = torch.zeros(E), torch.zeros(E)
+        for s in range(S):
+            scores = (router @ tokens[b, s]).sigmoid()
+            mean = mean + scores / scores.sum() / S
+            top = scores.detach().topk(2).indices
+            count[top] += E / (2 * S)
+            unlike += set(top.tolist()) != set(routing.choice.experts_TK.view(B, S, 2)[b, s].tolist())
+        loss = loss + (count * mean).sum()
+    (0.5 * 0.25 * loss).backward()
+    assert unlike > S, "the choice should differ from what the loss counts"
+    torch.testing.assert_close(layer.router.weight.grad, router.grad)
+    assert x.grad is not None and x.grad.norm() > 0, "the loss reaches the tokens too, and what made them"
+    torch.testing.assert_close(x.grad, tokens.grad)
 
 
 @pytest.mark.parametrize(

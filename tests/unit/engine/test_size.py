@@ -34,6 +34,7 @@ def held(layout: Layout) -> int:
         [],
         ["model.moe=none", "grid.ep=1", "model.d_ff=96", "model.vocab=1024"],
         ["model.moe.every=3", "model.moe.shared_experts=2", "model.moe.balance=bias"],
+        ["model.moe.dense_layers=1", "model.moe.every=2", "model.layers=6", "model.moe.balance=aux+bias"],
         ["model.tie_embeddings=true", "grid.pp=1", "model.kv_heads=none"],
     ],
 )

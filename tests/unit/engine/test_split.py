@@ -36,10 +36,10 @@ def test_layers_and_head_are_split_evenly(layers: int, stages: int, vocab: int, 
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.integers(256, 20_000))
-def test_no_split_is_lighter(layers: int, stages: int, every: int, vocab: int) -> None:
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.integers(0, 3), st.integers(256, 20_000))
+def test_no_split_is_lighter(layers: int, stages: int, every: int, dense: int, vocab: int) -> None:
     stages = min(stages, layers)
-    moe = msgspec.structs.replace(MODEL.moe, every=every)
+    moe = msgspec.structs.replace(MODEL.moe, every=every, dense_layers=dense)
     uneven = model(layers=layers, vocab=vocab, moe=moe, d_ff=37)
     ways = []
     for cuts in combinations(range(1, layers), stages - 1):

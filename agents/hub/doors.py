@@ -167,11 +167,22 @@ class Doors:
             door.socket.set(zmq.IPV6, int(host.startswith("[")))
             try:
                 url = door.bind(endpoint(host, port or "*"))
+                self._check(door, url, place)
                 break
             except RunError:
                 if place == places[-1]:
+                    self.close()
                     raise
         self.tcp = Endpoints(ranks=url, clients=url, keys=str(keys.folder.absolute()), hub=own.public)
+
+    @staticmethod
+    def _check(door: Door, url: str, place: str) -> None:
+        """RunError if `place` is a name for every address of the machine; only the system knows what a name is."""
+        try:
+            listen_address(url)
+        except RunError as error:
+            door.socket.unbind(url)
+            raise RunError(f"{place} is the same as {error}") from None
 
     def role(self, peer: bytes) -> Role | None:
         """What a peer may be now; None: nothing any more."""

@@ -20,7 +20,7 @@ def listen_address(text: str) -> tuple[str, int]:
     if text == "auto":
         return LOOPBACK, 0
     host, port = _parse(text, LEGAL)
-    if _every_address(host):
+    if every_address(host):
         raise RunError(
             f"{text} would listen on every address of this machine, which is not offered; name one, such as "
             f"tcp://{LOOPBACK}:auto"
@@ -32,7 +32,7 @@ def connect_address(text: str) -> str:
     """``tcp://HOST:PORT`` as it was given; RunError if nothing can be reached at it."""
     legal = "tcp://HOST:PORT"
     host, port = _parse(text, legal)
-    if port == 0 or _every_address(host):
+    if port == 0 or every_address(host):
         raise RunError(f"{text} is not the address of a hub; legal: {legal}")
     return text
 
@@ -54,7 +54,7 @@ def own_address(met_at: str) -> str:
         with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
             probe.connect((address[0], 9))  # sends nothing: it only looks for the way
             host = str(probe.getsockname()[0])
-            if not ipaddress.ip_address(host).is_loopback:
+            if not _plain(host).is_loopback:
                 return f"[{host}]" if family == socket.AF_INET6 else host
     raise RunError(
         f"{met_at} is this machine by its loopback only, which no other reaches; name an address with "
@@ -76,10 +76,19 @@ def _parse(text: str, legal: str) -> tuple[str, int]:
     return found[1], port
 
 
-def _every_address(host: str) -> bool:
+def every_address(host: str) -> bool:
+    """Whether to listen there is to listen on every address of the machine."""
     if host == "*":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_unspecified
-    except ValueError:  # a name; "0" and the like are read as libc does
-        return bool(re.fullmatch(r"(0x)?0+(\.0+)*", host))
+        return _plain(host.strip("[]")).is_unspecified
+    except ValueError:
+        with contextlib.suppress(OSError):  # else a name; "0", "0x0.0" and the like are read as libc does
+            return socket.inet_aton(host) == bytes(4)
+        return False
+
+
+def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An address; one of IPv4 also where it is written as one of IPv6 (``::ffff:0.0.0.0``). ValueError: it is none."""
+    found = ipaddress.ip_address(address)
+    return getattr(found, "ipv4_mapped", None) or found

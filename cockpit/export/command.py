@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+from agents.reach.address import every_address
 from agents.record.recording import RecordingError
 from cockpit import format
 from cockpit.connect import CockpitError
@@ -88,12 +89,13 @@ def listen_address(text: str) -> tuple[str, int]:
     host = host.strip("[]") if colon else LOOPBACK
     legal = "legal: PORT, which listens on the loopback, or ADDRESS:PORT"
     try:
-        address, number = ipaddress.ip_address(host), int(port)
+        ipaddress.ip_address(host)
+        number = int(port)
     except ValueError:
         raise CockpitError(f"there is no listening at {text[:60]}; {legal}") from None
     if not 0 <= number < 65536:
         raise CockpitError(f"there is no port {number}; {legal}")
-    if address.is_unspecified:
+    if every_address(host):
         raise CockpitError(f"{host} would let everyone in, and Prometheus asks for no key; name one address")
     return host, number
 

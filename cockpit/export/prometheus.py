@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.exposition import generate_latest, start_http_server
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agents.record.replay import Recording, Replay
@@ -16,6 +16,7 @@ from agents.state import RunState
 from agents.wire import Step, Summary, Vitals
 from cockpit.connect import CockpitError, Watch
 from cockpit.export.files import output
+from cockpit.export.scraping import ScrapeServer
 from cockpit.store import Link, Store
 
 STALE_S = 10.0  # without a word from the hub, nothing but `cockpit_up 0` is told
@@ -147,7 +148,7 @@ def serve(run: str | None, address: str, port: int, told: Callable[[int], None])
     try:
         watch.until_known()
         try:
-            server, _ = start_http_server(port, address, _registry(look))
+            server = ScrapeServer(address, port, _registry(look))
         except OSError as error:
             raise CockpitError(f"{address}:{port} cannot be listened on: {error.strerror}") from None
         told(server.server_port)
@@ -161,7 +162,6 @@ def serve(run: str | None, address: str, port: int, told: Callable[[int], None])
                 over_s = None
     finally:
         if server:
-            server.shutdown()
-            server.server_close()
+            server.close()
         watch.close()
     return 0 if store.link is Link.ENDED else 1

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 from msgspec import structs
 
+from agents.hub import doors
 from agents.reach.address import connect_address, listen_address
 from agents.reach.keys import (
     KEY_VARIABLE,
@@ -21,6 +23,7 @@ from agents.reach.keys import (
     keys_folder,
     load_key,
 )
+from agents.reach.runs import endpoints_in, make_socket_directory, remove_sockets
 from agents.wire.terms import RunError
 
 
@@ -197,6 +200,11 @@ def test_where_a_hub_may_listen() -> None:
         "tcp://0:auto",
         "tcp://[::]:1",
         "tcp://[0:0::0]:auto",
+        "tcp://[::ffff:0.0.0.0]:5555",
+        "tcp://[::ffff:0:0]:auto",
+        "tcp://[::0.0.0.0]:auto",
+        "tcp://0.0x0:auto",
+        "tcp://000.0:auto",
     ):
         with pytest.raises(RunError, match="every address of this machine, which is not offered"):
             listen_address(every)
@@ -205,11 +213,31 @@ def test_where_a_hub_may_listen() -> None:
             listen_address(wrong)
 
 
+def test_a_name_of_every_address_is_refused_too(
+    store: KeyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def resolved(place: str) -> tuple[str, int]:
+        return ("0.0.0.0", 0) if place == "tcp://everywhere:auto" else listen_address(place)
+
+    monkeypatch.setattr(doors, "listen_address", resolved)
+    sockets = endpoints_in(make_socket_directory())
+    with zmq.Context() as context:
+        try:
+            with pytest.raises(
+                RunError, match=r"tcp://everywhere:auto is the same as tcp://0.0.0.0:\d+ would listen on"
+            ):
+                doors.Doors(context, sockets, ["tcp://everywhere:auto"], store)
+        finally:
+            context.destroy(0)
+            remove_sockets(sockets)
+
+
 def test_where_a_hub_may_be_reached() -> None:
     assert connect_address("tcp://node-1.cluster:5555") == "tcp://node-1.cluster:5555"
     for wrong in (
         "tcp://*:5555",
         "tcp://0.0.0.0:1",
+        "tcp://[::ffff:0.0.0.0]:1",
         "tcp://host:auto",
         "tcp://host:0",
         "tcp://host:5555;tcp://x:1",

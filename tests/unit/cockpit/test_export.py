@@ -1,7 +1,9 @@
 """Every export, read back by the library it is for."""
 
+import contextlib
 import csv
 import json
+import socket
 import struct
 import sys
 import threading
@@ -204,10 +206,38 @@ def test_what_cannot_be_written_is_one_sentence(runs: Path, tmp_path: Path, caps
     assert "ndjson" in capsys.readouterr().err
 
 
+def test_who_scrapes_slowly_is_closed_and_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("prometheus_client")
+    from prometheus_client.registry import CollectorRegistry
+
+    from cockpit.export import scraping
+
+    monkeypatch.setattr(scraping, "ANSWERED_S", 0.2)
+    before = threading.active_count()
+    server = scraping.ScrapeServer("127.0.0.1", 0, CollectorRegistry())
+    slow = [socket.create_connection(("127.0.0.1", server.server_port), timeout=30) for _ in range(40)]
+    try:
+        most = 0
+        for one in slow:
+            with contextlib.suppress(OSError):
+                one.sendall(b"GET /metrics HTTP/1.1\r\nX")
+            most = max(most, threading.active_count())
+        assert most <= before + 1 + scraping.CONNECTIONS
+        for one in slow:
+            with contextlib.suppress(ConnectionResetError):
+                assert one.recv(100) == b"", "it is closed, by whichever limit"
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=30) as answer:
+            assert answer.status == 200
+    finally:
+        for one in slow:
+            one.close()
+        server.close()
+
+
 def test_where_prometheus_may_be_served() -> None:
     assert listen_address("9464") == ("127.0.0.1", 9464)
     assert listen_address("[::1]:9464") == ("::1", 9464)
-    for text in ("0.0.0.0:9464", "[::]:9464"):
+    for text in ("0.0.0.0:9464", "[::]:9464", "[::ffff:0.0.0.0]:9464", "[::ffff:0:0]:9464"):
         with pytest.raises(CockpitError, match="would let everyone in"):
             listen_address(text)
     for text in ("everywhere:9464", "127.0.0.1:x", "127.0.0.1:99999", ""):

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import ClassVar
@@ -13,10 +14,15 @@ from textual.dom import DOMNode
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
+from agents.client import whoami
+from agents.wire import Propose
 from cockpit.actions import APP, APP_KEYS, BOARD, OVERVIEW, Action
+from cockpit.desk import over
 from cockpit.feed import Feed
 from cockpit.format import clean
+from cockpit.records import REFUSALS
 from cockpit.screens.board import KnobBoard
+from cockpit.screens.ending import Answer, Ending
 from cockpit.screens.help import Help
 from cockpit.screens.overview import Overview
 from cockpit.screens.starting import Starting
@@ -25,6 +31,7 @@ from cockpit.theme import THEMES
 from cockpit.widgets.panel import Panel
 
 LOOKS_PER_S = 8
+SAVING_S = 120.0  # that the notice of a checkpoint before the end stays, if it takes that long
 
 
 _NOT_IN_PALETTE = {"app.palette", "panel.next", "panel.previous", "panel.back"}
@@ -55,6 +62,7 @@ class CockpitApp(App[None]):
         self._looks_per_s = looks_per_s
         self._rung: set[tuple[str, str]] = set()  # the alerts the bell has rung for
         self._tick = 0
+        self._leaving: Propose | None = None  # asked of the run before we leave: to save, and to end
         for name in THEMES:
             self.register_theme(THEMES[name])
         self.theme = theme
@@ -93,8 +101,9 @@ class CockpitApp(App[None]):
             for screen in self.screen_stack:
                 if isinstance(screen, Overview):
                     screen.look(store, self._still is not None, self._tick)
-                elif isinstance(screen, KnobBoard | Starting):
+                elif isinstance(screen, KnobBoard | Starting | Ending):
                     screen.look(self.store)  # what acts on the run sees it as it is
+            self._leave_if_over()
             alerts = {key for key, alert in self.store.state.alerts.items() if alert.level == "error"}
         if alerts - self._rung and not self.store.playing:
             self.bell()
@@ -104,6 +113,46 @@ class CockpitApp(App[None]):
 
     def action_knobs(self) -> None:
         self.push_screen(KnobBoard(self.feed))
+
+    def action_undo(self) -> None:
+        """The knob board, with the change named that would be taken back."""
+        board = KnobBoard(self.feed)
+        self.push_screen(board)
+        board.call_after_refresh(board.action_undo)
+
+    async def action_quit(self) -> None:
+        """Leave; where that ends the run, not before it is confirmed."""
+        with self.store.lock:
+            ends = self.feed.owns_run and self.store.step is not None and not over(self.store)
+        if not ends or isinstance(self.screen, Ending):
+            self.exit()
+        else:
+            self.push_screen(Ending(again="q,ctrl+c"), self._end)
+
+    def _end(self, answer: Answer | None) -> None:
+        """End the run of our own. With a checkpoint the run ends by itself, and `look` leaves when it has."""
+        if answer == "end":
+            self.exit()
+        elif answer == "save":
+            self._leaving = Propose(uuid.uuid4().hex, {"save": True, "stop": True}, who=whoami())
+            self.feed.ask(self._leaving)
+            self._say("A checkpoint is saved, then the run ends; q leaves at once", timeout=SAVING_S)
+
+    def _leave_if_over(self) -> None:
+        """Once the run that was asked to save and end has ended; if it was refused, say so and stay."""
+        asked = self._leaving
+        if asked is None:
+            return
+        command = self.store.state.commands.get(asked.id)
+        why = self.store.denied.get(asked.id) or (
+            command.why if command and command.state in REFUSALS else ""
+        )
+        if why:
+            self._leaving = None
+            self.clear_notifications()
+            self._say(f"the run goes on: {why}", severity="error")
+        elif over(self.store):
+            self.exit()
 
     def action_freeze(self) -> None:
         with self.store.lock:
@@ -121,9 +170,15 @@ class CockpitApp(App[None]):
         else:
             self._say(str(path), title="Saved")
 
-    def _say(self, text: str, title: str = "", severity: SeverityLevel = "information") -> None:
+    def _say(
+        self,
+        text: str,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+    ) -> None:
         """A notice whose text is content, never markup: it may hold what a run or a file is called."""
-        self.notify(clean(text), title=title, severity=severity, markup=False)
+        self.notify(clean(text), title=title, severity=severity, timeout=timeout, markup=False)
 
     def action_theme(self) -> None:
         names = list(THEMES)
@@ -154,7 +209,7 @@ class CockpitApp(App[None]):
                     )
             for panel in screen.query(Panel):
                 for action in panel.ACTIONS:
-                    if action.shown:
+                    if action.footer:
                         yield SystemCommand(
                             f"{panel.TITLE}: {action.label}", action.about, self._run(action.action, panel)
                         )

@@ -28,6 +28,7 @@ class DemoFeed:
     """Waits for the hub of a run that is starting, then follows it; says so if the run fails."""
 
     operator = True
+    owns_run = True
 
     def __init__(self, engine: EngineProcess) -> None:
         self.engine = engine

@@ -4,17 +4,18 @@ Nothing here waits: what is asked goes to the feed, and the store tells later wh
 """
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agents.client import Asked, whoami
 from agents.hub.undo import newest_undoable
-from agents.wire import CommandState, Decide, KnobState, Propose, Try
+from agents.wire import CommandState, Decide, KnobState, Propose, Try, Value
 from cockpit import format, knobs
 from cockpit.asking import Asking
 from cockpit.fates import taken_back
 from cockpit.feed import Feed, ViewerError, viewer_text
 from cockpit.marking import Marks
-from cockpit.store import Store, Topic
+from cockpit.store import Link, Store, Topic
 from cockpit.verdict import Level
 
 CHOOSE = "nothing is marked: choose a value with ← → or type one"
@@ -39,6 +40,7 @@ class Desk:
         self.sent = ""  # the id of the newest proposal or trial
         self.watched = ""  # the id of the trial that is shown
         self.word: Decide | None = None  # on the trial, under way to the hub
+        self.ending: dict[str, Value] = {}  # proposed, but it ends the run: to be confirmed
         self._armed = 0  # the revision that one more press takes back
 
     def state(self) -> object:
@@ -46,7 +48,7 @@ class Desk:
         marks = self.marks
         return (
             (marks.row, marks.typed, tuple(marks.values.items())),
-            (self.said, self.sent, self.watched, self.word),
+            (self.said, self.sent, self.watched, self.word, tuple(self.ending)),
             (self.asking.word, self.asking.answer and self.asking.answer.id),
         )
 
@@ -89,7 +91,7 @@ class Desk:
 
     def propose(self, store: Store) -> None:
         self._begin()
-        if not (self._may() and self._take(store)):
+        if not (self._may(store) and self._take(store)):
             return
         if not self.marks.values and rows(store):
             knob = self.marks.chosen(rows(store))
@@ -97,13 +99,30 @@ class Desk:
                 self.marks.mark(knob, do, _revision(store))
         if not self.marks.values:
             self._say(CHOOSE)
-        elif self._send(Propose(_new(), dict(self.marks.values), self.marks.base, who=whoami())):
+        elif any(knob.ends and knob.name in self.marks.values for knob in rows(store)):
+            self.ending = dict(self.marks.values)
+        else:
+            self._propose(self.marks.values)
+
+    def end(self, store: Store, save: bool) -> None:
+        """Propose what ends the run, which is confirmed now; `save`: with a checkpoint at the same step boundary."""
+        ending, self.ending = self.ending, {}
+        if ending and self._may(store):
+            self._propose({**ending, "save": True} if save else ending)
+
+    def stay(self, store: Store) -> None:
+        """Do not end the run after all."""
+        self.ending = {}
+        self.marks.drop()
+
+    def _propose(self, changes: Mapping[str, Value]) -> None:
+        if self._send(Propose(_new(), dict(changes), self.marks.base, who=whoami())):
             self.marks.taken()
 
     def try_out(self, store: Store) -> None:
         """Try the one marked knob."""
         self._begin()
-        if not (self._may() and self._take(store)):
+        if not (self._may(store) and self._take(store)):
             return
         if why := self._untriable(store):
             self._say(why)
@@ -129,7 +148,7 @@ class Desk:
     def decide(self, store: Store, keep: bool) -> None:
         """Keep what is tried, or end the trial now."""
         self._begin()
-        if not self._may():
+        if not self._may(store):
             return
         trial = store.trial
         if trial is None:
@@ -147,7 +166,7 @@ class Desk:
         """Say what would be taken back; asked again, take it back."""
         armed = self._armed
         self._begin()
-        if not self._may():
+        if not self._may(store):
             return
         found = newest_undoable(store.state.commands.values())
         if found is None:
@@ -168,10 +187,15 @@ class Desk:
     def _say(self, text: str) -> None:
         self.said = Said(Level.WARN, text)
 
-    def _may(self) -> bool:
-        if not self.feed.operator:
+    def _may(self, store: Store) -> bool:
+        """Whether anything can be asked of the run from here; if not, it is said why."""
+        if over(store):
+            self._say("the run is over: nothing can be changed any more")
+        elif not self.feed.operator:
             self._say(viewer_text(self.feed))
-        return self.feed.operator
+        else:
+            return True
+        return False
 
     def _take(self, store: Store) -> bool:
         refusal = self.marks.take(rows(store), _revision(store))
@@ -190,7 +214,13 @@ class Desk:
 
 
 def rows(store: Store) -> list[KnobState]:
-    return store.state.board.knobs if store.state.board else []
+    """What the cursor goes through: the knobs, then the actions."""
+    return [*knobs.held(store.state.board), *knobs.actions(store.state.board)]
+
+
+def over(store: Store) -> bool:
+    """Whether the run has ended, well or not."""
+    return store.link in (Link.ENDED, Link.FAILED)
 
 
 def undoable(store: Store) -> CommandState | None:

@@ -14,6 +14,7 @@ class Feed(Protocol):
     """Fills a store from a thread of its own, until `stop`."""
 
     operator: bool
+    owns_run: bool  # which ends with this cockpit
     target: str  # the run, as `cockpit attach` takes it
 
     def start(self, store: Store) -> None: ...
@@ -31,4 +32,4 @@ class Feed(Protocol):
 
 def viewer_text(feed: Feed) -> str:
     """What one who only watches is told."""
-    return f"this cockpit only watches · to operate: cockpit attach {feed.target} --operator"
+    return f"only watching · to operate: cockpit attach {feed.target} --operator"

@@ -8,7 +8,7 @@ from agents.waiting import wait_for_command
 from agents.wire import CommandState, KnobState, Summary, Value
 from cockpit import format, records
 from cockpit.connect import CockpitError, Watch
-from cockpit.knobs import NEUTRAL, fit, legal_text, only, split_change, value_text
+from cockpit.knobs import actions, effect_text, fit, held, legal_text, only, split_change, value_text
 from cockpit.metrics import OWN_TIME, STEP_TIME, read
 from cockpit.printing import complain, say_json
 from cockpit.printing import say as _say
@@ -136,17 +136,10 @@ def knobs(run: str | None, as_json: bool) -> int:
         say_json(records.knobs(store))
         return 0
     rows = [["knob", "value", "legal", "effect", "about"]]
-    for knob in board.knobs:
-        effect = NEUTRAL[knob.loss_neutral]
-        rows.append(
-            [
-                format.clean(knob.name),
-                value_text(knob),
-                legal_text(knob),
-                effect,
-                format.clean(knob.about),
-            ]
-        )
+    rows += [
+        [knob.name, value_text(knob), legal_text(knob), effect_text(knob), knob.about]
+        for knob in (*held(board), *actions(board))
+    ]
     _table(rows)
     _say(f"revision {board.revision}")
     return 0

@@ -3,7 +3,7 @@
 import math
 import re
 
-from agents.wire import KnobState, Value, spell
+from agents.wire import Board, KnobState, Value, spell
 from cockpit import format
 
 _WORDS: dict[str, Value] = {"none": None, "true": True, "false": False}
@@ -77,7 +77,18 @@ def step(knob: KnobState, value: Value, by: int) -> Value:
 
 def only(knob: KnobState) -> Value:
     """What an action that can be done in one way only is set to; None if a value has to be chosen."""
-    return knob.legal.choices[0] if knob.action and len(knob.legal.choices) == 1 else None
+    one = knob.action and len(knob.legal.choices) == 1 and knob.legal.low is None and not knob.legal.optional
+    return knob.legal.choices[0] if one else None
+
+
+def held(board: Board | None) -> list[KnobState]:
+    """The knobs proper, which hold a value."""
+    return [knob for knob in board.knobs if not knob.action] if board else []
+
+
+def actions(board: Board | None) -> list[KnobState]:
+    """What is done once when it is asked for."""
+    return [knob for knob in board.knobs if knob.action] if board else []
 
 
 def value_text(knob: KnobState) -> str:
@@ -96,7 +107,7 @@ def legal_text(knob: KnobState) -> str:
     """``2 4 8 16`` or ``0.1 .. 8 | none``."""
     legal = knob.legal
     if only(knob) is not None:
-        return "an action: done once"
+        return "done once"
     words = [" ".join(spell(choice) for choice in legal.choices)] if legal.choices else []
     if legal.low is not None and legal.high is not None:
         words.append(f"{legal.low:g} .. {legal.high:g}")
@@ -106,3 +117,10 @@ def legal_text(knob: KnobState) -> str:
 
 
 NEUTRAL = {True: "loss-neutral", False: "changes the loss"}
+
+
+def effect_text(knob: KnobState) -> str:
+    """``loss-neutral``; an action holds no value that could be."""
+    if knob.ends:
+        return "ends the run"
+    return "action" if knob.action else NEUTRAL[knob.loss_neutral]

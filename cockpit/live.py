@@ -16,6 +16,8 @@ POLL_S = 0.1
 class LiveFeed:
     """A run's hub. One thread owns the client; what is asked reaches it through a queue."""
 
+    owns_run = False
+
     def __init__(
         self,
         endpoint: str,

@@ -27,6 +27,7 @@ class Playback:
     a recording: `ask` refuses. What moves it may be called from any thread; one thread of ours carries it out."""
 
     operator = False
+    owns_run = False
 
     def __init__(
         self, recording: Recording, target: str, speed: float = 1.0, begin: Place | None = None

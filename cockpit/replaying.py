@@ -10,7 +10,7 @@ from cockpit.playback import Playback
 from cockpit.screens.overview import Overview
 from cockpit.store import Store
 
-NOT_HERE = {"app.knobs", "app.freeze"}  # nothing can be changed, and pausing holds the picture
+NOT_HERE = {"app.knobs", "app.undo", "app.freeze"}  # nothing can be changed, and pausing holds the picture
 
 
 class ReplayApp(CockpitApp, inherit_bindings=False):

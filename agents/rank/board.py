@@ -44,6 +44,7 @@ class Knob:
     commit: Callable[[Any], None]
     prepare: Callable[[Values], Any]
     action: bool = False
+    ends: bool = False  # the action ends the run
     cast: Callable[[Value], Value] = (
         _as_it_is  # a legal value as it is kept; may raise ValueError with a sentence
     )
@@ -64,7 +65,13 @@ class Board:
     def states(self) -> list[KnobState]:
         return [
             KnobState(
-                k.name, self._values.get(k.name), k.legal(self._values), k.loss_neutral, k.about, k.action
+                k.name,
+                self._values.get(k.name),
+                k.legal(self._values),
+                k.loss_neutral,
+                k.about,
+                k.action,
+                k.ends,
             )
             for k in self._knobs.values()
         ]

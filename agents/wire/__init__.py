@@ -29,6 +29,7 @@ from agents.wire.measures import Loads as Loads
 from agents.wire.measures import LoadSummary as LoadSummary
 from agents.wire.measures import Sample as Sample
 from agents.wire.measures import Vitals as Vitals
+from agents.wire.records import CHECKPOINT_STEP as CHECKPOINT_STEP
 from agents.wire.records import Action as Action
 from agents.wire.records import Alert as Alert
 from agents.wire.records import Board as Board

@@ -42,6 +42,7 @@ class KnobState(Struct, array_like=True, frozen=True, gc=False):
     loss_neutral: bool
     about: Text = ""
     action: bool = False  # done once when it is set, and holds no value
+    ends: bool = False  # setting it ends the run: a screen asks once more
 
     def refusal(self, value: Value) -> str | None:
         """One sentence when `value` is not legal, else None."""

@@ -1,6 +1,6 @@
 """What ranks say of themselves and of the job, and what the hub has to say of them: passed on to who watches."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
@@ -171,6 +171,10 @@ class Pulse(Message, frozen=True):
     cpu_percent: Real | None = None
 
 
+CHECKPOINT_STEP: Final = "checkpoint_step"
+"""The fact of an event that tells of a checkpoint on disk: the steps that had been done when it was saved."""
+
+
 class Event(Message, frozen=True):
     """Something a person should know."""
 
@@ -178,6 +182,7 @@ class Event(Message, frozen=True):
     level: Literal["info", "warning", "error"]
     source: Text  # "hub", "rank 3"
     text: Text
+    facts: Facts = {}  # what a program may want of it: CHECKPOINT_STEP
 
 
 class Bucketed(Struct, array_like=True, frozen=True):

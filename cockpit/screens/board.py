@@ -6,13 +6,14 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.screen import ModalScreen
-from textual.widgets import Footer
 
 from cockpit.actions import BOARD, BOARD_KEYS
 from cockpit.feed import Feed
+from cockpit.screens.ending import Answer, Ending
 from cockpit.screens.help import Help
 from cockpit.store import Store
 from cockpit.widgets.board import KnobTable
+from cockpit.widgets.keyline import KeyLine
 
 OF_A_TRIAL = {"decide"}  # actions that mean something only while one is under way
 
@@ -26,10 +27,11 @@ class KnobBoard(ModalScreen[None]):
         super().__init__()
         self.table = KnobTable(feed)
         self._trying = False
+        self._offered = [action for action in BOARD if feed.operator or not action.operator]
 
     def compose(self) -> ComposeResult:
         yield self.table
-        yield Footer(show_command_palette=False)
+        yield KeyLine(without={action.id for action in BOARD} - {action.id for action in self._offered})
 
     def look(self, store: Store) -> None:
         self.table.look(store)
@@ -58,6 +60,14 @@ class KnobBoard(ModalScreen[None]):
 
     def action_propose(self) -> None:
         self.table.do(self.table.desk.propose)
+        if self.table.desk.ending:
+            self.app.push_screen(Ending(), self._end)
+
+    def _end(self, answer: Answer | None) -> None:
+        if answer in ("save", "end"):
+            self.table.do(self.table.desk.end, answer == "save")
+        else:
+            self.table.do(self.table.desk.stay)
 
     def action_try(self) -> None:
         self.table.do(self.table.desk.try_out)
@@ -69,7 +79,7 @@ class KnobBoard(ModalScreen[None]):
         self.table.do(self.table.desk.undo)
 
     def action_help(self) -> None:
-        self.app.push_screen(Help(self.table.TITLE, self.table.HELP, {self.table.TITLE: BOARD}))
+        self.app.push_screen(Help(self.table.TITLE, self.table.HELP, {self.table.TITLE: self._offered}))
 
     def action_close(self) -> None:
         if not self.table.drop():

@@ -7,7 +7,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
-from textual.widgets import Footer
 
 from cockpit.actions import OVERVIEW_KEYS
 from cockpit.store import Store
@@ -15,6 +14,7 @@ from cockpit.widgets.curve import LOSS, THROUGHPUT, Curve
 from cockpit.widgets.events import Events
 from cockpit.widgets.experts import ExpertLoad
 from cockpit.widgets.grid import RankGrid
+from cockpit.widgets.keyline import KeyLine
 from cockpit.widgets.knobs import KnobSummary
 from cockpit.widgets.panel import Panel
 from cockpit.widgets.pipeline import Pipeline
@@ -62,7 +62,7 @@ class Overview(Screen[None]):
         with Horizontal(id="panels"):
             yield Vertical(*self._left, id="left", classes="column")
             yield Vertical(*self._right, id="right", classes="column")
-        yield Footer(show_command_palette=False)
+        yield KeyLine()
 
     # ------------------------------------------------------------------------------------- looking
 

@@ -1,13 +1,12 @@
 """The knob board as a panel: the knobs, what one may do with them, and what became of what was done."""
 
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Concatenate, ParamSpec
 
-from agents.wire import Board, Value
+from agents.wire import Board, KnobState, Value
 from cockpit import format, knobs
 from cockpit.actions import BOARD
-from cockpit.desk import Desk, rows
+from cockpit.desk import Desk, over, rows
 from cockpit.feed import Feed, viewer_text
 from cockpit.lines import Line, rule
 from cockpit.store import Store, Topic
@@ -16,25 +15,25 @@ from cockpit.verdict import Level
 from cockpit.widgets.estimates import estimate_lines
 from cockpit.widgets.fates import TRIAL, newest_lines, progress, trial_lines
 from cockpit.widgets.panel import Panel
+from cockpit.widgets.rows import about_height, about_lines, action_strip, knob_rows, strip_height
 
 Deed = ParamSpec("Deed")
 
-VALUE = (19, 26)  # columns, in a narrow board and in a wide one
-LEGAL = 32  # at most
-EFFECT = 17
-WIDE = 92
-# Lines of each part of the board, beside the rows of knobs and a trial; and where there is no room for all of them,
-# to what each is cut, in this order, until they fit. No part depends on what is marked: nothing moves under the eye.
-PARTS = {"gap": 1, "about": 2, "foot": 1, "below": 8}
+# Lines of each part of the board, beside the knobs, the actions, the explanation and a trial; and where there is no
+# room for all of them, to what each is cut, in this order, until they fit. No part depends on what is marked: nothing
+# moves under the eye.
+PARTS = {"gap": 1, "foot": 1, "below": 8}
 CUTS = (
-    ("about", 1),
-    ("knobs", 10),
     ("below", 6),
-    ("knobs", 7),
     ("gap", 0),
+    ("about", 2),
     ("below", 4),
+    ("knobs", 7),
+    ("about", 1),
     ("knobs", 3),
+    ("below", 0),
     ("about", 0),
+    ("actions", 0),
 )
 
 
@@ -46,11 +45,12 @@ class KnobTable(Panel):
     TITLE = "Knob board"
     ACTIONS = BOARD
     HELP = (
-        "↑ ↓ choose a knob, ← → a legal value, or type one (`none` for no limit). What the marked changes would do is "
-        "asked of the run by itself: with what lies between, and where each number comes from. enter proposes all that "
-        "is marked: the ranks switch at one step boundary, all or none. A trial measures one knob before and after and "
-        "takes it back unless the run is clearly faster; whoever started it, it is shown, and can be kept or ended. An "
-        "action, such as save, holds no value: enter on it asks for it. esc drops what is marked."
+        "↑ ↓ choose a knob or an action, ← → a legal value, or type one (`none` for no limit). What the marked changes "
+        "would do is asked of the run by itself: with what lies between, and where each number comes from. enter "
+        "proposes all that is marked: the ranks switch at one step boundary, all or none. A trial measures one knob "
+        "before and after and takes it back unless the run is clearly faster; whoever started it, it is shown, and can "
+        "be kept or ended. An action, such as save, holds no value: enter asks the run to do it, and what ends the run "
+        "is asked once more. esc drops what is marked."
     )
 
     def __init__(self, feed: Feed) -> None:
@@ -90,60 +90,36 @@ class KnobTable(Panel):
 
     def natural_height(self, store: Store) -> int:
         trial = TRIAL if self.desk.watched in store.state.trials else 0
-        return max(1, len(rows(store))) + trial + sum(PARTS.values())
+        return max(1, sum(wanted(store, self.content_size.width).values())) + trial
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
         board = store.state.board
         if not board or not board.knobs:
             return [Line().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
+        marks, here = self.desk.marks, rows(store)
+        at = min(marks.row, len(here) - 1)
+        held, actions = knobs.held(board), knobs.actions(board)
         trial = store.state.trials.get(self.desk.watched)
-        part = shares(len(board.knobs), height - (TRIAL if trial else 0))
-        chosen = self.desk.marks.chosen(board.knobs)
-        about = textwrap.wrap(format.clean(chosen.about), max(20, width - 4))[: part["about"]]
-        lines = self._table(board, part["knobs"], width, colours)
+        part = shares(wanted(store, width), height - (TRIAL if trial else 0))
+        about = about_lines(here[at], held, width)
+        if len(about) > part["about"] > 0:
+            about = [*about[: part["about"] - 1], f"{about[part['about'] - 1]}…"]
+        lines = knob_rows(held, at, marks, part["knobs"], width, colours)
+        lines += action_strip(actions, at - len(held), marks, width, colours)[: part["actions"]]
         lines += [Line()] * part["gap"]
-        lines += [Line().add(f"  {line}", colours.dim) for line in about]
+        lines += [Line().add(f"  {line}", colours.dim) for line in about[: part["about"]]]
         lines += [Line()] * (part["about"] - len(about))
         lines.append(self._foot(store, board, width, colours))
         if trial:
             lines += trial_lines(trial, width, colours)
         return lines + self._below(store, board, part["below"], width, colours)
 
-    def _table(self, board: Board, height: int, width: int, colours: Palette) -> list[Line]:
-        """As many rows as there is room for, around the cursor; arrows tell that there are more."""
-        marks = self.desk.marks
-        at = min(marks.row, len(board.knobs) - 1)
-        top = max(0, min(at - height // 2, len(board.knobs) - height))
-        name = max(len(knob.name) for knob in board.knobs) + 2
-        values = name + VALUE[width >= WIDE]
-        room = max(0, min(LEGAL, width - values - EFFECT - 1))
-        lines = []
-        for i, knob in list(enumerate(board.knobs))[top : top + height]:
-            here = i == at
-            more = "↑ " if i == top > 0 else "↓ " if i == top + height - 1 < len(board.knobs) - 1 else "  "
-            line = Line().add("▌ " if here else more, colours.accent if here else colours.faint)
-            line.add(format.clean(knob.name).ljust(name), colours.strong if here else colours.text)
-            value = knobs.value_text(knob)
-            if here and marks.typed:
-                line.add(f"{value} → ", colours.dim).add(f"{marks.typed}▏", colours.cursor)
-            elif knob.name in marks.values:
-                line.add(f"{value} → ", colours.dim)
-                line.add(f" {format.knob(marks.values[knob.name])} ", colours.cursor)
-            else:
-                line.add(value, colours.strong if here else colours.text)
-            line.pad_to(values, colours.text)
-            line.add(knobs.legal_text(knob)[:room].ljust(room), colours.dim)
-            neutral = colours.dim if knob.loss_neutral else colours.level[Level.WARN]
-            line.add(f" {knobs.NEUTRAL[knob.loss_neutral]}", neutral if here else colours.dim)
-            lines.append(line)
-        return lines
-
     def _foot(self, store: Store, board: Board, width: int, colours: Palette) -> Line:
         """The one line that says what is going on, or what the next key would do."""
         desk, line = self.desk, Line().add("  ", colours.text)
         if desk.said:
             return line.add(f"{desk.said.level.value} {desk.said.text}", colours.level[desk.said.level])
-        if marked := desk.marks.meant(board.knobs):
+        if marked := desk.marks.meant(rows(store)):
             return self._marked(line, store, board, marked, width, colours)
         if desk.word:
             return line.add(f"asked to {'keep it' if desk.word.keep else 'end the trial'}", colours.dim)
@@ -157,27 +133,30 @@ class KnobTable(Panel):
         if trial and trial.state == "failed" and desk.watched != trial.id:
             line.add(f"{Level.BAD.value} no trial ", colours.level[Level.BAD])
             return line.add(format.clean(trial.why), colours.text)
+        if over(store):
+            return line.add("the run is over: this is what it had at its end", colours.dim)
         if not desk.feed.operator:
             return line.add(viewer_text(desk.feed), colours.dim)
-        return line.add("← → a legal value, or type one · enter proposes", colours.dim)
+        return line.add(_next_keys(desk.marks.chosen(rows(store))), colours.dim)
 
     def _marked(
         self, line: Line, store: Store, board: Board, marked: dict[str, Value], width: int, colours: Palette
     ) -> Line:
-        by_name = {knob.name: knob for knob in board.knobs}
-        words = ", ".join(knobs.change_text(by_name[name], to) for name, to in marked.items())
-        neutral = all(by_name[name].loss_neutral for name in marked)
+        changing = [knob for knob in board.knobs if knob.name in marked]
+        words = ", ".join(knobs.change_text(knob, marked[knob.name]) for knob in changing)
         does = "enter proposes " if self.desk.feed.operator else "only looking at "
         line.add(does, colours.dim).add(words, colours.strong)
-        line.add(f" · {knobs.NEUTRAL[neutral]}", colours.dim if neutral else colours.level[Level.WARN])
+        if held := [knob for knob in changing if not knob.action]:
+            neutral = all(knob.loss_neutral for knob in held)
+            line.add(f" · {knobs.NEUTRAL[neutral]}", colours.dim if neutral else colours.level[Level.WARN])
         tries = f" · or try it for {knobs.TRIAL_STEPS} steps"
-        one = len(marked) == 1 and not by_name[next(iter(marked))].action
+        one = len(changing) == len(held) == 1
         may = self.desk.feed.operator and one and not store.trial
         return line.add(tries if may and line.width + len(tries) <= width else "", colours.dim)
 
     def _below(self, store: Store, board: Board, height: int, width: int, colours: Palette) -> list[Line]:
         """What the marked changes would do; with none marked, and where it leaves room, the newest changes."""
-        marked = self.desk.marks.meant(board.knobs)
+        marked = self.desk.marks.meant(rows(store))
         if not marked or height < 2:
             return newest_lines(store, height, width, colours)
         asking = self.desk.asking
@@ -185,20 +164,41 @@ class KnobTable(Panel):
             lines = estimate_lines(asking.answer, width, height - 1, colours)
         else:
             lines = [Line().add(f"  {format.MISSING} {asking.word}", colours.faint)]
-        head = rule(self._would(), width, colours.text, colours.faint)
+        head = rule(self._would(board, marked), width, colours.text, colours.faint)
         room = height - 1 - len(lines)
         return [head, *lines, *newest_lines(store, room, width, colours)]
 
-    def _would(self) -> str:
+    def _would(self, board: Board, marked: Collection[str]) -> str:
         """The heading of a preview; whether it changes the loss is the run's own word."""
         answer = self.desk.asking.answer
-        neutral = answer.loss_neutral if answer and not answer.why else None
+        held = any(knob.name in marked for knob in knobs.held(board))
+        neutral = answer.loss_neutral if answer and not answer.why and held else None
         return "What it would do" + ("" if neutral is None else f" · {knobs.NEUTRAL[neutral]}")
 
 
-def shares(count: int, height: int) -> dict[str, int]:
-    """Lines of each part of a board of `count` knobs, in `height` lines."""
-    part = {"knobs": count, **PARTS}
+def _next_keys(knob: KnobState) -> str:
+    """What may be done with the row that has the cursor."""
+    if knob.ends:
+        return "enter ends the run, and asks once more"
+    if knobs.only(knob) is not None:
+        return "enter asks the run to do it"
+    return f"← → a legal value, or type one · enter {'asks the run to do it' if knob.action else 'proposes'}"
+
+
+def wanted(store: Store, width: int) -> dict[str, int]:
+    """Lines of each part, were there room for all."""
+    board = store.state.board
+    return {
+        "knobs": len(knobs.held(board)),
+        "actions": strip_height(knobs.actions(board), width),
+        "about": about_height(rows(store), knobs.held(board), width),
+        **PARTS,
+    }
+
+
+def shares(part: dict[str, int], height: int) -> dict[str, int]:
+    """Of each part, its lines in `height` lines."""
+    part = dict(part)
     for name, least in CUTS:
         over = sum(part.values()) - height
         part[name] -= max(0, min(over, part[name] - least))

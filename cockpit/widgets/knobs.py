@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from agents.wire import KnobState
 from cockpit import format
-from cockpit.knobs import NEUTRAL, legal_text, value_text
+from cockpit.knobs import actions, effect_text, held, legal_text, value_text
 from cockpit.lines import Line
 from cockpit.store import Store, Topic
 from cockpit.theme import Palette
@@ -13,7 +13,7 @@ from cockpit.widgets.panel import Panel
 
 
 class KnobSummary(Panel):
-    """One row a knob, and where they are more than rows, a last row that names the rest; `k` opens the board."""
+    """One row a knob, and a last row that names the actions, and the knobs that there is no room for."""
 
     TOPICS = frozenset({Topic.BOARD})
     TITLE = "Knobs"
@@ -32,18 +32,23 @@ class KnobSummary(Panel):
         return "k to change" if store.state.board else ""
 
     def natural_height(self, store: Store) -> int:
-        return max(1, len(store.state.board.knobs)) if store.state.board else 1
+        board = store.state.board
+        return max(1, len(held(board)) + (1 if actions(board) else 0))
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
         board = store.state.board
         if not board:
             return [Line().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
-        name = max((len(knob.name) for knob in board.knobs), default=0) + 1
-        value = max((len(value_text(knob)) for knob in board.knobs), default=0)
+        shown, asked = held(board), actions(board)
+        name = max((len(knob.name) for knob in shown), default=0) + 1
+        value = max((len(value_text(knob)) for knob in shown), default=0)
         legal = max(0, min(30, width - name - max(6, value) - 19))
-        rows = len(board.knobs) if len(board.knobs) <= height else height - 1
+        if len(shown) + (1 if asked else 0) <= height:
+            rows, rest = len(shown), []
+        else:
+            rows, rest = height - 1, shown[height - 1 :]
         lines = []
-        for knob in board.knobs[:rows]:
+        for knob in shown[:rows]:
             line = Line().add(format.clean(knob.name).ljust(name), colours.dim)
             line.add(value_text(knob).rjust(max(6, value)), colours.strong).add("  ", colours.dim)
             text = legal_text(knob)
@@ -52,10 +57,16 @@ class KnobSummary(Panel):
                 line.add(f" trial {store.trial.measured}/{store.trial.steps}", colours.level[Level.WARN])
             else:
                 effect = colours.faint if knob.loss_neutral else colours.text
-                line.add(f" {NEUTRAL[knob.loss_neutral]}", effect)
+                line.add(f" {effect_text(knob)}", effect)
             lines.append(line)
-        if rest := board.knobs[rows:]:
-            lines.append(_rest(rest, width, colours))
+        if rest:
+            lines.append(_rest([*rest, *asked], width, colours))
+        elif asked:
+            lines.append(
+                Line()
+                .add("actions ".ljust(name), colours.faint)
+                .add("  ".join(knob.name for knob in asked), colours.dim)
+            )
         return lines
 
 

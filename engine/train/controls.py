@@ -35,7 +35,9 @@ class Controls:
         return [
             action("pause", "hold still when the step ends; commands are still heard, resume goes on", pause),
             action("resume", "go on after a pause", resume),
-            action("stop", "end the run when the step ends, with a last snapshot if it keeps any", stop),
+            action(
+                "stop", "end the run when the step ends, with a last snapshot if it keeps any", stop, True
+            ),
         ]
 
 
@@ -172,6 +174,8 @@ class Tracer:
         self._finished.append(Traced(traced.path, traced.first, traced.last, why))
 
 
-def action(name: str, about: str, do: Callable[[Any], None]) -> Knob:
-    """Something done once, in one way."""
-    return Knob(name, lambda _: Legal(choices=[True]), True, about, do, lambda _: None, action=True)
+def action(name: str, about: str, do: Callable[[Any], None], ends: bool = False) -> Knob:
+    """Something done once, in one way; `ends`: it ends the run."""
+    return Knob(
+        name, lambda _: Legal(choices=[True]), True, about, do, lambda _: None, action=True, ends=ends
+    )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from agents.rank.agent import Agent
-from agents.wire import PAUSED, Ack, Event, Step, Summary
+from agents.wire import CHECKPOINT_STEP, PAUSED, Ack, Event, Facts, Step, Summary
 from engine.corpus import Corpus, read_corpus
 from engine.device import of_group
 from engine.layout import Layout, LayoutError
@@ -314,7 +314,7 @@ class Trainer:
         self.switch.history += manifest.history
         if self.world.rank == LEADER:
             text = f"resumed from {snapshot.folder}, at revision {manifest.revision} of the knobs"
-            self.agent.send(Event(time.time(), "info", "engine", text))
+            self.agent.send(Event(time.time(), "info", "engine", text, {CHECKPOINT_STEP: manifest.step}))
 
     def _manifest(self, done: int) -> Manifest:
         return Manifest(
@@ -337,7 +337,8 @@ class Trainer:
             if self.world.rank == LEADER:
                 self._on_snapshot(saved)
                 level: Literal["info", "error"] = "error" if saved.why else "info"
-                self.agent.send(Event(time.time(), level, "engine", str(saved)))
+                facts: Facts = {} if saved.why else {CHECKPOINT_STEP: saved.step}
+                self.agent.send(Event(time.time(), level, "engine", str(saved), facts))
 
     def _settle(self, ack: Ack) -> None:
         if ack.state == "applied":

@@ -18,6 +18,7 @@ class ScriptedFeed:
     """Hands a story to the store at once; takes more by `tell`; remembers what was asked for."""
 
     target = "demo-0001"
+    owns_run = False
 
     def __init__(self, story: Iterator[Update], operator: bool = True) -> None:
         self.operator = operator

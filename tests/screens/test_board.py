@@ -113,12 +113,14 @@ async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
         place = KnobState("place", None, Legal(["load", "traffic"]), True, "move experts", action=True)
         cockpit.feed.tell(iter([structs.replace(board, knobs=[*board.knobs, place, save])]))
         await press(cockpit, pilot, "up")
-        assert "save" in said(cockpit) and "an action: done once" in said(cockpit)
+        assert "save (done once) · a snapshot" in said(cockpit) and "enter asks the run to do it" in said(
+            cockpit
+        )
         assert "none→true" not in said(cockpit)
         await press(cockpit, pilot, "enter")
         assert cockpit.feed.asked == [{"save": True}]
         await press(cockpit, pilot, "up", "right")
-        assert "enter proposes place load · loss-neutral" in said(cockpit)
+        assert "enter proposes place load" in said(cockpit) and "place load · loss" not in said(cockpit)
         assert "or try it" not in said(cockpit)
         await press(cockpit, pilot, "ctrl+t")
         assert "! place is an action, done once, and cannot be tried" in said(cockpit)

@@ -132,7 +132,7 @@ async def test_a_viewer_sees_what_it_would_do_and_changes_nothing(make_cockpit: 
         await settle(cockpit, pilot)
         assert "655 → 603 ms" in said(cockpit)
         cockpit.feed.tell(iter([cockpit.run.trial("t", "after", 16, measured=12)]))
-        for key in ("enter", "ctrl+t", "ctrl+z", "ctrl+z", "ctrl+k", "ctrl+r"):
+        for key in ("enter", "ctrl+t", "ctrl+u", "ctrl+u", "ctrl+k", "ctrl+r"):
             await press(cockpit, pilot, "down", key)
             assert "to operate: cockpit attach demo-0001 --operator" in said(cockpit), key
         assert cockpit.feed.wishes == []
@@ -245,16 +245,16 @@ async def test_an_undo_says_what_it_takes_back_and_is_pressed_twice(make_cockpit
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
         assert "undo takes this back" in said(cockpit)
-        await press(cockpit, pilot, "ctrl+z")
+        await press(cockpit, pilot, "ctrl+u")
         assert "press it again to take back revision 1: micro_batches 8→4" in said(cockpit)
-        await press(cockpit, pilot, "down", "ctrl+z")
+        await press(cockpit, pilot, "down", "ctrl+u")
         assert cockpit.feed.wishes == [], "a key between the two takes the first back"
         cockpit.feed.tell(cockpit.run.change(160, "c2", recompute="full"))
-        await press(cockpit, pilot, "ctrl+z")
+        await press(cockpit, pilot, "ctrl+u")
         assert "press it again to take back revision 2: recompute full→none" in said(cockpit), (
             "another was faster"
         )
-        await press(cockpit, pilot, "ctrl+z")
+        await press(cockpit, pilot, "ctrl+u")
         (ask,) = cockpit.feed.wishes
         assert isinstance(ask, Propose) and (ask.undo, ask.changes, ask.base_revision) == (True, {}, 2)
         done = CommandState(ask.id, 3, "applied", {"recompute": "none"}, {"recompute": "full"}, "me", 1e10)
@@ -264,14 +264,14 @@ async def test_an_undo_says_what_it_takes_back_and_is_pressed_twice(make_cockpit
         cockpit.feed.tell(iter([done]))
         await settle(cockpit, pilot)
         assert "✓ applied ████████████ 8/8 at step 170 · revision 3, which takes back 2" in said(cockpit)
-        await press(cockpit, pilot, "ctrl+z")
+        await press(cockpit, pilot, "ctrl+u")
         assert "press it again to take back revision 1: micro_batches 8→4" in said(cockpit)
 
 
 async def test_nothing_to_undo(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(change_at=None)
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
-        await press(cockpit, pilot, "k", "ctrl+z", "ctrl+z")
+        await press(cockpit, pilot, "k", "ctrl+u", "ctrl+u")
         assert "there is no change to undo" in said(cockpit) and cockpit.feed.wishes == []
 
 
@@ -289,7 +289,7 @@ async def test_help_on_the_board_has_its_keys(make_cockpit: MakeCockpit) -> None
     async with cockpit.app.run_test(size=(120, 60)) as pilot:
         await press(cockpit, pilot, "k", "question_mark")
         assert isinstance(cockpit.app.screen, Help)
-        for key in ("ctrl+t", "ctrl+k", "ctrl+r", "ctrl+z"):
+        for key in ("ctrl+t", "ctrl+k", "ctrl+r", "ctrl+u"):
             assert f"  {key}" in said(cockpit)
         await press(cockpit, pilot, "escape")
         assert isinstance(cockpit.app.screen, KnobBoard)

@@ -174,7 +174,8 @@ def test_knobs_that_have_no_row_are_named_or_counted() -> None:
         return [line.strip(width, COLOURS.text).text.rstrip() for line in lines]
 
     whole = drawn(60, 7)
-    assert [line.split()[0] for line in whole] == [*names, "save"]
+    assert [line.split()[0] for line in whole] == [*names, "actions"]
+    assert "loss-neutral" in whole[0] and whole[-1].split() == ["actions", "save"]
     assert drawn(60, 4) == [*whole[:3], "+4  knob_3 3  knob_4 4  knob_5 5  save"]
     assert drawn(38, 4)[3] == "+4  knob_3 3  knob_4 4  knob_5 5  save"
     assert drawn(37, 4)[3] == "+4  knob_3 3  knob_4 4  knob_5 5 …"

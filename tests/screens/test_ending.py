@@ -1,0 +1,130 @@
+"""What ends a run asks once more, and says what is lost; an ended run takes no more changes."""
+
+from collections.abc import Iterator
+
+import pytest
+from msgspec import structs
+from textual.pilot import Pilot
+
+from agents.wire import CHECKPOINT_STEP, CommandState, Event, Gone, KnobState, Legal, Propose, Update
+from cockpit.screens.board import KnobBoard
+from cockpit.screens.ending import Ending
+from cockpit.screens.overview import Overview
+from tests.screens.conftest import Cockpit, MakeCockpit
+from tests.screens.fake_run import FakeRun
+from tests.screens.test_board import press, said
+
+SAVE = KnobState("save", None, Legal([True]), True, "a checkpoint of the run", action=True)
+STOP = KnobState("stop", None, Legal([True]), True, "end the run", action=True, ends=True)
+
+
+class StoppableRun(FakeRun):
+    def begin(self) -> Iterator[Update]:
+        yield from super().begin()
+        board = self.board()
+        yield structs.replace(board, knobs=[STOP, *board.knobs, SAVE])
+
+    def story(self, steps: int, change_at: int | None = None) -> Iterator[Update]:
+        yield from super().story(steps, None)
+
+
+def saved(step: int) -> Event:
+    return Event(1.7e9, "info", "engine", f"checkpoint of step {step}", {CHECKPOINT_STEP: step})
+
+
+def asks(cockpit: Cockpit) -> str:
+    assert isinstance(cockpit.app.screen, Ending)
+    return cockpit.app.screen.page.plain
+
+
+async def to_stop(cockpit: Cockpit, pilot: Pilot[None]) -> None:
+    """The cursor to `stop`, the last one: actions come after the knobs, in the order they were told."""
+    await press(cockpit, pilot, "k", "up", "up")
+
+
+@pytest.mark.parametrize("size", [(60, 20), (120, 36)])
+async def test_stop_says_what_is_lost_and_is_confirmed(
+    make_cockpit: MakeCockpit, size: tuple[int, int]
+) -> None:
+    cockpit = make_cockpit(StoppableRun())
+    async with cockpit.app.run_test(size=size) as pilot:
+        await to_stop(cockpit, pilot)
+        assert "enter ends the run, and asks once more" in said(cockpit)
+        assert not any("stop" in line and "loss" in line for line in said(cockpit).splitlines())
+        await press(cockpit, pilot, "enter", "enter", "enter")
+        assert isinstance(cockpit.app.screen, Ending) and cockpit.feed.wishes == []
+        assert "demo has done 160 of 300 steps. There is no checkpoint of it: all of that is lost." in asks(
+            cockpit
+        )
+        cockpit.feed.tell(iter([saved(150)]))
+        await press(cockpit, pilot)
+        assert "of step 150: the 10 steps since are lost" in asks(cockpit)
+        await press(cockpit, pilot, "escape", "enter", "n")
+        assert isinstance(cockpit.app.screen, KnobBoard) and cockpit.feed.wishes == []
+        await press(cockpit, pilot, "enter", "y")
+        assert cockpit.feed.asked == [{"stop": True}]
+        await press(cockpit, pilot, "enter", "s")
+        assert cockpit.feed.asked[1:] == [{"stop": True, "save": True}], "both at one step boundary"
+
+
+async def test_stop_among_other_marks_is_confirmed_too(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(StoppableRun())
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await press(cockpit, pilot, "k", "right", "up", "up", "right", "enter")
+        assert isinstance(cockpit.app.screen, Ending)
+        await press(cockpit, pilot, "y")
+        assert cockpit.feed.asked == [{"micro_batches": 8, "stop": True}]
+
+
+async def test_an_ended_run_says_so(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(StoppableRun())
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        cockpit.feed.tell(Gone(rank, clean=True) for rank in range(8))
+        for keys in (("k", "right", "enter"), ("escape", "up", "up", "enter"), ("ctrl+t",), ("ctrl+u",)):
+            await press(cockpit, pilot, *keys)
+            assert "the run is over: nothing can be changed any more" in said(cockpit), keys
+        assert cockpit.feed.wishes == [] and isinstance(cockpit.app.screen, KnobBoard)
+
+
+async def test_quitting_a_run_of_ones_own_is_confirmed(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(StoppableRun())
+    cockpit.feed.owns_run = True
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await press(cockpit, pilot, "q")
+        assert "all of that is lost" in asks(cockpit)
+        await press(cockpit, pilot, "escape")
+        assert isinstance(cockpit.app.screen, Overview) and cockpit.app.is_running
+        await press(cockpit, pilot, "q", "q")
+    assert cockpit.feed.stopped and cockpit.feed.wishes == []
+
+
+async def test_quitting_with_a_checkpoint_waits_for_the_runs_end(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(StoppableRun())
+    cockpit.feed.owns_run = True
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await press(cockpit, pilot, "q", "s")
+        (ask,) = cockpit.feed.wishes
+        assert isinstance(ask, Propose) and ask.changes == {"save": True, "stop": True}
+        why = "save is not legal now"
+        cockpit.feed.tell(iter([CommandState(ask.id, 0, "rejected", ask.changes, {}, "me", 1.0, why=why)]))
+        await press(cockpit, pilot)
+        assert [notice.message for notice in cockpit.app._notifications] == [f"the run goes on: {why}"]
+        assert cockpit.app.is_running
+        await press(cockpit, pilot, "q", "s")
+        assert cockpit.app.is_running
+        cockpit.feed.tell(Gone(rank, clean=True) for rank in range(8))
+        cockpit.app.look()
+        await pilot.pause()
+    assert cockpit.feed.stopped and len(cockpit.feed.wishes) == 2
+
+
+@pytest.mark.parametrize("over", [True, False])
+async def test_quitting_what_is_over_or_another_asks_nothing(make_cockpit: MakeCockpit, over: bool) -> None:
+    cockpit = make_cockpit(StoppableRun())
+    cockpit.feed.owns_run = over
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        if over:
+            cockpit.feed.tell(Gone(rank, clean=True) for rank in range(8))
+        await press(cockpit, pilot)
+        await pilot.press("q")
+    assert cockpit.feed.stopped

@@ -123,13 +123,15 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, grad_BHSC: Tensor) -> Any:
         q_BHSC, k_BGSC, v_BGSC, out, lse = ctx.saved_tensors
         cp: Axis = ctx.cp
+        grad_BHSC = grad_BHSC.contiguous()
         d_q = torch.zeros_like(q_BHSC, dtype=lse.dtype)
         own = sums = torch.zeros(2, *k_BGSC.shape, dtype=lse.dtype, device=lse.device)
         with cp.meter.in_layer(ctx.layer):
             following: Started | None = None
             for at, (k, v) in _round(k_BGSC, v_BGSC, cp):
-                grad, q, o, log = (x[:, :, at.queries] for x in (grad_BHSC.contiguous(), q_BHSC, out, lse))
-                more, d_k, d_v = flash.backward(grad, q, k, v, o, log, at.causal)
+                grad, q, o, log = (x[:, :, at.queries] for x in (grad_BHSC, q_BHSC, out, lse))
+                # The kernel for CUDA reads log-sum-exps by bare pointer, without strides.
+                more, d_k, d_v = flash.backward(grad, q, k, v, o, log.contiguous(), at.causal)
                 d_q[:, :, at.queries] += more
                 if at.causal:
                     own, sums = torch.stack((d_k, d_v)).to(lse.dtype), torch.zeros_like(own)

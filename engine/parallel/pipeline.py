@@ -45,11 +45,11 @@ WAITING = "waiting for a pipeline neighbour"
 
 
 class MeteredStage(PipelineStage):
-    """A stage whose actions and sends the meter sees."""
+    """A stage whose actions and sends the meter sees, and whose gradients are summed alike under each schedule."""
 
-    def __init__(self, meter: Meter, *args: Any, **kwargs: Any):
+    def __init__(self, meter: Meter, shards: Shards, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._meter = meter
+        self._meter, self._shards = meter, shards
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with self._meter.action("F", self.stage_index, fwd_chunk_id):
@@ -67,6 +67,7 @@ class MeteredStage(PipelineStage):
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         with self._meter.action("W", self.stage_index, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+            self._shards.accumulate()
         self._meter.at(WAITING)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
@@ -115,7 +116,14 @@ class Pipeline:
                 micro_batches,
             )
         return _Scheduled(
-            self._layout, self._stages, self._world, self._meter, self._loss_of, schedule, micro_batches
+            self._layout,
+            self._stages,
+            self._shards,
+            self._world,
+            self._meter,
+            self._loss_of,
+            schedule,
+            micro_batches,
         )
 
 
@@ -161,6 +169,7 @@ class _Scheduled:
         self,
         layout: Layout,
         stages: Sequence[Stage],
+        shards: Shards,
         world: World,
         meter: Meter,
         loss_of: LossOf,
@@ -184,6 +193,7 @@ class _Scheduled:
         metered = [
             MeteredStage(
                 meter,
+                shards,
                 stage,
                 number,
                 layout.stages,

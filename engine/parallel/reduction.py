@@ -34,6 +34,17 @@ class Unit:
             module.set_custom_reduce_scatter(_ReduceScatter(axis, self._scatter))  # type: ignore[arg-type]
         module.set_all_reduce_hook(self._scattered)
 
+    def accumulate(self) -> None:
+        """Add a micro-batch's gradients to sums in the type they are reduced in, as FSDP2 does after a whole backward.
+
+        It does not see weight gradients that a schedule computes by themselves, and torch adds those up in the type of
+        the weights: in bf16, 8 micro-batches are off by 2e-3.
+        """
+        for group in param_groups(self.module):
+            for parameter in group.fsdp_params:
+                parameter.accumulate_unsharded_grad_if_needed()
+                parameter.to_accumulated_grad_if_needed()
+
     def _scatter(self, started: Started) -> None:
         self._scattering = started
 
@@ -103,6 +114,14 @@ def _enqueued(x: Tensor) -> torch.cuda.Event | None:
     FSDP2 has computation wait for its reductions after the last backward only.
     """
     return torch.cuda.current_stream().record_event() if x.is_cuda else None
+
+
+def param_groups(module: FSDPModule) -> Sequence[Any]:
+    """FSDP2's own record of what it gathers and reduces of `module`: a list, in older torch one or None."""
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
 
 
 class _Door:

@@ -101,6 +101,12 @@ class Shards:
             for parameter in self._parameters:
                 parameter.grad = None
 
+    def accumulate(self) -> None:
+        """After weight gradients that a schedule computed by themselves: keep their sums in the type of a reduction."""
+        if self._policy.reduce_dtype:
+            for unit in self._units:
+                unit.accumulate()
+
     def complete(self) -> None:
         """After the last backward: wait until all gradients are summed, over the data ranks, the ends of the pipeline
         and tp."""

@@ -181,7 +181,7 @@ TELLING = {
         "replicas zero 0 fp64",
         "mix hsdp tp ep drops fp64",
         "dp zero switched drops fp64",
-        "bf16 dense",
+        "bf16 zbv ep",
         "tied pp dp zero switched fp64",
         "tied zbv reordered fp64",
         "tp mixed fp64",

@@ -91,6 +91,7 @@ PIPELINES: dict[str, Case] = {
         [*alone(*DUALPIPEV, "grid.dp_shard=2", "grid.tp=2", *TIED), *SGD, *DROPS], fp64=True
     ),
     "tied bf16 pp dense": Case([*alone(*BF16, "grid.pp=2", "model.moe=none", *TIED), *SGD]),
+    "bf16 zbv ep": Case([*alone(*BF16, *ZBV, "grid.dp_shard=2", "grid.ep=2"), *SGD]),
     "zbv heavy head dp drops fp64": Case(
         [*alone(*ZBV, "grid.dp_shard=2", "model.layers=9", "model.vocab=1024"), *SGD, *DROPS],
         fp64=True,

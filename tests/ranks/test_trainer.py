@@ -108,3 +108,42 @@ def test_a_closed_trainer_leaves_nothing_under_way(driver: Driver) -> None:
     assert (status, errors) == (0, "")
     assert driver.notes("under_way") == {0: "None", 1: "None"}
     assert driver.notes("seen")[0] == "[0, 1, 2]"
+
+
+SUMMED = (
+    TRAINER
+    + """
+DENSE = [*SMALL, "grid.pp=2", "model.moe=none", "model.layers=4", "train.precision=bf16", "knobs.micro_batches=8"]
+
+def gradients(schedule):
+    "Of the whole model, by name, after one step's micro-batches."
+    trainer = Trainer(load(LAYOUT, [*DENSE, f"schedule.name={schedule}"]))
+    trainer.meter.start_step(0)
+    trainer.forward_backward(0)
+    mine = {name: shard_of(p.grad) for name, p in named_parameters(trainer.stages)}
+    everybodys = [None, None]
+    dist.all_gather_object(everybodys, mine)
+    return everybodys[0] | everybodys[1]
+
+def work(place):
+    from engine.parallel.sharded import named_parameters, shard_of
+    globals().update(named_parameters=named_parameters, shard_of=shard_of)
+    meet(place)
+    torch.set_num_threads(1)
+    whole = gradients("interleaved")
+    for schedule in ("interleaved_zb", "zbv", "dualpipev"):
+        off = {n: float((g - whole[n]).norm() / whole[n].norm()) for n, g in gradients(schedule).items()}
+        assert off.keys() == whole.keys()
+        note(place, schedule, max(off.values()))
+    dist.destroy_process_group()
+"""
+)
+
+
+def test_bf16_gradients_are_summed_in_fp32_under_every_schedule(driver: Driver) -> None:
+    """A micro-batch's gradient is the same bits under each, so only the order of an fp32 sum of 8 may differ."""
+    status, _, errors = driver.end(driver.start(SUMMED, preload=TORCH))
+    assert (status, errors) == (0, "")
+    for schedule in ("interleaved_zb", "zbv", "dualpipev"):
+        for off in driver.notes(schedule).values():
+            assert float(off) < 8 * 2.0**-24, schedule

@@ -1,10 +1,12 @@
 """What a cockpit or a script uses to watch a run and to steer it: synchronous, for one thread."""
 
+import contextlib
 import getpass
 import math
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,8 +55,15 @@ class Client:
     snapshot where needed; `resets` counts how often `state` was built anew.
     """
 
-    def __init__(self, endpoint: str, key: Key | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        key: Key | None = None,
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        """`lock` is held while `state` changes, for another thread to look at it."""
         self.endpoint = endpoint
+        self._lock = lock or contextlib.nullcontext()
         self.state = RunState()
         self.epoch = ""
         self.seq = 0
@@ -270,10 +279,10 @@ class Client:
             self._lose_track()
             return
         known = self.seq + 1 - first if frame.since is None else 0  # what was sent twice is known already
-        for update in frame.updates[known:]:
-            self.state.apply(update)
-            if not isinstance(update, Unknown):
-                applied.append(update)
+        with self._lock:
+            for update in frame.updates[known:]:
+                self.state.apply(update)
+        applied += (update for update in frame.updates[known:] if not isinstance(update, Unknown))
         self.seq = max(self.seq, frame.seq)
 
     def _take_snapshot(self, frame: Updates, applied: list[Update]) -> None:
@@ -292,9 +301,10 @@ class Client:
         if rebuilt.awaited:
             return
         self._rebuilt = None
-        self.state = RunState()
+        state = RunState()
         for update in rebuilt.updates:
-            self.state.apply(update)
+            state.apply(update)
+        self.state = state
         self.epoch, self.seq, self._refused = rebuilt.epoch, rebuilt.seq, None
         self.resets += 1
         # What was applied before it is in the state no more; the caller gets what the state is made of.

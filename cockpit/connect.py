@@ -92,10 +92,10 @@ class Watch:
     """A client with a store beside it, for commands that look once or follow along."""
 
     def __init__(self, run: str | None, operator: bool = False, low_bandwidth: bool = False) -> None:
-        self.client = Client(*address(run, operator))
+        self.store = Store(time.monotonic)
+        self.client = Client(*address(run, operator), self.store.lock)
         if low_bandwidth:
             want_little(self.client)
-        self.store = Store(time.monotonic)
         self._resets = 0
 
     def poll(self, timeout_s: float = POLL_S) -> bool:
@@ -105,9 +105,9 @@ class Watch:
         with self.store.lock:
             if anew:
                 self._resets = self.client.resets
-                self.store.rebuild(updates)
+                self.store.adopt(self.client.state)
             else:
-                self.store.apply(updates)
+                self.store.note(updates)
             self.store.heard(self.client.age_s)
         self.last = updates
         if self.client.refused:

@@ -53,7 +53,7 @@ class LiveFeed:
         self._wishes.put(asked)
 
     def _drain(self, store: Store) -> None:
-        client = Client(self._endpoint, self._key)
+        client = Client(self._endpoint, self._key, store.lock)
         if self._low_bandwidth:
             want_little(client)
         else:
@@ -67,9 +67,9 @@ class LiveFeed:
                         resets = client.resets
                         if client.state.world >= CROWD and not self._low_bandwidth:
                             client.want(CROWD_HZ)
-                        store.rebuild(client.state.replay())
+                        store.adopt(client.state)
                     elif updates:
-                        store.apply(updates)
+                        store.note(updates)
                     store.heard(client.age_s)
                     store.refused = client.refused
                     store.told(client.previews, client.denied)

@@ -129,7 +129,7 @@ class Playback:
             self._recording.close()
 
     def _play(self, store: Store) -> None:
-        replay = Replay(self._recording)
+        replay = Replay(self._recording, store.lock)
         self._go(replay, self._begin or self._recording.at_start())
         resets = -1
         span = self._recording.span()
@@ -152,10 +152,10 @@ class Playback:
                     resets = replay.resets
                     if moved:
                         store.recent.clear()
-                    store.rebuild(replay.state.replay())
+                    store.adopt(replay.state)
                     span = self._recording.span()
                 else:
-                    store.apply(came)
+                    store.note(came)
                 store.heard(0.0)
                 view = store.view if store.detail is None or detailed != resets else None
                 store.playing = playing(replay, span.first_s, span.last_s, self.speed, self.paused)

@@ -87,7 +87,7 @@ class Past:
             self.recording.close()
             raise CockpitError(str(error)) from None
         self.store = Store(lambda: self.replay.time_s)
-        self.store.rebuild(self.replay.state.replay())
+        self.store.adopt(self.replay.state)
         if at is not None:
             self.store.playing = playing(self.replay, span.first_s, span.last_s)
 

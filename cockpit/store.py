@@ -17,70 +17,26 @@ from typing import Any, TypeVar
 from agents.curve import Curve
 from agents.state import RunState
 from agents.wire import (
-    Alert,
-    Board,
     CommandState,
-    Event,
-    Experts,
-    Gone,
-    Hello,
-    Loads,
-    Peers,
     Previewed,
     Pulse,
-    Recalled,
     Step,
     Summary,
-    Timeline,
     TrialState,
-    Unknown,
     Update,
     Value,
-    Vitals,
 )
 from cockpit import format
 from cockpit.curves import View
 from cockpit.fates import changes_text, command_text, trial_text
+from cockpit.topics import TOPICS
+from cockpit.topics import Topic as Topic
 
 T = TypeVar("T")
 
 STALE_AFTER_S = 3.0
 LAG_MS = 1000.0  # records of ranks come by turns: so far behind the newest step, a rank still reports
 RECENT_STEPS = 8  # records kept per rank: enough to tell a slow rank from one slow step
-
-
-class Topic(Enum):
-    """What a panel may depend on."""
-
-    GRID = "grid"  # who is there, and where
-    RANKS = "ranks"
-    CURVES = "curves"
-    EXPERTS = "experts"
-    PIPELINE = "pipeline"
-    BOARD = "board"
-    PULSE = "pulse"
-    EVENTS = "events"
-
-
-_TOPICS: dict[type[Update], tuple[Topic, ...]] = {
-    Hello: tuple(Topic),
-    Gone: (Topic.RANKS, Topic.PULSE, Topic.EVENTS),
-    Board: (Topic.BOARD,),
-    Step: (Topic.RANKS,),
-    Summary: (Topic.CURVES,),
-    Experts: (Topic.EXPERTS,),
-    Loads: (Topic.EXPERTS,),
-    Timeline: (Topic.PIPELINE,),
-    Peers: (Topic.RANKS,),
-    Pulse: (Topic.PULSE,),
-    Vitals: (Topic.RANKS,),
-    Unknown: (),
-    Event: (Topic.EVENTS,),
-    Alert: (Topic.EVENTS,),
-    CommandState: (Topic.BOARD, Topic.CURVES, Topic.EVENTS),
-    TrialState: (Topic.BOARD, Topic.EVENTS),
-    Recalled: (Topic.CURVES, Topic.EVENTS),
-}
 
 
 class Link(Enum):
@@ -150,14 +106,21 @@ class Store:
         self.view: View | None = None  # the steps that curves show; None: all
         self.detail: Curve | None = None  # of those, every step, where a recording has it
         self.heard_at: float | None = None
-        self._known: dict[object, tuple[tuple[int, ...], Any]] = {}
+        self._known: dict[object, tuple[tuple[object, ...], Any]] = {}
 
     # ------------------------------------------------------------------------------------------- feeding
 
     def apply(self, updates: Iterable[Update]) -> None:
+        updates = list(updates)
         for update in updates:
             self.state.apply(update)
-            for topic in _TOPICS[type(update)]:
+        self.note(updates)
+
+    def note(self, updates: Iterable[Update]) -> None:
+        """Take updates that `state` holds already: it may be a client's or a replay's own, so that none is applied
+        twice."""
+        for update in updates:
+            for topic in TOPICS[type(update)]:
                 self.revisions[topic] += 1
             match update:
                 case Step():
@@ -167,14 +130,21 @@ class Store:
                 case Summary() if self.detail:
                     self.detail.cut(update.step)  # done anew
 
-    def rebuild(self, updates: Iterable[Update]) -> None:
-        """Begin again from a snapshot. What is remembered of the ranks stays where it follows on."""
-        self.state = RunState()
+    def adopt(self, state: RunState) -> None:
+        """Go on with another state. What is remembered of the ranks stays where it follows on."""
+        self.state = state
         self.pulse_seen.clear()
-        self.apply(updates)
-        for rank in [rank for rank in self.recent if rank not in self.state.hellos]:
+        self.note(state.replay())
+        for rank in [rank for rank in self.recent if rank not in state.hellos]:
             del self.recent[rank]
         self.revisions.update(Topic)
+
+    def rebuild(self, updates: Iterable[Update]) -> None:
+        """Begin again from a snapshot."""
+        state = RunState()
+        for update in updates:
+            state.apply(update)
+        self.adopt(state)
 
     def heard(self, age_s: float | None) -> None:
         """The hub was last heard `age_s` seconds ago."""
@@ -208,9 +178,12 @@ class Store:
 
     # -------------------------------------------------------------------------------------------- looking
 
-    def once(self, name: object, topics: tuple[Topic, ...], compute: Callable[[], T]) -> T:
-        """`compute()`, but only when one of `topics` has moved on: many panels ask the same of many ranks."""
-        seen = tuple(self.revisions[topic] for topic in topics)
+    def once(
+        self, name: object, topics: tuple[Topic, ...], compute: Callable[[], T], also: object = None
+    ) -> T:
+        """`compute()`, but only when one of `topics` has moved on, or `also` is another: many panels ask the same of
+        many ranks."""
+        seen = (also, *(self.revisions[topic] for topic in topics))
         known = self._known.get(name)
         if known is None or known[0] != seen:
             known = self._known[name] = (seen, compute())
@@ -360,6 +333,10 @@ class Store:
         ]
 
     def journal(self) -> list[Entry]:
+        """What has happened; not to be changed, for it is made once for all who ask."""
+        return self.once("journal", (Topic.BOARD, Topic.EVENTS), self._journal)
+
+    def _journal(self) -> list[Entry]:
         """Events, and what became of each command, in the order they happened."""
         entries = [
             Entry(e.time_s, e.level, format.clean(e.source), format.clean(e.text)) for e in self.state.events

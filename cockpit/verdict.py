@@ -10,7 +10,7 @@ from agents.wire import PAUSED, Step, Summary
 from cockpit import format
 from cockpit.fates import how_far, tried
 from cockpit.metrics import OWN_TIME, judged, read
-from cockpit.store import Link, Store, median
+from cockpit.store import Link, Store, Topic, median
 
 
 class Level(Enum):
@@ -23,6 +23,7 @@ class Level(Enum):
 
 
 STALL_FLOOR_S = 5.0  # and five typical steps, whichever is longer
+AGAIN_S = 0.5  # some rules go by the clock: so often the diagnosis is made anew, though nothing has come
 SILENT_S = 4.0  # a pulse comes each second
 SLOW_RANK = 0.25  # more time of its own than its peers;
 SLOW_SHARED = 0.5  # where ranks share cores, and are slow by turns
@@ -365,8 +366,14 @@ RULES: tuple[Rule, ...] = (
 
 def diagnosis(store: Store) -> Diagnosis:
     """The most important thing there is to say; shared cores come first: they make every time a guess."""
+    moment = (store.link, store.refused, store.trouble, int(store.clock() / AGAIN_S))
+    return store.once("diagnosis", tuple(Topic), lambda: _diagnosis(store), moment)
+
+
+def _diagnosis(store: Store) -> Diagnosis:
     found = next(said for rule in RULES if (said := rule(store)))
-    if found.level is Level.BAD or store.link is not Link.LIVE or not store.oversubscribed:
+    shown = store.link in (Link.LIVE, Link.PLAYBACK)
+    if found.level is Level.BAD or not shown or not store.oversubscribed:
         return found
     cores = store.number("cores")
     caveat = (

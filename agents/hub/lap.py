@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from agents import wire
 from agents.hub.sequence import Sequence
-from agents.wire import Update, codec
-from agents.wire.codec import Skimmed
+from agents.wire import codec
 
 
 class Lap:
@@ -20,7 +19,7 @@ class Lap:
         self.done = False
         self._sequence = sequence
         self._since = since
-        self._changes: Iterator[Update | Skimmed] = sequence.newest.after(since, ranks)
+        self._changes: Iterator[bytes] = sequence.newest.after(since, ranks)
         self._held: bytes | None = None  # packed, and did not fit into the last frame
 
     def frame(self, most: int = 0) -> bytes:
@@ -30,8 +29,7 @@ class Lap:
         room -= sum(map(len, packed))
         self._held = None
         self.done = True
-        for update in self._changes:
-            one = update.packed if isinstance(update, Skimmed) else codec.pack(update)
+        for one in self._changes:
             if packed and len(one) > room:
                 self._held, self.done = one, False
                 break

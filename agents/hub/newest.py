@@ -13,8 +13,8 @@ from agents.state import Record, RunState
 from agents.wire import Experts, Hello, Loads, Unknown, Update, codec
 from agents.wire.codec import Skimmed
 
-NEWS = 65_536  # updates kept, other than records
-NEWS_BYTES = 16 << 20  # of them, packed
+NEWS = 16_384  # updates kept, other than records
+NEWS_BYTES = 4 << 20  # of them, packed: who has missed more is better served with a snapshot
 LATEST = (Loads, Experts)  # of the job, and only the newest counts
 LARGE = (Experts,)  # not for those who want no ranks
 MALFORMED = 64  # remembered until somebody asks
@@ -31,8 +31,9 @@ class Newest:
         self._came_to = self._read_to = 0  # the last number given to one of those, and the last that was read
         self.malformed: deque[tuple[int, Unknown]] = deque(maxlen=MALFORMED)  # records, and whose they are
         self._numbers: dict[type[Update], dict[int, int]] = {kind: {} for kind in self._records}
-        self._latest: dict[type[Update], tuple[int, Update]] = {}
-        self._news: deque[tuple[int, Update, int]] = deque()  # number, update, bytes packed
+        self._latest: dict[type[Update], tuple[int, bytes]] = {}
+        # Number, packed, and packed for those who want no ranks: as objects, updates take six times the memory.
+        self._news: deque[tuple[int, bytes, bytes]] = deque()
         self._limits = (news, news_bytes)
         self._bytes = 0  # of the news
 
@@ -57,8 +58,8 @@ class Newest:
                         newest[rank] = record
         self._read_to = self._came_to
 
-    def add(self, seq: int, update: Update, size: int) -> None:
-        """Apply any update, of `size` bytes packed."""
+    def add(self, seq: int, update: Update, packed: bytes) -> None:
+        """Apply any update."""
         kind = type(update)
         if isinstance(update, Record):
             self._came[kind].pop(update.rank, None)
@@ -67,32 +68,32 @@ class Newest:
             return
         self._state.apply(update)
         if kind in LATEST:
-            self._latest[kind] = (seq, update)
+            self._latest[kind] = (seq, packed)
             return
-        self._news.append((seq, update, size))
-        self._bytes += size
+        thin = brief(update)
+        self._news.append((seq, packed, packed if thin is update else codec.pack(thin)))
+        self._bytes += len(packed)
         while len(self._news) > self._limits[0] or self._bytes > self._limits[1]:
-            self.reaches, _, forgotten = self._news.popleft()
-            self._bytes -= forgotten
+            self.reaches, forgotten, _ = self._news.popleft()
+            self._bytes -= len(forgotten)
 
-    def after(self, seq: int, ranks: bool = True) -> Iterator[Update | Skimmed]:
-        """What has changed after `seq`, each as it is when it is taken from here; without `ranks`, no records."""
+    def after(self, seq: int, ranks: bool = True) -> Iterator[bytes]:
+        """What has changed after `seq`, packed, each as it is when it is taken here; without `ranks`, no records."""
         news = []
-        for number, update, _ in reversed(self._news):
+        for number, packed, thin in reversed(self._news):
             if number <= seq:
                 break
-            news.append(update)
-        for update in reversed(news):
-            yield update if ranks else brief(update)
-        for kind, (number, update) in list(self._latest.items()):
+            news.append(packed if ranks else thin)
+        yield from reversed(news)
+        for kind, (number, packed) in list(self._latest.items()):
             if number > seq and (ranks or kind not in LARGE):
-                yield update
+                yield packed
         for kind, numbers in self._numbers.items() if ranks else ():
             newest, came = self._records[kind], self._came[kind]
             changed = [rank for rank, number in numbers.items() if number > seq and rank not in came]
             changed += [rank for rank, (number, _) in came.items() if number > seq]
             for rank in changed:
-                yield came[rank][1] if rank in came else newest[rank]
+                yield came[rank][1].packed if rank in came else codec.pack(newest[rank])
 
     def all(self, ranks: bool = True) -> Iterator[Update]:
         """The state, for one who knows nothing."""

@@ -58,7 +58,7 @@ class Sequence:
             text = f"a {kind} that nobody could read is left out: {why}"
             update = Event(time.time(), "error", "hub", text)
             packed = codec.pack(update)
-        self.newest.add(self.seq + 1, update, len(packed))
+        self.newest.add(self.seq + 1, update, packed)
         self._keep([packed], len(packed))
 
     def publish_records(self, records: List[Skimmed]) -> None:

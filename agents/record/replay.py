@@ -7,6 +7,7 @@
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,8 +247,10 @@ class Replay:
     `thinned`: what single ranks said is not in it. `resets` counts how often `state` was built anew.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, lock: AbstractContextManager[object] | None = None) -> None:
+        """`lock` is held while `state` changes, for another thread to look at it."""
         self.recording = recording
+        self._lock = lock or contextlib.nullcontext()
         self.state = RunState()
         self.epoch = ""
         self.seq = 0
@@ -293,17 +296,19 @@ class Replay:
             if moment.snapshot is not None:
                 self._enter(moment, moment.snapshot)
             elif moment.update is not None:
-                self.state.apply(moment.update)
+                with self._lock:
+                    self.state.apply(moment.update)
                 came.append(moment.update)
             self.epoch, self.seq, self.time_s = moment.epoch, moment.seq, moment.time_s
         return came
 
     def _enter(self, moment: Moment, snapshot: tuple[Update, ...]) -> None:
-        before, self.state = self.state, RunState()
+        state = RunState()
         for update in snapshot:
-            self.state.apply(update)
-        if moment.thinned and moment.epoch == self.epoch and not (self.state.curve or self.state.summaries):
-            self.state.curve, self.state.summaries = copy(before.curve), list(before.summaries)
+            state.apply(update)
+        if moment.thinned and moment.epoch == self.epoch and not (state.curve or state.summaries):
+            state.curve, state.summaries = copy(self.state.curve), list(self.state.summaries)
+        self.state = state
         self.thinned = moment.thinned
         self.resets += 1
 

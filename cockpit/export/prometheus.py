@@ -129,7 +129,7 @@ def to_prometheus(recording: Recording, out: Path | None) -> int:
     replay = Replay(recording)
     replay.seek(recording.at_end())
     store = Store()
-    store.rebuild(replay.state.replay())
+    store.adopt(replay.state)
     text = generate_latest(_registry(lambda: store)).decode()
     with output(out) as file:
         file.write(text)

@@ -119,14 +119,25 @@ def test_what_waits_for_a_peer_is_bounded_and_nobody_waits_for_it(opened: Opened
     runs.remove_sockets(endpoints)
 
 
+def test_what_comes_early_is_served_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that is woken again before it is time to serve does not go to sleep on what it has."""
+    endpoints = runs.endpoints_in(runs.make_socket_directory())
+    hub = Hub("r", tmp_path, endpoints)
+    try:
+        hub._round()
+        monkeypatch.setattr("agents.hub.hub.FLUSH_MS", 1e9)  # from now on each round is early
+        hub._sequence.publish(Event(0.0, "info", "hub", "now"))
+        assert hub._round() and hub._round()
+    finally:
+        hub._finish()
+
+
 def test_news_is_bounded_by_bytes_too() -> None:
     newest = Newest(RunState(), news_bytes=100)
     for number in range(1, 21):
-        newest.add(number, Event(0.0, "info", "rank 0", str(number)), 10)
+        newest.add(number, Event(0.0, "info", "rank 0", str(number)), bytes([number]) * 10)
     assert newest.reaches == 10
-    assert [event.text for event in newest.after(10) if isinstance(event, Event)] == [
-        str(number) for number in range(11, 21)
-    ]
+    assert list(newest.after(10)) == [bytes([number]) * 10 for number in range(11, 21)]
 
 
 class Taken:

@@ -257,5 +257,5 @@ def test_news_is_bounded_and_who_is_further_behind_gets_a_snapshot() -> None:
     state = RunState()
     newest = Newest(state, news=10)
     for number in range(1, 31):
-        newest.add(number, text(number), 10)
+        newest.add(number, text(number), b"packed")
     assert newest.reaches == 20 and len(list(newest.after(20))) == 10

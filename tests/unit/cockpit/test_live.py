@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agents.wire import Decide, Preview, Propose, Try
+from agents.state import RunState
+from agents.wire import Decide, Preview, Propose, Summary, Try, Update
 from cockpit.feed import ViewerError
 from cockpit.live import LiveFeed
-from cockpit.store import Store
+from cockpit.store import Store, Topic
 from tests.unit.agents.fleet import Fleet, HubProcess
 
 
@@ -26,6 +27,30 @@ def until(true: Callable[[], object], turn: Callable[[], None]) -> None:
         assert time.monotonic() < deadline, "it did not come true in time"
         turn()
         time.sleep(0.02)
+
+
+def test_a_feed_reduces_every_update_once(hub: HubProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    reduced: list[Update] = []
+    apply = RunState.apply
+
+    def counted(state: RunState, update: Update) -> None:
+        reduced.append(update)
+        apply(state, update)
+
+    monkeypatch.setattr(RunState, "apply", counted)
+    fleet, store = Fleet(hub.endpoints.ranks), Store()
+    feed = LiveFeed(hub.endpoints.clients)
+    try:
+        feed.start(store)
+        until(
+            lambda: store.state.board and store.state.summaries and store.step == fleet.step > 20, fleet.turn
+        )
+    finally:
+        feed.stop()
+        fleet.close()
+    steps = [update.step for update in reduced if isinstance(update, Summary)]
+    assert len(steps) > 15 and len(steps) == len(set(steps))
+    assert store.revisions[Topic.CURVES] >= len(steps)
 
 
 def test_a_feed_fills_the_store_and_carries_a_change(hub: HubProcess) -> None:

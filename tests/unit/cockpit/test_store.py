@@ -5,7 +5,7 @@ import math
 import pytest
 from msgspec import structs
 
-from agents.wire import Gone, Pulse, Step, Summary
+from agents.wire import Event, Gone, Pulse, Step, Summary
 from cockpit.metrics import STEP_TIME, available, read, settled_step
 from cockpit.store import Link, Store, Topic, median
 from tests.screens.fake_run import FakeRun, big
@@ -160,3 +160,14 @@ def test_ranks_that_report_by_turns_all_report() -> None:
     store.apply([structs.replace(summary, step=200, step_ms=2000.0)])
     store.apply([structs.replace(records[0], step=200), structs.replace(records[1], step=198)])
     assert store.coverage() == "1/2"
+
+
+def test_the_log_is_made_once_for_all_who_ask() -> None:
+    store = Store()
+    store.apply(FakeRun().story(20, change_at=10))
+    once = store.journal()
+    assert store.journal() is once
+    store.apply(FakeRun().step(21))
+    assert store.journal() is once, "nothing of it is in the log"
+    store.apply([Event(1.0, "info", "hub", "now")])
+    assert [entry.text for entry in store.journal() if entry not in once] == ["now"]

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 import pytest
 from msgspec import structs
 
+import cockpit.verdict
 from agents.wire import Alert, Event, Experts, Gone, LayerLoad, Pulse, Traffic, Update
-from cockpit.store import Store
+from cockpit.store import Link, Playing, Store
 from cockpit.verdict import Level, diagnosis, headline, verdict
 from tests.screens.fake_run import FakeRun
 
@@ -57,6 +58,32 @@ def test_shared_cores_are_said_first_and_no_bubble_advice_is_given() -> None:
     assert with_finding.text.startswith("8 ranks share 2 cores")
     assert with_finding.text.endswith("its share")
     assert diagnosis(store_with(FakeRun(), LOST)).text.startswith("rank 5")
+
+
+def test_shared_cores_are_said_of_a_recording_too() -> None:
+    store = store_with(FakeRun())
+    store.playing = Playing(5.0, 0.0, 10.0, 1.0, paused=True, thinned=False)
+    assert store.link is Link.PLAYBACK
+    assert diagnosis(store).text == "8 ranks share 2 cores: bubbles and times are not those of a cluster"
+
+
+def test_a_diagnosis_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Store] = []
+    rules = (lambda store: made.append(store), *cockpit.verdict.RULES)
+    monkeypatch.setattr(cockpit.verdict, "RULES", rules)
+    now = 100.0
+    store = Store(lambda: now)
+    store.apply(FakeRun().story(10))
+    for _ in range(8):
+        diagnosis(store)
+    assert len(made) == 1
+    store.apply(FakeRun().step(10))
+    diagnosis(store)
+    store.refused = "no"
+    assert diagnosis(store).text == "no" and len(made) == 3
+    now += 1.0
+    diagnosis(store)
+    assert len(made) == 4, "some rules go by the clock"
 
 
 def test_a_loss_that_is_no_number_is_bad() -> None:

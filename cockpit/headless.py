@@ -172,11 +172,11 @@ def _changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[str, 
     return changes
 
 
-def steer(run: str | None, words: Sequence[str]) -> Watch:
-    """A watch for someone who will ask for changes; of a run that is still starting, without a board."""
+def steer(run: str | None, words: Sequence[str], operator: bool = True) -> Watch:
+    """A watch for who will ask for changes (`operator`), or what they would do; if the run starts, without a board."""
     if words and all("=" in word for word in words):
         _changes(words, {})  # refused before a run is looked for
-    watch = Watch(run, operator=True)
+    watch = Watch(run, operator)
     try:
         watch.until_known()
     except CockpitError:

@@ -110,7 +110,7 @@ def legal_text(knob: KnobState) -> str:
         return "done once"
     words = [" ".join(spell(choice) for choice in legal.choices)] if legal.choices else []
     if legal.low is not None and legal.high is not None:
-        words.append(f"{legal.low:g} .. {legal.high:g}")
+        words.append(f"{spell(legal.low)} .. {spell(legal.high)}")
     if legal.optional and None not in legal.choices:
         words.append("none")
     return " | ".join(words)

@@ -15,7 +15,7 @@ ANSWER_S = 10.0  # the leader answers between two of its agent's turns
 
 def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
     """What a change would do, where the run can tell."""
-    watch = headless.steer(run, words)
+    watch = headless.steer(run, words, operator=False)
     try:
         id = watch.client.preview(headless.wanted(watch, words))
         found = wait_for_preview(watch.client, id, ANSWER_S)

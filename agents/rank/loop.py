@@ -26,7 +26,7 @@ from agents.rank.report import Report, summary_of
 from agents.rank.vitals import Sensors
 from agents.reach.keeper import Reach
 from agents.reach.runs import RunError, this_host
-from agents.wire import VERSION, Ack, Event, Hello, KnobState, Legal, Message, Step, Value, codec
+from agents.wire import VERSION, Ack, Event, Hello, KnobState, Legal, Message, Step, Value, codec, spell
 from agents.wire import Board as BoardMessage
 
 log = logging.getLogger("agents")
@@ -325,7 +325,7 @@ def _alone(mine: bytes) -> list[bytes]:
 def _cast(name: str, type: Callable[[Any], Value], value: Value) -> Value:
     """A number for a fraction may be written without a point, and a whole one with it."""
     if type is int and isinstance(value, float) and not value.is_integer():
-        raise ValueError(f"{name} = {value:g} is not legal; it takes whole numbers")
+        raise ValueError(f"{name} = {spell(value)} is not legal; it takes whole numbers")
     return type(value)
 
 

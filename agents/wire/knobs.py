@@ -18,7 +18,7 @@ class Legal(Struct, array_like=True, frozen=True):
     def __str__(self) -> str:
         words = [spell(choice) for choice in self.choices]
         if self.low is not None and self.high is not None:
-            words.append(f"{self.low:g} to {self.high:g}")
+            words.append(f"{spell(self.low)} to {spell(self.high)}")
         if self.optional:
             words.append("none")
         return ", ".join(words)

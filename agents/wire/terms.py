@@ -49,12 +49,15 @@ class Unknown(Message, frozen=True):
 
 
 def spell(value: Value) -> str:
-    """A knob value as the command line writes it: ``none``, ``true``, ``0.5``, ``full``."""
+    """A knob value as the command line writes it, and no other value: ``none``, ``true``, ``0.5``, ``full``."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return str(value)
 
 
 def clean(text: str) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from agents import wire
-from agents.wire import AnyMessage, Legal, Message, WireError, codec
+from agents.wire import AnyMessage, KnobState, Legal, Message, WireError, codec, spell
 
 KINDS = get_args(AnyMessage)
 
@@ -183,3 +183,13 @@ def test_a_message_too_large_for_a_frame_is_not_packed() -> None:
 )
 def test_what_is_legal(legal: Legal, value: wire.Value, admitted: bool) -> None:
     assert legal.admits(value) is admitted
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(1.0000001, "1.0000001"), (1 - 1e-12, "0.999999999999"), (1.0, "1"), (3e-4, "0.0003"), (1e-08, "1e-08")],
+)
+def test_a_number_is_spelled_as_no_other(value: float, said: str) -> None:
+    assert spell(value) == said and float(said) == value
+    refused = KnobState("lr", 0.5, Legal(low=2.0, high=2.0000001), True).refusal(value)
+    assert refused == f"lr = {said} is not legal; legal: 2 to 2.0000001"

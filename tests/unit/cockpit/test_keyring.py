@@ -12,7 +12,11 @@ from agents.reach.keys import KEY_VARIABLE
 from agents.reach.runs import HubFile
 from cockpit.cli import run
 from cockpit.connect import address
-from tests.unit.agents.fleet import HubProcess
+from cockpit.headless import REFUSED
+from tests.unit.agents.conftest import Opened, opened
+from tests.unit.agents.fleet import Fleet, HubProcess
+
+__all__ = ["opened"]
 
 Said = pytest.CaptureFixture[str]
 
@@ -101,6 +105,21 @@ def test_the_hub_of_another_machine_is_found_in_the_shared_folder(
     for name in ("r-1", None):
         there = address(name)
         assert there.endpoint == found.tcp.clients and there.key and there.key.name == "ann"
+
+
+def test_who_only_watches_may_ask_what_a_change_would_do(
+    hub: HubProcess, opened: Opened, capsys: Said
+) -> None:
+    """Over TCP, with no other key than a viewer's."""
+    found = hub_file(hub.folder)
+    assert found.tcp is not None
+    run(["keys", "make", "ann", "--role", "viewer"])
+    opened(Fleet(hub.endpoints.ranks))
+    capsys.readouterr()
+    assert run(["preview", "micro_batches=8", "--run", found.tcp.clients]) == REFUSED
+    assert "the ranks of this run do not say what a change would do" in capsys.readouterr().out
+    assert run(["set", "micro_batches=8", "--run", found.tcp.clients]) == 2
+    assert "wants a key of role operator" in capsys.readouterr().err
 
 
 def test_a_hub_that_listens_elsewhere_only_says_where(

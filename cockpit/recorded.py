@@ -34,7 +34,7 @@ def folder_of(run: str | None) -> Path:
             raise CockpitError(str(error)) from None
     newest = newest_live(runs_dir()) or next(iter(list_runs(runs_dir())), None)
     if newest is None:
-        raise CockpitError(f"there is no run in {runs_dir()}")
+        raise CockpitError(f"there is no run in {runs_dir().absolute()}")
     return newest.folder
 
 

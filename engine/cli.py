@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from agents.reach.runs import RunError
-from agents.reach.streams import open_streams
+from agents.reach.streams import discard_output, open_streams
 from agents.wire import clean
 from engine.forked import signal_with_parent
 from engine.layout import Layout, LayoutError, load
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", parser_class=_Parser)
     run = commands.add_parser("run", help="train a layout on this machine, or as a rank of torchrun or Slurm")
     run.add_argument(
-        "layout", nargs="?", help="a TOML file, such as layouts/demo.toml; its keys: docs/layout.md"
+        "layout", nargs="?", help="a TOML file, such as layouts/demo.toml; its keys: engine reference"
     )
     run.add_argument("overrides", nargs="*", metavar="section.key=value", help="lay over the file's values")
     run.add_argument("--json", action="store_true", help="print NDJSON")
@@ -56,9 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="absent: a GPU each, where a machine has one for each of its ranks",
     )
     run.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
+    commands.add_parser("reference", help="print every key of a layout, and what is legal, as Markdown")
     options, rest = parser.parse_known_args(arguments)  # overrides may stand on either side of the options
     if options.command is None:
-        refuse("engine needs a command; legal: run (see engine --help)")
+        refuse("engine needs a command; legal: run, reference (see engine --help)")
+    if options.command == "reference":
+        _print_reference(rest)
+        return
     if options.resume and "=" in options.resume and not Path(options.resume).exists():
         rest.append(options.resume)  # --resume train.steps=20
         options.resume = ""
@@ -88,6 +92,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (LayoutError, RunError) as error:
         refuse(str(error))
     raise SystemExit(status)
+
+
+def _print_reference(words: Sequence[str]) -> None:
+    from engine.reference import reference
+
+    if words:
+        refuse(f"engine reference takes no {words[0]}")
+    try:
+        sys.stdout.write(reference())
+        sys.stdout.flush()
+    except BrokenPipeError:  # `engine reference | head`: end as other filters do
+        discard_output()
+        raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 def _run(

@@ -6,10 +6,8 @@ Torch-free. A schedule, method or mode is legal once parity proves it: it joins 
 import difflib
 import hashlib
 import tomllib
-import types
-import typing
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
@@ -18,6 +16,7 @@ from agents.reach.reading import read_ordinary
 from engine.grid import ORDER, Grid, divisors
 from engine.legal import refusals
 from engine.planner.stages import SCHEDULES
+from engine.schema import choices, keys, legal, section_in
 from engine.sentence import RefusedError, shown
 
 MOST_BYTES = 2**20  # of a file
@@ -61,29 +60,38 @@ class LayoutError(RefusedError):
 
 
 class Run(Struct, frozen=True):
-    name: Word = "run"
-    seed: Natural = 0
-    dir: Line = "./runs"
+    """What the run is called, and where its folder is made."""
+
+    name: Annotated[Word, "what its folder's name begins with"] = "run"
+    seed: Annotated[Natural, "of the initial weights and of the samples drawn"] = 0
+    dir: Annotated[Line, "the folder that gets a folder for each run"] = "./runs"
 
 
 class Moe(Struct, frozen=True):
-    experts: Experts
-    top_k: Positive
-    d_expert: Positive  # hidden width of one expert
-    dense_layers: Natural = 0  # leading layers without experts
-    every: Positive = (
-        1  # of the layers after those: 1 = each has experts, 2 = every second, the first of them too
+    """The experts of a Mixture of Experts; absent: every layer has a dense MLP (docs/routing.md)."""
+
+    experts: Annotated[Experts, "routed experts of a layer"]
+    top_k: Annotated[Positive, "routed experts that a token takes"]
+    d_expert: Annotated[Positive, "hidden width of one expert"]
+    dense_layers: Annotated[Natural, "leading layers without experts"] = 0
+    every: Annotated[
+        Positive, "of the layers after those, one in so many has experts, the first of them too"
+    ] = 1
+    shared_experts: Annotated[Natural, "experts that every token takes, beside its top_k"] = 0
+    router: Annotated[Literal["token_choice", "expert_choice"], "which side chooses"] = "token_choice"
+    score: Annotated[Literal["softmax", "sigmoid"], "of all experts together, or of each by itself"] = (
+        "softmax"
     )
-    shared_experts: Natural = 0  # that every token takes, beside its top_k
-    router: Literal["token_choice", "expert_choice"] = "token_choice"
-    score: Literal["softmax", "sigmoid"] = "softmax"
-    route_scale: Above = 1.0  # that the weights of a token's routed experts are multiplied by
-    balance: Literal["aux", "bias", "aux+bias", "none"] = "aux"
-    drop: Literal["position", "probability"] = (
-        "position"  # who stays within a capacity: the first, or the surest
-    )
-    groups: Positive = 1  # equal runs of experts
-    top_groups: Positive | None = None  # groups that a token's experts may be of; absent = all
+    route_scale: Annotated[Above, "factor on the weights of a token's routed experts"] = 1.0
+    balance: Annotated[
+        Literal["aux", "bias", "aux+bias", "none"],
+        "what evens out the load: a loss per sequence, a bias on the choice, both",
+    ] = "aux"
+    drop: Annotated[
+        Literal["position", "probability"], "who stays within a capacity: the first tokens, or the surest"
+    ] = "position"
+    groups: Annotated[Positive, "equal runs of experts"] = 1
+    top_groups: Annotated[Positive | None, "groups that a token's experts may be of; absent: all"] = None
 
     @property
     def balances(self) -> list[str]:
@@ -92,16 +100,18 @@ class Moe(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    layers: Layers
-    d_model: Positive
-    heads: Positive
-    seq_len: Positive  # tokens
-    kv_heads: Positive | None = None  # absent = heads
-    d_ff: Positive | None = None  # hidden width of a dense MLP; absent = 4 d_model
-    vocab: Positive = 256
-    norm_eps: Above = 1e-5
-    rope_theta: Above = 10_000.0
-    tie_embeddings: bool = False  # the head multiplies by the embedding's weight
+    """The transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU or experts."""
+
+    layers: Annotated[Layers, "transformer layers"]
+    d_model: Annotated[Positive, "width of the residual stream"]
+    heads: Annotated[Positive, "query heads"]
+    seq_len: Annotated[Positive, "tokens of a sequence"]
+    kv_heads: Annotated[Positive | None, "key and value heads; absent: as many as heads"] = None
+    d_ff: Annotated[Positive | None, "hidden width of a dense MLP; absent: 4 d_model"] = None
+    vocab: Annotated[Positive, "rows of the embedding; bytes take the first 256"] = 256
+    norm_eps: Annotated[Above, "added to the mean square in RMSNorm"] = 1e-5
+    rope_theta: Annotated[Above, "base of the rotary frequencies"] = 10_000.0
+    tie_embeddings: Annotated[bool, "whether the head multiplies by the embedding's weight"] = False
     moe: Moe | None = None
 
     @property
@@ -125,63 +135,109 @@ class Model(Struct, frozen=True):
 
 
 class GridSizes(Struct, frozen=True):
-    pp: Positive = 1
-    dp_replicate: Positive = 1  # replicas of what dp_shard shards (HSDP)
-    dp_shard: Positive = 1
-    cp: Positive = 1
-    tp: Positive = 1
-    ep: Positive = 1
-    ep_method: Literal["direct", "hierarchical"] = (
-        "direct"  # all-to-all at once, or within nodes, then across
-    )
-    ep_inner: Positive | None = (
-        None  # of hierarchical: ep ranks of one node; absent = nearest to ep's square root
-    )
-    cp_method: Literal["ulysses", "ring"] = "ring"  # what attention does over cp
+    """How the ranks are arranged: there are pp x dp_replicate x dp_shard x cp x tp of them."""
+
+    pp: Annotated[Positive, "pipeline parallel"] = 1
+    dp_replicate: Annotated[Positive, "replicas of what dp_shard shards (HSDP)"] = 1
+    dp_shard: Annotated[Positive, "data parallel, sharded (ZeRO)"] = 1
+    cp: Annotated[Positive, "context parallel: ranks that share each sequence"] = 1
+    tp: Annotated[Positive, "tensor parallel, with the sequence sharded too"] = 1
+    ep: Annotated[Positive, "expert parallel: experts borrow the dp_shard x cp x tp ranks of a stage"] = 1
+    ep_method: Annotated[
+        Literal["direct", "hierarchical"], "all-to-all at once, or within nodes and then across"
+    ] = "direct"
+    ep_inner: Annotated[
+        Positive | None, "of hierarchical: ep ranks of one node; absent: nearest to ep's square root"
+    ] = None
+    cp_method: Annotated[
+        Literal["ulysses", "ring"],
+        "what attention does over cp: trade tokens for heads, or pass keys and values on",
+    ] = "ring"
 
 
 class Schedule(Struct, frozen=True):
-    name: Literal["gpipe", "1f1b", "interleaved", "interleaved_zb", "zbv", "dualpipev"] = "1f1b"
-    virtual_stages: Positive | None = None  # of a rank; absent = the fewest that the schedule takes
+    """The order in which pipeline stages run."""
+
+    name: Annotated[
+        Literal["gpipe", "1f1b", "interleaved", "interleaved_zb", "zbv", "dualpipev"],
+        "the last four hold several stages a rank",
+    ] = "1f1b"
+    virtual_stages: Annotated[
+        Positive | None, "stages of a rank; absent: the fewest that the schedule takes"
+    ] = None
 
 
 class Train(Struct, frozen=True):
-    steps: Positive = 100
-    global_batch: Positive = 32  # sequences
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    lr: AtLeast0 = 1e-3
-    warmup: Natural = 0  # steps
-    weight_decay: AtLeast0 = 0.0
-    grad_clip: Annotated[float, Meta(ge=GRAD_CLIP[0], le=GRAD_CLIP[1])] | None = (
-        None  # of the global norm; absent = off
-    )
-    precision: Literal["fp32", "bf16", "fp8"] = "fp32"  # of activations; weights, sums and updates are fp32
-    zero: Literal[0, 1, 2, 3] = 2
-    compile: bool = False  # what lies between matrix products, by torch.compile
+    """The optimisation."""
+
+    steps: Annotated[Positive, "optimizer steps of the run"] = 100
+    global_batch: Annotated[Positive, "sequences of a step, over all ranks"] = 32
+    optimizer: Annotated[Literal["adamw", "sgd"], "AdamW, or plain gradient descent"] = "adamw"
+    lr: Annotated[AtLeast0, "learning rate after the warm-up"] = 1e-3
+    warmup: Annotated[Natural, "steps over which the learning rate rises to lr"] = 0
+    weight_decay: Annotated[AtLeast0, "of matrices; norms have none"] = 0.0
+    grad_clip: Annotated[
+        Annotated[float, Meta(ge=GRAD_CLIP[0], le=GRAD_CLIP[1])] | None, "of the global norm; absent: off"
+    ] = None
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp8"],
+        "of activations; weights, sums and updates are fp32; fp8 is not offered yet",
+    ] = "fp32"
+    zero: Annotated[
+        Literal[0, 1, 2, 3],
+        "ZeRO stage: 0 keeps every rank whole; 1 shards the optimizer's state, 2 gradients too, 3 weights too",
+    ] = 2
+    compile: Annotated[bool, "whether torch.compile makes what lies between matrix products"] = False
 
 
 class Data(Struct, frozen=True):
-    source: Line = "stdlib"
-    tokenizer: Literal["bytes"] = "bytes"
-    digest: Digest | None = None  # of the text; absent = any, but on resume what the run began with
+    """The text that is trained on. All ranks must find the same."""
+
+    source: Annotated[
+        Line,
+        "`stdlib`: the Python standard library's own source on this machine; `text:GLOB`: every readable file that the "
+        "pattern names (`**` for folders within), in the order of their names, such as `text:/data/**/*.txt`",
+    ] = "stdlib"
+    tokenizer: Annotated[Literal["bytes"], "a token is a byte"] = "bytes"
+    digest: Annotated[Digest | None, "of the text; absent: any, but on resume what the run began with"] = None
 
 
 class Snapshot(Struct, frozen=True):
-    every: Natural = 0  # steps; 0 = only when asked for
-    keep: Positive = 3  # the newest; older ones are removed
-    dir: Line | None = None  # holds one folder a run; absent = the run's own folder
+    """When training state is saved, and where (docs/snapshots.md)."""
+
+    every: Annotated[
+        Natural, "steps between two; then also at the end and on a stop; 0: only when asked for"
+    ] = 0
+    keep: Annotated[Positive, "how many of the newest stay"] = 3
+    dir: Annotated[Line | None, "a folder that gets one for each run; absent: the run's own"] = None
 
 
 class Knobs(Struct, frozen=True):
-    micro_batches: Positive = 1
-    capacity_factor: Annotated[float, Meta(ge=CAPACITY_FACTOR[0], le=CAPACITY_FACTOR[1])] | None = (
-        None  # absent = dropless
-    )
-    recompute: Literal["none", "selective", "full"] = "none"
-    lr_scale: Annotated[float, Meta(ge=LR_SCALE[0], le=LR_SCALE[1])] = 1.0
-    aux_loss_coef: Annotated[float, Meta(ge=LOSS_COEF[0], le=LOSS_COEF[1])] = 0.01  # of balance = "aux"
-    z_loss_coef: Annotated[float, Meta(ge=LOSS_COEF[0], le=LOSS_COEF[1])] = 0.0
-    bias_rate: Annotated[float, Meta(ge=BIAS_RATE[0], le=BIAS_RATE[1])] = 0.001  # a step, of balance = "bias"
+    """Start values of what can be changed while it trains (docs/control.md)."""
+
+    micro_batches: Annotated[Positive, "parts that a data-parallel rank's batch is cut into"] = 1
+    capacity_factor: Annotated[
+        Annotated[float, Meta(ge=CAPACITY_FACTOR[0], le=CAPACITY_FACTOR[1])] | None,
+        "most that an expert takes of a sequence, over an even share; absent: dropless",
+    ] = None
+    recompute: Annotated[
+        Literal["none", "selective", "full"],
+        "activation checkpointing: what is forgotten in forward and computed again in backward; selective: attention",
+    ] = "none"
+    lr_scale: Annotated[
+        Annotated[float, Meta(ge=LR_SCALE[0], le=LR_SCALE[1])], "factor on the learning rate"
+    ] = 1.0
+    aux_loss_coef: Annotated[
+        Annotated[float, Meta(ge=LOSS_COEF[0], le=LOSS_COEF[1])],
+        "weight of the balancing loss, where balance has aux",
+    ] = 0.01
+    z_loss_coef: Annotated[
+        Annotated[float, Meta(ge=LOSS_COEF[0], le=LOSS_COEF[1])], "weight of the loss on large router logits"
+    ] = 0.0
+    bias_rate: Annotated[
+        Annotated[float, Meta(ge=BIAS_RATE[0], le=BIAS_RATE[1])],
+        "what a step adds to the bias of an expert that too few chose, where balance has bias",
+    ] = 0.001
 
 
 class Layout(Struct, frozen=True, kw_only=True):
@@ -302,7 +358,7 @@ def _read(kind: Any, tree: Any, at: str) -> Any:
     """`tree` as the Struct `kind`, field by field, so that each refusal names its key and what is legal."""
     if not isinstance(tree, dict):
         raise LayoutError(f"{at} = {shown(tree)} is not legal; legal: a section [{at}]")
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = {key: hint for key, (hint, _) in keys(kind).items()}
     for key in tree:
         if key not in hints:
             close = difflib.get_close_matches(key, hints, 1)
@@ -311,46 +367,21 @@ def _read(kind: Any, tree: Any, at: str) -> Any:
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
         key, hint = field.name, hints[field.name]
-        section = _struct_in(hint)
+        section = section_in(hint)
         if key not in tree:
             if field.required:
-                raise LayoutError(f"{_dot(at, key)} is missing; legal: {_legal(hint)}")
+                raise LayoutError(f"{_dot(at, key)} is missing; legal: {legal(hint)}")
         elif section and tree[key] is not None:
             values[key] = _read(section, tree[key], _dot(at, key))
         else:
-            value = "none" if tree[key] is None and "none" in _choices(hint) else tree[key]
+            value = "none" if tree[key] is None and "none" in choices(hint) else tree[key]
             try:
                 values[key] = msgspec.convert(value, hint)
             except msgspec.ValidationError:
                 given = "none" if tree[key] is None else shown(tree[key])
-                raise LayoutError(f"{_dot(at, key)} = {given} is not legal; legal: {_legal(hint)}") from None
+                raise LayoutError(f"{_dot(at, key)} = {given} is not legal; legal: {legal(hint)}") from None
     return kind(**values)
 
 
 def _dot(at: str, key: str) -> str:
     return f"{at}.{key}" if at else key
-
-
-def _struct_in(hint: Any) -> Any:
-    kinds = [hint, *get_args(hint)]
-    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Struct)), None)
-
-
-def _choices(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) is Literal else ()
-
-
-def _legal(hint: Any) -> str:
-    """What a type admits, in words."""
-    if get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join("none" if arg is type(None) else _legal(arg) for arg in get_args(hint))
-    if get_origin(hint) is Literal:
-        return ", ".join(str(choice) for choice in get_args(hint))
-    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    if get_origin(hint) is Annotated:
-        base, meta = get_args(hint)[:2]
-        if meta.description is not None:
-            return str(meta.description)
-        low = f"from {meta.ge:g}" if meta.ge is not None else f"above {meta.gt:g} and up"
-        return f"{words[base]} {low} to {meta.le:g}" if base is float else f"{words[base]} {low} to {meta.le}"
-    return words.get(hint, f"a section with {', '.join(typing.get_type_hints(hint))}")

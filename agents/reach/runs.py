@@ -248,7 +248,11 @@ def resolve(target: str | None, runs_dir: Path) -> Endpoints:
     if target is None:
         newest = newest_live(runs_dir)
         if newest is None or newest.hub is None:
-            raise RunError(f"no run in {runs_dir} is live; start one, or name a run")
+            ended = next((run.name for run in list_runs(runs_dir)), None)
+            newest_ended = f"; the newest that has ended is {ended}" if ended else ""
+            raise RunError(
+                f"no run in {runs_dir.absolute()} is live{newest_ended}; start one, or name a run or its folder"
+            )
         return _reached(newest.hub, newest.folder)
     if "://" in target:
         return _at_url(target)

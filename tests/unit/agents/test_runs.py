@@ -73,8 +73,13 @@ def test_what_cannot_be_reached_is_one_sentence(tmp_path: Path, dead_pid: int) -
     }.items():
         with pytest.raises(RunError, match=sentence):
             runs.resolve(target, tmp_path)
-    with pytest.raises(RunError, match=r"no run in .* is live"):
-        runs.resolve(None, tmp_path / "absent")
+    absent = tmp_path / "absent"
+    with pytest.raises(RunError, match=f"no run in {absent} is live; start one, or name a run or its folder"):
+        runs.resolve(None, absent)
+    with pytest.raises(
+        RunError, match=f"no run in {tmp_path} is live; the newest that has ended is [a-z]+; start"
+    ):
+        runs.resolve(None, tmp_path)
 
 
 def test_a_hub_file_is_not_believed_blindly(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ NEEDS = "engine run needs a layout first, a TOML file such as layouts/demo.toml 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "engine needs a command; legal: run (see engine --help)\n"),
+        ([], "engine needs a command; legal: run, reference (see engine --help)\n"),
         (["run"], NEEDS),
         (["run", "train.steps=3"], NEEDS),
         (["run", "--json", "train.steps=3"], NEEDS),

@@ -1,0 +1,37 @@
+"""The reference of a layout's keys: whole, and what docs/layout.md holds."""
+
+from pathlib import Path
+
+import msgspec
+
+from engine.layout import Layout, load
+from engine.reference import reference
+from engine.schema import keys, section_in
+from engine.toml import to_toml
+from tests.unit.engine.test_layout import DEMO
+
+DOCS = Path(__file__).parents[3] / "docs" / "layout.md"
+
+
+def test_the_page_is_what_the_command_prints() -> None:
+    assert DOCS.read_text() == reference(), "engine reference > docs/layout.md"
+
+
+def test_every_key_has_a_row_with_its_meaning() -> None:
+    text, sections = reference(), {"": Layout}
+    while sections:
+        name, kind = sections.popitem()
+        for key, (hint, meaning) in keys(kind).items():
+            where = f"{name}.{key}" if name else key
+            if section := section_in(hint):
+                sections[where] = section
+                assert f"## [{where}]\n\n{section.__doc__}\n" in text
+            else:
+                assert meaning, f"{where} has no meaning"
+                assert f"\n| `{key}` | " in text and f" | {meaning} |\n" in text
+
+
+def test_a_meaning_changes_nothing_that_is_read() -> None:
+    demo = load(DEMO)
+    assert msgspec.json.decode(msgspec.json.encode(demo), type=Layout) == demo
+    assert '"' in to_toml(demo)

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from agents.reach.keys import KEY_VARIABLE
+from agents.reach.keys import KEY_VARIABLE, Role, load_key
 from agents.reach.streams import discard_output, fit_output, open_streams, output_failure
 from agents.wire import MOST_TRIAL_STEPS
+from agents.wire.terms import RunError
 from cockpit.connect import CockpitError
 from cockpit.knobs import TRIAL_STEPS
 from cockpit.printing import complain
@@ -23,7 +24,7 @@ Options = argparse.Namespace
 USAGE = 2
 READER_LEFT = 128 + signal.SIGPIPE  # as a shell sees a filter whose reader has left (`cockpit watch | head`)
 TARGET = "its name, folder, or ipc:// or tcp:// URL"
-KEY = "over TCP: the key to come under (default COCKPIT_KEY, else one in the folder of keys)"
+KEY = "over TCP: the key to come under (default one of COCKPIT_KEY, else of the folder of keys)"
 SCREEN_NEEDS = ("textual", "plotext")  # headless commands do without
 
 
@@ -303,9 +304,20 @@ def _called(given: list[str]) -> int:
     fit_output(getattr(options, "json", False))
     options.run = options.run or getattr(options, "named", None)
     if getattr(options, "key", None):
-        os.environ[KEY_VARIABLE] = options.key  # one place to look, here and in what we start
+        _use_key(options.key)
     status: int = options.call(options)
     return status
+
+
+def _use_key(file: str) -> None:
+    """Of a cockpit, where every command looks."""
+    try:
+        role = load_key(Path(file)).role
+    except RunError as error:
+        raise CockpitError(str(error)) from None
+    if role == Role.RANK:
+        raise CockpitError(f"{file} is a key of role rank, and this takes one of role viewer or operator")
+    os.environ[KEY_VARIABLE] = file
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from agents.reach.files import open_lock
 from agents.reach.runs import Endpoints
 from agents.wire.terms import RunError
 
-KEY_VARIABLE = "COCKPIT_KEY"  # names a key file
+KEY_VARIABLE = "COCKPIT_KEY"  # names key files, as PATH does folders
 FOLDER_VARIABLE = "COCKPIT_KEYS"  # names the folder of keys
 LIST_FILE = "allowed.json"
 SHOWN = 20  # names in an error
@@ -106,20 +106,18 @@ def load_key(path: Path) -> Key:
 def find_key(
     roles: Sequence[Role], given: Path | None = None, folder: Path | None = None, hub: str = ""
 ) -> Key:
-    """The file `given`, else the one that ``COCKPIT_KEY`` names, else the first of `folder` with one of `roles`.
+    """The file `given`, else a key that ``COCKPIT_KEY`` names, else the first of `folder` with one of `roles`.
 
     `roles` are in order of preference. RunError: there is none, or it is of another role, or not for the hub of public
     key `hub`.
     """
-    variable = os.environ.get(KEY_VARIABLE)
-    named = given or (Path(variable) if variable else None)
+    named, passed_over = (given, "") if given else _named(roles)
     store = KeyStore(folder or keys_folder())
     path = named or next(store.files(roles), None)
     if path is None:
-        role = roles[0]
         raise RunError(
-            f"this hub wants a key of role {' or '.join(roles)}, and there is none in {store.folder}; name its "
-            f"file with --key or COCKPIT_KEY, or make one: cockpit keys make NAME --role {role}"
+            f"this hub wants a key of role {' or '.join(roles)}, and there is none in {store.folder}{passed_over}; "
+            f"name its file with --key or COCKPIT_KEY, or make one: cockpit keys make NAME --role {roles[0]}"
         )
     key = load_key(path)
     if key.role not in roles:
@@ -127,6 +125,18 @@ def find_key(
     if hub and key.hub != hub:
         raise RunError(f"{path} is a key for another hub than this one; use one made in the hub's key folder")
     return key
+
+
+def _named(roles: Sequence[Role]) -> tuple[Path | None, str]:
+    """The file of ``COCKPIT_KEY`` to use, and which were passed over. A rank's key is not meant for a cockpit, nor the
+    other way round, though both may be exported."""
+    files = [Path(file) for file in os.environ.get(KEY_VARIABLE, "").split(os.pathsep) if file]
+    found = [(file, load_key(file).role) for file in files]
+    of_a_rank = Role.RANK in roles
+    meant = [(file, role) for file, role in found if (role == Role.RANK) is of_a_rank]
+    fits = next((file for file, role in meant if role in roles), None)
+    others = ", ".join(f"{file} of role {role}" for file, role in found)
+    return fits or (meant[0][0] if meant else None), f" (COCKPIT_KEY names {others})" if others else ""
 
 
 class KeyStore:

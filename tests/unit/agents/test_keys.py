@@ -144,6 +144,32 @@ def test_a_key_is_found_by_role_and_named_by_variable(
         find_key((Role.OPERATOR,), operator, hub="x" * 40)
 
 
+def test_the_key_of_a_rank_and_that_of_an_operator_may_both_be_exported(
+    store: KeyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = KeyStore(tmp_path / "elsewhere")
+    node, ann, bob = (
+        elsewhere.make(name, role)
+        for name, role in (("node", Role.RANK), ("ann", Role.VIEWER), ("bob", Role.OPERATOR))
+    )
+    watch = (Role.VIEWER, Role.OPERATOR)
+    monkeypatch.setenv(KEY_VARIABLE, f"{bob}:{node}")
+    assert (find_key((Role.RANK,)).name, find_key(watch).name) == ("node", "bob")
+    monkeypatch.setenv(KEY_VARIABLE, f"{ann}:{bob}")
+    assert (find_key(watch).name, find_key((Role.OPERATOR,)).name) == ("ann", "bob")
+    with pytest.raises(
+        RunError, match=r"none in .*/keys \(COCKPIT_KEY names .*ann.key of role viewer, .*bob.key of"
+    ):
+        find_key((Role.RANK,))
+    store.make("cluster", Role.RANK)
+    assert find_key((Role.RANK,)).name == "cluster"
+    monkeypatch.setenv(KEY_VARIABLE, str(ann))
+    with pytest.raises(
+        RunError, match=r"ann.key is a key of role viewer, and this takes one of role operator"
+    ):
+        find_key((Role.OPERATOR,))
+
+
 def test_what_others_can_read_is_no_secret(store: KeyStore) -> None:
     path = store.make("ann", Role.VIEWER)
     path.chmod(0o640)

@@ -94,6 +94,16 @@ def test_what_cannot_be_is_one_sentence(capsys: Said, words: list[str], sentence
     assert sentence in said and said.count("\n") == 1
 
 
+def test_a_key_of_a_rank_is_none_for_a_cockpit(capsys: Said, keys: Path) -> None:
+    run(["keys", "make", "ann", "--role", "viewer"])
+    run(["keys", "make", "node", "--role", "rank"])
+    assert run(["attach", "tcp://127.0.0.1:5555", "--key", str(keys / "node.key")]) == 2
+    assert (
+        "node.key is a key of role rank, and this takes one of role viewer or operator"
+        in capsys.readouterr().err
+    )
+
+
 def test_the_hub_of_another_machine_is_found_in_the_shared_folder(
     hub: HubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,14 @@
-"""``python -m cockpit``."""
+"""The command `cockpit` and ``python -m cockpit``."""
 
-from cockpit.cli import main
+from engine.namesake import end_if_not_ours
 
-main()
+
+def main() -> None:
+    end_if_not_ours()
+    from cockpit.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from engine.namesake import refusal
+
 if TYPE_CHECKING:
     from engine.layout import Layout, LayoutError, load
     from engine.runner import run_layout
@@ -25,4 +27,6 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    if why := refusal():
+        raise ImportError(why)
     return getattr(import_module(_HOMES[name]), name)

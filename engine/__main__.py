@@ -1,5 +1,14 @@
-"""``python -m engine`` and ``torchrun -m engine``."""
+"""The command `engine`, ``python -m engine`` and ``torchrun -m engine``."""
 
-from engine.cli import main
+from engine.namesake import end_if_not_ours
 
-main()
+
+def main() -> None:
+    end_if_not_ours()
+    from engine.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

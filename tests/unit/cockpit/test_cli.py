@@ -140,7 +140,7 @@ def test_watch_into_a_pipe_that_closes() -> None:
     assert json.loads(second)["kind"] in ("step", "summary", "pulse", "hello", "board")
     watching.stdout.close()
     assert watching.wait(15) == 0
-    assert watching.stderr.read().decode() == "0 False"
+    assert watching.stderr.read().decode() == "141 False"
     watching.stderr.close()
 
 

@@ -6,16 +6,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.hub.journal import JournalError, read_journal
 from agents.reach.runs import (
     RECORD_FILE,
     ElsewhereError,
     RunError,
+    commands_file,
     find_folder,
     list_runs,
     newest_live,
     resolve,
 )
+from agents.record.commands import read_commands
 from agents.record.recording import RecordingError
 from agents.record.replay import Place, Recording, Replay
 from cockpit.connect import CockpitError, Watch, runs_dir
@@ -54,7 +55,7 @@ def is_over(run: str | None) -> bool:
     except ElsewhereError:
         return False
     except RunError:
-        return (folder_of(run) / RECORD_FILE).exists()
+        return commands_file(folder_of(run)).exists() or (folder_of(run) / RECORD_FILE).exists()
     return False
 
 
@@ -108,10 +109,9 @@ def story(run: str | None) -> Store:
     store = Store(time.monotonic)
     with contextlib.suppress(CockpitError):
         store = look(run).store
-    try:
-        store.apply(read_journal(folder_of(run) / RECORD_FILE))
-    except JournalError as error:
-        raise CockpitError(str(error)) from None
+    journalled = read_commands(commands_file(folder_of(run)))
+    store.apply(entry.state for entry in journalled.commands)
+    store.apply(entry.state for entry in journalled.trials)
     return store
 
 

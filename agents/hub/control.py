@@ -12,10 +12,11 @@ from typing import Literal
 
 from msgspec import structs
 
-from agents.hub.journal import Entry, Journal, Written
+from agents.hub.journal import Journal, Written
 from agents.hub.roster import LARGEST_REVISION, Roster
 from agents.hub.sequence import Sequence
 from agents.hub.undo import newest_undoable
+from agents.record.commands import Entry
 from agents.wire import Ack, Changes, Command, CommandState, Event, Hello, KnobState, Propose, clip
 
 WAITING = 64  # proposals on their way at once
@@ -58,14 +59,20 @@ class Control:
         self._sequence = sequence
         self._roster = roster
         self._journal = journal
-        self._last_revision = journal.last_revision
+        self._last_revision = 0
         self._being_written: dict[str, _Issue] = {}
         self._waiting: deque[_Issue] = deque()  # for the leader, the first of them with it
         self._by_revision: dict[int, _Issue] = {}  # waiting and lately settled
         self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and when
         self._unwritten: deque[str] = deque(maxlen=WAITING)  # ids that the disk had no room for
         self._ended = False  # the leader has said goodbye
-        for entry in journal.entries:
+        self.recall()
+
+    def recall(self) -> None:
+        """Take over what the journal has found on disk; again when it could not be opened before."""
+        found = self._journal.found
+        self._last_revision = max(self._last_revision, found.last_revision)
+        for entry in found.entries:
             self._recall(entry)
 
     def _recall(self, entry: Entry) -> None:

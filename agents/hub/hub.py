@@ -93,7 +93,7 @@ class Hub:
         self._sequence = Sequence()
         self._complaints = Complaints(self._sequence)
         self._roster = Roster(run)
-        self._journal = Journal(folder / runs.RECORD_FILE)
+        self._journal = Journal(folder / runs.COMMANDS_FILE, folder / runs.RECORD_FILE)
         self._recall = Recall(folder / runs.RECORD_FILE, self._sequence) if record else None
         self._recorder = Recorder(folder / runs.RECORD_FILE, self._sequence, record) if record else None
         self._control = Control(self._sequence, self._roster, self._journal)
@@ -116,10 +116,7 @@ class Hub:
         self._looked_s = time.monotonic()
         if self._journal.failure:
             self._say("error", clip(self._journal.failure))
-        if self._journal.unreadable:
-            self._say(
-                "warning", f"{self._journal.unreadable} rows of the journal cannot be read; they are left out"
-            )
+        self._say_problems()
 
     def stop(self) -> None:
         """Ask `run` to return; may be called from a signal handler."""
@@ -171,6 +168,7 @@ class Hub:
         for gone in self._roster.newly_lost(self._awake_s):
             self._sequence.publish(gone)
             self._control.rank_lost(gone.rank)
+        self._look_after_journal()
         self._control.tell_waits()
         self._bar()
         for level, text in self.upkeep.look():
@@ -182,6 +180,23 @@ class Hub:
         self._ask_ranks()
         if self._parent is not None and runs.process_state(self._parent) == "ended":
             self.stop()
+
+    def _look_after_journal(self) -> None:
+        """Say what has become of it; it may have been opened only now."""
+        for event in self._journal.told():
+            self._sequence.publish(event)
+        if not self._journal.reopened():
+            return
+        self._control.recall()
+        self._trials.recall()
+        self._say_problems()
+        leader = self._roster.leader
+        if leader:  # as it was published: by the clock of this machine
+            self._control.leader_began(self._sequence.state.hellos[leader.rank])
+
+    def _say_problems(self) -> None:
+        for problem in self._journal.found.problems:
+            self._say("warning", clip(f"commands of this run may be missing: {problem}"))
 
     def _bar(self) -> None:
         """Whoever watches under a key that is not in force any more is told so, and gets no more."""

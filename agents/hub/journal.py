@@ -1,7 +1,8 @@
 """The command journal: what was asked and what became of it, on disk before anyone acts on it.
 
-SQLite in WAL mode with `synchronous=FULL`; its fsync runs on a thread of its own, so the hub never waits for
-a disk.
+SQLite in WAL mode with `synchronous=FULL`, in a file of its own, so that the recording is never in its way; its fsync
+runs on a thread of its own, so the hub never waits for a disk. A file that cannot be opened is tried again, and one
+that somebody removes is put back.
 """
 
 import contextlib
@@ -9,61 +10,43 @@ import os
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
-from urllib.parse import quote
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
-from agents.wire import Changes, CommandState, Revision, TrialState
+from agents.record.commands import (
+    INSERT,
+    LATER,
+    PUT_TRIAL,
+    SCHEMA,
+    TRIALS,
+    UPSERT,
+    Entry,
+    TrialEntry,
+    command_of,
+    read_commands,
+    readable_rows,
+    row_of,
+    rows,
+    sentence,
+    tables,
+    trial_of,
+    trial_row,
+)
+from agents.record.database import OpenFile, put_back, readable, torn
+from agents.wire import CommandState, Event, clip
+from agents.wire.terms import Revision
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS commands (
-    id           TEXT PRIMARY KEY,   -- the client's own
-    revision     INTEGER NOT NULL,   -- 0: refused before it had one
-    state        TEXT NOT NULL,      -- accepted | applied | rejected | expired | rolled_back
-    changes      TEXT NOT NULL,      -- JSON, knob -> value
-    before       TEXT NOT NULL,      -- JSON, knob -> value
-    who          TEXT NOT NULL,
-    time_s       REAL NOT NULL,      -- of this state
-    acks         INTEGER NOT NULL,
-    world        INTEGER NOT NULL,
-    applied_step INTEGER,
-    why          TEXT NOT NULL,
-    expires_step INTEGER,
-    reason       TEXT NOT NULL DEFAULT '',   -- in the operator's words
-    asked_s      REAL NOT NULL DEFAULT 0,
-    undoes       INTEGER NOT NULL DEFAULT 0  -- the revision that this one takes back
-)
-"""
-TRIALS = """
-CREATE TABLE IF NOT EXISTS trials (
-    id      TEXT PRIMARY KEY,  -- the client's own
-    began_s REAL NOT NULL,
-    entry   TEXT NOT NULL      -- JSON: how it stands, and the step times before
-)
-"""
-PUT_TRIAL = "INSERT OR REPLACE INTO trials (id, began_s, entry) VALUES (?, ?, ?)"
-LATER = {  # columns that a journal of an earlier release has not
-    "reason": "TEXT NOT NULL DEFAULT ''",
-    "asked_s": "REAL NOT NULL DEFAULT 0",
-    "undoes": "INTEGER NOT NULL DEFAULT 0",
-}
 PRUNE = (
     "DELETE FROM commands WHERE revision = 0 AND rowid NOT IN "
     "(SELECT rowid FROM commands WHERE revision = 0 ORDER BY rowid DESC LIMIT ?)"
 )
 PRUNE_TRIALS = "DELETE FROM trials WHERE rowid NOT IN (SELECT rowid FROM trials ORDER BY rowid DESC LIMIT ?)"
-COLUMNS = (*CommandState.__struct_fields__, "expires_step")
-INSERT = f"INSERT INTO commands ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
-# A refusal of an id that is older than what is remembered must not take the place of what became of it.
-UPSERT = (
-    f"{INSERT} ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in COLUMNS)} "
-    "WHERE commands.revision = excluded.revision"
-)
-SELECT = f"SELECT {', '.join(COLUMNS)} FROM commands"
 NEWEST = 1024  # commands loaded at start, besides every unsettled one
 REFUSED_KEPT = 4096  # refusals kept on disk: asking for nonsense all day must not fill it
 TRIALS_LOADED = 64
@@ -71,23 +54,10 @@ TRIALS_KEPT = 4096
 PRUNE_EVERY = 1024  # commands
 OWED = 4096  # states that wait for a disk that is full
 BATCH = 256
-BUSY_S = 10.0  # the recorder writes to the same file, in short transactions
-
-
-class Entry(Struct, frozen=True):
-    """A command as the journal holds it."""
-
-    state: CommandState
-    expires_step: int | None = None
-
-
-class TrialEntry(Struct, frozen=True):
-    """A trial as the journal holds it."""
-
-    state: TrialState
-    times: list[float] = []  # ms, of the steps before
-    others: Changes = {}  # values of the other knobs, before
-    attempts: int = 1  # to take it back
+BUSY_S = 10.0  # somebody else, such as a backup, may read the file
+OPEN_S = 1.0  # the same when it is opened: the hub waits, once
+RETRY_S = 5.0  # between two attempts to open it
+LOOK_S = 0.5  # between two looks whether the file is still there
 
 
 class Written(Struct, frozen=True):
@@ -98,62 +68,75 @@ class Written(Struct, frozen=True):
     known: CommandState | None = None
 
 
-class JournalError(ValueError):
-    """A journal that cannot be read; the text is one sentence for a person."""
+@dataclass(frozen=True)
+class Found:
+    """What was on disk when the journal was opened, the oldest first."""
+
+    last_revision: int = 0
+    entries: list[Entry] = field(default_factory=list)  # the newest, and every unsettled one
+    trials: list[TrialEntry] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # what of it cannot be read, a sentence each
 
 
-def read_journal(path: Path) -> Iterator[CommandState | TrialState]:
-    """All commands and trials of a run, ended or not, oldest first; the file is only read."""
-    try:
-        with contextlib.closing(
-            sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
-        ) as db:
-            tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
-            columns = [row[1] for row in db.execute("PRAGMA table_info(commands)")]
-            known = [name for name in COLUMNS if name in columns]
-            if "commands" in tables:
-                for row in db.execute(f"SELECT {', '.join(known)} FROM commands ORDER BY rowid"):
-                    yield _command(dict(zip(known, row, strict=True))).state
-            if "trials" in tables:
-                for row in db.execute("SELECT entry FROM trials ORDER BY began_s"):
-                    yield msgspec.json.decode(row[0], type=TrialEntry).state
-    except (sqlite3.Error, msgspec.MsgspecError) as error:
-        raise JournalError(f"the journal {path} cannot be read: {error}") from None
-
-
-_T = TypeVar("_T")
 _Request = tuple[bool, Entry] | TrialEntry | threading.Event | None
 
 
 class Journal:
-    """Commands on disk. `failure` says why it cannot be used at all; every insert then fails with it."""
+    """Commands on disk. `failure` says why it cannot be used at all, until `reopened`; every insert then fails with it.
 
-    def __init__(self, path: Path) -> None:
+    `earlier` is the file in which an earlier release kept the commands of this run.
+    """
+
+    def __init__(self, path: Path, earlier: Path | None = None) -> None:
         self.failure = ""
-        self.last_revision = 0
-        self.entries: list[Entry] = []  # as found at start, oldest first
-        self.trials: list[TrialEntry] = []  # likewise
+        self.found = Found()
+        self._path, self._earlier = path, earlier
         self._inserted = 0  # since the last pruning
-        self.unreadable = 0  # rows that were left out of both
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._written: queue.SimpleQueue[Written] = queue.SimpleQueue()
+        self._late: queue.SimpleQueue[Found] = (
+            queue.SimpleQueue()
+        )  # of one attempt to open it after the first
+        self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._owed: dict[tuple[str, int], Entry] = {}  # states that could not be written yet
         self._owed_trials: dict[str, TrialEntry] = {}
+        self._db: sqlite3.Connection | None = None
+        self._file: OpenFile | None = None
+        self._removed = ""  # why a file that was removed cannot be put back
+        self._retry_s = time.monotonic() + RETRY_S
         self.wake_fd, self._wake = os.pipe()
         os.set_blocking(self.wake_fd, False)
         os.set_blocking(self._wake, False)
         try:
-            self._db = self._open(path)
+            self.found = self._open()
         except (sqlite3.Error, msgspec.MsgspecError) as error:
-            why = " ".join(str(error).split())  # SQLite quotes what it has found
-            self.failure = (
-                f"the journal {path} cannot be opened ({why}); changes are refused, telemetry goes on"
-            )
+            why = f"the journal {path} cannot be opened ({sentence(error)})"
+            self.failure = f"{why}; changes are refused, telemetry goes on"
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
 
+    def reopened(self) -> bool:
+        """Whether it was opened now, after it could not be; `found` is what was there."""
+        with contextlib.suppress(queue.Empty):
+            self.found = self._late.get_nowait()
+            self.failure = ""
+            return True
+        return False
+
+    def told(self) -> Iterator[Event]:
+        """What has happened to the file since the last call, for the run's log."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._told.get_nowait()
+
     def insert(self, entry: Entry) -> None:
         """Write a new command; `take` tells when it is on disk."""
+        if (
+            self.failure
+        ):  # here and not in the thread: until `reopened` nobody knows which revisions are taken
+            self._written.put(Written(entry, error=self.failure))
+            self._wake_up()
+            return
         self._requests.put((True, entry))
 
     def update(self, entry: Entry) -> None:
@@ -187,57 +170,122 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------ the thread
 
-    def _open(self, path: Path) -> sqlite3.Connection:
-        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
-        db.execute("PRAGMA journal_mode=WAL")
-        db.execute("PRAGMA synchronous=FULL")
-        db.execute(SCHEMA)
-        known = {row[1] for row in db.execute("PRAGMA table_info(commands)")}
-        for column in LATER.keys() - known:
-            db.execute(f"ALTER TABLE commands ADD COLUMN {column} {LATER[column]}")
-        db.execute(PRUNE, (REFUSED_KEPT,))
-        newest = db.execute("SELECT COALESCE(MAX(revision), 0) FROM commands").fetchone()[0]
-        self.last_revision = msgspec.convert(
-            newest, Revision
-        )  # a column of SQLite holds whatever was put there
-        rows = db.execute(
-            f"{SELECT} WHERE state = 'accepted' OR rowid IN "
-            "(SELECT rowid FROM commands ORDER BY rowid DESC LIMIT ?) ORDER BY rowid",
-            (NEWEST,),
-        )
-        self.entries = self._readable(map(_entry, rows))
-        db.execute(TRIALS)
-        db.execute(PRUNE_TRIALS, (TRIALS_KEPT,))
-        newest = db.execute("SELECT entry FROM trials ORDER BY began_s DESC LIMIT ?", (TRIALS_LOADED,))
-        self.trials = self._readable(map(_trial, newest))[::-1]
+    def _open(self) -> Found:
+        db = self._connect(OPEN_S)
+        try:
+            lost = torn(db, self._path)
+            known = tables(db)
+            db.execute("BEGIN IMMEDIATE")
+            db.execute(SCHEMA)
+            db.execute(TRIALS)
+            for table, columns in LATER.items():
+                there = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
+                for column in columns.keys() - there:
+                    db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {columns[column]}")
+            problems = [lost] if lost else []
+            if "commands" not in known and self._earlier:
+                problems += self._take_over(db, self._earlier)
+            db.execute(PRUNE, (REFUSED_KEPT,))
+            db.execute(PRUNE_TRIALS, (TRIALS_KEPT,))
+            db.execute("COMMIT")
+            found = self._load(db, problems)
+            db.execute(f"PRAGMA busy_timeout={int(1000 * BUSY_S)}")
+        except BaseException:
+            db.close()
+            raise
+        self._db, self._file = db, OpenFile(self._path)
+        return found
+
+    def _connect(self, timeout_s: float) -> sqlite3.Connection:
+        db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=timeout_s)
+        db.text_factory = readable
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=FULL")
+        except sqlite3.Error:
+            db.close()
+            raise
         return db
 
-    def _readable(self, rows: Iterator[_T]) -> list[_T]:
-        """What can be read; the rest is counted."""
-        read: list[_T] = []
-        while True:
-            try:
-                read.append(next(rows))
-            except StopIteration:
-                return read
-            except msgspec.MsgspecError:
-                self.unreadable += 1
+    @staticmethod
+    def _take_over(db: sqlite3.Connection, earlier: Path) -> list[str]:
+        """Copy what an earlier release has journalled of this run; what of it cannot be read."""
+        journalled = read_commands(earlier)
+        db.executemany(INSERT, map(row_of, journalled.commands))
+        db.executemany(PUT_TRIAL, map(trial_row, journalled.trials))
+        return journalled.damage
+
+    def _load(self, db: sqlite3.Connection, problems: list[str]) -> Found:
+        newest = db.execute("SELECT COALESCE(MAX(revision), 0) FROM commands").fetchone()[0]
+        last = msgspec.convert(newest, Revision)  # a column of SQLite holds whatever was put there
+        loaded = (
+            "commands WHERE state = 'accepted' OR rowid IN "
+            f"(SELECT rowid FROM commands ORDER BY rowid DESC LIMIT {NEWEST})"
+        )
+        unreadable: list[str] = []
+        entries = list(readable_rows(rows(db, loaded), command_of, unreadable))
+        loaded = f"trials WHERE rowid IN (SELECT rowid FROM trials ORDER BY rowid DESC LIMIT {TRIALS_LOADED})"
+        trials = list(readable_rows(rows(db, loaded), trial_of, unreadable))
+        if unreadable:
+            cannot = f"{len(unreadable)} rows of the journal cannot be read; they are left out"
+            problems = [*problems, cannot]
+        return Found(last, entries, trials, problems)
 
     def _work(self) -> None:
         ending = False
         while not ending:
-            requests = [self._requests.get()]
+            requests: list[_Request] = []
+            with contextlib.suppress(queue.Empty):
+                requests.append(self._requests.get(timeout=LOOK_S))
             while len(requests) < BATCH and not self._requests.empty():
                 requests.append(self._requests.get())
             ending = None in requests
-            self._write(requests)
+            self._look()
+            if requests:
+                self._write(requests)
             for request in requests:
                 if isinstance(request, threading.Event):
                     request.set()
-            with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups: it will wake
-                os.write(self._wake, b"w")
-        if not self.failure:
+            if requests:
+                self._wake_up()
+        if self._db:
             self._db.close()
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups: it will wake
+            os.write(self._wake, b"w")
+
+    def _look(self) -> None:
+        """Open the file if it could not be opened; put it back if somebody has removed it."""
+        if self._db is None:
+            self._open_late()
+        elif self._file and self._file.removed:
+            self._put_back(self._db)
+
+    def _open_late(self) -> None:
+        if time.monotonic() < self._retry_s:
+            return
+        self._retry_s = time.monotonic() + RETRY_S
+        with contextlib.suppress(sqlite3.Error, msgspec.MsgspecError):
+            self._late.put(self._open())
+            self._say("info", f"the journal {self._path} is open: changes are taken again")
+
+    def _put_back(self, db: sqlite3.Connection) -> None:
+        try:
+            put_back(db, self._path)
+            self._db = self._connect(BUSY_S)
+            tables(self._db)  # it has opened its log and the index of it
+        except (sqlite3.Error, OSError) as error:
+            why = f"the journal {self._path} was removed and cannot be put back ({sentence(error)})"
+            if why != self._removed:
+                self._say("error", f"{why}; changes are refused, telemetry goes on")
+            self._removed = why
+            return
+        self._file, self._removed = OpenFile(self._path), ""
+        self._say("warning", f"the journal {self._path} was removed; it is put back, with all that was in it")
+
+    def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
+        self._told.put(Event(time.time(), level, "hub", clip(text)))
 
     def _write(self, requests: list[_Request]) -> None:
         pairs = [request for request in requests if isinstance(request, tuple)]
@@ -248,25 +296,27 @@ class Journal:
         self._owed_trials |= {entry.state.id: entry for entry in trials}
         while len(self._owed) > OWED:
             del self._owed[next(iter(self._owed))]
-        failure = self.failure
+        db, failure = self._db, ""
+        if db is None or self._removed:
+            failure = f"{self._removed or f'the journal {self._path} is not open'}; the change is refused"
         written: list[Written] = []
-        if not failure:
+        if db and not failure:
             try:
-                self._db.execute("BEGIN IMMEDIATE")
-                self._db.executemany(UPSERT, map(_row, self._owed.values()))
-                self._db.executemany(PUT_TRIAL, map(_trial_row, self._owed_trials.values()))
-                written = [self._insert(entry) for entry in new]
-                self._prune(len(new))
-                self._db.execute("COMMIT")
+                db.execute("BEGIN IMMEDIATE")
+                db.executemany(UPSERT, map(row_of, self._owed.values()))
+                db.executemany(PUT_TRIAL, map(trial_row, self._owed_trials.values()))
+                written = [_insert(db, entry) for entry in new]
+                self._prune(db, len(new))
+                db.execute("COMMIT")
                 self._owed.clear()
                 self._owed_trials.clear()
             except sqlite3.Error as error:
                 with contextlib.suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
+                    db.execute("ROLLBACK")
                 failure = f"the journal cannot be written ({error}); the change is refused, telemetry goes on"
             except Exception as error:  # noqa: BLE001 - a row that is damaged, or a mistake of ours: no reason to end
                 with contextlib.suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
+                    db.execute("ROLLBACK")
                 self._owed.clear()  # one of them may be what cannot be written
                 self._owed_trials.clear()
                 failure = (
@@ -275,48 +325,22 @@ class Journal:
         for one in [Written(entry, error=failure) for entry in new] if failure else written:
             self._written.put(one)
 
-    def _prune(self, inserted: int) -> None:
+    def _prune(self, db: sqlite3.Connection, inserted: int) -> None:
         """Now and then, for a hub may run for months."""
         self._inserted += inserted
         if self._inserted >= PRUNE_EVERY:
             self._inserted = 0
-            self._db.execute(PRUNE, (REFUSED_KEPT,))
-            self._db.execute(PRUNE_TRIALS, (TRIALS_KEPT,))
+            db.execute(PRUNE, (REFUSED_KEPT,))
+            db.execute(PRUNE_TRIALS, (TRIALS_KEPT,))
 
-    def _insert(self, entry: Entry) -> Written:
+
+def _insert(db: sqlite3.Connection, entry: Entry) -> Written:
+    try:
+        db.execute(INSERT, row_of(entry))
+    except sqlite3.IntegrityError:
+        known = rows(db, "commands WHERE id = ?", entry.state.id)
         try:
-            self._db.execute(INSERT, _row(entry))
-        except sqlite3.IntegrityError:
-            row = self._db.execute(f"{SELECT} WHERE id = ?", (entry.state.id,)).fetchone()
-            try:
-                return Written(entry, known=_entry(row).state)
-            except msgspec.MsgspecError:
-                return Written(entry, error="the journal holds a command of this name that cannot be read")
-        return Written(entry)
-
-
-def _row(entry: Entry) -> tuple[object, ...]:
-    fields = msgspec.structs.asdict(entry.state) | {"expires_step": entry.expires_step}
-    for name in ("changes", "before"):
-        fields[name] = msgspec.json.encode(fields[name]).decode()
-    return tuple(fields[name] for name in COLUMNS)
-
-
-def _trial(row: tuple[str]) -> TrialEntry:
-    return msgspec.json.decode(row[0], type=TrialEntry)
-
-
-def _trial_row(entry: TrialEntry) -> tuple[object, ...]:
-    return entry.state.id, entry.state.began_s, msgspec.json.encode(entry).decode()
-
-
-def _entry(row: tuple[object, ...]) -> Entry:
-    return _command(dict(zip(COLUMNS, row, strict=True)))
-
-
-def _command(fields: dict[str, object]) -> Entry:
-    fields = {"reason": "", "asked_s": 0.0, "undoes": 0} | fields  # which earlier releases did not write
-    for name in ("changes", "before"):
-        fields[name] = msgspec.json.decode(str(fields[name]), type=Changes)
-    state = [CommandState.__struct_config__.tag, *(fields[name] for name in CommandState.__struct_fields__)]
-    return msgspec.convert({"state": state, "expires_step": fields["expires_step"]}, Entry)
+            return Written(entry, known=command_of(next(known)).state)
+        except (msgspec.MsgspecError, StopIteration):
+            return Written(entry, error="the journal holds a command of this name that cannot be read")
+    return Written(entry)

@@ -85,6 +85,7 @@ class Recorder:
         self._in_segment = 0
         self._snapshot_bytes = 0  # of the newest; set by the thread
         self._failure: str | None = None  # set by the thread; None again once a segment has begun
+        self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # warnings of the thread, for the run's log
         self._told: str | None = None
         self._retry_s = 0.0
         self._lost = 0
@@ -100,6 +101,8 @@ class Recorder:
     def follow(self) -> None:
         """Hand over what is new. Never waits: costs a slice of the log, and a snapshot's worth now and then."""
         now = time.monotonic()
+        while not self._notes.empty():
+            self._say("warning", self._notes.get())
         if self._hindered(now) or self._handed - self._written > self._limits.queue_bytes:
             return  # the log keeps it meanwhile
         sequence = self._sequence
@@ -179,7 +182,15 @@ class Recorder:
             try:
                 if items and tape is None:
                     tape = Tape(self._path, self._limits.full_bytes, self._limits.thin_bytes)
+                    if tape.lost:
+                        self._notes.put(
+                            f"what was recorded before this hub started is not whole: {tape.lost}"
+                        )
                 if tape is not None:
+                    if tape.put_back():
+                        self._notes.put(
+                            f"the recording {self._path} was removed; it is put back, with all that was in it"
+                        )
                     self._write(tape, items)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and tried again in a while
                 self._failure = str(error) if isinstance(error, TapeError) else f"it had an error: {error!r}"

@@ -16,9 +16,10 @@ from msgspec import structs
 
 from agents.hub.control import Control
 from agents.hub.intervals import compared, typical
-from agents.hub.journal import Journal, TrialEntry
+from agents.hub.journal import Journal
 from agents.hub.sequence import Sequence
 from agents.hub.window import Measured, Window
+from agents.record.commands import TrialEntry
 from agents.wire import (
     Changes,
     CommandState,
@@ -43,8 +44,12 @@ class Trials:
         self._entry: TrialEntry | None = None  # the one under way
         self._decided: Decide | None = None  # while it was being applied
         self._window = Window()
-        for entry in journal.trials:
-            sequence.publish(entry.state)
+        self.recall()
+
+    def recall(self) -> None:
+        """Take over the trials that the journal has found on disk; again when it could not be opened before."""
+        for entry in self._journal.found.trials:
+            self._sequence.publish(entry.state)
             if not entry.state.settled:
                 self._entry = entry
 
@@ -238,6 +243,8 @@ class Trials:
     def _knob(self, ask: Try) -> tuple[KnobState | None, str]:
         """The knob to try; and why it cannot be tried."""
         board = self._sequence.state.board
+        if self._journal.failure:
+            return None, self._journal.failure
         if self._entry:
             return None, f"another trial is under way, by {self._entry.state.who or 'someone'}"
         if board is None:

@@ -22,6 +22,7 @@ from agents.wire.terms import RunError as RunError
 HUB_FILE = "hub.json"
 HUB_FILE_BYTES = 64 << 10  # read of it; an honest one has a few hundred
 RECORD_FILE = "run.db"
+COMMANDS_FILE = "commands.db"
 FAILURE_FILE = "failure.txt"  # the launcher writes it: a line with date, time and the cause, then the reports
 STARTED_AGAIN = "the run was started again"  # in that file, after the cause of an earlier end
 _FAILURE_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.+)")
@@ -301,6 +302,12 @@ def find_folder(target: str, runs_dir: Path) -> Path:
     return folder
 
 
+def commands_file(folder: Path) -> Path:
+    """Where the commands of a run are: an earlier release kept them in its recording."""
+    path = folder / COMMANDS_FILE
+    return path if path.exists() else folder / RECORD_FILE
+
+
 def this_host() -> str:
     """The name by which ranks and the hub know this machine."""
     return socket.gethostname()
@@ -312,7 +319,7 @@ def _runs(runs_dir: Path) -> Iterator[Run]:
     except OSError:
         return
     for folder in folders:
-        if not (folder / HUB_FILE).exists() and not (folder / RECORD_FILE).exists():
+        if not any((folder / name).exists() for name in (HUB_FILE, RECORD_FILE, COMMANDS_FILE)):
             continue
         hub = None
         with contextlib.suppress(RunError):

@@ -1,9 +1,7 @@
 """The tables of a recording, for the one thread that writes them.
 
-The journal writes to the same file by a connection of its own. Both take the lock for short whole transactions and
-wait for each other by SQLite's busy timeout; compressing and thinning are done outside of them. Commits here do not
-fsync (`synchronous=NORMAL`): a power cut may cost the newest moments of a recording, never its order, and never a
-command, whose journal does.
+The journal has a file of its own, so nothing here is in its way. Commits do not fsync (`synchronous=NORMAL`): a power
+cut may cost the newest moments of a recording, never its order, and never a command, whose journal does.
 """
 
 import contextlib
@@ -13,10 +11,11 @@ from pathlib import Path
 
 from msgspec import Raw
 
+from agents.record.database import OpenFile, put_back, torn
 from agents.record.recording import SCHEMA, Batch, RecordingError, pack_row, row_of, thin, unpack_row
 from agents.wire import VERSION
 
-BUSY_S = 10.0  # the journal's transactions are short
+BUSY_S = 10.0  # somebody else, such as a backup, may read the file
 WAL_BYTES = 16 << 20  # what the write-ahead log keeps of the disk when it is idle
 
 INSERT_ROW = "INSERT INTO feed (segment, first, last, time_s, step, data) VALUES (?, ?, ?, ?, ?, ?)"
@@ -39,19 +38,38 @@ class Tape:
     """Adds segments and rows, in order; `commit` puts what was added on disk, all or none."""
 
     def __init__(self, path: Path, full_bytes: int, thin_bytes: int) -> None:
+        self._path = path
         self._limits = (full_bytes, thin_bytes)
         self._added: list[tuple[str, tuple[object, ...]]] = []
         with self._sentence():
-            db = self._db = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=NORMAL")
-            db.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
+            db = self._connect()
+            self.lost = torn(db, path)  # of what was recorded before, in a sentence
             db.executescript(SCHEMA)
             found = db.execute(SIZES).fetchall()
             # Bytes by segment, oldest first.
             self._full: dict[int, int] = {id: size for id, thinned, size in found if not thinned}
             self._thin: dict[int, int] = {id: size for id, thinned, size in found if thinned}
+            self._file = OpenFile(path)
         self._segment = max((*self._full, *self._thin), default=0)
+
+    def _connect(self) -> sqlite3.Connection:
+        db = self._db = sqlite3.connect(self._path, isolation_level=None, timeout=BUSY_S)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
+        return db
+
+    def put_back(self) -> bool:
+        """Whether somebody had removed the file; it is there again, with all that was in it. TapeError: it is not."""
+        if not self._file.removed:
+            return False
+        try:
+            put_back(self._db, self._path)
+            self._connect().execute("SELECT id FROM segments LIMIT 1").fetchall()  # opens its log too
+        except (sqlite3.Error, OSError) as error:
+            raise TapeError(f"{self._path} was removed and cannot be put back: {error}") from None
+        self._file = OpenFile(self._path)
+        return True
 
     @contextlib.contextmanager
     def _sentence(self) -> Iterator[None]:

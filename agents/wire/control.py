@@ -72,13 +72,19 @@ class CommandState(Message, frozen=True):
     reason: Text = ""
     asked_s: float = 0.0
     undoes: Revision = 0  # the revision that this one takes back
+    failed: Count = 0  # ranks that say that it is not in force there
 
     @property
     def settled(self) -> bool:
-        """Nothing more will become of it."""
+        """It is in force on every rank, or nowhere."""
         if self.state == "applied":
             return self.acks >= self.world
         return self.state != "accepted"
+
+    @property
+    def final(self) -> bool:
+        """Every rank has answered: nothing more will become of it while they go on."""
+        return self.settled or (self.state == "applied" and self.acks + self.failed >= self.world)
 
 
 # ------------------------------------------------------------------------------------------------- trials

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agents.client import Client
-from agents.hub.journal import read_journal
-from agents.reach.runs import RECORD_FILE
+from agents.reach.runs import COMMANDS_FILE
+from agents.record.commands import read_commands
 from agents.wire import Changes, CommandState
 from tests.unit.agents.fleet import Fleet, HubProcess
 
@@ -50,7 +50,7 @@ class Storm:
     def __init__(self, folder: Path, proposals: int, kills: int, seed: int) -> None:
         self._chance = random.Random(seed)
         self._hub = HubProcess(folder).start()
-        self._journal = folder / RECORD_FILE
+        self._journal = folder / COMMANDS_FILE
         self._fleet = Fleet(self._hub.endpoints.ranks)
         self._clients = [Client(self._hub.endpoints.clients) for _ in range(OPERATORS)]
         self._proposals, self._kills = proposals, kills
@@ -92,7 +92,7 @@ class Storm:
         )
         self._hub.stop()
         outcome.wrong = [f"{id} is left as {state}" for id, state in self._left.items()]
-        outcome.wrong += wrongs(outcome, list(read_journal(self._journal)))  # type: ignore[arg-type]
+        outcome.wrong += wrongs(outcome, [entry.state for entry in read_commands(self._journal).commands])  # type: ignore[arg-type]
         return outcome
 
     def close(self) -> None:

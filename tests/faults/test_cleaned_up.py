@@ -1,13 +1,16 @@
 """Somebody cleans up under a live hub: who is connected stays, and the hub can be found again."""
 
 import shutil
+import sqlite3
 import stat
+from contextlib import closing
 
 from agents.client import Client
-from agents.reach.runs import read_hub_file
+from agents.reach.runs import COMMANDS_FILE, RECORD_FILE, read_hub_file
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
+from tests.unit.agents.test_replay import recorded
 
 
 def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: Opened) -> None:
@@ -37,3 +40,39 @@ def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: 
     assert sum("nobody can find" in event.text for event in client.state.events) == 1
     own_hub.endpoints.directory.unlink()
     assert own_hub.stop() == 0 and not (own_hub.folder / "hub.json").exists()
+
+
+def test_removed_files_of_the_run_are_put_back(own_hub: HubProcess, opened: Opened) -> None:
+    client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks, 2))
+    poll_until(client, lambda: client.state.board and client.state.summaries, fleet.turn)
+    asked = client.propose({"micro_batches": 8})
+    done = lambda: asked in client.state.commands and client.state.commands[asked].settled  # noqa: E731
+    poll_until(client, done, fleet.turn)
+    first, seq = client.state.summaries[0].step, client.seq
+    poll_until(client, lambda: recorded(own_hub.folder / RECORD_FILE) >= seq, fleet.turn)
+    for name in (RECORD_FILE, COMMANDS_FILE):
+        for beside in ("", "-wal", "-shm"):
+            (own_hub.folder / f"{name}{beside}").unlink()
+    said = lambda: sum("removed; it is put back" in event.text for event in client.state.events)  # noqa: E731
+    poll_until(client, lambda: said() == 2, fleet.turn)
+    epoch, seq = client.epoch, client.seq
+    poll_until(client, lambda: recorded(own_hub.folder / RECORD_FILE) >= seq, fleet.turn)
+    own_hub.kill()
+    own_hub.start()
+    poll_until(client, lambda: client.epoch != epoch and done(), fleet.turn)
+    assert client.state.commands[asked].revision == 1
+    poll_until(client, lambda: client.state.summaries and client.state.summaries[0].step == first, fleet.turn)
+    assert said() == 2
+
+
+def test_a_locked_recording_keeps_no_command_waiting(own_hub: HubProcess, opened: Opened) -> None:
+    client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks, 2))
+    poll_until(client, lambda: client.state.board and client.state.summaries, fleet.turn)
+    path = own_hub.folder / RECORD_FILE
+    poll_until(client, path.exists, fleet.turn)
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=10.0)) as slow:
+        slow.execute("BEGIN IMMEDIATE")
+        asked = client.propose({"micro_batches": 8})
+        poll_until(client, lambda: asked in client.state.commands, fleet.turn)
+        poll_until(client, lambda: client.state.commands[asked].settled, fleet.turn)
+        assert client.state.commands[asked].state == "applied"

@@ -100,9 +100,9 @@ def test_a_disk_that_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: P
             break
         accepted.append(asked)
     assert "the journal cannot be written" in client.state.commands[asked].why
-    for name in (runs.RECORD_FILE, f"{runs.RECORD_FILE}-wal"):
+    for name in (runs.COMMANDS_FILE, f"{runs.COMMANDS_FILE}-wal"):
         shutil.copy(small_disk.inside / name, tmp_path)
-    with closing(sqlite3.connect(tmp_path / runs.RECORD_FILE)) as db:
+    with closing(sqlite3.connect(tmp_path / runs.COMMANDS_FILE)) as db:
         journalled = [row[0] for row in db.execute("SELECT id FROM commands")]
     assert journalled == accepted and len(fleet.carried_out) == len(accepted)
     step = fleet.step

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import msgpack
 
-from agents.hub.journal import SCHEMA, Journal
+from agents.hub.journal import Journal
 from agents.reach import runs
 from agents.reach.keys import KeyStore, Role, load_key
 from agents.reach.runs import RunError
 from agents.record import recording
+from agents.record.commands import SCHEMA
 from agents.record.recording import RecordingError
 from agents.record.replay import Recording, Replay
 

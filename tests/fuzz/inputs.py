@@ -10,11 +10,11 @@ import msgpack
 import msgspec
 from msgspec import structs
 
-from agents.hub.journal import SCHEMA
 from agents.reach import runs
 from agents.reach.keys import KeyStore, Role
 from agents.reach.runs import Endpoints, HubFile
 from agents.record import recording
+from agents.record.commands import SCHEMA
 from agents.wire import VERSION, Board, Credit, Hello, Message, Propose, Updates, codec
 from tests.fuzz import mutate
 from tests.fuzz.values import KINDS, WORLD, frame, message

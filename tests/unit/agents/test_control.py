@@ -10,10 +10,11 @@ from msgspec import structs
 
 from agents import wire
 from agents.hub.control import RESEND_S, WAITING, Control
-from agents.hub.journal import Entry, Journal
+from agents.hub.journal import Journal
 from agents.hub.roster import Roster
 from agents.hub.sequence import Sequence
 from agents.rank.board import Values
+from agents.record.commands import Entry
 from agents.wire import Ack, Board, Changes, CommandState, KnobState, Legal, Propose, codec
 from tests.unit.agents.fleet import make_hello, make_summary
 

@@ -260,22 +260,22 @@ def test_kinds_of_a_newer_release_cost_nothing() -> None:
     assert isinstance(malformed, wire.Unknown) and "length 9, got 2" in malformed.why
 
 
-def test_the_journal_and_the_recorder_share_a_file(make_run: MakeRun) -> None:
-    from agents.hub.journal import Entry, Journal
-
-    run = make_run(segment_bytes=4000)
-    journal = Journal(run.path)
+def test_a_removed_recording_is_put_back(make_run: MakeRun) -> None:
+    run = make_run()
     run.begin()
-    for number in range(1, 31):
-        state = wire.CommandState(f"c{number}", number, "accepted", {"a": 1}, {}, "", 0.0)
-        journal.insert(Entry(state))
-        run.train(2)
-    written = []
-    run.until(lambda: written.extend(journal.take()) or len(written) == 30)  # type: ignore[func-returns-value]
-    journal.close()
-    assert [one.error for one in written] == [""] * 30
+    run.train(5)
+    run.until(run.written)
+    for beside in ("", "-wal", "-shm"):
+        run.path.with_name(f"run.db{beside}").unlink()
+    run.until(lambda: run.path.exists())
+    run.train(5)
+    run.until(lambda: any("removed; it is put back" in event.text for event in run.sequence.state.events))
+    run.until(run.written)
+    run.recorder.close()
     replay = opened(run)
-    assert replay.recording.span().last_seq == run.sequence.seq
+    assert replay.recording.segments()[0].seq == 0, "what was recorded before is there too"
+    replay.seek(replay.recording.at_end())
+    assert [summary.step for summary in replay.state.summaries] == list(range(10))
 
 
 @pytest.mark.parametrize(

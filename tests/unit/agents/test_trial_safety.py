@@ -187,11 +187,13 @@ def test_rows_that_cannot_be_read_cost_only_themselves(bench: Bench) -> None:
     bench.journal.close()
     with sqlite3.connect(bench.path) as db:
         db.execute("UPDATE commands SET why = ? WHERE id = 'bad'", ("w" * (TEXT + 1),))
-        db.execute("INSERT INTO trials VALUES ('x', 1.0, ?)", (json.dumps({"state": ["trialstate"]}),))
+        db.execute("INSERT INTO trials VALUES ('x', 1.0, ?, NULL)", (json.dumps({"state": ["trialstate"]}),))
     journal = Journal(bench.path)
-    assert (journal.failure, journal.unreadable, journal.last_revision) == ("", 2, 2)
-    assert [entry.state.id for entry in journal.entries] == ["good"]
-    assert [entry.state.id for entry in journal.trials] == ["t"]
+    found = journal.found
+    assert (journal.failure, found.last_revision) == ("", 2)
+    assert found.problems == ["2 rows of the journal cannot be read; they are left out"]
+    assert [entry.state.id for entry in found.entries] == ["good"]
+    assert [entry.state.id for entry in found.trials] == ["t"]
     journal.close()
     bench.start()
     bench.train()

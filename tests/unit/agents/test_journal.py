@@ -1,0 +1,175 @@
+"""The journal as a file: late, removed, of an earlier release, damaged."""
+
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agents.hub.journal import Journal
+from agents.record.commands import COLUMNS, SUMMED, Entry, TrialEntry, read_commands, row_of
+from agents.wire import CommandState, TrialState
+from tests.unit.agents.test_control import EIGHT, WORLD, Desk
+
+BESIDE = ("", "-wal", "-shm")
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"OPEN_S": 0.01, "RETRY_S": 0.02, "LOOK_S": 0.01}.items():
+        monkeypatch.setattr(f"agents.hub.journal.{name}", seconds)
+    monkeypatch.setattr("agents.record.database.BETWEEN_S", 0.0)
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.005)
+
+
+def command(revision: int, **fields: object) -> Entry:
+    known = {"id": f"c{revision}", "revision": revision, "changes": {"lr": 0.5}, "before": {"lr": 0.1}}
+    known |= {"state": "applied", "who": "ada", "time_s": 5.0, "acks": 3, "world": 3}
+    return Entry(CommandState(**{**known, **fields}))  # type: ignore[arg-type]
+
+
+def states(path: Path) -> dict[str, str]:
+    return {entry.state.id: entry.state.state for entry in read_commands(path).commands}
+
+
+def test_one_that_cannot_be_opened_at_start_is_tried_again(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "commands.db")
+    desk.train()
+    desk.propose("old", EIGHT)
+    desk.ack(1, *range(WORLD))
+    desk.propose("waits", {"micro_batches": 2})
+    desk.journal.close()
+    lock = sqlite3.connect(desk.path, isolation_level=None)
+    lock.execute("PRAGMA locking_mode=EXCLUSIVE")
+    lock.execute("BEGIN EXCLUSIVE")
+    desk.start()
+    desk.train()
+    refused = desk.propose("early", {"micro_batches": 2})
+    assert refused.state == "rejected" and "cannot be opened (database is locked)" in refused.why
+    lock.close()
+    until(desk.journal.reopened)
+    desk.control.recall()
+    assert [event.text for event in desk.journal.told()] == [
+        f"the journal {desk.path} is open: changes are taken again"
+    ]
+    known = desk.sequence.state.commands
+    assert (known["old"].state, known["waits"].state) == ("applied", "accepted")
+    after = desk.propose("after", {"micro_batches": 1})
+    assert (after.state, after.revision) == ("accepted", 3), "no number is used twice"
+    assert desk.propose("old", {"micro_batches": 1}) == known["old"], "no id either"
+    desk.journal.close()
+
+
+@pytest.mark.parametrize("removed", [BESIDE, BESIDE[:1], BESIDE[1:]])
+def test_a_file_that_is_removed_is_put_back(tmp_path: Path, removed: tuple[str, ...]) -> None:
+    desk = Desk(tmp_path / "commands.db")
+    desk.train()
+    desk.propose("before", EIGHT)
+    for beside in removed:
+        desk.path.with_name(f"commands.db{beside}").unlink()
+    said: list[str] = []
+    until(lambda: said.extend(event.text for event in desk.journal.told()) or said)  # type: ignore[func-returns-value]
+    assert said == [f"the journal {desk.path} was removed; it is put back, with all that was in it"]
+    desk.propose("after", {"micro_batches": 2})
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    for beside in BESIDE[:2]:  # what a killed hub leaves behind
+        shutil.copy(desk.path.with_name(f"commands.db{beside}"), killed)
+    assert states(killed / "commands.db") == {"before": "accepted", "after": "accepted"}
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["commands.db", "commands.db-shm", "commands.db-wal", "killed"], (
+        "and nothing else is left behind"
+    )
+    desk.journal.close()
+
+
+def test_while_it_cannot_be_put_back_changes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    desk = Desk(tmp_path / "run" / "commands.db")
+    desk.train()
+    desk.propose("before", EIGHT)
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    until(lambda: desk.journal._removed)
+    refused = desk.propose("refused", {"micro_batches": 2})
+    assert refused.state == "rejected" and "was removed and cannot be put back" in refused.why
+    (tmp_path / "run").mkdir()
+    until(lambda: not desk.journal._removed)
+    assert desk.propose("after", {"micro_batches": 2}).state == "accepted"
+    levels = [event.level for event in desk.journal.told()]
+    assert levels == ["error", "warning"], "each is said once"
+    desk.journal.close()
+    assert states(desk.path) == {"before": "accepted", "after": "accepted"}
+
+
+def test_commands_in_the_recording_of_an_earlier_release_are_taken_over(tmp_path: Path) -> None:
+    earlier = tmp_path / "run.db"
+    row = dict(zip(COLUMNS, row_of(command(7)), strict=True))
+    row = {name: row[name] for name in SUMMED if name != "failed"}
+    with sqlite3.connect(earlier) as db:
+        db.execute(f"CREATE TABLE commands ({', '.join(row)}, PRIMARY KEY (id))")
+        db.execute("CREATE TABLE trials (id TEXT PRIMARY KEY, began_s REAL NOT NULL, entry TEXT NOT NULL)")
+        db.execute(f"INSERT INTO commands VALUES ({', '.join('?' * len(row))})", tuple(row.values()))
+    assert states(earlier) == {"c7": "applied"}, "an old recording can still be read"
+    journal = Journal(tmp_path / "commands.db", earlier)
+    assert journal.found.last_revision == 7 and journal.found.entries == [command(7)]
+    journal.update(command(8))
+    journal.close()
+    again = Journal(tmp_path / "commands.db", earlier)
+    assert [entry.state.revision for entry in again.found.entries] == [7, 8], "once"
+    again.close()
+
+
+def test_a_bit_that_flips_in_a_row_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "commands.db"
+    journal = Journal(path)
+    for revision in (1, 2):
+        journal.insert(command(revision))
+    journal.put_trial(TrialEntry(TrialState("t", "before", EIGHT, {}, 30, "ada", 1.0, True, 1.0)))
+    journal.close()
+    whole = read_commands(path)
+    assert (len(whole.commands), len(whole.trials), whole.damage) == (2, 1, [])
+    path.write_bytes(
+        path.read_bytes().replace(b'{"lr":0.5}', b'{"lr":0.7}', 1).replace(b'"before"', b'"befose"')
+    )
+    damaged = read_commands(path)
+    assert (len(damaged.commands), damaged.trials) == (1, [])
+    assert damaged.damage == [f"2 of the commands and trials in {path} are damaged and left out"]
+
+
+def test_a_log_that_is_torn_or_damaged_is_noticed_at_every_place(tmp_path: Path) -> None:
+    """SQLite drops what comes after the damage, and says nothing."""
+    journal = Journal(tmp_path / "commands.db")
+    for revision in range(1, 5):
+        journal.insert(command(revision))
+        journal.flush()
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    path, log = copy / "commands.db", copy / "commands.db-wal"
+    whole = (tmp_path / "commands.db-wal").read_bytes()
+
+    def damage(data: bytes) -> tuple[int, list[str]]:
+        shutil.copy(tmp_path / "commands.db", path)
+        (copy / "commands.db-shm").unlink(missing_ok=True)
+        log.write_bytes(data)
+        found = read_commands(path)
+        return len(found.commands), found.damage
+
+    assert damage(whole) == (4, [])
+    frame = 24 + 4096
+    for place in range(0, len(whole), 701):
+        flipped = bytearray(whole)
+        flipped[place] ^= 4
+        kept, said = damage(bytes(flipped))
+        assert said and kept < 4, place
+    for cut in range(32 + frame + 100, len(whole), 4001):
+        kept, said = damage(whole[:cut])
+        assert said or (cut - 32) % frame == 0, cut
+    journal.close()

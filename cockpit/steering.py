@@ -33,7 +33,7 @@ def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
 
 
 def _show(found: Previewed) -> None:
-    rows = [["", "now", "then", "between", "from"]]
+    rows = [["", "now", "between", "likely", "from"]]
     rows += [[one.quantity, *_numbers(one), format.clean(one.source)] for one in found.estimates]
     table(rows, right=frozenset({1, 2, 3}))
     if found.loss_neutral is not None:
@@ -44,10 +44,8 @@ def _numbers(one: Estimate) -> tuple[str, str, str]:
     def text(value: float | None) -> str:
         return format.MISSING if value is None else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
-    between = (
-        f"{text(one.low)} .. {text(one.high)}" if (one.low, one.high) != (None, None) else format.MISSING
-    )
-    return text(one.now), text(one.after), between
+    between = " .. ".join(map(text, one.interval)) if one.interval else format.MISSING
+    return text(one.now), between, text(one.point)
 
 
 def try_out(

@@ -8,6 +8,7 @@ from enum import Enum
 from agents.detect.finding import by_gravity
 from agents.wire import PAUSED, Step, Summary
 from cockpit import format
+from cockpit.advice import more_micro_batches
 from cockpit.fates import how_far, tried
 from cockpit.metrics import OWN_TIME, judged, read
 from cockpit.store import Link, Store, Topic, median
@@ -313,12 +314,11 @@ def _bubble_bound(store: Store) -> Diagnosis | None:
     summary = store.summary
     if store.oversubscribed or not summary or summary.bubble is None or summary.bubble < 0.2:
         return None
-    knob = summary.knobs.get("micro_batches")
-    return Diagnosis(
-        Level.WARN,
-        f"bubble-bound: the stages idle {format.percent(summary.bubble).strip()} of the time"
-        + (f" with {format.knob(knob)} micro-batches · try more" if knob is not None else ""),
-    )
+    text = f"bubble-bound: the stages idle {format.percent(summary.bubble).strip()} of the time"
+    now = summary.knobs.get("micro_batches")
+    if isinstance(now, int):
+        text += f" with {now} micro-batches · {more_micro_batches(store, now)}"
+    return Diagnosis(Level.WARN, text)
 
 
 def _dominant(store: Store) -> Diagnosis | None:

@@ -11,7 +11,10 @@ from agents.detect.finding import Finding, NewSummaries, compared_with, median, 
 from agents.state import RunState
 from agents.wire import Value
 
-SPREADS = 5.0  # standard deviations of what it is compared with: no less is slow
+SPREADS = 5.0  # standard deviations of its peers: no less is slow
+PAST_SPREADS = (
+    3.0  # of single values before, for the median of some, which strays about half as far as they do
+)
 USUAL = 32  # values that say what is usual
 ENOUGH = 8
 NEWEST = 5  # steps of the run, whose median is compared with the usual
@@ -69,7 +72,9 @@ class Past:
         if len(self.usual) < ENOUGH:
             return False
         usual = median(self.usual)
-        return usual > 0 and value > usual + max(share * usual, SPREADS * spread(list(self.usual), usual))
+        return usual > 0 and value > usual + max(
+            share * usual, PAST_SPREADS * spread(list(self.usual), usual)
+        )
 
 
 class Straggler:

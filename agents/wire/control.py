@@ -152,15 +152,35 @@ class Preview(Message, frozen=True):
     changes: Changes
 
 
+NARROW: Final = 0.2  # of the estimate: in a wider interval no one value is likelier than the others
+
+
 class Estimate(Struct, array_like=True, frozen=True):
-    """One quantity now and as it would be, with an interval; None is "no data"."""
+    """One quantity now and as it would be: an interval, and a value where the interval is narrow or there is none.
+    Without any of the three there is no data."""
 
     quantity: Name  # its unit is in its name: step_ms, bubble, memory_bytes, comm_bytes, dropped
     now: Real | None = None
     after: Real | None = None
     low: Real | None = None
     high: Real | None = None
-    source: Text = ""  # where `after` comes from, or why there is none
+    source: Text = ""  # where they come from, or why there are none
+
+    @property
+    def known(self) -> bool:
+        return self.after is not None or self.interval is not None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
+    def point(self) -> float | None:
+        """`after`, unless its interval is wide, whoever sent it."""
+        if self.after is None or self.interval is None:
+            return self.after
+        low, high = self.interval
+        return self.after if high - low <= NARROW * abs(self.after) else None
 
 
 class Previewed(Message, frozen=True):

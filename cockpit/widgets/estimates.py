@@ -18,9 +18,8 @@ Spell = Callable[[float], tuple[str, str]]
 
 LABEL = 13  # columns
 NUMBER = 7
-UNIT = 4
-CHANGE = 9
-BETWEEN = 15
+THEN = 24
+CHANGE = 17
 NO_DATA = "no data: "
 ROOMY = 92  # columns from which on the change in per cent is shown too
 
@@ -76,8 +75,8 @@ def estimate_lines(found: Previewed, width: int, height: int, colours: Palette) 
         bad = colours.level[Level.BAD]
         return [Line().add(f"  {Level.BAD.value} ", bad).add(format.clean(found.why), colours.text)]
     moving = [one for one in found.estimates if _moves(one)]
-    unknown = [one for one in found.estimates if one.after is None]
-    staying = [one for one in found.estimates if not _moves(one) and one.after is not None]
+    unknown = [one for one in found.estimates if not one.known]
+    staying = [one for one in found.estimates if one.known and not _moves(one)]
     told = [_row(one, width, colours) for one in moving]
     groups = _groups("no data", unknown, colours) + _groups("as now", staying, colours)
     if not told and not groups:
@@ -101,44 +100,55 @@ def _whole(numbers: Line, source: str, width: int, colours: Palette) -> list[Lin
 
 
 def _moves(one: Estimate) -> bool:
-    return one.after is not None and not (one.after == one.now and one.low in (None, one.now))
+    return one.known and not (one.point == one.now and one.interval in (None, (one.now, one.now)))
 
 
 def _row(one: Estimate, width: int, colours: Palette) -> tuple[Line, str]:
-    """``step time  1 004 → 921 ms  -8.3 %  880 .. 960``, and where it comes from."""
-    assert one.after is not None
-    name, spell = named(one.quantity)
-    after, unit = spell(one.after)
+    """``step time  346 → 309 .. 952 ms  -11 .. +175 %``, and where it comes from; in brackets the likely value."""
+    spell = named(one.quantity)[1]
+    text, unit = _then(one, spell)
     now, now_unit = (format.MISSING, unit) if one.now is None else spell(one.now)
     before = now if now_unit == unit else f"{now} {now_unit}"
-    line = Line().add(f"  {name:<{LABEL}}", colours.text).add(before.rjust(NUMBER), colours.dim)
-    line.add(" → ", colours.faint).add(after, _tone(one, colours)).add(f" {unit}", colours.dim)
-    at = 2 + LABEL + NUMBER + 3 + NUMBER + UNIT
+    line = (
+        Line()
+        .add(f"  {named(one.quantity)[0]:<{LABEL}}", colours.text)
+        .add(before.rjust(NUMBER), colours.dim)
+    )
+    line.add(" → ", colours.faint).add(text, _tone(one, colours)).add(f" {unit}", colours.dim)
+    if one.interval and one.point is not None:
+        line.add(f" ({spell(one.point)[0]})", colours.dim)
+    at = 2 + LABEL + NUMBER + 3 + THEN
     line.pad_to(at, colours.text)
     if width >= ROOMY:
-        line.add(_change(one).rjust(CHANGE - 2), _tone(one, colours)).add("  ", colours.text)
+        line.add(" ", colours.text).add(_change(one).rjust(CHANGE - 1), _tone(one, colours))
         at += CHANGE
-    if one.low is not None and one.high is not None:
-        (low, low_unit), (high, high_unit) = spell(one.low), spell(one.high)
-        line.add(low if low_unit == high_unit else f"{low} {low_unit}", colours.dim)
-        line.add(f" .. {high}", colours.dim).add("" if high_unit == unit else f" {high_unit}", colours.dim)
-    return line.pad_to(at + BETWEEN, colours.text).add(" ", colours.text), format.clean(one.source)
+    return line.pad_to(at, colours.text).add("  ", colours.text), format.clean(one.source)
+
+
+def _then(one: Estimate, spell: Spell) -> tuple[str, str]:
+    """The interval, or the value where there is none, and its unit: that of the larger end."""
+    if one.interval is None:
+        assert one.after is not None
+        return spell(one.after)
+    (low, low_unit), (high, unit) = map(spell, one.interval)
+    return f"{low if low_unit == unit else f'{low} {low_unit}'} .. {high}", unit
 
 
 def _change(one: Estimate) -> str:
     """In per cent of now; of a share, in points of it."""
-    if one.now is None or one.after is None:
+    ends = one.interval if one.point is None else (one.point,)
+    if one.now is None or ends is None:
         return ""
     if named(one.quantity)[1] is _share:
-        return f"{100 * (one.after - one.now):+.1f} pt"
-    return f"{100 * (one.after / one.now - 1):+.1f} %" if one.now else ""
+        return " .. ".join(f"{100 * (end - one.now):+.1f}" for end in ends) + " pt"
+    digits = 1 if len(ends) == 1 else 0
+    return " .. ".join(f"{100 * (end / one.now - 1):+.{digits}f}" for end in ends) + " %" if one.now else ""
 
 
 def _tone(one: Estimate, colours: Palette) -> Style:
     """Better or worse, if all of the interval is."""
-    assert one.after is not None
-    low, high = (one.after if end is None else end for end in (one.low, one.high))
-    if one.now is None or low <= one.now <= high:
+    low, high = one.interval or (one.after, one.after)
+    if one.now is None or low is None or high is None or low <= one.now <= high:
         return colours.strong
     return colours.level[Level.GOOD if high < one.now else Level.WARN]
 

@@ -1,8 +1,9 @@
 """What a change would do, as far as this run itself can tell; where it cannot, it says so and gives no number.
 
-Three sources, the first that knows: steps of this run that had the very values asked for; that a knob does not touch a
-quantity; and the schedule, simulated with the times that the pipeline's actions take now (`engine.planner.schedule`).
-A planner that predicts memory and traffic will be a fourth.
+An interval, and one value only where that is narrow (`Estimate.point`). Three sources, the first that knows: steps of
+this run that had the very values asked for; that a knob does not touch a quantity; and the schedule, simulated with the
+times that the pipeline's actions take now (`engine.planner.schedule`). A planner that predicts memory and traffic will be
+a fourth.
 """
 
 import threading
@@ -10,6 +11,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+
+from msgspec import structs
 
 from agents.rank.board import Board
 from agents.wire import Changes, Estimate, Previewed, Step, Summary, Value
@@ -99,7 +102,8 @@ class Foresight:
                 )
             else:
                 found = self._simulated(quantity, now, values, would_be, turned, costs)
-            estimates.append(found)
+            times = quantity in TIMES and self._oversubscribed and found.interval is not None
+            estimates.append(structs.replace(found, after=None if times else found.point))
         return Previewed("", changes, self._board.revision, "", neutral, estimates)
 
     def _untouched(self, quantity: str, turned: set[str], would_be: Values) -> bool:
@@ -153,7 +157,9 @@ class Foresight:
             return nothing
         if quantity == "bubble":
             rest = max(0.0, here - bound_now)
-            return Estimate(quantity, here, bound + rest, bound, source=f"{source}; other idle time as now")
+            # What idles beside the schedule does so as it does now, or once more for each more micro-batch.
+            likely, most = bound + rest, bound + rest * max(1.0, after[1] / before[1])
+            return Estimate(quantity, here, likely, bound, most, f"{source}; other idle time as now, or more")
         base = here - 1e3 * _window(clocks[0], measured)
         other = costs.get((_split(after), after[1]))
         times = [base + 1e3 * end for end in ends]

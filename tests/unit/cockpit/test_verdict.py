@@ -144,6 +144,28 @@ def test_trouble_of_our_own_comes_before_all() -> None:
 def test_bubbles_are_advised_on_where_no_rank_is_slow() -> None:
     said = diagnosis(store_with(FakeRun(oversubscribed=False, slow_rank=None)))
     assert (said.level, said.text[:12]) == (Level.WARN, "bubble-bound")
+    assert said.text.endswith(
+        "with 4 micro-batches · cockpit try micro_batches=8 measures whether more helps"
+    )
+
+
+def test_what_a_trial_of_this_run_refuted_is_not_advised_again() -> None:
+    run = FakeRun(oversubscribed=False, slow_rank=None)
+    measured: dict[str, object] = {"ratio": 2.9, "low": 2.7, "high": 3.1, "before": {"micro_batches": 4}}
+    said = diagnosis(store_with(run, [run.trial("t", "reverted", 8, **measured)])).text
+    assert "try micro_batches" not in said
+    assert said.endswith(
+        "a trial of micro_batches 4→8 was not faster: step time +190.0% (95 %: +170.0% to +210.0%)"
+    )
+    for other in (
+        run.trial(
+            "t", "reverted", 8, before={"micro_batches": 4}
+        ),  # taken back by hand before it had measured
+        run.trial("t", "reverted", 2, **measured),
+        run.trial("t", "reverted", 16, **(measured | {"before": {"micro_batches": 8}})),
+        run.trial("t", "kept", 8, **measured),
+    ):
+        assert "try micro_batches=8" in diagnosis(store_with(run, [other])).text
 
 
 @pytest.mark.parametrize(

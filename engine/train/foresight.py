@@ -2,8 +2,8 @@
 
 An interval, and one value only where that is narrow (`Estimate.point`). Three sources, the first that knows: steps of
 this run that had the very values asked for; that a knob does not touch a quantity; and the schedule, simulated with the
-times that the pipeline's actions take now (`engine.planner.schedule`). A planner that predicts memory and traffic will be
-a fourth.
+times that the pipeline's actions take now (`engine.planner.schedule`). A planner that predicts memory and traffic will
+be a fourth.
 """
 
 import threading

@@ -10,6 +10,7 @@ from agents.reach.runs import (
     RECORD_FILE,
     ElsewhereError,
     RunError,
+    check_readable,
     commands_file,
     find_folder,
     list_runs,
@@ -40,9 +41,11 @@ def folder_of(run: str | None) -> Path:
 
 
 def open_recording(run: str | None) -> Recording:
+    folder = folder_of(run)
     try:
-        return Recording(folder_of(run) / RECORD_FILE)
-    except RecordingError as error:
+        check_readable(folder)
+        return Recording(folder / RECORD_FILE)
+    except (RunError, RecordingError) as error:
         raise CockpitError(str(error)) from None
 
 

@@ -4,6 +4,7 @@ A CURVE socket without ZAP takes any key. The answers come from a thread of thei
 a key folder on a slow network disk never holds up the hub.
 """
 
+import os
 import threading
 from collections import deque
 from pathlib import Path
@@ -88,9 +89,16 @@ class Gate:
 
 
 def _signature(path: Path) -> tuple[int, int, int]:
-    """Different whenever the file was replaced or touched, or its mode changed."""
+    """Different whenever the file was replaced or touched, or its mode changed.
+
+    The file is opened: what `stat` of a path says, NFS may remember for a minute, and at an open it asks its server.
+    """
     try:
-        found = path.stat()
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return (0, 0, 0)
+    try:
+        found = os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
     return (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)

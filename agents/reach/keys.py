@@ -253,8 +253,10 @@ def _check_folder(folder: Path) -> None:
 def _read_private(path: Path, longest: int) -> bytes:
     """A file that nobody else can read or write, of at most `longest` bytes."""
     try:
-        with path.open("rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise RunError(f"{path} is no file")
             if found.st_mode & 0o077:
                 raise RunError(
                     f"{path} can be read or written by others; keep it to yourself: chmod 600 {path}"

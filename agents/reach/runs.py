@@ -218,6 +218,20 @@ def read_hub_file(folder: Path) -> HubFile:
         raise RunError(f"{path} is not a hub file: {error}") from None
 
 
+def check_readable(folder: Path) -> None:
+    """RunError if a hub on another machine writes the databases of this run: SQLite's write-ahead log has an index in
+    memory that only the machine that writes it shares."""
+    try:
+        hub = read_hub_file(folder)
+    except RunError:
+        return  # it has ended, or went without one
+    if not hub.here:
+        raise ElsewhereError(
+            f"the recording in {folder} is being written on {hub.host}, and cannot be read from another machine until "
+            f"the run has ended; run this on {hub.host} (if that hub was killed for good, remove {folder / HUB_FILE})"
+        )
+
+
 def remove_hub_file(folder: Path, epoch: str) -> None:
     """Remove `hub.json` if it is still the one of the hub start `epoch`."""
     with contextlib.suppress(RunError):

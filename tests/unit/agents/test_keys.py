@@ -2,7 +2,9 @@
 
 import errno
 import os
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,6 +12,7 @@ import zmq
 from msgspec import structs
 
 from agents.hub import doors
+from agents.hub.gate import Gate
 from agents.reach.address import connect_address, listen_address
 from agents.reach.keys import (
     KEY_VARIABLE,
@@ -94,6 +97,40 @@ def test_the_list_stays_readable_however_many_keys_there_were(
         store.revoke("more")
     store.revoke("n7")
     store.make("more", Role.VIEWER)
+
+
+def test_a_hub_sees_a_revocation_where_stat_is_remembered(
+    store: KeyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS does; what is opened is looked up anew."""
+    key = load_key(store.make("ann", Role.VIEWER)).public.encode()
+    path = store.folder / LIST_FILE
+    remembered, look = path.stat(), os.stat
+
+    def stale(of: str | Path, **options: Any) -> os.stat_result:
+        return remembered if str(of) == str(path) else look(of, **options)
+
+    with zmq.Context() as context:
+        gate = Gate(context, store)
+        try:
+            assert gate.grant(key)
+            monkeypatch.setattr(os, "stat", stale)
+            store.revoke("ann")
+            assert path.stat() == remembered
+            deadline = time.monotonic() + 60
+            while gate.grant(key):
+                assert time.monotonic() < deadline, "it does not see that the list has changed"
+                time.sleep(0.01)
+        finally:
+            gate.close()
+
+
+def test_a_list_that_is_no_file_is_refused(store: KeyStore) -> None:
+    store.make("ann", Role.VIEWER)
+    (store.folder / LIST_FILE).unlink()
+    os.mkfifo(store.folder / LIST_FILE, 0o600)
+    with pytest.raises(RunError, match=r"allowed.json is no file"):
+        store.listed()
 
 
 def test_a_list_that_cannot_be_written_is_as_before(store: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:

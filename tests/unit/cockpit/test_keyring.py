@@ -146,6 +146,26 @@ def test_a_hub_that_listens_elsewhere_only_says_where(
         process.clean_up()
 
 
+def test_a_recording_that_another_machine_writes_is_not_read(
+    hub: HubProcess, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its write-ahead log has an index in the memory of the machine that writes; when the run is over there is none."""
+    hub_file(hub.folder)
+    here = runs.this_host()
+    monkeypatch.setattr(runs, "this_host", lambda: "the-login-node")
+    for words in (
+        ["replay", "r-1"],
+        ["export", "r-1", "--format", "ndjson"],
+        ["snapshot", "--run", "r-1", "--at", "1"],
+    ):
+        assert run(words) == 2
+        said = capsys.readouterr().err
+        assert f"is being written on {here}, and cannot be read from another machine" in said
+        assert said.count("\n") == 1
+    hub.stop()
+    assert run(["export", "r-1", "--format", "ndjson"]) == 0
+
+
 def test_a_hub_started_again_listens_on_the_same_port(hub: HubProcess) -> None:
     before = hub_file(hub.folder)
     hub.kill()

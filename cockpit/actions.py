@@ -43,7 +43,14 @@ APP = (
     Action("app.theme", "t", "theme", "theme", "Dark or light"),
     Action("app.help", "question_mark,f1", "help", "help", "What the focused panel shows, and all keys", 2),
     Action("app.palette", "ctrl+p", "command_palette", "palette", "Find an action by name"),
-    Action("app.suspend", "ctrl+z", "suspend_process", "suspend", "Back to the shell; `fg` there returns"),
+    Action(
+        "app.suspend",
+        "ctrl+z",
+        "suspend_process",
+        "suspend",
+        "Back to the shell; `fg` there returns",
+        priority=True,
+    ),
     Action(
         "app.quit",
         "q,ctrl+c",

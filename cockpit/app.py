@@ -1,6 +1,7 @@
 """The application: one feed fills one store, one timer lets what is visible look at it."""
 
 import asyncio
+import os
 import signal
 import time
 import uuid
@@ -119,6 +120,14 @@ class CockpitApp(App[None]):
         board = KnobBoard(self.feed)
         self.push_screen(board)
         board.call_after_refresh(board.action_undo)
+
+    def action_suspend_process(self) -> None:
+        """Stop, with whoever waits for us in the terminal (`make`, a script): else the shell would not come back."""
+        if self._driver is None or not self._driver.can_suspend:
+            self._say("this terminal has no job control to suspend the cockpit with")
+            return
+        self.app_suspend_signal.publish(self)
+        os.killpg(0, signal.SIGTSTP)
 
     async def action_quit(self) -> None:
         """Leave; where that ends the run, not before it is confirmed."""

@@ -14,10 +14,11 @@ from agents.reach.runs import RunError, read_hub_file
 from cockpit import format
 from cockpit.connect import CockpitError, runs_dir
 from cockpit.engine_process import EngineProcess
-from cockpit.feed import ViewerError
+from cockpit.feed import ViewerError, faults_told
 from cockpit.live import LiveFeed
 from cockpit.printing import complain, say
-from cockpit.store import Store
+from cockpit.store import Link, Store
+from cockpit.verdict import diagnosis
 
 LAYOUT = "layouts/demo.toml"
 LOOK_S = 0.1
@@ -38,7 +39,7 @@ class DemoFeed:
         self._thread: threading.Thread | None = None
 
     def start(self, store: Store) -> None:
-        self._thread = threading.Thread(target=self._attend, args=(store,), name="cockpit-demo", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(store,), name="cockpit-demo", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -53,11 +54,17 @@ class DemoFeed:
             raise ViewerError("the run has not started yet")
         self._live.ask(asked)
 
+    def _run(self, store: Store) -> None:
+        with faults_told(store, f"the run goes on: cockpit attach {self.target}"):
+            self._attend(store)
+
     def _attend(self, store: Store) -> None:
         while not self._stop.wait(LOOK_S):
             if self._live is None:
                 with contextlib.suppress(RunError):
-                    self._live = LiveFeed(read_hub_file(self.engine.folder).endpoints.clients, operator=True)
+                    self._live = LiveFeed(
+                        read_hub_file(self.engine.folder).endpoints.clients, operator=True, target=self.target
+                    )
                     self._live.start(store)
             status = self.engine.exit_status
             if status:
@@ -71,7 +78,7 @@ def run_demo(words: Sequence[str]) -> int:
     """Start the engine, show it, and end it with the cockpit. 1 if it never came to a first step."""
     from cockpit.app import CockpitApp
     from cockpit.screens.starting import Starting
-    from cockpit.shell import keymap
+    from cockpit.shell import keymap, report_fault
 
     layout, overrides = _split(words)
     keys = keymap()
@@ -85,14 +92,28 @@ def run_demo(words: Sequence[str]) -> int:
             app = CockpitApp(DemoFeed(engine), keymap=keys)
             app.opening = Starting(engine)
             app.run()
-            if app.return_code:
-                for line in engine.last_lines(SHOWN_LINES):
-                    complain(line)
-                return engine.exit_status or 1
-            if engine.exit_status is None:
+            report_fault(app.store)
+            failed = app.return_code or app.store.link is Link.FAILED
+            if failed:
+                engine.stop()  # its ranks are gone, and it may be about to say why
+            status = engine.exit_status
+            if status or failed:
+                _tell_failure(app.store, engine)
+                return status or 1
+            if status is None:
                 say("stopping the run ...")
     say(f"the run's folder is {folder}")
     return 0
+
+
+def _tell_failure(store: Store, engine: EngineProcess) -> None:
+    """Why the run failed, once the screen that said so is gone; the end of what the engine printed, and where it is."""
+    with store.lock:
+        if store.link is Link.FAILED:
+            complain(f"the run failed: {diagnosis(store).text}")
+    for line in engine.last_lines(SHOWN_LINES):
+        complain(line)
+    complain(f"all that the engine printed is in {engine.log}")
 
 
 def _split(words: Sequence[str]) -> tuple[Path, list[str]]:

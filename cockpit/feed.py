@@ -1,9 +1,12 @@
 """Where a screen's store is fed from, and where its wishes go."""
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from agents.client import Asked
-from cockpit.store import Store
+from cockpit.store import Fault, Store, Topic
 
 
 class ViewerError(PermissionError):
@@ -28,6 +31,18 @@ class Feed(Protocol):
         from here.
         """
         ...
+
+
+@contextmanager
+def faults_told(store: Store, go_on: str) -> Iterator[None]:
+    """Around the work of a feed's thread: what ends it unforeseen is put in the store, where a screen says so."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - a thread that ends without a word leaves a picture that seems to wait
+        line = traceback.format_exception_only(error)[-1].strip()
+        with store.lock:
+            store.fault = Fault(line, go_on, traceback.format_exc())
+            store.revisions.update(Topic)
 
 
 def viewer_text(feed: Feed) -> str:

@@ -7,7 +7,7 @@ from agents.client import Asked, Client
 from agents.reach.keys import Key
 from agents.wire import Preview
 from cockpit.connect import CROWD, CROWD_HZ, want_little
-from cockpit.feed import ViewerError, viewer_text
+from cockpit.feed import ViewerError, faults_told, viewer_text
 from cockpit.store import Store
 
 POLL_S = 0.1
@@ -39,7 +39,7 @@ class LiveFeed:
 
     def start(self, store: Store) -> None:
         self._store = store
-        self._thread = threading.Thread(target=self._drain, args=(store,), name="cockpit-feed", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(store,), name="cockpit-feed", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -50,7 +50,13 @@ class LiveFeed:
     def ask(self, asked: Asked) -> None:
         if not self.operator and not isinstance(asked, Preview):
             raise ViewerError(viewer_text(self))
+        if self._store and self._store.fault:
+            raise ViewerError(f"this cockpit is detached; {self._store.fault.go_on}")
         self._wishes.put(asked)
+
+    def _run(self, store: Store) -> None:
+        with faults_told(store, f"the run goes on: cockpit attach {self.target}"):
+            self._drain(store)
 
     def _drain(self, store: Store) -> None:
         client = Client(self._endpoint, self._key, store.lock)

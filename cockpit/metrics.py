@@ -107,6 +107,7 @@ class Reading:
 
     value: float | None
     apart: float
+    weight: float = 1.0  # of a time: how much of a step it is apart; twice a phase of 1 % is next to nothing
 
 
 def settled_step(store: Store) -> int | None:
@@ -141,8 +142,16 @@ def _read(store: Store, metric: Metric) -> dict[int, Reading]:
         readings[rank] = Reading(
             _now(metric, latest, value) if rank in typical else None,
             value / middle - 1 if value is not None and middle else 0.0,
+            _weight(store, rank, metric, value, middle),
         )
     return readings
+
+
+def _weight(store: Store, rank: int, metric: Metric, value: float | None, middle: float | None) -> float:
+    step_ms = store.typical(rank, STEP_TIME.get)
+    if metric.unit != STEP_TIME.unit or value is None or middle is None or not step_ms:
+        return 1.0
+    return abs(value - middle) / step_ms
 
 
 def _vital(store: Store, rank: int, metric: Metric) -> float | None:

@@ -10,7 +10,7 @@ from agents.record.detail import curve_between
 from agents.record.recording import RecordingError
 from agents.record.replay import Moment, Place, Recording, Replay
 from agents.wire import Summary
-from cockpit.feed import ViewerError
+from cockpit.feed import ViewerError, faults_told
 from cockpit.recorded import playing
 from cockpit.store import Store
 
@@ -120,13 +120,14 @@ class Playback:
     # ------------------------------------------------------------------------------------------ the thread
 
     def _run(self, store: Store) -> None:
-        try:
-            self._play(store)
-        except RecordingError as error:
-            with store.lock:
-                store.trouble = str(error)
-        finally:
-            self._recording.close()
+        with faults_told(store, f"cockpit replay {self.target} opens it again"):
+            try:
+                self._play(store)
+            except RecordingError as error:
+                with store.lock:
+                    store.trouble = str(error)
+            finally:
+                self._recording.close()
 
     def _play(self, store: Store) -> None:
         replay = Replay(self._recording, store.lock)

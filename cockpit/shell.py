@@ -1,7 +1,9 @@
 """What every command with a screen needs before it opens one."""
 
 from cockpit.connect import CockpitError, address, target
+from cockpit.printing import complain
 from cockpit.recorded import folder_of, open_recording, place
+from cockpit.store import Store
 
 
 def keymap() -> dict[str, str]:
@@ -11,6 +13,16 @@ def keymap() -> dict[str, str]:
         return load_keymap()
     except KeymapError as error:
         raise CockpitError(str(error)) from None
+
+
+def report_fault(store: Store) -> bool:
+    """Whether a fault of the cockpit's own ended the picture; its traceback is printed, for a report."""
+    if store.fault is None:
+        return False
+    for line in store.fault.trace.splitlines():
+        complain(line)
+    complain(f"this cockpit was detached by a fault of its own; {store.fault.go_on}")
+    return True
 
 
 def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
@@ -24,7 +36,7 @@ def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
     feed = LiveFeed(hub.endpoint, operator, target(run), hub.key, low_bandwidth)
     app = CockpitApp(feed, keymap=keymap())
     app.run()
-    return app.return_code or 0
+    return 1 if report_fault(app.store) else app.return_code or 0
 
 
 def replay(run: str | None, at: str | None, speed: float) -> int:
@@ -36,4 +48,4 @@ def replay(run: str | None, at: str | None, speed: float) -> int:
 
     app = ReplayApp(Playback(recording, folder_of(run).name, speed, begin), keymap=keymap())
     app.run()
-    return app.return_code or 0
+    return 1 if report_fault(app.store) else app.return_code or 0

@@ -88,6 +88,15 @@ class Entry:
     trial: TrialState | None = None
 
 
+@dataclass(frozen=True)
+class Fault:
+    """What ended a feed unforeseen: the error in a line, how to go on, and the traceback for a report."""
+
+    error: str
+    go_on: str
+    trace: str
+
+
 class Store:
     """The run as the screens see it. `clock` gives monotonic seconds."""
 
@@ -100,6 +109,7 @@ class Store:
         self.pulse_seen: dict[int, float] = {}
         self.refused: str | None = None  # why the hub does not serve us
         self.trouble: str | None = None  # what went wrong with a run of our own
+        self.fault: Fault | None = None  # of the cockpit's own, that ended the feed
         self.playing: Playing | None = None  # where in a recording this is; None: it is the run itself
         self.previews: dict[str, Previewed] = {}  # what this cockpit asked, and was told
         self.denied: dict[str, str] = {}  # why the hub does not take what this cockpit asked, by its id

@@ -61,6 +61,8 @@ _LINK_LEVEL = {
 def headline(store: Store, frozen: bool = False) -> tuple[str, Level]:
     """``LIVE``, ``STALE 12 s`` ..."""
     link = store.link
+    if store.fault:
+        return "DETACHED", Level.BAD
     if store.playing:
         return Link.PLAYBACK.value, Level.NOTE
     age = store.age_s
@@ -79,9 +81,10 @@ def verdict(store: Store, operator: bool) -> Iterator[Item]:
     """The fields of line one, in the order they are shown."""
     summary = store.summary
     yield Item(store.run, 1)
-    done, planned = store.step, store.steps_planned
+    # How many are done: steps are counted from 0, and the newest step's own number is in the panels.
+    done, planned = None if store.step is None else store.step + 1, store.steps_planned
     goal = f"/{format.grouped(planned)}" if planned else ""
-    yield Item(f"step {format.grouped(done).rjust(len(goal) - 1)}{goal}", 0)
+    yield Item(f"{format.grouped(done).rjust(len(goal) - 1)}{goal} steps", 0)
     if summary:
         yield Item(f"{format.duration_ms(summary.step_ms)}/step", 2)
         if summary.tokens_per_s is not None:
@@ -114,6 +117,14 @@ class Diagnosis:
 
 
 Rule = Callable[[Store], Diagnosis | None]
+
+
+def _detached(store: Store) -> Diagnosis | None:
+    """The feed has failed and nothing comes any more: a fault of the cockpit's, and none of the run's."""
+    if store.fault is None:
+        return None
+    what = f"this cockpit is detached by a fault of its own: {store.fault.error}"
+    return Diagnosis(Level.BAD, format.clean(f"{what} · {store.fault.go_on}"))
 
 
 def _refused(store: Store) -> Diagnosis | None:
@@ -344,6 +355,7 @@ def _phase_values(store: Store, name: str) -> Iterator[float]:
 
 
 RULES: tuple[Rule, ...] = (
+    _detached,
     _failed,
     _refused,
     _waiting,

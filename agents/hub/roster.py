@@ -1,6 +1,7 @@
 """Which connection is which rank, and which ranks have fallen silent."""
 
 import math
+import time
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -185,7 +186,9 @@ class Roster:
                 news = now - known.heard_s > LOST_AFTER_S
             if news:
                 known.lost, known.process = True, _process(known) if local else "unknown"
-                text = f"no word for {LOST_AFTER_S:g} s{_fate(known)}"
+                # The moment, not how long ago: who reads it may do so much later.
+                heard = time.localtime(time.time() - (now - known.heard_s))
+                text = f"no word since {time.strftime('%H:%M:%S', heard)}{_fate(known)}"
                 gone.append(Gone(rank, clean=False, text=text, process=known.process))
         return gone
 

@@ -19,6 +19,7 @@ from agents.wire import VERSION
 from agents.wire.codec import version_refusal
 from agents.wire.terms import RunError as RunError
 
+NAMED = 8  # runs that an error names
 HUB_FILE = "hub.json"
 HUB_FILE_BYTES = 64 << 10  # read of it; an honest one has a few hundred
 RECORD_FILE = "run.db"
@@ -311,8 +312,10 @@ def find_folder(target: str, runs_dir: Path) -> Path:
     except OSError as error:
         raise RunError(f"a run cannot be named {target[:40]}…: {error.strerror}") from None
     if folder is None:
-        names = ", ".join(run.name for run in list_runs(runs_dir)[:8]) or "none"
-        raise RunError(f"there is no run {target} in {runs_dir}; the runs there are: {names}")
+        names = [run.name for run in list_runs(runs_dir)]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        there = f"{', '.join(names[:NAMED])}{more}" or "none"
+        raise RunError(f"there is no run {target} in {runs_dir}; the runs there are: {there}")
     return folder
 
 

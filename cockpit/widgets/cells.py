@@ -17,6 +17,7 @@ ALARMS = (Level.BAD.value, Level.WARN.value)
 FULL = "█"
 MISSING_BAR = format.MISSING * 64
 LABEL_RIGHT = 2
+WORTH = 0.05  # of a step: a time that is less apart is not worth a mark
 
 
 def levels_of(store: Store, metric: Metric, readings: dict[int, Reading]) -> dict[int, Level]:
@@ -28,7 +29,9 @@ def levels_of(store: Store, metric: Metric, readings: dict[int, Reading]) -> dic
         gone = store.state.gone.get(rank)
         if gone and not gone.clean:
             levels[rank] = Level.BAD
-        elif rank in named or (metric.worse and reading.apart * metric.worse >= slow):
+        elif rank in named or (
+            metric.worse and reading.apart * metric.worse >= slow and reading.weight >= WORTH
+        ):
             levels[rank] = Level.WARN
         else:
             levels[rank] = Level.NOTE if reading.value is None else Level.GOOD

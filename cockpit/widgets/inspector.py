@@ -21,9 +21,13 @@ def inspector(
     who = Line().add(f"r{rank} ", colours.cursor).add(f" {format.coords(hello.coords)}", colours.text)
     who.add(f" · {hello.host} · {hello.device} · pid {hello.pid}", colours.dim)
     reading = readings[rank]
-    against = f"{reading.apart:+.0%} against its stage".replace("-0%", "+0%")
-    numbers = Line().add(f"{format.fixed(reading.value, 5, metric.digits)} {metric.unit}", colours.strong)
-    numbers.add(f" {against}", colours.text)
+    numbers = Line()
+    if reading.value is None:
+        numbers.add(f"{format.MISSING} no {metric.title}", colours.faint)
+    else:
+        against = f"{reading.apart:+.0%} against its stage".replace("-0%", "+0%")
+        numbers.add(f"{format.fixed(reading.value, 5, metric.digits)} {metric.unit}", colours.strong)
+        numbers.add(f" {against}", colours.text)
     if step:
         if step.comm:
             waits = f" · waits {step.waited_ms:.0f} of {step.step_ms:.0f} ms"

@@ -1,5 +1,6 @@
 """The overview under a person's keys, fed by a script."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ async def test_the_first_two_lines_say_how_the_run_is(
     async with cockpit.app.run_test(size=size) as pilot:
         await settle(cockpit, pilot)
         first, second, *rest = shown(cockpit.app)
-        assert first.startswith(" ✓ LIVE · demo · step 159/300")
+        assert first.startswith(" ✓ LIVE · demo · 160/300 steps")
         assert second.startswith(" ! 8 ranks share 2 cores")
         assert any("r7" in line for line in rest)
 
@@ -152,11 +153,11 @@ async def test_stale_and_back(make_cockpit: MakeCockpit) -> None:
         cockpit.clock.now += 12
         await settle(cockpit, pilot)
         lines = shown(cockpit.app)
-        assert lines[0].startswith(" ! STALE 12 s · demo · step 159/300")
+        assert lines[0].startswith(" ! STALE 12 s · demo · 160/300 steps")
         assert "r7" in "".join(lines)  # the picture stays
         cockpit.feed.tell(cockpit.run.step(160))
         await settle(cockpit, pilot)
-        assert shown(cockpit.app)[0].startswith(" ✓ LIVE · demo · step 160/300")
+        assert shown(cockpit.app)[0].startswith(" ✓ LIVE · demo · 161/300 steps")
 
 
 async def test_ended_lost_and_stalled(make_cockpit: MakeCockpit) -> None:
@@ -184,12 +185,12 @@ async def test_space_holds_the_picture(make_cockpit: MakeCockpit) -> None:
         await pilot.press("space")
         cockpit.feed.tell(cockpit.run.step(160))
         await settle(cockpit, pilot)
-        assert shown(cockpit.app)[0].startswith(" ! FROZEN · demo · step 159/300")
+        assert shown(cockpit.app)[0].startswith(" ! FROZEN · demo · 160/300 steps")
         await pilot.press("m")  # one may still look around in it
         assert "forward time" in str(cockpit.app.screen.query_one(RankGrid).border_title)
         await pilot.press("space")
         await settle(cockpit, pilot)
-        assert shown(cockpit.app)[0].startswith(" ✓ LIVE · demo · step 160/300")
+        assert shown(cockpit.app)[0].startswith(" ✓ LIVE · demo · 161/300 steps")
 
 
 async def test_save_theme_help_and_palette(
@@ -241,3 +242,40 @@ async def test_nothing_has_arrived_yet(make_cockpit: MakeCockpit) -> None:
         await settle(cockpit, pilot)
         assert "WAITING" in shown(cockpit.app)[0]
         await pilot.press("m", "g", "right", "k", "right", "enter")
+
+
+async def test_ctrl_z_suspends_from_any_screen(
+    make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cockpit = make_cockpit()
+    signals: list[tuple[int, int]] = []
+    monkeypatch.setattr("cockpit.app.os.killpg", lambda *sent: signals.append(sent))
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("ctrl+z")
+        assert "no job control" in [notice.message for notice in cockpit.app._notifications][0]
+        monkeypatch.setattr(type(cockpit.app._driver), "can_suspend", True)
+        await pilot.press("ctrl+z", "k", "ctrl+z", "question_mark", "ctrl+z")
+    assert signals == [(0, signal.SIGTSTP)] * 3
+
+
+@pytest.mark.parametrize(("width", "without"), [(80, []), (60, ["group"]), (24, ["zoom", "panel", "freeze"])])
+async def test_the_footer_keeps_help_and_quit(
+    make_cockpit: MakeCockpit, width: int, without: list[str]
+) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(width, 20)) as pilot:
+        await settle(cockpit, pilot)
+        footer = shown(cockpit.app)[-1]
+        assert "q quit" in footer and "? help" in footer
+        assert not any(word in footer for word in without)
+        assert len(footer.rstrip()) <= width and not footer.rstrip().endswith("…")
+
+
+async def test_u_names_the_change_that_would_be_taken_back(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await settle(cockpit, pilot)
+        await pilot.press("u")
+        await settle(cockpit, pilot)
+        assert "press it again to take back revision 1" in "".join(shown(cockpit.app))
+        assert cockpit.feed.wishes == []

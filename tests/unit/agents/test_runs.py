@@ -82,6 +82,16 @@ def test_what_cannot_be_reached_is_one_sentence(tmp_path: Path, dead_pid: int) -
         runs.resolve(None, tmp_path)
 
 
+def test_runs_that_an_error_does_not_name_are_counted(tmp_path: Path) -> None:
+    for number in range(10):
+        (tmp_path / f"r{number}").mkdir()
+        (tmp_path / f"r{number}" / "hub.json").write_text("[]")
+    with pytest.raises(RunError, match=r"the runs there are: r\d(, r\d){7} and 2 more$"):
+        runs.find_folder("x", tmp_path)
+    with pytest.raises(RunError, match="the runs there are: none$"):
+        runs.find_folder("x", tmp_path / "absent")
+
+
 def test_a_hub_file_is_not_believed_blindly(tmp_path: Path) -> None:
     endpoints = add_run(tmp_path, "theirs", os.getpid()).endpoints
     endpoints.directory.chmod(0o777)

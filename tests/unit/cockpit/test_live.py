@@ -10,7 +10,9 @@ from agents.state import RunState
 from agents.wire import Decide, Preview, Propose, Summary, Try, Update
 from cockpit.feed import ViewerError
 from cockpit.live import LiveFeed
+from cockpit.shell import report_fault
 from cockpit.store import Store, Topic
+from cockpit.verdict import Level, diagnosis, headline
 from tests.unit.agents.fleet import Fleet, HubProcess
 
 
@@ -100,3 +102,37 @@ def test_what_a_feed_asks_is_answered_to_it_alone(hub: HubProcess) -> None:
         viewer.stop()
         operator.stop()
         fleet.close()
+
+
+class BrokenClient:
+    resets, age_s = 0, 0.1
+
+    def __init__(self, *_: object) -> None: ...
+
+    def look(self, *_: object) -> None: ...
+
+    def close(self) -> None: ...
+
+    def poll(self, timeout_s: float) -> list[object]:
+        raise KeyError("[/x]")
+
+
+def test_a_fault_in_the_feeds_thread_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cockpit.live.Client", BrokenClient)
+    store, feed = Store(), LiveFeed("ipc://nowhere", operator=True, target="r-1")
+    feed.start(store)
+    assert feed._thread
+    feed._thread.join()
+    assert headline(store) == ("DETACHED", Level.BAD)
+    said = diagnosis(store)
+    assert said.level is Level.BAD
+    assert said.text == (
+        "this cockpit is detached by a fault of its own: KeyError: '[/x]' · the run goes on: cockpit attach r-1"
+    )
+    with pytest.raises(ViewerError, match="this cockpit is detached; the run goes on: cockpit attach r-1"):
+        feed.ask(Propose("wish", {"micro_batches": 8}, 0))
+    assert report_fault(store)
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[0].startswith("Traceback") and printed[-1].endswith("cockpit attach r-1")

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 from rich.style import Style
 
-from agents.wire import PAUSED, Alert, Pulse, Traffic, Vitals
+from agents.wire import PAUSED, Alert, Gone, Pulse, Step, Traffic, Vitals
 from cockpit.lines import Line
 from cockpit.metrics import OWN_TIME, STEP_TIME, available, judged, read
 from cockpit.records import ranks
@@ -34,6 +34,31 @@ def test_vital_signs_are_offered_where_some_rank_has_them() -> None:
     readings = read(store, metrics["temperature"])
     assert readings[1].value == 88.0 and readings[0].value is None  # no data is not zero
     assert read(store, metrics["device_memory"])[1].value == 70.0
+
+
+@pytest.mark.parametrize(("ms", "level"), [(21.0, Level.GOOD), (42.0, Level.GOOD), (70.0, Level.WARN)])
+def test_a_phase_is_marked_where_it_matters_to_the_step(ms: float, level: Level) -> None:
+    """Of steps of 412 ms: twice 21 ms is 5 % of a step at most, and no mark is worth that."""
+    store, run = Store(), FakeRun(slow_rank=None, oversubscribed=False)
+    store.apply(run.begin())
+    for step in range(8):
+        for update in run.step(step):
+            if isinstance(update, Step):
+                phases = update.phases | {"optimizer": ms if update.rank == 1 else 21.0}
+                update = structs.replace(update, comm={}, step_ms=430.0, phases=phases)
+            store.apply([update])
+    phase = next(metric for metric in available(store) if metric.key == "phase:optimizer")
+    assert levels_of(store, phase, read(store, phase))[1] is level
+
+
+def test_a_lost_rank_has_no_number_to_compare() -> None:
+    store = store_with()
+    store.apply([Gone(3, clean=False, text="no word since 12:00:00: process 7 has ended", process="ended")])
+    metric = judged(store)
+    lines = inspector(store, metric, read(store, metric), 3, palette("cockpit-dark"))
+    text = [line.strip(160, Style(color="white")).text.strip() for line in lines]
+    assert text[1].startswith("· no own time") and "against" not in text[1]
+    assert text[2] == "✗ lost no word since 12:00:00: process 7 has ended"
 
 
 @pytest.mark.parametrize(

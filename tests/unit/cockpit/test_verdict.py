@@ -123,7 +123,7 @@ def test_verdict_has_the_run_in_a_line() -> None:
     text = " · ".join(item.text for item in verdict(store_with(FakeRun()), operator=True))
     for word in (
         "demo",
-        "step   9/300",
+        " 10/300 steps",
         "ms/step",
         "tok/s",
         "loss 4.9",

@@ -1,0 +1,65 @@
+"""How `cockpit demo` ends: with the run's own status, and why it failed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.wire import Event, Gone
+from cockpit import demo
+from cockpit.app import CockpitApp
+from tests.screens.fake_run import FakeRun
+
+WHY = "rank 1 failed: no [/space]\x1b[2J left"
+
+
+class FakeEngine:
+    """What the demo asks of its engine; `status` is what it ends with by itself, `stopped` when it is told to."""
+
+    status: int | None = None
+    stopped = 0
+
+    def __init__(self, layout: Path, overrides: list[str], folder: Path) -> None:
+        self.exit_status, self.folder, self.log = type(self).status, folder, folder / "engine.log"
+
+    def __enter__(self) -> "FakeEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        if self.exit_status is None:
+            self.exit_status = self.stopped
+
+    def last_lines(self, count: int) -> list[str]:
+        return [WHY][:count]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, engine: type[FakeEngine], failed: bool) -> int:
+    def use(app: CockpitApp) -> None:
+        app.store.apply(FakeRun().story(3))
+        if failed:
+            app.store.apply([Event(1.0, "error", "run", WHY)])
+            app.store.apply(Gone(rank, clean=False, text=WHY, process="ended") for rank in range(8))
+
+    monkeypatch.setattr(demo, "EngineProcess", engine)
+    monkeypatch.setattr(CockpitApp, "run", use)
+    return demo.run_demo([])
+
+
+@pytest.mark.parametrize("status", [None, 1, 7])
+def test_a_failed_run_is_told_again_and_is_no_success(
+    status: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine: Any = type("Failed", (FakeEngine,), {"status": status, "stopped": 1})
+    assert run(monkeypatch, engine, failed=True) == (status or 1)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "the run failed: rank 1 failed: no [/space] [2J left"
+    assert said[-1].startswith("all that the engine printed is in ") and said[-1].endswith("engine.log")
+
+
+def test_quitting_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, FakeEngine, failed=False) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("stopping the run ...") and not said.err

@@ -54,7 +54,7 @@ async def test_play_pause_step_and_seek(run_db: Path) -> None:
     async with app.run_test(size=(120, 36)) as pilot:
         await until(app, pilot, lambda: (app.store.step or 0) > 5)
         first, _, third, *_ = shown(app)
-        assert first.startswith(" · PLAYBACK · demo · step")
+        assert first.startswith(" · PLAYBACK · demo · ")
         assert "VIEWER" not in first and "OPERATOR" not in first
         assert third.startswith(" PLAYBACK  ▶ 8×") and "●" in third
         await pilot.press("space")

@@ -57,4 +57,4 @@ def test_1024_ranks_without_colour(
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     cockpit = make_cockpit(big(), steps=10, change_at=None)
-    assert snap_compare(cockpit.app, terminal_size=(120, 36), run_before=quiet(cockpit, "m"))
+    assert snap_compare(cockpit.app, terminal_size=(120, 36), run_before=quiet(cockpit))

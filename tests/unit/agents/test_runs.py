@@ -88,7 +88,7 @@ def test_runs_that_an_error_does_not_name_are_counted(tmp_path: Path) -> None:
         (tmp_path / f"r{number}" / "hub.json").write_text("[]")
     with pytest.raises(RunError, match=r"the runs there are: r\d(, r\d){7} and 2 more$"):
         runs.find_folder("x", tmp_path)
-    with pytest.raises(RunError, match="the runs there are: none$"):
+    with pytest.raises(RunError, match=r"the runs there are: none$"):
         runs.find_folder("x", tmp_path / "absent")
 
 

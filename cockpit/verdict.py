@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 
 from agents.detect.finding import by_gravity
 from agents.wire import PAUSED, Step, Summary
@@ -186,12 +187,14 @@ def _broken(summary: Summary) -> bool:
 
 
 def _broken_loss(store: Store) -> Diagnosis | None:
-    bad = next((s for s in store.state.summaries if _broken(s)), None)
-    if bad is None or store.summary is None or not _broken(store.summary):
+    if store.summary is None or not _broken(store.summary):
         return None
+    # Also where that began before the newest summaries: a bucket keeps its first value that is no number.
+    *_, (step, loss) = takewhile(
+        lambda point: not math.isfinite(point[1]), reversed(store.state.points("loss"))
+    )
     return Diagnosis(
-        Level.BAD,
-        f"loss is {bad.loss} since step {format.grouped(bad.step)} · resume from an earlier snapshot",
+        Level.BAD, f"loss is {loss} since step {format.grouped(step)} · resume from an earlier snapshot"
     )
 
 

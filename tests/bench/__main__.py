@@ -5,7 +5,19 @@ python -m tests.bench [NAME ...] [--quick | --memory]   (the options are those o
 
 import sys
 
-from tests.bench import bubble, collectives, gpu, overhead, recording, scale, single, start, telemetry, tensor
+from tests.bench import (
+    bubble,
+    collectives,
+    gpu,
+    overhead,
+    recording,
+    scale,
+    single,
+    soak,
+    start,
+    telemetry,
+    tensor,
+)
 
 BENCHES = {
     "start": start.main,
@@ -17,6 +29,7 @@ BENCHES = {
     "tensor": tensor.main,
     "single": single.main,
     "scale": scale.main,
+    "soak": soak.main,
     "gpu": gpu.main,
 }
 

@@ -3,6 +3,7 @@
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from copy import copy
 from pathlib import Path
 from typing import get_args
 
@@ -165,6 +166,32 @@ def test_what_is_old_is_thinned_then_forgotten(make_run: MakeRun) -> None:
     again.train(1)
     again.until(lambda: Recording(run.path).segments()[0].id > segments[0].id)
     again.until(lambda: sum(segment.thinned for segment in Recording(run.path).segments()) < 5)
+
+
+def test_a_long_curve_is_the_same_wherever_it_is_read(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agents.state.HISTORY", 16)
+    monkeypatch.setattr("agents.curve.BUCKETS", 8)
+    run = make_run(segment_bytes=10_000, full_bytes=5_000, thin_bytes=1 << 20)
+    run.begin()
+    curves = {}
+    for _ in range(40):
+        run.train(10)
+        run.until(run.written)
+        curves[run.sequence.seq] = (run.step, copy(run.sequence.state.curve))
+    run.until(lambda: sum(segment.thinned for segment in Recording(run.path).segments()) > 5)
+    replay = opened(run)
+    thinned = 0
+    for seq, (step, curve) in curves.items():
+        replay.seek(replay.recording.at_seq(seq))
+        thinned += replay.thinned
+        assert replay.state.curve == curve
+        newest = range(max(0, step - 15), step + 1)
+        assert [summary.step for summary in replay.state.summaries] == list(newest)
+        if not replay.thinned:
+            assert digest(replay.state) == run.states[seq]
+    assert thinned > 10 and curve.width > 16
 
 
 def digest_at(replay: Replay, seq: int) -> list[bytes]:

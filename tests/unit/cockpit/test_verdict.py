@@ -94,6 +94,10 @@ def test_a_loss_that_is_no_number_is_bad() -> None:
     said = diagnosis(store)
     assert said.level is Level.BAD
     assert "since step 10" in said.text
+    store.apply(structs.replace(summary, step=step, loss=math.nan) for step in range(11, 5000))
+    assert "since step 10" in diagnosis(store).text, "long before the newest summaries"
+    store.apply([structs.replace(summary, step=5000, loss=2.0)])
+    assert "loss is" not in diagnosis(store).text
 
 
 def test_a_rank_whose_pulse_stops_is_silent() -> None:

@@ -166,7 +166,7 @@ def _add_exports(commands: Any) -> None:
         type=Path,
         help="a file, or a folder for several; absent: standard output, or one in the run's",
     )
-    export.add_argument("--json", action="store_true", help="for programs")
+    export.add_argument("--json", action="store_true", help="print JSON")
     export.set_defaults(call=_export)
     serve = commands.add_parser("serve", help="serve a live run to other programs")
     serve.add_argument("named", nargs="?", metavar="RUN", help="a name, folder or ipc:// URL")
@@ -246,7 +246,7 @@ def parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument("--run", metavar="RUN", help=f"{TARGET}; absent: the newest live one")
         command.add_argument("--key", metavar="FILE", help=KEY)
-        command.add_argument("--json", action="store_true", help="for programs")
+        command.add_argument("--json", action="store_true", help="print JSON")
         if name not in CHANGING:
             # The run may be named without --run where no other words are expected.
             command.add_argument("named", nargs="?", metavar="RUN", help=argparse.SUPPRESS)

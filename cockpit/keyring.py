@@ -33,7 +33,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
             type=Path,
             help="the folder of keys (default COCKPIT_KEYS, else ~/.config/cockpit/keys)",
         )
-        action.add_argument("--json", action="store_true", help="for programs")
+        action.add_argument("--json", action="store_true", help="print JSON")
         action.set_defaults(call=_guarded(call))
 
 

@@ -14,6 +14,12 @@ from agents.wire import clean
 from engine.forked import signal_with_parent
 from engine.layout import Layout, LayoutError, load
 
+FOLDER = (
+    "A run's folder is run.dir/NAME-DATE-TIME, such as runs/demo-20261121-120000. It holds layout.toml (what was asked "
+    "for), engine.log (what was printed), hub.json (while a hub serves it), hub.log, run.db (what was recorded), saved "
+    "training state, and failure.txt where a rank failed."
+)
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
@@ -29,31 +35,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     open_streams()
     parser = _Parser(prog="engine", description="Train Mixture-of-Experts transformers in 4D parallel.")
     commands = parser.add_subparsers(dest="command", parser_class=_Parser)
-    run = commands.add_parser("run", help="train a layout on this machine, or as a rank of torchrun or Slurm")
+    about = "train a layout on this machine, or as a rank of torchrun or Slurm"
+    run = commands.add_parser("run", help=about, description=about, epilog=FOLDER)
     run.add_argument(
         "layout", nargs="?", help="a TOML file, such as layouts/demo.toml; its keys: engine reference"
     )
-    run.add_argument("overrides", nargs="*", metavar="section.key=value", help="lay over the file's values")
+    run.add_argument("overrides", nargs="*", metavar="section.key=value", help="override the file's values")
     run.add_argument("--json", action="store_true", help="print NDJSON")
     run.add_argument(
-        "--hub", default="auto", metavar="auto|none|URL", help="telemetry: own hub, none, or that one"
+        "--hub", default="auto", metavar="auto|none|URL", help="telemetry: start a hub, none, or use that one"
     )
     run.add_argument(
-        "--listen", metavar="tcp://ADDRESS:PORT|auto", help="the hub listens over TCP too, for who has a key"
+        "--listen",
+        metavar="tcp://ADDRESS:PORT|auto",
+        help="address where the hub listens over TCP too (needs a key)",
     )
-    run.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's folder; absent: one in run.dir")
+    run.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="the run's folder (default: a new one in run.dir)"
+    )
     run.add_argument(
         "--resume",
         nargs="?",
         const="",
         metavar="DIR",
-        help="go on with the newest run of this name; or begin from the snapshots in DIR",
+        help="continue the newest run of this name; DIR: begin from what was saved there",
     )
     run.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="absent: a GPU each, where a machine has one for each of its ranks",
+        help="default auto: a GPU for each rank where a machine has as many, else the CPU",
     )
     run.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
     commands.add_parser("reference", help="print every key of a layout, and what is legal, as Markdown")

@@ -2,8 +2,34 @@
 
 import time
 
+from msgspec import structs
+
 from agents.client import WAIT_S, Client
+from agents.state import RunState
 from agents.wire import CommandState, Previewed, TrialState
+
+LAST_S = 2.0
+
+
+class RunOverError(Exception):
+    """The run ended before what was waited for; one sentence for a person."""
+
+
+class _End:
+    """Looks whether every rank has gone for good. Its hub then has `LAST_S` for the last word on what was asked."""
+
+    def __init__(self) -> None:
+        self._seen_s: float | None = None
+
+    def over(self, state: RunState) -> bool:
+        gone = bool(state.hellos) and all(
+            rank in state.gone and state.gone[rank].over for rank in state.hellos
+        )
+        if not gone:
+            self._seen_s = None
+            return False
+        self._seen_s = self._seen_s or time.monotonic()
+        return time.monotonic() - self._seen_s > LAST_S
 
 
 def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = True) -> CommandState:
@@ -12,14 +38,16 @@ def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = 
     TimeoutError says in one sentence how far it came. One that this client may not ask is rejected, as one that the
     run cannot take; but it is in nobody's log.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline, end = time.monotonic() + timeout_s, _End()
     while True:
         state = client.state.commands.get(id)
         if state is None and id in client.denied:
             return CommandState(id, 0, "rejected", {}, {}, "", time.time(), why=client.denied[id])
-        if state and (state.settled or not settled):
+        if state and (state.final or not settled):
             return state
-        remaining = deadline - time.monotonic()
+        if end.over(client.state):
+            return _left_behind(id, state)
+        remaining = min(deadline - time.monotonic(), WAIT_S)
         if remaining <= 0:
             raise TimeoutError(_unsettled(client, state, timeout_s))
         client.poll(remaining)
@@ -27,27 +55,44 @@ def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = 
 
 def wait_for_trial(client: Client, id: str, timeout_s: float) -> TrialState:
     """Poll until the trial `id` is settled. TimeoutError says in one sentence how far it came; it goes on."""
-    deadline = time.monotonic() + timeout_s
+    deadline, end = time.monotonic() + timeout_s, _End()
     while not ((trial := client.state.trials.get(id)) and trial.settled):
         if id in client.denied:
             raise TimeoutError(client.denied[id])
         if time.monotonic() >= deadline:
             how = f"the trial is at {trial.state}" if trial else client.refused or "the hub did not answer"
             raise TimeoutError(f"{how} after {timeout_s:g} s")
+        if end.over(client.state):
+            how = f"the trial stays at {trial.state}" if trial else "the trial was not begun"
+            raise RunOverError(f"the run ended, and its hub with it; {how}")
         client.poll(WAIT_S)
     return trial
 
 
 def wait_for_preview(client: Client, id: str, timeout_s: float) -> Previewed:
     """Poll until the question `id` is answered; TimeoutError says in one sentence that it was not."""
-    deadline = time.monotonic() + timeout_s
+    deadline, end = time.monotonic() + timeout_s, _End()
     while id not in client.previews:
+        if end.over(client.state):
+            raise RunOverError("the run ended before this was answered")
         if id in client.denied:
             raise TimeoutError(client.denied[id])
         if time.monotonic() >= deadline:
             raise TimeoutError(client.refused or f"nobody said within {timeout_s:g} s what this would do")
         client.poll(0.05)
     return client.previews[id]
+
+
+def _left_behind(id: str, state: CommandState | None) -> CommandState:
+    """What to say of a command that the run's end has overtaken, where the hub had no time to."""
+    if state is None:
+        return CommandState(
+            id, 0, "expired", {}, {}, "", time.time(), why="the run ended before this was answered"
+        )
+    if state.state == "accepted":
+        why = "the run ended before this was applied, as far as is known; the log says what became of it"
+        return structs.replace(state, state="expired", why=why)
+    return state if state.why else structs.replace(state, why="the run ended before every rank had said so")
 
 
 def _unsettled(client: Client, state: CommandState | None, timeout_s: float) -> str:

@@ -48,10 +48,11 @@ def _resolved(run: str | None) -> Endpoints:
     """The run's hub; one that was killed is waited for. RunError: there is none."""
     deadline = time.monotonic() + RESTART_S
     while True:
+        back = _may_be_back(run)  # before too: it may be back just after it was found to be dead
         try:
             return resolve(run, runs_dir())
         except RunError:
-            if time.monotonic() >= deadline or not _may_be_back(run):
+            if time.monotonic() >= deadline or not (back or _may_be_back(run)):
                 raise
         time.sleep(0.1)
 

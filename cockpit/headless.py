@@ -146,8 +146,9 @@ def knobs(run: str | None, as_json: bool) -> int:
 
 
 def _overdue(known: CommandState | None, why: str, as_json: bool) -> int:
-    """The wait is over, the change is not: it stays in the queue."""
-    complain(f"{why}; it stays in the queue and may still be applied")
+    """The wait is over, the change is not: one that no rank has applied stays in the queue."""
+    waits = known is None or known.state == "accepted"
+    complain(f"{why}; it stays in the queue and may still be applied" if waits else why)
     if as_json:
         state, revision = (known.state, known.revision) if known else ("unknown", 0)
         say_json({"state": state, "revision": revision, "why": why})
@@ -215,17 +216,20 @@ def answer(watch: Watch, asked: str, wait: bool, timeout_s: float, as_json: bool
         return _overdue(watch.client.state.commands.get(asked), str(error), as_json)
     verdict = records.verdict(command)
     refused = command.state in records.REFUSALS
+    partial = command.state == "applied" and not command.settled and (wait or command.failed > 0)
     if as_json:
         say_json(verdict)
     elif refused:
         _say(f"✗ {command.state}: {command.why}")
     elif command.state == "applied":
         at = format.grouped(command.applied_step)
-        _say(f"✓ applied {command.acks}/{command.world} at step {at} · revision {command.revision}")
+        why = f": {command.why}" if partial and command.why else ""
+        sign = "✗" if partial else "✓"
+        _say(f"{sign} applied {command.acks}/{command.world} at step {at} · revision {command.revision}{why}")
     else:
         why = f": {command.why}" if command.why else ""
         _say(f"· accepted as revision {command.revision}{why}")
-    return REFUSED if refused else 0
+    return REFUSED if refused or partial else 0
 
 
 def log(run: str | None, as_json: bool) -> int:

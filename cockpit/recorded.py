@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import structs
+
 from agents.reach.runs import (
     RECORD_FILE,
     ElsewhereError,
@@ -20,6 +22,7 @@ from agents.reach.runs import (
 from agents.record.commands import read_commands
 from agents.record.recording import RecordingError
 from agents.record.replay import Place, Recording, Replay
+from agents.wire import CommandState, TrialState
 from cockpit.connect import CockpitError, Watch, runs_dir
 from cockpit.store import Playing, Store
 
@@ -113,9 +116,30 @@ def story(run: str | None) -> Store:
     with contextlib.suppress(CockpitError):
         store = look(run).store
     journalled = read_commands(commands_file(folder_of(run)))
-    store.apply(entry.state for entry in journalled.commands)
-    store.apply(entry.state for entry in journalled.trials)
+    commands, trials = store.state.commands, store.state.trials
+    for command in (entry.state for entry in journalled.commands):
+        if command.id not in commands or _command_reached(command) > _command_reached(commands[command.id]):
+            store.apply([command])
+    for trial in (entry.state for entry in journalled.trials):
+        if trial.id not in trials or _trial_reached(trial) > _trial_reached(trials[trial.id]):
+            store.apply([trial])
+    why = "the hub was killed before this was decided"
+    store.apply([structs.replace(one, why=why) for one in commands.values() if one.state == "accepted"])
+    store.apply([structs.replace(one, why=why) for one in trials.values() if not one.settled])
     return store
+
+
+# Of the recording and the journal of a hub that was killed, one is behind: how far each has come.
+
+
+def _command_reached(command: CommandState) -> tuple[int, int, bool]:
+    stage = {"accepted": 0, "rolled_back": 2}.get(command.state, 1)
+    return stage, command.acks + command.failed, bool(command.why)
+
+
+def _trial_reached(trial: TrialState) -> tuple[int, int]:
+    stages = ("before", "applying", "after", "reverting")
+    return stages.index(trial.state) if trial.state in stages else len(stages), trial.measured
 
 
 def playing(

@@ -116,7 +116,7 @@ def verdict(command: CommandState) -> dict[str, Any]:
         "world": command.world,
         "id": command.id,
         "before": command.before,
-        **({"waits": command.why} if command.why else {}),
+        **({"waits" if command.state == "accepted" else "why": command.why} if command.why else {}),
     }
 
 

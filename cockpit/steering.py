@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from agents.waiting import wait_for_preview, wait_for_trial
+from agents.waiting import RunOverError, wait_for_preview, wait_for_trial
 from agents.wire import Estimate, Previewed, TrialState
 from cockpit import format, headless, records
 from cockpit.connect import CockpitError, Watch
@@ -19,7 +19,7 @@ def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
     try:
         id = watch.client.preview(headless.wanted(watch, words))
         found = wait_for_preview(watch.client, id, ANSWER_S)
-    except TimeoutError as error:
+    except (TimeoutError, RunOverError) as error:
         raise CockpitError(str(error)) from None
     finally:
         watch.close()
@@ -79,8 +79,8 @@ def decide(run: str | None, keep: bool, timeout_s: float, as_json: bool) -> int:
 def _verdict(watch: Watch, id: str, timeout_s: float, as_json: bool) -> int:
     try:
         trial = wait_for_trial(watch.client, id, timeout_s)
-    except TimeoutError as error:
-        complain(f"{error}; it goes on by itself")
+    except (TimeoutError, RunOverError) as error:
+        complain(f"{error}; it goes on by itself" if isinstance(error, TimeoutError) else str(error))
         known = watch.client.state.trials.get(id)
         if as_json:
             say_json(records.plain(known) if known else {"state": "unknown"})

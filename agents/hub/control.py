@@ -7,11 +7,11 @@ twice.
 
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Literal
 
 from msgspec import structs
 
+from agents.hub.issue import Issue, lost
 from agents.hub.journal import Journal, Written
 from agents.hub.roster import LARGEST_REVISION, Roster
 from agents.hub.sequence import Sequence
@@ -30,28 +30,6 @@ LONG_MS = 1500.0  # in one operation: worth telling those who wait for the leade
 NOT_HERE = "it waits for the ranks, which have not shown their knobs yet"
 
 
-@dataclass
-class _Issue:
-    """One command on its way, or lately arrived."""
-
-    state: CommandState
-    expires_step: int | None
-    early: bool = False  # asked before the ranks of this run were here, so that it is for them
-    sent: bool = False  # to the leader
-    recalled: bool = (
-        False  # from the journal: what ranks said of it may have been said to a hub that was killed
-    )
-    digest: str | None = None  # of the first rank's board after it; all must be equal
-    acked: set[int] = field(default_factory=set)
-    otherwise: set[int] = field(default_factory=set)  # of those, who say that something else became of it
-    held: dict[int, Ack] = field(default_factory=dict)  # by rank: refusals ahead of the leader's word
-    untold: bool = False  # acknowledgements have come in since it was last published
-
-    @property
-    def entry(self) -> Entry:
-        return Entry(self.state, self.expires_step)
-
-
 class Control:
     """Every proposal and command of one run."""
 
@@ -60,12 +38,12 @@ class Control:
         self._roster = roster
         self._journal = journal
         self._last_revision = 0
-        self._being_written: dict[str, _Issue] = {}
-        self._waiting: deque[_Issue] = deque()  # for the leader, the first of them with it
-        self._by_revision: dict[int, _Issue] = {}  # waiting and lately settled
+        self._being_written: dict[str, Issue] = {}
+        self._waiting: deque[Issue] = deque()  # for the leader, the first of them with it
+        self._by_revision: dict[int, Issue] = {}  # waiting and lately settled
         self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and when
         self._unwritten: deque[str] = deque(maxlen=WAITING)  # ids that the disk had no room for
-        self._ended = False  # the leader has said goodbye
+        self.ended: str | None = None  # the leader is gone for good; why, to be put behind a sentence
         self.recall()
 
     def recall(self) -> None:
@@ -77,7 +55,7 @@ class Control:
 
     def _recall(self, entry: Entry) -> None:
         self._sequence.publish(entry.state)
-        issue = _Issue(entry.state, entry.expires_step, recalled=True)
+        issue = Issue(entry.state, entry.expires_step, recalled=True, journalled=entry.state)
         if entry.state.state == "accepted":
             self._waiting.append(issue)
         if entry.state.revision and not entry.state.settled:
@@ -99,15 +77,15 @@ class Control:
         refusal = refusal or self._refusal(propose)
         if refusal:
             # On disk before it is told, as everything else: a hub started anew must not think better of it.
-            self._write(_Issue(self._state(propose, 0, "rejected", refusal), propose.expires_step))
+            self._write(Issue(self._state(propose, 0, "rejected", refusal), propose.expires_step))
             return
         # The number is spent here: should the journal fail it may be on disk all the same.
         self._last_revision += 1
         early = self._sequence.state.board is None
         state = self._state(propose, self._last_revision, "accepted", self._waits_for(), undoes)
-        self._write(_Issue(state, propose.expires_step, early))
+        self._write(Issue(state, propose.expires_step, early))
 
-    def _write(self, issue: _Issue) -> None:
+    def _write(self, issue: Issue) -> None:
         self._being_written[issue.state.id] = issue
         self._journal.insert(issue.entry)
 
@@ -251,7 +229,7 @@ class Control:
             )
         elif issue.state.state == "rejected":
             self._sequence.publish(issue.state)
-        elif self._ended:
+        elif self.ended is not None:
             self._expire(issue)
         else:
             self._waiting.append(issue)
@@ -311,6 +289,8 @@ class Control:
                 self.ack(held)
             return
         issue.untold = True
+        if issue.state.why == lost(ack.rank):
+            issue.state = structs.replace(issue.state, why="")
         if ack.state != issue.state.state:
             issue.otherwise.add(ack.rank)
             says, why = f"rank {ack.rank} says {ack.state}", f": {ack.why}" if ack.why else ""
@@ -329,18 +309,26 @@ class Control:
             if issue.untold:
                 self._tell(issue)
 
-    def _tell(self, issue: _Issue) -> None:
+    def _tell(self, issue: Issue) -> None:
         issue.untold = False
-        acks = max(issue.state.acks, len(issue.acked - issue.otherwise))
-        settles = acks >= issue.state.world or issue.state.acks == 0
-        issue.state = structs.replace(issue.state, acks=acks, time_s=time.time())
+        issue.count()
         self._sequence.publish(issue.state)
-        if settles:  # the counts in between are not worth an fsync each
-            self._journal.update(issue.entry)
+        if issue.worth_writing:
+            self._keep(issue)
+
+    def _keep(self, issue: Issue) -> None:
+        issue.journalled = issue.state
+        self._journal.update(issue.entry)
+
+    def keep_counts(self) -> None:
+        """Journal how many ranks have acknowledged what not all have; called now and then, and at the end."""
+        for issue in self._by_revision.values():
+            if issue.owes_counts:
+                self._keep(issue)
 
     def leader_began(self, leader: Hello) -> None:
         """A run that goes on from a snapshot has the knobs as of then: what was asked of it later is not replayed."""
-        self._ended = False
+        self.ended = None
         goes_on = f"the run went on from step {leader.step}, at revision {leader.revision}"
         for state in list(self._sequence.state.commands.values()):
             issue = self._by_revision.get(state.revision)
@@ -363,16 +351,20 @@ class Control:
             self._sequence.publish(state)
             self._journal.update(Entry(state))
 
-    def leader_ended(self) -> None:
-        """The leader said goodbye, or never came: what waits will never be applied."""
-        self._ended = True
+    def leader_ended(self, cause: str = "") -> None:
+        """The leader said goodbye, died or never came: what waits will never be applied. `cause` in a sentence."""
+        self.ended = f": {cause}" if cause else ""
         while self._waiting:
             self._expire(self._waiting.popleft())
+        for issue in self._by_revision.values():
+            if issue.partial and not issue.state.final and not issue.state.why:
+                why = f"the run ended before every rank had said so{self.ended}"
+                issue.state = structs.replace(issue.state, why=clip(why))
+                self._tell(issue)
 
-    def _expire(self, issue: _Issue) -> None:
-        issue.state = structs.replace(
-            issue.state, state="expired", why="the run ended before this was applied"
-        )
+    def _expire(self, issue: Issue) -> None:
+        why = f"the run ended before this was applied{self.ended or ''}"
+        issue.state = structs.replace(issue.state, state="expired", why=clip(why))
         self._tell(issue)
 
     def misses(self, rank: int) -> bool:
@@ -383,8 +375,8 @@ class Control:
     def rank_lost(self, rank: int) -> None:
         """What it has not acknowledged it will not: those who wait are told."""
         for issue in self._by_revision.values():
-            if issue.state.state == "applied" and not issue.state.settled and rank not in issue.acked:
-                issue.state = structs.replace(issue.state, why=f"rank {rank} was lost before it said so")
+            if issue.partial and rank not in issue.acked:
+                issue.state = structs.replace(issue.state, why=lost(rank))
                 issue.untold = True
 
     def seen_revision(self, revision: int) -> None:
@@ -392,7 +384,7 @@ class Control:
         if revision <= LARGEST_REVISION:
             self._last_revision = max(self._last_revision, revision)
 
-    def _remember(self, issue: _Issue) -> None:
+    def _remember(self, issue: Issue) -> None:
         self._by_revision[issue.state.revision] = issue
         if len(self._by_revision) > REMEMBERED:
             del self._by_revision[next(iter(self._by_revision))]

@@ -168,8 +168,11 @@ class Hub:
         for gone in self._roster.newly_lost(self._awake_s):
             self._sequence.publish(gone)
             self._control.rank_lost(gone.rank)
+            if gone.rank == self._roster.led and gone.process == "ended":
+                self._control.leader_ended(f"rank {gone.rank}, which led, is gone")
         self._look_after_journal()
         self._control.tell_waits()
+        self._control.keep_counts()
         self._bar()
         for level, text in self.upkeep.look():
             self._say(level, clip(text))
@@ -255,13 +258,15 @@ class Hub:
         deadline = time.monotonic() + LEAVE_S
         while any(self._drain(door) for door in self._doors) and time.monotonic() < deadline:
             pass
-        if not self._sequence.state.hellos:
-            self._control.leader_ended()  # it never came
+        over = self._why_over()
+        if over is not None:
+            self._control.leader_ended(over)
         self._journal.flush()
         for written in self._journal.take():
             self._control.journal_wrote(written)
         self._control.tell_acks()
-        if not self._roster.leader:
+        self._control.keep_counts()
+        if over is not None:
             self._trials.run_ended()
         self._tell_the_end()
         self._say("info", "the hub has ended")
@@ -271,6 +276,18 @@ class Hub:
         runs.remove_hub_file(self.folder, self._sequence.epoch)
         runs.remove_sockets(self.endpoints)
         self._tell_what_waits()
+
+    def _why_over(self) -> str | None:
+        """Why nobody will carry out what waits, in a sentence or none; None: the ranks may go on without this hub."""
+        failure = runs.last_failure(self.folder, self._began_s)
+        leader = self._roster.leader
+        if failure or leader is None:  # it said goodbye, is lost, or never came
+            return failure or ""
+        if self._parent is not None and runs.process_state(self._parent) == "ended":
+            return f"process {self._parent}, which had started it, is gone"
+        if leader.host == runs.this_host() and runs.process_state(leader.pid) == "ended":
+            return f"rank {leader.rank}, which led, is gone"
+        return None
 
     def _close(self) -> None:
         self._journal.close()

@@ -101,6 +101,9 @@ class Trials:
         entry = self._entry
         if entry is None:
             return
+        if self._control.ended is not None:
+            self.run_ended()
+            return
         try:
             _STAGES[entry.state.state](self, entry)
         except Exception as error:  # noqa: BLE001 - whatever it was, it costs this trial and not the hub
@@ -109,7 +112,7 @@ class Trials:
     def run_ended(self) -> None:
         """The ranks are gone: nothing will be measured or taken back any more."""
         if self._entry:
-            self._settle("failed", "the run ended before this was decided")
+            self._settle("failed", f"the run ended before this was decided{self._control.ended or ''}")
 
     # ------------------------------------------------------------------------------------------ the stages
 

@@ -248,6 +248,29 @@ def test_ranks_that_differ_are_an_error(desk: Desk) -> None:
     state = desk.sequence.state.commands["a"]
     assert (state.state, state.acks, state.settled) == ("applied", 2, False), "not on all ranks"
     assert state.why == "rank 2 says rejected: micro_batches was not applied: no memory"
+    assert (state.failed, state.final) == (1, True), "every rank has answered: nobody needs to wait"
+    desk.restart()
+    assert desk.sequence.state.commands["a"] == state, "a log that is read later says the same"
+
+
+def test_what_some_ranks_have_said_is_journalled(desk: Desk) -> None:
+    """Else the log of a run that has ended, or that of a hub started again, contradicts what was told."""
+    desk.propose("a", EIGHT)
+    desk.ack(1, 0)
+    desk.ack(1, 1)
+    desk.control.keep_counts()
+    desk.restart()
+    assert desk.sequence.state.commands["a"].acks == 2
+    desk.control.rank_lost(2)
+    desk.control.tell_acks()
+    lost = desk.sequence.state.commands["a"]
+    assert (lost.acks, lost.why, lost.final) == (2, "rank 2 was lost before it said so", False)
+    desk.restart()
+    desk.train(revision=1)
+    assert desk.sequence.state.commands["a"] == lost
+    desk.ack(1, 0, 1, 2)
+    whole = desk.sequence.state.commands["a"]
+    assert (whole.acks, whole.why) == (3, ""), "it is back"
 
 
 def test_an_acknowledgement_counts_once(desk: Desk) -> None:
@@ -263,6 +286,20 @@ def test_a_leader_that_ends_expires_what_waits(desk: Desk) -> None:
     desk.control.leader_ended()
     known = desk.sequence.state.commands["a"]
     assert (known.state, known.why) == ("expired", "the run ended before this was applied")
+
+
+def test_the_end_of_a_run_settles_everything_and_says_why(desk: Desk) -> None:
+    desk.propose("half", EIGHT)
+    desk.ack(1, 0)
+    desk.propose("waits", {"micro_batches": 2})
+    desk.control.leader_ended("rank 1 was killed by SIGKILL")
+    states = desk.sequence.state.commands
+    assert (states["half"].state, states["half"].acks) == ("applied", 1)
+    assert states["half"].why == "the run ended before every rank had said so: rank 1 was killed by SIGKILL"
+    assert states["waits"].state == "expired"
+    assert states["waits"].why == "the run ended before this was applied: rank 1 was killed by SIGKILL"
+    desk.restart()
+    assert desk.sequence.state.commands == states
 
 
 # ---------------------------------------------------------------------------------------------- restarts

@@ -289,3 +289,15 @@ def test_an_interval_holds_what_it_says() -> None:
 def test_too_little_does_not_compare() -> None:
     assert compared([1.0, 2.0, 3.0], [1.0] * 10) is None
     assert compared([1.0] * 10, [1.0, 0.0, 1.0, 1.0]) is None
+
+
+def test_a_trial_ends_with_the_run_and_says_why(lab: Lab) -> None:
+    lab.trials.start(EIGHT)
+    lab.run(3)
+    lab.control.leader_ended("rank 0, which led, is gone")
+    lab.trials.tick()
+    trial = lab.sequence.state.trials["t"]
+    assert (trial.state, trial.why) == (
+        "failed",
+        "the run ended before this was decided: rank 0, which led, is gone",
+    )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.wire import Board, KnobState, Legal, Traffic
+from agents.wire import Board, Experts, KnobState, LayerLoad, Legal, Traffic
 from cockpit import format
 from cockpit.curves import Stretch
 from cockpit.lines import Line, bar, column
@@ -15,7 +15,7 @@ from cockpit.theme import THEMES, palette
 from cockpit.widgets import traffic
 from cockpit.widgets.arrange import bands, own_axes, plan, step_from
 from cockpit.widgets.curve import decimate, nice_range, plot
-from cockpit.widgets.experts import load_bin
+from cockpit.widgets.experts import ExpertLoad, load_bin
 from cockpit.widgets.knobs import KnobSummary
 from engine.grid import Grid
 from tests.screens.fake_run import FakeRun, big
@@ -180,3 +180,42 @@ def test_knobs_that_have_no_row_are_named_or_counted() -> None:
     assert drawn(38, 4)[3] == "+4  knob_3 3  knob_4 4  knob_5 5  save"
     assert drawn(37, 4)[3] == "+4  knob_3 3  knob_4 4  knob_5 5 …"
     assert drawn(20, 1) == ["+7  knob_0 0 …"]
+
+
+def experts_drawn(layers: list[LayerLoad], width: int, height: int) -> list[str]:
+    store = Store()
+    store.apply(iter([Experts(1, layers)]))
+    lines = ExpertLoad("experts").draw(store, width, height, COLOURS)
+    assert len(lines) <= height
+    return [line.strip(width, COLOURS.text).text.rstrip() for line in lines]
+
+
+def test_a_folded_cell_shows_its_worst_on_both_sides_and_how_many_it_holds() -> None:
+    """Expert 5 of layer 1 is dead, and shares its cell with the hottest of all."""
+    even = LayerLoad(0, [100] * 64, 0)
+    odd = LayerLoad(1, [100] * 4 + [500, 0] + [100] * 58, 0)
+    lines = experts_drawn([even, odd, even, even], 64, 3)
+    assert lines[0].split() == [
+        "a",
+        "cell",
+        "is",
+        "2",
+        "layers",
+        "×",
+        "2",
+        "experts",
+        "most",
+        "least",
+        "drop",
+    ]
+    assert lines[1].startswith("L0-1 ▀▀╳▀▀") and lines[1].count("╳") == 1
+    assert lines[1].endswith("4.78×  0.00×   0.0 % !")
+    assert lines[2].endswith("1.00×  1.00×   0.0 %") and "╳" not in lines[2]
+    wide = experts_drawn([even, odd, even, even], 120, 5)
+    assert wide[0].split()[:2] == ["64", "experts"] and "a cell" not in wide[0], "each has its own"
+    assert wide[2].count("╳") == 1
+
+
+def test_an_expert_that_gets_nothing_is_told_from_one_that_gets_little() -> None:
+    lines = experts_drawn([LayerLoad(0, [100, 10, 0, 100], 0)], 80, 2)
+    assert "╳" in lines[1] and "▁" in lines[1] and lines[1].endswith("!")

@@ -90,8 +90,12 @@ def _head(count: int, down: int, across: int, name: int, wide: int, colours: Pal
     shared = _folded(down, across)
     text = f"{count} experts"
     if shared:
-        texts = (f"{text} · a cell is {shared}: hottest over coldest", f"a cell is {shared}, hot over cold")
-        text = next((text for text in texts if len(text) <= wide - name), f"a cell is {shared}")
+        texts = (
+            f"{text} · a cell is {shared}: hottest over coldest",
+            f"a cell is {shared}, hot over cold",
+            f"a cell is {shared}",
+        )
+        text = next((text for text in texts if len(text) <= wide - name), f"a cell is {down}×{across}")
     line = Line().pad_to(name, colours.dim).add(text, colours.dim).pad_to(wide, colours.dim)
     return line.add("   most  least    drop", colours.dim)
 

@@ -79,7 +79,7 @@ def divisor_refusals(layout: "Layout") -> Iterator[str]:
         legal = [d for d in divisors(gcd(*wholes.values())) if what not in fits or fits[what](d)]
         for whole in wrong:
             ways = [listed(legal)] if legal else []
-            if wrong == [whole]:
+            if wrong == [whole] and (not legal or what not in fits or fits[what](n)):
                 ways.append(f"{whole} a multiple of {n}")
             yield f"{what} = {n} does not divide {whole} = {wholes[whole]}; legal: {', or '.join(ways)}"
 

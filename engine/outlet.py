@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 LOG = "engine.log"  # in the run's folder
 STDOUT, STDERR = 1, 2
+# A pipe that nobody reads is an error and not a wait; a link that another has put there is not followed.
+APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
 class Outlet(io.FileIO):
@@ -64,22 +66,21 @@ def outlet(descriptor: int = STDOUT) -> io.TextIOWrapper:
     )
 
 
-def copy_to(folder: Path) -> Path:
+def copy_to(folder: Path) -> None:
     """From now on append what goes through this process's outlets to ``engine.log`` in `folder` too."""
     path = folder / LOG
     try:
-        log = io.FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), "w")
+        log = io.FileIO(os.open(path, APPENDING, 0o666), "w")
         log.name = str(path)
     except OSError as error:
         say(f"{path} cannot be written: {error.strerror}; the run goes on without it\n")
-        return path
+        return
     for stream in (sys.stdout, sys.stderr):
         raw = _outlet_of(stream)
         # A launcher may have sent the stream there already, as the demo does.
         if raw and not os.path.samestat(os.fstat(raw.fileno()), os.fstat(log.fileno())):
             stream.flush()
             raw.log = log
-    return path
 
 
 def _outlet_of(stream: TextIO) -> Outlet | None:

@@ -38,7 +38,7 @@ def test_overrides_lie_over_the_file() -> None:
         ("grid.tp=3", "grid.tp = 3 does not divide model.heads = 4; legal: 1, 2"),
         ("grid.tp=x", "grid.tp = 'x' is not legal; legal: a whole number from 1 to 2147483647"),
         ("grid.cp=0", "grid.cp = 0 is not legal; legal: a whole number from 1"),
-        ("grid.ep=3", "grid.ep = 3 does not divide model.moe.experts = 8"),
+        ("grid.ep=3", "grid.ep = 3 does not divide model.moe.experts = 8; legal: 1, 2, 4"),
         ("grid.pp=5", "legal: 1 to 4"),
         ("grid.ep_method=ring", "legal: direct, hierarchical"),
         ("train.stepz=3", "train.stepz is not a key of a layout; did you mean steps?"),

@@ -62,6 +62,21 @@ def test_a_stream_that_goes_there_already_is_not_written_twice(tmp_path: Path) -
     assert (tmp_path / LOG).read_text() == "step 0\n"
 
 
+def test_what_is_no_file_is_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither waited for nor written through."""
+    pipe, link, other = tmp_path / "pipe", tmp_path / "link", tmp_path / "other"
+    pipe.mkdir()
+    link.mkdir()
+    os.mkfifo(pipe / LOG)
+    (link / LOG).symlink_to(other)
+    with stdout(broken()) as raw:
+        for folder in (pipe, link):
+            copy_to(folder)
+            assert raw.log is None
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and all("cannot be written" in line for line in said) and not other.exists()
+
+
 def test_a_log_that_cannot_be_written_ends_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

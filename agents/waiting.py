@@ -103,6 +103,9 @@ def _unsettled(client: Client, state: CommandState | None, timeout_s: float) -> 
     if state is None:
         return f"the hub did not answer the proposal within {timeout_s:g} s"
     if state.state == "accepted":
-        return f"revision {state.revision} was accepted and no rank has applied it within {timeout_s:g} s"
+        why = f": {state.why}" if state.why else ""
+        return (
+            f"revision {state.revision} was accepted and no rank has applied it within {timeout_s:g} s{why}"
+        )
     reached = f"{state.state} on {state.acks} of {state.world} ranks"
     return f"revision {state.revision} is {reached} after {timeout_s:g} s"

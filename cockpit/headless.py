@@ -217,19 +217,20 @@ def answer(watch: Watch, asked: str, wait: bool, timeout_s: float, as_json: bool
     verdict = records.verdict(command)
     refused = command.state in records.REFUSALS
     partial = command.state == "applied" and not command.settled and (wait or command.failed > 0)
+    undone = command.state == "applied" and command.settled and bool(command.why)  # of what it asked for
     if as_json:
         say_json(verdict)
     elif refused:
         _say(f"✗ {command.state}: {command.why}")
     elif command.state == "applied":
         at = format.grouped(command.applied_step)
-        why = f": {command.why}" if partial and command.why else ""
-        sign = "✗" if partial else "✓"
+        why = f": {command.why}" if (partial or undone) and command.why else ""
+        sign = "✗" if partial or undone else "✓"
         _say(f"{sign} applied {command.acks}/{command.world} at step {at} · revision {command.revision}{why}")
     else:
         why = f": {command.why}" if command.why else ""
         _say(f"· accepted as revision {command.revision}{why}")
-    return REFUSED if refused or partial else 0
+    return REFUSED if refused or partial or undone else 0
 
 
 def log(run: str | None, as_json: bool) -> int:

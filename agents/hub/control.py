@@ -11,19 +11,19 @@ from typing import Literal
 
 from msgspec import structs
 
-from agents.hub.issue import Issue, lost
+from agents.hub.issue import Issue, illegal, lost
 from agents.hub.journal import Journal, Written
 from agents.hub.roster import LARGEST_REVISION, Roster
 from agents.hub.sequence import Sequence
 from agents.hub.undo import newest_undoable
 from agents.record.commands import Entry
-from agents.wire import Ack, Changes, Command, CommandState, Event, Hello, KnobState, Propose, clip
+from agents.wire import Ack, Changes, Command, CommandState, Event, Hello, Propose, clip
 
 WAITING = 64  # proposals on their way at once
 REMEMBERED = 256  # commands whose late acknowledgements are still counted
 RESEND_S = 1.0  # to the leader, until it has acknowledged
 REFUSED = (
-    1024  # refusals on their way to the disk; what comes beyond is not answered yet, and will be asked again
+    1024  # refusals on their way to the disk; what comes beyond is not answered, and will be asked again
 )
 LONG_MS = 1500.0  # in one operation: worth telling those who wait for the leader
 
@@ -127,7 +127,7 @@ class Control:
         # What is legal depends on the whole board as it would be. Only the ranks know that; the board shows
         # it for one change to the values in force. They judge, too, what was asked before they were here.
         if len(propose.changes) == 1 and board:
-            return _illegal(propose.changes, knobs)
+            return illegal(propose.changes, knobs)
         return None
 
     @property
@@ -266,24 +266,28 @@ class Control:
             return
         leader = self._roster.leader
         leads = leader is not None and leader.rank == ack.rank
+        if ack.state == "agreed":
+            if issue in self._waiting:  # those behind it need not wait
+                self._waiting.remove(issue)
+                issue.agreed, issue.state = True, structs.replace(issue.state, why=ack.why)
+                self._sequence.publish(issue.state)
+            return
         if issue.state.state == "accepted" and ack.state != "applied" and not leads:
             issue.held[ack.rank] = ack  # that nothing will become of it is the leader's to say
             return
         issue.acked.add(ack.rank)
         if issue.state.state == "accepted":
-            applied_step = ack.step if ack.state == "applied" else None
             issue.digest = ack.digest
-            before = ack.before or issue.state.before
-            world = self._roster.world or issue.state.world
             issue.state = structs.replace(
                 issue.state,
                 state=ack.state,
-                applied_step=applied_step,
+                applied_step=ack.step if ack.state == "applied" else None,
                 why=ack.why,
-                before=before,
-                world=world,
+                before=ack.before or issue.state.before,
+                world=self._roster.world or issue.state.world,
             )
-            self._waiting.remove(issue)
+            if not issue.agreed:
+                self._waiting.remove(issue)
             self._tell(issue)
             for held in list(issue.held.values()):
                 self.ack(held)
@@ -329,6 +333,9 @@ class Control:
     def leader_began(self, leader: Hello) -> None:
         """A run that goes on from a snapshot has the knobs as of then: what was asked of it later is not replayed."""
         self.ended = None
+        for one in [one for one in self._by_revision.values() if one.under_way]:  # its process is gone
+            one.agreed = False
+            self._waiting.appendleft(one)
         goes_on = f"the run went on from step {leader.step}, at revision {leader.revision}"
         for state in list(self._sequence.state.commands.values()):
             issue = self._by_revision.get(state.revision)
@@ -354,10 +361,11 @@ class Control:
     def leader_ended(self, cause: str = "") -> None:
         """The leader said goodbye, died or never came: what waits will never be applied. `cause` in a sentence."""
         self.ended = f": {cause}" if cause else ""
-        while self._waiting:
-            self._expire(self._waiting.popleft())
+        self._waiting.clear()
         for issue in self._by_revision.values():
-            if issue.partial and not issue.state.final and not issue.state.why:
+            if issue.state.state == "accepted":
+                self._expire(issue)
+            elif issue.partial and not issue.state.final and not issue.state.why:
                 why = f"the run ended before every rank had said so{self.ended}"
                 issue.state = structs.replace(issue.state, why=clip(why))
                 self._tell(issue)
@@ -391,8 +399,3 @@ class Control:
 
     def _alarm(self, text: str) -> None:
         self._sequence.publish(Event(time.time(), "error", "hub", text))
-
-
-def _illegal(changes: Changes, knobs: dict[str, KnobState]) -> str | None:
-    refusals = (knobs[name].refusal(value) for name, value in changes.items())
-    return next((refusal for refusal in refusals if refusal), None)

@@ -1,12 +1,13 @@
 """One command on its way, or lately arrived, and what ranks have said of it."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from msgspec import structs
 
 from agents.record.commands import Entry
-from agents.wire import Ack, CommandState
+from agents.wire import Ack, Changes, CommandState, KnobState
 
 
 @dataclass
@@ -17,6 +18,7 @@ class Issue:
     expires_step: int | None
     early: bool = False  # asked before the ranks of this run were here, so that it is for them
     sent: bool = False  # to the leader
+    agreed: bool = False  # by the ranks, which carry it out beside their steps: no longer in the queue
     recalled: bool = (
         False  # from the journal: what ranks said of it may have been said to a hub that was killed
     )
@@ -30,6 +32,11 @@ class Issue:
     @property
     def entry(self) -> Entry:
         return Entry(self.state, self.expires_step)
+
+    @property
+    def under_way(self) -> bool:
+        """The ranks have agreed on it and not carried it out yet."""
+        return self.agreed and self.state.state == "accepted"
 
     @property
     def partial(self) -> bool:
@@ -70,3 +77,9 @@ class Issue:
 def lost(rank: int) -> str:
     """Why fewer ranks than all have said that a command is in force."""
     return f"rank {rank} was lost before it said so"
+
+
+def illegal(changes: Changes, knobs: Mapping[str, KnobState]) -> str | None:
+    """Why one of `changes` is not legal beside the values in force, or None."""
+    refusals = (knobs[name].refusal(value) for name, value in changes.items())
+    return next((refusal for refusal in refusals if refusal), None)

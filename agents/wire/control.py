@@ -44,11 +44,15 @@ class Command(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
-    """A rank says what became of a command; `digest` is of its whole board after it."""
+    """A rank says what became of a command; `digest` is of its whole board after it.
+
+    "agreed" comes from the leader alone, of a command that takes longer than a step, such as a save: `why` says what is
+    under way, later commands need not wait for it, and another ack follows.
+    """
 
     rank: Rank
     revision: Revision
-    state: Literal["applied", "rejected", "expired"]
+    state: Literal["applied", "rejected", "expired", "agreed"]
     step: Count
     digest: Name
     why: Text = ""

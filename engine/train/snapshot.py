@@ -10,13 +10,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch.distributed as dist
+from msgspec import structs
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from agents.wire import Ack, Changes, clip
 from engine.layout import Snapshot as Settings
 from engine.sentence import RefusedError
 from engine.snapshots import (
@@ -88,6 +91,7 @@ class Snapshots:
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._finished: deque[Saved] = deque()
+        self._newest: Saved | None = None  # of the finished ones
         if self._leads:
             sweep(shelf)
 
@@ -100,11 +104,14 @@ class Snapshots:
         return self._wished
 
     def due(self, done: int, last: bool) -> bool:
-        """Whether to save now that `done` steps are done, of which this is the run's last. Never twice after the same
-        step: a run that is paused stays at it."""
+        """Whether to save now that `done` steps are done, of which this is the last. Twice after the same step, at
+        which a paused run stays, only if the first has failed; every rank knows by then, for it has waited."""
         if done == self._begun:
+            if not self._wished:
+                return False
             self._wished = False
-            return False
+            self.wait()
+            return bool(self._newest and self._newest.why)
         every = self._settings.every
         return self._wished or (every > 0 and (last or done % every == 0))
 
@@ -130,26 +137,47 @@ class Snapshots:
             self._at(f"waiting for the snapshot, {time.monotonic() - began:.1f} s")
         self._thread = None
 
+    def fate(self, step: int) -> Saved | None:
+        """What became of the newest save, if it is of this step and no longer on its way; the same on every rank."""
+        if self._thread and self._thread.is_alive():
+            return None
+        return self._newest if self._newest and self._newest.step == step else None
+
     def take_finished(self) -> list[Saved]:
         """What became of saves since the last call."""
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def _save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
-        """In the thread: write, then, on the leader, seal."""
+        """In the thread: write, then, on the leader, seal. Every rank hears whether it is saved."""
         start = time.monotonic()
         folder = self.shelf / name_of(manifest.step)
         partial = folder.with_name(folder.name + PARTIAL)
+        sums: dict[str, int] = {}
         why, size = "", 0
         try:
-            sums = self._checksums(self.write(tensors, partial))
-            if self._leads:
-                size = sum(seal(partial, manifest, sums).manifest.files.values())
-                prune(self.shelf, self._settings.keep)
+            sums = self.write(tensors, partial)
         except BaseException as error:  # noqa: BLE001 - torch's CheckpointException is not an Exception
             why = _first_line(error)
-            if self._leads:
-                remove(partial)
-        self._finished.append(Saved(manifest.step, folder, time.monotonic() - start, size, why))
+        try:
+            told: list[tuple[dict[str, int], str]] = [({}, "")] * dist.get_world_size()
+            dist.all_gather_object(told, (sums, why), group=self._group)
+            why = next((of_rank for _, of_rank in told if of_rank), "")
+            if self._leads and not why:
+                try:
+                    known = {name: value for of_rank, _ in told for name, value in of_rank.items()}
+                    size = sum(seal(partial, manifest, known).manifest.files.values())
+                    prune(self.shelf, self._settings.keep)
+                except OSError as error:
+                    why = _first_line(error)
+            fate = [why]
+            dist.broadcast_object_list(fate, src=0, group=self._group)
+            why = fate[0]
+        except Exception as error:  # noqa: BLE001 - another rank is gone
+            why = why or _first_line(error)
+        if why and self._leads:
+            remove(partial)
+        self._newest = Saved(manifest.step, folder, time.monotonic() - start, size, why)
+        self._finished.append(self._newest)
 
     def write(self, tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
         """Each rank its part; done, and on disk, on all ranks when it returns. Checksums of what this rank wrote."""
@@ -157,11 +185,34 @@ class Snapshots:
         save(tensors, storage_writer=writer, process_group=self._group)
         return writer.sums
 
-    def _checksums(self, mine: dict[str, int]) -> dict[str, int]:
-        """Of what all ranks have written, on the leader."""
-        sums: list[dict[str, int]] | None = [{}] * dist.get_world_size() if self._leads else None
-        dist.gather_object(mine, sums, group=self._group)
-        return {name: value for told in sums or () for name, value in told.items()}
+
+class SaveAcks:
+    """Acks of changes that ask for a save, held until it is on disk or has failed: applied means saved."""
+
+    def __init__(self, snapshots: Snapshots, settle: Callable[[Ack], None]):
+        self._snapshots, self._settle = snapshots, settle
+        self._held: list[tuple[Ack, bool]] = []
+        self._leads = dist.get_rank() == 0
+
+    def hold(self, ack: Ack, changes: Changes) -> None:
+        """Settle later what has just been applied at a step boundary; `save` is among its changes."""
+        self._held.append((ack, len(changes) == 1))
+        if self._leads:
+            text = f"the snapshot of step {ack.step} is being written"
+            self._settle(structs.replace(ack, state="agreed", why=text))
+
+    def tell(self) -> None:
+        """Settle what is decided. A change that asked for more than the save is in force whatever became of that."""
+        for held in list(self._held):
+            ack, alone = held
+            saved = self._snapshots.fate(ack.step)
+            if saved is None:
+                continue
+            self._held.remove(held)
+            if saved.why:
+                state: Literal["applied", "rejected"] = "rejected" if alone else "applied"
+                ack = structs.replace(ack, state=state, why=clip(str(saved)))
+            self._settle(ack)
 
 
 def _first_line(error: BaseException) -> str:

@@ -39,7 +39,7 @@ from engine.train.knobs import make_board
 from engine.train.optimizer import GradientNorm, learning_rate, make_optimizer
 from engine.train.placing import Placing
 from engine.train.record import StepRecords
-from engine.train.snapshot import Saved, Snapshots, restore
+from engine.train.snapshot import SaveAcks, Saved, Snapshots, restore
 from engine.train.state import State
 from engine.train.statistics import Known, Measured, Statistics
 from engine.train.switch import LEADER, Switch
@@ -122,6 +122,7 @@ class Trainer:
             state = State(self.stages, self.optimizer, world)
             self.snapshots = Snapshots(shelf, layout.snapshot, state, self._manifest, meter.at)
         save = self.snapshots.wish if self.snapshots else None
+        self._save_acks = SaveAcks(self.snapshots, agent.settle) if self.snapshots else None
         self.controls = Controls()
         self.tracer = Tracer(traces, world.rank, grid.world, world.device) if traces else None
         actions = [*self.controls.knobs(), *(self.tracer.knobs() if self.tracer else ())]
@@ -339,10 +340,16 @@ class Trainer:
                 level: Literal["info", "error"] = "error" if saved.why else "info"
                 facts: Facts = {} if saved.why else {CHECKPOINT_STEP: saved.step}
                 self.agent.send(Event(time.time(), level, "engine", str(saved), facts))
+        if self._save_acks:
+            self._save_acks.tell()
 
     def _settle(self, ack: Ack) -> None:
         if ack.state == "applied":
             self._introduce(ack.step)  # before the ack, so that watchers see the new board first
+            changes = self.switch.history[-1].changes
+            if self._save_acks and "save" in changes:
+                self._save_acks.hold(ack, changes)
+                return
         self.agent.settle(ack)
 
     def _introduce(self, step: int) -> None:

@@ -88,6 +88,57 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 EIGHT: Changes = {"micro_batches": 8}
 
 
+def test_what_takes_long_is_applied_when_it_is_done_and_keeps_nobody_waiting(desk: Desk) -> None:
+    desk.propose("save", {"micro_batches": 2})
+    desk.propose("next", EIGHT)
+    desk.ack(1, 0, state="agreed", why="it is being written")
+    state = desk.sequence.state.commands["save"]
+    assert (state.state, state.why, state.acks, state.settled) == (
+        "accepted",
+        "it is being written",
+        0,
+        False,
+    )
+    command = desk.control.due(0.0)
+    assert command and command.revision == 2, "what is behind it in the queue goes on"
+    desk.ack(2, 0, 1, 2)
+    desk.ack(1, 1, state="rejected", why="disk full")
+    assert not desk.sequence.state.commands["save"].settled, "that is the leader's to say"
+    desk.ack(1, 0, 2, state="rejected", why="disk full")
+    state = desk.sequence.state.commands["save"]
+    assert (state.state, state.why, desk.errors) == ("rejected", "disk full", [])
+
+
+@pytest.mark.parametrize("end", ["ends", "goes on before", "goes on after", "hub restart"])
+def test_what_was_under_way_when_the_leader_went_is_settled(desk: Desk, end: str) -> None:
+    desk.propose("save", {"micro_batches": 2})
+    desk.ack(1, 0, state="agreed", why="it is being written")
+    if end == "ends":
+        desk.control.leader_ended()
+    elif end == "hub restart":
+        desk.restart()
+        desk.train(revision=1)
+        command = desk.control.due(0.0)
+        assert command and command.revision == 1, "the leader says again how far it is"
+        desk.ack(1, 0, state="agreed", why="it is being written")
+        desk.ack(1, 0, 1, 2)
+    else:
+        revision = int(end == "goes on after")  # the checkpoint that the run goes on from has it, or not
+        desk.control.leader_began(make_hello(0, WORLD, revision=revision, began_s=time.time()))
+        command = desk.control.due(1e9)
+        assert (command is not None) == bool(revision)
+        if command:
+            desk.ack(1, 0, 1, 2)
+    state = desk.sequence.state.commands["save"]
+    settled = {
+        "ends": "expired",
+        "goes on before": "expired",
+        "goes on after": "applied",
+        "hub restart": "applied",
+    }
+    assert (state.state, state.settled) == (settled[end], True)
+
+
 def test_accepted_applied_and_settled(desk: Desk) -> None:
     accepted = desk.propose("a", EIGHT, base=0)
     assert (accepted.state, accepted.revision, accepted.before, accepted.who) == (

@@ -7,13 +7,18 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 import cockpit
 from agents.client import Client
 from agents.reach.runs import newest_live
+from agents.wire import Changes, CommandState
+from cockpit import headless
 from cockpit.cli import run
+from cockpit.connect import Watch
 from cockpit.records import to_json
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 
@@ -86,6 +91,20 @@ def test_set_waits_for_every_rank(capsys: Said) -> None:
     assert run(["log", "--json"]) == 0
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert any("micro_batches 4→8, recompute none→full" in entry["text"] for entry in entries)
+
+
+def test_set_says_what_of_an_applied_change_was_not_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: Changes = {"save": True, "lr_scale": 0.5}
+    why = "the snapshot of step 7 was not saved: disk full"
+    told = CommandState("a", 3, "applied", changes, {}, "me", 0.0, acks=2, world=2, applied_step=7, why=why)
+    monkeypatch.setattr(headless, "wait_for_command", lambda *_, **__: told)
+    watch = cast(Watch, SimpleNamespace(client=None))
+    assert headless.answer(watch, "a", True, 1.0, as_json=False) == 3
+    assert capsys.readouterr().out == f"✗ applied 2/2 at step 7 · revision 3: {why}\n"
+    assert headless.answer(watch, "a", True, 1.0, as_json=True) == 3
+    assert json.loads(capsys.readouterr().out)["why"] == why
 
 
 @pytest.mark.parametrize("change", ["micro_batches=3", "nothing=1", "recompute=true"])

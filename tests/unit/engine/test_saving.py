@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import engine.train.snapshot as saving
+from agents.rank.agent import Agent
+from agents.wire import Ack, Changes, Command
 from engine.layout import load
 from engine.place import alone
-from engine.snapshots import damage, read
+from engine.snapshots import PARTIAL, damage, read
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -87,6 +90,91 @@ def test_what_is_written_has_its_checksums(tmp_path: Path, group: None) -> None:
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte[0] ^ 1]))
     assert "rank-0.bin is not what was written" in (damage(tmp_path / "step-1") or "")
+
+
+class Operator(Agent):
+    """Asks for one thing after the other, and keeps what is answered."""
+
+    def __init__(self, *asked: Changes) -> None:
+        super().__init__(None, lambda: (0, "", 0.0))
+        self._asked = [Command(n, f"{n}", changes) for n, changes in enumerate(asked, 1)]
+        self.acks: list[Ack] = []
+
+    @property
+    def pending(self) -> Command | None:
+        return self._asked[0] if self._asked else None
+
+    def settle(self, ack: Ack) -> None:
+        self.acks.append(ack)
+        self._asked = [command for command in self._asked if command.revision != ack.revision]
+
+    @property
+    def told(self) -> list[tuple[int, str]]:
+        return [(ack.revision, ack.state) for ack in self.acks]
+
+
+def test_a_save_is_applied_when_it_is_on_disk(tmp_path: Path, group: None) -> None:
+    operator = Operator({"save": True})
+    trainer = Trainer(LAYOUT, agent=operator, shelf=tmp_path / "a")
+    checkpoints, written = trainer.snapshots, threading.Event()
+    assert checkpoints
+    write = checkpoints.write
+
+    def slow(tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
+        written.wait(10)
+        return write(tensors, partial)
+
+    checkpoints.write = slow  # type: ignore[method-assign]
+    trainer.train_step(0)
+    trainer.train_step(1)
+    assert operator.told == [(1, "agreed")], "two steps later it is still being written"
+    assert operator.acks[0].why == "the snapshot of step 1 is being written"
+    written.set()
+    checkpoints.wait()
+    trainer._tell_saved()
+    assert operator.told == [(1, "agreed"), (1, "applied")] and not operator.acks[1].why
+    assert read(tmp_path / "a/step-1")
+
+
+@pytest.mark.parametrize(
+    ("asked", "state"), [({"save": True}, "rejected"), ({"save": True, "lr_scale": 0.5}, "applied")]
+)
+def test_a_save_that_fails_is_not_applied(tmp_path: Path, group: None, asked: Changes, state: str) -> None:
+    """As a file where the folder should be; a change that came with it is in force all the same."""
+    operator = Operator(asked)
+    trainer = Trainer(LAYOUT, agent=operator, shelf=tmp_path)
+    (tmp_path / f"step-1{PARTIAL}").write_text("")
+    trainer.run()
+    assert operator.told == [(1, "agreed"), (1, state)]
+    assert (
+        "the snapshot of step 1 was not saved" in operator.acks[1].why
+        and "File exists" in operator.acks[1].why
+    )
+    assert trainer.board.values["lr_scale"] == asked.get("lr_scale", 1.0)
+
+
+def test_a_paused_run_saves_once_and_again_only_after_a_failure(tmp_path: Path, group: None) -> None:
+    operator = Operator(
+        {"pause": True, "save": True}, {"save": True}, {"save": True}, {"save": True}, {"stop": True}
+    )
+    trainer = Trainer(LAYOUT, agent=operator, shelf=tmp_path)
+    checkpoints, tries = trainer.snapshots, 0
+    assert checkpoints
+    write = checkpoints.write
+
+    def at_the_second_try(tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise OSError(28, "No space left on device")
+        return write(tensors, partial)
+
+    checkpoints.write = at_the_second_try  # type: ignore[method-assign]
+    trainer.run()
+    assert tries == 2
+    final = {ack.revision: ack for ack in operator.acks}
+    assert [final[n].state for n in range(1, 6)] == ["applied"] * 5
+    assert not any(final[n].why for n in range(2, 6)) and read(tmp_path / "step-1")
 
 
 def test_a_trainer_goes_on_without_a_shelf_of_its_own(tmp_path: Path, group: None) -> None:

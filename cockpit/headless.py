@@ -10,7 +10,7 @@ from cockpit import format, records
 from cockpit.connect import CockpitError, Watch
 from cockpit.knobs import actions, effect_text, fit, held, legal_text, only, split_change, value_text
 from cockpit.metrics import OWN_TIME, STEP_TIME, read
-from cockpit.printing import complain, say_json
+from cockpit.printing import complain, say_json, tell_missing
 from cockpit.printing import say as _say
 from cockpit.printing import table as _table
 from cockpit.recorded import is_over, look, open_recording, story
@@ -25,8 +25,8 @@ def snapshot(run: str | None, at: str | None, as_json: bool) -> int:
     picture = look(run, at)
     store = picture.store
     if as_json:
-        say_json(records.snapshot(store, picture.epoch, picture.seq))
-        return 0
+        say_json(records.snapshot(store, picture.epoch, picture.seq) | {"missing": picture.missing})
+        return tell_missing(picture.missing, picture.note)
     word, level = headline(store)
     _say(
         " · ".join([f"{level.value} {word}", *(item.text.strip() for item in verdict(store, operator=False))])
@@ -53,7 +53,7 @@ def snapshot(run: str | None, at: str | None, as_json: bool) -> int:
             ]
         )
     _table(rows, right=frozenset({0, 3, 4, 5}))
-    return 0
+    return tell_missing(picture.missing, picture.note)
 
 
 def watch(run: str | None, as_json: bool, low_bandwidth: bool = False) -> int:
@@ -112,7 +112,7 @@ def _watch_again(run: str | None, as_json: bool) -> int:
         raise CockpitError(str(error)) from None
     finally:
         recording.close()
-    return 1 if store.link is Link.FAILED else 0
+    return tell_missing(recording.damage) or (1 if store.link is Link.FAILED else 0)
 
 
 def _place(following: Watch) -> tuple[str, int]:
@@ -128,13 +128,14 @@ def _summary_line(summary: Summary) -> str:
 
 
 def knobs(run: str | None, as_json: bool) -> int:
-    store = look(run).store
-    board = store.state.board
+    picture = look(run)
+    board = picture.store.state.board
+    status = tell_missing(picture.missing, picture.note)
     if board is None:
         raise CockpitError("no rank of this run has shown its knobs")
     if as_json:
-        say_json(records.knobs(store))
-        return 0
+        say_json(records.knobs(picture.store))
+        return status
     rows = [["knob", "value", "legal", "effect", "about"]]
     rows += [
         [knob.name, value_text(knob), legal_text(knob), effect_text(knob), knob.about]
@@ -142,7 +143,7 @@ def knobs(run: str | None, as_json: bool) -> int:
     ]
     _table(rows)
     _say(f"revision {board.revision}")
-    return 0
+    return status
 
 
 def _overdue(known: CommandState | None, why: str, as_json: bool) -> int:
@@ -235,12 +236,16 @@ def answer(watch: Watch, asked: str, wait: bool, timeout_s: float, as_json: bool
 
 def log(run: str | None, as_json: bool) -> int:
     """Events and commands: of a live run from its hub, of one that has ended from its folder."""
-    store = story(run) if is_over(run) else look(run).store
+    picture = story(run) if is_over(run) else look(run)
+    store = picture.store
+    status = tell_missing(picture.missing, picture.note)
     if as_json:
+        for text in picture.missing:
+            say_json(records.plain_entry(None, "error", "recording", text))
         for record in records.log(store):
             say_json(record)
-        return 0
+        return status
     for entry in store.journal():
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time_s))
         _say(f"{stamp}  {entry.level:<7}  {entry.text} · {entry.source}")
-    return 0
+    return status

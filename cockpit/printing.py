@@ -40,3 +40,12 @@ def table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) ->
 def _write(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
+
+
+def tell_missing(missing: Sequence[str], note: str = "") -> int:
+    """Say on stderr what a recording lacks; the exit status of a command that shows the rest of it."""
+    for text in missing:
+        complain(f"this is not all: {text}")
+    if note:
+        complain(note)
+    return 1 if missing else 0

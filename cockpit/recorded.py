@@ -1,9 +1,8 @@
 """A run as it was recorded, for commands that look at a place of it. Textual-free."""
 
-import contextlib
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from msgspec import structs
@@ -81,10 +80,14 @@ def place(recording: Recording, at: str | None) -> Place:
         raise CockpitError(str(error)) from None
 
 
+UNENDED = "its hub was killed, or the end of the file is lost"
+
+
 class Past:
     """A place in the recording of a run, with a store of how the run was there."""
 
     def __init__(self, run: str | None, at: str | None = None) -> None:
+        self.note = ""
         self.recording = open_recording(run)
         try:
             self.replay = Replay(self.recording)
@@ -95,6 +98,10 @@ class Past:
             raise CockpitError(str(error)) from None
         self.store = Store(lambda: self.replay.time_s)
         self.store.adopt(self.replay.state)
+        self.missing = list(self.recording.damage)
+        if at is None and any(rank not in self.store.state.gone for rank in self.store.state.hellos):
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(span.last_s))
+            self.note = f"{when} is the end of the recording, and not of the run: {UNENDED}"
         if at is not None:
             self.store.playing = playing(self.replay, span.first_s, span.last_s)
 
@@ -110,11 +117,29 @@ class Past:
         self.recording.close()
 
 
-def story(run: str | None) -> Store:
+@dataclass(frozen=True)
+class Picture:
+    """A run at one moment: now, or as it was recorded."""
+
+    store: Store
+    epoch: str
+    seq: int
+    missing: list[str] = field(default_factory=list)  # of the recording: what cannot be read, a sentence each
+    note: str = ""  # what one should know of it besides
+
+
+def story(run: str | None) -> Picture:
     """What happened in a run that is over: as recorded, and every command; those are there even if it was not."""
-    store = Store(time.monotonic)
-    with contextlib.suppress(CockpitError):
-        store = look(run).store
+    try:
+        picture = look(run)
+    except CockpitError as error:
+        folder = folder_of(run)
+        unrecorded = not (folder / RECORD_FILE).exists()
+        note = f"events of this run are not known: {error}"
+        picture = Picture(
+            Store(time.monotonic), "", 0, [] if unrecorded else [note], note if unrecorded else ""
+        )
+    store = picture.store
     journalled = read_commands(commands_file(folder_of(run)))
     commands, trials = store.state.commands, store.state.trials
     for command in (entry.state for entry in journalled.commands):
@@ -126,7 +151,7 @@ def story(run: str | None) -> Store:
     why = "the hub was killed before this was decided"
     store.apply([structs.replace(one, why=why) for one in commands.values() if one.state == "accepted"])
     store.apply([structs.replace(one, why=why) for one in trials.values() if not one.settled])
-    return store
+    return replace(picture, missing=[*picture.missing, *journalled.damage])
 
 
 # Of the recording and the journal of a hub that was killed, one is behind: how far each has come.
@@ -148,21 +173,12 @@ def playing(
     return Playing(replay.time_s, first_s, last_s, speed, paused, replay.thinned)
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A run at one moment: now, or as it was recorded."""
-
-    store: Store
-    epoch: str
-    seq: int
-
-
 def look(run: str | None, at: str | None = None) -> Picture:
     """The run as its hub knows it now; from its recording if it is over, or if a place `at` is named."""
     if at is not None or is_over(run):
         past = Past(run, at)
         past.close()
-        return Picture(past.store, past.epoch, past.seq)
+        return Picture(past.store, past.epoch, past.seq, past.missing, past.note)
     watch = Watch(run)
     try:
         watch.until_known()

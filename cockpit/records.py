@@ -127,5 +127,5 @@ def log(store: Store) -> Iterable[dict[str, Any]]:
         yield plain_entry(entry.time_s, entry.level, entry.source, entry.text) | about
 
 
-def plain_entry(time_s: float, level: str, source: str, text: str) -> dict[str, Any]:
+def plain_entry(time_s: float | None, level: str, source: str, text: str) -> dict[str, Any]:
     return {"time_s": time_s, "level": level, "source": source, "text": text}

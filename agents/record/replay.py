@@ -12,19 +12,21 @@ from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 
+from agents.record.database import open_to_read
 from agents.record.recording import NothingRecordedError, RecordingError, kind_of, unpack, unpack_row
 from agents.state import RunState
-from agents.wire import VERSION, Summary, Update
+from agents.wire import VERSION, Summary, Update, clip
 from agents.wire.codec import version_refusal
 
-SegmentRow = tuple[int, int, str, int, float, int | None, int]
+SegmentRow = tuple[int, int, str, int, float, int | None, int, int]
 Newest = tuple[int | None]
-SEGMENTS: Final = "SELECT id, wire, epoch, seq, time_s, step, thinned FROM segments"
+SEGMENTS: Final = "SELECT id, wire, epoch, seq, time_s, step, thinned, follows FROM segments"
+TABLES: Final = "SELECT name FROM sqlite_master WHERE type = 'table'"
+MOST_NOTES: Final = 32
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,12 @@ class Segment:
     time_s: float
     step: int | None
     thinned: int  # 1: what single ranks said is not in it
+    follows: int  # 1: on the segment before, with nothing missing between
 
 
 class Moment(Struct, frozen=True):
-    """One thing that happens in a recording: an update, or (`snapshot`) the beginning of a segment."""
+    """One thing that happens in a recording: an update, or (`snapshot`) the beginning of a segment; neither, where a
+    segment begins with a snapshot that cannot be read."""
 
     epoch: str
     seq: int
@@ -86,26 +90,34 @@ class Recording:
         self.path = path
         if not path.is_file():
             raise NothingRecordedError(f"there is no recording: {path} is not there")
-        self._db = self._open(f"file:{_quoted(path)}?mode=ro")
+        self.damage: list[str] = []  # what was found to be missing or unreadable by now, a sentence each
         try:
+            self._db, lost = open_to_read(path)
+        except (sqlite3.Error, OSError) as error:
+            raise RecordingError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+        if lost:
+            self.note(lost)
+        try:
+            tables = {name for (name,) in self.rows(tuple[str], TABLES)}
+            if not tables & {"segments", "feed"}:
+                what = "commands only; its run was not recorded" if tables else "nothing yet"
+                raise NothingRecordedError(f"{path} holds {what}")
             wire = self.rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
-        except RecordingError as error:
+            if not wire and self.rows(tuple[int], "SELECT id FROM feed LIMIT 1"):
+                raise RecordingError(f"{path} is damaged: it holds updates, and not where they belong")
+            if not wire:
+                why = f"{path} holds nothing yet; its run has only begun, or was not recorded"
+                raise NothingRecordedError(why)
+            if wire[0][0] != VERSION:
+                raise RecordingError(f"{path}: {version_refusal(wire[0][0])}")
+        except RecordingError:
             self.close()
-            if "no such table" in str(error):
-                why = f"{path} holds commands only; its run was not recorded"
-                raise NothingRecordedError(why) from None
-            # Where the folder cannot be written, SQLite cannot share the file; as nobody writes it, it need not.
-            self._db = self._open(f"file:{_quoted(path)}?mode=ro&immutable=1")
-            wire = self.rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
-        if not wire:
-            why = f"{path} holds nothing yet; its run has only begun, or was not recorded"
-            raise NothingRecordedError(why)
-        if wire[0][0] != VERSION:
-            raise RecordingError(f"{path}: {version_refusal(wire[0][0])}")
+            raise
 
-    @staticmethod
-    def _open(uri: str) -> sqlite3.Connection:
-        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=5.0)
+    def note(self, damage: str) -> None:
+        """Remember what cannot be read, once and up to `MOST_NOTES`, for whoever shows the rest."""
+        if damage not in self.damage and len(self.damage) < MOST_NOTES:
+            self.damage.append(clip(damage))
 
     def rows(self, kind: Any, query: str, *values: object) -> list[Any]:
         """Rows as tuples of that kind; a column of SQLite holds whatever was put there."""
@@ -140,13 +152,46 @@ class Recording:
         return Span(segments[0].time_s, max(time_s, segments[0].time_s), newest.epoch, seq, step)
 
     def moments(self, segment: int = 0) -> Iterator[Moment]:
-        """Everything from the segment with the id `segment` on. RecordingError: some of it cannot be read."""
+        """Everything that can be read from the segment with the id `segment` on; the rest is noted in `damage`."""
+        before: tuple[str, int] | None = None  # the hub start and the number up to which nothing is missing
         for one in [one for one in self.segments() if one.id >= segment]:
-            yield Moment(
-                one.epoch, one.seq, one.time_s, None, bool(one.thinned), tuple(self._snapshot(one.id))
-            )
-            for (id,) in self.rows(tuple[int], "SELECT id FROM feed WHERE segment = ? ORDER BY id", one.id):
-                yield from self._row(one, id)
+            if one.follows and before and before != (one.epoch, one.seq):
+                self._note_gap(one, before[1], one.seq + 1)
+            snapshot: tuple[Update, ...] | None = None
+            try:
+                snapshot = tuple(self._snapshot(one.id))
+            except RecordingError as error:
+                self.note(f"the state at update {one.seq} of {one.epoch} cannot be read: {error}")
+            yield Moment(one.epoch, one.seq, one.time_s, None, bool(one.thinned), snapshot)
+            seq = one.seq
+            for id, first, last in self._rows_of(one):
+                try:
+                    for moment in self._row(one, id):
+                        if moment.seq <= seq:
+                            raise RecordingError("they are out of order")
+                        if moment.seq > seq + 1 and not one.thinned:
+                            self._note_gap(one, seq, moment.seq)
+                        seq = moment.seq
+                        yield moment
+                except RecordingError as error:
+                    self.note(f"the updates {first} to {last} of {one.epoch} cannot be read: {error}")
+                    seq = max(seq, last)
+            before = None if one.thinned else (one.epoch, seq)
+
+    def _rows_of(self, segment: Segment) -> list[tuple[int, int, int]]:
+        """Number, first and last update of each row of a segment."""
+        for table in ("feed", "feed NOT INDEXED"):  # an index that is damaged can be done without
+            query = f"SELECT id, first, last FROM {table} WHERE segment = ? ORDER BY id"
+            try:
+                return self.rows(tuple[int, int, int], query, segment.id)
+            except RecordingError as error:
+                self.note(f"not all from update {segment.seq} of {segment.epoch} on can be read: {error}")
+        return []
+
+    def _note_gap(self, segment: Segment, after: int, before: int) -> None:
+        now = self.rows(tuple[int], "SELECT thinned FROM segments WHERE id = ?", segment.id)
+        if now == [(0,)]:  # of a live run it may have been thinned since it was looked at
+            self.note(f"the updates {after + 1} to {before - 1} of {segment.epoch} are missing")
 
     def _snapshot(self, segment: int) -> Iterator[Update]:
         for (snapshot,) in self.rows(tuple[bytes], "SELECT snapshot FROM segments WHERE id = ?", segment):
@@ -235,9 +280,10 @@ class Recording:
         after = "SELECT id, segment FROM feed WHERE id > ? ORDER BY id"
         segments = {one.id: one for one in self.segments()}
         for id, segment in self.rows(tuple[int, int], after, row):
-            for moment in self._row(segments[segment], id) if segment in segments else ():
-                if isinstance(moment.update, Summary) and moment.update.step >= step:
-                    return moment.update.step
+            with contextlib.suppress(RecordingError):  # whoever reads on from there will note it
+                for moment in self._row(segments[segment], id) if segment in segments else ():
+                    if isinstance(moment.update, Summary) and moment.update.step >= step:
+                        return moment.update.step
         return None
 
 
@@ -280,8 +326,11 @@ class Replay:
         if start.thinned:
             # The curve up to there lies in the segments before it; they are thinned too, so they are short.
             start = next(one for one in segments if one.epoch == start.epoch)
-        self._moments = self.recording.moments(start.id)
-        self._next = next(self._moments, None)
+        for segment in reversed(segments[: segments.index(start) + 1]):
+            self._moments = self.recording.moments(segment.id)
+            self._next = next(self._moments, None)
+            if self._next is None or self._next.snapshot is not None:
+                break  # else from the state before, with what came since
         self.epoch = ""
         self.forward(place.beyond)
 
@@ -295,6 +344,8 @@ class Replay:
             moment, self._next = self._next, next(self._moments, None)
             if moment.snapshot is not None:
                 self._enter(moment, moment.snapshot)
+            elif moment.epoch != self.epoch:
+                self._enter(moment, ())
             elif moment.update is not None:
                 with self._lock:
                     self.state.apply(moment.update)
@@ -311,8 +362,3 @@ class Replay:
         self.state = state
         self.thinned = moment.thinned
         self.resets += 1
-
-
-def _quoted(path: Path) -> str:
-    """A path as SQLite's URIs take it."""
-    return quote(str(path.absolute()))

@@ -11,7 +11,7 @@ from agents.reach.address import every_address
 from agents.record.recording import RecordingError
 from cockpit import format
 from cockpit.connect import CockpitError
-from cockpit.printing import say, say_json
+from cockpit.printing import say, say_json, tell_missing
 from cockpit.recorded import folder_of, open_recording
 
 EXTRA = "train-cockpit[export]"
@@ -74,13 +74,13 @@ def export(run: str | None, form: str, out: Path | None, as_json: bool) -> int:
     finally:
         recording.close()
     if where is not None:
-        record = {"format": form, "out": str(where), made.unit: count}
+        record = {"format": form, "out": str(where), made.unit: count, "missing": recording.damage}
         text = f"{format.grouped(count)} {made.unit} in {where}"
         if as_json:
             say_json(record)
         else:
             say(text)
-    return 0
+    return tell_missing(recording.damage)
 
 
 def listen_address(text: str) -> tuple[str, int]:

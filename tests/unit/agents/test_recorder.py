@@ -1,5 +1,6 @@
 """What is kept of a run, what is thinned and forgotten, and what becomes of a gap."""
 
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -308,12 +309,9 @@ def test_a_removed_recording_is_put_back(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("statement", "sentence"),
     [
-        ("UPDATE feed SET data = x'ff00'", "cannot be read"),
-        ("UPDATE feed SET data = substr(data, 1, 40)", "cut off"),
-        ("UPDATE segments SET snapshot = x'789c010000ffff00000001'", "cannot be read"),
         ("UPDATE segments SET wire = 99", "wire version 99"),
-        ("DELETE FROM segments", "holds nothing yet"),
-        ("DROP TABLE segments", "holds commands only"),
+        ("DELETE FROM segments", "not where they belong"),
+        ("DROP TABLE segments", "no such table"),
     ],
 )
 def test_a_damaged_recording_is_one_sentence(make_run: MakeRun, statement: str, sentence: str) -> None:
@@ -326,6 +324,40 @@ def test_a_damaged_recording_is_one_sentence(make_run: MakeRun, statement: str, 
     with pytest.raises(RecordingError, match=sentence):
         replay = Replay(Recording(run.path))
         replay.seek(replay.recording.at_end())
+
+
+@pytest.mark.parametrize(
+    ("statement", "sentence"),
+    [
+        ("UPDATE feed SET data = x'ff00' WHERE id = 3", "the updates .* cannot be read: a row"),
+        ("UPDATE feed SET data = substr(data, 1, 40) WHERE id = 3", "cut off"),
+        ("UPDATE feed SET id = 1000 WHERE id = 3", "the updates .* are missing"),
+        ("UPDATE feed SET segment = 99 WHERE id = 3", "the updates .* are missing"),
+        ("DELETE FROM feed WHERE id = 3", "the updates .* are missing"),
+        (
+            "UPDATE segments SET snapshot = x'789c010000ffff00000001'",
+            "the state at update 0 of .* cannot be read",
+        ),
+    ],
+)
+def test_what_is_damaged_is_noted_and_the_rest_is_read(
+    make_run: MakeRun, statement: str, sentence: str
+) -> None:
+    run = make_run()
+    run.begin()
+    for _ in range(6):
+        run.train(5)
+        run.until(run.written)
+    run.recorder.close()
+    last = run.sequence.seq
+    with sqlite3.connect(run.path) as db:
+        assert db.execute("SELECT COUNT(*) FROM feed").fetchone()[0] > 5
+        db.execute(statement)
+    replay = opened(run)
+    replay.seek(replay.recording.at_end())
+    said, *_ = replay.recording.damage
+    assert re.search(sentence, said), said
+    assert replay.seq == last and len(replay.state.summaries) >= 20
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -1,11 +1,19 @@
 """The headless commands on a run that is over: its recording answers."""
 
 import json
+import random
+import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from agents.hub.journal import Journal
+from agents.record.commands import Entry
+from agents.wire import CommandState
+from agents.wire.terms import Changes
 from cockpit.cli import run
 from tests.unit.cockpit.conftest import STEPS
 
@@ -64,3 +72,62 @@ def test_what_is_not_there_is_one_sentence(capsys: Said, words: list[str], sente
     assert run(words) == 2
     told = capsys.readouterr()
     assert sentence in told.err and told.err.count("\n") == 1 and not told.out
+
+
+@pytest.fixture
+def damaged(runs: Path, tmp_path: Path) -> Path:
+    """A folder of runs with a copy of `r-1` in it, to be damaged."""
+    (tmp_path / "r-1").mkdir()
+    shutil.copy(runs / "r-1" / "run.db", tmp_path / "r-1")
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", [("log",), ("snapshot",), ("export", "--format", "ndjson"), ("watch",)])
+def test_a_flipped_bit_changes_nothing_or_is_said(
+    capsys: Said, monkeypatch: pytest.MonkeyPatch, runs: Path, damaged: Path, words: tuple[str, ...]
+) -> None:
+    command = [words[0], "r-1", *words[1:], *(["--json"] if words[0] != "export" else [])]
+    whole = said(capsys, *command)
+    monkeypatch.setenv("COCKPIT_RUNS", str(damaged))
+    monkeypatch.setattr("agents.record.database.BETWEEN_S", 0.0)
+    data, path = (runs / "r-1" / "run.db").read_bytes(), damaged / "r-1" / "run.db"
+    chance = random.Random(7)
+    silent, kept = [], 0
+    for _ in range(60):
+        bit = chance.randrange(8 * len(data))
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        status = run(command)
+        told = capsys.readouterr()
+        if told.out != whole and not (status and told.err):
+            silent.append(bit)
+        kept += len(told.out.splitlines()) > 0.5 * len(whole.splitlines())
+    assert not silent, silent
+    assert kept > 30, "what is not damaged is shown"
+
+
+def test_a_recording_that_ends_too_early_says_so(
+    capsys: Said, monkeypatch: pytest.MonkeyPatch, damaged: Path
+) -> None:
+    monkeypatch.setenv("COCKPIT_RUNS", str(damaged))
+    with closing(sqlite3.connect(damaged / "r-1" / "run.db", isolation_level=None)) as db:
+        db.execute("DELETE FROM feed WHERE id = (SELECT MAX(id) FROM feed)")
+    assert run(["log", "r-1"]) == 0
+    assert "is the end of the recording, and not of the run" in capsys.readouterr().err
+
+
+def test_a_journal_and_a_recording_of_which_one_is_behind(
+    capsys: Said, monkeypatch: pytest.MonkeyPatch, damaged: Path
+) -> None:
+    monkeypatch.setenv("COCKPIT_RUNS", str(damaged))
+    journal = Journal(damaged / "r-1" / "commands.db")
+    changes: Changes = {"micro_batches": 8}
+    behind = CommandState("c", 1, "applied", changes, {"micro_batches": 4}, "ada", 9.0, 1, 2, applied_step=20)
+    left = CommandState("left", 2, "accepted", changes, {}, "ada", 9.5, 0, 2)
+    for state in (behind, left):
+        journal.insert(Entry(state))
+    journal.close()
+    log = said(capsys, "log", "r-1")
+    assert "applied 2/2" in log and "applied 1/2" not in log
+    assert "accepted · revision 2 · the hub was killed before this was decided" in log

@@ -39,6 +39,10 @@ def rotate(x_BSHC: Tensor, table: Tensor) -> Tensor:
     return torch.addcmul(x_BSHC * cos, swapped, sin).to(x_BSHC.dtype)
 
 
+def rotate_both(q_BSHC: Tensor, k_BSGC: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    return rotate(q_BSHC, table), rotate(k_BSGC, table)
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention; heads are split over tp, the sequence over cp."""
 
@@ -53,15 +57,16 @@ class Attention(nn.Module):
         table = rope_table(model.seq_len, C, model.rope_theta)[:, self.context.positions(model.seq_len)]
         self.register_buffer("rope", table.to(weights.device), persistent=False)
         self.rope: Tensor
-        self._rotated = weights.compiled(rotate)
+        self._rotated = weights.compiled(rotate_both)
 
     def forward(self, x_BsD: Tensor) -> Tensor:
         x_BSD = self.tp.gather_sequence(x_BsD)
-        weights = [local(weight) for weight in (self.q, self.k, self.v)]
-        heads = [len(weight) // self.head_dim for weight in weights]
-        x_BSHC = F.linear(x_BSD, torch.cat(weights)).view(*x_BSD.shape[:2], -1, self.head_dim)
-        turned, v = torch.split(x_BSHC, [heads[0] + heads[1], heads[2]], 2)
-        q, k = torch.split(self._rotated(turned, self.rope), heads[:2], 2)
+        # Three products: the weights side by side would be one copy of them a layer and micro-batch, kept for backward.
+        q, k, v = (
+            F.linear(x_BSD, local(weight)).view(*x_BSD.shape[:2], -1, self.head_dim)
+            for weight in (self.q, self.k, self.v)
+        )
+        q, k = self._rotated(q, k, self.rope)
         out = self.context.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         return self.tp.scatter_sequence(F.linear(out.transpose(1, 2).flatten(2), local(self.o)))
 

@@ -208,6 +208,27 @@ def test_a_tied_weight_gets_the_gradients_of_both_uses(layout: Layout, tokens: T
     torch.testing.assert_close(one.embedding.weight.grad, both[0] + both[1])
 
 
+def test_what_is_kept_for_backward_grows_with_the_tokens_alone(tokens: Tensor) -> None:
+    """A copy of weights would be kept once a micro-batch, however few tokens it has."""
+    layout = load(DEMO, [*SMALL, "model.moe=none"])
+    stage, _ = build(layout, Dials())
+    held = {x.untyped_storage().data_ptr() for x in (*stage.parameters(), *stage.buffers())}
+
+    def kept(sequences: int) -> int:
+        storages: dict[int, int] = {}
+
+        def pack(x: Tensor) -> Tensor:
+            storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            logits = stage(tokens[:sequences])
+        assert logits.requires_grad
+        return sum(size for pointer, size in storages.items() if pointer not in held)
+
+    assert kept(2) == 2 * kept(1) > 0
+
+
 def test_targets_below_zero_do_not_count() -> None:
     meter = Meter()
     logits = torch.randn(2, 5, 16, requires_grad=True)

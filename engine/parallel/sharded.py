@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from engine.model.moe import Experts
 from engine.model.transformer import Block, Stage
 from engine.parallel.comm import Axis
+from engine.parallel.probe import probe
 from engine.parallel.reduction import Reductions, Unit
 from engine.parallel.tensor import Head
 from engine.parallel.world import World
@@ -54,7 +55,10 @@ class Shards:
         self._roots: list[FSDPModule] = []
         self._units: list[Unit] = []
         alone = world.pp.size == world.dp.size == world.edp.size == world.replicas.size == 1
-        for stage in () if alone and precision == "fp32" else stages:
+        plain = alone and precision == "fp32"
+        if not plain:
+            probe(world.dense["fsdp"], world.dp, world.replicas, self._policy, world.device)
+        for stage in () if plain else stages:
             experts: list[nn.Module] = [module for module in stage.modules() if isinstance(module, Experts)]
             for unit in [[module] for module in experts] if by_block else [experts] if experts else []:
                 self._shard(unit, "efsdp", world.edp)

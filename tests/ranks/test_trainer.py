@@ -147,3 +147,31 @@ def test_bf16_gradients_are_summed_in_fp32_under_every_schedule(driver: Driver) 
     for schedule in ("interleaved_zb", "zbv", "dualpipev"):
         for off in driver.notes(schedule).values():
             assert float(off) < 8 * 2.0**-24, schedule
+
+
+COPIED = (
+    TRAINER
+    + """
+def work(place):
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+    meet(place)
+    Trainer(load(LAYOUT, TINY)).close()
+    note(place, "fine")
+    # As a torch would that copies what was reduced before it cuts gradients from it.
+    _fsdp_collectives._to_dtype_if_needed = lambda x, dtype: x.clone()
+    try:
+        Trainer(load(LAYOUT, TINY))
+    except RuntimeError as error:
+        note(place, "why", error)
+    dist.destroy_process_group()
+"""
+)
+
+
+def test_a_torch_that_copies_reduced_gradients_is_refused(driver: Driver) -> None:
+    """On gloo they are filled in after FSDP2 has cut them."""
+    status, _, errors = driver.end(driver.start(COPIED, preload=TORCH))
+    assert (status, errors) == (0, "")
+    assert driver.notes("fine").keys() == {0, 1}
+    assert all("reduces sharded gradients in another way" in why for why in driver.notes("why").values())
+    assert driver.notes("why").keys() == {0, 1}

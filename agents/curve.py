@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Final
 
 from agents.wire import Bucketed, Summary
@@ -60,9 +59,11 @@ class Series:
     def thin(self, width: int) -> None:
         """Keep of each bucket what counts."""
         places: list[int] = []
-        for _, group in groupby(range(len(self.steps)), lambda place: self.steps[place] // width):
-            bucket = list(group)
-            places += [bucket[0] + place for place in kept(self.values[bucket[0] : bucket[-1] + 1])]
+        start, end = 0, len(self.steps)
+        while start < end:
+            following = (self.steps[start] // width + 1) * width
+            start, first = bisect_left(self.steps, following, start), start
+            places += [first + place for place in kept(self.values[first:start])]
         self.steps = array("q", [self.steps[place] for place in places])
         self.values = array("d", [self.values[place] for place in places])
 
@@ -168,10 +169,12 @@ def _columns(summaries: Iterable[Summary]) -> dict[str, list[Point]]:
     return columns
 
 
-def kept(values: Sequence[float]) -> list[int]:
+def kept(values: "Sequence[float] | array[float]") -> list[int]:
     """The places of a bucket's values that are kept: first, last, lowest, highest, and the first that is no number."""
     if len(values) <= 2:
         return list(range(len(values)))
+    if math.isfinite(sum(values)):  # so each of them is
+        return sorted({0, len(values) - 1, values.index(min(values)), values.index(max(values))})
     places = {0, len(values) - 1}
     finite = [place for place, value in enumerate(values) if math.isfinite(value)]
     if finite:

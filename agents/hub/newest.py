@@ -32,7 +32,7 @@ class Newest:
         self.malformed: deque[tuple[int, Unknown]] = deque(maxlen=MALFORMED)  # records, and whose they are
         self._numbers: dict[type[Update], dict[int, int]] = {kind: {} for kind in self._records}
         self._latest: dict[type[Update], tuple[int, bytes]] = {}
-        # Number, packed, and packed for those who want no ranks: as objects, updates take six times the memory.
+        # Number, packed, and packed for those who want no ranks: as objects, updates take some four times the memory.
         self._news: deque[tuple[int, bytes, bytes]] = deque()
         self._limits = (news, news_bytes)
         self._bytes = 0  # of the news

@@ -1,14 +1,15 @@
 """Curves: plotext behind one adapter, decimated to the width, with knob changes as marks."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, ClassVar
 
 import plotext
 from textual.binding import Binding
 
-from agents.curve import Point, kept
+from agents.curve import Point
 from agents.wire import Summary
 from cockpit import format
 from cockpit.actions import CURVES, CURVES_KEYS
@@ -18,8 +19,6 @@ from cockpit.store import Mark, Store, Topic
 from cockpit.theme import Palette
 from cockpit.verdict import Level
 from cockpit.widgets.panel import Panel
-
-DOTS = 2  # of a braille cell, side by side
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def plot(
     def column(step: int) -> int:
         return min(columns - 1, int((step - first) * a_step))
 
-    lines_of = [decimate(run, first, last, DOTS * columns) for run in runs(found, a_step)]
+    lines_of = [decimate(run, first, last, columns) for run in runs(found, a_step)]
     values = [value for line in lines_of for _, value in line]
     low, high = nice_range(min(values), max(values)) if values else (0.0, 1.0)
     canvas = braille(lines_of, columns, rows, (first, max(last, first + 1)), (low, high))
@@ -150,24 +149,19 @@ def plot(
 
 
 def decimate(run: Sequence[Point], first: int, last: int, columns: int) -> list[Point]:
-    """Of each of `columns` even stretches of the steps `first` to `last` what a line through them shows: its first,
-    lowest, highest and last point (M4)."""
-    if len(run) <= columns:
+    """Of each of `columns` even stretches of the steps `first` to `last` the lowest and the highest point, and the ends
+    of the run: plotext takes 40 us a point."""
+    if len(run) <= 2 * columns:
         return list(run)
-    decimated: list[Point] = []
-    part: list[Point] = []
-    now = -1
-    for point in run:
-        at = (point[0] - first) * columns // (last - first + 1)
-        if at != now:
-            decimated += _extremes(part)
-            part, now = [], at
-        part.append(point)
-    return decimated + list(_extremes(part))
+    chosen = {run[0], run[-1]}
+    for _, part in groupby(run, lambda point: (point[0] - first) * columns // (last - first + 1)):
+        points = list(part)
+        chosen |= {min(points, key=_value), max(points, key=_value)}
+    return sorted(chosen)
 
 
-def _extremes(part: Sequence[Point]) -> Iterator[Point]:
-    return (part[place] for place in kept([value for _, value in part]))
+def _value(point: Point) -> float:
+    return point[1]
 
 
 def nice_range(low: float, high: float) -> tuple[float, float]:

@@ -56,6 +56,10 @@ class RunState:
         self.commands: dict[str, CommandState] = {}
         self.trials: dict[str, TrialState] = {}
         self.events: deque[Event] = deque(maxlen=EVENTS)
+        self._events_told = self._count = 0  # events, and changes of commands and trials, ever
+        self._places: dict[
+            tuple[type, str], tuple[int, int]
+        ] = {}  # of commands and trials in the log: see `log`
         self.alerts: dict[tuple[str, str], Alert] = {}  # the active ones, by name and subject
 
     def records(self) -> dict[type[Update], dict[int, Record]]:
@@ -110,12 +114,15 @@ class RunState:
             case CommandState():
                 self._add_command(update)
             case TrialState():
+                self._place(update, self.trials.get(update.id))
                 self.trials[update.id] = update
                 if len(self.trials) > TRIALS:
                     settled = (known.id for known in self.trials.values() if known.settled)
-                    del self.trials[next(settled, next(iter(self.trials)))]
+                    gone = next(settled, next(iter(self.trials)))
+                    del self.trials[gone], self._places[TrialState, gone]
             case Event():
                 self.events.append(update)
+                self._events_told += 1
             case Alert():
                 self.alerts.pop((update.name, update.subject), None)
                 if update.active:
@@ -126,13 +133,30 @@ class RunState:
                 self._recall(update)
 
     def _add_command(self, command: CommandState) -> None:
+        self._place(command, self.commands.get(command.id))
         self.commands[command.id] = command
         if len(self.commands) > COMMANDS:
             # Refusals first: however many there are, what was changed can be found and undone.
             others = [known for known in self.commands.values() if known.id != command.id]
             refused = (known.id for known in others if not known.revision)
             settled = (known.id for known in others if known.settled)
-            del self.commands[next(refused, next(settled, others[0].id))]
+            gone = next(refused, next(settled, others[0].id))
+            del self.commands[gone], self._places[CommandState, gone]
+
+    def _place(self, told: CommandState | TrialState, known: CommandState | TrialState | None) -> None:
+        """Its place in the log is where it was told; one that says more of the same moment stays where it is."""
+        if known is None or known.time_s != told.time_s:
+            self._count += 1
+            self._places[type(told), told.id] = (self._events_told, self._count)
+
+    def log(self) -> Iterator[Event | CommandState | TrialState]:
+        """Events, commands and trials in the order in which the hub told them: its clock may jump."""
+        first = self._events_told - len(self.events) + 1
+        entries: list[tuple[tuple[int, int], Event | CommandState | TrialState]] = []
+        entries += [((first + number, 0), event) for number, event in enumerate(self.events)]
+        entries += [(self._places[CommandState, id], known) for id, known in self.commands.items()]
+        entries += [(self._places[TrialState, id], known) for id, known in self.trials.items()]
+        return (entry for _, entry in sorted(entries, key=lambda one: one[0]))
 
     def _add_summary(self, summary: Summary) -> None:
         newest = self.summaries[-1].step if self.summaries else self.curve.last
@@ -151,7 +175,19 @@ class RunState:
         for part in past.curve:
             self.curve.insert(part, self.summaries[0].step if self.summaries else None)
         room = EVENTS - len(self.events)
-        self.events.extendleft(reversed(past.events[-room:] if room else []))
+        self._put_in_front(past.events[-room:] if room else [])
+
+    def _put_in_front(self, events: list[Event]) -> None:
+        """Events of a hub before this one; what this one knew from the journal lies between them, by time."""
+        between = 0
+        for key, (after, count) in sorted(self._places.items(), key=lambda item: item[1]):
+            known = (self.commands if key[0] is CommandState else self.trials)[key[1]]
+            if after == 0:
+                while between < len(events) and events[between].time_s <= known.time_s:
+                    between += 1
+            self._places[key] = (between if after == 0 else after + len(events), count)
+        self.events.extendleft(reversed(events))
+        self._events_told += len(events)
 
     def _fold(self) -> None:
         """Keep whole only the newest summaries, and none that is older than what the curve has already."""
@@ -178,9 +214,7 @@ class RunState:
             yield self.experts
         if self.loads:
             yield self.loads
-        yield from self.commands.values()
-        yield from self.trials.values()
-        yield from self.events
+        yield from self.log()
         yield from self.alerts.values()
         yield from self.gone.values()
 

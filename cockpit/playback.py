@@ -9,7 +9,7 @@ from agents.client import Asked
 from agents.record.detail import curve_between
 from agents.record.recording import RecordingError
 from agents.record.replay import Moment, Place, Recording, Replay
-from agents.wire import Summary
+from agents.wire import Event, Summary, clip
 from cockpit.feed import ViewerError, faults_told
 from cockpit.recorded import playing
 from cockpit.store import Store
@@ -135,7 +135,7 @@ class Playback:
         resets = -1
         span = self._recording.span()
         looked = time.monotonic()
-        detailed = -1
+        detailed, noted = -1, 0
         while not self._stop.is_set():
             moved = self._moved(replay)
             now = time.monotonic()
@@ -154,9 +154,14 @@ class Playback:
                     if moved:
                         store.recent.clear()
                     store.adopt(replay.state)
+                    noted = 0
                     span = self._recording.span()
                 else:
                     store.note(came)
+                damage = self._recording.damage
+                for text in damage[noted:]:
+                    store.apply([Event(self._at_s, "error", "recording", clip(f"this is not all: {text}"))])
+                noted = len(damage)
                 store.heard(0.0)
                 view = store.view if store.detail is None or detailed != resets else None
                 store.playing = playing(replay, span.first_s, span.last_s, self.speed, self.paused)

@@ -18,6 +18,7 @@ from agents.curve import Curve
 from agents.state import RunState
 from agents.wire import (
     CommandState,
+    Event,
     Previewed,
     Pulse,
     Step,
@@ -347,25 +348,25 @@ class Store:
         return self.once("journal", (Topic.BOARD, Topic.EVENTS), self._journal)
 
     def _journal(self) -> list[Entry]:
-        """Events, and what became of each command, in the order they happened."""
-        entries = [
-            Entry(e.time_s, e.level, format.clean(e.source), format.clean(e.text)) for e in self.state.events
-        ]
-        for command in self.state.commands.values():
-            level = "info" if command.state in ("accepted", "applied") else "warning"
-            who = format.clean(command.who)
-            entries.append(Entry(command.time_s, level, who, command_text(command), command))
-        for trial in self.state.trials.values():
-            level = "warning" if trial.state == "failed" else "info"
-            entries.append(
-                Entry(trial.time_s, level, format.clean(trial.who), trial_text(trial), trial=trial)
-            )
-        return sorted(entries, key=lambda entry: entry.time_s)
+        """Events, and what became of each command, in the order in which the hub told them."""
+        return [_entry(told) for told in self.state.log()]
 
     def typical(self, rank: int, get: Callable[[Step], float | None]) -> float | None:
         """The median of a rank's recent records: one odd step does not make a slow rank."""
         values = [value for step in self.recent.get(rank, ()) if (value := get(step)) is not None]
         return median(values)
+
+
+def _entry(told: Event | CommandState | TrialState) -> Entry:
+    match told:
+        case CommandState():
+            level = "info" if told.state in ("accepted", "applied") else "warning"
+            return Entry(told.time_s, level, format.clean(told.who), command_text(told), told)
+        case TrialState():
+            level = "warning" if told.state == "failed" else "info"
+            return Entry(told.time_s, level, format.clean(told.who), trial_text(told), trial=told)
+        case Event():
+            return Entry(told.time_s, told.level, format.clean(told.source), format.clean(told.text))
 
 
 def median(values: Iterable[float]) -> float | None:

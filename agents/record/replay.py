@@ -209,7 +209,10 @@ class Recording:
 
     def summaries(self, segment: Segment, id: int) -> Iterator[Moment]:
         """Those of a row, without a look at what else is in it."""
-        yield from self._row(segment, id, frozenset({"summary"}))
+        try:
+            yield from self._row(segment, id, frozenset({"summary"}))
+        except RecordingError as error:
+            self.note(f"the steps in row {id} cannot be read: {error}")
 
     # -------------------------------------------------------------------------------------------------- places
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agents import wire
 from agents.curve import BUCKETS
 from agents.state import COMMANDS, HISTORY, RunState
-from agents.wire import CommandState, Event, Gone, Hello, Pulse, Summary, Update
+from agents.wire import CommandState, Event, Gone, Hello, Pulse, Recalled, Summary, TrialState, Update
 from tests.unit.agents.fleet import make_hello, make_step, make_summary
 
 RANKS = st.integers(0, 3)
@@ -116,3 +116,40 @@ def test_a_hello_ends_being_gone() -> None:
     assert 2 in state.gone
     state.apply(hello)
     assert not state.gone and state.world == 4
+
+
+def test_the_log_is_in_the_order_of_the_hub_though_its_clock_jumps() -> None:
+    state = RunState()
+    told: list[Update] = [
+        Event(100.0, "info", "hub", "first"),
+        CommandState("a", 1, "applied", {}, {}, "", 101.0),
+        Event(102.0, "info", "hub", "second"),
+        CommandState("b", 2, "applied", {}, {}, "", 3.0),  # the clock has been set back
+        TrialState("t", "kept", {}, {}, 4, "", 4.0, True, 1.0),
+        Event(5.0, "info", "hub", "third"),
+        CommandState("c", 3, "applied", {}, {}, "", 6.0),
+    ]
+    for update in told:
+        state.apply(update)
+    assert list(state.log()) == told
+    rebuilt = RunState()
+    for update in state.replay():
+        rebuilt.apply(update)
+    assert list(rebuilt.log()) == told, "also for who comes late"
+    later = CommandState("a", 1, "rolled_back", {}, {}, "", 7.0)
+    rebuilt.apply(later)
+    assert list(rebuilt.log()) == [*told[:1], *told[2:], later], "where it was told last"
+
+
+def test_what_is_recalled_lies_between_the_commands_of_the_journal() -> None:
+    state = RunState()
+    commands = [
+        CommandState(id, n, "applied", {}, {}, "", at) for id, n, at in (("a", 1, 10.0), ("b", 2, 30.0))
+    ]
+    for command in commands:
+        state.apply(command)
+    now = Event(50.0, "info", "hub", "now")
+    state.apply(now)
+    past = [Event(at, "info", "hub", "then") for at in (5.0, 20.0, 40.0)]
+    state.apply(Recalled(events=past))
+    assert list(state.log()) == [past[0], commands[0], past[1], commands[1], past[2], now]

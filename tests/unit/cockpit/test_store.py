@@ -5,7 +5,7 @@ import math
 import pytest
 from msgspec import structs
 
-from agents.wire import Event, Gone, Pulse, Step, Summary
+from agents.wire import CommandState, Event, Gone, Pulse, Step, Summary
 from cockpit.metrics import STEP_TIME, available, read, settled_step
 from cockpit.store import Link, Store, Topic, median
 from tests.screens.fake_run import FakeRun, big
@@ -171,3 +171,12 @@ def test_the_log_is_made_once_for_all_who_ask() -> None:
     assert store.journal() is once, "nothing of it is in the log"
     store.apply([Event(1.0, "info", "hub", "now")])
     assert [entry.text for entry in store.journal() if entry not in once] == ["now"]
+
+
+def test_the_log_is_by_revision_and_sequence_though_the_clock_of_the_hub_jumps() -> None:
+    store = Store()
+    for revision, time_s in ((1, 300.0), (2, 200.0), (3, 100.0)):
+        store.apply([CommandState(f"c{revision}", revision, "applied", {}, {}, "", time_s)])
+        store.apply([Event(time_s + 1, "info", "hub", f"after {revision}")])
+    told = [entry.command.revision if entry.command else entry.text for entry in store.journal()]
+    assert told == [1, "after 1", 2, "after 2", 3, "after 3"]

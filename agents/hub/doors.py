@@ -14,6 +14,7 @@ import zmq
 from msgspec import structs
 
 from agents import wire
+from agents.hub.admission import RESERVE_IPC, RESERVE_TCP, Admission
 from agents.hub.gate import DOMAIN, Gate
 from agents.reach.address import endpoint, listen_address
 from agents.reach.keys import KeyStore, Role
@@ -141,11 +142,33 @@ class Doors:
         for door, url in self._private:
             door.bind(url)
         self._doors: dict[bytes, Door] = {door.mark: door for door in (ranks, clients)}
+        self._admissions: list[Admission] = []
         self.gate: Gate | None = None
         self.tcp: Endpoints | None = None
         if listen:
             assert keys is not None, "TCP without keys is not offered"
             self._listen(context, listen, keys)
+        self._admissions = [
+            Admission(door.socket, RESERVE_TCP if isinstance(door, GuardedDoor) else RESERVE_IPC)
+            for door in self
+        ]
+
+    @property
+    def waited_for(self) -> list[zmq.Socket[bytes]]:
+        """The sockets at which something may come."""
+        return [*(door.socket for door in self), *(one.monitor for one in self._admissions)]
+
+    def admit(self) -> None:
+        """Look at who has come; called whenever one may have."""
+        for one in self._admissions:
+            one.look()
+
+    def turned_away(self) -> int:
+        """How many connections were closed since the last call, for want of file descriptors."""
+        count = sum(one.turned_away for one in self._admissions)
+        for one in self._admissions:
+            one.turned_away = 0
+        return count
 
     def bind_again(self) -> None:
         """Listen in the private directory, where somebody may have removed a socket since; the other is left alone."""
@@ -198,6 +221,8 @@ class Doors:
         return self._doors[peer[:1]].send(peer, frame)
 
     def close(self) -> None:
+        for one in self._admissions:
+            one.close()
         for door in self:
             door.socket.close()
         if self.gate:

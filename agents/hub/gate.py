@@ -4,6 +4,7 @@ A CURVE socket without ZAP takes any key. The answers come from a thread of thei
 a key folder on a slow network disk never holds up the hub.
 """
 
+import errno
 import os
 import threading
 from collections import deque
@@ -95,10 +96,11 @@ def _signature(path: Path) -> tuple[int, int, int]:
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return (0, 0, 0)
-    try:
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            return (0, 0, 0)
+        found = path.stat()  # that this process has too many files open says nothing of the list
+    else:
         found = os.fstat(descriptor)
-    finally:
         os.close(descriptor)
     return (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)

@@ -128,7 +128,7 @@ class Hub:
         If this process holds too much memory, `run` ends early (`outgrown`), and leaves all that the next start needs.
         """
         poller = zmq.Poller()
-        for waited in (*(door.socket for door in self._doors), self._journal.wake_fd):
+        for waited in (*self._doors.waited_for, self._journal.wake_fd):
             poller.register(waited, zmq.POLLIN)
         more = False
         while not self._stopping:
@@ -148,6 +148,7 @@ class Hub:
         self._awake_s += min(now - self._looked_s, TICK_S)
         self._looked_s = now
         self._taken, self._cut_short = 0, False
+        self._doors.admit()
         for door in self._doors:
             self._taken += self._drain(door)
         for written in self._journal.take():
@@ -207,6 +208,9 @@ class Hub:
             self._audience.forget(peer)
             why = "the key of this connection may not watch any more; ask the owner of the run for another"
             self._doors.answer(peer, codec.encode([Refused(why)]))
+        if count := self._doors.turned_away():
+            text = f"this process has too many files open (ulimit -n): {count} connections were turned away"
+            self._complaints.add("door", text)
         while self._doors.gate and self._doors.gate.told:
             self._complaints.add("door", self._doors.gate.told.popleft())
 

@@ -1,5 +1,9 @@
-"""Messages of many parts, which libzmq holds before anybody can refuse them: a hub starts again, and stays small."""
+"""What peers may make a hub hold: memory, by messages of many parts, which libzmq holds before anybody can refuse them;
+and file descriptors, by connections."""
 
+import contextlib
+import resource
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +11,8 @@ import psutil
 import pytest
 import zmq
 
+from agents.client import Client
+from agents.hub.admission import RESERVE_TCP
 from agents.reach import runs
 from tests.faults.conftest import Opened
 from tests.faults.guarded import Guarded, wait, watch
@@ -53,3 +59,33 @@ def test_a_message_of_many_parts_costs_no_more_memory_than_a_hub_may_have(
     poll_until(
         client, lambda: any("--memory-mb" in one.text for one in client.state.events), small.fleet.turn
     )
+
+
+def test_connections_take_no_more_descriptors_than_a_hub_can_spare(tmp_path: Path, opened: Opened) -> None:
+    """libzmq would try to accept without end, with a core of its own, and the list of keys could not be read."""
+    guarded = Guarded(tmp_path)
+    strangers: list[socket.socket] = []
+    try:
+        pid = guarded.hub.process.pid
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (256, 256))
+        client = watch(guarded, opened)
+        for _ in range(300):
+            with contextlib.suppress(OSError):
+                strangers.append(guarded.connect())
+        hub = psutil.Process(pid)
+        wait(lambda: hub.num_fds() <= 256 - RESERVE_TCP, guarded.fleet.turn)
+        local = opened(Client(guarded.hub.endpoints.clients))
+        poll_until(local, lambda: len(local.state.hellos) == 4, guarded.fleet.turn)
+        poll_until(
+            client,
+            lambda: any("too many files open (ulimit -n)" in one.text for one in client.state.events),
+            guarded.fleet.turn,
+        )
+        assert client.refused is None and client.resets == 1
+        for stranger in strangers:
+            stranger.close()
+        watch(guarded, opened, guarded.operator)
+    finally:
+        for stranger in strangers:
+            stranger.close()
+        guarded.close()

@@ -22,6 +22,17 @@ def open_ordinary(path: Path, links: bool = True) -> FileIO:
     return open(descriptor, "rb", buffering=0)
 
 
+def check_ordinary(*paths: Path) -> None:
+    """OSError if something lies there that is no ordinary file, for a library that opens files by itself."""
+    for path in paths:
+        try:
+            mode = path.stat().st_mode
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISREG(mode):
+            raise OSError(0, "not an ordinary file", str(path))
+
+
 def read_ordinary(path: Path, most: int, links: bool = True) -> bytes:
     """All of it; OSError also where it has more than `most` bytes."""
     with open_ordinary(path, links) as file:

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from agents.reach.address import connect_address
+from agents.reach.reading import open_ordinary, read_ordinary
 from agents.wire import VERSION
 from agents.wire.codec import version_refusal
 from agents.wire.terms import RunError as RunError
@@ -24,6 +25,7 @@ HUB_FILE = "hub.json"
 HUB_FILE_BYTES = 64 << 10  # read of it; an honest one has a few hundred
 RECORD_FILE = "run.db"
 COMMANDS_FILE = "commands.db"
+FAILURE_BYTES = 64 << 20  # read of its end: the reports of a thousand ranks
 FAILURE_FILE = "failure.txt"  # the launcher writes it: a line with date, time and the cause, then the reports
 STARTED_AGAIN = "the run was started again"  # in that file, after the cause of an earlier end
 _FAILURE_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.+)")
@@ -189,7 +191,9 @@ def last_failure(folder: Path, since_s: float = 0.0) -> str | None:
     try:
         if path.stat().st_mtime < since_s:
             return None
-        lines = path.read_text("utf-8", errors="replace").splitlines()
+        with open_ordinary(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - FAILURE_BYTES))
+            lines = file.read(FAILURE_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return None
     said = [found[1] for line in lines if (found := _FAILURE_LINE.fullmatch(line))]
@@ -207,8 +211,7 @@ def read_hub_file(folder: Path) -> HubFile:
     """The hub of a run folder; RunError says in one sentence why there is none."""
     path = folder / HUB_FILE
     try:
-        with path.open("rb") as file:
-            return msgspec.json.decode(file.read(HUB_FILE_BYTES), type=HubFile)
+        return msgspec.json.decode(read_ordinary(path, HUB_FILE_BYTES), type=HubFile)
     except FileNotFoundError:
         failure = last_failure(folder)
         how = f"it has ended: {failure}" if failure else f"it has ended, or went without one (no {HUB_FILE})"

@@ -139,7 +139,7 @@ def readable_rows(
 
 def sentence(error: Exception) -> str:
     """SQLite quotes what it has found, over several lines."""
-    return " ".join(str(error).split())
+    return " ".join((getattr(error, "strerror", None) or str(error)).split())
 
 
 def tables(db: sqlite3.Connection) -> set[str]:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from agents.reach.reading import check_ordinary
+
 BESIDE: Final = ("", "-wal", "-shm")  # the files of a database in WAL mode
 HEADER: Final = struct.Struct(
     ">8I"
@@ -41,7 +43,8 @@ class OpenFile:
 
 
 def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
-    """The database, for reading, and what of it is lost, if anything, in a sentence. sqlite3.Error: there is none."""
+    """The database, for reading, and what of it is lost, if anything, in a sentence. sqlite3.Error or OSError: there is
+    none."""
     try:
         db = _opened(path, "mode=ro")
         return db, torn(db, path)
@@ -53,7 +56,14 @@ def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
     return db, f"what is in the write-ahead log {log} cannot be read here" if lost else ""
 
 
+def check_files(path: Path) -> None:
+    """OSError if another thing than a file lies where the database or one of its helpers should: SQLite would wait for
+    the writer of a pipe."""
+    check_ordinary(*(path.with_name(path.name + beside) for beside in BESIDE))
+
+
 def _opened(path: Path, how: str) -> sqlite3.Connection:
+    check_files(path)
     uri = f"file:{quote(str(path.absolute()))}?{how}"
     db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=BUSY_S)
     db.text_factory = readable

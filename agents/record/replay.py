@@ -88,13 +88,14 @@ class Recording:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.is_file():
+        if not path.exists():
             raise NothingRecordedError(f"there is no recording: {path} is not there")
         self.damage: list[str] = []  # what was found to be missing or unreadable by now, a sentence each
         try:
             self._db, lost = open_to_read(path)
         except (sqlite3.Error, OSError) as error:
-            raise RecordingError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+            why = getattr(error, "strerror", None) or str(error)
+            raise RecordingError(f"{path} cannot be read: {' '.join(why.split())}") from None
         if lost:
             self.note(lost)
         try:

@@ -12,6 +12,7 @@ from agents.state import RunState
 from agents.wire import Value
 
 SPREADS = 5.0  # standard deviations of its peers: no less is slow
+STILL = 0.5  # of the limits: a rank that was slow is so until it is under them
 PAST_SPREADS = (
     3.0  # of single values before, for the median of some, which strays about half as far as they do
 )
@@ -87,6 +88,7 @@ class Straggler:
         self._own: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=SHARED_CORES.records))
         self._pasts: defaultdict[int, Past] = defaultdict(lambda: Past.of(OWN_CORES.records))
         self._last: dict[int, int] = {}
+        self._slow: set[int] = set()  # beside its peers, at the last look
 
     def look(self, state: RunState, now_s: float) -> list[Finding] | None:
         limits = limits_of(state)
@@ -125,8 +127,11 @@ class Straggler:
         slow = [
             rank
             for rank in own  # where others do nothing but wait, no share of that can be told
-            if usual[rank] > 0 and own[rank] > usual[rank] + max(share * usual[rank], SPREADS * noise)
+            if usual[rank] > 0
+            and own[rank] - usual[rank]
+            > max(share * usual[rank], SPREADS * noise) * (STILL if rank in self._slow else 1.0)
         ]
+        self._slow = (self._slow - set(own)) | set(slow)
         others = "the other rank" if len(own) == 2 else f"the {len(own) - 1} ranks"
         return [
             self._finding(state, rank, own[rank], usual[rank], f"{others} with the same work", len(own) - 1)

@@ -163,6 +163,15 @@ def test_one_slow_step_is_no_straggler() -> None:
     assert found == []
 
 
+def test_a_rank_that_was_slow_is_so_until_it_is_well_under_the_limit() -> None:
+    state, straggler = run_of(), Straggler()
+    said = []
+    for step, own in enumerate([90.0] * 6 + [66.0] * 6 + [62.0] * 6 + [66.0] * 6):
+        feed(state, steps_of(step, {6: own}))
+        said.append(bool(straggler.look(state, float(step))))
+    assert said == [False] * 4 + [True] * 10 + [False] * 10
+
+
 def test_of_two_ranks_of_a_stage_the_slower_is_named() -> None:
     (found,) = watched_steps({2: 90.0}, world=4)
     assert found.ranks == (2,) and "against the other rank with the same work" in found.text

@@ -76,6 +76,22 @@ async def test_metric_and_group_keys(make_cockpit: MakeCockpit) -> None:
         ]
 
 
+async def test_curves_show_fewer_steps_and_all_again(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(200, 60)) as pilot:
+        await settle(cockpit, pilot)
+        cockpit.app.screen.query_one("#loss").focus()
+        views = []
+        for key in "up", "left", "up", "0", "down":
+            await pilot.press(key)
+            views.append(cockpit.app.store.view)
+        assert views == [(39, 120), (19, 100), (39, 80), None, None]
+        await pilot.press("up")
+        await settle(cockpit, pilot)
+        await settle(cockpit, pilot)
+        assert sum("└39" in line for line in shown(cockpit.app)) == 2, "all curves show the same steps"
+
+
 async def test_the_cursor_moves_and_the_terminal_shows_it(make_cockpit: MakeCockpit) -> None:
     """Only changed lines are painted: after each key the terminal must hold just what the panel drew."""
     cockpit = make_cockpit()

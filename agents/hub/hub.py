@@ -8,7 +8,6 @@ same folder listens on the same endpoints and knows every command, and the curve
 """
 
 import os
-import sys
 import time
 from collections.abc import Sequence as Words
 from pathlib import Path
@@ -17,9 +16,8 @@ from typing import Literal
 import zmq
 
 from agents import wire
-from agents.detect.finding import step_of
 from agents.detect.notify import Notifier
-from agents.detect.watch import Watch, all_detectors
+from agents.hub.alerts import Alerts
 from agents.hub.audience import Audience
 from agents.hub.complaints import Complaints
 from agents.hub.control import Control
@@ -40,7 +38,6 @@ from agents.reach.keys import KeyStore, Role
 from agents.reach.runs import Endpoints, HubFile
 from agents.wire import (
     SAMPLES,
-    Alert,
     AnyMessage,
     Credit,
     Decide,
@@ -105,8 +102,7 @@ class Hub:
         self._doors = Doors(self._context, endpoints, listen, keys)
         self._audience = Audience(self._sequence, self._doors.send)
         self.upkeep = Upkeep(folder, endpoints, self._doors, self.file)
-        self._watch = Watch(all_detectors())
-        self._notifier = notifier
+        self._alerts = Alerts(self._sequence, self._complaints, notifier, self._say)
         self._memory = memory
         self._taken = 0  # frames that came in the last round
         self._cut_short = False  # a socket had more than its share of that round
@@ -178,9 +174,12 @@ class Hub:
         for level, text in self.upkeep.look():
             self._say(level, clip(text))
         if self._recall and self._recall.tick(self._roster.led):
-            self._watch.acquaint(self._sequence.state, self._awake_s)
+            self._alerts.acquaint(self._awake_s)
         self._trials.tick()
-        self._look()
+        if self._alerts.due(self._awake_s):
+            self._sequence.newest.read()
+            self._intake.look()
+        self._alerts.look(self._awake_s)
         self._ask_ranks()
         if self._parent is not None and runs.process_state(self._parent) == "ended":
             self.stop()
@@ -214,30 +213,6 @@ class Hub:
         while self._doors.gate and self._doors.gate.told:
             self._complaints.add("door", self._doors.gate.told.popleft())
 
-    def _look(self) -> None:
-        """See whether something is wrong with the run, and tell whoever wants to know."""
-        if self._watch.due(self._awake_s):
-            self._sequence.newest.read()
-            self._intake.look()
-        active = set(self._sequence.state.alerts)
-        for alert in self._watch.look(self._sequence.state, self._awake_s):
-            if alert.active and (alert.name, alert.subject) in active:
-                self._sequence.publish(alert)  # told anew
-                continue
-            self._raise(alert)
-            level = alert.level if alert.active else "info"
-            self._say(level, alert.text if alert.active else clip(f"over: {alert.text}"))
-        while self._watch.problems:
-            self._say("error", clip(self._watch.problems.pop()))
-        for problem in self._notifier.problems() if self._notifier else ():
-            self._complaints.add("notify", problem)
-
-    def _raise(self, alert: Alert) -> None:
-        """Tell of an alert that is new or over, here and outside."""
-        self._sequence.publish(alert)
-        if self._notifier:
-            self._notifier.tell(alert)
-
     def _weigh(self) -> None:
         excess = self._memory.excess() if self._memory else ""
         if excess and not self._stopping:
@@ -249,13 +224,7 @@ class Hub:
         """Write down what is to be kept. The sockets and hub.json stay: ranks and clients find the next start there."""
         self._journal.flush()
         self._close()
-        self._tell_what_waits()
-
-    def _tell_what_waits(self) -> None:
-        """The last alerts go out before this process ends; nobody watches any more, so what fails is for the log."""
-        if self._notifier:
-            for problem in self._notifier.close():
-                sys.stderr.write(f"{problem}\n")
+        self._alerts.close()
 
     def _finish(self) -> None:
         """Take what is still there, tell the clients, leave no sockets behind."""
@@ -279,7 +248,7 @@ class Hub:
         self._close()
         runs.remove_hub_file(self.folder, self._sequence.epoch)
         runs.remove_sockets(self.endpoints)
-        self._tell_what_waits()
+        self._alerts.close()
 
     def _why_over(self) -> str | None:
         """Why nobody will carry out what waits, in a sentence or none; None: the ranks may go on without this hub."""
@@ -315,7 +284,7 @@ class Hub:
         well = failure is None and goodbye is not None and goodbye.clean
         text = "" if well else clip(failure or "the run has ended without a goodbye")
         if failure or (text and state.hellos and self._parent is not None):
-            self._raise(Alert("failed", "run", "error", True, step_of(state), time.time(), text))
+            self._alerts.run_failed(text)
         for rank in [rank for rank in state.hellos if not (rank in state.gone and state.gone[rank].over)]:
             self._sequence.publish(Gone(rank, clean=well, text=text, process="ended"))
 

@@ -113,11 +113,11 @@ class CockpitApp(App[None]):
     # ------------------------------------------------------------------------------------- actions
 
     def action_knobs(self) -> None:
-        self.push_screen(KnobBoard(self.feed))
+        self.push_screen(KnobBoard(self.feed, self.store))
 
     def action_undo(self) -> None:
         """The knob board, with the change named that would be taken back."""
-        board = KnobBoard(self.feed)
+        board = KnobBoard(self.feed, self.store)
         self.push_screen(board)
         board.call_after_refresh(board.action_undo)
 

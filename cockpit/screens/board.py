@@ -23,9 +23,9 @@ class KnobBoard(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[Binding]] = BOARD_KEYS  # type: ignore[assignment]
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed, store: Store) -> None:
         super().__init__()
-        self.table = KnobTable(feed)
+        self.table = KnobTable(feed, store)
         self._trying = False
         self._offered = [action for action in BOARD if feed.operator or not action.operator]
 

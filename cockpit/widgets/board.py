@@ -53,8 +53,9 @@ class KnobTable(Panel):
         "is asked once more. esc drops what is marked."
     )
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Feed, store: Store) -> None:
         super().__init__("board")
+        self._store = store  # a key may come before the first look
         self.desk = Desk(feed)
 
     def choice(self) -> object:
@@ -101,18 +102,17 @@ class KnobTable(Panel):
         held, actions = knobs.held(board), knobs.actions(board)
         trial = store.state.trials.get(self.desk.watched)
         part = shares(wanted(store, width), height - (TRIAL if trial else 0))
-        about = about_lines(here[at], held, width)
-        if len(about) > part["about"] > 0:
-            about = [*about[: part["about"] - 1], f"{about[part['about'] - 1]}…"]
         lines = knob_rows(held, at, marks, part["knobs"], width, colours)
         lines += action_strip(actions, at - len(held), marks, width, colours)[: part["actions"]]
         lines += [Line()] * part["gap"]
-        lines += [Line().add(f"  {line}", colours.dim) for line in about[: part["about"]]]
-        lines += [Line()] * (part["about"] - len(about))
         lines.append(self._foot(store, board, width, colours))
+        # A preview takes the room that the explanation had where there is not enough for both.
+        below = part["about"] + part["below"]
+        reserved = part["about"] if marks.meant(here) else min(below, about_height(here, held, width))
+        lines += _about(about_lines(here[at], held, width), reserved, colours)
         if trial:
             lines += trial_lines(trial, width, colours)
-        return lines + self._below(store, board, part["below"], width, colours)
+        return lines + self._below(store, board, below - reserved, width, colours)
 
     def _foot(self, store: Store, board: Board, width: int, colours: Palette) -> Line:
         """The one line that says what is going on, or what the next key would do."""
@@ -174,6 +174,14 @@ class KnobTable(Panel):
         held = any(knob.name in marked for knob in knobs.held(board))
         neutral = answer.loss_neutral if answer and not answer.why and held else None
         return "What it would do" + ("" if neutral is None else f" · {knobs.NEUTRAL[neutral]}")
+
+
+def _about(text: list[str], height: int, colours: Palette) -> list[Line]:
+    """An explanation in just `height` lines; `…` tells that there is more of it."""
+    if len(text) > height > 0:
+        text = [*text[: height - 1], f"{text[height - 1]}…"]
+    lines = [Line().add(f"  {line}", colours.dim) for line in text[:height]]
+    return lines + [Line()] * (height - len(lines))
 
 
 def _next_keys(knob: KnobState) -> str:

@@ -130,3 +130,13 @@ async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
         cockpit.feed.tell(iter([structs.replace(done, applied_step=9)]))
         await settle(cockpit, pilot)
         assert "place=traffic · 8/8 at step 9" in said(cockpit)
+
+
+async def test_a_key_that_comes_before_the_first_look_is_of_this_run(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await settle(cockpit, pilot)
+        board = KnobBoard(cockpit.feed, cockpit.store)
+        board.table.desk.turn(board.table._store, 1)
+        board.table.desk.propose(board.table._store)
+    assert cockpit.feed.asked == [{"micro_batches": 16}]

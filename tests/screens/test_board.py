@@ -1,5 +1,6 @@
 """The knob board: what may be chosen, what is sent, and what the person is told."""
 
+import pytest
 from msgspec import structs
 from textual.pilot import Pilot
 
@@ -140,3 +141,27 @@ async def test_a_key_that_comes_before_the_first_look_is_of_this_run(make_cockpi
         board.table.desk.turn(board.table._store, 1)
         board.table.desk.propose(board.table._store)
     assert cockpit.feed.asked == [{"micro_batches": 16}]
+
+
+@pytest.mark.parametrize("operator", [True, False])
+async def test_sixteen_knobs_and_actions_fit_in_80x24(make_cockpit: MakeCockpit, operator: bool) -> None:
+    cockpit = make_cockpit(operator=operator)
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await press(cockpit, pilot)
+        board = cockpit.store.state.board
+        assert board
+        long = (
+            "what it does, in a sentence that is longer than one line of a small terminal, and then some END"
+        )
+        names = [f"some_knob_{n}" for n in range(5)]
+        knobs = [KnobState(name, 1, Legal([1, 2]), True, long) for name in names]
+        names += ["place", "save", "pause", "resume", "stop", "profile", "profile_rank"]
+        knobs += [KnobState(name, None, Legal([True]), True, long, action=True) for name in names[5:]]
+        cockpit.feed.tell(iter([structs.replace(board, knobs=[*board.knobs, *knobs])]))
+        await press(cockpit, pilot, "k", "up")
+        words = said(cockpit).split()
+        assert [name for name in (*cockpit.run.knobs, *names) if name not in words] == []
+        assert "END" in words, "the explanation is whole"
+        footer = said(cockpit).splitlines()[-1]
+        assert ("propose" in footer, "try" in footer, "undo" in footer) == (operator, operator, operator)
+        assert "help" in footer and "close" in footer

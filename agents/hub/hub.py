@@ -222,6 +222,7 @@ class Hub:
 
     def _make_way(self) -> None:
         """Write down what is to be kept. The sockets and hub.json stay: ranks and clients find the next start there."""
+        self._control.keep_counts()
         self._journal.flush()
         self._close()
         self._alerts.close()

@@ -17,6 +17,8 @@ from engine.parallel.reduction import Reductions, Unit
 MICRO_BATCHES = (256.0, 1.0, 1.0)
 ROWS = 3  # of the weight: not the same number on each rank, so that padding is seen too
 
+OTHERWISE = (AttributeError, TypeError, AssertionError)  # names, arguments and states of another version
+
 
 class _Product(nn.Module):
     def __init__(self, device: torch.device) -> None:
@@ -33,11 +35,7 @@ def probe(
     """RuntimeError, one sentence, where gradients over `axis` and `replicas` come out wrong."""
     try:
         why = _difference(mesh, axis, replicas, policy, device)
-    except (
-        AttributeError,
-        TypeError,
-        AssertionError,
-    ) as error:  # names, arguments, states of another version
+    except OTHERWISE as error:
         why = f"{type(error).__name__}: {error}"
     if why:
         raise RuntimeError(

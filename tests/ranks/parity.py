@@ -21,7 +21,7 @@ there a token's place in its sequence chooses its experts in all runs (`fix_rout
 import json
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -37,7 +37,6 @@ from engine.launch import launch
 from engine.layout import Layout
 from engine.meter import Meter
 from engine.model.dials import Dials
-from engine.model.router import Choice, Router
 from engine.model.transformer import Stage
 from engine.parallel.comm import Axis
 from engine.parallel.relocate import moe_layers
@@ -50,6 +49,7 @@ from engine.train.optimizer import learning_rate
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL, Case, Script
 from tests.ranks.cases import CASES
+from tests.ranks.routing import fix_routing
 
 STEPS = 20
 JOLTS = 3
@@ -95,22 +95,6 @@ class Operator(Agent):
 
     def send(self, *messages: Message) -> None:
         self._trace.said += [message.text for message in messages if isinstance(message, Event)]
-
-
-def fix_routing(stages: Sequence[nn.Module]) -> None:
-    """Let a token's place in its sequence choose its experts, in whatever layout; weights and losses stay as scored.
-
-    In bf16 some near-tie breaks the other way at every step, and what that does hides all else.
-    """
-    for n, layer in moe_layers(stages).items():
-        router = layer.router
-
-        def choose(scores_BSE: Tensor, n: int = n, router: Router = router) -> Choice:
-            B, S, E = scores_BSE.shape
-            by_place = torch.rand(S * router.slices.count, E, generator=torch.Generator().manual_seed(n))
-            return type(router).choose(router, router.slices.mine(by_place.expand(B, -1, -1)))
-
-        router.choose = choose
 
 
 def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trace:

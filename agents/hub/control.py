@@ -22,9 +22,7 @@ from agents.wire import Ack, Changes, Command, CommandState, Event, Hello, Propo
 WAITING = 64  # proposals on their way at once
 REMEMBERED = 256  # commands whose late acknowledgements are still counted
 RESEND_S = 1.0  # to the leader, until it has acknowledged
-REFUSED = (
-    1024  # refusals on their way to the disk; what comes beyond is not answered, and will be asked again
-)
+REFUSED = 1024  # refusals on their way to the disk; what comes beyond is not answered, and asked again
 LONG_MS = 1500.0  # in one operation: worth telling those who wait for the leader
 
 NOT_HERE = "it waits for the ranks, which have not shown their knobs yet"

@@ -44,11 +44,14 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
 
 
 def test_who_where_and_why(driver: Driver, opened: Opened) -> None:
+    driver.run_dir.mkdir(parents=True, exist_ok=True)
+    (driver.run_dir / "failure.txt").write_text("2026-11-21 12:00:00 rank 1 failed in an earlier attempt\n")
     run = driver.start(WORK, 4, hub="auto")
     pids = driver.pids(4)
     eventually((driver.run_dir / "hub.json").exists)
     client = opened(Client(read_hub_file(driver.run_dir).endpoints.clients))
     poll_until(client, lambda: len(client.state.steps) == 4)
+    assert last_failure(driver.run_dir) is None, "that was another attempt"
     killed = time.monotonic()
     os.kill(pids[2], signal.SIGKILL)
     status, _, stderr = driver.end(run)  # asserts that no rank is left

@@ -27,7 +27,9 @@ SETS = 64  # of values, the oldest forgotten first
 FEWEST = 4  # steps that a word on a set of values takes
 
 QUANTITIES = ("step_ms", "bubble", "bubble_bound", "memory_bytes", "comm_bytes", "a2a_bytes", "dropped")
-TIMES = {"step_ms", "bubble", "bubble_bound"}
+WALL_TIMES = {"step_ms", "bubble"}
+TIMES = {*WALL_TIMES, "bubble_bound"}
+SHARED_CORES = "no data: ranks share cores, so a step's time follows the other ranks; a trial tells"
 ROUTED = {"a2a_bytes", "dropped"}
 DIALS = {"lr_scale", "grad_clip"}  # what the optimizer reads: nothing of a step's work depends on it
 
@@ -94,16 +96,17 @@ class Foresight:
             here = now.get(quantity)
             if actions := [name for name in changes if name not in values]:
                 found = Estimate(quantity, here, source=f"no data: what {actions[0]} costs is not predicted")
-            elif len(known.get(quantity, ())) >= FEWEST:
-                found = _measured(quantity, here, known[quantity])
             elif self._untouched(quantity, turned, would_be):
                 found = Estimate(
                     quantity, here, here, source=f"{', '.join(sorted(turned)) or 'it'} does not touch it"
                 )
+            elif quantity in WALL_TIMES and self._oversubscribed:
+                found = Estimate(quantity, here, source=SHARED_CORES)
+            elif len(known.get(quantity, ())) >= FEWEST:
+                found = _measured(quantity, here, known[quantity])
             else:
                 found = self._simulated(quantity, now, values, would_be, turned, costs)
-            times = quantity in TIMES and self._oversubscribed and found.interval is not None
-            estimates.append(structs.replace(found, after=None if times else found.point))
+            estimates.append(structs.replace(found, after=found.point))
         return Previewed("", changes, self._board.revision, "", neutral, estimates)
 
     def _untouched(self, quantity: str, turned: set[str], would_be: Values) -> bool:
@@ -137,8 +140,6 @@ class Foresight:
             return Estimate(quantity, here, 0.0, 0.0, 0.0, "without a limit nothing is dropped")
         if quantity not in TIMES or not turned <= {"micro_batches", "schedule"}:
             return nothing
-        if self._oversubscribed and quantity != "bubble_bound":
-            return Estimate(quantity, here, source="no data: ranks share cores, so no simulation holds here")
         before, after = self._plan(values), self._plan(would_be)
         measured = costs.get((_split(before), before[1]))
         if measured is None or _split(before) != _split(after):

@@ -113,8 +113,8 @@ def test_a_reader_that_leaves_does_not_end_the_run(driver: Driver) -> None:
             step = 0
             while not place.stop_requested() and not (HERE / "end").exists():
                 if place.rank == 0:
-                    print(json.dumps({"step": step}))
                     (HERE / "written").write_text(str(step))
+                    print(json.dumps({"step": step}))
                 step += 1
                 time.sleep(0.01)
             note(place, "finished", step)
@@ -123,7 +123,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(driver: Driver) -> None:
     assert run.stdout and run.stderr
     assert json.loads(run.stdout.readline()) == {"step": 0}
     run.stdout.close()
-    written = driver.folder / "written"
+    written = driver.folder / "written"  # before its line is printed; empty for a moment at each step
     left = int(written.read_text() or 0)
     eventually(lambda: int(written.read_text() or 0) > left + 20)
     (driver.folder / "end").touch()

@@ -341,7 +341,9 @@ def _dominant(store: Store) -> Diagnosis | None:
     if not step_ms:
         return Diagnosis(Level.NOTE, f"{len(store.here)}/{store.world} ranks are here; no step is done yet")
     names = dict.fromkeys(name for step in store.state.steps.values() for name in step.phases)
-    shares = {name: (median(_phase_values(store, name)) or 0.0) / step_ms for name in names}
+    phase_ms = {name: median(_phase_values(store, name)) or 0.0 for name in names}
+    whole_ms = max(step_ms, sum(phase_ms.values()))  # a loop of one's own agrees after what it calls its step
+    shares = {name: ms / whole_ms for name, ms in phase_ms.items()}
     phase = max(shares, key=lambda name: shares[name], default=None)
     waits = min(1.0, (median(step.waited_ms for step in store.state.steps.values()) or 0.0) / step_ms)
     parts = [f"{phase} takes {shares[phase]:.0%} of a step"] if phase else []

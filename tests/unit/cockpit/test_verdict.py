@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 import cockpit.verdict
-from agents.wire import Alert, Event, Experts, Gone, LayerLoad, Pulse, Traffic, Update
+from agents.wire import Alert, Event, Experts, Gone, Hello, LayerLoad, Pulse, Step, Traffic, Update
 from cockpit.store import Link, Playing, Store
 from cockpit.verdict import Level, diagnosis, headline, verdict
 from tests.screens.fake_run import FakeRun
@@ -209,3 +209,12 @@ def test_an_earlier_attempts_failure_is_not_told_as_the_cause_of_this_end() -> N
     assert ended in diagnosis(store).text and "SIGKILL" not in diagnosis(store).text
     store.apply([Event(2.0, "error", "run", "rank 5 failed"), Gone(5, False, "rank 5 failed", "ended")])
     assert diagnosis(store).text == "rank 5 failed"
+
+
+def test_no_phase_takes_more_than_a_whole_step() -> None:
+    """A loop that is not ours agrees after what it calls its step."""
+    store = Store(lambda: 100.0)
+    store.apply([Hello(1, "r", 0, 1, {"dp": 0}, "n", 1, "cpu", "d", 0, 0, True)])
+    store.apply([Step(0, 5, 1, 0, 2.0, {"forward": 2.0, "agree": 6.0}, None, {})])
+    store.heard(0.1)
+    assert diagnosis(store).text.startswith("agree takes 75% of a step")

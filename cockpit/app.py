@@ -28,6 +28,7 @@ from cockpit.screens.help import Help
 from cockpit.screens.overview import Overview
 from cockpit.screens.starting import Starting
 from cockpit.store import Store
+from cockpit.terminal import TerminalDriver
 from cockpit.theme import THEMES
 from cockpit.widgets.panel import Panel
 
@@ -55,7 +56,7 @@ class CockpitApp(App[None]):
         theme: str = "cockpit-dark",
         looks_per_s: int = LOOKS_PER_S,
     ) -> None:
-        super().__init__()
+        super().__init__(driver_class=TerminalDriver)
         self.feed = feed
         self.store = store or Store(time.monotonic)
         self.opening: Starting | None = None  # shown until it dismisses itself

@@ -149,7 +149,9 @@ def to_meta(held: list[tuple[nn.Module, str, torch.Tensor, bool]], fake: FakeTen
     """In bf16, which is what the grouped GEMM of every device takes; a tied weight stays one."""
     there: dict[int, torch.Tensor] = {}
     for module, name, values, is_parameter in held:
-        moved = fake.from_tensor(values, static_shapes=True).to(META, torch.bfloat16 if is_parameter else None)
+        moved = fake.from_tensor(values, static_shapes=True).to(
+            META, torch.bfloat16 if is_parameter else None
+        )
         there.setdefault(values.data_ptr(), nn.Parameter(moved) if is_parameter else moved)
         setattr(module, name, there[values.data_ptr()])
 

@@ -12,12 +12,8 @@ from typing import Any
 
 import zmq
 
-from agents import wire
-from agents.reach.keys import Key
-from agents.reach.line import Line
-from agents.reach.runs import this_host
-from agents.state import RunState
-from agents.wire import (
+from agents import protocol
+from agents.protocol import (
     AnyMessage,
     Credit,
     Decide,
@@ -35,6 +31,10 @@ from agents.wire import (
     WireError,
     codec,
 )
+from agents.rundir.runs import this_host
+from agents.state.run_state import RunState
+from agents.transport.keys import Key
+from agents.transport.reconnecting import Line
 
 FRAMES = 64  # of credit at a time; the hub may send a hundred a second
 SILENCE_S = 2.5  # after which the hub is asked again; it says something each second
@@ -200,7 +200,7 @@ class Client:
     # --------------------------------------------------------------------------------------------- asking
 
     def _next_credit(self) -> Credit:
-        return Credit(wire.VERSION, self.epoch, self.seq, FRAMES, *self._wish)
+        return Credit(protocol.VERSION, self.epoch, self.seq, FRAMES, *self._wish)
 
     def _ask(self) -> None:
         now = time.monotonic()

@@ -5,8 +5,8 @@ import time
 from msgspec import structs
 
 from agents.client import WAIT_S, Client
-from agents.state import RunState
-from agents.wire import CommandState, Previewed, TrialState
+from agents.protocol import CommandState, Previewed, TrialState
+from agents.state.run_state import RunState
 
 LAST_S = 2.0
 

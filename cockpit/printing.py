@@ -6,8 +6,8 @@ A line of text passes through `clean` here, whatever it is made of: names, reaso
 import sys
 from collections.abc import Sequence
 
-from cockpit import records
-from cockpit.format import clean
+from cockpit.data import plain
+from cockpit.data.format import clean
 
 
 def say(line: str) -> None:
@@ -17,7 +17,7 @@ def say(line: str) -> None:
 
 def say_json(record: object) -> None:
     """One line of JSON."""
-    _write(records.to_json(record))
+    _write(plain.to_json(record))
 
 
 def complain(sentence: str) -> None:

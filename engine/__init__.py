@@ -1,26 +1,26 @@
 """Trains Mixture-of-Experts transformers over a grid of ranks: `engine run` on the command line, or this library.
 
-`engine.layout`, `.grid` and `.planner` need no torch, so what needs it is imported when it is asked for.
+`engine.config.layout`, `.grid` and `.planner` need no torch, so what needs it is imported when it is asked for.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from engine.namesake import refusal
+from engine.preflight.package import refusal
 
 if TYPE_CHECKING:
-    from engine.layout import Layout, LayoutError, load
-    from engine.runner import run_layout
+    from engine.config.layout import Layout, LayoutError, load
+    from engine.launch.run import run_layout
     from engine.train.trainer import Trainer
 
 __all__ = ["Layout", "LayoutError", "Trainer", "load", "run_layout"]
 
 _HOMES = {
-    "Layout": "engine.layout",
-    "LayoutError": "engine.layout",
+    "Layout": "engine.config.layout",
+    "LayoutError": "engine.config.layout",
     "Trainer": "engine.train.trainer",
-    "load": "engine.layout",
-    "run_layout": "engine.runner",
+    "load": "engine.config.layout",
+    "run_layout": "engine.launch.run",
 }
 
 

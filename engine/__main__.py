@@ -1,6 +1,6 @@
 """The command `engine`, ``python -m engine`` and ``torchrun -m engine``."""
 
-from engine.namesake import end_if_not_ours
+from engine.preflight.package import end_if_not_ours
 
 
 def main() -> None:

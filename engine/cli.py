@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from agents.reach.runs import RunError
-from agents.reach.streams import discard_output, open_streams
-from agents.wire import clean
-from engine.forked import signal_with_parent
-from engine.layout import Layout, LayoutError, load
+from agents.protocol import clean
+from agents.rundir.runs import RunError
+from agents.rundir.standard_streams import discard_output, open_streams
+from engine.config.layout import Layout, LayoutError, load
+from engine.launch.forked_rank import signal_with_parent
 
 FOLDER = (
     "A run's folder is run.dir/NAME-DATE-TIME, such as runs/demo-20261121-120000. It holds layout.toml (what was asked "
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _print_reference(words: Sequence[str]) -> None:
-    from engine.reference import reference
+    from engine.config.reference import reference
 
     if words:
         refuse(f"engine reference takes no {words[0]}")
@@ -130,9 +130,9 @@ def _run(
 ) -> int:
     if importlib.util.find_spec("torch") is None:
         refuse("training needs torch; pip install torch, then 'train-cockpit[engine]'")
-    from engine.outlet import STDERR, STDOUT, outlet
-    from engine.output import Output
-    from engine.runner import run_layout
+    from engine.launch.outlet import STDERR, STDOUT, outlet
+    from engine.launch.output import Output
+    from engine.launch.run import run_layout
 
     sys.stdout, sys.stderr = outlet(STDOUT), outlet(STDERR)
     output = Output(layout, as_json)

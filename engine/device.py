@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agents.reach.runs import RunError
+from agents.rundir.runs import RunError
 from engine.planner.hardware import peak_flops
-from engine.room import too_few
+from engine.preflight.memory import too_few
 
 Wanted = Literal["auto", "cpu", "cuda"]
 

@@ -13,18 +13,18 @@ from typing import BinaryIO
 
 import msgspec
 
-from agents.detect.notify import Notifier
-from agents.hub.hub import Hub
-from agents.hub.memory import LEAST_MB, MEMORY_MB, Memory
+from agents.alerts.notify import Notifier
+from agents.hub.memory_limit import LEAST_MB, MEMORY_MB, Memory
 from agents.hub.recorder import DEFAULT_RECORD_MB, Limits
-from agents.reach import runs
-from agents.reach.address import LEGAL as LEGAL_LISTEN
-from agents.reach.address import listen_address
-from agents.reach.files import open_lock, raise_file_limit
-from agents.reach.keeper import ON_ALERT
-from agents.reach.keys import KeyStore, keys_folder
-from agents.reach.runs import Endpoints, RunError
-from agents.wire import clean
+from agents.hub.server import Hub
+from agents.protocol import clean
+from agents.rundir import runs
+from agents.rundir.hub_supervisor import ON_ALERT
+from agents.rundir.runs import RunError
+from agents.transport.addresses import LEGAL as LEGAL_LISTEN
+from agents.transport.addresses import Endpoints, listen_address
+from agents.transport.keys import KeyStore, keys_folder
+from agents.transport.open_files import open_lock, raise_file_limit
 
 
 def _lock(folder: Path) -> BinaryIO:

@@ -15,10 +15,10 @@ from typing import Literal
 
 from msgspec import Raw
 
-from agents.hub.sequence import Sequence
-from agents.record.recording import Batch
-from agents.record.tape import Tape, TapeError
-from agents.wire import Event, Update, clip, codec
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import Event, Update, clip, codec
+from agents.recording.format import Batch
+from agents.recording.writer import Tape, TapeError
 
 MIB = 1 << 20
 DEFAULT_RECORD_MB = 512

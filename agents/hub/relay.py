@@ -21,18 +21,11 @@ from pathlib import Path
 
 import zmq
 
-from agents import wire
-from agents.hub.crowd import Crowd
-from agents.hub.doors import Door
-from agents.hub.reports import OF_ITSELF, OF_THE_JOB
-from agents.hub.roster import SUCCESSION_S
-from agents.reach import runs
-from agents.reach.address import is_tcp
-from agents.reach.files import raise_file_limit
-from agents.reach.keys import Role, find_key, key_folder
-from agents.reach.line import Line
-from agents.reach.runs import RunError
-from agents.wire import (
+from agents import protocol
+from agents.hub.relay_queue import Crowd
+from agents.hub.telemetry.allowed_records import OF_ITSELF, OF_THE_JOB
+from agents.hub.telemetry.membership import SUCCESSION_S
+from agents.protocol import (
     AnyMessage,
     Command,
     Event,
@@ -48,6 +41,13 @@ from agents.wire import (
     WireError,
     codec,
 )
+from agents.rundir import runs
+from agents.rundir.runs import RunError
+from agents.transport.addresses import is_tcp
+from agents.transport.keys import Role, find_key, key_folder
+from agents.transport.open_files import raise_file_limit
+from agents.transport.reconnecting import Line
+from agents.transport.server_sockets import Door
 
 FLUSH_MS = 20  # between two batches to the hub
 IDLE_MS = 200
@@ -69,7 +69,7 @@ class Node:
     """The ranks of one node and the way to the hub; `run` returns after `stop`."""
 
     def __init__(self, run: str, line: Line, door: Door) -> None:
-        self._me = Relay(wire.VERSION, run, runs.this_host(), os.getpid())
+        self._me = Relay(protocol.VERSION, run, runs.this_host(), os.getpid())
         self._line = line
         self._door = door
         self._epoch = secrets.token_hex(8)
@@ -124,9 +124,9 @@ class Node:
         why = self._turned_away
         if why:
             with contextlib.suppress(OSError):
-                sys.stderr.write(f"the relay on {self._me.host}: {wire.clean(why)}\n")
+                sys.stderr.write(f"the relay on {self._me.host}: {protocol.clean(why)}\n")
                 sys.stderr.flush()
-            self._tell(self._peers([]), Refused(wire.clip(why)))
+            self._tell(self._peers([]), Refused(protocol.clip(why)))
 
     def _some_rank(self) -> str:
         return f"rank {next(iter(self._ranks), 0)}"
@@ -146,17 +146,17 @@ class Node:
                 raise WireError(f"a message has one frame, and this has {len(frames)}")
             messages = codec.decode_each(frames[0])
         except WireError as error:
-            self._tell([peer], Refused(wire.clip(str(error))))
+            self._tell([peer], Refused(protocol.clip(str(error))))
             return
         for message in messages:
             if isinstance(message, Hello):
                 refusal = self._enter(peer, message, now)
                 if refusal:
-                    self._tell([peer], Refused(wire.clip(refusal)))
+                    self._tell([peer], Refused(protocol.clip(refusal)))
                     return
             rank = self._by_peer.get(peer)
             if rank is None and isinstance(message, Unknown) and message.why:
-                self._tell([peer], Refused(wire.clip(f"not a frame of ours: {message.why}")))
+                self._tell([peer], Refused(protocol.clip(f"not a frame of ours: {message.why}")))
                 return
             if rank is None:
                 self._tell([peer], Welcome(self._epoch))
@@ -187,7 +187,7 @@ class Node:
             what = f"a {type(message).__name__.lower()}, which it may not send"
         if what and now - self._complained_s >= COMPLAIN_S:
             self._complained_s = now
-            text = wire.clip(f"it sent {what}; dropped")
+            text = protocol.clip(f"it sent {what}; dropped")
             self._crowd.put(Event(time.time(), "warning", f"rank {rank}", text))
 
     def _enter(self, peer: bytes, hello: Hello, now: float) -> str | None:
@@ -206,7 +206,7 @@ class Node:
         self._ranks[hello.rank] = _Rank(peer, hello, now)
         self._by_peer[peer] = hello.rank
         if self._turned_away:
-            self._tell([peer], Refused(wire.clip(self._turned_away)))
+            self._tell([peer], Refused(protocol.clip(self._turned_away)))
         return None
 
     def _forget(self, rank: int) -> None:
@@ -286,7 +286,7 @@ def main(
         door = Door(context, b"r", Role.RANK)
         door.bind(endpoints.ranks)
     except (RunError, OSError) as error:
-        parser.exit(2, f"the relay cannot start: {wire.clean(str(error))}\n")
+        parser.exit(2, f"the relay cannot start: {protocol.clean(str(error))}\n")
     node = Node(arguments.run, line, door)
     for ending in (signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if in_terminal else [])):
         signal.signal(ending, lambda _signal, _frame: node.stop())

@@ -9,13 +9,13 @@ import time
 
 from msgspec import structs
 
+from agents.protocol import PREVIEWS, Ack, Board, Command, Event, Hello, Message, Step, clip
 from agents.rank.errors import named
-from agents.rank.link import NONE, Doing, Foresee, Link
-from agents.rank.orders import Orders
+from agents.rank.hub_link import NONE, Doing, Foresee, Link
 from agents.rank.outbox import Outbox
+from agents.rank.received_commands import Orders
 from agents.rank.vitals import Sensors
-from agents.reach.keys import Key
-from agents.wire import PREVIEWS, Ack, Board, Command, Event, Hello, Message, Step, clip
+from agents.transport.keys import Key
 
 PAUSE_S = 1.0  # after an error of ours, which may come again at once
 

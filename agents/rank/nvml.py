@@ -11,7 +11,7 @@ without a driver or without a device has no data.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agents.wire import clip
+from agents.protocol import clip
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h), in the order in which they are told. An idle GPU's clocks are
 # low too (bit 0), which holds nobody back.

@@ -5,8 +5,8 @@ from collections import deque
 
 from msgspec import structs
 
-from agents import wire
-from agents.wire import (
+from agents import protocol
+from agents.protocol import (
     Ack,
     Board,
     Event,
@@ -70,13 +70,13 @@ class Outbox:
     def failed(self, why: str) -> None:
         """Tell people what went wrong with sending, once; the first word stands."""
         if self.problem is None:
-            self.problem = wire.clip(why)
+            self.problem = protocol.clip(why)
             self.put(Event(time.time(), "error", "agent", self.problem))
 
     def frame(self) -> bytes | None:
         """Take what one frame holds, oldest first; None when there is nothing."""
         packed: list[bytes] = []
-        room = wire.MESSAGE_BYTES
+        room = protocol.MESSAGE_BYTES
         while (one := self._held or self._take()) is not None:
             if len(one) > room:
                 self._held = one
@@ -103,6 +103,6 @@ class Outbox:
                     self._unsendable += 1
                     if self.problem is None:
                         # Once, for it is a mistake in a program; the count goes on.
-                        self.problem = wire.clip(str(error))
+                        self.problem = protocol.clip(str(error))
                         return codec.pack(Event(time.time(), "error", "agent", self.problem))
         return None

@@ -2,7 +2,7 @@
 
 import time
 
-from agents.wire import SAMPLES, Sample
+from agents.protocol import SAMPLES, Sample
 
 EVERY = 20  # steps, if nobody asks
 CAPABILITIES = (SAMPLES,)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from agents.protocol import Vitals
 from agents.rank.nvml import Gpu
-from agents.wire import Vitals
 
 Source = Callable[[], dict[str, Any]]
 """Reads some fields of `Vitals`."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from agents.reach.address import every_address
-from agents.record.recording import RecordingError
-from cockpit import format
-from cockpit.connect import CockpitError
+from agents.recording.format import RecordingError
+from agents.transport.addresses import every_address
+from cockpit.data import format
+from cockpit.data.connection import CockpitError
+from cockpit.data.sources.recorded import folder_of, open_recording
 from cockpit.printing import say, say_json, tell_missing
-from cockpit.recorded import folder_of, open_recording
 
 EXTRA = "train-cockpit[export]"
 LOOPBACK = "127.0.0.1"

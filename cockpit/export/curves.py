@@ -4,10 +4,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from agents.record.replay import Recording
-from agents.wire import Hello, Summary
+from agents.protocol import Hello, Summary
+from agents.recording.reader import Recording
 from cockpit.export.tables import flat
-from cockpit.export.told import told
+from cockpit.export.updates import told
 
 
 def curves(recording: Recording) -> Iterator[tuple[Summary, dict[str, float]]]:

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from agents.record.replay import Recording
-from cockpit import records
+from agents.recording.reader import Recording
+from cockpit.data import plain
 from cockpit.export.tables import PLACE, blocks, columns
-from cockpit.export.told import told
+from cockpit.export.updates import told
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def to_ndjson(recording: Recording, out: Path | None) -> int:
     with output(out) as file:
         for moment, update in told(recording):
             place = dict(zip(PLACE, (moment.epoch, moment.seq, moment.time_s), strict=True))
-            file.write(records.to_json({**place, **records.update(update)}) + "\n")
+            file.write(plain.to_json({**place, **plain.update(update)}) + "\n")
             count += 1
     return count
 

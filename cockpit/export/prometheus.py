@@ -11,13 +11,13 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from agents.record.replay import Recording, Replay
-from agents.state import RunState
-from agents.wire import Step, Summary, Vitals
-from cockpit.connect import CockpitError, Watch
+from agents.protocol import Step, Summary, Vitals
+from agents.recording.reader import Recording, Replay
+from agents.state.run_state import RunState
+from cockpit.data.connection import CockpitError, Watch
+from cockpit.data.store import Link, Store
 from cockpit.export.files import output
 from cockpit.export.scraping import ScrapeServer
-from cockpit.store import Link, Store
 
 STALE_S = 10.0  # without a word from the hub, nothing but `cockpit_up 0` is told
 LINGER_S = 60.0  # after the end of the run, so that the last of it is scraped

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from agents.record.replay import Moment, Recording
-from agents.wire import (
+from agents.protocol import (
     Alert,
     Board,
     CommandState,
@@ -29,7 +28,8 @@ from agents.wire import (
     Update,
     Vitals,
 )
-from cockpit.export.told import told
+from agents.recording.reader import Moment, Recording
+from cockpit.export.updates import told
 
 Row = dict[str, Any]
 PLACE = ("hub_epoch", "hub_seq", "hub_time_s")

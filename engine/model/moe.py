@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.layout import Moe
-from engine.meter import Meter
-from engine.model.dials import Dials
+from engine.config.knob_values import Dials
+from engine.config.layout import Moe
+from engine.metering.meter import Meter
 from engine.model.router import ROUTERS, Choice
 from engine.model.swiglu import gated_by
 from engine.parallel.experts import Dispatch, Placement, plan_dispatch

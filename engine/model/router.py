@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.layout import Moe
-from engine.model.balance import nudged, sequence_balance, with_loss, z_loss
-from engine.model.dials import Dials
+from engine.config.knob_values import Dials
+from engine.config.layout import Moe
+from engine.model.balancing_losses import nudged, sequence_balance, with_loss, z_loss
 from engine.parallel.sequence import Slices
 from engine.parallel.tensor import Weights, at_least_fp32
 

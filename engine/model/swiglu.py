@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.model.compiled import Compiler
+from engine.kernels.compiled import Compiler
 
 
 def gated_by(compiled: Compiler, any_size: bool = False) -> Callable[[Tensor, Tensor], Tensor]:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from engine.layout import Model
-from engine.meter import Meter
-from engine.model.dials import Dials
+from engine.config.knob_values import Dials
+from engine.config.layout import Model
+from engine.metering.meter import Meter
 from engine.model.moe import MoeLayer, Routing
-from engine.model.norm import RMSNorm
+from engine.model.rms_norm import RMSNorm
 from engine.model.swiglu import gated_by
 from engine.parallel.tensor import Embedding, Head, Weights, local
 

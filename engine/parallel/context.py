@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.model import flash
-from engine.parallel.comm import Axis, Started
+from engine.kernels import flash_attention
+from engine.parallel.collectives import Axis, Started
 from engine.parallel.sequence import positions
 
 
@@ -109,11 +109,11 @@ class _Ring(torch.autograd.Function):
     def forward(ctx: Any, q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> Tensor:
         out = lse = torch.empty(0)
         for at, (k, v) in _round(k_BGSC, v_BGSC, cp):
-            more, more_lse = flash.forward(q_BHSC[:, :, at.queries], k, v, at.causal)
+            more, more_lse = flash_attention.forward(q_BHSC[:, :, at.queries], k, v, at.causal)
             if at.causal:  # the first of all: each query sees at least its own key
                 out, lse = more.to(more_lse.dtype), more_lse
             else:
-                flash.merge(out[:, :, at.queries], lse[:, :, at.queries], more, more_lse)
+                flash_attention.merge(out[:, :, at.queries], lse[:, :, at.queries], more, more_lse)
         out = out.to(q_BHSC.dtype)
         ctx.save_for_backward(q_BHSC, k_BGSC, v_BGSC, out, lse)
         ctx.cp, ctx.layer = cp, cp.meter.layer
@@ -131,7 +131,7 @@ class _Ring(torch.autograd.Function):
             for at, (k, v) in _round(k_BGSC, v_BGSC, cp):
                 grad, q, o, log = (x[:, :, at.queries] for x in (grad_BHSC, q_BHSC, out, lse))
                 # The kernel for CUDA reads log-sum-exps by bare pointer, without strides.
-                more, d_k, d_v = flash.backward(grad, q, k, v, o, log.contiguous(), at.causal)
+                more, d_k, d_v = flash_attention.backward(grad, q, k, v, o, log.contiguous(), at.causal)
                 d_q[:, :, at.queries] += more
                 if at.causal:
                     own, sums = torch.stack((d_k, d_v)).to(lse.dtype), torch.zeros_like(own)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.device import CPU
-from engine.parallel.comm import Axis
+from engine.parallel.collectives import Axis
 
 
 class Placement:

@@ -10,7 +10,7 @@ Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence
 import torch
 from torch import Tensor
 
-from engine.parallel.comm import Axis
+from engine.parallel.collectives import Axis
 
 
 def head_tail(cp: int, tp: int = 1) -> list[list[int]]:

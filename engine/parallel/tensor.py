@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from engine.device import CPU
-from engine.model.compiled import Compiler
-from engine.parallel.comm import Axis
+from engine.kernels.compiled import Compiler
+from engine.parallel.collectives import Axis
 from engine.parallel.context import Context
 from engine.parallel.sequence import Slices
 

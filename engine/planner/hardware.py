@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.planner.split import layer_weight
+from engine.planner.layer_split import layer_weight
 
 if TYPE_CHECKING:
-    from engine.layout import Model
+    from engine.config.layout import Model
 
 MIG = "MIG"  # a name with this is of a part of a GPU
 

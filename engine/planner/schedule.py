@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from engine.planner.stages import SCHEDULES
+from engine.config.stages import SCHEDULES
 
 
 class Act(NamedTuple):

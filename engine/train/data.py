@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.corpus import Corpus
+from engine.config.layout import LayoutError
 from engine.device import CPU, sent
-from engine.layout import LayoutError
-from engine.parallel.comm import Axis
+from engine.parallel.collectives import Axis
+from engine.train.corpus import Corpus
 
 
 class Samples:

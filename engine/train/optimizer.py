@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from engine.layout import Train
-from engine.parallel.sharded import copied, named_parameters, replicated_over_tp, shard_of
-from engine.parallel.world import World
+from engine.config.layout import Train
+from engine.parallel.mesh import World
+from engine.sharding.fsdp import copied, named_parameters, replicated_over_tp, shard_of
 
 
 def make_optimizer(stages: Sequence[nn.Module], train: Train) -> torch.optim.Optimizer:

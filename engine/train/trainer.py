@@ -9,40 +9,40 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
+from agents.protocol import CHECKPOINT_STEP, PAUSED, Ack, Event, Facts, Step, Summary
 from agents.rank.agent import Agent
-from agents.wire import CHECKPOINT_STEP, PAUSED, Ack, Event, Facts, Step, Summary
-from engine.corpus import Corpus, read_corpus
+from engine.checkpoint.folders import Manifest, Snapshot, read
+from engine.checkpoint.resume import other_data
+from engine.checkpoint.save import SaveAcks, Saved, Snapshots, restore
+from engine.checkpoint.state import State
+from engine.config.checks import by_block
+from engine.config.knob_values import Dials
+from engine.config.layout import Layout, LayoutError
+from engine.config.stages import stages_of
+from engine.control.actions import Controls, Tracer
+from engine.control.expert_placement import Placing
+from engine.control.knobs import make_board
+from engine.control.preview import Foresight
+from engine.control.vote import LEADER, Switch
 from engine.device import of_group
-from engine.layout import Layout, LayoutError
-from engine.legal import by_block
-from engine.meter import Meter
-from engine.model.compiled import Compiler
-from engine.model.dials import Dials
+from engine.kernels.compiled import Compiler
+from engine.metering.meter import Meter
 from engine.model.transformer import Stage
 from engine.parallel.context import Context
-from engine.parallel.pipeline import Pipeline
-from engine.parallel.sharded import Shards
+from engine.parallel.mesh import World
 from engine.parallel.tensor import Weights, cross_entropy
-from engine.parallel.world import World
-from engine.place import cores
-from engine.planner.split import split_layers
-from engine.planner.stages import stages_of
-from engine.resume import other_data
-from engine.snapshots import Manifest, Snapshot, read
-from engine.train.balancing import Balancing
-from engine.train.controls import Controls, Tracer
+from engine.planner.layer_split import split_layers
+from engine.rendezvous import cores
+from engine.sharding.fsdp import Shards
+from engine.sharding.pipeline import Pipeline
+from engine.telemetry.hello import hello, knob_board
+from engine.telemetry.idle_time import IdleTimes
+from engine.telemetry.records import StepRecords
+from engine.telemetry.step_summary import Known, Measured, Statistics
+from engine.train.corpus import Corpus, read_corpus
 from engine.train.data import Samples, agree_on_corpus
-from engine.train.foresight import Foresight
-from engine.train.idle import IdleTimes
-from engine.train.introduce import hello, knob_board
-from engine.train.knobs import make_board
+from engine.train.expert_bias import Balancing
 from engine.train.optimizer import GradientNorm, learning_rate, make_optimizer
-from engine.train.placing import Placing
-from engine.train.record import StepRecords
-from engine.train.snapshot import SaveAcks, Saved, Snapshots, restore
-from engine.train.state import State
-from engine.train.statistics import Known, Measured, Statistics
-from engine.train.switch import LEADER, Switch
 
 BEAT_S = 0.25  # between two agreements of a paused run
 LOOK_S = 0.02
@@ -58,7 +58,7 @@ class Trainer:
     `stop_requested` (asked at each step; the leader's word counts) that never asks, `local_world` (the number of ranks
     on this machine) as if all were here, the `corpus` read anew, the `shelf` (the folder of snapshots) so that none are
     saved, the folder for `traces` of steps so that none are taken, and the snapshot to `resume` from; then `layout` has
-    its knobs, laid over the one that was `given` (`engine.resume`). `on_snapshot` hears, on rank 0, of each.
+    its knobs, laid over the one that was `given` (`engine.checkpoint.resume`). `on_snapshot` hears, on rank 0, of each.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from engine.layout import Layout, load
+from engine.config.layout import Layout, load
 from engine.planner.hardware import peak_flops, step_flops
 from tests.bench.runs import ROOT
 
@@ -81,7 +81,7 @@ def ours(layout: Layout, device: Any, compiled: bool) -> tuple[Step, Peak]:
     import torch.distributed as dist
 
     from engine.device import BACKENDS, begin
-    from engine.place import alone
+    from engine.rendezvous import alone
     from engine.train.trainer import Trainer
 
     begin(device)

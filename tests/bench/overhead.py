@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from agents.reach.runs import read_hub_file
-from engine.launch import Place, launch
+from agents.rundir.runs import read_hub_file
+from engine.launch.ranks import Place, launch
 
 SIZES = {  # layers, d_model, seq_len, experts, d_expert, sequences
     "tiny": (2, 32, 32, 4, 32, 8),
@@ -56,8 +56,8 @@ def measure(place: Place, size: str) -> None:
 
     from agents.rank.agent import Agent
     from agents.rank.vitals import Sensors
-    from engine.layout import from_toml
-    from engine.meter import Meter
+    from engine.config.layout import from_toml
+    from engine.metering.meter import Meter
     from engine.train.trainer import Trainer
 
     torch.set_num_threads(1)
@@ -179,7 +179,7 @@ def main() -> None:
                 run_dir = Path(folder)
                 status = launch(
                     world, lambda place, size=size: measure(place, size), name_of_rank=str, hub="auto", run="bench",
-                    run_dir=run_dir, preload=("torch", "torch.distributed", "engine.rank"),
+                    run_dir=run_dir, preload=("torch", "torch.distributed", "engine.launch.rank_main"),
                 )  # fmt: skip
                 if status:
                     raise SystemExit(status)

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 from agents.hub.recorder import Recorder
-from agents.hub.sequence import Sequence
-from agents.record.replay import Recording, Replay
-from agents.wire import Step, Traffic
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import Step, Traffic
+from agents.recording.reader import Recording, Replay
 from tests.unit.agents.fleet import make_hello, make_summary
 
 AXES = ("tp", "ep", "pp", "dp", "control")

@@ -17,10 +17,10 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from agents import wire
+from agents import protocol
 from agents.client import Client
-from agents.reach import runs
-from agents.wire import Credit, codec
+from agents.protocol import Credit, codec
+from agents.rundir import runs
 
 ROOT = Path(__file__).parents[2]
 TICKS_S = os.sysconf("SC_CLK_TCK")
@@ -90,7 +90,7 @@ class Watcher:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.credit == 0:
-                credit = Credit(wire.VERSION, self.epoch, self.seq, 64, self.hz)
+                credit = Credit(protocol.VERSION, self.epoch, self.seq, 64, self.hz)
                 self._dealer.send(codec.encode([credit]))
                 self.credit = 64
             if self._dealer.poll(50):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from engine.launch import Place, launch
+from engine.launch.ranks import Place, launch
 
 KINDS = ("eager", "grouped_mm")  # batched_mm copies an expert for each token: 30 times as slow here
 OURS, COMPILED = "ours", "ours compiled"
@@ -31,7 +31,7 @@ def measure(place: Place) -> None:
     import torch
     import torch.distributed as dist
 
-    from engine.layout import from_toml
+    from engine.config.layout import from_toml
     from engine.train.trainer import Trainer
 
     torch.set_num_threads(2)

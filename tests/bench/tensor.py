@@ -20,14 +20,14 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
-from engine.launch import Place, launch
-from engine.layout import Model
-from engine.meter import Meter
+from engine.config.layout import Model
+from engine.launch.ranks import Place, launch
+from engine.metering.meter import Meter
 from engine.model.moe import Dials
 from engine.model.transformer import Block, rope_table, rotate
-from engine.parallel.comm import Axis
-from engine.parallel.sharded import sum_over_tp
+from engine.parallel.collectives import Axis
 from engine.parallel.tensor import Weights, local
+from engine.sharding.fsdp import sum_over_tp
 
 TP = 2
 LAYERS, BATCH, MICRO_BATCHES = 4, 4, 4

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.client import Client
-from agents.reach import runs
-from agents.reach.keys import Key, KeyStore, Role, load_key
+from agents.rundir import runs
+from agents.transport.keys import Key, KeyStore, Role, load_key
 from tests.faults.conftest import Opened
 from tests.faults.scaled import Constants, program
 from tests.unit.agents.fleet import DEADLINE_S, Fleet, HubProcess, poll_until

@@ -6,7 +6,7 @@ import stat
 from contextlib import closing
 
 from agents.client import Client
-from agents.reach.runs import COMMANDS_FILE, RECORD_FILE, read_hub_file
+from agents.rundir.runs import COMMANDS_FILE, RECORD_FILE, read_hub_file
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
@@ -15,7 +15,7 @@ from tests.unit.agents.test_replay import recorded
 
 def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: Opened) -> None:
     own_hub.kill()
-    own_hub.program = program("agents.hub.process", {"agents.hub.hub.TICK_S": 0.1})
+    own_hub.program = program("agents.hub.process", {"agents.hub.server.TICK_S": 0.1})
     own_hub.start()
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks, 2))
     poll_until(client, lambda: client.state.board and client.state.summaries, fleet.turn)

@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from agents.client import Client
-from agents.wire import Event
-from cockpit.store import Store
+from agents.protocol import Event
+from cockpit.data.store import Store
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, make_summary, poll_until
 

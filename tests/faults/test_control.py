@@ -9,18 +9,18 @@ import pytest
 from torch import Tensor
 
 from agents.client import Client
-from agents.rank.board import Board, Knob, Values
+from agents.protocol import Ack, Command, CommandState, Legal, Propose, Pulse, Welcome
+from agents.protocol import Board as BoardMessage
+from agents.rank.knob_board import Board, Knob, Values
 from agents.waiting import wait_for_command
-from agents.wire import Ack, Command, CommandState, Legal, Propose, Pulse, Welcome
-from agents.wire import Board as BoardMessage
-from engine.parallel.comm import Started
-from engine.train.switch import Switch
+from engine.control.vote import Switch
+from engine.parallel.collectives import Started
 from tests.faults.conftest import Opened
 from tests.faults.scaled import Constants, program
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_board, make_hello, poll_until
 from tests.unit.engine.threads import ThreadAxis, on_each
 
-SOON: Constants = {"agents.hub.roster.LOST_AFTER_S": 0.6}
+SOON: Constants = {"agents.hub.telemetry.membership.LOST_AFTER_S": 0.6}
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from agents.client import Client
-from agents.reach import runs
-from agents.reach.address import own_address
-from agents.reach.keys import Key, KeyStore, Role, load_key
+from agents.protocol.base import RunError
+from agents.rundir import runs
+from agents.transport.addresses import own_address
+from agents.transport.keys import Key, KeyStore, Role, load_key
 from agents.waiting import wait_for_command
-from agents.wire.terms import RunError
 from tests.faults.conftest import Opened
 from tests.faults.hosts import Host, NoHosts, two_hosts
 from tests.unit.agents.fleet import SOURCE, Fleet, poll_until
@@ -78,8 +78,8 @@ def test_a_cable_pulled_and_put_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Heartbeats give the dead connection up, so that a new one is there as soon as the network is."""
-    monkeypatch.setattr("agents.reach.line.HEARTBEAT_MS", 100)
-    monkeypatch.setattr("agents.reach.line.DEAD_AFTER_MS", 500)
+    monkeypatch.setattr("agents.transport.reconnecting.HEARTBEAT_MS", 100)
+    monkeypatch.setattr("agents.transport.reconnecting.DEAD_AFTER_MS", 500)
     with hosts[1].inside():
         fleet = opened(Fleet(url, key=keys[Role.RANK]))
         client = opened(Client(url, keys[Role.VIEWER]))
@@ -105,7 +105,7 @@ def test_the_address_by_which_others_reach_us(hosts: tuple[Host, Host]) -> None:
 JOINED = """
 import sys
 from pathlib import Path
-from engine.launch import join, joined_place
+from engine.launch.ranks import join, joined_place
 folder = Path(sys.argv[1])
 
 def work(place):

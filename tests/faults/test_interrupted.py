@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from agents.client import Client
-from agents.reach import runs
+from agents.rundir import runs
+from agents.transport.addresses import Endpoints
 from tests.faults.guarded import wait
 from tests.faults.rank import RankProcess
 from tests.unit.agents.conftest import Opened
@@ -52,11 +53,11 @@ class Terminal:
 
 
 @pytest.fixture
-def sockets() -> runs.Endpoints:
+def sockets() -> Endpoints:
     return runs.endpoints_in(runs.make_socket_directory())
 
 
-def test_a_hub(opened: Opened, tmp_path: Path, sockets: runs.Endpoints) -> None:
+def test_a_hub(opened: Opened, tmp_path: Path, sockets: Endpoints) -> None:
     words = ["hub", "--run", "r", "--dir", str(tmp_path), "--sockets", str(sockets.directory)]
     hub = opened(Terminal(*words))
     wait((tmp_path / runs.HUB_FILE).exists)
@@ -73,7 +74,7 @@ def test_a_hub(opened: Opened, tmp_path: Path, sockets: runs.Endpoints) -> None:
     assert again.interrupt()[0] == 0
 
 
-def test_a_relay(opened: Opened, own_hub: HubProcess, sockets: runs.Endpoints) -> None:
+def test_a_relay(opened: Opened, own_hub: HubProcess, sockets: Endpoints) -> None:
     options = ["--run", "r", "--hub", own_hub.endpoints.ranks, "--sockets", str(sockets.directory)]
     relay = opened(Terminal("relay", *options))
     wait(sockets.paths[0].exists)

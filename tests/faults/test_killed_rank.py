@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from agents.client import Client
-from agents.reach.runs import last_failure, read_hub_file
+from agents.rundir.runs import last_failure, read_hub_file
 from tests.ranks.driver import Driver, eventually
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import poll_until
 
 WORK = """
 from agents.rank.agent import Agent
-from agents.wire import Board
+from agents.protocol import Board
 from tests.unit.agents.fleet import make_board, make_hello, make_step
 
 def work(place):

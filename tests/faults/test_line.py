@@ -9,21 +9,21 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from agents import wire
-from agents.hub.doors import GuardedDoor
-from agents.hub.gate import Gate
-from agents.reach.keys import Key, KeyStore, Role, load_key
-from agents.reach.line import Line
-from agents.wire import Credit, Updates
+from agents import protocol
+from agents.protocol import Credit, Updates
+from agents.transport.authenticator import Gate
+from agents.transport.keys import Key, KeyStore, Role, load_key
+from agents.transport.reconnecting import Line
+from agents.transport.server_sockets import GuardedDoor
 from tests.faults.conftest import Opened
 from tests.faults.forwarder import Forwarder
 from tests.faults.guarded import Guarded, wait
 from tests.unit.agents.fleet import DEADLINE_S, Peer
 
 HASTY = {
-    "agents.hub.doors.HEARTBEAT_MS": 100,
-    "agents.hub.doors.DEAD_AFTER_MS": 500,
-    "agents.hub.doors.HANDSHAKE_MS": 500,
+    "agents.transport.server_sockets.HEARTBEAT_MS": 100,
+    "agents.transport.server_sockets.DEAD_AFTER_MS": 500,
+    "agents.transport.server_sockets.HANDSHAKE_MS": 500,
 }
 
 
@@ -49,7 +49,7 @@ def test_a_hub_gives_up_a_peer_whose_machine_has_vanished(hasty: Guarded, opened
     wait(lambda: connections(hasty) == 4)
     cable = opened(Forwarder(hasty.url))
     peer = opened(Peer(cable.endpoint, hasty.viewer))
-    peer.say(Credit(wire.VERSION, "", 0, 1))
+    peer.say(Credit(protocol.VERSION, "", 0, 1))
     assert isinstance(peer.hear(Updates), Updates)
     wait(lambda: connections(hasty) == 5)
     cable.cut()
@@ -66,8 +66,8 @@ def test_a_hub_gives_up_who_never_says_who_it_is(hasty: Guarded) -> None:
 def test_a_line_gives_up_a_hub_whose_machine_has_vanished(
     hasty: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.reach.line.HEARTBEAT_MS", 100)
-    monkeypatch.setattr("agents.reach.line.DEAD_AFTER_MS", 500)
+    monkeypatch.setattr("agents.transport.reconnecting.HEARTBEAT_MS", 100)
+    monkeypatch.setattr("agents.transport.reconnecting.DEAD_AFTER_MS", 500)
     cable = opened(Forwarder(hasty.url))
     line = opened(line_to(cable.endpoint, hasty.viewer))
 
@@ -91,9 +91,11 @@ def test_what_a_hub_may_not_send_is_never_held(opened: Opened, tmp_path: Path) -
         assert line.socket.poll(int(1000 * DEADLINE_S), zmq.POLLOUT)
         line.socket.send(b"here")
         identity, _ = other.recv_multipart()
-        other.send_multipart([identity, bytes(wire.MAX_FRAME_BYTES)])
-        assert line.socket.poll(int(1000 * DEADLINE_S)) and len(line.socket.recv()) == wire.MAX_FRAME_BYTES
-        other.send_multipart([identity, bytes(wire.MAX_FRAME_BYTES + 1)])
+        other.send_multipart([identity, bytes(protocol.MAX_FRAME_BYTES)])
+        assert (
+            line.socket.poll(int(1000 * DEADLINE_S)) and len(line.socket.recv()) == protocol.MAX_FRAME_BYTES
+        )
+        other.send_multipart([identity, bytes(protocol.MAX_FRAME_BYTES + 1)])
         try:
             wait(lambda: monitor.poll(0) or line.socket.poll(0))
             assert not line.socket.poll(0)

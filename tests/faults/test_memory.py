@@ -12,8 +12,8 @@ import pytest
 import zmq
 
 from agents.client import Client
-from agents.hub.admission import RESERVE_TCP
-from agents.reach import runs
+from agents.rundir import runs
+from agents.transport.admission import RESERVE_TCP
 from tests.faults.conftest import Opened
 from tests.faults.guarded import Guarded, wait, watch
 from tests.unit.agents.fleet import Peer, poll_until

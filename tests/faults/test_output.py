@@ -79,8 +79,8 @@ def test_an_encoding_without_our_signs(live: Path, variables: dict[str, str]) ->
 
 RUN = """
 import os, sys
-from agents.reach.streams import open_streams
-from engine.outlet import outlet
+from agents.rundir.standard_streams import open_streams
+from engine.launch.outlet import outlet
 open_streams()
 sys.stdout = outlet()
 if os.fork() == 0:  # a rank, which has an outlet of its own

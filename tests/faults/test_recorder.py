@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from agents.client import Client
-from agents.reach import runs
-from agents.record.replay import Recording, Replay
+from agents.recording.reader import Recording, Replay
+from agents.rundir import runs
 from agents.waiting import wait_for_command
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened

@@ -15,16 +15,16 @@ import psutil
 import pytest
 import zmq
 
-from agents import wire
+from agents import protocol
 from agents.client import Client
+from agents.protocol import Credit, Decide, Propose, Refused, Try, Updates, codec
 from agents.rank.agent import Agent
-from agents.reach import runs
-from agents.reach.keys import LIST_FILE, Key, KeyStore, Role, load_key
+from agents.rundir import runs
+from agents.transport.keys import LIST_FILE, Key, KeyStore, Role, load_key
 from agents.waiting import wait_for_command
-from agents.wire import Credit, Decide, Propose, Refused, Try, Updates, codec
-from cockpit.live import LiveFeed
-from cockpit.store import Store
-from cockpit.verdict import Level, diagnosis
+from cockpit.data.diagnosis import Level, diagnosis
+from cockpit.data.sources.live import LiveFeed
+from cockpit.data.store import Store
 from tests.faults.conftest import Opened
 from tests.faults.guarded import Guarded, wait, watch
 from tests.unit.agents.fleet import DEADLINE_S, SOURCE, Peer, make_hello, make_step, poll_until
@@ -42,7 +42,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 # --------------------------------------------------------------------------------------------- fault 8
 
 
-def zmtp1(*messages: wire.Message) -> bytes:
+def zmtp1(*messages: protocol.Message) -> bytes:
     """What a peer of ZMTP 1.0 says: no identity, then one frame, and no security at all."""
     frame = codec.encode(messages)
     return b"\x01\x00" + b"\xff" + (len(frame) + 1).to_bytes(8) + b"\x00" + frame
@@ -55,7 +55,7 @@ KNOCKS = {
     "http": b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n",
     "tls": bytes.fromhex("1603010200010001fc0303") + os.urandom(500),
     "zmtp 1.0": zmtp1(make_hello(7, 8), make_step(7, 1)),
-    "zmtp 1.0, a client": zmtp1(Credit(wire.VERSION, "", 0, 8), Propose("stolen", {"micro_batches": 8})),
+    "zmtp 1.0, a client": zmtp1(Credit(protocol.VERSION, "", 0, 8), Propose("stolen", {"micro_batches": 8})),
     "null security": GREETING + b"NULL".ljust(20, b"\0") + bytes(32) + b"\x04\x05READY",
     "curve, half a handshake": GREETING
     + b"CURVE".ljust(20, b"\0")
@@ -107,7 +107,7 @@ def test_a_peer_without_a_key_is_not_heard(guarded: Guarded, opened: Opened) -> 
     """A socket of ZeroMQ that speaks our wire, and no CURVE."""
     client = watch(guarded, opened)
     intruder = opened(Peer(guarded.url))
-    intruder.say(Credit(wire.VERSION, "", 0, 8))
+    intruder.say(Credit(protocol.VERSION, "", 0, 8))
     intruder.say(make_hello(7, 8))
     step = guarded.fleet.step
     poll_until(client, lambda: client.state.steps[0].step > step + 20, guarded.fleet.turn)
@@ -167,7 +167,7 @@ def test_a_viewer_watches_and_an_operator_changes(guarded: Guarded, opened: Open
     [Try("t", {"micro_batches": 2}, 8), Decide(keep=True), make_hello(1, 4), make_step(1, 9)],
     ids=repr,
 )
-def test_a_viewer_may_say_nothing_else(guarded: Guarded, opened: Opened, message: wire.Message) -> None:
+def test_a_viewer_may_say_nothing_else(guarded: Guarded, opened: Opened, message: protocol.Message) -> None:
     watch(guarded, opened)
     peer = opened(Peer(guarded.url, guarded.viewer))
     peer.say(message)
@@ -177,7 +177,7 @@ def test_a_viewer_may_say_nothing_else(guarded: Guarded, opened: Opened, message
 
 def test_a_rank_may_not_watch_nor_change(guarded: Guarded, opened: Opened) -> None:
     watch(guarded, opened)
-    for message in (Credit(wire.VERSION, "", 0, 8), Propose("by-a-rank", {"micro_batches": 1})):
+    for message in (Credit(protocol.VERSION, "", 0, 8), Propose("by-a-rank", {"micro_batches": 1})):
         peer = opened(Peer(guarded.url, guarded.rank))
         peer.say(message)
         refused = peer.hear(Refused)
@@ -267,7 +267,7 @@ def test_a_key_for_another_hub_is_told_so(guarded: Guarded, opened: Opened, tmp_
 def test_what_is_no_hub_at_all_is_told_so(
     guarded: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.reach.line.REDIAL_S", 0.2)
+    monkeypatch.setattr("agents.transport.reconnecting.REDIAL_S", 0.2)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as open_to_all:
         port = open_to_all.bind_to_random_port("tcp://127.0.0.1")
         client = opened(Client(f"tcp://127.0.0.1:{port}", guarded.viewer))
@@ -295,7 +295,7 @@ def test_an_operator_revoked_on_an_open_connection_changes_nothing(guarded: Guar
     key = guarded.make("dora", Role.OPERATOR)
     watch(guarded, opened)
     peer = opened(Peer(guarded.url, key))
-    peer.say(Credit(wire.VERSION, "", 0, 8))
+    peer.say(Credit(protocol.VERSION, "", 0, 8))
     assert isinstance(peer.hear(Updates), Updates)
     before = list(guarded.fleet.carried_out)
     guarded.store.revoke("dora")
@@ -333,7 +333,7 @@ def test_a_rank_revoked_on_an_open_connection_is_heard_no_more(guarded: Guarded,
 def test_a_list_that_cannot_be_trusted_lets_nobody_in(
     guarded: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.reach.line.REDIAL_S", 0.2)
+    monkeypatch.setattr("agents.transport.reconnecting.REDIAL_S", 0.2)
     monkeypatch.setattr("agents.client.SILENCE_S", 0.5)
     client = watch(guarded, opened)
     path = guarded.store.folder / LIST_FILE

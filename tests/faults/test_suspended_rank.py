@@ -3,14 +3,14 @@
 import signal
 
 from agents.client import Client
-from cockpit.store import Link, Store
-from cockpit.verdict import diagnosis
+from cockpit.data.diagnosis import diagnosis
+from cockpit.data.store import Link, Store
 from tests.faults.rank import RankProcess
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import HubProcess, poll_until
 
-QUICK = {"agents.hub.roster.LOST_AFTER_S": 1.5, "agents.hub.hub.TICK_S": 0.1}
+QUICK = {"agents.hub.telemetry.membership.LOST_AFTER_S": 1.5, "agents.hub.server.TICK_S": 0.1}
 
 
 def as_seen(client: Client) -> Store:

@@ -9,12 +9,12 @@ import msgpack
 import pytest
 import zmq
 
-from agents import wire
+from agents import protocol
 from agents.client import Client
+from agents.protocol import Credit, Refused, Sample, Step, codec
 from agents.rank.agent import Agent
 from agents.rank.sampling import CAPABILITIES
-from agents.reach import runs
-from agents.wire import Credit, Refused, Sample, Step, codec
+from agents.rundir import runs
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_hello, make_step, make_summary, poll_until
 
@@ -40,7 +40,7 @@ def old_hello(rank: int, world: int) -> list[object]:
     return ["hello", hello.version, *(getattr(hello, field) for field in fields)]
 
 
-def packed(*messages: object, version: int = wire.VERSION) -> bytes:
+def packed(*messages: object, version: int = protocol.VERSION) -> bytes:
     data: bytes = msgpack.packb([version, list(messages)])
     return data
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import msgpack
 
-from agents.hub.journal import Journal
-from agents.reach import runs
-from agents.reach.keys import KeyStore, Role, load_key
-from agents.reach.runs import RunError
-from agents.record import recording
-from agents.record.commands import SCHEMA
-from agents.record.recording import RecordingError
-from agents.record.replay import Recording, Replay
+from agents.hub.commands.journal import Journal
+from agents.recording import format
+from agents.recording.commands import SCHEMA
+from agents.recording.format import RecordingError
+from agents.recording.reader import Recording, Replay
+from agents.rundir import runs
+from agents.rundir.runs import RunError
+from agents.transport.keys import KeyStore, Role, load_key
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where files cost no disk
 
@@ -75,7 +75,7 @@ class Files:
 
     def _recording(self) -> None:
         """A recording that SQLite can read, with segments and rows that we never wrote."""
-        opened = Recording(self._fill(recording.SCHEMA, ("segments", "feed")))
+        opened = Recording(self._fill(format.SCHEMA, ("segments", "feed")))
         try:
             opened.segments()
             opened.span()

@@ -16,29 +16,23 @@ from unittest import mock
 import msgpack
 import zmq
 
-from agents import wire
+from agents import protocol
 from agents.client import Client
-from agents.hub import intake
-from agents.hub.doors import Door
-from agents.hub.hub import Hub
 from agents.hub.recorder import Limits
 from agents.hub.relay import Node
-from agents.rank.link import Link
-from agents.rank.orders import Orders
+from agents.hub.server import Hub
+from agents.hub.telemetry import ingest
+from agents.protocol import Ack, Board, Unknown, WireError, codec
+from agents.rank.hub_link import Link
 from agents.rank.outbox import Outbox
-from agents.reach.keys import KeyStore, Role, load_key
-from agents.reach.line import Line
-from agents.reach.runs import Endpoints
-from agents.wire import (
-    Ack,
-    Board,
-    Unknown,
-    WireError,
-    codec,
-)
-from cockpit import records
-from cockpit.store import Store
-from cockpit.verdict import diagnosis, headline, verdict
+from agents.rank.received_commands import Orders
+from agents.transport.addresses import Endpoints
+from agents.transport.keys import KeyStore, Role, load_key
+from agents.transport.reconnecting import Line
+from agents.transport.server_sockets import Door
+from cockpit.data import plain
+from cockpit.data.diagnosis import diagnosis, headline, verdict
+from cockpit.data.store import Store
 from tests.fuzz import sockets
 from tests.fuzz.clock import scripted
 from tests.fuzz.files import FAST, Files
@@ -92,7 +86,7 @@ def bounded(root: object) -> None:
 
 def sent_well(frame: bytes) -> None:
     """A frame of ours must be one that the other side takes, whatever we were sent before."""
-    assert len(frame) <= wire.FRAME_BYTES, f"a frame of {len(frame)} bytes"
+    assert len(frame) <= protocol.FRAME_BYTES, f"a frame of {len(frame)} bytes"
     assert not any(isinstance(one, Unknown) for one in codec.decode(frame))
 
 
@@ -115,7 +109,7 @@ class Decode:
             return
         known = [one for one in messages if not isinstance(one, Unknown)]
         again = codec.encode(known)
-        if len(again) <= wire.MAX_FRAME_BYTES:
+        if len(again) <= protocol.MAX_FRAME_BYTES:
             assert codec.encode(codec.decode(again)) == again
 
     def _skim(self, data: bytes) -> None:
@@ -150,7 +144,7 @@ class HubTarget:
         self._folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=FAST))
         self._clock_context = scripted()
         self._clock = self._clock_context.__enter__()
-        self._skims = mock.patch.object(intake, "MANY", WORLD)  # as in a large run
+        self._skims = mock.patch.object(ingest, "MANY", WORLD)  # as in a large run
         self._skims.start()
         keys = KeyStore(self._folder / "keys")
         self._keys = [
@@ -257,7 +251,7 @@ class ClientTarget:
         ):
             assert said.isprintable(), "control characters on a terminal"
         headline(self._store)
-        records.to_json(records.snapshot(self._store, self._client.epoch, self._client.seq))
+        plain.to_json(plain.snapshot(self._store, self._client.epoch, self._client.seq))
         while self._socket.sent:
             sent_well(self._socket.sent.popleft()[-1])
 
@@ -299,7 +293,7 @@ class LinkTarget:
                 self._board.prepare(command.changes)
                 said = Ack(0, command.revision, "applied", 1, "d")
             except ValueError as error:
-                said = Ack(0, command.revision, "rejected", 1, "d", wire.clip(str(error)))
+                said = Ack(0, command.revision, "rejected", 1, "d", protocol.clip(str(error)))
             self._orders.settle(said)
             self._outbox.put(said)
         self._link.turn()
@@ -349,7 +343,7 @@ class RelayTarget:
             assert not side.came, "frames that nobody takes"
             while side.sent:
                 frame = side.sent.popleft()[-1]
-                assert len(frame) <= wire.MAX_FRAME_BYTES
+                assert len(frame) <= protocol.MAX_FRAME_BYTES
                 codec.decode(frame)  # what a newer peer said may be passed on
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from engine.clock import CLOCKS
+from engine.metering.clocks import CLOCKS
 from engine.parallel.context import METHODS
 from engine.planner.hardware import peak_flops
 from tests.ranks.cases import SMALL

@@ -15,17 +15,17 @@ import torch.distributed as dist
 from torch import nn
 
 from agents.rank.agent import Agent
-from engine.launch import launch
-from engine.layout import Layout, Moe, load
-from engine.meter import Meter
+from engine.config.layout import Layout, Moe, load
+from engine.config.stages import stages_of
+from engine.launch.ranks import launch
+from engine.metering.meter import Meter
 from engine.model.moe import MoeLayer, Routing
 from engine.model.transformer import Block, Stage
 from engine.parallel.experts import Hop
-from engine.parallel.relocate import moe_layers
-from engine.parallel.sharded import EMBEDDING, is_expert, named_parameters, replicated_over_tp, shard_of
 from engine.parallel.tensor import Weights
-from engine.place import Place
-from engine.planner.stages import stages_of
+from engine.rendezvous import Place
+from engine.sharding.expert_rows import moe_layers
+from engine.sharding.fsdp import EMBEDDING, is_expert, named_parameters, replicated_over_tp, shard_of
 from engine.train.trainer import Trainer
 from tests.ranks.case import (
     BF16,

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.wire import Value
-from engine.layout import Layout, load
+from agents.protocol import Value
+from engine.config.layout import Layout, load
 
 LAYOUT = Path(__file__).parents[2] / "layouts" / "demo.toml"
 

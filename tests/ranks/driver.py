@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 HEAD = """
 import json, os, signal, sys, time
 from pathlib import Path
-from engine.launch import Patience, join, joined_place, launch
+from engine.launch.ranks import Patience, join, joined_place, launch
 
 HERE = Path(__file__).parent
 RUN = HERE / "run"

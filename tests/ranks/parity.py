@@ -30,20 +30,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from agents.protocol import Ack, Command, Event, Message, Value
 from agents.rank.agent import Agent
-from agents.wire import Ack, Command, Event, Message, Value
-from engine.corpus import read_corpus
-from engine.launch import launch
-from engine.layout import Layout
-from engine.meter import Meter
-from engine.model.dials import Dials
+from engine.config.knob_values import Dials
+from engine.config.layout import Layout
+from engine.control import expert_placement
+from engine.launch.ranks import launch
+from engine.metering.meter import Meter
 from engine.model.transformer import Stage
-from engine.parallel.comm import Axis
-from engine.parallel.relocate import moe_layers
-from engine.parallel.sharded import EMBEDDING, named_parameters
+from engine.parallel.collectives import Axis
 from engine.parallel.tensor import Weights, cross_entropy
-from engine.place import Place
-from engine.train import placing
+from engine.rendezvous import Place
+from engine.sharding.expert_rows import moe_layers
+from engine.sharding.fsdp import EMBEDDING, named_parameters
+from engine.train.corpus import read_corpus
 from engine.train.data import Samples
 from engine.train.optimizer import learning_rate
 from engine.train.trainer import Trainer
@@ -177,7 +177,7 @@ def as_laid_out(place: Place, layout: Layout, script: Script, out: Path) -> None
             _only_small(changes) or prepare(changes)
         )
     if place.rank == 1:
-        placing.Move = _no_room_at_first(placing.Move)
+        expert_placement.Move = _no_room_at_first(expert_placement.Move)
     for step in range(STEPS):
         meter.start_step(step)
         trainer.switch.begin(step, stop=False)

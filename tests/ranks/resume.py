@@ -21,17 +21,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
+from agents.protocol import Ack, Command, KnobState, Summary, Value
 from agents.rank.agent import Agent
-from agents.wire import Ack, Command, KnobState, Summary, Value
-from engine.launch import launch
-from engine.layout import Layout, load
-from engine.meter import Meter
-from engine.place import Place
-from engine.resume import turned
-from engine.snapshots import read
-from engine.tensor_index import read_index
-from engine.train.snapshot import Snapshots
-from engine.train.storage import DTYPES, Reader
+from engine.checkpoint.folders import read
+from engine.checkpoint.resume import turned
+from engine.checkpoint.save import Snapshots
+from engine.checkpoint.storage import DTYPES, Reader
+from engine.checkpoint.tensor_index import read_index
+from engine.config.layout import Layout, load
+from engine.launch.ranks import launch
+from engine.metering.meter import Meter
+from engine.rendezvous import Place
 from engine.train.trainer import Trainer
 from tests.ranks.case import ADAMW, LAYOUT, SGD, SMALL, TIED, Script
 from tests.ranks.parity import Operator, Trace

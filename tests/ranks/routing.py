@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.model.router import Choice, Router
-from engine.parallel.relocate import moe_layers
+from engine.sharding.expert_rows import moe_layers
 
 
 def fix_routing(stages: Sequence[nn.Module]) -> None:

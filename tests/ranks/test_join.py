@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.reach.keys import KeyStore, Role
-from engine.launch import joined_place
+from agents.transport.keys import KeyStore, Role
+from engine.launch.ranks import joined_place
 from tests.ranks.driver import JOIN, Driver, eventually, gone
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.reach.keeper import RESTARTS_A_MINUTE, HubKeeper
-from engine.failure import Outcome, report_of, root_cause, sentence
-from engine.place import Where, alone
+from agents.rundir.hub_supervisor import RESTARTS_A_MINUTE, HubKeeper
+from engine.launch.failure import Outcome, report_of, root_cause, sentence
+from engine.rendezvous import Where, alone
 from tests.ranks.driver import PATIENCE_S, TORCH, Driver, eventually, gone
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import torch
 
-from engine.snapshots import PARTIAL, whole
+from engine.checkpoint.folders import PARTIAL, whole
 from tests.ranks.driver import eventually
 from tests.ranks.parity import FP64_TOLERANCE
 from tests.ranks.resume import RESUMED, SWITCHED_AT, SWITCHES, TIES, tensors_in

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.profiler import profile
 from agents.rank.agent import Agent
-from agents.wire import Command
-from engine.layout import load
-from engine.meter import Meter
-from engine.parallel.comm import Started
+from agents.protocol import Command
+from engine.config.layout import load
+from engine.metering.meter import Meter
+from engine.parallel.collectives import Started
 from engine.train.trainer import Trainer
 from tests.ranks.case import LAYOUT, SMALL
 
@@ -126,7 +126,7 @@ def gradients(schedule):
     return everybodys[0] | everybodys[1]
 
 def work(place):
-    from engine.parallel.sharded import named_parameters, shard_of
+    from engine.sharding.fsdp import named_parameters, shard_of
     globals().update(named_parameters=named_parameters, shard_of=shard_of)
     meet(place)
     torch.set_num_threads(1)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from agents.client import Asked
-from agents.wire import Estimate, Preview, Previewed, Propose, Update, Value
-from cockpit.app import CockpitApp
-from cockpit.feed import ViewerError
-from cockpit.store import Store
+from agents.protocol import Estimate, Preview, Previewed, Propose, Update, Value
+from cockpit.data.sources.source import ViewerError
+from cockpit.data.store import Store
+from cockpit.tui.app import CockpitApp
 from tests.screens.fake_run import FakeRun
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from agents.wire import (
+from agents.protocol import (
     PREVIEWS,
     Action,
     Board,

@@ -4,9 +4,9 @@ import pytest
 from msgspec import structs
 from textual.pilot import Pilot
 
-from agents.wire import CommandState, KnobState, Legal
-from cockpit.screens.board import KnobBoard
-from cockpit.screens.overview import Overview
+from agents.protocol import CommandState, KnobState, Legal
+from cockpit.tui.screens.board import KnobBoard
+from cockpit.tui.screens.overview import Overview
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.test_overview import settle, shown
 

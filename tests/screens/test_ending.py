@@ -6,10 +6,10 @@ import pytest
 from msgspec import structs
 from textual.pilot import Pilot
 
-from agents.wire import CHECKPOINT_STEP, CommandState, Event, Gone, KnobState, Legal, Propose, Update
-from cockpit.screens.board import KnobBoard
-from cockpit.screens.ending import Ending
-from cockpit.screens.overview import Overview
+from agents.protocol import CHECKPOINT_STEP, CommandState, Event, Gone, KnobState, Legal, Propose, Update
+from cockpit.tui.screens.board import KnobBoard
+from cockpit.tui.screens.ending import Ending
+from cockpit.tui.screens.overview import Overview
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.fake_run import FakeRun
 from tests.screens.test_board import press, said

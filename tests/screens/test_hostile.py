@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.wire import Estimate
-from cockpit.asking import SETTLED_S
-from cockpit.screens.starting import Starting
-from cockpit.widgets.panel import Panel
+from agents.protocol import Estimate
+from cockpit.knobs.preview import SETTLED_S
+from cockpit.tui.screens.starting import Starting
+from cockpit.tui.widgets.panel import Panel
 from tests.screens.conftest import MakeCockpit
 from tests.screens.hostile_run import TURN, HostileRun
 from tests.screens.test_overview import settle, shown

@@ -7,12 +7,12 @@ import pytest
 from textual.app import App
 from textual.pilot import Pilot
 
-from agents.wire import Gone, Pulse
-from cockpit.screens.board import KnobBoard
-from cockpit.screens.help import Help
-from cockpit.screens.overview import Overview
-from cockpit.widgets.grid import RankGrid
-from cockpit.widgets.panel import Panel
+from agents.protocol import Gone, Pulse
+from cockpit.tui.screens.board import KnobBoard
+from cockpit.tui.screens.help import Help
+from cockpit.tui.screens.overview import Overview
+from cockpit.tui.widgets.panel import Panel
+from cockpit.tui.widgets.ranks.grid import RankGrid
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.fake_run import big
 
@@ -264,7 +264,7 @@ async def test_ctrl_z_suspends_from_any_screen(
 ) -> None:
     cockpit = make_cockpit()
     signals: list[tuple[int, int]] = []
-    monkeypatch.setattr("cockpit.app.os.killpg", lambda *sent: signals.append(sent))
+    monkeypatch.setattr("cockpit.tui.app.os.killpg", lambda *sent: signals.append(sent))
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("ctrl+z")
         assert "no job control" in next(notice.message for notice in cockpit.app._notifications)

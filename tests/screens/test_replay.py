@@ -8,13 +8,13 @@ import pytest
 from textual.pilot import Pilot
 
 from agents.hub.recorder import Limits, Recorder
-from agents.hub.sequence import Sequence
-from agents.record.replay import Recording
-from agents.wire import Preview, Propose
-from cockpit.feed import ViewerError
-from cockpit.playback import Playback
-from cockpit.replaying import ReplayApp
-from cockpit.screens.board import KnobBoard
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import Preview, Propose
+from agents.recording.reader import Recording
+from cockpit.data.sources.playback import Playback
+from cockpit.data.sources.source import ViewerError
+from cockpit.tui.replay import ReplayApp
+from cockpit.tui.screens.board import KnobBoard
 from tests.screens.fake_run import FakeRun
 from tests.screens.test_overview import shown
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from textual.pilot import Pilot
 
-from cockpit.asking import SETTLED_S
+from cockpit.knobs.preview import SETTLED_S
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.fake_run import big
 from tests.screens.test_overview import settle

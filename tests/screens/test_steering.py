@@ -3,11 +3,11 @@
 import pytest
 from textual.pilot import Pilot
 
-from agents.wire import CommandState, Decide, Estimate, Preview, Propose, Try
-from cockpit.asking import AGAIN_S, GAP_S, PATIENCE_S, SETTLED_S
-from cockpit.knobs import TRIAL_STEPS
-from cockpit.screens.board import KnobBoard
-from cockpit.screens.help import Help
+from agents.protocol import CommandState, Decide, Estimate, Preview, Propose, Try
+from cockpit.knobs.preview import AGAIN_S, GAP_S, PATIENCE_S, SETTLED_S
+from cockpit.knobs.values import TRIAL_STEPS
+from cockpit.tui.screens.board import KnobBoard
+from cockpit.tui.screens.help import Help
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.fake_run import FakeRun
 from tests.screens.test_board import press, said

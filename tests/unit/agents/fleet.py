@@ -12,14 +12,14 @@ import zmq
 from msgspec import structs
 
 import agents
-from agents import wire
+from agents import protocol
 from agents.client import Client
+from agents.protocol import Ack, AnyMessage, Hello, Legal, Message, Step, Summary, Update, Value, codec
+from agents.protocol import Board as BoardMessage
 from agents.rank.agent import Agent
-from agents.rank.board import Board, Knob, Values
-from agents.reach import runs
-from agents.reach.keys import Key
-from agents.wire import Ack, AnyMessage, Hello, Legal, Message, Step, Summary, Update, Value, codec
-from agents.wire import Board as BoardMessage
+from agents.rank.knob_board import Board, Knob, Values
+from agents.rundir import runs
+from agents.transport.keys import Key
 
 SOURCE = Path(agents.__file__).parent.parent
 DEADLINE_S = 60.0  # for what is to come true; a busy machine takes its time
@@ -62,7 +62,7 @@ class HubProcess:
 
 def make_hello(rank: int, world: int, **fields: object) -> Hello:
     known: dict[str, object] = {
-        "version": wire.VERSION,
+        "version": protocol.VERSION,
         "run": "r",
         "rank": rank,
         "world": world,
@@ -79,7 +79,7 @@ def make_hello(rank: int, world: int, **fields: object) -> Hello:
 
 
 def make_step(rank: int, step: int) -> Step:
-    return Step(rank, step, 0, 0, 10.0, {"forward": 4.0}, 64, {"dp": wire.Traffic(1024, 1.0, 0.5)})
+    return Step(rank, step, 0, 0, 10.0, {"forward": 4.0}, 64, {"dp": protocol.Traffic(1024, 1.0, 0.5)})
 
 
 def make_summary(step: int) -> Summary:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from agents import wire
+from agents import protocol
+from agents.protocol import Ack, Board, Command, Event, Experts, Gone, LayerLoad, Pulse, Step, Timeline, codec
 from agents.rank.agent import Agent
-from agents.rank.link import Link
-from agents.rank.orders import REMEMBERED, REPEATED, Orders
+from agents.rank.hub_link import Link
 from agents.rank.outbox import BULK, CAPACITY, RECORDS, Outbox
-from agents.wire import Ack, Board, Command, Event, Experts, Gone, LayerLoad, Pulse, Step, Timeline, codec
+from agents.rank.received_commands import REMEMBERED, REPEATED, Orders
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import make_hello, make_step
 
@@ -20,10 +20,10 @@ def doing() -> tuple[int, str, float]:
     return 1, "forward", time.monotonic()
 
 
-def drained(outbox: Outbox) -> list[wire.AnyMessage]:
-    messages: list[wire.AnyMessage] = []
+def drained(outbox: Outbox) -> list[protocol.AnyMessage]:
+    messages: list[protocol.AnyMessage] = []
     while frame := outbox.frame():
-        assert len(frame) <= wire.FRAME_BYTES
+        assert len(frame) <= protocol.FRAME_BYTES
         messages += codec.decode(frame)
     return messages
 
@@ -97,7 +97,7 @@ def test_what_is_large_displaces_no_records() -> None:
     outbox = Outbox()
     outbox.put(make_step(0, 1))
     for step in range(100):
-        outbox.put(Timeline(0, step, 1.0, [wire.Action("F", 0, 0.0, 1.0)] * 4000))
+        outbox.put(Timeline(0, step, 1.0, [protocol.Action("F", 0, 0.0, 1.0)] * 4000))
     outbox.put(Ack(0, 1, "applied", 1, "d"))
     messages = drained(outbox)
     assert [type(message) for message in messages[:2]] == [Ack, Step]
@@ -120,7 +120,7 @@ def test_a_long_text_is_cut_to_what_the_wire_takes(opened: Opened) -> None:
     agent = opened(Agent(f"ipc:///nowhere/{id(opened)}", doing))
     agent.send(Event(0.0, "error", "rank 0", "x" * 9000))
     (event,) = drained(agent._outbox)
-    assert isinstance(event, Event) and len(event.text) == wire.TEXT
+    assert isinstance(event, Event) and len(event.text) == protocol.TEXT
 
 
 HELLO = make_hello(0, 1, revision=3)
@@ -193,4 +193,4 @@ def test_an_error_in_a_turn_is_told_once_and_the_rank_goes_on(
     while turns < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert turns >= 3 and agent.refused is not None and "a mistake" in agent.refused
-    assert sum(isinstance(one, wire.Event) for one in drained(agent._outbox)) == 1
+    assert sum(isinstance(one, protocol.Event) for one in drained(agent._outbox)) == 1

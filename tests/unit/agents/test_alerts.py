@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from agents.alerts.notify import Notifier
 from agents.client import Client
-from agents.detect.notify import Notifier
-from agents.reach.runs import RunError
-from agents.wire import Alert, Event
+from agents.protocol import Alert, Event
+from agents.rundir.runs import RunError
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, make_summary, poll_until
 

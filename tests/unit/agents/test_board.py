@@ -2,8 +2,8 @@
 
 import pytest
 
-from agents.rank.board import Board, Knob, Values
-from agents.wire import Legal
+from agents.protocol import Legal
+from agents.rank.knob_board import Board, Knob, Values
 
 
 def make(log: list[object]) -> Board:

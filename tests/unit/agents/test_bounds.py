@@ -8,29 +8,29 @@ import msgspec
 import pytest
 import zmq
 
-from agents import wire
-from agents.hub.audience import CLIENTS, CLIENTS_OF_A_KEY, WATCHING, Audience
-from agents.hub.complaints import Complaints
-from agents.hub.control import Control
-from agents.hub.doors import Came, Door, Doors
-from agents.hub.hub import FRAMES_A_ROUND, Hub
-from agents.hub.intake import EVENTS_A_SECOND, HELLOS_A_SECOND, MANY, Intake
-from agents.hub.journal import Journal
-from agents.hub.newest import Newest
-from agents.hub.questions import Questions
-from agents.hub.roster import Roster
-from agents.hub.sequence import Sequence
-from agents.reach import runs
-from agents.reach.keys import Role
-from agents.state import RunState
-from agents.wire import Credit, Event, Message, Refused, Update, Updates, codec
+from agents import protocol
+from agents.hub.commands.control import Control
+from agents.hub.commands.journal import Journal
+from agents.hub.commands.preview_queries import Questions
+from agents.hub.server import FRAMES_A_ROUND, Hub
+from agents.hub.telemetry.ingest import EVENTS_A_SECOND, HELLOS_A_SECOND, MANY, Intake
+from agents.hub.telemetry.latest import Newest
+from agents.hub.telemetry.membership import Roster
+from agents.hub.telemetry.peer_faults import Complaints
+from agents.hub.telemetry.subscribers import CLIENTS, CLIENTS_OF_A_KEY, WATCHING, Audience
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import Credit, Event, Message, Refused, Update, Updates, codec
+from agents.rundir import runs
+from agents.state.run_state import RunState
+from agents.transport.keys import Role
+from agents.transport.server_sockets import Came, Door, Doors
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import DEADLINE_S, HubProcess, Peer, make_hello, make_step
 
 
 def test_a_client_cannot_send_more_than_one_has_to_say(hub: HubProcess, opened: Opened) -> None:
     peer = opened(Peer(hub.endpoints.clients))
-    credit = Credit(wire.VERSION, "", 0, 1)
+    credit = Credit(protocol.VERSION, "", 0, 1)
     peer.dealer.send(codec.frame([codec.pack(credit)] * 20_000))
     assert "at most 65536 bytes" in peer.hear(Refused).why  # type: ignore[union-attr]
     peer.say(*[credit] * 65)
@@ -105,11 +105,11 @@ def test_what_waits_for_a_peer_is_bounded_and_nobody_waits_for_it(opened: Opened
         peer.dealer.disconnect(endpoints.clients)
         peer.dealer.connect(endpoints.clients)
         try:
-            peer.say(Credit(wire.VERSION, "", 0, 1))
+            peer.say(Credit(protocol.VERSION, "", 0, 1))
             assert door.socket.poll(int(1000 * DEADLINE_S))
             came = door.receive()
             sent = 0
-            while door.send(came.peer, bytes(wire.FRAME_BYTES)) and sent < 400:
+            while door.send(came.peer, bytes(protocol.FRAME_BYTES)) and sent < 400:
                 sent += 1
             assert 0 < sent < 400
             peer.close()
@@ -125,7 +125,7 @@ def test_what_comes_early_is_served_soon(tmp_path: Path, monkeypatch: pytest.Mon
     hub = Hub("r", tmp_path, endpoints)
     try:
         hub._round()
-        monkeypatch.setattr("agents.hub.hub.FLUSH_MS", 1e9)  # from now on each round is early
+        monkeypatch.setattr("agents.hub.server.FLUSH_MS", 1e9)  # from now on each round is early
         hub._sequence.publish(Event(0.0, "info", "hub", "now"))
         assert hub._round() and hub._round()
     finally:
@@ -151,7 +151,7 @@ class Taken:
         questions = Questions(self.sequence, roster, lambda _peer, _message: None)
         self.intake = Intake(self.sequence, roster, control, Complaints(self.sequence), questions)
 
-    def take(self, peer: bytes, *messages: wire.AnyMessage, now: float = 0.0) -> None:
+    def take(self, peer: bytes, *messages: protocol.AnyMessage, now: float = 0.0) -> None:
         self.take_frame(peer, codec.encode(messages), now)
 
     def take_frame(self, peer: bytes, frame: bytes, now: float = 0.0) -> None:
@@ -177,7 +177,7 @@ def test_a_record_with_much_behind_it_is_kept_without(tmp_path: Path, opened: Op
     taken = opened(Taken(tmp_path))
     taken.take(b"a", make_hello(0, MANY))
     padded = [*msgspec.msgpack.decode(codec.pack(make_step(0, 7))), *[None] * 16, "x" * 100_000]
-    frame = msgspec.msgpack.encode([wire.VERSION, [padded]])
+    frame = msgspec.msgpack.encode([protocol.VERSION, [padded]])
     assert codec.skim(frame) is None
     taken.intake.take(b"a", codec.decode_each(frame), 0.0)
     assert taken.sequence.state.steps[0] == make_step(0, 7)
@@ -194,7 +194,7 @@ def test_a_record_is_read_when_somebody_looks_and_not_before(tmp_path: Path, ope
     assert taken.sequence.state.steps[0].step == 1, "nobody has looked"
     taken.sequence.newest.read()
     assert taken.sequence.state.steps[0].step == 2
-    taken.take_frame(b"a", msgspec.msgpack.encode([wire.VERSION, [fields]]))
+    taken.take_frame(b"a", msgspec.msgpack.encode([protocol.VERSION, [fields]]))
     first = taken.sequence.seq
     taken.sequence.newest.read()
     taken.intake.look()
@@ -203,9 +203,9 @@ def test_a_record_is_read_when_somebody_looks_and_not_before(tmp_path: Path, ope
     # Who follows every update has its number, and learns that it could not be read.
     (_, frame), *_ = taken.sequence.frames_after(first - 1)
     (updates,) = codec.decode(frame)
-    assert isinstance(updates, wire.Updates)
+    assert isinstance(updates, protocol.Updates)
     malformed, event = updates.updates
-    assert isinstance(malformed, wire.Unknown) and "not finite" in malformed.why
+    assert isinstance(malformed, protocol.Unknown) and "not finite" in malformed.why
     assert isinstance(event, Event)
 
 
@@ -226,7 +226,7 @@ def test_one_key_does_not_keep_others_out_nor_watchers_who_steers() -> None:
 
     def come(number: int, key: str, watches: bool) -> str | None:
         name = f"{key}{number}".encode()
-        return audience.credit(name, Credit(wire.VERSION, "", 0, 1), 0.0, key, watches)
+        return audience.credit(name, Credit(protocol.VERSION, "", 0, 1), 0.0, key, watches)
 
     refused = [come(number, "one", True) for number in range(CLIENTS)]
     assert refused.count(None) == CLIENTS_OF_A_KEY and "under the key one" in (refused[-1] or "")

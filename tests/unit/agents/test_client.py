@@ -8,8 +8,7 @@ import zmq
 
 from agents import client as client_module
 from agents.client import Client, whoami
-from agents.waiting import wait_for_command
-from agents.wire import (
+from agents.protocol import (
     CommandState,
     Credit,
     Decide,
@@ -23,6 +22,7 @@ from agents.wire import (
     Updates,
     codec,
 )
+from agents.waiting import wait_for_command
 
 
 class ScriptedHub:

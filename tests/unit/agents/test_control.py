@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agents import wire
-from agents.hub.control import RESEND_S, WAITING, Control
-from agents.hub.journal import Journal
-from agents.hub.roster import Roster
-from agents.hub.sequence import Sequence
-from agents.rank.board import Values
-from agents.record.commands import Entry
-from agents.wire import Ack, Board, Changes, CommandState, KnobState, Legal, Propose, codec
+from agents import protocol
+from agents.hub.commands.control import RESEND_S, WAITING, Control
+from agents.hub.commands.journal import Journal
+from agents.hub.telemetry.membership import Roster
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import Ack, Board, Changes, CommandState, KnobState, Legal, Propose, codec
+from agents.rank.knob_board import Values
+from agents.recording.commands import Entry
 from tests.unit.agents.fleet import make_hello, make_summary
 
 WORLD = 3
@@ -194,7 +194,7 @@ def test_a_refusal_fits_the_wire_however_many_knobs_there_are(desk: Desk) -> Non
 def test_the_largest_proposal_fits_a_frame(desk: Desk) -> None:
     names = [f"{number:𝟙>64}" for number in range(64)]
     desk.sequence.publish(Board(0, 0, "d", [KnobState(name, "𝟙" * 256, Legal(), True) for name in names]))
-    propose = Propose("𝟙" * 64, dict.fromkeys(names, "𝟙" * 256), None, None, "𝟙" * wire.TEXT)
+    propose = Propose("𝟙" * 64, dict.fromkeys(names, "𝟙" * 256), None, None, "𝟙" * protocol.TEXT)
     assert codec.decode(codec.encode([propose])) == [propose]
     assert desk.propose(propose.id, propose.changes).state == "accepted"
 

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from agents.detect.devices import Memory, Throttle
-from agents.detect.finding import GRAVITY, Finding, by_gravity
-from agents.detect.ranks import Lost, Stall
-from agents.detect.slow import Slowdown, Straggler
-from agents.detect.training import DeadExperts, Loss, Routing
-from agents.detect.watch import TELL_ANEW_S, Watch, all_detectors
-from agents.state import RunState
-from agents.wire import (
+from agents.alerts.detection import TELL_ANEW_S, Watch, all_detectors
+from agents.alerts.devices import Memory, Throttle
+from agents.alerts.finding import GRAVITY, Finding, by_gravity
+from agents.alerts.ranks import Lost, Stall
+from agents.alerts.stragglers import Slowdown, Straggler
+from agents.alerts.training import DeadExperts, Loss, Routing
+from agents.protocol import (
     Alert,
     Experts,
     ExpertShare,
@@ -31,6 +30,7 @@ from agents.wire import (
     Update,
     Vitals,
 )
+from agents.state.run_state import RunState
 from tests.unit.agents.fleet import make_hello, make_step, make_summary
 
 WORLD = 8

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.hub.journal import Journal
-from agents.record.commands import COLUMNS, SUMMED, Entry, TrialEntry, read_commands, row_of
-from agents.wire import CommandState, TrialState
+from agents.hub.commands.journal import Journal
+from agents.protocol import CommandState, TrialState
+from agents.recording.commands import COLUMNS, SUMMED, Entry, TrialEntry, read_commands, row_of
 from tests.unit.agents.test_control import EIGHT, WORLD, Desk
 
 BESIDE = ("", "-wal", "-shm")
@@ -19,8 +19,8 @@ BESIDE = ("", "-wal", "-shm")
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {"OPEN_S": 0.01, "RETRY_S": 0.02, "LOOK_S": 0.01}.items():
-        monkeypatch.setattr(f"agents.hub.journal.{name}", seconds)
-    monkeypatch.setattr("agents.record.database.BETWEEN_S", 0.0)
+        monkeypatch.setattr(f"agents.hub.commands.journal.{name}", seconds)
+    monkeypatch.setattr("agents.recording.database.BETWEEN_S", 0.0)
 
 
 def until(true: Callable[[], object]) -> None:

@@ -11,10 +11,12 @@ import pytest
 import zmq
 from msgspec import structs
 
-from agents.hub import doors
-from agents.hub.gate import Gate
-from agents.reach.address import connect_address, listen_address
-from agents.reach.keys import (
+from agents.protocol.base import RunError
+from agents.rundir.runs import endpoints_in, make_socket_directory, remove_sockets
+from agents.transport import server_sockets
+from agents.transport.addresses import connect_address, listen_address
+from agents.transport.authenticator import Gate
+from agents.transport.keys import (
     KEY_VARIABLE,
     LIST_FILE,
     MOST_KEYS,
@@ -26,8 +28,6 @@ from agents.reach.keys import (
     keys_folder,
     load_key,
 )
-from agents.reach.runs import endpoints_in, make_socket_directory, remove_sockets
-from agents.wire.terms import RunError
 
 
 @pytest.fixture
@@ -282,14 +282,14 @@ def test_a_name_of_every_address_is_refused_too(
     def resolved(place: str) -> tuple[str, int]:
         return ("0.0.0.0", 0) if place == "tcp://everywhere:auto" else listen_address(place)
 
-    monkeypatch.setattr(doors, "listen_address", resolved)
+    monkeypatch.setattr(server_sockets, "listen_address", resolved)
     sockets = endpoints_in(make_socket_directory())
     with zmq.Context() as context:
         try:
             with pytest.raises(
                 RunError, match=r"tcp://everywhere:auto is the same as tcp://0.0.0.0:\d+ would listen on"
             ):
-                doors.Doors(context, sockets, ["tcp://everywhere:auto"], store)
+                server_sockets.Doors(context, sockets, ["tcp://everywhere:auto"], store)
         finally:
             context.destroy(0)
             remove_sockets(sockets)

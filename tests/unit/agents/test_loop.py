@@ -17,12 +17,12 @@ import pytest
 
 import agents
 from agents.client import Client
-from agents.rank import loop as loop_module
-from agents.rank.agreement import Agreement, Disagreement, Word
-from agents.rank.board import Board, Knob
-from agents.rank.orders import Orders
-from agents.reach.keeper import Reach
-from agents.wire import Ack, Command, Legal, Step, Summary
+from agents.loop import join as loop_module
+from agents.loop.vote import Agreement, Disagreement, Word
+from agents.protocol import Ack, Command, Legal, Step, Summary
+from agents.rank.knob_board import Board, Knob
+from agents.rank.received_commands import Orders
+from agents.rundir.hub_supervisor import Reach
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import SOURCE, HubProcess, poll_until
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from agents.hub.questions import A_SECOND, AGAIN_S, Questions
-from agents.hub.roster import Roster
-from agents.hub.sequence import Sequence
-from agents.wire import PREVIEWS, Board, Message, Preview, Previewed
+from agents.hub.commands.preview_queries import A_SECOND, AGAIN_S, Questions
+from agents.hub.telemetry.membership import Roster
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import PREVIEWS, Board, Message, Preview, Previewed
 from tests.unit.agents.fleet import make_hello
 
 Told = list[tuple[bytes, Message]]

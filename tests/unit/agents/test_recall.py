@@ -11,16 +11,16 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from agents.alerts.detection import Watch, all_detectors
 from agents.client import Client
-from agents.detect.watch import Watch, all_detectors
-from agents.hub.recall import Past, Recall, belonging
-from agents.hub.sequence import Sequence
-from agents.record import endings as reading
-from agents.record.endings import Ending, endings
-from agents.record.recording import Batch, NothingRecordedError, RecordingError, pack_row
-from agents.record.tape import Tape
-from agents.state import EVENTS, HISTORY, RunState
-from agents.wire import Event, Recalled, Update, codec
+from agents.hub.telemetry.history import Past, Recall, belonging
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import Event, Recalled, Update, codec
+from agents.recording import endings as reading
+from agents.recording.endings import Ending, endings
+from agents.recording.format import Batch, NothingRecordedError, RecordingError, pack_row
+from agents.recording.writer import Tape
+from agents.state.run_state import EVENTS, HISTORY, RunState
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, make_hello, make_summary, poll_until
 from tests.unit.agents.test_replay import recorded

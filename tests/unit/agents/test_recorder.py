@@ -11,13 +11,13 @@ from typing import get_args
 import msgspec
 import pytest
 
-from agents import wire
+from agents import protocol
 from agents.hub import recorder
 from agents.hub.recorder import Limits, Recorder
-from agents.hub.sequence import Sequence
-from agents.record.recording import OF_A_MOMENT, RecordingError, pack_row, unpack, unpack_row
-from agents.record.replay import Recording, Replay
-from agents.wire import Event, Update
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import Event, Update
+from agents.recording.format import OF_A_MOMENT, RecordingError, pack_row, unpack, unpack_row
+from agents.recording.reader import Recording, Replay
 from tests.unit.agents.fleet import make_hello, make_step, make_summary
 from tests.unit.agents.test_replay import digest
 
@@ -86,7 +86,9 @@ def opened(run: Run) -> Replay:
 
 
 def test_every_kind_is_kept_or_thinned() -> None:
-    assert KEPT | {kind.__name__ for kind in OF_A_MOMENT} == {kind.__name__ for kind in get_args(wire.Update)}
+    assert KEPT | {kind.__name__ for kind in OF_A_MOMENT} == {
+        kind.__name__ for kind in get_args(protocol.Update)
+    }
 
 
 def test_segments_follow_on_and_any_number_is_found(make_run: MakeRun) -> None:
@@ -172,8 +174,8 @@ def test_what_is_old_is_thinned_then_forgotten(make_run: MakeRun) -> None:
 def test_a_long_curve_is_the_same_wherever_it_is_read(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.state.HISTORY", 16)
-    monkeypatch.setattr("agents.curve.BUCKETS", 8)
+    monkeypatch.setattr("agents.state.run_state.HISTORY", 16)
+    monkeypatch.setattr("agents.state.curve.BUCKETS", 8)
     run = make_run(segment_bytes=10_000, full_bytes=5_000, thin_bytes=1 << 20)
     run.begin()
     curves = {}
@@ -280,12 +282,12 @@ def test_an_error_of_any_kind_is_said_and_tried_again(
 
 def test_kinds_of_a_newer_release_cost_nothing() -> None:
     newer = msgspec.Raw(msgspec.msgpack.encode(["wonders", 1, {"a": 2}]))
-    assert unpack(newer) == wire.Unknown("wonders")
+    assert unpack(newer) == protocol.Unknown("wonders")
     with pytest.raises(RecordingError, match="cannot be read"):
         unpack(msgspec.Raw(msgspec.msgpack.encode(["board", "x"])))
     # What ranks say all the time is recorded as it came, before anybody has read it.
     malformed = unpack(msgspec.Raw(msgspec.msgpack.encode(["step", "x"])))
-    assert isinstance(malformed, wire.Unknown) and "length 9, got 2" in malformed.why
+    assert isinstance(malformed, protocol.Unknown) and "length 9, got 2" in malformed.why
 
 
 def test_a_removed_recording_is_put_back(make_run: MakeRun) -> None:

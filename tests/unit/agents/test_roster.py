@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from agents.hub.roster import LARGEST_WORLD, LOST_AFTER_S, Known, Roster
+from agents.hub.telemetry.membership import LARGEST_WORLD, LOST_AFTER_S, Known, Roster
 from tests.unit.agents.fleet import make_hello
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import wire
-from agents.reach import runs
-from agents.reach.runs import HubFile, RunError
+from agents import protocol
+from agents.rundir import runs
+from agents.rundir.runs import HubFile, RunError
 
 
 def add_run(runs_dir: Path, name: str, pid: int, started_s: float = 1.0) -> HubFile:
@@ -17,7 +17,7 @@ def add_run(runs_dir: Path, name: str, pid: int, started_s: float = 1.0) -> HubF
     sockets = folder / "s"
     folder.mkdir(parents=True)
     sockets.mkdir(mode=0o700)
-    hub = HubFile(name, "epoch", runs.endpoints_in(sockets), pid, wire.VERSION, started_s)
+    hub = HubFile(name, "epoch", runs.endpoints_in(sockets), pid, protocol.VERSION, started_s)
     runs.write_hub_file(folder, hub)
     return hub
 

@@ -3,10 +3,18 @@
 import pytest
 
 from agents.client import Client
-from agents.hub import leases as leases_module
-from agents.hub.leases import A_SECOND, CLIENTS, LOOK_S, RANKS_A_TURN, RENEW_S, TOLD_S, Leases
+from agents.hub.telemetry import sampling_leases as leases_module
+from agents.hub.telemetry.sampling_leases import (
+    A_SECOND,
+    CLIENTS,
+    LOOK_S,
+    RANKS_A_TURN,
+    RENEW_S,
+    TOLD_S,
+    Leases,
+)
+from agents.protocol import Experts, LayerLoad, Sample
 from agents.rank.sampling import CAPABILITIES, EVERY, Sampling
-from agents.wire import Experts, LayerLoad, Sample
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Agent, HubProcess, make_hello, make_summary, poll_until
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from agents import wire
-from agents.hub.audience import CLIENTS, FORGOTTEN_AFTER_S, FRAMES_A_ROUND, HEARTBEAT_S, Audience
-from agents.hub.newest import Newest
-from agents.hub.sequence import Sequence
-from agents.state import RunState
-from agents.wire import Credit, Event, Updates, WireError, codec
+from agents import protocol
+from agents.hub.telemetry.latest import Newest
+from agents.hub.telemetry.subscribers import CLIENTS, FORGOTTEN_AFTER_S, FRAMES_A_ROUND, HEARTBEAT_S, Audience
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import Credit, Event, Updates, WireError, codec
+from agents.state.run_state import RunState
 from tests.unit.agents.fleet import make_hello, make_step
 
 
@@ -21,7 +21,7 @@ class Wire:
     def send(self, identity: bytes, frame: bytes) -> bool:
         if self.open:
             (updates,) = codec.decode(frame)
-            assert isinstance(updates, Updates) and len(frame) <= wire.FRAME_BYTES
+            assert isinstance(updates, Updates) and len(frame) <= protocol.FRAME_BYTES
             self.frames.append((identity, updates))
         return self.open
 
@@ -166,14 +166,14 @@ def test_clients_are_bounded_and_silent_ones_forgotten(sequence: Sequence) -> No
 
 def test_an_update_too_large_for_a_frame_takes_no_number(sequence: Sequence) -> None:
     with pytest.raises(WireError):
-        sequence.publish(wire.Experts(1, [wire.LayerLoad(0, [2**40] * 4096, 0)] * 8))
+        sequence.publish(protocol.Experts(1, [protocol.LayerLoad(0, [2**40] * 4096, 0)] * 8))
     assert sequence.seq == 0
 
 
 # -------------------------------------------------------------------------------------------- the newest alone
 
 
-def skimmed(records: list[wire.Step]) -> list[codec.Skimmed]:
+def skimmed(records: list[protocol.Step]) -> list[codec.Skimmed]:
     found = codec.skim(codec.encode(records))
     assert found is not None
     return found
@@ -235,7 +235,7 @@ def test_a_budget_for_a_frame_spreads_a_lap_over_several_and_none_is_passed_over
         largest = max(largest, sum(len(codec.pack(update)) for update in frames[0].updates))
         laps += frames[0].seq > seq
         seq = frames[0].seq
-        assert all(u.step >= step - 1 for u in frames[0].updates if isinstance(u, wire.Step))
+        assert all(u.step >= step - 1 for u in frames[0].updates if isinstance(u, protocol.Step))
     assert 3 <= laps < 50 and largest <= 2000
     assert min(known.step for known in state.steps.values()) >= 60 - 50 / laps * 2
 
@@ -247,7 +247,7 @@ def test_who_wants_no_ranks_gets_the_job_alone(many: Sequence) -> None:
     assert not state.steps and len(state.hellos) == 64 and len(state.events) == 30
     assert [rank for rank, hello in state.hellos.items() if hello.facts] == [0]
     many.publish_records(skimmed([make_step(rank, 10) for rank in range(64)]))
-    many.publish(wire.Experts(10, []))
+    many.publish(protocol.Experts(10, []))
     many.publish(text(1))
     (frame,) = follow(audience, sent, state, Credit(1, many.epoch, snapshot.seq, 8, ranks=False), 0.1)
     assert [type(update).__name__ for update in frame.updates] == ["Event"] and frame.seq == many.seq

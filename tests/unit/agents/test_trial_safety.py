@@ -8,14 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agents.hub.doors import Came, refusal
-from agents.hub.intervals import compared
-from agents.hub.journal import Journal
-from agents.hub.trials import Trials
-from agents.hub.undo import newest_undoable
-from agents.reach.keys import Role
-from agents.state import COMMANDS, RunState
-from agents.wire import (
+from agents.hub.commands.confidence import compared
+from agents.hub.commands.journal import Journal
+from agents.hub.commands.trials import Trials
+from agents.protocol import (
     Ack,
     Board,
     CommandState,
@@ -28,7 +24,11 @@ from agents.wire import (
     Try,
     codec,
 )
-from agents.wire.terms import TEXT
+from agents.protocol.base import TEXT
+from agents.state.run_state import COMMANDS, RunState
+from agents.state.undo import newest_undoable
+from agents.transport.keys import Role
+from agents.transport.server_sockets import Came, refusal
 from tests.unit.agents.fleet import make_summary
 from tests.unit.agents.test_control import WORLD, Desk
 
@@ -174,7 +174,7 @@ def test_a_mistake_in_a_trial_costs_that_trial(bench: Bench, monkeypatch: pytest
     def wrong(*_: object) -> None:
         raise ArithmeticError("oh")
 
-    monkeypatch.setattr("agents.hub.trials.compared", wrong)
+    monkeypatch.setattr("agents.hub.commands.trials.compared", wrong)
     bench.run(8)
     bench.switch(4)
     assert bench.trial.state == "reverted" and bench.errors == ["trial t cannot go on: ArithmeticError: oh"]
@@ -259,8 +259,8 @@ def test_nobody_has_applied_what_was_not_sent(bench: Bench) -> None:
 
 
 def test_refusals_do_not_fill_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agents.hub.journal.REFUSED_KEPT", 5)
-    monkeypatch.setattr("agents.hub.journal.PRUNE_EVERY", 10)
+    monkeypatch.setattr("agents.hub.commands.journal.REFUSED_KEPT", 5)
+    monkeypatch.setattr("agents.hub.commands.journal.PRUNE_EVERY", 10)
     bench.propose("good", {"lr": 0.5})
     for number in range(40):
         bench.propose(f"no{number}", {"nothing": 1})

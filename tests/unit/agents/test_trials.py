@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agents.hub.intervals import compared, student
-from agents.hub.trials import Trials
-from agents.hub.window import Window
-from agents.rank.board import Values
-from agents.state import HISTORY
-from agents.wire import Ack, Board, Decide, KnobState, Legal, Summary, TrialState, Try
+from agents.hub.commands.confidence import compared, student
+from agents.hub.commands.trial_window import Window
+from agents.hub.commands.trials import Trials
+from agents.protocol import Ack, Board, Decide, KnobState, Legal, Summary, TrialState, Try
+from agents.rank.knob_board import Values
+from agents.state.run_state import HISTORY
 from tests.unit.agents.fleet import make_summary
 from tests.unit.agents.test_control import WORLD, Desk
 
@@ -253,7 +253,7 @@ def test_undo_goes_back_change_by_change(lab: Lab) -> None:
         lab.obey()
 
     def undo(id: str) -> dict[str, object]:
-        from agents.wire import Propose
+        from agents.protocol import Propose
 
         lab.control.propose(Propose(id, {}, undo=True))
         lab.settle()

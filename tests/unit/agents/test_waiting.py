@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from agents.state import RunState
+from agents.protocol import CommandState, Gone, Previewed, TrialState, Update
+from agents.state.run_state import RunState
 from agents.waiting import RunOverError, wait_for_command, wait_for_preview, wait_for_trial
-from agents.wire import CommandState, Gone, Previewed, TrialState, Update
 from tests.unit.agents.fleet import make_hello
 
 HOUR_S = 3600.0

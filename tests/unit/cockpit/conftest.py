@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from agents.hub.recorder import Limits, Recorder
-from agents.hub.sequence import Sequence
-from agents.wire import Board, CommandState, Event, Experts, Gone, LayerLoad
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import Board, CommandState, Event, Experts, Gone, LayerLoad
 from tests.unit.agents.fleet import make_board, make_hello, make_step, make_summary
 
 STEPS = 30

@@ -14,12 +14,12 @@ import pytest
 
 import cockpit
 from agents.client import Client
-from agents.reach.runs import newest_live
-from agents.wire import Changes, CommandState
-from cockpit import headless
-from cockpit.cli import run
-from cockpit.connect import Watch
-from cockpit.records import to_json
+from agents.protocol import Changes, CommandState
+from agents.rundir.runs import newest_live
+from cockpit.cli import headless
+from cockpit.cli.main import run
+from cockpit.data.connection import Watch
+from cockpit.data.plain import to_json
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 
 ROOT = Path(cockpit.__file__).parent.parent
@@ -147,7 +147,7 @@ def test_no_live_run(capsys: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_watch_into_a_pipe_that_closes() -> None:
     """And headless commands load no Textual."""
     command = (
-        "import sys; from cockpit.cli import run; status = run(['watch', '--json']);"
+        "import sys; from cockpit.cli.main import run; status = run(['watch', '--json']);"
         "sys.stderr.write(f'{status} {\"textual\" in sys.modules}')"
     )
     watching = subprocess.Popen(

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agents.curve import Curve
-from agents.hub.recall import Recall
 from agents.hub.recorder import Limits, Recorder
-from agents.hub.sequence import Sequence
-from agents.record.detail import curve_between
-from agents.record.replay import Recording, Replay
-from agents.state import HISTORY, RunState
-from agents.wire import Summary, Update
-from cockpit.curves import Stretch, beside, closer, extent, runs, stretches, within
-from cockpit.playback import Playback
-from cockpit.store import Mark, Store
-from cockpit.theme import palette
-from cockpit.widgets.curve import plot
+from agents.hub.telemetry.history import Recall
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import Summary, Update
+from agents.recording.detail import curve_between
+from agents.recording.reader import Recording, Replay
+from agents.state.curve import Curve
+from agents.state.run_state import HISTORY, RunState
+from cockpit.data.curves import Stretch, beside, closer, extent, runs, stretches, within
+from cockpit.data.sources.playback import Playback
+from cockpit.data.store import Mark, Store
+from cockpit.tui.theme import palette
+from cockpit.tui.widgets.curve import plot
 from tests.unit.agents.fleet import make_hello, make_summary
 
 STEPS = 20_000

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from agents.wire import Event, Gone
-from cockpit import demo
-from cockpit.app import CockpitApp
+from agents.protocol import Event, Gone
+from cockpit.cli import demo
+from cockpit.tui.app import CockpitApp
 from tests.screens.fake_run import FakeRun
 
 WHY = "rank 1 failed: no [/space]\x1b[2J left"

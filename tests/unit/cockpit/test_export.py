@@ -14,13 +14,13 @@ from typing import get_args
 
 import pytest
 
-from agents import wire
-from agents.record.replay import Recording
-from cockpit.cli import run
-from cockpit.connect import CockpitError
+from agents import protocol
+from agents.recording.reader import Recording
+from cockpit.cli.main import run
+from cockpit.data.connection import CockpitError
 from cockpit.export.command import EXTRA, FORMATS, listen_address
 from cockpit.export.tables import TABLES
-from cockpit.export.told import told
+from cockpit.export.updates import told
 from tests.unit.agents.conftest import Opened, opened, own_hub
 from tests.unit.agents.fleet import Fleet, HubProcess
 from tests.unit.agents.test_recorder import MakeRun, make_run
@@ -36,8 +36,8 @@ def export(runs: Path, form: str, out: Path) -> Path:
 
 
 def test_every_kind_has_a_table() -> None:
-    told_before = {wire.Recalled}  # a row of it would be there twice
-    assert {*TABLES, wire.Unknown} | told_before == set(get_args(wire.Update))
+    told_before = {protocol.Recalled}  # a row of it would be there twice
+    assert {*TABLES, protocol.Unknown} | told_before == set(get_args(protocol.Update))
 
 
 def test_ndjson(runs: Path, capsys: Said) -> None:
@@ -170,7 +170,7 @@ def test_prometheus_of_a_live_run(own_hub: HubProcess, opened: Opened, capsys: S
 
 
 def test_a_gap_is_bridged_once(make_run: MakeRun) -> None:
-    from agents.hub.sequence import Sequence
+    from agents.hub.telemetry.update_log import Sequence
 
     run = make_run(Sequence(log_updates=64), queue_bytes=0, commit_s=0.2, patience_s=0.0)
     run.begin()
@@ -178,7 +178,7 @@ def test_a_gap_is_bridged_once(make_run: MakeRun) -> None:
     run.until(lambda: any("a gap of" in text for text in run.events))
     run.until(run.written)
     run.recorder.close()
-    steps = [update.step for _, update in told(Recording(run.path)) if isinstance(update, wire.Summary)]
+    steps = [update.step for _, update in told(Recording(run.path)) if isinstance(update, protocol.Summary)]
     assert steps == list(range(100)), "those of the gap are in the snapshot after it"
 
 

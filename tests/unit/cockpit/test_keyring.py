@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from agents.reach import runs
-from agents.reach.keys import KEY_VARIABLE
-from agents.reach.runs import HubFile
-from cockpit.cli import run
-from cockpit.connect import address
-from cockpit.headless import REFUSED
+from agents.rundir import runs
+from agents.rundir.runs import HubFile
+from agents.transport.keys import KEY_VARIABLE
+from cockpit.cli.headless import REFUSED
+from cockpit.cli.main import run
+from cockpit.data.connection import address
 from tests.unit.agents.conftest import Opened, opened
 from tests.unit.agents.fleet import Fleet, HubProcess
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from agents.wire import KnobState, Legal, Value
-from cockpit.actions import APP, BOARD, GRID, OVERVIEW, REPLAY, KeymapError, load_keymap
-from cockpit.connect import CockpitError
-from cockpit.headless import _changes
-from cockpit.knobs import (
+from agents.protocol import KnobState, Legal, Value
+from cockpit.cli.headless import _changes
+from cockpit.data.connection import CockpitError
+from cockpit.knobs.values import (
     candidates,
     change_text,
     fit,
@@ -17,6 +16,7 @@ from cockpit.knobs import (
     step,
     value_text,
 )
+from cockpit.tui.keys import APP, BOARD, GRID, OVERVIEW, REPLAY, KeymapError, load_keymap
 
 MICRO = KnobState("micro_batches", 4, Legal([2, 4, 8, 16]), True)
 CAPACITY = KnobState("capacity_factor", None, Legal(low=0.1, high=8.0, optional=True), False)
@@ -100,11 +100,11 @@ def test_keymap_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_every_action_exists() -> None:
-    from cockpit.app import CockpitApp
-    from cockpit.replaying import ReplayApp
-    from cockpit.screens.board import KnobBoard
-    from cockpit.screens.overview import Overview
-    from cockpit.widgets.grid import RankGrid
+    from cockpit.tui.app import CockpitApp
+    from cockpit.tui.replay import ReplayApp
+    from cockpit.tui.screens.board import KnobBoard
+    from cockpit.tui.screens.overview import Overview
+    from cockpit.tui.widgets.ranks.grid import RankGrid
 
     owners = (CockpitApp, Overview, RankGrid, KnobBoard, ReplayApp)
     for actions, owner in zip((APP, OVERVIEW, GRID, BOARD, REPLAY), owners, strict=True):

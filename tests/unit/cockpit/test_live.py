@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from agents.state import RunState
-from agents.wire import Decide, Preview, Propose, Summary, Try, Update
-from cockpit.feed import ViewerError
-from cockpit.live import LiveFeed
-from cockpit.shell import report_fault
-from cockpit.store import Store, Topic
-from cockpit.verdict import Level, diagnosis, headline
+from agents.protocol import Decide, Preview, Propose, Summary, Try, Update
+from agents.state.run_state import RunState
+from cockpit.data.diagnosis import Level, diagnosis, headline
+from cockpit.data.sources.live import LiveFeed
+from cockpit.data.sources.source import ViewerError
+from cockpit.data.store import Store, Topic
+from cockpit.tui.open import report_fault
 from tests.unit.agents.fleet import Fleet, HubProcess
 
 
@@ -120,7 +120,7 @@ class BrokenClient:
 def test_a_fault_in_the_feeds_thread_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cockpit.live.Client", BrokenClient)
+    monkeypatch.setattr("cockpit.data.sources.live.Client", BrokenClient)
     store, feed = Store(), LiveFeed("ipc://nowhere", operator=True, target="r-1")
     feed.start(store)
     assert feed._thread

@@ -4,15 +4,15 @@ import pytest
 from msgspec import structs
 from rich.style import Style
 
-from agents.wire import PAUSED, Alert, Gone, Pulse, Step, Traffic, Vitals
-from cockpit.lines import Line
-from cockpit.metrics import OWN_TIME, STEP_TIME, available, judged, read
-from cockpit.records import ranks
-from cockpit.store import Store
-from cockpit.theme import palette
-from cockpit.verdict import Level
-from cockpit.widgets.cells import levels_of
-from cockpit.widgets.inspector import inspector
+from agents.protocol import PAUSED, Alert, Gone, Pulse, Step, Traffic, Vitals
+from cockpit.data.diagnosis import Level
+from cockpit.data.metrics import OWN_TIME, STEP_TIME, available, judged, read
+from cockpit.data.plain import ranks
+from cockpit.data.store import Store
+from cockpit.tui.strips import Line
+from cockpit.tui.theme import palette
+from cockpit.tui.widgets.ranks.cells import levels_of
+from cockpit.tui.widgets.ranks.inspector import inspector
 from tests.screens.fake_run import FakeRun
 
 HOT = Vitals(1, 5, device_percent=97.0, device_memory_bytes=70 << 30, power_w=690.0, temperature_c=88.0)

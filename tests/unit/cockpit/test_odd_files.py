@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.reach.runs import COMMANDS_FILE, FAILURE_FILE, HUB_FILE, RECORD_FILE
-from cockpit.cli import run
+from agents.rundir.runs import COMMANDS_FILE, FAILURE_FILE, HUB_FILE, RECORD_FILE
+from cockpit.cli.main import run
 
 FILES = [HUB_FILE, RECORD_FILE, COMMANDS_FILE, FAILURE_FILE, f"{RECORD_FILE}-wal", f"{COMMANDS_FILE}-wal"]
 

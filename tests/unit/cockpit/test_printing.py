@@ -8,11 +8,11 @@ import pytest
 from msgspec import structs
 
 import cockpit
-from agents.wire import KnobState, Legal, Step
-from cockpit import headless, steering
+from agents.protocol import KnobState, Legal, Step
+from cockpit.cli import headless, steering
+from cockpit.data.sources.recorded import Picture
+from cockpit.data.store import Store
 from cockpit.printing import complain, say, table
-from cockpit.recorded import Picture
-from cockpit.store import Store
 from tests.screens.hostile_run import TURN, HostileRun, hostile
 
 ESCAPE = "\x1b[2J"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from agents.client import Client
-from cockpit.cli import run
+from cockpit.cli.main import run
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 
 Said = pytest.CaptureFixture[str]

@@ -5,9 +5,9 @@ import math
 import pytest
 from msgspec import structs
 
-from agents.wire import CommandState, Event, Gone, Pulse, Step, Summary
-from cockpit.metrics import STEP_TIME, available, read, settled_step
-from cockpit.store import Link, Store, Topic, median
+from agents.protocol import CommandState, Event, Gone, Pulse, Step, Summary
+from cockpit.data.metrics import STEP_TIME, available, read, settled_step
+from cockpit.data.store import Link, Store, Topic, median
 from tests.screens.fake_run import FakeRun, big
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 import pytest
 from msgspec import structs
 
-import cockpit.verdict
-from agents.wire import Alert, Event, Experts, Gone, Hello, LayerLoad, Pulse, Step, Traffic, Update
-from cockpit.store import Link, Playing, Store
-from cockpit.verdict import Level, diagnosis, headline, verdict
+import cockpit.data.diagnosis
+from agents.protocol import Alert, Event, Experts, Gone, Hello, LayerLoad, Pulse, Step, Traffic, Update
+from cockpit.data.diagnosis import Level, diagnosis, headline, verdict
+from cockpit.data.store import Link, Playing, Store
 from tests.screens.fake_run import FakeRun
 
 LOST = [Gone(5, clean=False, text="killed by signal 9", process="ended")]

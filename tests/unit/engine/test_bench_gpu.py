@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from engine.layout import load
-from engine.planner.size import parameters
+from engine.config.layout import load
+from engine.config.sizes import parameters
 from tests.bench.gpu import LAYOUTS, OURS, hugging_face, row
 from tests.bench.runs import ROOT
 

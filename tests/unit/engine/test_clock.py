@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.clock import EventClock, WallClock
-from engine.meter import Meter
+from engine.metering.clocks import EventClock, WallClock
+from engine.metering.meter import Meter
 
 
 class Gpu:

@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.compiler import compiler_refusal
-from engine.layout import Layout, LayoutError, load
-from engine.legal import legal_schedules
-from engine.meter import Meter
-from engine.model.compiled import Compiler
-from engine.model.dials import Dials
+from engine.config.checks import legal_schedules
+from engine.config.knob_values import Dials
+from engine.config.layout import Layout, LayoutError, load
+from engine.kernels.compiled import Compiler
+from engine.metering.meter import Meter
 from engine.model.swiglu import gated
 from engine.model.transformer import Stage
-from engine.parallel.comm import Axis
+from engine.parallel.collectives import Axis
 from engine.parallel.tensor import Weights
+from engine.preflight.compiler import compiler_refusal
 from tests.unit.engine.test_layout import DEMO
 
 ONE = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1", "model.layers=2", "model.seq_len=24"]

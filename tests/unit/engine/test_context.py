@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.corpus import Corpus
-from engine.layout import LayoutError, load
-from engine.model import flash
+from engine.config.layout import LayoutError, load
+from engine.kernels import flash_attention
 from engine.parallel.context import METHODS, part
 from engine.parallel.sequence import Slices, head_tail, positions
+from engine.train.corpus import Corpus
 from engine.train.data import Samples
 from tests.unit.engine.test_layout import DEMO
 from tests.unit.engine.threads import ThreadAxis, on_each
@@ -91,7 +91,7 @@ def test_a_kernel_may_read_the_log_sum_exp_by_bare_pointer(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the one for CUDA does, which the CPU's does not: it heeds strides."""
-    kernel = flash.backward
+    kernel = flash_attention.backward
 
     def by_pointer(
         grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
@@ -99,7 +99,7 @@ def test_a_kernel_may_read_the_log_sum_exp_by_bare_pointer(
         B, H, Q = lse.shape
         return kernel(grad, q, k, v, out, lse.as_strided((B, H, Q), (H * Q, Q, 1)), causal)
 
-    monkeypatch.setattr(flash, "backward", by_pointer)
+    monkeypatch.setattr(flash_attention, "backward", by_pointer)
     near_the_truth(method, "cpu")
 
 
@@ -126,7 +126,7 @@ def test_a_ring_gives_each_rank_equally_much_to_do(cp: int, monkeypatch: pytest.
     S = 8
 
     def counted(name: str, q_at: int) -> None:
-        kernel = getattr(flash, name)
+        kernel = getattr(flash_attention, name)
 
         def run(*args: object) -> object:
             q, k, causal = args[q_at], args[q_at + 1], args[-1]
@@ -134,7 +134,7 @@ def test_a_ring_gives_each_rank_equally_much_to_do(cp: int, monkeypatch: pytest.
             work[threading.get_ident(), name] += Q * (Q + 1) // 2 if causal else Q * K
             return kernel(*args)
 
-        monkeypatch.setattr(flash, name, run)
+        monkeypatch.setattr(flash_attention, name, run)
 
     counted("forward", 0)
     counted("backward", 1)
@@ -159,16 +159,16 @@ def test_blocks_merge_to_the_whole(
     device: str, dtype: torch.dtype, G: int, plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two blocks of keys, one causal, against torch; `plain` is the path for what no fused kernel takes."""
-    monkeypatch.setattr(flash, "ROWS", 5)
-    forward = flash.plain_forward if plain else flash.forward
-    backward = flash.plain_backward if plain else flash.backward
+    monkeypatch.setattr(flash_attention, "ROWS", 5)
+    forward = flash_attention.plain_forward if plain else flash_attention.forward
+    backward = flash_attention.plain_backward if plain else flash_attention.backward
     S = 16
     q, k, v, grad = (x.to(device) for x in inputs(2, 4, G, 2 * S, dtype))
     q, grad = q[:, :, S:], grad[:, :, S:]  # the second half of the queries sees all of the first half's keys
     blocks = [(k[:, :, :S], v[:, :, :S], False), (k[:, :, S:], v[:, :, S:], True)]
     (out, lse), more = (forward(q, *block) for block in blocks)
     total = out.to(lse.dtype)
-    flash.merge(total, lse, *more)
+    flash_attention.merge(total, lse, *more)
     out = total.to(dtype)
     grads = [backward(grad, q, keys, values, out, lse, causal) for keys, values, causal in blocks]
     d_q = grads[0][0] + grads[1][0]

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agents.wire import PAUSED, Ack, Changes, Command, Event, Summary
-from engine.layout import load
-from engine.meter import Meter
-from engine.place import alone
+from agents.protocol import PAUSED, Ack, Changes, Command, Event, Summary
+from engine.config.layout import load
+from engine.metering.meter import Meter
+from engine.rendezvous import alone
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO

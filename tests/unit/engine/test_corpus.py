@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.corpus import Corpus, read_corpus
-from engine.layout import LayoutError, load
-from engine.parallel.comm import Axis
+from engine.config.layout import LayoutError, load
+from engine.parallel.collectives import Axis
+from engine.train.corpus import Corpus, read_corpus
 from engine.train.data import agree_on_corpus
 from tests.unit.engine.test_layout import DEMO
 

@@ -10,19 +10,19 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from agents.reach.runs import RunError
+from agents.rundir.runs import RunError
 from engine import device
-from engine.layout import Layout, load
-from engine.meter import Meter
-from engine.model.dials import Dials
+from engine.config.knob_values import Dials
+from engine.config.layout import Layout, load
+from engine.launch.rank_main import agree_on_device
+from engine.metering.meter import Meter
 from engine.model.transformer import Stage
-from engine.parallel.comm import Axis
+from engine.parallel.collectives import Axis
 from engine.parallel.experts import Placement
 from engine.parallel.tensor import Weights, cross_entropy
-from engine.place import alone
-from engine.rank import agree_on_device
-from engine.room import device_refusal, too_few
-from engine.train.balancing import Balancing
+from engine.preflight.memory import device_refusal, too_few
+from engine.rendezvous import alone
+from engine.train.expert_bias import Balancing
 from tests.ranks.cases import SMALL
 from tests.unit.engine.test_layout import DEMO
 
@@ -149,7 +149,9 @@ def to_meta(held: list[tuple[nn.Module, str, torch.Tensor, bool]], fake: FakeTen
     """In bf16, which is what the grouped GEMM of every device takes; a tied weight stays one."""
     there: dict[int, torch.Tensor] = {}
     for module, name, values, is_parameter in held:
-        moved = fake.from_tensor(values, static_shapes=True).to(META, torch.bfloat16 if is_parameter else None)
+        moved = fake.from_tensor(values, static_shapes=True).to(
+            META, torch.bfloat16 if is_parameter else None
+        )
         there.setdefault(values.data_ptr(), nn.Parameter(moved) if is_parameter else moved)
         setattr(module, name, there[values.data_ptr()])
 

@@ -3,11 +3,11 @@
 import pytest
 from msgspec import structs
 
-from agents.rank.board import Board, Knob
-from agents.wire import Estimate, Legal, Traffic, Value
-from engine.layout import load
+from agents.protocol import Estimate, Legal, Traffic, Value
+from agents.rank.knob_board import Board, Knob
+from engine.config.layout import load
+from engine.control.preview import Foresight
 from engine.planner.schedule import Clock
-from engine.train.foresight import Foresight
 from tests.unit.agents.fleet import make_step, make_summary
 from tests.unit.engine.test_layout import DEMO
 

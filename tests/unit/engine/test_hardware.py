@@ -6,11 +6,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine import device
-from engine.layout import Model, load
-from engine.meter import Meter
-from engine.model.dials import Dials
+from engine.config.knob_values import Dials
+from engine.config.layout import Model, load
+from engine.metering.meter import Meter
 from engine.model.transformer import Stage
-from engine.parallel.comm import Axis
+from engine.parallel.collectives import Axis
 from engine.parallel.tensor import Weights, cross_entropy
 from engine.planner.hardware import PEAKS, peak_flops, step_flops
 from tests.ranks.cases import SMALL

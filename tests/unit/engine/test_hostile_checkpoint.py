@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from engine.layout import LayoutError, load
-from engine.place import alone
-from engine.resume import find_start
-from engine.snapshots import MANIFEST, MANIFEST_SUM, damage
-from engine.tensor_index import INDEX
+from engine.checkpoint.folders import MANIFEST, MANIFEST_SUM, damage
+from engine.checkpoint.resume import find_start
+from engine.checkpoint.tensor_index import INDEX
+from engine.config.layout import LayoutError, load
+from engine.rendezvous import alone
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.planner.idle import split_idle
+from engine.planner.idle_time import split_idle
 from engine.planner.schedule import Clock
 
 CLOCK = Clock("1f1b", 2, 1, 4)

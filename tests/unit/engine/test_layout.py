@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.layout import Layout, LayoutError, from_toml, load
-from engine.legal import advice, legal_micro_batches
-from engine.room import room_refusal
+from engine.config.checks import advice, legal_micro_batches
+from engine.config.layout import Layout, LayoutError, from_toml, load
+from engine.preflight.memory import room_refusal
 
 DEMO = Path(__file__).parents[3] / "layouts" / "demo.toml"
 
@@ -198,7 +198,7 @@ def test_what_this_machine_has_no_room_for(
     overrides: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=16 * 2**30))
-    monkeypatch.setattr("engine.room._sees_gpu", lambda: False)
+    monkeypatch.setattr("engine.preflight.memory._sees_gpu", lambda: False)
     assert room_refusal(load(DEMO)) is None
     assert sentence in (room_refusal(load(DEMO, overrides)) or "")
 

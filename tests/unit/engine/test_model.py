@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.layout import Layout, load
-from engine.meter import Meter
-from engine.model.dials import Dials
+from engine.config.knob_values import Dials
+from engine.config.layout import Layout, load
+from engine.metering.meter import Meter
 from engine.model.moe import MoeLayer
-from engine.model.norm import RMSNorm
+from engine.model.rms_norm import RMSNorm
 from engine.model.transformer import Stage
-from engine.parallel.comm import Axis
+from engine.parallel.collectives import Axis
 from engine.parallel.tensor import Weights, cross_entropy, initial
 from tests.unit.engine.test_layout import DEMO
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.namesake import refusal
+from engine.preflight.package import refusal
 
 ROOT = Path(__file__).parents[3]
 OTHER = "raise SystemExit('imported')\n"  # its __init__

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.outlet import LOG, STDOUT, Outlet, copy_to, outlet
+from engine.launch.outlet import LOG, STDOUT, Outlet, copy_to, outlet
 
 
 @contextmanager

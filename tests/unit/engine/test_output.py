@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.layout import from_toml, load
-from engine.outlet import LOG
-from engine.output import Output
-from engine.toml import LAYOUT_FILE, keep, to_toml
+from engine.config.layout import from_toml, load
+from engine.config.toml import LAYOUT_FILE, keep, to_toml
+from engine.launch.outlet import LOG
+from engine.launch.output import Output
 from tests.unit.engine.test_layout import DEMO
 
 

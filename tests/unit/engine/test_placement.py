@@ -8,7 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planner.placement import GOALS, Map, Sent, imbalance, local_share, planned, rank_loads, slots_held
+from engine.planner.expert_placement import (
+    GOALS,
+    Map,
+    Sent,
+    imbalance,
+    local_share,
+    planned,
+    rank_loads,
+    slots_held,
+)
 
 
 @st.composite

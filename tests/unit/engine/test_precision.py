@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 
 from agents.rank.agent import Agent
-from engine.layout import LayoutError, load
-from engine.meter import Meter
+from engine.config.layout import LayoutError, load
+from engine.metering.meter import Meter
 from engine.model.moe import MoeLayer, grouped
 from engine.model.router import Router
-from engine.parallel.sharded import shard_of
-from engine.place import alone
+from engine.rendezvous import alone
+from engine.sharding.fsdp import shard_of
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO

@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
+from engine.config.grid import Grid
 from engine.device import CPU
-from engine.grid import Grid
-from engine.meter import Meter
-from engine.parallel import probe as subject
-from engine.parallel.sharded import POLICIES
-from engine.parallel.world import World
-from engine.place import alone
+from engine.metering.meter import Meter
+from engine.parallel.mesh import World
+from engine.rendezvous import alone
+from engine.sharding import fsdp_probe as subject
+from engine.sharding.fsdp import POLICIES
 
 
 @pytest.fixture

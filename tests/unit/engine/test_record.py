@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.layout import from_toml
+from engine.config.layout import from_toml
 from engine.planner.hardware import step_flops
-from engine.train.record import StepRecords
-from engine.train.statistics import Collected
+from engine.telemetry.records import StepRecords
+from engine.telemetry.step_summary import Collected
 from tests.unit.agents.fleet import make_summary
 
 

@@ -11,16 +11,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from agents.protocol import Value
 from agents.rank.agent import Agent
-from agents.wire import Value
-from engine.layout import Moe, load
-from engine.meter import Meter
-from engine.model.balance import nudged
-from engine.model.dials import Dials
+from engine.config.knob_values import Dials
+from engine.config.layout import Moe, load
+from engine.metering.meter import Meter
+from engine.model.balancing_losses import nudged
 from engine.model.moe import MoeLayer, Routing
-from engine.parallel.comm import Axis
+from engine.parallel.collectives import Axis
 from engine.parallel.tensor import Weights
-from engine.place import alone
+from engine.rendezvous import alone
 from engine.train.trainer import Trainer
 from tests.ranks.case import BIAS, SMALL
 from tests.unit.engine.test_layout import DEMO

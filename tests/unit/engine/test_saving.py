@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import engine.train.snapshot as saving
+import engine.checkpoint.save as saving
+from agents.protocol import Ack, Changes, Command
 from agents.rank.agent import Agent
-from agents.wire import Ack, Changes, Command
-from engine.layout import load
-from engine.place import alone
-from engine.snapshots import PARTIAL, damage, read
+from engine.checkpoint.folders import PARTIAL, damage, read
+from engine.config.layout import load
+from engine.rendezvous import alone
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.parallel.pipeline import SCHEDULES as TORCHS
+from engine.config.stages import SCHEDULES, accepts, partners, stages_of
 from engine.planner.schedule import Clock, order
-from engine.planner.stages import SCHEDULES, accepts, partners, stages_of
+from engine.sharding.pipeline import SCHEDULES as TORCHS
 
 RANKS, MICRO_BATCHES = (1, 2, 3, 4), range(1, 18)
 VIRTUAL = {name: [kind.virtual_stages] if kind.virtual_stages else [2, 3] for name, kind in SCHEDULES.items()}

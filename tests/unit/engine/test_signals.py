@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.launch import _fork
-from engine.place import Place, Whereabouts
-from engine.signals import Signals, StopNow
+from engine.launch.ranks import _fork
+from engine.launch.signals import Signals, StopNow
+from engine.rendezvous import Place, Whereabouts
 
 
 def test_no_rank_is_forked_once_a_stop_waits(tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from engine.layout import Layout, load
-from engine.meter import Meter
-from engine.model.dials import Dials
+from engine.config.knob_values import Dials
+from engine.config.layout import Layout, load
+from engine.config.sizes import parameters
+from engine.metering.meter import Meter
 from engine.model.transformer import Stage
-from engine.parallel.comm import Axis
+from engine.parallel.collectives import Axis
 from engine.parallel.tensor import Weights
-from engine.planner.size import parameters
 from tests.unit.engine.test_layout import DEMO
 
 META = torch.device("meta")

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.reach.runs import RunError
-from agents.wire import Value
-from engine.layout import Layout, LayoutError, load
-from engine.resume import Start, find_start, restarted, started, turned
-from engine.snapshots import (
+from agents.protocol import Value
+from agents.rundir.runs import RunError
+from engine.checkpoint.folders import (
     LOCK,
     MANIFEST,
     PARTIAL,
@@ -28,7 +26,9 @@ from engine.snapshots import (
     sweep,
     whole,
 )
-from engine.tensor_index import INDEX
+from engine.checkpoint.resume import Start, find_start, restarted, started, turned
+from engine.checkpoint.tensor_index import INDEX
+from engine.config.layout import Layout, LayoutError, load
 from tests.unit.engine.test_layout import DEMO
 
 LAYOUT = load(DEMO)
@@ -223,7 +223,7 @@ def test_a_folder_without_a_whole_one_is_named_as_such(tmp_path: Path) -> None:
 
 
 HOLDER = """
-import sys, time, pathlib, engine.snapshots as s
+import sys, time, pathlib, engine.checkpoint.folders as s
 with s.hold(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

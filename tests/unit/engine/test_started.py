@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
-from engine.meter import Meter
-from engine.parallel.comm import Axis, Started
+from engine.metering.meter import Meter
+from engine.parallel.collectives import Axis, Started
 
 
 class Future:

@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from agents.protocol import Event, Message, Step, Summary
 from agents.rank.agent import Agent
-from agents.wire import Event, Message, Step, Summary
-from engine.layout import load
-from engine.meter import Meter
-from engine.place import alone
+from engine.config.layout import load
+from engine.launch.rank_main import agree_on
+from engine.metering.meter import Meter
 from engine.planner.hardware import step_flops
-from engine.rank import agree_on
+from engine.rendezvous import alone
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO

@@ -8,8 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from engine.meter import Meter
-from engine.parallel.comm import Axis, Started
+from engine.metering.meter import Meter
+from engine.parallel.collectives import Axis, Started
 
 T = TypeVar("T")
 

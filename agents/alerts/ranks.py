@@ -1,0 +1,118 @@
+"""Ranks that are gone or stuck."""
+
+import math
+from collections import defaultdict
+
+from agents.alerts.finding import Finding, names_of
+from agents.protocol import Pulse, Value
+from agents.state.run_state import RunState
+
+STALL_S = 10.0  # in one operation,
+STALL_STEPS = 5  # and as many typical steps, whichever is longer
+SILENT_S = 4.0  # without a pulse, which comes each second from a thread of its own
+AT_REST = ("paused", "starting", "snapshot", "place")  # operations that take as long as they take
+WAITS = ("waiting", "reduce", "agree", "all-", "gather", "scatter", "broadcast", "barrier", "exchange")
+
+
+# What to call a rank that is not heard, by what its process is: the name of the alert, and its words.
+FATES = {
+    "ended": ("lost", "lost"),
+    "stopped": ("silent", "silent"),
+    "alive": ("silent", "silent"),
+    "unknown": ("unheard", "not heard"),
+}
+
+
+class Lost:
+    """Ranks that are not heard without a goodbye: lost where their process has gone, silent where it is still there,
+    and merely not heard where it cannot be seen, as on another machine."""
+
+    holds, releases = 1, 1
+
+    def look(self, state: RunState, now_s: float) -> list[Finding]:
+        missing: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        for rank in _missing(state):
+            missing[FATES[state.gone[rank].process]].append(rank)
+        return [self._finding(state, *fate, ranks) for fate, ranks in missing.items()]
+
+    def _finding(self, state: RunState, name: str, words: str, ranks: list[int]) -> Finding:
+        first, last = state.gone[ranks[0]], state.steps.get(ranks[0])
+        one = len(ranks) == 1
+        why = f"{':' if one else f', rank {ranks[0]}:'} {first.text}" if first.text else ""
+        text = f"{names_of(state, ranks)} {'is' if one else 'are'} {words}{why}"
+        evidence: dict[str, Value] = {name: len(ranks), "last_step": last.step if last else None}
+        return Finding(name, "run", "error", text, evidence, tuple(ranks))
+
+
+def _missing(state: RunState) -> list[int]:
+    return sorted(rank for rank, gone in state.gone.items() if not gone.clean)
+
+
+class Stall:
+    """The run stands: which ranks wait, in what, and which of them others wait for."""
+
+    holds, releases = 2, 1
+
+    def __init__(self) -> None:
+        self._told: dict[int, tuple[Pulse, float]] = {}
+
+    def look(self, state: RunState, now_s: float) -> list[Finding]:
+        here = {rank: pulse for rank, pulse in state.pulses.items() if rank not in state.gone}
+        for rank, pulse in here.items():
+            if rank not in self._told or self._told[rank][0] is not pulse:
+                self._told[rank] = (pulse, now_s)
+        self._told = {rank: told for rank, told in self._told.items() if rank in here}
+        silent = _missing(state) or sorted(
+            rank for rank, (_, heard_s) in self._told.items() if now_s - heard_s > SILENT_S
+        )
+        usual_s = state.summaries[-1].step_ms / 1000 if state.summaries else math.inf
+        limit_s = max(STALL_S, STALL_STEPS * usual_s)
+        stuck = {
+            rank: pulse
+            for rank, pulse in here.items()
+            if pulse.since_ms / 1000 + now_s - self._told[rank][1] > limit_s
+            and not pulse.doing.startswith(AT_REST)
+        }
+        if not stuck:
+            return []
+        late = silent or _not_arrived(stuck)
+        waiting = {rank: pulse for rank, pulse in stuck.items() if rank not in late}
+        shown = next(iter(waiting.values() or stuck.values()))
+        parts = [f"the run stands at step {shown.step}"]
+        if waiting:
+            parts.append(f"{len(waiting)} of {state.world} ranks {_in(shown.doing)}")
+        late_at = state.pulses.get(late[0], shown)
+        why = "not heard, at last" if silent else "not arrived:"
+        parts.append(f"{names_of(state, late)} {why} in {late_at.doing or 'an unnamed operation'}")
+        evidence: dict[str, Value] = {
+            "limit_s": round(limit_s, 1),
+            "waiting": len(waiting),
+            "silent": len(silent),
+            "doing": late_at.doing[:256],
+        }
+        return [Finding("stall", "run", "error", "; ".join(parts), evidence, tuple(late))]
+
+
+def _not_arrived(stuck: dict[int, Pulse]) -> list[int]:
+    """Of ranks that stand, those that the others wait for: an earlier step; else not in a collective; else in the
+    operation that fewest are in."""
+    first = min(pulse.step for pulse in stuck.values())
+    if any(pulse.step != first for pulse in stuck.values()):
+        return sorted(rank for rank, pulse in stuck.items() if pulse.step == first)
+    busy = sorted(rank for rank, pulse in stuck.items() if not _waits(pulse.doing))
+    if busy and len(busy) < len(stuck):
+        return busy
+    by_doing: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, pulse in stuck.items():
+        by_doing[pulse.doing].append(rank)
+    fewest: list[int] = sorted(by_doing.values(), key=len)[0]
+    return sorted(fewest)
+
+
+def _in(doing: str) -> str:
+    return doing.replace("waiting", "wait", 1) if doing.startswith("waiting") else f"wait in {doing}"
+
+
+def _waits(doing: str) -> bool:
+    """Whether it names a collective, such as ``tp all-gather, layer 2``, or a wait in so many words."""
+    return any(word in doing for word in WAITS)

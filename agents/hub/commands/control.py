@@ -1,0 +1,399 @@
+"""From a proposal to a knob that is turned on every rank: the life of a command, without a socket in sight.
+
+checked -> in the journal -> accepted (has a revision) -> with the leader, one at a time -> applied n/world,
+rejected or expired. Asking again with the same id gives the same answer; a revision number is never used
+twice.
+"""
+
+import time
+from collections import deque
+from typing import Literal
+
+from msgspec import structs
+
+from agents.hub.commands.issue import Issue, illegal, lost
+from agents.hub.commands.journal import Journal, Written
+from agents.hub.telemetry.membership import LARGEST_REVISION, Roster
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import Ack, Changes, Command, CommandState, Event, Hello, Propose, clip
+from agents.recording.commands import Entry
+from agents.state.undo import newest_undoable
+
+WAITING = 64  # proposals on their way at once
+REMEMBERED = 256  # commands whose late acknowledgements are still counted
+RESEND_S = 1.0  # to the leader, until it has acknowledged
+REFUSED = 1024  # refusals on their way to the disk; what comes beyond is not answered, and asked again
+LONG_MS = 1500.0  # in one operation: worth telling those who wait for the leader
+
+NOT_HERE = "it waits for the ranks, which have not shown their knobs yet"
+
+
+class Control:
+    """Every proposal and command of one run."""
+
+    def __init__(self, sequence: Sequence, roster: Roster, journal: Journal) -> None:
+        self._sequence = sequence
+        self._roster = roster
+        self._journal = journal
+        self._last_revision = 0
+        self._being_written: dict[str, Issue] = {}
+        self._waiting: deque[Issue] = deque()  # for the leader, the first of them with it
+        self._by_revision: dict[int, Issue] = {}  # waiting and lately settled
+        self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and when
+        self._unwritten: deque[str] = deque(maxlen=WAITING)  # ids that the disk had no room for
+        self.ended: str | None = None  # the leader is gone for good; why, to be put behind a sentence
+        self.recall()
+
+    def recall(self) -> None:
+        """Take over what the journal has found on disk; again when it could not be opened before."""
+        found = self._journal.found
+        self._last_revision = max(self._last_revision, found.last_revision)
+        for entry in found.entries:
+            self._recall(entry)
+
+    def _recall(self, entry: Entry) -> None:
+        self._sequence.publish(entry.state)
+        issue = Issue(entry.state, entry.expires_step, recalled=True, journalled=entry.state)
+        if entry.state.state == "accepted":
+            self._waiting.append(issue)
+        if entry.state.revision and not entry.state.settled:
+            self._remember(issue)
+
+    # ------------------------------------------------------------------------------------------ proposals
+
+    def propose(self, propose: Propose, undoes: int = 0) -> None:
+        """Take a proposal; its answer is a published CommandState. `undoes` is the revision it takes back."""
+        known = self._sequence.state.commands.get(propose.id)
+        if known:
+            self._sequence.publish(known)
+            return
+        if propose.id in self._being_written or len(self._being_written) >= REFUSED:
+            return
+        refusal = None
+        if propose.undo:
+            propose, undoes, refusal = self._undoing(propose)
+        refusal = refusal or self._refusal(propose)
+        if refusal:
+            # On disk before it is told, as everything else: a hub started anew must not think better of it.
+            self._write(Issue(self._state(propose, 0, "rejected", refusal), propose.expires_step))
+            return
+        # The number is spent here: should the journal fail it may be on disk all the same.
+        self._last_revision += 1
+        early = self._sequence.state.board is None
+        state = self._state(propose, self._last_revision, "accepted", self._waits_for(), undoes)
+        self._write(Issue(state, propose.expires_step, early))
+
+    def _write(self, issue: Issue) -> None:
+        self._being_written[issue.state.id] = issue
+        self._journal.insert(issue.entry)
+
+    def _undoing(self, propose: Propose) -> tuple[Propose, int, str | None]:
+        """The proposal that does it, of what revision, and why not."""
+        board = self._sequence.state.board
+        found = newest_undoable(self._sequence.state.commands.values())
+        if board is None:
+            return propose, 0, "no rank has shown its knobs yet; ask again when the run has started"
+        if found is None:
+            return propose, 0, "there is no change to undo"
+        base = self.revision if propose.base_revision is None else propose.base_revision
+        undoing = structs.replace(propose, changes=found.before, base_revision=base)
+        return undoing, found.revision, None
+
+    def _refusal(self, propose: Propose) -> str | None:
+        board = self._sequence.state.board
+        leader = self._roster.leader
+        if board and leader is None:
+            return f"rank {board.rank}, which leads, is gone; nothing can be changed without it"
+        if not propose.changes:
+            return "nothing is asked to be changed"
+        knobs = {knob.name: knob for knob in board.knobs} if board else {}
+        for name in propose.changes:
+            if board and name not in knobs:
+                return f"there is no knob {name}; the knobs are {', '.join(knobs)}"
+        under_way = self.under_way
+        if len(under_way) >= WAITING:
+            return f"{WAITING} changes are under way already; ask again when they have settled"
+        if propose.base_revision is not None:
+            if propose.base_revision != self.revision:
+                return f"the board has moved on: revision {self.revision}, not {propose.base_revision}"
+            if under_way:
+                first = under_way[0]
+                return f"another change to revision {self.revision} is under way, by {first.who or 'someone'}"
+        step = self._step(leader.rank) if leader else 0
+        if propose.expires_step is not None and propose.expires_step < step:
+            return f"step {propose.expires_step} is past; the run is at step {step}"
+        # What is legal depends on the whole board as it would be. Only the ranks know that; the board shows
+        # it for one change to the values in force. They judge, too, what was asked before they were here.
+        if len(propose.changes) == 1 and board:
+            return illegal(propose.changes, knobs)
+        return None
+
+    @property
+    def under_way(self) -> list[CommandState]:
+        """What is accepted, or being written down as such, and not settled."""
+        issues = [*self._waiting, *self._being_written.values()]
+        return [issue.state for issue in issues if issue.state.state == "accepted"]
+
+    @property
+    def ready(self) -> bool:
+        """Whether the ranks are here and there is room: a proposal would not be refused for want of them."""
+        return self._roster.leader is not None and len(self.under_way) < WAITING
+
+    def unwritten(self, id: str) -> bool:
+        """Whether a proposal was refused only because it could not be written down, lately."""
+        return id in self._unwritten
+
+    def _waits_for(self) -> str:
+        """What keeps the ranks from the next step boundary; nothing if they are just in a step."""
+        state, leader = self._sequence.state, self._roster.leader
+        if state.board is None:
+            return NOT_HERE
+        if leader is None:
+            return f"it waits for rank {state.board.rank}, which leads and is not heard"
+        pulse = state.pulses.get(leader.rank)
+        if pulse is None or pulse.since_ms < LONG_MS:
+            return ""
+        return clip(f"it waits for a step to end: rank {leader.rank} is in {pulse.doing[:200]}")
+
+    def tell_waits(self) -> None:
+        """Publish, when it changes, what the next command waits for. Called now and then."""
+        if self._waiting:
+            issue, why = self._waiting[0], self._waits_for()
+            if why != issue.state.why:
+                issue.state = structs.replace(issue.state, why=why)
+                self._sequence.publish(issue.state)
+
+    @property
+    def revision(self) -> int:
+        """The knob revision in force, as far as the hub has heard."""
+        board, commands = self._sequence.state.board, self._sequence.state.commands.values()
+        known = self._by_revision.values() if board else ()
+        applied = [issue.state.revision for issue in known if issue.state.state == "applied"]
+        if board is None:  # a hub started anew: what the journal says
+            applied = [command.revision for command in commands if command.state == "applied"]
+        return max(board.revision if board else 0, max(applied, default=0))
+
+    def _step(self, leader: int) -> int:
+        state = self._sequence.state
+        summary = state.summaries[-1].step if state.summaries else 0
+        return max(
+            [summary, *(known[leader].step for known in (state.steps, state.pulses) if leader in known)]
+        )
+
+    def _state(
+        self,
+        propose: Propose,
+        revision: int,
+        state: Literal["accepted", "rejected"],
+        why: str = "",
+        undoes: int = 0,
+    ) -> CommandState:
+        now = time.time()
+        return CommandState(
+            id=propose.id,
+            revision=revision,
+            state=state,
+            changes=propose.changes,
+            before=self._in_force(propose.changes),
+            who=propose.who,
+            time_s=now,
+            world=self._roster.world,
+            why=clip(why),
+            reason=propose.reason,
+            asked_s=now,
+            undoes=undoes,
+        )
+
+    def _in_force(self, changes: Changes) -> Changes:
+        """The board's values of the knobs in `changes`; an action has none."""
+        board = self._sequence.state.board
+        return {k.name: k.value for k in board.knobs if k.name in changes and not k.action} if board else {}
+
+    def journal_wrote(self, written: Written) -> None:
+        """A proposal is on disk, or could not be put there."""
+        issue = self._being_written.pop(written.entry.state.id)
+        if written.known:
+            self._sequence.publish(written.known)
+        elif written.error:
+            self._unwritten.append(issue.state.id)
+            self._sequence.publish(
+                structs.replace(
+                    issue.state,
+                    state="rejected",
+                    revision=0,
+                    why=issue.state.why if issue.state.state == "rejected" else clip(written.error),
+                    time_s=time.time(),
+                )
+            )
+        elif issue.state.state == "rejected":
+            self._sequence.publish(issue.state)
+        elif self.ended is not None:
+            self._expire(issue)
+        else:
+            self._waiting.append(issue)
+            self._remember(issue)
+            self._sequence.publish(issue.state)
+
+    # ------------------------------------------------------------------------------- commands and their fate
+
+    def due(self, now: float) -> Command | None:
+        """The command to hand to the leader now, if any: the first that waits, again each RESEND_S."""
+        if not self._waiting or self._roster.leader is None:
+            return None
+        issue = self._waiting[0]
+        state = issue.state
+        revision, sent_s = self._sent
+        if state.revision == revision and now - sent_s < RESEND_S:
+            return None
+        board = self._sequence.state.board
+        if board and board.revision < state.revision:
+            # Those before it in the queue are settled: what is in force now is what it changes.
+            issue.state = structs.replace(state, before=self._in_force(state.changes))
+        issue.sent = True
+        self._sent = (state.revision, now)
+        return Command(state.revision, state.id, state.changes, issue.expires_step)
+
+    def hurry(self) -> None:
+        """The leader has said hello anew: what waits goes to it at once."""
+        self._sent = (0, 0.0)
+
+    def ack(self, ack: Ack) -> None:
+        """A rank tells what became of a command. All decide alike; one that differs is an error event."""
+        issue = self._by_revision.get(ack.revision)
+        if issue is None or ack.rank in issue.acked or not (issue.sent or issue.recalled):
+            return
+        leader = self._roster.leader
+        leads = leader is not None and leader.rank == ack.rank
+        if ack.state == "agreed":
+            if issue in self._waiting:  # those behind it need not wait
+                self._waiting.remove(issue)
+                issue.agreed, issue.state = True, structs.replace(issue.state, why=ack.why)
+                self._sequence.publish(issue.state)
+            return
+        if issue.state.state == "accepted" and ack.state != "applied" and not leads:
+            issue.held[ack.rank] = ack  # that nothing will become of it is the leader's to say
+            return
+        issue.acked.add(ack.rank)
+        if issue.state.state == "accepted":
+            issue.digest = ack.digest
+            issue.state = structs.replace(
+                issue.state,
+                state=ack.state,
+                applied_step=ack.step if ack.state == "applied" else None,
+                why=ack.why,
+                before=ack.before or issue.state.before,
+                world=self._roster.world or issue.state.world,
+            )
+            if not issue.agreed:
+                self._waiting.remove(issue)
+            self._tell(issue)
+            for held in list(issue.held.values()):
+                self.ack(held)
+            return
+        issue.untold = True
+        if issue.state.why == lost(ack.rank):
+            issue.state = structs.replace(issue.state, why="")
+        if ack.state != issue.state.state:
+            issue.otherwise.add(ack.rank)
+            says, why = f"rank {ack.rank} says {ack.state}", f": {ack.why}" if ack.why else ""
+            if issue.state.state == "applied":
+                issue.state = structs.replace(issue.state, why=clip(says + why))
+            self._alarm(clip(f"{says} of revision {ack.revision}, others {issue.state.state}{why}"))
+        elif issue.digest and ack.digest != issue.digest:
+            self._alarm(
+                f"after revision {ack.revision} the knobs of rank {ack.rank} differ from those of other ranks"
+            )
+        issue.digest = issue.digest or ack.digest
+
+    def tell_acks(self) -> None:
+        """Publish the acknowledgements that came in since the last call, one state a command."""
+        for issue in self._by_revision.values():
+            if issue.untold:
+                self._tell(issue)
+
+    def _tell(self, issue: Issue) -> None:
+        issue.untold = False
+        issue.count()
+        self._sequence.publish(issue.state)
+        if issue.worth_writing:
+            self._keep(issue)
+
+    def _keep(self, issue: Issue) -> None:
+        issue.journalled = issue.state
+        self._journal.update(issue.entry)
+
+    def keep_counts(self) -> None:
+        """Journal how many ranks have acknowledged what not all have; called now and then, and at the end."""
+        for issue in self._by_revision.values():
+            if issue.owes_counts:
+                self._keep(issue)
+
+    def leader_began(self, leader: Hello) -> None:
+        """A run that goes on from a snapshot has the knobs as of then: what was asked of it later is not replayed."""
+        self.ended = None
+        for one in [one for one in self._by_revision.values() if one.under_way]:  # its process is gone
+            one.agreed = False
+            self._waiting.appendleft(one)
+        goes_on = f"the run went on from step {leader.step}, at revision {leader.revision}"
+        for state in list(self._sequence.state.commands.values()):
+            issue = self._by_revision.get(state.revision)
+            if state.state == "accepted" and issue and issue.early:
+                if issue.sent or state.revision > leader.revision:
+                    continue  # it was asked of this run
+                why = f"{goes_on}, where this number is taken; ask again"
+                state = structs.replace(state, state="expired", why=why)
+            elif state.revision <= leader.revision or state.time_s >= leader.began_s:
+                continue
+            elif state.state == "applied":
+                state = structs.replace(state, state="rolled_back", why=goes_on)
+            elif state.state == "accepted":
+                state = structs.replace(state, state="expired", why=f"{goes_on}, before this was applied")
+            else:
+                continue
+            self._waiting = deque(one for one in self._waiting if one.state.id != state.id)
+            self._by_revision.pop(state.revision, None)
+            state = structs.replace(state, time_s=time.time())
+            self._sequence.publish(state)
+            self._journal.update(Entry(state))
+
+    def leader_ended(self, cause: str = "") -> None:
+        """The leader said goodbye, died or never came: what waits will never be applied. `cause` in a sentence."""
+        self.ended = f": {cause}" if cause else ""
+        self._waiting.clear()
+        for issue in self._by_revision.values():
+            if issue.state.state == "accepted":
+                self._expire(issue)
+            elif issue.partial and not issue.state.final and not issue.state.why:
+                why = f"the run ended before every rank had said so{self.ended}"
+                issue.state = structs.replace(issue.state, why=clip(why))
+                self._tell(issue)
+
+    def _expire(self, issue: Issue) -> None:
+        why = f"the run ended before this was applied{self.ended or ''}"
+        issue.state = structs.replace(issue.state, state="expired", why=clip(why))
+        self._tell(issue)
+
+    def misses(self, rank: int) -> bool:
+        """Whether this rank may have acknowledged a command to the hub before, and has not to this one."""
+        recalled = (issue for issue in self._by_revision.values() if issue.recalled)
+        return any(not issue.state.settled and rank not in issue.acked for issue in recalled)
+
+    def rank_lost(self, rank: int) -> None:
+        """What it has not acknowledged it will not: those who wait are told."""
+        for issue in self._by_revision.values():
+            if issue.partial and rank not in issue.acked:
+                issue.state = structs.replace(issue.state, why=lost(rank))
+                issue.untold = True
+
+    def seen_revision(self, revision: int) -> None:
+        """A rank is at this revision, so it is taken, whatever the journal says."""
+        if revision <= LARGEST_REVISION:
+            self._last_revision = max(self._last_revision, revision)
+
+    def _remember(self, issue: Issue) -> None:
+        self._by_revision[issue.state.revision] = issue
+        if len(self._by_revision) > REMEMBERED:
+            del self._by_revision[next(iter(self._by_revision))]
+
+    def _alarm(self, text: str) -> None:
+        self._sequence.publish(Event(time.time(), "error", "hub", text))

@@ -1,0 +1,346 @@
+"""The command journal: what was asked and what became of it, on disk before anyone acts on it.
+
+SQLite in WAL mode with `synchronous=FULL`, in a file of its own, so that the recording is never in its way; its fsync
+runs on a thread of its own, so the hub never waits for a disk. A file that cannot be opened is tried again, and one
+that somebody removes is put back.
+"""
+
+import contextlib
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from agents.protocol import CommandState, Event, clip
+from agents.protocol.base import Revision
+from agents.recording.commands import (
+    INSERT,
+    LATER,
+    PUT_TRIAL,
+    SCHEMA,
+    TRIALS,
+    UPSERT,
+    Entry,
+    TrialEntry,
+    command_of,
+    read_commands,
+    readable_rows,
+    row_of,
+    rows,
+    sentence,
+    tables,
+    trial_of,
+    trial_row,
+)
+from agents.recording.database import OpenFile, put_back, readable, torn
+
+PRUNE = (
+    "DELETE FROM commands WHERE revision = 0 AND rowid NOT IN "
+    "(SELECT rowid FROM commands WHERE revision = 0 ORDER BY rowid DESC LIMIT ?)"
+)
+PRUNE_TRIALS = "DELETE FROM trials WHERE rowid NOT IN (SELECT rowid FROM trials ORDER BY rowid DESC LIMIT ?)"
+NEWEST = 1024  # commands loaded at start, besides every unsettled one
+REFUSED_KEPT = 4096  # refusals kept on disk: asking for nonsense all day must not fill it
+TRIALS_LOADED = 64
+TRIALS_KEPT = 4096
+PRUNE_EVERY = 1024  # commands
+OWED = 4096  # states that wait for a disk that is full
+BATCH = 256
+BUSY_S = 10.0  # somebody else, such as a backup, may read the file
+OPEN_S = 1.0  # the same when it is opened: the hub waits, once
+RETRY_S = 5.0  # between two attempts to open it
+LOOK_S = 0.5  # between two looks whether the file is still there
+
+
+class Written(Struct, frozen=True):
+    """What became of `Journal.insert`: on disk; or why not; or `known`, if the id was there already."""
+
+    entry: Entry
+    error: str = ""
+    known: CommandState | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was on disk when the journal was opened, the oldest first."""
+
+    last_revision: int = 0
+    entries: list[Entry] = field(default_factory=list)  # the newest, and every unsettled one
+    trials: list[TrialEntry] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # what of it cannot be read, a sentence each
+
+
+_Request = tuple[bool, Entry] | TrialEntry | threading.Event | None
+
+
+class Journal:
+    """Commands on disk. `failure` says why it cannot be used at all, until `reopened`; every insert then fails with it.
+
+    `earlier` is the file in which an earlier release kept the commands of this run.
+    """
+
+    def __init__(self, path: Path, earlier: Path | None = None) -> None:
+        self.failure = ""
+        self.found = Found()
+        self._path, self._earlier = path, earlier
+        self._inserted = 0  # since the last pruning
+        self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
+        self._written: queue.SimpleQueue[Written] = queue.SimpleQueue()
+        self._late: queue.SimpleQueue[Found] = (
+            queue.SimpleQueue()
+        )  # of one attempt to open it after the first
+        self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._owed: dict[tuple[str, int], Entry] = {}  # states that could not be written yet
+        self._owed_trials: dict[str, TrialEntry] = {}
+        self._db: sqlite3.Connection | None = None
+        self._file: OpenFile | None = None
+        self._removed = ""  # why a file that was removed cannot be put back
+        self._retry_s = time.monotonic() + RETRY_S
+        self.wake_fd, self._wake = os.pipe()
+        os.set_blocking(self.wake_fd, False)
+        os.set_blocking(self._wake, False)
+        try:
+            self.found = self._open()
+        except (sqlite3.Error, msgspec.MsgspecError) as error:
+            why = f"the journal {path} cannot be opened ({sentence(error)})"
+            self.failure = f"{why}; changes are refused, telemetry goes on"
+        self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
+        self._thread.start()
+
+    def reopened(self) -> bool:
+        """Whether it was opened now, after it could not be; `found` is what was there."""
+        with contextlib.suppress(queue.Empty):
+            self.found = self._late.get_nowait()
+            self.failure = ""
+            return True
+        return False
+
+    def told(self) -> Iterator[Event]:
+        """What has happened to the file since the last call, for the run's log."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._told.get_nowait()
+
+    def insert(self, entry: Entry) -> None:
+        """Write a new command; `take` tells when it is on disk."""
+        if (
+            self.failure
+        ):  # here and not in the thread: until `reopened` nobody knows which revisions are taken
+            self._written.put(Written(entry, error=self.failure))
+            self._wake_up()
+            return
+        self._requests.put((True, entry))
+
+    def update(self, entry: Entry) -> None:
+        """Write what became of a command; if the disk is full now, it is written with the next one."""
+        self._requests.put((False, entry))
+
+    def put_trial(self, entry: TrialEntry) -> None:
+        """Write how a trial stands, ahead of every command that is inserted later."""
+        self._requests.put(entry)
+
+    def take(self) -> list[Written]:
+        """What was written since the last call; `wake_fd` is readable when there is something."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wake_fd, 4096)
+        written = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                written.append(self._written.get_nowait())
+        return written
+
+    def flush(self, timeout_s: float = 2.0) -> None:
+        """Wait until what is asked by now is written, or cannot be."""
+        done = threading.Event()
+        self._requests.put(done)
+        done.wait(timeout_s)
+
+    def close(self) -> None:
+        """Write what is asked, then end the thread."""
+        self._requests.put(None)
+        self._thread.join(timeout=BUSY_S)
+
+    # ------------------------------------------------------------------------------------------ the thread
+
+    def _open(self) -> Found:
+        db = self._connect(OPEN_S)
+        try:
+            lost = torn(db, self._path)
+            known = tables(db)
+            db.execute("BEGIN IMMEDIATE")
+            db.execute(SCHEMA)
+            db.execute(TRIALS)
+            for table, columns in LATER.items():
+                there = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
+                for column in columns.keys() - there:
+                    db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {columns[column]}")
+            problems = [lost] if lost else []
+            if "commands" not in known and self._earlier:
+                problems += self._take_over(db, self._earlier)
+            db.execute(PRUNE, (REFUSED_KEPT,))
+            db.execute(PRUNE_TRIALS, (TRIALS_KEPT,))
+            db.execute("COMMIT")
+            found = self._load(db, problems)
+            db.execute(f"PRAGMA busy_timeout={int(1000 * BUSY_S)}")
+        except BaseException:
+            db.close()
+            raise
+        self._db, self._file = db, OpenFile(self._path)
+        return found
+
+    def _connect(self, timeout_s: float) -> sqlite3.Connection:
+        db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=timeout_s)
+        db.text_factory = readable
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=FULL")
+        except sqlite3.Error:
+            db.close()
+            raise
+        return db
+
+    @staticmethod
+    def _take_over(db: sqlite3.Connection, earlier: Path) -> list[str]:
+        """Copy what an earlier release has journalled of this run; what of it cannot be read."""
+        journalled = read_commands(earlier)
+        db.executemany(INSERT, map(row_of, journalled.commands))
+        db.executemany(PUT_TRIAL, map(trial_row, journalled.trials))
+        return journalled.damage
+
+    def _load(self, db: sqlite3.Connection, problems: list[str]) -> Found:
+        newest = db.execute("SELECT COALESCE(MAX(revision), 0) FROM commands").fetchone()[0]
+        last = msgspec.convert(newest, Revision)  # a column of SQLite holds whatever was put there
+        loaded = (
+            "commands WHERE state = 'accepted' OR rowid IN "
+            f"(SELECT rowid FROM commands ORDER BY rowid DESC LIMIT {NEWEST})"
+        )
+        unreadable: list[str] = []
+        entries = list(readable_rows(rows(db, loaded), command_of, unreadable))
+        loaded = f"trials WHERE rowid IN (SELECT rowid FROM trials ORDER BY rowid DESC LIMIT {TRIALS_LOADED})"
+        trials = list(readable_rows(rows(db, loaded), trial_of, unreadable))
+        if unreadable:
+            cannot = f"{len(unreadable)} rows of the journal cannot be read; they are left out"
+            problems = [*problems, cannot]
+        return Found(last, entries, trials, problems)
+
+    def _work(self) -> None:
+        ending = False
+        while not ending:
+            requests: list[_Request] = []
+            with contextlib.suppress(queue.Empty):
+                requests.append(self._requests.get(timeout=LOOK_S))
+            while len(requests) < BATCH and not self._requests.empty():
+                requests.append(self._requests.get())
+            ending = None in requests
+            self._look()
+            if requests:
+                self._write(requests)
+            for request in requests:
+                if isinstance(request, threading.Event):
+                    request.set()
+            if requests:
+                self._wake_up()
+        if self._db:
+            self._db.close()
+
+    def _wake_up(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups: it will wake
+            os.write(self._wake, b"w")
+
+    def _look(self) -> None:
+        """Open the file if it could not be opened; put it back if somebody has removed it."""
+        if self._db is None:
+            self._open_late()
+        elif self._file and self._file.removed:
+            self._put_back(self._db)
+
+    def _open_late(self) -> None:
+        if time.monotonic() < self._retry_s:
+            return
+        self._retry_s = time.monotonic() + RETRY_S
+        with contextlib.suppress(sqlite3.Error, msgspec.MsgspecError):
+            self._late.put(self._open())
+            self._say("info", f"the journal {self._path} is open: changes are taken again")
+
+    def _put_back(self, db: sqlite3.Connection) -> None:
+        try:
+            put_back(db, self._path)
+            self._db = self._connect(BUSY_S)
+            tables(self._db)  # it has opened its log and the index of it
+        except (sqlite3.Error, OSError) as error:
+            why = f"the journal {self._path} was removed and cannot be put back ({sentence(error)})"
+            if why != self._removed:
+                self._say("error", f"{why}; changes are refused, telemetry goes on")
+            self._removed = why
+            return
+        self._file, self._removed = OpenFile(self._path), ""
+        self._say("warning", f"the journal {self._path} was removed; it is put back, with all that was in it")
+
+    def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
+        self._told.put(Event(time.time(), level, "hub", clip(text)))
+
+    def _write(self, requests: list[_Request]) -> None:
+        pairs = [request for request in requests if isinstance(request, tuple)]
+        new = [entry for is_new, entry in pairs if is_new]
+        states = [entry for is_new, entry in pairs if not is_new]
+        self._owed |= {(entry.state.id, entry.state.revision): entry for entry in states}
+        trials = [request for request in requests if isinstance(request, TrialEntry)]
+        self._owed_trials |= {entry.state.id: entry for entry in trials}
+        while len(self._owed) > OWED:
+            del self._owed[next(iter(self._owed))]
+        db, failure = self._db, ""
+        if db is None or self._removed:
+            failure = f"{self._removed or f'the journal {self._path} is not open'}; the change is refused"
+        written: list[Written] = []
+        if db and not failure:
+            try:
+                db.execute("BEGIN IMMEDIATE")
+                db.executemany(UPSERT, map(row_of, self._owed.values()))
+                db.executemany(PUT_TRIAL, map(trial_row, self._owed_trials.values()))
+                written = [_insert(db, entry) for entry in new]
+                self._prune(db, len(new))
+                db.execute("COMMIT")
+                self._owed.clear()
+                self._owed_trials.clear()
+            except sqlite3.Error as error:
+                with contextlib.suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
+                failure = f"the journal cannot be written ({error}); the change is refused, telemetry goes on"
+            except Exception as error:  # noqa: BLE001 - a row that is damaged, or a mistake of ours: no reason to end
+                with contextlib.suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
+                self._owed.clear()  # one of them may be what cannot be written
+                self._owed_trials.clear()
+                failure = (
+                    f"the journal cannot write this ({error!r}); the change is refused, telemetry goes on"
+                )
+        for one in [Written(entry, error=failure) for entry in new] if failure else written:
+            self._written.put(one)
+
+    def _prune(self, db: sqlite3.Connection, inserted: int) -> None:
+        """Now and then, for a hub may run for months."""
+        self._inserted += inserted
+        if self._inserted >= PRUNE_EVERY:
+            self._inserted = 0
+            db.execute(PRUNE, (REFUSED_KEPT,))
+            db.execute(PRUNE_TRIALS, (TRIALS_KEPT,))
+
+
+def _insert(db: sqlite3.Connection, entry: Entry) -> Written:
+    try:
+        db.execute(INSERT, row_of(entry))
+    except sqlite3.IntegrityError:
+        known = rows(db, "commands WHERE id = ?", entry.state.id)
+        try:
+            return Written(entry, known=command_of(next(known)).state)
+        except (msgspec.MsgspecError, StopIteration):
+            return Written(entry, error="the journal holds a command of this name that cannot be read")
+    return Written(entry)

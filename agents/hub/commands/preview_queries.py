@@ -1,0 +1,65 @@
+"""Questions on their way from a client to the leader, and the answers back: what would a change do?"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agents.hub.telemetry.membership import Roster
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import PREVIEWS, Message, Preview, Previewed
+
+AGAIN_S = 2.0  # a client's question is waited for; then its next is handed on, or the same again
+FORGOTTEN_AFTER_S = 30.0
+A_SECOND = 8  # handed on to the leader, of all clients together
+
+Send = Callable[[bytes, Message], object]
+
+
+@dataclass
+class _Open:
+    id: str
+    asked_s: float
+
+
+class Questions:
+    """Nothing of it is kept: who gets no answer asks again. A client has one question on its way, and all together few
+    a second, for they cost the leader's time."""
+
+    def __init__(self, sequence: Sequence, roster: Roster, tell: Send) -> None:
+        self._sequence, self._roster = sequence, roster
+        self._tell = tell
+        self._open: dict[bytes, _Open] = {}  # by client
+        self._second, self._asked = 0, 0  # a second, and how many questions were handed on in it
+
+    def ask(self, client: bytes, preview: Preview, now: float) -> None:
+        """Hand a question on to the leader, or answer it where there is nobody who could."""
+        board, leader = self._sequence.state.board, self._roster.leader
+        if board is None or leader is None:
+            why = "no rank is here to say what this would do; ask again when the run has started"
+        elif PREVIEWS not in leader.capabilities:
+            why = "the ranks of this run do not say what a change would do"
+        else:
+            asked = self._open.get(client)
+            if (asked is None or now - asked.asked_s >= AGAIN_S) and self._may_ask(now):
+                self._remember(client, _Open(preview.id, now))
+                self._tell(self._roster.identity(leader.rank), preview)
+            return
+        revision = board.revision if board else 0
+        self._tell(client, Previewed(preview.id, preview.changes, revision, why))
+
+    def answer(self, previewed: Previewed) -> None:
+        """Hand the leader's answer to the client that asked."""
+        for client in [client for client, asked in self._open.items() if asked.id == previewed.id]:
+            del self._open[client]
+            self._tell(client, previewed)
+
+    def _may_ask(self, now: float) -> bool:
+        if int(now) != self._second:
+            self._second, self._asked = int(now), 0
+        self._asked += 1
+        return self._asked <= A_SECOND
+
+    def _remember(self, client: bytes, asked: _Open) -> None:
+        for old, known in list(self._open.items()):  # at most `A_SECOND` came in each second
+            if asked.asked_s - known.asked_s > FORGOTTEN_AFTER_S:
+                del self._open[old]
+        self._open[client] = asked

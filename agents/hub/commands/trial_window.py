@@ -1,0 +1,61 @@
+"""The steps that a trial measures: consecutive ones that ran with the same values of all knobs."""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from agents.protocol import MOST_TRIAL_STEPS, Changes, Summary
+
+SKIPPED = 2  # steps after a switch that are not measured: plans are new, memory is asked for, caches are cold
+
+
+class Measured(NamedTuple):
+    """What counts of a step."""
+
+    step: int
+    step_ms: float
+    loss: float | None
+
+
+class Window:
+    """Follows the summaries of a run, of which only the newest are kept: so it counts along, however many it takes."""
+
+    def __init__(self) -> None:
+        self._values: Changes | None = None
+        self._run: deque[Measured] = deque(maxlen=MOST_TRIAL_STEPS + SKIPPED)
+        self._stride = 0  # between neighbouring steps; 0: not known yet
+        self._oldest = 0  # step that was known when this began
+        self._last: Summary | None = None
+
+    def follow(self, summaries: Sequence[Summary], values: Changes) -> list[Measured]:
+        """The newest steps in a row that ran with `values`, without the first after the switch."""
+        new = self._new(summaries)
+        if values != self._values or new is None:
+            self._values, self._last, self._stride, new = dict(values), None, 0, summaries
+            self._run.clear()
+            self._oldest = summaries[0].step if summaries else 0
+        for summary in new:
+            self._take(summary)
+        return list(islice(self._run, SKIPPED, None))
+
+    def _new(self, summaries: Sequence[Summary]) -> Sequence[Summary] | None:
+        """What has come since; None if older ones were told, or steps done anew: then it begins again."""
+        if self._last is None or not summaries or summaries[0].step < self._oldest:
+            return None
+        place = bisect_right(summaries, self._last.step, key=lambda one: one.step)
+        return summaries[place:] if place and summaries[place - 1] is self._last else None
+
+    def _take(self, summary: Summary) -> None:
+        apart = summary.step - self._last.step if self._last else 0
+        if apart and apart != self._stride:
+            # Some loops report each tenth step. What is further apart than that has a gap.
+            if self._stride:
+                self._run.clear()
+            self._stride = min(apart, self._stride or apart)
+        self._last = summary
+        if any(summary.knobs.get(name) != value for name, value in (self._values or {}).items()):
+            self._run.clear()
+        else:
+            self._run.append(Measured(summary.step, summary.step_ms, summary.loss))

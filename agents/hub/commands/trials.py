@@ -1,0 +1,325 @@
+"""A trial: one knob at another value for some steps, measured against what was, and taken back unless it is clearly
+better.
+
+It lives in the hub and in its journal, so it ends as promised whatever becomes of the client that asked for it; a hub
+that is killed goes on with it when it is back. What it changes goes through `Control` like any proposal, under names of
+its own, so that nothing is done twice.
+
+    before -> applying -> after -> kept
+                                -> reverting -> reverted
+"""
+
+import time
+from collections.abc import Callable
+
+from msgspec import structs
+
+from agents.hub.commands.confidence import compared, typical
+from agents.hub.commands.control import Control
+from agents.hub.commands.journal import Journal
+from agents.hub.commands.trial_window import Measured, Window
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import (
+    Changes,
+    CommandState,
+    Decide,
+    Event,
+    KnobState,
+    Propose,
+    TrialState,
+    Try,
+    clip,
+    spell,
+)
+from agents.recording.commands import TrialEntry
+
+AGAIN_S = 5.0  # after the disk could not take that a trial is taken back
+
+
+class Trials:
+    """The trials of one run, of which one at a time is under way."""
+
+    def __init__(self, sequence: Sequence, control: Control, journal: Journal) -> None:
+        self._sequence, self._control, self._journal = sequence, control, journal
+        self._entry: TrialEntry | None = None  # the one under way
+        self._decided: Decide | None = None  # while it was being applied
+        self._window = Window()
+        self.recall()
+
+    def recall(self) -> None:
+        """Take over the trials that the journal has found on disk; again when it could not be opened before."""
+        for entry in self._journal.found.trials:
+            self._sequence.publish(entry.state)
+            if not entry.state.settled:
+                self._entry = entry
+
+    def start(self, ask: Try) -> None:
+        """Take a trial; its answer is a published TrialState."""
+        known = self._sequence.state.trials.get(ask.id)
+        if known:
+            self._sequence.publish(known)
+            return
+        knob, why = self._knob(ask)
+        now = time.time()
+        state = TrialState(
+            id=ask.id,
+            state="failed" if why else "before",
+            changes=ask.changes,
+            before={knob.name: knob.value} if knob else {},
+            steps=ask.steps,
+            who=ask.who,
+            time_s=now,
+            loss_neutral=knob.loss_neutral if knob else False,
+            began_s=now,
+            reason=ask.reason,
+            why=clip(why),
+        )
+        if why:
+            self._sequence.publish(
+                state
+            )  # nothing was done, so there is nothing to remember: not worth the disk
+            return
+        self._decided = None
+        self._put(TrialEntry(state))
+
+    def decide(self, decide: Decide) -> None:
+        """End the trial under way, by hand."""
+        entry = self._entry
+        if entry is None or (decide.id and decide.id != entry.state.id):
+            return
+        who = decide.who or "someone"
+        match entry.state.state:
+            case "before":
+                self._settle("reverted", f"ended by {who} before anything was changed")
+            case "applying":
+                self._decided = decide
+            case "after":
+                self._judge_by(entry, decide)
+
+    def tick(self) -> None:
+        """Look at what has been measured, and go on if it is time."""
+        entry = self._entry
+        if entry is None:
+            return
+        if self._control.ended is not None:
+            self.run_ended()
+            return
+        try:
+            _STAGES[entry.state.state](self, entry)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it costs this trial and not the hub
+            self._give_up(entry, f"{type(error).__name__}: {error}")
+
+    def run_ended(self) -> None:
+        """The ranks are gone: nothing will be measured or taken back any more."""
+        if self._entry:
+            self._settle("failed", f"the run ended before this was decided{self._control.ended or ''}")
+
+    # ------------------------------------------------------------------------------------------ the stages
+
+    def _before(self, entry: TrialEntry) -> None:
+        state = entry.state
+        knob = next(iter(state.changes))
+        if self._values.get(knob, state.before[knob]) != state.before[knob]:
+            self._settle("failed", "another change came before this was tried")
+            return
+        steps = self._measured({})
+        if len(steps) >= state.steps:
+            window = steps[-state.steps :]
+            times = [step.step_ms for step in window]
+            state = self._moved(
+                state,
+                "applying",
+                before_ms=typical(times),
+                loss_before=_mean([step.loss for step in window if step.loss is not None]),
+            )
+            # In the journal ahead of the proposal, on the same thread: never is a value tried that nobody knows of.
+            self._put(TrialEntry(state, times, self._others(state)))
+            self._control.propose(
+                Propose(_tried(state), state.changes, who=state.who, reason=f"trial {state.id}")
+            )
+        elif len(steps) != state.measured:
+            self._show(structs.replace(state, measured=len(steps)))
+
+    def _applying(self, entry: TrialEntry) -> None:
+        state, command = entry.state, self._command(_tried(entry.state))
+        if command is None:
+            # The hub was killed between the two; asked again, under the same name.
+            self._control.propose(
+                Propose(_tried(state), state.changes, who=state.who, reason=f"trial {state.id}")
+            )
+        elif command.state == "applied":
+            self._put(structs.replace(entry, state=self._moved(state, "after", revision=command.revision)))
+            if self._decided and self._entry:
+                self._judge_by(self._entry, self._decided)
+        elif command.state != "accepted":
+            self._settle("failed", command.why)
+
+    def _after(self, entry: TrialEntry) -> None:
+        state = entry.state
+        (knob, value), values = next(iter(state.changes.items())), self._values
+        command = self._command(_tried(state))
+        if command and command.state == "rolled_back":
+            self._settle("failed", command.why)
+        elif values and values.get(knob) != value:
+            self._settle("failed", f"{knob} was changed by hand while it was tried")
+        elif values and self._others(state) != entry.others:
+            self._revert(entry, "another knob was changed meanwhile, so the two windows do not compare")
+        else:
+            steps = self._measured(state.changes)
+            if len(steps) >= state.steps:
+                self._judge(entry, steps[: state.steps])
+            elif len(steps) != state.measured:
+                self._show(structs.replace(state, measured=len(steps)))
+
+    def _reverting(self, entry: TrialEntry) -> None:
+        state, command = entry.state, self._command(_reverts(entry))
+        if command is None:
+            self._take_back(entry)
+        elif command.state == "applied":
+            self._settle("reverted", state.why)
+        elif self._control.unwritten(command.id):  # a name is good for one answer
+            if time.time() - command.time_s >= AGAIN_S:
+                self._put(structs.replace(entry, attempts=entry.attempts + 1))
+        elif command.state != "accepted":
+            self._settle("failed", f"it could not be taken back: {command.why}")
+            self._alarm(f"trial {state.id} could not be taken back, {_spelled(state)} stays: {command.why}")
+
+    # ------------------------------------------------------------------------------------------ the verdict
+
+    def _judge(self, entry: TrialEntry, window: list[Measured]) -> None:
+        times = [step.step_ms for step in window]
+        found = compared(entry.times, times)
+        state = structs.replace(
+            entry.state,
+            measured=len(window),
+            after_ms=typical(times),
+            loss_after=_mean([step.loss for step in window if step.loss is not None]),
+            ratio=found.ratio if found else None,
+            low=found.low if found else None,
+            high=found.high if found else None,
+        )
+        entry = structs.replace(entry, state=state)
+        if found is None:
+            self._revert(entry, "what was measured does not compare")
+        elif not state.loss_neutral:
+            self._revert(entry, "it changes the loss, so step time alone does not keep it")
+        elif found.high >= 1.0:
+            self._revert(entry, "it is not clearly faster")
+        else:
+            self._put(structs.replace(entry, state=self._moved(state, "kept", why="it is clearly faster")))
+
+    def _judge_by(self, entry: TrialEntry, decide: Decide) -> None:
+        who = decide.who or "someone"
+        if decide.keep:
+            self._put(structs.replace(entry, state=self._moved(entry.state, "kept", why=f"kept by {who}")))
+        else:
+            self._revert(entry, f"ended by {who}")
+
+    def _revert(self, entry: TrialEntry, why: str) -> None:
+        entry = structs.replace(entry, state=self._moved(entry.state, "reverting", why))
+        self._put(entry)
+        self._take_back(entry)
+
+    def _take_back(self, entry: TrialEntry) -> None:
+        if not self._control.ready:
+            return  # at a later tick: it would be refused for want of ranks
+        state = entry.state
+        reason = clip(f"trial {state.id}: {state.why}")
+        back = Propose(_reverts(entry), state.before, who=state.who, reason=reason)
+        self._control.propose(back, undoes=state.revision)
+
+    def _settle(self, to: str, why: str) -> None:
+        if self._entry:
+            self._put(structs.replace(self._entry, state=self._moved(self._entry.state, to, why=why)))
+
+    def _give_up(self, entry: TrialEntry, error: str) -> None:
+        """A mistake of ours, or numbers that nobody has thought of. What is tried is taken back if that is possible."""
+        state = entry.state
+        self._alarm(f"trial {state.id} cannot go on: {error}")
+        if state.state == "after":
+            self._revert(entry, "what was measured cannot be judged")
+        else:
+            self._settle("failed", f"it cannot go on: {error}")
+
+    # ---------------------------------------------------------------------------------------- what is known
+
+    def _knob(self, ask: Try) -> tuple[KnobState | None, str]:
+        """The knob to try; and why it cannot be tried."""
+        board = self._sequence.state.board
+        if self._journal.failure:
+            return None, self._journal.failure
+        if self._entry:
+            return None, f"another trial is under way, by {self._entry.state.who or 'someone'}"
+        if board is None:
+            return None, "no rank has shown its knobs yet; ask again when the run has started"
+        if len(ask.changes) != 1:
+            return None, "a trial is of one knob"
+        (name, value), knobs = next(iter(ask.changes.items())), {knob.name: knob for knob in board.knobs}
+        knob = knobs.get(name)
+        if knob is None:
+            return None, f"there is no knob {name}; the knobs are {', '.join(knobs)}"
+        if knob.action:
+            return None, f"{name} is an action, done once, and cannot be tried"
+        if knob.value == value:
+            return knob, f"{name} has this value already"
+        return knob, knob.refusal(value) or ""
+
+    @property
+    def _values(self) -> Changes:
+        board = self._sequence.state.board
+        return {knob.name: knob.value for knob in board.knobs if not knob.action} if board else {}
+
+    def _others(self, state: TrialState) -> Changes:
+        return {name: value for name, value in self._values.items() if name not in state.changes}
+
+    def _measured(self, changes: Changes) -> list[Measured]:
+        """The newest steps in a row that ran with the values in force, without the first after the switch."""
+        return self._window.follow(self._sequence.state.summaries, {**self._values, **changes})
+
+    def _command(self, id: str) -> CommandState | None:
+        return self._sequence.state.commands.get(id)
+
+    # ---------------------------------------------------------------------------------------------- telling
+
+    def _moved(self, state: TrialState, to: str, why: str | None = None, **facts: object) -> TrialState:
+        why = state.why if why is None else clip(why)
+        measured = 0 if to == "after" else state.measured
+        return structs.replace(state, state=to, time_s=time.time(), measured=measured, why=why, **facts)
+
+    def _put(self, entry: TrialEntry) -> None:
+        self._entry = None if entry.state.settled else entry
+        self._sequence.publish(entry.state)
+        self._journal.put_trial(entry)
+
+    def _alarm(self, text: str) -> None:
+        self._sequence.publish(Event(time.time(), "error", "hub", clip(text)))
+
+    def _show(self, state: TrialState) -> None:
+        """Progress, which is not worth the disk."""
+        assert self._entry is not None
+        self._entry = structs.replace(self._entry, state=state)
+        self._sequence.publish(state)
+
+
+_STAGES: dict[str, Callable[[Trials, TrialEntry], None]] = {
+    "before": Trials._before,
+    "applying": Trials._applying,
+    "after": Trials._after,
+    "reverting": Trials._reverting,
+}
+
+
+def _tried(state: TrialState) -> str:
+    return f"{state.id}.try"
+
+
+def _reverts(entry: TrialEntry) -> str:
+    return f"{entry.state.id}.revert{entry.attempts}"
+
+
+def _spelled(state: TrialState) -> str:
+    return ", ".join(f"{name}={spell(value)}" for name, value in state.changes.items())
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,406 @@
+"""The hub of a run: a process of its own between the ranks and everyone who watches or steers.
+
+    python -m agents.hub --run NAME --dir RUNDIR [--sockets DIR] [--listen tcp://ADDRESS:PORT] [--parent PID]
+
+It gives everything that happens one order (`Sequence`), serves it to clients (`Audience`), and takes their
+proposals to the leader (`Control`). It may be killed at any time: ranks go on, and a hub started again on the
+same folder listens on the same endpoints and knows every command, and the curve.
+"""
+
+import os
+import time
+from collections.abc import Sequence as Words
+from pathlib import Path
+from typing import Literal
+
+import zmq
+
+from agents import protocol
+from agents.alerts.notify import Notifier
+from agents.hub.commands.control import Control
+from agents.hub.commands.journal import Journal
+from agents.hub.commands.preview_queries import Questions
+from agents.hub.commands.trials import Trials
+from agents.hub.memory_limit import Memory
+from agents.hub.recorder import Limits, Recorder
+from agents.hub.self_repair import Upkeep
+from agents.hub.telemetry.alerting import Alerts
+from agents.hub.telemetry.history import Recall
+from agents.hub.telemetry.ingest import Intake
+from agents.hub.telemetry.membership import Roster
+from agents.hub.telemetry.peer_faults import Complaints
+from agents.hub.telemetry.sampling_leases import Leases
+from agents.hub.telemetry.subscribers import Audience
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import (
+    SAMPLES,
+    AnyMessage,
+    Credit,
+    Decide,
+    Event,
+    Gone,
+    Message,
+    Preview,
+    Propose,
+    Refused,
+    Sample,
+    Try,
+    WireError,
+    clip,
+    codec,
+)
+from agents.rundir import runs
+from agents.rundir.runs import HubFile
+from agents.transport.addresses import Endpoints
+from agents.transport.keys import KeyStore, Role
+from agents.transport.server_sockets import ASKS, LEAVE_S, Came, Door, Doors, refusal, signed
+
+FLUSH_MS = 10  # between two servings of the clients, so that frames carry many updates
+IDLE_MS = 100
+TICK_S = 0.5
+FRAMES_A_ROUND = 1024  # from one socket, before the others and the clients get their turn
+DRAIN_S = 0.01  # likewise: what frames cost is for their sender to choose
+CLIENT_FRAME_BYTES = 64 << 10  # more than a client has to say at once
+CLIENT_MESSAGES = 64  # of one frame
+CROWD = 8  # frames in one round that make it worth to let the next ones gather, for waking up costs more than they do
+REST_S = 0.01
+
+
+class Hub:
+    """One hub start. `run` returns when `stop` was called, or when the process `parent` has ended."""
+
+    def __init__(
+        self,
+        run: str,
+        folder: Path,
+        endpoints: Endpoints,
+        parent: int | None = None,
+        notifier: Notifier | None = None,
+        listen: Words[str] = (),
+        keys: KeyStore | None = None,
+        record: Limits | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        self.outgrown = False  # it ended because it held too much memory, and is to be started again
+        self.run_name = run
+        self.folder = folder
+        self.endpoints = endpoints
+        self._parent = parent
+        self._stopping = False
+        self._began_s = time.time()
+        self._sequence = Sequence()
+        self._complaints = Complaints(self._sequence)
+        self._roster = Roster(run)
+        self._journal = Journal(folder / runs.COMMANDS_FILE, folder / runs.RECORD_FILE)
+        self._recall = Recall(folder / runs.RECORD_FILE, self._sequence) if record else None
+        self._recorder = Recorder(folder / runs.RECORD_FILE, self._sequence, record) if record else None
+        self._control = Control(self._sequence, self._roster, self._journal)
+        self._trials = Trials(self._sequence, self._control, self._journal)
+        self._questions = Questions(self._sequence, self._roster, self._tell)
+        self._intake = Intake(self._sequence, self._roster, self._control, self._complaints, self._questions)
+        self._leases = Leases()
+        self._context = zmq.Context()
+        self._doors = Doors(self._context, endpoints, listen, keys)
+        self._audience = Audience(self._sequence, self._doors.send)
+        self.upkeep = Upkeep(folder, endpoints, self._doors, self.file)
+        self._alerts = Alerts(self._sequence, self._complaints, notifier, self._say)
+        self._memory = memory
+        self._taken = 0  # frames that came in the last round
+        self._cut_short = False  # a socket had more than its share of that round
+        self._served_s = 0.0
+        self._ticked_s = 0.0
+        self._awake_s = 0.0  # a clock that stands still while this process does
+        self._looked_s = time.monotonic()
+        if self._journal.failure:
+            self._say("error", clip(self._journal.failure))
+        self._say_problems()
+
+    def stop(self) -> None:
+        """Ask `run` to return; may be called from a signal handler."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Serve until `stop`, or until the parent has ended; then leave nothing behind but the run folder.
+
+        If this process holds too much memory, `run` ends early (`outgrown`), and leaves all that the next start needs.
+        """
+        poller = zmq.Poller()
+        for waited in (*self._doors.waited_for, self._journal.wake_fd):
+            poller.register(waited, zmq.POLLIN)
+        more = False
+        while not self._stopping:
+            poller.poll(FLUSH_MS if more else IDLE_MS)
+            more = self._round()
+            if self._taken >= CROWD and not self._cut_short:
+                time.sleep(REST_S)
+            self._weigh()
+        if self.outgrown:
+            self._make_way()
+        else:
+            self._finish()
+
+    def _round(self) -> bool:
+        """Take what has come, act on it, serve; True if something is left to serve."""
+        now = time.monotonic()
+        self._awake_s += min(now - self._looked_s, TICK_S)
+        self._looked_s = now
+        self._taken, self._cut_short = 0, False
+        self._doors.admit()
+        for door in self._doors:
+            self._taken += self._drain(door)
+        for written in self._journal.take():
+            self._control.journal_wrote(written)
+        self._command(now)
+        if self._awake_s - self._ticked_s >= TICK_S:
+            self._ticked_s = self._awake_s
+            self._tick()
+        if now - self._served_s < FLUSH_MS / 1000:
+            return True  # whatever has come by now: it is served in a moment
+        self._served_s = now
+        self._control.tell_acks()
+        if self._recorder:
+            self._recorder.follow()
+        return self._audience.serve(now)
+
+    def _tick(self) -> None:
+        for gone in self._roster.newly_lost(self._awake_s):
+            self._sequence.publish(gone)
+            self._control.rank_lost(gone.rank)
+            if gone.rank == self._roster.led and gone.process == "ended":
+                self._control.leader_ended(f"rank {gone.rank}, which led, is gone")
+        self._look_after_journal()
+        self._control.tell_waits()
+        self._control.keep_counts()
+        self._bar()
+        for level, text in self.upkeep.look():
+            self._say(level, clip(text))
+        if self._recall and self._recall.tick(self._roster.led):
+            self._alerts.acquaint(self._awake_s)
+        self._trials.tick()
+        if self._alerts.due(self._awake_s):
+            self._sequence.newest.read()
+            self._intake.look()
+        self._alerts.look(self._awake_s)
+        self._ask_ranks()
+        if self._parent is not None and runs.process_state(self._parent) == "ended":
+            self.stop()
+
+    def _look_after_journal(self) -> None:
+        """Say what has become of it; it may have been opened only now."""
+        for event in self._journal.told():
+            self._sequence.publish(event)
+        if not self._journal.reopened():
+            return
+        self._control.recall()
+        self._trials.recall()
+        self._say_problems()
+        leader = self._roster.leader
+        if leader:  # as it was published: by the clock of this machine
+            self._control.leader_began(self._sequence.state.hellos[leader.rank])
+
+    def _say_problems(self) -> None:
+        for problem in self._journal.found.problems:
+            self._say("warning", clip(f"commands of this run may be missing: {problem}"))
+
+    def _bar(self) -> None:
+        """Whoever watches under a key that is not in force any more is told so, and gets no more."""
+        for peer in [peer for peer in self._audience if self._doors.role(peer) in (None, Role.RANK)]:
+            self._audience.forget(peer)
+            why = "the key of this connection may not watch any more; ask the owner of the run for another"
+            self._doors.answer(peer, codec.encode([Refused(why)]))
+        if count := self._doors.turned_away():
+            text = f"this process has too many files open (ulimit -n): {count} connections were turned away"
+            self._complaints.add("door", text)
+        while self._doors.gate and self._doors.gate.told:
+            self._complaints.add("door", self._doors.gate.told.popleft())
+
+    def _weigh(self) -> None:
+        excess = self._memory.excess() if self._memory else ""
+        if excess and not self._stopping:
+            self.outgrown = True
+            self._say("error", excess)
+            self.stop()
+
+    def _make_way(self) -> None:
+        """Write down what is to be kept. The sockets and hub.json stay: ranks and clients find the next start there."""
+        self._control.keep_counts()
+        self._journal.flush()
+        self._close()
+        self._alerts.close()
+
+    def _finish(self) -> None:
+        """Take what is still there, tell the clients, leave no sockets behind."""
+        deadline = time.monotonic() + LEAVE_S
+        while any(self._drain(door) for door in self._doors) and time.monotonic() < deadline:
+            pass
+        over = self._why_over()
+        if over is not None:
+            self._control.leader_ended(over)
+        self._journal.flush()
+        for written in self._journal.take():
+            self._control.journal_wrote(written)
+        self._control.tell_acks()
+        self._control.keep_counts()
+        if over is not None:
+            self._trials.run_ended()
+        self._tell_the_end()
+        self._say("info", "the hub has ended")
+        while self._audience.serve(time.monotonic()) and time.monotonic() < deadline:
+            pass
+        self._close()
+        runs.remove_hub_file(self.folder, self._sequence.epoch)
+        runs.remove_sockets(self.endpoints)
+        self._alerts.close()
+
+    def _why_over(self) -> str | None:
+        """Why nobody will carry out what waits, in a sentence or none; None: the ranks may go on without this hub."""
+        failure = runs.last_failure(self.folder, self._began_s)
+        leader = self._roster.leader
+        if failure or leader is None:  # it said goodbye, is lost, or never came
+            return failure or ""
+        if self._parent is not None and runs.process_state(self._parent) == "ended":
+            return f"process {self._parent}, which had started it, is gone"
+        if leader.host == runs.this_host() and runs.process_state(leader.pid) == "ended":
+            return f"rank {leader.rank}, which led, is gone"
+        return None
+
+    def _close(self) -> None:
+        self._journal.close()
+        if self._recall:
+            self._recall.close()
+        if self._recorder:
+            self._recorder.close()
+        if self._memory:
+            self._memory.close()
+        self._doors.close()
+        self._context.term()
+
+    def _tell_the_end(self) -> None:
+        """The hub ends with its run, so whoever has said no goodbye is gone: cleanly, if the leader was."""
+        state = self._sequence.state
+        failure = runs.last_failure(self.folder, self._began_s)
+        if failure:
+            self._sequence.publish(Event(time.time(), "error", "run", clip(failure)))
+        leader = self._roster.led
+        goodbye = state.gone.get(leader) if leader is not None else None
+        well = failure is None and goodbye is not None and goodbye.clean
+        text = "" if well else clip(failure or "the run has ended without a goodbye")
+        if failure or (text and state.hellos and self._parent is not None):
+            self._alerts.run_failed(text)
+        for rank in [rank for rank in state.hellos if not (rank in state.gone and state.gone[rank].over)]:
+            self._sequence.publish(Gone(rank, clean=well, text=text, process="ended"))
+
+    # ------------------------------------------------------------------------------------------ frames
+
+    def _drain(self, door: Door) -> int:
+        """Take at most a round's share of frames from one socket; returns how many there were."""
+        taken = 0
+        until = time.monotonic() + DRAIN_S
+        try:
+            while taken < FRAMES_A_ROUND and (not taken or time.monotonic() < until):
+                came = door.receive()
+                taken += 1
+                for answer in self._take(came):
+                    self._doors.answer(came.peer, codec.encode([answer]))
+            self._cut_short = True
+        except zmq.Again:
+            pass
+        self._intake.flush()
+        return taken
+
+    def _take(self, came: Came) -> list[Message]:
+        try:
+            if len(came.frames) != 1:
+                raise WireError(f"a message has one frame, and this has {len(came.frames)}")
+            (frame,) = came.frames
+            if came.role is Role.RANK and self._intake.take_records(came.peer, frame, self._awake_s):
+                return []
+            if came.role is not Role.RANK and len(frame) > CLIENT_FRAME_BYTES:
+                raise WireError(f"a client's frame has at most {CLIENT_FRAME_BYTES} bytes, not {len(frame)}")
+            # Of what a rank sends a malformed message costs only itself; a client is told that it is.
+            messages = (codec.decode_each if came.role is Role.RANK else codec.decode)(frame)
+            if came.role is not Role.RANK and len(messages) > CLIENT_MESSAGES:
+                raise WireError(
+                    f"a client's frame has at most {CLIENT_MESSAGES} messages, not {len(messages)}"
+                )
+            answers = self._barred(came, messages)
+            if answers is None and came.role is Role.RANK:
+                answers = self._intake.take(came.peer, messages, self._awake_s)
+            elif answers is None:
+                answers = self._from_client(came, messages)
+        except WireError as error:
+            self._complaints.add("frame", f"a peer sent a frame that was dropped: {error}")
+            answers = [Refused(protocol.clip(str(error)))]
+        return [
+            one for one in answers if not isinstance(one, Refused) or self._complaints.may_refuse(came.peer)
+        ]
+
+    def _barred(self, came: Came, messages: list[AnyMessage]) -> list[Message] | None:
+        """What to answer when the peer may not say what it says; None when it may."""
+        if came.role is Role.RANK and not came.name:
+            return None
+        for message in messages:
+            why = refusal(came, message)
+            if why is None:
+                continue
+            self._complaints.add("key", why)
+            return [Refused(why, asked=message.id if isinstance(message, ASKS) else "")]
+        return None
+
+    def _from_client(self, came: Came, messages: list[AnyMessage]) -> list[Message]:
+        for message in (signed(came, message) for message in messages):
+            match message:
+                case Credit() if message.version != protocol.VERSION:
+                    raise WireError(codec.version_refusal(message.version))
+                case Credit():
+                    why = self._audience.credit(
+                        came.peer, message, time.monotonic(), came.name, came.role is Role.VIEWER
+                    )
+                    if why:
+                        return [Refused(why)]
+                case Propose():
+                    self._control.propose(message)
+                case Try():
+                    self._trials.start(message)
+                case Decide():
+                    self._trials.decide(message)
+                case Preview():
+                    self._questions.ask(came.peer, message, time.monotonic())
+                case Sample():
+                    why = self._leases.ask(came.peer, message, time.monotonic())
+                    if why:
+                        return [Refused(why)]
+                case _:
+                    raise WireError(f"this hub does not take a {type(message).__name__.lower()}")
+        return []
+
+    def _command(self, now: float) -> None:
+        command = self._control.due(now)
+        leader = self._roster.leader if command else None
+        if command and leader:
+            self._tell(self._roster.identity(leader.rank), command)
+
+    def _tell(self, peer: bytes, message: Message) -> None:
+        self._doors.send(peer, codec.encode([message]))
+
+    def _ask_ranks(self) -> None:
+        """Tell ranks what somebody looks at."""
+        step_ms = self._sequence.state.step_ms
+        for peer, samples in self._leases.due(self._roster.able(SAMPLES), step_ms, time.monotonic()):
+            self._doors.send(peer, codec.encode(samples))
+
+    def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
+        self._sequence.publish(Event(time.time(), level, "hub", text))
+
+    def file(self) -> HubFile:
+        """Where this hub listens, for `hub.json`; after the sockets are bound."""
+        return HubFile(
+            run=self.run_name,
+            epoch=self._sequence.epoch,
+            endpoints=self.endpoints,
+            pid=os.getpid(),
+            wire=protocol.VERSION,
+            started_s=self._began_s,
+            host=runs.this_host(),
+            tcp=self._doors.tcp,
+        )

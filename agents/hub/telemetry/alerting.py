@@ -1,0 +1,63 @@
+"""A hub's alerts: what the detectors find, told to watchers, in the log and outside."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from agents.alerts.detection import Watch, all_detectors
+from agents.alerts.finding import step_of
+from agents.alerts.notify import Notifier
+from agents.hub.telemetry.peer_faults import Complaints
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import Alert, clip
+
+Say = Callable[[Literal["info", "warning", "error"], str], None]
+
+
+class Alerts:
+    """`look` is called at each tick; it looks when it can afford to."""
+
+    def __init__(
+        self, sequence: Sequence, complaints: Complaints, notifier: Notifier | None, say: Say
+    ) -> None:
+        self._sequence, self._complaints, self._notifier, self._say = sequence, complaints, notifier, say
+        self._watch = Watch(all_detectors())
+
+    def acquaint(self, now_s: float) -> None:
+        """What is known by now is old: it says what is usual, and is no news."""
+        self._watch.acquaint(self._sequence.state, now_s)
+
+    def due(self, now_s: float) -> bool:
+        return self._watch.due(now_s)
+
+    def look(self, now_s: float) -> None:
+        """See whether something is wrong with the run, and tell whoever wants to know."""
+        active = set(self._sequence.state.alerts)
+        for alert in self._watch.look(self._sequence.state, now_s):
+            if alert.active and (alert.name, alert.subject) in active:
+                self._sequence.publish(alert)  # told anew
+                continue
+            self._tell(alert)
+            level = alert.level if alert.active else "info"
+            self._say(level, alert.text if alert.active else clip(f"over: {alert.text}"))
+        while self._watch.problems:
+            self._say("error", clip(self._watch.problems.pop()))
+        for problem in self._notifier.problems() if self._notifier else ():
+            self._complaints.add("notify", problem)
+
+    def run_failed(self, text: str) -> None:
+        """The run is over and did not end well; the log has its own line of that."""
+        state = self._sequence.state
+        self._tell(Alert("failed", "run", "error", True, step_of(state), time.time(), text))
+
+    def close(self) -> None:
+        """The last alerts go out before this process ends; nobody watches any more, so what fails is for the log."""
+        for problem in self._notifier.close() if self._notifier else ():
+            sys.stderr.write(f"{problem}\n")
+
+    def _tell(self, alert: Alert) -> None:
+        """Tell of an alert that is new or over, here and outside."""
+        self._sequence.publish(alert)
+        if self._notifier:
+            self._notifier.tell(alert)

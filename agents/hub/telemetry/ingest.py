@@ -1,0 +1,253 @@
+"""What ranks say, checked before it is believed: who speaks, for whom, and whether the numbers can be."""
+
+import time
+
+from msgspec import structs
+
+from agents.hub.commands.control import Control
+from agents.hub.commands.preview_queries import Questions
+from agents.hub.rate_limit import Pace
+from agents.hub.telemetry.allowed_records import OF_ITSELF, OF_THE_JOB
+from agents.hub.telemetry.membership import Connection, Known, Roster
+from agents.hub.telemetry.peer_faults import Complaints
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import (
+    Ack,
+    AnyMessage,
+    Board,
+    Event,
+    Experts,
+    Gone,
+    Hello,
+    Loads,
+    Message,
+    Peers,
+    Previewed,
+    Pulse,
+    Refused,
+    Relay,
+    Step,
+    Summary,
+    Timeline,
+    Unknown,
+    Update,
+    Vitals,
+    Welcome,
+    WireError,
+    clip,
+    codec,
+)
+from agents.protocol.codec import Skimmed
+
+ASKED = 4096  # ranks asked of a relay at once
+HELLOS_A_SECOND = 64  # of one rank on one connection: more than it applies changes
+MANY = 256  # ranks: of so many, most records are replaced by newer ones before anybody looks at them
+EVENTS_A_SECOND = 64  # of one rank: more than anybody reads
+
+
+def _by_our_clock(hello: Hello) -> Hello:
+    """When the process began, by the clock of this machine, which is the one that commands are stamped with."""
+    return hello if hello.age_s is None else structs.replace(hello, began_s=time.time() - hello.age_s)
+
+
+class Intake:
+    """Takes what ranks send, a frame at a time; what it accepts is published, the rest complained of."""
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        roster: Roster,
+        control: Control,
+        complaints: Complaints,
+        questions: Questions,
+    ) -> None:
+        self._sequence = sequence
+        self._roster = roster
+        self._control = control
+        self._complaints = complaints
+        self._questions = questions
+        self._records: list[Skimmed] = []  # not published yet
+        self._hellos = Pace(HELLOS_A_SECOND)
+        self._events = Pace(EVENTS_A_SECOND)
+        self._greeted: set[int] = set()  # ranks that have said hello to this hub
+
+    def take_records(self, identity: bytes, frame: bytes, now: float) -> bool:
+        """Take a frame of nothing but small records, of ranks that this connection speaks for, in a run of many;
+        False if it is another. `flush` in the end."""
+        connection = self._roster.connection(identity) if self._roster.world >= MANY else None
+        records = codec.skim(frame) if connection else None
+        if connection is None or records is None:
+            return False
+        ranks = connection.ranks
+        for record in records:
+            known = ranks.get(record.rank)
+            if known is None or known.lost:
+                return False
+            known.heard_s = now
+        self._records += records
+        return True
+
+    def flush(self) -> None:
+        """Publish the records that have gathered: many at once cost less than one by one."""
+        if self._records:
+            self._sequence.publish_records(self._records)
+            self._records = []
+
+    def look(self) -> None:
+        """Complain of records that were found to be malformed when somebody looked at them."""
+        malformed = self._sequence.newest.malformed
+        while malformed:
+            rank, found = malformed.popleft()
+            self._complain_of(rank, found)
+
+    def take(self, identity: bytes, messages: list[AnyMessage], now: float) -> list[Message]:
+        """Take what one connection sent in one frame; returns what to answer."""
+        self.flush()
+        connection = self._roster.connection(identity)
+        strangers: list[Message] = []
+        answers: list[Message] = []
+        for message in messages:
+            if isinstance(message, Hello) and not self._hellos.allows((identity, message.rank), now):
+                self._complaints.add("rank", f"rank {message.rank} says hello all the time; dropped")
+            elif isinstance(message, Hello | Relay):
+                refusal = self._introduce(identity, message, now)
+                connection = self._roster.connection(identity)
+                if refusal is None:
+                    if isinstance(message, Hello) and self._speaks_unasked(message.rank):
+                        through = [message.rank] if connection and connection.relay else []
+                        answers.append(Welcome(self._sequence.epoch, through))
+                    continue
+                answers.append(refusal)
+                if connection is None or not connection.relay:
+                    return answers
+            elif connection is None and isinstance(message, Unknown) and message.why:
+                raise WireError(f"not a frame of ours: {message.why}")
+            elif connection is None:
+                # The hub has started anew, or the rank was given up: it is asked to say hello, once a frame.
+                return [Welcome(self._sequence.epoch)]
+            else:
+                speaker = _speaker(connection, message)
+                if speaker:
+                    self._hear(speaker, message, now)
+                else:
+                    strangers.append(message)
+        if strangers:
+            answers += self._ask(strangers)
+        return answers
+
+    def _introduce(self, identity: bytes, message: Hello | Relay, now: float) -> Refused | None:
+        if isinstance(message, Relay):
+            refusal = self._roster.relay(identity, message)
+        else:
+            refusal = self._roster.hello(identity, message, now)
+        if refusal:
+            self._complaints.add("refused", refusal)
+            return Refused(clip(refusal), None if isinstance(message, Relay) else message.rank)
+        if isinstance(message, Hello):
+            self._control.seen_revision(message.revision)
+            known = _by_our_clock(message)
+            if known.leader:
+                self._control.leader_began(known)
+                self._control.hurry()
+            self._publish(known)
+        return None
+
+    def _speaks_unasked(self, rank: int) -> bool:
+        """Whether it has to be asked to say again what it may have acknowledged to the hub before this one."""
+        if rank in self._greeted:
+            return False
+        self._greeted.add(rank)
+        return self._control.misses(rank)
+
+    def _ask(self, strangers: list[Message]) -> list[Message]:
+        """What a relay brought of ranks that have not said hello through it."""
+        ranks = {one.rank for one in strangers if isinstance(one, OF_ITSELF)}
+        if len(ranks) < len(strangers):
+            self._complaints.add("rank", "a relay spoke for ranks that it has not; dropped")
+        return [Welcome(self._sequence.epoch, sorted(ranks)[:ASKED])] if ranks else []
+
+    def _hear(self, speaker: Known, message: AnyMessage, now: float) -> None:
+        if speaker.hear(now):
+            self._publish(speaker.hello)
+            self._publish(Event(time.time(), "info", "hub", f"rank {speaker.hello.rank} is heard again"))
+        if self._believable(speaker.hello, message):
+            if isinstance(message, Event) and not self._events.allows(speaker.hello.rank, now):
+                self._complaints.add("rank", f"rank {speaker.hello.rank} has too much to say; events dropped")
+                return
+            self._accept(speaker.hello, message)
+
+    def _believable(self, speaker: Hello, message: AnyMessage) -> bool:
+        me = f"rank {speaker.rank}"
+        kind = type(message).__name__.lower()
+        if isinstance(message, OF_ITSELF):
+            if message.rank != speaker.rank:
+                self._complaints.add(
+                    "rank", f"{me} sent a {kind} in the name of rank {message.rank}; dropped"
+                )
+                return False
+            if isinstance(message, Peers) and any(to.peer >= speaker.world for to in message.sent):
+                self._complaints.add("peers", f"{me} sent to ranks that this run does not have; dropped")
+                return False
+        elif isinstance(message, OF_THE_JOB):
+            if speaker.rank != 0 and not speaker.leader:
+                self._complaints.add("rank", f"{me} sent a {kind}, which rank 0 or the leader sends; dropped")
+                return False
+        elif isinstance(message, Unknown):
+            if message.why:
+                self._complain_of(speaker.rank, message)
+            else:
+                newer = f"{me} sent a message of kind {message.kind!r}, which this hub does not know; ignored"
+                self._complaints.add("newer", newer)
+            return False
+        elif not isinstance(message, Event):
+            self._complaints.add("kind", f"{me} sent a {kind}, which ranks do not send; dropped")
+            return False
+        if isinstance(message, Board) and not speaker.leader:
+            self._complaints.add("rank", f"{me} sent a knob board, which only the leader sends; dropped")
+            return False
+        return True
+
+    def _complain_of(self, rank: int, malformed: Unknown) -> None:
+        what = f"a {malformed.kind} that cannot be: {malformed.why}"
+        self._complaints.add("number", f"rank {rank} sent {what}; dropped")
+
+    def _accept(self, speaker: Hello, message: AnyMessage) -> None:
+        match message:
+            case Ack():
+                self._control.ack(message)
+            case Previewed():
+                self._questions.answer(message)
+            case Event():
+                # The log is in the order of the hub's clock; a rank's may be an hour off.
+                here = structs.replace(message, source=f"rank {speaker.rank}", time_s=time.time())
+                self._publish(here)
+            case Gone():
+                self._roster.leave(speaker.rank)
+                self._publish(structs.replace(message, clean=True))
+                if speaker.leader:
+                    self._control.leader_ended()
+            case Board():
+                self._control.seen_revision(message.revision)
+                self._publish(message)
+            case Step() | Summary() | Experts() | Loads() | Timeline() | Peers() | Pulse() | Vitals():
+                self._publish(message)
+
+    def _publish(self, update: Update) -> None:
+        try:
+            self._sequence.publish(update)
+        except WireError as error:
+            self._complaints.add("size", f"{error}; dropped")
+
+
+def _speaker(connection: Connection, message: AnyMessage) -> Known | None:
+    """Of which rank this is, as far as the connection may speak for it; what it says of itself is checked after."""
+    if not connection.relay:
+        return connection.only
+    if isinstance(message, OF_ITSELF):
+        return connection.ranks.get(message.rank)
+    if isinstance(message, Event):
+        number = message.source.removeprefix("rank ")
+        return connection.ranks.get(int(number)) if number.isdecimal() and len(number) < 9 else None
+    if isinstance(message, OF_THE_JOB):
+        return next((one for rank, one in connection.ranks.items() if one.hello.leader or rank == 0), None)
+    return next(iter(connection.ranks.values()), None)

@@ -1,0 +1,211 @@
+"""Which connection is which rank, and which ranks have fallen silent."""
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from msgspec import structs
+
+from agents import protocol
+from agents.protocol import Gone, Hello, Relay, codec
+from agents.rundir.runs import process_state, this_host
+
+LOST_AFTER_S = 5.0  # without a word; a rank's own thread sends a pulse each second
+SUCCESSION_S = 2.0  # a connection silent for so long gives way to a new one that claims its rank
+LARGEST_WORLD = 1 << 16
+RELAYS_WITHOUT_RANKS = 1024  # kept; an honest one has ranks a moment after it came
+LARGEST_REVISION = 1 << 40  # far from where numbers end, so that there is always a next one
+
+Process = Literal["unknown", "ended", "stopped", "alive"]
+
+
+@dataclass
+class Known:
+    """One rank, as of its last Hello."""
+
+    hello: Hello
+    identity: bytes
+    heard_s: float
+    lost: bool = False
+    process: Process = "unknown"  # when it was lost
+
+    def hear(self, now: float) -> bool:
+        """It spoke; whether it was lost till now."""
+        was_lost, self.lost, self.heard_s = self.lost, False, now
+        return was_lost
+
+
+@dataclass
+class Connection:
+    """What one connection may speak for: the rank that said hello on it; of a relay, all that did."""
+
+    relay: Relay | None = None
+    ranks: dict[int, Known] = field(default_factory=dict)
+
+    @property
+    def only(self) -> Known | None:
+        """The rank of a connection that is no relay's."""
+        return None if self.relay else next(iter(self.ranks.values()), None)
+
+
+class Roster:
+    """The ranks of one run, each known by its last Hello. The first Hello fixes world and layout for all."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.world = 0
+        self._layout = ""
+        self._ranks: dict[int, Known] = {}
+        self._leader: Known | None = None  # the last that was let lead
+        self._connections: dict[bytes, Connection] = {}
+
+    @property
+    def leader(self) -> Hello | None:
+        """The rank that takes commands, as long as it is not lost."""
+        return self._leader.hello if self._leader and not self._leader.lost else None
+
+    @property
+    def led(self) -> int | None:
+        """The rank that took commands last, lost or not."""
+        return self._leader.hello.rank if self._leader else None
+
+    def identity(self, rank: int) -> bytes:
+        return self._ranks[rank].identity
+
+    def able(self, capability: str) -> dict[int, bytes]:
+        """Where each rank is heard that says it can do that, and is there."""
+        return {
+            rank: known.identity
+            for rank, known in self._ranks.items()
+            if not known.lost and capability in known.hello.capabilities
+        }
+
+    def hello(self, identity: bytes, hello: Hello, now: float) -> str | None:
+        """Enter a rank; a sentence if it cannot be one of this run."""
+        refusal = self._refusal(identity, hello, now)
+        if refusal:
+            return refusal
+        self.world, self._layout = hello.world, hello.layout
+        known = self._ranks.get(hello.rank)
+        if known:
+            self._part(known)
+        known = self._ranks[hello.rank] = Known(hello, identity, now)
+        self._succeed(known)
+        self._connections.setdefault(identity, Connection()).ranks[hello.rank] = known
+        return None
+
+    def _succeed(self, known: Known) -> None:
+        """One rank leads: one that was lost leads no more when another has taken its place, should it be back."""
+        old = self._leader
+        if known.hello.leader:
+            if old and old.hello.rank != known.hello.rank:
+                old.hello = structs.replace(old.hello, leader=False)
+            self._leader = known
+        elif old and old.hello.rank == known.hello.rank:
+            self._leader = None
+
+    def relay(self, identity: bytes, relay: Relay) -> str | None:
+        """Let a connection speak for several ranks; a sentence if it cannot be."""
+        me = f"the relay on {relay.host}"
+        if relay.version != protocol.VERSION:
+            return f"{me}: {codec.version_refusal(relay.version)}"
+        if relay.run != self.run:
+            return f"{me} belongs to run {relay.run}, and this hub serves run {self.run}"
+        connection = self._connections.get(identity)
+        if connection and not connection.relay:
+            return f"{me} speaks on the connection of a rank"
+        if connection is None:
+            relays = [one for one, it in self._connections.items() if it.relay and not it.ranks]
+            if len(relays) >= RELAYS_WITHOUT_RANKS:
+                del self._connections[relays[0]]
+            connection = self._connections[identity] = Connection()
+        connection.relay = relay
+        return None
+
+    def _part(self, known: Known) -> None:
+        """A rank leaves the connection it was heard on."""
+        connection = self._connections.get(known.identity)
+        if connection and connection.ranks.get(known.hello.rank) is known:
+            del connection.ranks[known.hello.rank]
+            if not connection.ranks and not connection.relay:
+                del self._connections[known.identity]
+
+    def _refusal(self, identity: bytes, hello: Hello, now: float) -> str | None:
+        me = f"rank {hello.rank}"
+        if hello.version != protocol.VERSION:
+            return f"{me}: {codec.version_refusal(hello.version)}"
+        if hello.run != self.run:
+            return f"{me} belongs to run {hello.run}, and this hub serves run {self.run}"
+        if not 0 < hello.world <= LARGEST_WORLD or hello.rank >= hello.world:
+            legal = f"a world of 1 to {LARGEST_WORLD}, and a rank below it"
+            return f"rank {hello.rank} of a world of {hello.world} cannot be; legal: {legal}"
+        if not math.isfinite(hello.began_s) or not math.isfinite(hello.age_s or 0.0):
+            ago = "" if hello.age_s is None else f", {hello.age_s:g} s ago"
+            return f"{me} began at {hello.began_s:g}{ago}, which is no time"
+        if hello.revision > LARGEST_REVISION:
+            return f"{me} claims knob revision {hello.revision}, which cannot be"
+        if self._ranks and hello.world != self.world:
+            return f"{me} counts {hello.world} ranks, and this run has {self.world}"
+        if self._ranks and hello.layout != self._layout:
+            differ = f"{me} has layout {hello.layout}, and this run has {self._layout}"
+            return f"{differ}; give all ranks the same layout and data"
+        connection = self._connections.get(identity)
+        mine = connection.only if connection else None
+        if mine and mine.hello.rank != hello.rank:
+            return f"{me} said hello on the connection of rank {mine.hello.rank}"
+        other = self.leader
+        if hello.leader and other and other.rank != hello.rank:
+            return f"{me} wants to lead, and rank {other.rank} leads this run"
+        known = self._ranks.get(hello.rank)
+        if known and known.identity != identity and not known.lost and now - known.heard_s < SUCCESSION_S:
+            same = (known.hello.host, known.hello.pid) == (hello.host, hello.pid)
+            if not same:
+                return f"{me} is connected already, as process {known.hello.pid} on {known.hello.host}"
+        return None
+
+    def connection(self, identity: bytes) -> Connection | None:
+        """What a connection may speak for; None if nobody has said hello on it."""
+        return self._connections.get(identity)
+
+    def leave(self, rank: int) -> None:
+        """A rank said goodbye; it has to say hello to be heard again."""
+        known = self._ranks[rank]
+        self._part(known)
+        known.lost, known.process = True, "unknown"
+
+    def newly_lost(self, now: float) -> list[Gone]:
+        """The ranks that have just been silent for too long, and the lost whose process is not as it was then."""
+        here = this_host()
+        gone = []
+        for rank, known in self._ranks.items():
+            local = known.hello.host == here
+            if known.lost:
+                news = local and known.process in ("stopped", "alive") and _process(known) != known.process
+            else:
+                news = now - known.heard_s > LOST_AFTER_S
+            if news:
+                known.lost, known.process = True, _process(known) if local else "unknown"
+                # The moment, not how long ago: who reads it may do so much later.
+                heard = time.localtime(time.time() - (now - known.heard_s))
+                text = f"no word since {time.strftime('%H:%M:%S', heard)}{_fate(known)}"
+                gone.append(Gone(rank, clean=False, text=text, process=known.process))
+        return gone
+
+
+def _process(known: Known) -> Process:
+    return process_state(known.hello.pid)
+
+
+def _fate(known: Known) -> str:
+    pid = known.hello.pid
+    if known.process == "unknown":
+        return f" from process {pid} on {known.hello.host}; whether it is alive cannot be seen from here"
+    return f": process {pid} {_FATES[known.process]}"
+
+
+_FATES = {
+    "ended": "has ended",
+    "stopped": "is suspended (kill -CONT resumes it)",
+    "alive": "is alive but silent (a call into C that holds Python's lock stops its pulse too)",
+}

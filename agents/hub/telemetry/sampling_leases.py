@@ -1,0 +1,94 @@
+"""Who looks at which ranks' full vectors, and what each rank is therefore asked for.
+
+A client holds one lease, for some kinds of some ranks, and renews it while it looks; when the last that looked at a
+kind is gone, ranks fall back to their own sampling. However many look at however much, what comes in is bounded.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from agents.protocol import Sample
+
+KINDS = ("experts", "timeline", "peers")
+LOOK_S = 0.5  # between two of one rank and kind: what an eye can follow
+A_SECOND = 512.0  # messages of one kind from all ranks together, at most
+CLIENTS = 256
+TOLD_S = 10.0  # what a rank is asked for at a time
+RENEW_S = 4.0
+RANKS_A_TURN = 1024  # told at once; the others a turn later
+
+
+@dataclass
+class _Lease:
+    kinds: frozenset[str]
+    ranks: frozenset[int]  # none: all
+    until: float
+
+
+@dataclass(frozen=True)
+class _Told:
+    wanted: tuple[tuple[str, int], ...]  # kinds, and every so many steps
+    identity: bytes
+    at_s: float
+
+
+class Leases:
+    """Times are monotonic seconds, given by the caller."""
+
+    def __init__(self) -> None:
+        self._leases: dict[bytes, _Lease] = {}
+        self._told: dict[int, _Told] = {}
+
+    def ask(self, client: bytes, sample: Sample, now: float) -> str | None:
+        """Take what a client wants instead of what it wanted before; a sentence if it cannot be had."""
+        self._expire(now)
+        kinds = frozenset(sample.kinds).intersection(KINDS)  # a newer client may know others
+        if not kinds or sample.lease_s <= 0:
+            self._leases.pop(client, None)
+        elif client not in self._leases and len(self._leases) >= CLIENTS:
+            return f"{CLIENTS} clients look at samples already, the most this hub serves"
+        else:
+            self._leases[client] = _Lease(kinds, frozenset(sample.ranks), now + sample.lease_s)
+        return None
+
+    def due(
+        self, ranks: Mapping[int, bytes], step_ms: float | None, now: float
+    ) -> Iterator[tuple[bytes, list[Sample]]]:
+        """What to tell whom now: what has changed, or is to be renewed. `ranks` are those that understand it, each with
+        the connection it is heard on."""
+        self._expire(now)
+        if not self._leases or step_ms is None:
+            return
+        every = {kind: self._every(kind, len(ranks), step_ms) for kind in KINDS}
+        looked_at = {kind: self._looked_at(kind) for kind in KINDS}
+        left = RANKS_A_TURN
+        for rank, identity in ranks.items():
+            wanted = tuple(
+                (kind, every[kind]) for kind, those in looked_at.items() if those is None or rank in those
+            )
+            told = self._told.get(rank)
+            known = told is not None and (told.wanted, told.identity) == (wanted, identity)
+            if not wanted or (told and known and now - told.at_s < RENEW_S):
+                continue
+            self._told[rank] = _Told(wanted, identity, now)
+            yield identity, [Sample([kind], TOLD_S, [rank], steps) for kind, steps in wanted]
+            left -= 1
+            if not left:
+                return
+
+    def _looked_at(self, kind: str) -> frozenset[int] | None:
+        """The ranks somebody wants it of; None: of all."""
+        those = [lease.ranks for lease in self._leases.values() if kind in lease.kinds]
+        return frozenset().union(*those) if all(those) else None
+
+    def _every(self, kind: str, world: int, step_ms: float) -> int:
+        """Steps between two samples: a power of two, so that a step time that wavers does not change it each time."""
+        looked_at = [len(lease.ranks) or world for lease in self._leases.values() if kind in lease.kinds]
+        ranks = min(world, sum(looked_at))
+        pause_s = max(LOOK_S, ranks / A_SECOND)
+        return 1 << max(0, min(20, math.ceil(math.log2(max(1e-3, 1000 * pause_s / max(step_ms, 1e-3))))))
+
+    def _expire(self, now: float) -> None:
+        for client in [client for client, lease in self._leases.items() if lease.until <= now]:
+            del self._leases[client]

@@ -1,0 +1,189 @@
+"""Who watches a run, and what each may be sent next.
+
+A client grants credit for a number of frames and says how far it has come; it gets that many, from there on,
+as they fall due. Nothing is queued for a client beyond the snapshot it is in the middle of, so one that
+stalls costs only itself: when it asks again it gets what it missed, or only the newest of it if that is no
+longer kept. A client may ask for the newest alone, so many times a second: then it is sent laps, each of which is
+what has changed since the lap before.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from agents.hub.telemetry.latest_pass import Lap
+from agents.hub.telemetry.update_log import Sequence
+from agents.protocol import Credit
+
+HEARTBEAT_S = 1.0  # between frames to a client that waits, at most
+FORGOTTEN_AFTER_S = 60.0  # a client that has granted no credit for so long
+CLIENTS = 256
+CLIENTS_OF_A_KEY = 32  # so that one key does not keep all others out
+WATCHING = 192  # of the clients, those whose key only watches: there is room left for who steers
+SNAPSHOT_EVERY_S = 1.0  # to one client; whoever asks oftener waits, and may get one as old as this
+FRAMES_A_ROUND = 8  # to one client, before the others and the ranks get their turn
+
+
+class _Snapshot(NamedTuple):
+    built_s: float
+    seq: int
+    frames: list[bytes]
+
+
+@dataclass
+class _Client:
+    heard_s: float
+    sent_s: float
+    wish: Credit
+    key: str  # its name; "" over ipc
+    watches: bool  # and may do nothing else
+    seq: int = 0
+    frames: int = 0
+    follows: bool = False  # it has every update up to `seq`, or newer ones in their place
+    snapshot: list[bytes] = field(default_factory=list)  # frames yet to be sent, last first
+    snapshot_seq: int = 0
+    snapshot_due_s: float = 0.0  # no other one before
+    lap: Lap | None = None
+    due_s: float = 0.0  # of the next frame to a client that wants so many a second
+
+
+class Audience:
+    """All clients of a hub. `send(identity, frame)` is False when the client is full or has left."""
+
+    def __init__(self, sequence: Sequence, send: Callable[[bytes, bytes], bool]) -> None:
+        self._sequence = sequence
+        self._send = send
+        self._clients: dict[bytes, _Client] = {}
+        self._built: dict[bool, _Snapshot] = {}  # the newest with ranks, and without
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._clients)
+
+    def forget(self, identity: bytes) -> None:
+        """Serve this client no more."""
+        self._clients.pop(identity, None)
+
+    def credit(
+        self, identity: bytes, credit: Credit, now: float, key: str = "", watches: bool = False
+    ) -> str | None:
+        """Take a client's credit; a sentence if it cannot be had as a client."""
+        client = self._clients.get(identity)
+        if client is None:
+            full = self._full(key, watches)
+            if full:
+                return f"this hub already serves {full}, the most it takes; close one and try again"
+            client = self._clients[identity] = _Client(now, now, credit, key, watches)
+        client.heard_s = now
+        client.wish, client.frames = credit, credit.frames
+        newest = self._sequence.newest.reaches <= credit.seq <= self._sequence.seq
+        client.follows = credit.epoch == self._sequence.epoch and newest
+        if client.seq != credit.seq or not client.follows:
+            client.seq, client.lap = credit.seq, None
+        if client.follows:
+            client.snapshot = []
+        return None
+
+    def _full(self, key: str, watches: bool) -> str | None:
+        """Of what there is no more room for one."""
+        clients = self._clients.values()
+        if len(clients) >= CLIENTS:
+            return f"{CLIENTS} clients"
+        if key and sum(client.key == key for client in clients) >= CLIENTS_OF_A_KEY:
+            return f"{CLIENTS_OF_A_KEY} clients under the key {key}"
+        if watches and sum(client.watches for client in clients) >= WATCHING:
+            return f"{WATCHING} clients that only watch"
+        return None
+
+    def serve(self, now: float) -> bool:
+        """Send every client what is due; True if there is more for one of them."""
+        more = False
+        for identity, client in list(self._clients.items()):
+            if now - client.heard_s > FORGOTTEN_AFTER_S:
+                del self._clients[identity]
+            elif client.frames:
+                more |= self._serve(identity, client, now)
+        return more
+
+    def _serve(self, identity: bytes, client: _Client, now: float) -> bool:
+        """Send one client what is due; True if there is more."""
+        if not client.follows and not self._give_snapshot(identity, client, now):
+            return bool(client.snapshot) and client.frames > 0
+        if client.seq < self._sequence.newest.reaches:
+            client.follows = False  # it fell behind what is kept, during its snapshot or for want of credit
+            return client.frames > 0
+        thinned = client.wish.hz or not client.wish.ranks or client.lap
+        if thinned or not self._sequence.holds(self._sequence.epoch, client.seq):
+            more = self._give_newest(identity, client, now)
+        else:
+            more = self._give_all(identity, client, now)
+        if not more and client.frames and now - client.sent_s >= HEARTBEAT_S:
+            self._give(identity, client, self._sequence.heartbeat(client.seq), now)
+        return more and client.frames > 0
+
+    def _give_snapshot(self, identity: bytes, client: _Client, now: float) -> bool:
+        """True when it is sent whole."""
+        if not client.snapshot:
+            if now < client.snapshot_due_s:
+                return False
+            found = self._snapshot(client.wish.ranks, now, again=client.snapshot_due_s > 0)
+            client.snapshot, client.snapshot_seq = found.frames[::-1], found.seq
+            client.snapshot_due_s = now + SNAPSHOT_EVERY_S
+        for _ in range(min(client.frames, FRAMES_A_ROUND)):
+            if not client.snapshot or not self._give(identity, client, client.snapshot[-1], now):
+                break
+            client.snapshot.pop()
+        if client.snapshot:
+            return False
+        client.follows, client.seq, client.lap = True, client.snapshot_seq, None
+        return True
+
+    def _snapshot(self, ranks: bool, now: float, again: bool) -> _Snapshot:
+        """The state as it is now; for one who had it before, as it was a moment ago, since building one costs time that
+        all others wait."""
+        known = self._built.get(ranks)
+        recent = (
+            known and now - known.built_s < SNAPSHOT_EVERY_S and known.seq >= self._sequence.newest.reaches
+        )
+        if known is None or not (again and recent):
+            frames = self._sequence.snapshot(ranks)
+            known = self._built[ranks] = _Snapshot(now, self._sequence.seq, frames)
+        return known
+
+    def _give_all(self, identity: bytes, client: _Client, now: float) -> bool:
+        budget = min(client.frames, FRAMES_A_ROUND)
+        for seq, frame in self._sequence.frames_after(client.seq):
+            if not budget or not self._give(identity, client, frame, now):
+                return True
+            client.seq = seq
+            budget -= 1
+        return False
+
+    def _give_newest(self, identity: bytes, client: _Client, now: float) -> bool:
+        wish = client.wish
+        if now < client.due_s or (client.lap is None and client.seq == self._sequence.seq):
+            return False
+        client.lap = client.lap or Lap(self._sequence, client.seq, wish.ranks)
+        frames = 1 if wish.frame_bytes else min(client.frames, FRAMES_A_ROUND)
+        for _ in range(frames):
+            if not self._give(identity, client, client.lap.frame(wish.frame_bytes), now):
+                client.lap = None  # what was in it is still to come, for `seq` has not moved
+                return True
+            if client.lap.done:
+                client.seq, client.lap = client.lap.reaches, None
+                break
+        if wish.hz and (client.lap is None or wish.frame_bytes):
+            client.due_s = now + 1 / wish.hz
+            return False
+        return client.lap is not None
+
+    def _give(self, identity: bytes, client: _Client, frame: bytes, now: float) -> bool:
+        if not self._send(identity, frame):
+            # Full or gone: what it still has to read will make it ask again, and it will say from where.
+            client.frames = 0
+            return False
+        client.frames -= 1
+        client.sent_s = now
+        return True

@@ -1,0 +1,368 @@
+"""Reading a recording: what was recorded, and the state of the run at any place of it.
+
+`Recording` is the file, `Replay` a place in it. The state is reduced from the very updates that a client was sent
+(`RunState`), so at each sequence number it is what a subscriber had who lost nothing.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from agents.protocol import VERSION, Summary, Update, clip
+from agents.protocol.codec import version_refusal
+from agents.recording.database import open_to_read
+from agents.recording.format import NothingRecordedError, RecordingError, kind_of, unpack, unpack_row
+from agents.state.run_state import RunState
+
+SegmentRow = tuple[int, int, str, int, float, int | None, int, int]
+Newest = tuple[int | None]
+SEGMENTS: Final = "SELECT id, wire, epoch, seq, time_s, step, thinned, follows FROM segments"
+TABLES: Final = "SELECT name FROM sqlite_master WHERE type = 'table'"
+MOST_NOTES: Final = 32
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment: the snapshot it begins with is as of `seq`, when `step` was the newest step summarised."""
+
+    id: int
+    wire: int
+    epoch: str
+    seq: int
+    time_s: float
+    step: int | None
+    thinned: int  # 1: what single ranks said is not in it
+    follows: int  # 1: on the segment before, with nothing missing between
+
+
+class Moment(Struct, frozen=True):
+    """One thing that happens in a recording: an update, or (`snapshot`) the beginning of a segment; neither, where a
+    segment begins with a snapshot that cannot be read."""
+
+    epoch: str
+    seq: int
+    time_s: float
+    update: Update | None
+    thinned: bool = False
+    snapshot: tuple[Update, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to go: read from the segment `segment` on, and stop before the first moment that is `beyond`."""
+
+    segment: int
+    beyond: Callable[[Moment], bool]
+
+
+CROSSINGS: Final = """
+SELECT id, last, epoch FROM (
+    SELECT feed.id, feed.last, segments.epoch, feed.step AS before, LEAD(feed.step) OVER (ORDER BY feed.id) AS step
+    FROM feed JOIN segments ON segments.id = feed.segment
+) WHERE step >= ? AND (before IS NULL OR before < ? OR before > step) ORDER BY id DESC
+"""
+"""Rows after which a step may have been reached, the last first."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """From where to where a recording goes; times in seconds since the epoch."""
+
+    first_s: float
+    last_s: float
+    last_epoch: str
+    last_seq: int
+    last_step: int | None
+
+
+class Recording:
+    """A recorded run, ended or not, for one thread at a time. RecordingError: there is none that can be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.exists():
+            raise NothingRecordedError(f"there is no recording: {path} is not there")
+        self.damage: list[str] = []  # what was found to be missing or unreadable by now, a sentence each
+        try:
+            self._db, lost = open_to_read(path)
+        except (sqlite3.Error, OSError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise RecordingError(f"{path} cannot be read: {' '.join(why.split())}") from None
+        if lost:
+            self.note(lost)
+        try:
+            tables = {name for (name,) in self.rows(tuple[str], TABLES)}
+            if not tables & {"segments", "feed"}:
+                what = "commands only; its run was not recorded" if tables else "nothing yet"
+                raise NothingRecordedError(f"{path} holds {what}")
+            wire = self.rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
+            if not wire and self.rows(tuple[int], "SELECT id FROM feed LIMIT 1"):
+                raise RecordingError(f"{path} is damaged: it holds updates, and not where they belong")
+            if not wire:
+                why = f"{path} holds nothing yet; its run has only begun, or was not recorded"
+                raise NothingRecordedError(why)
+            if wire[0][0] != VERSION:
+                raise RecordingError(f"{path}: {version_refusal(wire[0][0])}")
+        except RecordingError:
+            self.close()
+            raise
+
+    def note(self, damage: str) -> None:
+        """Remember what cannot be read, once and up to `MOST_NOTES`, for whoever shows the rest."""
+        if damage not in self.damage and len(self.damage) < MOST_NOTES:
+            self.damage.append(clip(damage))
+
+    def rows(self, kind: Any, query: str, *values: object) -> list[Any]:
+        """Rows as tuples of that kind; a column of SQLite holds whatever was put there."""
+        try:
+            return msgspec.convert(self._db.execute(query, values).fetchall(), list[kind])
+        except (sqlite3.Error, msgspec.ValidationError) as error:
+            why = " ".join(str(error).split())
+            raise RecordingError(f"{self.path} cannot be read: {why}") from None
+
+    def close(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()
+
+    # ------------------------------------------------------------------------------------------- what is there
+
+    def segments(self) -> list[Segment]:
+        """All of them, in the order of what happened."""
+        return [Segment(*row) for row in self.rows(SegmentRow, f"{SEGMENTS} ORDER BY id")]
+
+    def span(self) -> Span:
+        """As of now: the recording of a live run grows."""
+        segments = self.segments()
+        newest = segments[-1]
+        rows = self.rows(
+            tuple[int, int, float, int | None],
+            "SELECT segment, last, time_s, step FROM feed ORDER BY id DESC LIMIT 1",
+        )
+        if rows and rows[0][0] == newest.id:
+            _, seq, time_s, step = rows[0]
+        else:
+            seq, time_s, step = newest.seq, newest.time_s, newest.step
+        return Span(segments[0].time_s, max(time_s, segments[0].time_s), newest.epoch, seq, step)
+
+    def moments(self, segment: int = 0) -> Iterator[Moment]:
+        """Everything that can be read from the segment with the id `segment` on; the rest is noted in `damage`."""
+        before: tuple[str, int] | None = None  # the hub start and the number up to which nothing is missing
+        for one in [one for one in self.segments() if one.id >= segment]:
+            if one.follows and before and before != (one.epoch, one.seq):
+                self._note_gap(one, before[1], one.seq + 1)
+            snapshot: tuple[Update, ...] | None = None
+            try:
+                snapshot = tuple(self._snapshot(one.id))
+            except RecordingError as error:
+                self.note(f"the state at update {one.seq} of {one.epoch} cannot be read: {error}")
+            yield Moment(one.epoch, one.seq, one.time_s, None, bool(one.thinned), snapshot)
+            seq = one.seq
+            for id, first, last in self._rows_of(one):
+                try:
+                    for moment in self._row(one, id):
+                        if moment.seq <= seq:
+                            raise RecordingError("they are out of order")
+                        if moment.seq > seq + 1 and not one.thinned:
+                            self._note_gap(one, seq, moment.seq)
+                        seq = moment.seq
+                        yield moment
+                except RecordingError as error:
+                    self.note(f"the updates {first} to {last} of {one.epoch} cannot be read: {error}")
+                    seq = max(seq, last)
+            before = None if one.thinned else (one.epoch, seq)
+
+    def _rows_of(self, segment: Segment) -> list[tuple[int, int, int]]:
+        """Number, first and last update of each row of a segment."""
+        for table in ("feed", "feed NOT INDEXED"):  # an index that is damaged can be done without
+            query = f"SELECT id, first, last FROM {table} WHERE segment = ? ORDER BY id"
+            try:
+                return self.rows(tuple[int, int, int], query, segment.id)
+            except RecordingError as error:
+                self.note(f"not all from update {segment.seq} of {segment.epoch} on can be read: {error}")
+        return []
+
+    def _note_gap(self, segment: Segment, after: int, before: int) -> None:
+        now = self.rows(tuple[int], "SELECT thinned FROM segments WHERE id = ?", segment.id)
+        if now == [(0,)]:  # of a live run it may have been thinned since it was looked at
+            self.note(f"the updates {after + 1} to {before - 1} of {segment.epoch} are missing")
+
+    def _snapshot(self, segment: int) -> Iterator[Update]:
+        for (snapshot,) in self.rows(tuple[bytes], "SELECT snapshot FROM segments WHERE id = ?", segment):
+            for batch in unpack_row(snapshot):
+                yield from map(unpack, batch.updates)
+
+    def _row(self, segment: Segment, id: int, kinds: frozenset[str] | None = None) -> Iterator[Moment]:
+        # The row may have been thinned away since: then it is not there, and nothing of it is told.
+        data_of = "SELECT data FROM feed WHERE id = ? AND segment = ?"
+        for (data,) in self.rows(tuple[bytes], data_of, id, segment.id):
+            for batch in unpack_row(data):
+                for seq, packed in enumerate(batch.updates, batch.first):
+                    if kinds is None or kind_of(packed) in kinds:
+                        yield Moment(segment.epoch, seq, batch.time_s, unpack(packed), bool(segment.thinned))
+
+    def summaries(self, segment: Segment, id: int) -> Iterator[Moment]:
+        """Those of a row, without a look at what else is in it."""
+        try:
+            yield from self._row(segment, id, frozenset({"summary"}))
+        except RecordingError as error:
+            self.note(f"the steps in row {id} cannot be read: {error}")
+
+    # -------------------------------------------------------------------------------------------------- places
+
+    def at_end(self) -> Place:
+        return Place(self.segments()[-1].id, lambda moment: False)
+
+    def at_start(self) -> Place:
+        first = self.segments()[0]
+        return Place(first.id, lambda moment: moment.snapshot is None or moment.seq > first.seq)
+
+    def at_time(self, time_s: float) -> Place:
+        """When the hub's clock showed `time_s`; the beginning if that was before it."""
+        segments = self.segments()
+        before = [one for one in segments if one.time_s <= time_s] or segments[:1]
+        return Place(before[-1].id, lambda moment: moment.time_s > max(time_s, segments[0].time_s))
+
+    def at_seq(self, seq: int, epoch: str | None = None) -> Place:
+        """As of update `seq` of the hub start `epoch`, by default the last one."""
+        segments = self.segments()
+        epoch = epoch or segments[-1].epoch
+        mine = [one for one in segments if one.epoch == epoch]
+        if not mine:
+            known = ", ".join(dict.fromkeys(one.epoch for one in segments))
+            raise RecordingError(f"{self.path} holds no hub start {epoch}; there are {known}")
+        rows = self.rows(
+            Newest,
+            "SELECT MAX(last) FROM feed WHERE segment IN (SELECT id FROM segments WHERE epoch = ?)",
+            epoch,
+        )
+        last = max(rows[0][0] or 0, mine[-1].seq)
+        if not mine[0].seq <= seq <= last:
+            raise RecordingError(
+                f"{self.path} holds the updates {mine[0].seq} to {last} of {epoch}, not {seq}"
+            )
+        start = [one for one in mine if one.seq <= seq][-1]
+        return Place(start.id, lambda moment: moment.epoch != epoch or moment.seq > seq)
+
+    def at_step(self, step: int) -> Place:
+        """When step `step` was summarised; the last time, if the run went back to do it again."""
+        rows = self.rows(tuple[int, int, str], CROSSINGS, step, step)
+        newest, first = self.rows(Newest, "SELECT MAX(step) FROM feed")[0][0], self.segments()[0].step
+        if newest is None or newest < step or (not rows and first is not None and first > step):
+            held = "no step yet" if newest is None else f"the steps {first or 0} to {newest}"
+            raise RecordingError(f"{self.path} holds {held}, not {step}")
+        # A hub that is started again knows no step at first: that alone does not mean that the run went back.
+        crossings = [*rows, (0, -1, "")]
+        row, last, epoch = next(
+            (one for one in crossings if self._reached(one[0], step) == step), crossings[0]
+        )
+        start = self.rows(tuple[int], "SELECT segment FROM feed WHERE id > ? ORDER BY id LIMIT 1", row)[0][0]
+
+        there = False
+
+        def beyond(moment: Moment) -> bool:
+            nonlocal there
+            if there:
+                return True
+            summary = moment.update if isinstance(moment.update, Summary) else None
+            if summary is None or (moment.epoch == epoch and moment.seq <= last):
+                return False
+            there = summary.step == step
+            return summary.step > step
+
+        return Place(start, beyond)
+
+    def _reached(self, row: int, step: int) -> int | None:
+        """The first step from `step` on that was summarised after a row."""
+        after = "SELECT id, segment FROM feed WHERE id > ? ORDER BY id"
+        segments = {one.id: one for one in self.segments()}
+        for id, segment in self.rows(tuple[int, int], after, row):
+            with contextlib.suppress(RecordingError):  # whoever reads on from there will note it
+                for moment in self._row(segments[segment], id) if segment in segments else ():
+                    if isinstance(moment.update, Summary) and moment.update.step >= step:
+                        return moment.update.step
+        return None
+
+
+class Replay:
+    """A place in a recording, and the run as it was there: `state`, as of update `seq` of `epoch`.
+
+    `thinned`: what single ranks said is not in it. `resets` counts how often `state` was built anew.
+    """
+
+    def __init__(self, recording: Recording, lock: AbstractContextManager[object] | None = None) -> None:
+        """`lock` is held while `state` changes, for another thread to look at it."""
+        self.recording = recording
+        self._lock = lock or contextlib.nullcontext()
+        self.state = RunState()
+        self.epoch = ""
+        self.seq = 0
+        self.time_s = 0.0
+        self.thinned = False
+        self.resets = 0
+        self._moments: Iterator[Moment] = iter(())
+        self._next: Moment | None = None
+        self.seek(recording.at_start())
+
+    @property
+    def ended(self) -> bool:
+        """Nothing follows, of what was recorded when this place was sought."""
+        return self._next is None
+
+    @property
+    def next_s(self) -> float | None:
+        """When the next thing happens; None at the end."""
+        return self._next.time_s if self._next else None
+
+    def seek(self, place: Place) -> None:
+        """Go there, forwards or back."""
+        segments = self.recording.segments()
+        start = next((one for one in segments if one.id >= place.segment), None)
+        if start is None:
+            raise RecordingError(f"{self.recording.path} has lost what it holds from there on")
+        if start.thinned:
+            # The curve up to there lies in the segments before it; they are thinned too, so they are short.
+            start = next(one for one in segments if one.epoch == start.epoch)
+        for segment in reversed(segments[: segments.index(start) + 1]):
+            self._moments = self.recording.moments(segment.id)
+            self._next = next(self._moments, None)
+            if self._next is None or self._next.snapshot is not None:
+                break  # else from the state before, with what came since
+        self.epoch = ""
+        self.forward(place.beyond)
+
+    def forward(self, beyond: Callable[[Moment], bool]) -> list[Update]:
+        """Go on to the first moment that is `beyond`; the updates that came, in order.
+
+        If `resets` has grown `state` was built anew, of what it says itself and not of these alone.
+        """
+        came: list[Update] = []
+        while self._next is not None and not beyond(self._next):
+            moment, self._next = self._next, next(self._moments, None)
+            if moment.snapshot is not None:
+                self._enter(moment, moment.snapshot)
+            elif moment.epoch != self.epoch:
+                self._enter(moment, ())
+            elif moment.update is not None:
+                with self._lock:
+                    self.state.apply(moment.update)
+                came.append(moment.update)
+            self.epoch, self.seq, self.time_s = moment.epoch, moment.seq, moment.time_s
+        return came
+
+    def _enter(self, moment: Moment, snapshot: tuple[Update, ...]) -> None:
+        state = RunState()
+        for update in snapshot:
+            state.apply(update)
+        if moment.thinned and moment.epoch == self.epoch and not (state.curve or state.summaries):
+            state.curve, state.summaries = copy(self.state.curve), list(self.state.summaries)
+        self.state = state
+        self.thinned = moment.thinned
+        self.resets += 1

@@ -1,0 +1,180 @@
+"""The tables of a recording, for the one thread that writes them.
+
+The journal has a file of its own, so nothing here is in its way. Commits do not fsync (`synchronous=NORMAL`): a power
+cut may cost the newest moments of a recording, never its order, and never a command, whose journal does.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Raw
+
+from agents.protocol import VERSION
+from agents.recording.database import OpenFile, put_back, torn
+from agents.recording.format import SCHEMA, Batch, RecordingError, pack_row, row_of, thin, unpack_row
+
+BUSY_S = 10.0  # somebody else, such as a backup, may read the file
+WAL_BYTES = 16 << 20  # what the write-ahead log keeps of the disk when it is idle
+
+INSERT_ROW = "INSERT INTO feed (segment, first, last, time_s, step, data) VALUES (?, ?, ?, ?, ?, ?)"
+INSERT_SEGMENT = (
+    "INSERT INTO segments (id, wire, epoch, seq, time_s, step, follows, thinned, snapshot) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?)"
+)
+CURVE = frozenset({"summary", "recalled"})  # the kinds of a snapshot that it is in
+SIZES = (
+    "SELECT id, thinned, LENGTH(snapshot) + "
+    "(SELECT COALESCE(SUM(LENGTH(data)), 0) FROM feed WHERE segment = segments.id) FROM segments ORDER BY id"
+)
+
+
+class TapeError(Exception):
+    """The disk does not take it; the text is for a person."""
+
+
+class Tape:
+    """Adds segments and rows, in order; `commit` puts what was added on disk, all or none."""
+
+    def __init__(self, path: Path, full_bytes: int, thin_bytes: int) -> None:
+        self._path = path
+        self._limits = (full_bytes, thin_bytes)
+        self._added: list[tuple[str, tuple[object, ...]]] = []
+        with self._sentence():
+            db = self._connect()
+            self.lost = torn(db, path)  # of what was recorded before, in a sentence
+            db.executescript(SCHEMA)
+            found = db.execute(SIZES).fetchall()
+            # Bytes by segment, oldest first.
+            self._full: dict[int, int] = {id: size for id, thinned, size in found if not thinned}
+            self._thin: dict[int, int] = {id: size for id, thinned, size in found if thinned}
+            self._file = OpenFile(path)
+        self._segment = max((*self._full, *self._thin), default=0)
+
+    def _connect(self) -> sqlite3.Connection:
+        db = self._db = sqlite3.connect(self._path, isolation_level=None, timeout=BUSY_S)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=NORMAL")
+        db.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
+        return db
+
+    def put_back(self) -> bool:
+        """Whether somebody had removed the file; it is there again, with all that was in it. TapeError: it is not."""
+        if not self._file.removed:
+            return False
+        try:
+            put_back(self._db, self._path)
+            self._connect().execute("SELECT id FROM segments LIMIT 1").fetchall()  # opens its log too
+        except (sqlite3.Error, OSError) as error:
+            raise TapeError(f"{self._path} was removed and cannot be put back: {error}") from None
+        self._file = OpenFile(self._path)
+        return True
+
+    @contextlib.contextmanager
+    def _sentence(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            self._added.clear()
+            raise TapeError(str(error)) from None
+
+    def begin(
+        self, epoch: str, seq: int, time_s: float, step: int | None, follows: bool, state: list[bytes]
+    ) -> None:
+        """A segment that begins with `state`, packed updates that rebuild the run as of `seq`."""
+        self._segment += 1
+        snapshot = pack_row([Batch(time_s, seq, list(map(Raw, state)))])
+        self._full[self._segment] = len(snapshot)
+        row = (self._segment, VERSION, epoch, seq, time_s, step, follows, snapshot)
+        self._added.append((INSERT_SEGMENT, row))
+
+    def add(self, batches: list[Batch], step: int | None) -> None:
+        """A row of the newest segment; none for no batches."""
+        if batches:
+            row = row_of(self._segment, batches, step)
+            self._full[self._segment] += len(row[-1])
+            self._added.append((INSERT_ROW, row))
+
+    def commit(self) -> None:
+        """TapeError: nothing of what was added is on disk, and it is forgotten."""
+        added = list(self._added)
+        try:
+            self._transact(added)
+        except TapeError:
+            for segment in [row[0] for statement, row in added if statement is INSERT_SEGMENT]:
+                assert isinstance(segment, int)
+                del self._full[segment]
+            raise
+        self._added.clear()
+
+    def _transact(self, statements: list[tuple[str, tuple[object, ...]]]) -> None:
+        with self._sentence():
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                for statement, row in statements:
+                    self._db.execute(statement, row)
+                self._db.execute("COMMIT")
+            except sqlite3.Error:
+                with contextlib.suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
+
+    # ------------------------------------------------------------------------------------------- retention
+
+    def make_room(self) -> None:
+        """Thin the oldest whole segment if there is too much of them, forget the oldest thinned one likewise.
+
+        One of each at most, so that what comes in is written in between; never the newest segment.
+        """
+        most_full, most_thin = self._limits
+        if sum(self._full.values()) > most_full and len(self._full) > 1:
+            oldest = next(iter(self._full))
+            try:
+                self._thin_out(oldest)
+            except RecordingError:  # damaged: nobody can read it, so nobody misses it
+                self._forget(oldest)
+        if sum(self._thin.values()) > most_thin:
+            self._forget(next(iter(self._thin)))
+
+    def _forget(self, segment: int) -> None:
+        self._transact(
+            [
+                ("DELETE FROM feed WHERE segment = ?", (segment,)),
+                ("DELETE FROM segments WHERE id = ?", (segment,)),
+            ]
+        )
+        self._full.pop(segment, None)
+        self._thin.pop(segment, None)
+
+    def _thin_out(self, segment: int) -> None:
+        """RecordingError: it cannot be read."""
+        with self._sentence():
+            rows = self._db.execute(
+                "SELECT id, step, data FROM feed WHERE segment = ? ORDER BY id", (segment,)
+            ).fetchall()
+            snapshot, follows = self._db.execute(
+                "SELECT snapshot, follows FROM segments WHERE id = ?", (segment,)
+            ).fetchone()
+            # Where it follows on, the run's curve so far is in the segments before it already.
+            snapshot = pack_row(thin(unpack_row(snapshot), CURVE if follows else frozenset()))
+            kept = [batch for *_, data in rows for batch in thin(unpack_row(data))]
+        size = len(snapshot)
+        statements: list[tuple[str, tuple[object, ...]]] = [
+            ("UPDATE segments SET thinned = 1, snapshot = ? WHERE id = ?", (snapshot, segment)),
+            ("DELETE FROM feed WHERE segment = ?", (segment,)),
+        ]
+        if kept:
+            # One row under the first one's id, so that ids stay in the order of what happened.
+            row = row_of(segment, kept, rows[-1][1])
+            size += len(row[-1])
+            statements.append(
+                (INSERT_ROW.replace("(segment", "(id, segment").replace("(?", "(?, ?"), (rows[0][0], *row))
+            )
+        self._transact(statements)
+        del self._full[segment]
+        self._thin[segment] = size
+
+    def close(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self._db.close()

@@ -1,0 +1,102 @@
+"""What a chart shows of a run's curve: stretches of steps, each as finely as it is known. Textual-free.
+
+Of old steps a live run keeps buckets (`agents.state.curve`); a recording also has every step of the visible stretch,
+`detail`.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from agents.state.curve import Curve, Point
+from agents.state.run_state import RunState
+
+View = tuple[int, int]
+"""The first and last step that is looked at."""
+
+FEWEST = 16  # steps of a view
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Values by step. Each `width` steps have at most their first, lowest, highest and last; 1: all there are."""
+
+    points: Sequence[Point]
+    width: int = 1
+
+
+def extent(state: RunState) -> View | None:
+    """The oldest and the newest step that has a value."""
+    newest = state.summaries[-1].step if state.summaries else state.curve.last
+    oldest = state.curve.first if state.curve else state.summaries[0].step if state.summaries else None
+    return None if oldest is None or newest is None else (oldest, newest)
+
+
+def stretches(
+    state: RunState, metric: str, view: View | None = None, detail: Curve | None = None
+) -> list[Stretch]:
+    """The curve of a metric, oldest first, within `view`."""
+    whole = state.summaries[0].step if state.summaries else math.inf
+    old, fine = state.curve.points(metric), detail.points(metric) if detail else []
+    fine = [point for point in fine if point[0] < whole]
+    width = state.curve.width
+    found = [Stretch(old, width)]
+    if detail and fine:
+        found = [
+            Stretch([point for point in old if point[0] < fine[0][0]], width),
+            Stretch(fine, detail.width),
+            Stretch([point for point in old if point[0] > fine[-1][0]], width),
+        ]
+    found.append(Stretch(state.points(metric)[len(old) :]))
+    if view:
+        first, last = view
+        found = [Stretch([p for p in one.points if first <= p[0] <= last], one.width) for one in found]
+    return [one for one in found if one.points]
+
+
+def runs(found: Sequence[Stretch], step_columns: float) -> Iterator[list[Point]]:
+    """The points that a line may join. It ends where steps are missing, if that is wider than a column of the chart
+    (of which a step takes `step_columns`), and at a value that is no finite number."""
+    known = [(point, one.width) for one in found for point in one.points]
+    usual = _usual(found)
+    run: list[Point] = []
+    for point, width in known:
+        if run:
+            apart = point[0] - run[-1][0]
+            missing = apart > usual and apart * step_columns > 1 and point[0] // width != run[-1][0] // width
+            if missing or not math.isfinite(point[1]):
+                yield run
+                run = []
+        if math.isfinite(point[1]):
+            run.append(point)
+    if run:
+        yield run
+
+
+def _usual(found: Sequence[Stretch]) -> int:
+    """How many steps apart neighbours usually are: some loops report each tenth."""
+    apart = sorted(b[0] - a[0] for one in found if one.width == 1 for a, b in pairwise(one.points))
+    return apart[len(apart) // 2] if apart else 1
+
+
+def closer(view: View, by: float) -> View:
+    """The middle of a view, or (`by` above 1) more around it."""
+    first, last = view
+    middle, half = (first + last) / 2, max(FEWEST, (last - first) * by) / 2
+    return max(0, math.floor(middle - half)), math.ceil(middle + half)
+
+
+def beside(view: View, by: float) -> View:
+    """A view moved by a share of its own width."""
+    move = max(-view[0], round((view[1] - view[0]) * by))
+    return view[0] + move, view[1] + move
+
+
+def within(view: View, whole: View) -> View | None:
+    """A view kept inside the run; None where it is all of it."""
+    first, last = view
+    if last - first >= whole[1] - whole[0]:
+        return None
+    move = max(0, whole[0] - first) - max(0, last - whole[1])
+    return first + move, last + move

@@ -1,0 +1,94 @@
+"""A run's hub as a feed: the one thread that owns the client."""
+
+import queue
+import threading
+
+from agents.client import Asked, Client
+from agents.protocol import Preview
+from agents.transport.keys import Key
+from cockpit.data.connection import CROWD, CROWD_HZ, want_little
+from cockpit.data.sources.source import ViewerError, faults_told, viewer_text
+from cockpit.data.store import Store
+
+POLL_S = 0.1
+
+
+class LiveFeed:
+    """A run's hub. One thread owns the client; what is asked reaches it through a queue."""
+
+    owns_run = False
+
+    def __init__(
+        self,
+        endpoint: str,
+        operator: bool = False,
+        target: str = "RUN",
+        key: Key | None = None,
+        low_bandwidth: bool = False,
+    ) -> None:
+        self.operator = operator
+        self.target = target
+        self._endpoint = endpoint
+        self._key = key
+        self._low_bandwidth = low_bandwidth
+        self._wishes: queue.SimpleQueue[Asked] = queue.SimpleQueue()
+        self._question = ""  # the newest that this cockpit has asked
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._store: Store | None = None
+
+    def start(self, store: Store) -> None:
+        self._store = store
+        self._thread = threading.Thread(target=self._run, args=(store,), name="cockpit-feed", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread:
+            self._thread.join(2.0)
+
+    def ask(self, asked: Asked) -> None:
+        if not self.operator and not isinstance(asked, Preview):
+            raise ViewerError(viewer_text(self))
+        if self._store and self._store.fault:
+            raise ViewerError(f"this cockpit is detached; {self._store.fault.go_on}")
+        self._wishes.put(asked)
+
+    def _run(self, store: Store) -> None:
+        with faults_told(store, f"the run goes on: cockpit attach {self.target}"):
+            self._drain(store)
+
+    def _drain(self, store: Store) -> None:
+        client = Client(self._endpoint, self._key, store.lock)
+        if self._low_bandwidth:
+            want_little(client)
+        else:
+            client.look("experts", "timeline")  # what the overview draws
+        resets = client.resets
+        try:
+            while not self._stop.is_set():
+                updates = client.poll(POLL_S)
+                with store.lock:
+                    if client.resets != resets:
+                        resets = client.resets
+                        if client.state.world >= CROWD and not self._low_bandwidth:
+                            client.want(CROWD_HZ)
+                        store.adopt(client.state)
+                    elif updates:
+                        store.note(updates)
+                    store.heard(client.age_s)
+                    store.refused = client.refused
+                    store.told(client.previews, client.denied)
+                while not self._wishes.empty():
+                    self._pass_on(self._wishes.get(), client)
+        finally:
+            client.close()
+
+    def _pass_on(self, asked: Asked, client: Client) -> None:
+        if isinstance(asked, Preview):
+            client.withdraw(self._question)
+            self._question = asked.id
+        try:
+            client.request(asked)
+        except ValueError as error:
+            client.denied[asked.id] = str(error)

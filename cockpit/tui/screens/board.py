@@ -1,0 +1,86 @@
+"""The knob board over a screen: its keys."""
+
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.screen import ModalScreen
+
+from cockpit.data.sources.source import Feed
+from cockpit.data.store import Store
+from cockpit.tui.keys import BOARD, BOARD_KEYS
+from cockpit.tui.screens.ending import Answer, Ending
+from cockpit.tui.screens.help import Help
+from cockpit.tui.widgets.board.panel import KnobTable
+from cockpit.tui.widgets.footer import KeyLine
+
+OF_A_TRIAL = {"decide"}  # actions that mean something only while one is under way
+
+
+class KnobBoard(ModalScreen[None]):
+    """Choose values, see what they would do, propose or try them, take changes back; and watch the ranks take them."""
+
+    BINDINGS: ClassVar[list[Binding]] = BOARD_KEYS  # type: ignore[assignment]
+
+    def __init__(self, feed: Feed, store: Store) -> None:
+        super().__init__()
+        self.table = KnobTable(feed, store)
+        self._trying = False
+        self._offered = [action for action in BOARD if feed.operator or not action.operator]
+
+    def compose(self) -> ComposeResult:
+        yield self.table
+        yield KeyLine(without={action.id for action in BOARD} - {action.id for action in self._offered})
+
+    def look(self, store: Store) -> None:
+        self.table.look(store)
+        if self._trying != (store.trial is not None):
+            self._trying = not self._trying
+            self.refresh_bindings()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """What the footer shows: a trial's keys are there with it."""
+        return self._trying or action not in OF_A_TRIAL
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key == "backspace":
+            self.table.do(self.table.desk.rub_out)
+        elif event.character and event.character.isprintable() and event.character not in " ?":
+            self.table.do(self.table.desk.type, event.character)
+        else:
+            return
+        event.stop()
+
+    def action_move(self, by: int) -> None:
+        self.table.do(self.table.desk.move, by)
+
+    def action_turn(self, by: int) -> None:
+        self.table.do(self.table.desk.turn, by)
+
+    def action_propose(self) -> None:
+        self.table.do(self.table.desk.propose)
+        if self.table.desk.ending:
+            self.app.push_screen(Ending(), self._end)
+
+    def _end(self, answer: Answer | None) -> None:
+        if answer in ("save", "end"):
+            self.table.do(self.table.desk.end, answer == "save")
+        else:
+            self.table.do(self.table.desk.stay)
+
+    def action_try(self) -> None:
+        self.table.do(self.table.desk.try_out)
+
+    def action_decide(self, keep: bool) -> None:
+        self.table.do(self.table.desk.decide, keep)
+
+    def action_undo(self) -> None:
+        self.table.do(self.table.desk.undo)
+
+    def action_help(self) -> None:
+        self.app.push_screen(Help(self.table.TITLE, self.table.HELP, {self.table.TITLE: self._offered}))
+
+    def action_close(self) -> None:
+        if not self.table.drop():
+            self.dismiss()

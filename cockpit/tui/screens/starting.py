@@ -1,0 +1,74 @@
+"""While a run of our own is coming up: what has happened, what is awaited, and what it says."""
+
+import time
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.engine_process import EngineProcess
+from cockpit.data.store import Store
+from cockpit.tui.theme import palette
+
+
+class Starting(ModalScreen[bool]):
+    """Closes itself at the first step; closes the app, with exit 1, if the engine ends before."""
+
+    BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
+        Binding("q,ctrl+c,escape", "app.quit", "stop the run and quit", id="starting.quit")
+    ]
+
+    def __init__(self, engine: EngineProcess) -> None:
+        super().__init__()
+        self._engine = engine
+        self._since = time.monotonic()
+        self._said = Text()
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="dialog") as dialog:
+            dialog.border_title = "Starting a run on this machine"
+            dialog.border_subtitle = "q stops it"
+            yield Static(id="progress")
+
+    def look(self, store: Store) -> None:
+        if store.summary:
+            self.dismiss(True)
+        elif self._engine.exit_status is not None:
+            self.app.exit(return_code=1)
+        else:
+            self._show(store)
+
+    def _show(self, store: Store) -> None:
+        colours = palette(self.app.theme)
+        here, world = len(store.here), store.world
+        stages = (
+            (True, f"engine started, process {self._engine.pid}"),
+            (store.heard_at is not None, "hub answers"),
+            (bool(world) and here == world, f"ranks are here  {here}/{world}" if world else "ranks are here"),
+            (bool(store.summary), "first step"),
+        )
+        text = Text()
+        waiting = True
+        for done, what in stages:
+            if done:
+                text.append(f" {Level.GOOD.value} ", colours.level[Level.GOOD])
+                text.append(f"{what}\n", colours.text)
+            else:
+                glyph = "▸" if waiting else format.MISSING
+                text.append(f" {glyph} {what}", colours.accent if waiting else colours.faint)
+                if waiting:
+                    text.append(f"  {time.monotonic() - self._since:.0f} s", colours.dim)
+                text.append("\n")
+                waiting = False
+        text.append("\n")
+        for line in self._engine.last_lines(3):
+            text.append(f" {format.clean(line)[:120]}\n", colours.faint)
+        if text != self._said:
+            self._said = text
+            self.query_one("#progress", Static).update(text)

@@ -1,0 +1,72 @@
+"""Drawing one line of cells: text and styles in, a `Strip` of an exact width out."""
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from cockpit.data.format import clean
+
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+LEFT_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+class Line:
+    """A line under construction; equal neighbours are merged as they come."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[str, Style]] = []
+        self.width = 0
+
+    def add(self, text: str, style: Style) -> "Line":
+        if not text:
+            return self
+        if not text.isprintable():
+            text = clean(text)
+        if self._parts and self._parts[-1][1] == style:
+            self._parts[-1] = (self._parts[-1][0] + text, style)
+        else:
+            self._parts.append((text, style))
+        self.width += len(text) if text.isascii() else cell_len(text)
+        return self
+
+    def pad_to(self, width: int, style: Style, fill: str = " ") -> "Line":
+        """Up to column `width`."""
+        return self.add(fill * max(0, width - self.width), style)
+
+    def extend(self, other: "Line") -> "Line":
+        for text, style in other._parts:
+            self.add(text, style)
+        return self
+
+    def strip(self, width: int, style: Style) -> Strip:
+        """Exactly `width` cells; too much ends in `…`. `style` fills the rest (NO_COLOR needs one)."""
+        if self.width > width > 0:
+            strip = Strip([Segment(text, part) for text, part in self._parts], self.width).crop(0, width - 1)
+            return Strip.join([strip, Strip([Segment("…", style)], 1)])
+        return Strip([Segment(text, part) for text, part in self._parts], self.width).adjust_cell_length(
+            width, style
+        )
+
+
+def rule(title: str, width: int, label: Style, line: Style) -> Line:
+    """``── title ─────``, over what belongs together."""
+    return Line().add("── ", line).add(f"{title} ", label).pad_to(width, line, "─")
+
+
+def blank(width: int, style: Style) -> Strip:
+    """An empty line, with a style: a Strip without one breaks the NO_COLOR filter."""
+    return Strip.blank(width, style)
+
+
+def bar(share: float, width: int) -> str:
+    """A horizontal bar, `share` 0..1 of `width` cells, in eighths of a cell."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (LEFT_EIGHTHS[rest] if rest else "")).ljust(width)[:width]
+
+
+def column(share: float, rows: int) -> list[str]:
+    """A vertical bar, `share` 0..1 of `rows` cells, top first; never empty: zero is not missing."""
+    eighths = max(1, round(max(0.0, min(1.0, share)) * rows * 8))
+    return [EIGHTHS[max(0, min(8, eighths - 8 * row))] for row in range(rows - 1, -1, -1)]

@@ -1,0 +1,143 @@
+"""The pipeline in one step: rows are stages, columns are time, blocks forwards and backwards."""
+
+from rich.style import Style
+
+from agents.protocol import Action, Timeline
+from cockpit.data import format
+from cockpit.data.store import Store, Topic, median
+from cockpit.tui.strips import Line
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.panel import Panel
+
+SIDE = 31
+FEW = 4  # stages that get a line of their own for their numbers
+WORDS = ("busy ", "bubble ", "bound ")
+TRACK = "─"
+
+
+class Pipeline(Panel):
+    """The newest sampled step of each stage, with what it measured beside the schedule's bound."""
+
+    TOPICS = frozenset({Topic.PIPELINE, Topic.RANKS})
+    TITLE = "Pipeline"
+    NATURAL = True
+    HELP = (
+        "One row a pipeline rank, time to the right: `F` forwards, `B` backwards (input gradients alone where a "
+        "`W` follows with those of the weights), numbered by micro-batch; where a rank holds several stages they are "
+        "lettered and shaded apart. A thin line is idle time, the bubble. Busy and bubble are measured (the middle "
+        "rank of the row); bound is what the schedule cannot avoid. Idle is split into what the schedule itself "
+        "causes, waiting for other stages beyond that, and overhead."
+    )
+
+    def title(self, store: Store) -> str:
+        knobs = {knob.name: knob.value for knob in store.state.board.knobs} if store.state.board else {}
+        schedule = knobs.get("schedule") or store.fact("schedule")
+        words = ["Pipeline", *([format.clean(str(schedule))] if schedule else [])]
+        micro = knobs.get("micro_batches")
+        if micro is not None:
+            words.append(f"{format.knob(micro)} micro-batches")
+        return " · ".join(words)
+
+    def subtitle(self, store: Store) -> str:
+        steps = [timeline.step for timeline in store.state.timelines.values()]
+        words = [f"step {format.grouped(max(steps))}"] if steps else []
+        summary = store.summary
+        if summary and summary.bubble_parts:
+            words.append(f"idle {format.parts(summary.bubble_parts)}")
+        return " · ".join(words)
+
+    def natural_height(self, store: Store) -> int:
+        stages = len(_stages(store))
+        return stages * (2 if stages <= FEW else 1) + 1
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
+        stages = _stages(store)
+        shown = {pp: _newest(store, ranks) for pp, ranks in stages.items()}
+        window = max((t.window_ms for t in shown.values() if t), default=0.0)
+        name = max((len(f"pp{pp}") for pp in stages), default=0) + 1
+        # The numbers stand beside the track where that leaves it room, else under it, else nowhere.
+        beside = width >= 100
+        under = not beside and len(stages) * 2 < height
+        track = width - name - (SIDE if beside else 0)
+        ends = f"{format.duration_ms(window).strip()}" if window else ""
+        head = Line().pad_to(name, colours.dim).add("0", colours.dim).add(ends.rjust(track - 1), colours.dim)
+        if beside:
+            head.add("    busy    bubble     bound", colours.dim)
+        lines = [head]
+        for pp, ranks in stages.items():
+            line = Line().add(f"pp{pp}".ljust(name), colours.text)
+            timeline = shown[pp]
+            if timeline and window:
+                _track(line, timeline.actions, window, track, colours)
+            else:
+                line.add((format.MISSING * track), colours.faint)
+            lines.append(line)
+            if beside:
+                _numbers(line.add(" ", colours.dim), store, ranks, colours, ("", "", ""))
+                lines += [Line()] * (len(stages) <= FEW)
+            elif under:
+                lines.append(_numbers(Line().pad_to(name, colours.dim), store, ranks, colours, WORDS))
+        return lines
+
+
+def _stages(store: Store) -> dict[int, list[int]]:
+    """Ranks by stage; a run without a pipeline is one stage."""
+    return store.once("stages", (Topic.GRID,), lambda: _find_stages(store))
+
+
+def _find_stages(store: Store) -> dict[int, list[int]]:
+    stages: dict[int, list[int]] = {}
+    for rank, hello in sorted(store.state.hellos.items()):
+        stages.setdefault(hello.coords.get("pp", 0), []).append(rank)
+    return dict(sorted(stages.items()))
+
+
+def _newest(store: Store, ranks: list[int]) -> Timeline | None:
+    found = [store.state.timelines[rank] for rank in ranks if rank in store.state.timelines]
+    return max(found, key=lambda timeline: timeline.step, default=None)
+
+
+def _track(line: Line, actions: list[Action], window: float, width: int, colours: Palette) -> None:
+    """Time to cells. A block owns the cells whose middle it covers; its name is written where it fits."""
+    at = 0
+    stages = sorted({action.stage for action in actions})
+    for action in sorted(actions, key=lambda action: action.start_ms):
+        first = max(at, round(action.start_ms / window * width))
+        last = min(width, round(action.end_ms / window * width))
+        if last <= first:
+            continue
+        line.add(TRACK * (first - at), colours.faint)
+        part = stages.index(action.stage) if len(stages) > 1 else None
+        line.add(_name(action, part, last - first), _block(action, part, colours))
+        at = last
+    line.add(TRACK * (width - at), colours.faint)
+
+
+def _name(action: Action, part: int | None, width: int) -> str:
+    name = f"{action.kind}{action.micro_batch}"
+    if part is not None and width > len(name):
+        name += chr(ord("a") + part % 26)
+    if width <= len(name):
+        name = name if width == len(name) else str(action.micro_batch)[-width:]
+    return f"{name:<{width}}"[:width] if width < 5 else f" {name:<{width - 1}}"
+
+
+def _block(action: Action, part: int | None, colours: Palette) -> Style:
+    """Neighbours are told apart by shade: micro-batches of one stage, or the stages of one rank."""
+    pair = {"F": colours.forward, "B": colours.backward, "W": colours.weight}[action.kind]
+    return pair[(action.micro_batch if part is None else part) % 2]
+
+
+def _numbers(
+    line: Line, store: Store, ranks: list[int], colours: Palette, words: tuple[str, str, str]
+) -> Line:
+    """Busy and bubble as measured, and the schedule's bound: the middle one of the stage's ranks."""
+    steps = [store.state.steps[rank] for rank in ranks if rank in store.state.steps]
+    bubble = median(step.bubble for step in steps if step.bubble is not None)
+    bound = median(step.bubble_bound for step in steps if step.bubble_bound is not None)
+    values = (None if bubble is None else 1 - bubble, bubble, bound)
+    for i, (word, value) in enumerate(zip(words, values, strict=True)):
+        line.add(
+            f"{word}{format.percent(value, 5)}   ", colours.dim if i == 2 or words is WORDS else colours.text
+        )
+    return line

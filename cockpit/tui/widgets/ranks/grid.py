@@ -1,0 +1,127 @@
+"""The ranks: one cell each, coloured by how far it is from its peers, and an inspector of one of them."""
+
+from typing import ClassVar
+
+from textual import events
+from textual.binding import Binding
+
+from cockpit.data.metrics import Metric, available, read
+from cockpit.data.store import Link, Store, Topic
+from cockpit.tui.keys import GRID, GRID_KEYS
+from cockpit.tui.strips import Line
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.panel import Panel
+from cockpit.tui.widgets.ranks.arrangement import Coords, Plan, axes_of, bands, plan, step_from
+from cockpit.tui.widgets.ranks.cells import Cells, legend, levels_of
+from cockpit.tui.widgets.ranks.inspector import inspector
+
+WIDE_CELL = 19
+INSPECTOR = 3
+ROOMY = 20  # lines the grid may ask for
+
+
+class RankGrid(Panel):
+    """Any metric of every rank, grouped by any axis."""
+
+    TOPICS = frozenset({Topic.RANKS, Topic.PULSE})
+    TITLE = "Ranks"
+    NATURAL = True
+    BINDINGS: ClassVar[list[Binding]] = GRID_KEYS  # type: ignore[assignment]
+    ACTIONS = GRID
+    HELP = (
+        "One cell a rank. The number is of the newest step that all have done; the colour says how far the "
+        "rank's recent steps are from the median of its own pipeline stage: orange is worse, blue is better. "
+        "Own time is the step less what the rank waited for others; with collectives every step takes as long as "
+        "the slowest rank's, so own time tells which rank that is. "
+        "`!` slow or stalled, `✗` lost, `·` no data. Where cells are shared, a cell shows the worst of its ranks."
+    )
+
+    def __init__(self) -> None:
+        super().__init__("ranks")
+        self.metric = ""  # until one is chosen: the first there is
+        self.group: str | None = None
+        self.selected: int | None = 0
+        self._plan: Plan | None = None
+
+    # -------------------------------------------------------------------------------- what was chosen
+
+    def choice(self) -> object:
+        return self.metric, self.group, self.selected
+
+    def _metric(self, store: Store) -> Metric:
+        metrics = available(store)
+        return next((metric for metric in metrics if metric.key == self.metric), metrics[0])
+
+    def _group(self, coords: dict[int, Coords]) -> str | None:
+        axes = axes_of(coords)
+        return self.group if self.group in axes else next(iter(axes), None)
+
+    def action_metric(self, step: int = 1) -> None:
+        with self._store.lock:
+            keys = [metric.key for metric in available(self._store)]
+        at = keys.index(self.metric) if self.metric in keys else 0
+        self.metric = keys[(at + step) % len(keys)]
+        self.again()
+
+    def action_regroup(self) -> None:
+        with self._store.lock:
+            coords = _coords(self._store)
+        axes = axes_of(coords)
+        if axes:
+            current = self._group(coords)
+            self.group = axes[(axes.index(current) + 1) % len(axes)] if current in axes else axes[0]
+        self.again()
+
+    def action_cursor(self, dx: int, dy: int) -> None:
+        if self._plan:
+            self.selected = step_from(self._plan.grid, self.selected, dx, dy)
+            self.again()
+
+    def on_click(self, event: events.Click) -> None:
+        at = event.get_content_offset(self)
+        if at and self._plan and (slot := self._plan.at(at.x, at.y, 1 if self._plan.columns else 0)):
+            self.selected = slot[0]
+            self.again()
+
+    # ---------------------------------------------------------------------------------------- drawing
+
+    def title(self, store: Store) -> str:
+        group = store.once(("group", self.group), (Topic.GRID,), lambda: self._group(_coords(store)))
+        by = f" · by {group}" if group else ""
+        metric = self._metric(store)
+        unit = f", {metric.unit}" if metric.unit else ""
+        return f"Ranks · {metric.title}{unit}{by}"
+
+    def subtitle(self, store: Store) -> str:
+        return "" if store.link is Link.ENDED else f"{store.coverage().strip()} reporting"
+
+    def natural_height(self, store: Store) -> int:
+        return len(self._planned(store, max(1, self.content_size.width), ROOMY).rows) + 6
+
+    def _planned(self, store: Store, width: int, height: int) -> Plan:
+        group = store.once(("group", self.group), (Topic.GRID,), lambda: self._group(_coords(store)))
+
+        def compute() -> Plan:
+            found, columns = bands(_coords(store), group)
+            return plan(found, columns, width, height, WIDE_CELL)
+
+        return store.once(("plan", group, width, height), (Topic.GRID,), compute)
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
+        metric = self._metric(store)
+        readings = read(store, metric)
+        levels = levels_of(store, metric, readings)
+        # The inspector gives way where the ranks would have to share cells, or lose their numbers.
+        plans = [(foot, self._planned(store, width, height - foot)) for foot in (1 + INSPECTOR, 2)]
+        foot, self._plan = min(plans, key=lambda choice: (choice[1].shared, not choice[1].wide))
+        drawing = Cells(metric, readings, levels, colours, self.selected, len(str(store.world - 1)))
+        lines = drawing.rows(self._plan)
+        gap = max(0, min(1, height - foot - len(lines)))
+        lines += [Line()] * gap
+        lines.append(legend(metric, levels, store.world, self._plan, colours))
+        lines += inspector(store, metric, readings, self.selected, colours)[: foot - 1]
+        return lines
+
+
+def _coords(store: Store) -> dict[int, Coords]:
+    return {rank: hello.coords for rank, hello in store.state.hellos.items()}

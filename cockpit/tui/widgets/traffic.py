@@ -1,0 +1,76 @@
+"""Traffic by axis: bytes, time in collectives, and the part of it that compute did not hide."""
+
+from collections.abc import Mapping
+
+from agents.protocol import Traffic
+from cockpit.data import format
+from cockpit.data.store import Store, Topic
+from cockpit.tui.strips import Line
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.panel import Panel
+
+ORDER = ("tp", "ep", "cp", "pp", "dp", "control")
+NUMBERS = 47  # `tp        2.1 MB    38.0 ms    38.0 ms    5.7 %  `
+
+
+class TrafficByAxis(Panel):
+    """One row an axis."""
+
+    TOPICS = frozenset({Topic.CURVES})
+    TITLE = "Traffic"
+    NATURAL = True
+    HELP = (
+        "One row for each axis that carries something. Bytes are those all ranks send to other ranks in one "
+        "step; milliseconds are the mean over ranks. `of step` is the exposed part of the step. The bar is "
+        "the time: solid is exposed, grey is hidden behind compute."
+    )
+
+    def title(self, store: Store) -> str:
+        return "Traffic · per step, by axis"
+
+    def subtitle(self, store: Store) -> str:
+        return f"step {format.grouped(store.summary.step)}" if store.summary else ""
+
+    def natural_height(self, store: Store) -> int:
+        return len(_axes(store.summary.comm)) + 1 if store.summary else 2
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
+        summary = store.summary
+        if not summary or not summary.comm:
+            what = "this run does not tell its traffic" if summary else "no step is done yet"
+            return [Line().add(f"{format.MISSING} {what}", colours.faint)]
+        axes = _axes(summary.comm)
+        if not axes:
+            return [Line().add("nothing is sent: one rank alone", colours.dim)]
+        room = max(0, width - NUMBERS)
+        unit, scale = ("GB", 1e9) if max(summary.comm[axis].bytes for axis in axes) >= 1e10 else ("MB", 1e6)
+        longest = max(summary.comm[axis].ms for axis in axes)
+        lines = [Line().add(f"{'':7}{'sent':>9}{'time':>10}{'exposed':>10}{'of step':>9}", colours.dim)]
+        for axis in axes:
+            traffic = summary.comm[axis]
+            line = Line().add(axis[:7].ljust(7), colours.text)
+            line.add(f"{format.fixed(traffic.bytes / scale, 6)} {unit}", colours.text)
+            line.add(f"{format.fixed(traffic.ms, 7)} ms", colours.text)
+            exposed = colours.text if traffic.exposed_ms else colours.dim
+            line.add(f"{format.fixed(traffic.exposed_ms, 7)} ms", exposed)
+            share = traffic.exposed_ms / summary.step_ms if summary.step_ms > 0 else None
+            line.add(f"{format.percent(share, 7)}  ", exposed)
+            solid, light = _bar(traffic, longest, room)
+            line.add("▇" * solid, colours.accent).add("▇" * light, colours.faint)
+            lines.append(line)
+        return lines
+
+
+def _axes(comm: Mapping[str, Traffic]) -> list[str]:
+    """Axes that carry something, the busiest kinds first, in an order that does not change."""
+    used = {axis for axis, traffic in comm.items() if traffic.bytes}
+    return [axis for axis in ORDER if axis in used] + sorted(used - set(ORDER))
+
+
+def _bar(traffic: Traffic, longest_ms: float, room: int) -> tuple[int, int]:
+    """Cells of the exposed and of the hidden time, against the axis that takes longest."""
+    if longest_ms <= 0:
+        return 0, 0
+    whole = min(room, round(traffic.ms / longest_ms * room))
+    solid = min(whole, round(traffic.exposed_ms / longest_ms * room))
+    return solid, whole - solid

@@ -1,0 +1,323 @@
+"""Snapshots on disk: which are whole, which is the newest, which are too many. Torch-free, so that refusing is quick.
+
+A run's snapshots lie in one folder, its shelf; docs/snapshots.md says what is in each. A snapshot is written under a
+name of its own (`step-5.partial`) and gets its manifest last and then its name, so what has a manifest was whole once;
+the sizes in the manifest tell whether it still is, and its checksums, for whoever reads all of it, whether undamaged.
+"""
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import socket
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from agents.protocol import Changes
+from agents.rundir.bounded_read import open_ordinary, read_ordinary
+from agents.rundir.runs import RunError
+from engine.checkpoint.tensor_index import INDEX, FileName, Natural, read_index
+from engine.config.layout import Digest, Layout
+from engine.config.refusal import RefusedError
+
+FORMAT = 2  # 1 had a pickle as its index, which is not read
+MANIFEST = "manifest.json"
+MANIFEST_SUM = "manifest.crc32"  # of the manifest's bytes, in hexadecimal
+PARTIAL = ".partial"
+LOCK = ".lock"  # in a run's folder and on its shelf: held by the run; in it, who that is
+HOLD_S = (
+    3.0  # how long a run is waited for that still holds a folder: one that was killed takes a moment to go
+)
+CHUNK = 4 * 2**20  # bytes read at once
+MOST_BYTES = 2**26  # of a manifest
+_NAME = re.compile(r"step-\d+")
+
+
+class TornError(RefusedError):
+    """Why a folder is not a whole snapshot: one sentence."""
+
+
+class OtherFormatError(TornError):
+    """It may well be whole, for another version of the engine."""
+
+
+class Applied(Struct, frozen=True):
+    """One revision of the knobs, in force from `step` on."""
+
+    revision: Natural
+    step: Natural
+    changes: Changes
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """What a snapshot says of itself."""
+
+    format: int = FORMAT
+    serial: Natural = 0  # larger than that of every snapshot that lay on the shelf when it was saved
+    step: Natural  # steps done; also the first step that a run continued from here trains
+    run: str
+    layout: Layout  # as it was given: without what operators have turned
+    data: Digest  # of the text that it was trained on
+    knobs: Changes
+    revision: Natural
+    history: list[Applied]
+    torch: str
+    files: dict[FileName, Natural] = {}  # name -> bytes
+    sums: dict[FileName, Natural] = {}  # name -> CRC-32 of the content
+
+
+class _Format(Struct):
+    format: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A whole one."""
+
+    folder: Path
+    manifest: Manifest
+
+
+def shelf_of(layout: Layout, run_dir: Path) -> Path:
+    """Where the run with that folder keeps its snapshots."""
+    return Path(layout.snapshot.dir) / run_dir.name if layout.snapshot.dir else run_dir / "snapshots"
+
+
+def name_of(step: int) -> str:
+    return f"step-{step}"
+
+
+def is_named_so(folder: Path) -> bool:
+    """Whether it has the name that snapshots have."""
+    return _NAME.fullmatch(folder.name) is not None
+
+
+@contextmanager
+def hold(
+    folder: Path, patience_s: float = HOLD_S, told: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
+    """Keep other runs off a run's folder or its shelf, which is made if need be; RunError, one sentence, where that
+    cannot be.
+
+    The kernel lets go of it when the last process of the run has died, however it did: processes that are forked
+    meanwhile hold it too. `told` hears, in a sentence, that this file system has no locks.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("a+")
+    except OSError as error:
+        raise RunError(f"nothing can be saved in {folder}: {error.strerror}") from None
+    with lock:
+        end = time.monotonic() + patience_s
+        while not _locked(lock.fileno(), folder, told):
+            if time.monotonic() >= end:
+                lock.seek(0)
+                who = lock.read().strip() or "another process"
+                raise RunError(
+                    f"{folder} is in use by {who}, a run that is still alive; end it first, "
+                    "or choose another folder with --run-dir"
+                )
+            time.sleep(0.05)
+        with suppress(OSError):  # a full disk keeps the lock
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            lock.flush()
+        yield
+
+
+def _locked(descriptor: int, folder: Path, told: Callable[[str], None]) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        told(f"the file system of {folder} has no locks ({error.strerror}), so keep other runs off it")
+    return True
+
+
+def read(folder: Path) -> Snapshot:
+    """The snapshot in `folder`; TornError if it is not whole or not of this format."""
+    try:
+        raw = read_ordinary(folder / MANIFEST, MOST_BYTES, links=False)
+    except OSError as error:
+        raise TornError(f"{folder} is not a whole snapshot: {MANIFEST}: {error.strerror}") from None
+    try:
+        written_in = msgspec.json.decode(raw, type=_Format).format
+        if written_in != FORMAT:
+            raise OtherFormatError(
+                f"{folder} is written in format {written_in}, and this engine reads {FORMAT}"
+            )
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise TornError(f"{folder} is not a whole snapshot: {MANIFEST} cannot be read: {error}") from None
+    for name, size in manifest.files.items():
+        found = _size(folder / name)
+        if found != size:
+            raise TornError(f"{folder} is not a whole snapshot: {name} has {found} of {size} bytes")
+    if not manifest.files.keys() == manifest.sums.keys() >= {INDEX}:
+        raise TornError(f"{folder} is damaged: {MANIFEST} lacks files or their checksums")
+    try:
+        written = read_ordinary(folder / MANIFEST_SUM, 64, links=False)
+    except OSError as error:
+        raise TornError(f"{folder} is not a whole snapshot: {MANIFEST_SUM}: {error.strerror}") from None
+    if written != _manifest_sum(raw):
+        raise TornError(f"{folder} is damaged: {MANIFEST} is not what was written")
+    return Snapshot(folder, manifest)
+
+
+def damage(folder: Path) -> str | None:
+    """Why the whole snapshot in `folder` must not be used, in a sentence, or None. Reads all of it, as fast as the disk
+    gives it: checksums need no interpreter lock."""
+    manifest = read(folder).manifest
+    sums = manifest.sums
+    with ThreadPoolExecutor() as readers:
+        found = readers.map(lambda name: _sum_or_none(folder / name), sums)
+        spoiled = [name for name, now in zip(sums, found, strict=True) if now != sums[name]]
+    if spoiled:
+        return f"{folder} is damaged: {spoiled[0]} is not what was written"
+    try:
+        read_index(folder, manifest.files)
+    except RefusedError as why:
+        return str(why)
+    return None
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file's content: it finds accidents, any flipped bit among them, and is no protection from malice."""
+    value = 0
+    with open_ordinary(path, links=False) as file:
+        while chunk := file.read(CHUNK):
+            value = zlib.crc32(chunk, value)
+    return value
+
+
+def _sum_or_none(path: Path) -> int | None:
+    try:
+        return checksum(path)
+    except OSError:
+        return None
+
+
+def _manifest_sum(raw: bytes) -> bytes:
+    return b"%08x\n" % zlib.crc32(raw)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
+def whole(shelf: Path, torn: Callable[[str], None] = lambda _: None) -> list[Snapshot]:
+    """The whole snapshots on a shelf, oldest first; `torn` is told of each that is not, in a sentence.
+
+    The newest is the one saved last, not the one with most steps: a run continued from an older snapshot has left the
+    younger ones' future.
+    """
+    found = []
+    for folder in _folders(shelf):
+        try:
+            found.append(read(folder))
+        except TornError as why:
+            torn(str(why))
+    return sorted(found, key=lambda snapshot: snapshot.manifest.serial)
+
+
+def _folders(shelf: Path) -> Iterator[Path]:
+    with suppress(OSError):
+        yield from (path for path in sorted(shelf.iterdir()) if _NAME.fullmatch(path.name) and path.is_dir())
+
+
+def foreign(shelf: Path) -> list[Path]:
+    """What lies there in a format of another version of the engine: nothing to go on from, and not ours to remove."""
+    return [folder for folder in _folders(shelf) if _is_foreign(folder)]
+
+
+def _is_foreign(folder: Path) -> bool:
+    try:
+        read(folder)
+    except OtherFormatError:
+        return True
+    except TornError:
+        return False
+    return False
+
+
+def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = None) -> Snapshot:
+    """Make what was written into `partial` a snapshot: all of it, or, if the machine dies meanwhile, none of it.
+
+    `sums` are the checksums that are known already; other files are read for theirs.
+    """
+    shelf = partial.parent
+    folder = shelf / name_of(manifest.step)
+    serials = [snapshot.manifest.serial for snapshot in whole(shelf)]
+    sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
+    known = sums or {}
+    all_sums = {name: known[name] if name in known else checksum(partial / name) for name in sizes}
+    manifest = msgspec.structs.replace(
+        manifest, serial=max(serials, default=0) + 1, files=sizes, sums=all_sums
+    )
+    raw = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    _write(partial / MANIFEST_SUM, _manifest_sum(raw))
+    _write(partial / MANIFEST, raw)
+    _sync(partial)
+    aside = folder.with_name(f"{folder.name}.old{PARTIAL}")
+    if folder.exists():  # of a future that was left
+        folder.rename(aside)
+    partial.rename(folder)
+    _sync(shelf)
+    shutil.rmtree(aside, ignore_errors=True)
+    return Snapshot(folder, manifest)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A new file, on the disk when it returns."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Names reach the disk with their folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def prune(shelf: Path, keep: int) -> None:
+    """Remove all but the `keep` newest whole snapshots, and torn ones with fewer steps than those."""
+    snapshots = whole(shelf)
+    kept = snapshots[-keep:]
+    for snapshot in snapshots[:-keep]:
+        remove(snapshot.folder)
+    first = min((snapshot.manifest.step for snapshot in kept), default=0)
+    for folder in set(_folders(shelf)) - {snapshot.folder for snapshot in kept}:
+        if int(folder.name.removeprefix("step-")) < first and not _is_foreign(folder):
+            remove(folder)
+
+
+def sweep(shelf: Path) -> None:
+    """Remove what saves left that were cut short; nothing else may be writing there."""
+    with suppress(OSError):
+        for path in shelf.glob(f"step-*{PARTIAL}"):
+            remove(path)
+
+
+def remove(folder: Path) -> None:
+    """The manifest goes first, so that one removed by half is not taken for whole."""
+    with suppress(OSError):
+        (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,279 @@
+"""Why the parts of a layout do not go together, one sentence each: what, where, and what would be legal."""
+
+from collections.abc import Callable, Iterator
+from math import gcd
+from typing import TYPE_CHECKING
+
+from engine.config.grid import divisors, listed
+from engine.config.sizes import parameters
+from engine.config.stages import SCHEDULES, accepts, fewest, partners, recomputes, zeros
+
+if TYPE_CHECKING:  # a layout is read by asking these
+    from engine.config.layout import Layout, Moe
+
+# Beyond what anyone has published, so that a slip of the finger is refused here and not by a traceback much later.
+MOST_RANKS = 65_536  # four times Llama 3's 16,384 GPUs
+MOST_PARAMETERS = 10**13  # six times Switch-C's 1.6 trillion
+MOST_TOKENS = 2**30  # of one step: sixteen times DeepSeek-V3's 15,360 sequences of 4,096
+
+GEMM_ALIGN = {"fp32": 4, "bf16": 8}  # rows must begin at multiples of 16 bytes
+BYTES = 256  # tokens of the byte tokenizer
+
+
+def refusals(layout: "Layout") -> Iterator[str]:
+    """Why the parts do not go together."""
+    yield from size_refusals(layout)
+    yield from divisor_refusals(layout)
+    if refusal := layout.ranks.refusal():
+        yield refusal
+    if layout.grid.cp > 1:
+        yield from context_refusals(layout)
+    yield from model_refusals(layout)
+    yield from expert_grid_refusals(layout)
+    yield from train_refusals(layout)
+    yield from pipeline_refusals(layout)
+
+
+def advice(layout: "Layout") -> Iterator[str]:
+    """What is legal and yet hardly meant, one sentence each."""
+    train = layout.train
+    if train.warmup > train.steps:
+        yield (
+            f"train.warmup = {train.warmup} is longer than train.steps = {train.steps}: the learning rate does not "
+            f"reach train.lr = {train.lr:g}"
+        )
+
+
+def size_refusals(layout: "Layout") -> Iterator[str]:
+    """Sizes that are legal one by one, and together larger than any run. Asked first: what follows may then count."""
+    tokens = layout.train.global_batch * layout.model.seq_len
+    for what, size, most in (
+        ("pp x dp_replicate x dp_shard x cp x tp of [grid]", layout.ranks.world, MOST_RANKS),
+        ("train.global_batch x model.seq_len", tokens, MOST_TOKENS),
+        ("the number of the model's parameters", parameters(layout.model), MOST_PARAMETERS),
+    ):
+        if size > most:
+            yield f"{what} = {size:,} is more than any run has; legal: up to {most:,}"
+
+
+def divisor_refusals(layout: "Layout") -> Iterator[str]:
+    """Sizes that must divide others. Legal is what divides them all; or another whole, where no other is to blame."""
+    grid, model = layout.ranks, layout.model
+    data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
+    rows: list[tuple[str, int, dict[str, int]]] = [
+        ("grid.tp", grid.tp, _split_over_tp(layout)),
+        ("model.heads", model.heads, {"model.d_model": model.d_model}),
+        ("model.kv_heads", model.kv, {"model.heads": model.heads}),
+        (data_axes, grid.dp, {"train.global_batch": layout.train.global_batch}),
+    ]
+    if model.moe:
+        experts = {"model.moe.experts": model.moe.experts}
+        rows += [("grid.ep", grid.ep, experts), ("model.moe.groups", model.moe.groups, experts)]
+    fits: dict[str, Callable[[int], bool]] = {  # what else is asked of a value
+        "model.heads": lambda n: not (n % grid.tp or n % (model.kv_heads or 1) or model.d_model // n % 2),
+        "model.kv_heads": lambda n: n % grid.tp == 0,
+        "grid.ep": lambda n: grid.fsdp * grid.tp % n == 0,
+    }
+    for what, n, wholes in rows:
+        wrong = [whole for whole, total in wholes.items() if total % n]
+        legal = [d for d in divisors(gcd(*wholes.values())) if what not in fits or fits[what](d)]
+        for whole in wrong:
+            ways = [listed(legal)] if legal else []
+            if wrong == [whole] and (not legal or what not in fits or fits[what](n)):
+                ways.append(f"{whole} a multiple of {n}")
+            yield f"{what} = {n} does not divide {whole} = {wholes[whole]}; legal: {', or '.join(ways)}"
+
+
+def _split_over_tp(layout: "Layout") -> dict[str, int]:
+    model = layout.model
+    sizes = {
+        "model.heads": model.heads,
+        "model.kv_heads": model.kv,
+        "model.vocab": model.vocab,
+        "model.seq_len": model.seq_len,
+    }
+    dense = any(not model.has_experts(layer) for layer in range(model.layers))
+    return sizes | ({"model.d_ff": model.ff} if dense else {})
+
+
+def context_refusals(layout: "Layout") -> Iterator[str]:
+    """Over cp a sequence is cut head and tail, so each slice has two halves; Ulysses deals heads out to cp ranks."""
+    grid, model = layout.ranks, layout.model
+    pieces = 2 * grid.cp * grid.tp
+    if model.seq_len % pieces:
+        yield (
+            f"grid.cp = {grid.cp} cuts a sequence into 2 x cp x tp = {pieces} pieces, which do not divide "
+            f"model.seq_len = {model.seq_len}; legal: a multiple of {pieces}"
+        )
+    if layout.grid.cp_method == "ulysses":
+        heads, kv = model.heads // grid.tp, model.kv // grid.tp
+        fitting = [n for n in divisors(heads) if kv % n == 0 or n % kv == 0]
+        if grid.cp not in fitting:
+            yield (
+                f"grid.cp = {grid.cp} does not deal out the {heads} heads and {kv} kv_heads of a tensor rank evenly; "
+                f"legal: {listed(fitting)}, or cp_method = ring"
+            )
+
+
+def model_refusals(layout: "Layout") -> Iterator[str]:
+    model, precision = layout.model, layout.train.precision
+    if model.moe:
+        for name, width in (("model.d_model", model.d_model), ("model.moe.d_expert", model.moe.d_expert)):
+            align = GEMM_ALIGN.get(precision, 1)
+            if width % align:
+                yield (
+                    f"{name} = {width} does not suit the grouped GEMM of experts in {precision}; "
+                    f"legal: a multiple of {align}"
+                )
+    if model.head_dim % 2:
+        yield f"model.d_model / model.heads = {model.head_dim} is odd; RoPE turns pairs, so legal: an even number"
+    if model.vocab < BYTES:
+        yield f"model.vocab = {model.vocab} is too small for byte tokens; legal: from {BYTES} on"
+    if model.moe:
+        if model.moe.dense_layers >= model.layers:
+            yield (
+                f"model.moe.dense_layers = {model.moe.dense_layers} leaves none of model.layers = {model.layers} to "
+                f"experts; legal: {_up_to(model.layers - 1, 0)}, or model.moe = none"
+            )
+        yield from routing_refusals(model.moe)
+
+
+def expert_grid_refusals(layout: "Layout") -> Iterator[str]:
+    ep, inner = layout.grid.ep, layout.ep_inner
+    if not layout.model.moe and ep > 1:
+        yield f"grid.ep = {ep} without experts; legal: 1, or a section [model.moe]"
+    levels = [n for n in divisors(ep) if 1 < n < ep]
+    if inner is not None and not levels:
+        yield f"grid.ep_method = hierarchical has no two levels in grid.ep = {ep}; legal: direct"
+    elif inner is None and layout.grid.ep_inner is not None:
+        yield f"grid.ep_inner = {layout.grid.ep_inner} is for grid.ep_method = hierarchical; legal: that, or none"
+    elif inner is not None and inner not in levels:
+        yield f"grid.ep_inner = {inner} does not part grid.ep = {ep} into levels; legal: {listed(levels)}"
+
+
+def train_refusals(layout: "Layout") -> Iterator[str]:
+    grid, train, source = layout.ranks, layout.train, layout.data.source
+    if train.precision == "fp8":
+        yield "train.precision = fp8 is not offered: it needs a GPU of compute capability 8.9; legal: fp32, bf16"
+    if train.zero == 0 and grid.dp_shard > 1:
+        yield (
+            f"train.zero = 0 keeps every rank whole, but grid.dp_shard = {grid.dp_shard}; legal: 1, 2, 3, or "
+            f"grid.dp_shard = 1 with grid.dp_replicate = {grid.dp} for replicas"
+        )
+    if train.zero == 0 and grid.cp > 1:
+        yield f"train.zero = 0 keeps every rank whole, but grid.cp = {grid.cp} shards as dp_shard does; legal: 1, 2, 3"
+    if not (source == "stdlib" or source.startswith("text:")):
+        yield f"data.source = {source!r} is not legal; legal: stdlib, text:GLOB"
+
+
+def pipeline_refusals(layout: "Layout") -> Iterator[str]:
+    pp, name, layers = layout.grid.pp, layout.schedule.name, layout.model.layers
+    kind, given = SCHEDULES[name], layout.schedule.virtual_stages
+    if given and (given < 2 if kind.virtual_stages is None else given != kind.virtual_stages):
+        legal = kind.virtual_stages or "from 2 on"
+        yield f"schedule.virtual_stages = {given} does not suit schedule.name = {name}; legal: {legal}"
+    if pp == 1 and kind.virtual_stages != 1:
+        yield f"schedule.name = {name} needs a pipeline, but grid.pp = 1; legal: gpipe, 1f1b, or grid.pp from 2 on"
+    if pp > layers:
+        yield (
+            f"grid.pp = {pp} is more stages than model.layers = {layers}; legal: {_up_to(layers)}, or "
+            f"model.layers from {pp} on"
+        )
+    elif layout.stages > layers:
+        yield (
+            f"grid.pp = {pp} x {layout.virtual_stages} virtual stages of schedule.name = {name} are more stages than "
+            f"model.layers = {layers}; legal: a product of at most {layers}, or model.layers from {layout.stages} on"
+        )
+    if layout.train.zero not in zeros(name):
+        yield (
+            f"train.zero = {layout.train.zero} reshards weights that the two-part backward of schedule.name = {name} "
+            f"comes back for; legal: {listed([n for n in zeros(name) if n or layout.ranks.fsdp == 1])}"
+        )
+    if layout.knobs.recompute not in recomputes(name):
+        yield (
+            f"knobs.recompute = {layout.knobs.recompute} would compute a layer again for each of its weights under "
+            f"the two-part backward of schedule.name = {name}; legal: {', '.join(recomputes(name))}"
+        )
+    if not compiles(layout, name):
+        whole = ", ".join(other for other, its in SCHEDULES.items() if not its.split_backward)
+        yield (
+            f"train.compile = true makes backwards that the two-part backward of schedule.name = {name} cannot go "
+            f"through twice; legal: false, or schedule.name = {whole}"
+        )
+    micro_batches = legal_micro_batches(layout, name)
+    if not micro_batches:
+        dp, least = layout.ranks.dp, fewest(name, pp, layout.virtual_stages)
+        yield (
+            f"train.global_batch = {layout.train.global_batch} gives each of {dp} data ranks {layout.local_batch} "
+            f"sequences, too few for {layout.stages} stages; legal: a multiple of {dp * least}"
+        )
+    elif layout.knobs.micro_batches not in micro_batches:
+        yield _micro_batches_refusal(layout, micro_batches)
+
+
+def _micro_batches_refusal(layout: "Layout", legal: list[int]) -> str:
+    """Either of two numbers may be the one that was meant otherwise, so both are named."""
+    given, batch, dp = layout.knobs.micro_batches, layout.train.global_batch, layout.ranks.dp
+    if not accepts(layout.schedule.name, layout.grid.pp, layout.virtual_stages, given):
+        return (
+            f"knobs.micro_batches = {given} does not suit schedule.name = {layout.schedule.name} over "
+            f"{layout.stages} stages; legal: {listed(legal)}"
+        )
+    ranks = f"each of {dp} data ranks" if dp > 1 else "a step"
+    return (
+        f"knobs.micro_batches = {given} does not divide the {layout.local_batch} sequences that train.global_batch = "
+        f"{batch} gives {ranks}; legal: {listed(legal)}, or train.global_batch a multiple of {dp * given}"
+    )
+
+
+def routing_refusals(moe: "Moe") -> Iterator[str]:
+    top_groups = moe.top_groups or moe.groups
+    within = top_groups * moe.experts // moe.groups
+    if moe.top_k > moe.experts:
+        yield f"model.moe.top_k = {moe.top_k} is more than experts; legal: {_up_to(moe.experts)}"
+    if top_groups > moe.groups:
+        yield f"model.moe.top_groups = {top_groups} is more than groups = {moe.groups}; legal: {_up_to(moe.groups)}"
+    elif moe.top_k > within:
+        yield f"model.moe.top_k = {moe.top_k} is more than {top_groups} groups have experts; legal: {_up_to(within)}"
+    if moe.router == "expert_choice":
+        unlike = {"balance": "none", "drop": "position", "groups": 1}  # what only a choice by tokens can have
+        for key, legal in unlike.items():
+            if getattr(moe, key) != legal:
+                yield (
+                    f"model.moe.{key} = {getattr(moe, key)} does not go with model.moe.router = expert_choice, "
+                    f"where each expert takes an even share; legal: {legal}"
+                )
+
+
+def _up_to(most: int, least: int = 1) -> str:
+    return str(least) if most == least else f"{least} to {most}"
+
+
+def legal_micro_batches(layout: "Layout", schedule: str) -> list[int]:
+    """Divisors of the local batch that `schedule` accepts over the layout's partition."""
+    pp, virtual = layout.grid.pp, layout.virtual_stages
+    ways = divisors(layout.local_batch) if layout.local_batch else []
+    return [m for m in ways if accepts(schedule, pp, virtual, m)]
+
+
+def compiles(layout: "Layout", schedule: str) -> bool:
+    """Whether `schedule` can run what the layout compiles: a compiled backward frees as it goes what it was given, so
+    one that comes in two parts, input first, would not find it again for the weights."""
+    return not (layout.train.compile and SCHEDULES[schedule].split_backward)
+
+
+def by_block(layout: "Layout") -> bool:
+    """Whether blocks are gathered and reduced one by one: to hide it behind computation, or to let go of them."""
+    return layout.grid.pp == 1 or layout.train.zero == 3
+
+
+def legal_zeros(layout: "Layout", schedule: str) -> list[int]:
+    """The ZeRO stages that a sharded run may turn to under `schedule`; 3 needs blocks that can be let go of."""
+    return [zero for zero in zeros(schedule) if zero > 0 and (zero < 3 or by_block(layout))]
+
+
+def legal_schedules(layout: "Layout", zero: int) -> list[str]:
+    """The schedules that run over the layout's partition, ZeRO stage and batch."""
+    names = partners(layout.schedule.name)
+    fitting = [name for name in names if zero in zeros(name) and compiles(layout, name)]
+    return [name for name in fitting if legal_micro_batches(layout, name)]

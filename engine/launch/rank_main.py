@@ -1,0 +1,148 @@
+"""What each rank of `engine run` does: meet the others, train, leave in order."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from agents.protocol import Ack, Step, Summary
+from agents.rank.agent import Agent
+from agents.rank.vitals import Sensors
+from engine.checkpoint.save import Saved
+from engine.config.layout import Layout
+from engine.config.refusal import RefusedError
+from engine.control.vote import LEADER
+from engine.device import BACKENDS, begin, choose, uuid_of
+from engine.metering.meter import Meter
+from engine.rendezvous import Place
+from engine.train.corpus import Corpus
+from engine.train.trainer import Trainer
+
+LAYOUT_KEY = "engine/layout"  # in the store: the digest of rank 0's layout
+DEVICE_KEY = "engine/device"  # in the store: the kind of device that rank 0 computes on
+START_KEY = (
+    "engine/start"  # in the store: rank 0's layout with its knobs, its shelf, the snapshot to resume from
+)
+TRACES = "profile"  # the folder of traces, in the run's
+STOP_KEY = "engine/stop"  # in the store: some rank was asked to stop
+
+
+def train(
+    place: Place,
+    layout: Layout,
+    corpus: Corpus,
+    on_step: Callable[[Step], None],
+    on_summary: Callable[[Summary], None],
+    on_snapshot: Callable[[Saved], None],
+    shelf: Path,
+    resume: Path | None,
+    given: Layout,
+    device: str = "auto",
+) -> None:
+    """Train `layout` to its end as the rank that `place` says, from the snapshot `resume` if there is one.
+
+    It is the layout `given` with the knobs as the snapshot has them.
+
+    Snapshots go to `shelf`. Rank 0's word on both folders and the knobs counts. `device` is "cpu", "cuda", or "auto": a
+    GPU where this machine has one for each of its ranks.
+    Raises RefusedError when this rank was started with another layout than rank 0, or computes on another kind of
+    device: they would wait for each other.
+    """
+    store = place.store()
+    agree_on(given, place, store)
+    layout, shelf, resume, folder = told_by_leader(layout, shelf, resume, place, store)
+    mine = choose(place.local_rank, place.local_world, device)
+    agree_on_device(mine, place, store)
+    begin(mine)
+    dist.init_process_group(
+        BACKENDS[mine.type],
+        store=PrefixStore("engine/group", store),
+        rank=place.rank,
+        world_size=place.world,
+        device_id=mine if mine.type == "cuda" else None,
+    )
+    moe = layout.model.moe
+    meter = Meter(layout.model.layers, moe.experts if moe else 0, place.at, mine)
+    sensors = Sensors(uuid_of(mine), host=place.local_rank == 0)
+    agent = Agent(place.hub, lambda: meter.doing, sensors, place.key)
+    trainer = Trainer(
+        layout,
+        meter,
+        agent,
+        StopWord(place, store),
+        on_step=on_step,
+        on_summary=on_summary,
+        local_world=place.local_world,
+        corpus=corpus,
+        on_snapshot=on_snapshot,
+        shelf=shelf,
+        resume=resume,
+        given=given,
+        traces=folder / TRACES,
+    )
+    trainer.run()
+    if agent.pending:
+        command, board = agent.pending, trainer.board
+        agent.settle(
+            Ack(place.rank, command.revision, "expired", meter.step, board.digest(), "the run has ended")
+        )
+    agent.close()
+    # In order, or gloo aborts at exit.
+    dist.destroy_process_group()
+
+
+def agree_on(layout: Layout, place: Place, store: Store) -> None:
+    """RefusedError on a rank that was given another layout than rank 0."""
+    mine = layout.whole_digest()
+    if place.rank == LEADER:
+        store.set(LAYOUT_KEY, mine)
+    elif (theirs := store.get(LAYOUT_KEY).decode()) != mine:
+        raise RefusedError(
+            f"rank {place.rank} was started with another layout than rank 0 ({mine}, not {theirs})"
+        )
+
+
+def agree_on_device(mine: torch.device, place: Place, store: Store) -> None:
+    """RefusedError on a rank whose device is of another kind than rank 0's."""
+    if place.rank == LEADER:
+        store.set(DEVICE_KEY, mine.type)
+    elif (theirs := store.get(DEVICE_KEY).decode()) != mine.type:
+        raise RefusedError(
+            f"rank {place.rank} computes on {mine.type}, but rank 0 on {theirs}; legal: a GPU in sight of each "
+            "rank, as many as a machine has ranks, or --device cpu"
+        )
+
+
+def told_by_leader(
+    layout: Layout, shelf: Path, resume: Path | None, place: Place, store: Store
+) -> tuple[Layout, Path, Path | None, Path]:
+    """What rank 0 found: another rank may have named its run a second later, not see the newest snapshot yet, or not
+    know that it is damaged, and then has an older one's knobs."""
+    if place.rank == LEADER:
+        found = layout, shelf, resume, place.run_dir
+        places = [str(path.resolve()) if path else None for path in found[1:]]
+        store.set(START_KEY, msgspec.json.encode((layout, *places)).decode())
+        return found
+    layout, *told = msgspec.json.decode(store.get(START_KEY), type=tuple[Layout, str, str | None, str])
+    kept, begun, folder = told
+    return layout, Path(str(kept)), Path(begun) if begun else None, Path(str(folder))
+
+
+class StopWord:
+    """Whether the run shall stop, for the leader to tell: SIGTERM may have reached any one rank."""
+
+    def __init__(self, place: Place, store: Store):
+        self._place, self._store = place, store
+        self._told = False
+
+    def __call__(self) -> bool:
+        asked = self._place.stop_requested()
+        if self._place.rank == LEADER:
+            return asked or self._store.check([STOP_KEY])
+        if asked and not self._told:
+            self._store.set(STOP_KEY, "1")
+            self._told = True
+        return asked

@@ -1,0 +1,174 @@
+"""A whole run of a layout: folder, corpus, hub, and the ranks, forked here or joined."""
+
+import os
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agents.protocol import Step, Summary
+from agents.rundir.hub_supervisor import named_hub, say
+from agents.rundir.runs import RunError
+from engine.checkpoint.folders import damage, hold, shelf_of
+from engine.checkpoint.resume import find_start, restarted, started
+from engine.config.checks import advice
+from engine.config.layout import Layout, LayoutError
+from engine.config.toml import keep
+from engine.launch.ranks import Place, join, joined_place, launch
+from engine.preflight.compiler import compiler_refusal
+from engine.preflight.memory import device_refusal, room_refusal
+from engine.train.corpus import read_corpus
+
+if TYPE_CHECKING:
+    from engine.checkpoint.save import Saved
+
+# What every rank needs, imported once before the fork. Named, so that this module itself needs no torch.
+PRELOAD = ("torch", "torch.distributed", "engine.launch.rank_main")
+
+
+def nothing(_: object) -> None:
+    """A callback for those who want none."""
+
+
+def run_layout(
+    layout: Layout,
+    *,
+    hub: str = "auto",
+    listen: str | None = None,
+    run_dir: Path | None = None,
+    resume: bool | Path = False,
+    fixed: Collection[str] = (),
+    device: str = "auto",
+    on_folder: Callable[[Path], None] = nothing,
+    on_start: Callable[[str, int | None], None] = lambda _, __: None,
+    on_step: Callable[[Step], None] = nothing,
+    on_summary: Callable[[Summary], None] = nothing,
+    on_snapshot: Callable[["Saved"], None] = nothing,
+    on_end: Callable[[int], None] = nothing,
+) -> int:
+    """Train `layout` and give its exit status: 0 done, 1 a rank failed, 2 a rank refused it, 130 Ctrl-C.
+
+    The ranks are forked from this process, or it is one of them where torchrun or Slurm started it. `hub` is "auto"
+    (start one, so that a cockpit can attach; with `listen`, ``tcp://ADDRESS:PORT`` or "auto", over TCP too, for
+    whoever has a key), "none", or a URL; `run_dir` is the run's folder, a new one under
+    `layout.run.dir` if left out. `resume` goes on from a snapshot: True, of this run; a path, of whatever lies there
+    (docs/snapshots.md); then `fixed` are keys whose values go before the snapshot's, such as "knobs.recompute".
+
+    `device` is "cpu", "cuda", or "auto": a GPU for each rank where a machine has as many, else the CPU.
+
+    `on_step` is called in every rank after each of its steps, with that rank's own record. The others are called for
+    the run as a whole: in rank 0 `on_start` with the run's name and the step it was resumed from, `on_summary` with
+    each step of the whole job, one step late, and `on_snapshot` when one was saved or failed; in the process that
+    outlives the ranks or, joined, in rank 0, `on_folder` with the run's folder before the first step, and `on_end` with
+    the exit status.
+
+    Call it from the main thread, before any CUDA call and any other torch work: ranks are forks. Raises LayoutError or
+    `agents.rundir.runs.RunError`, one sentence, for what cannot be.
+    """
+    if layout.train.compile and device != "cuda" and (refusal := compiler_refusal()):
+        raise LayoutError(refusal)
+    corpus = read_corpus(layout)
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started(os.environ, os.getppid())))
+    named = Path(layout.run.dir) / f"{layout.run.name}-{stamp}"
+    try:
+        place = joined_place(named)
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    leads = place is None or place.rank == 0
+    find = partial(
+        find_start,
+        layout,
+        resume,
+        named=named,
+        again=restarted(os.environ),
+        fixed=fixed,
+        data=corpus.digest,
+        damage=cache(damage) if leads else nothing,  # one rank reads it all, and once: its word counts
+    )
+    told: list[str] = []  # said once the shelf is held: until then another run may write and prune there
+    try:
+        start = find(run_dir, tell=told.append)
+    except LayoutError:
+        say("".join(f"{line}\n" for line in told))
+        raise
+    named_hub(hub, start.run_dir or named, listen)  # refused before a folder is made
+    if place:
+        place = replace(place, run_dir=start.run_dir or named)
+    grid = layout.ranks
+    if place and place.world != grid.world:
+        raise LayoutError(f"the layout has {grid.world} ranks, but {place.world} were started; legal: equal")
+    if place is None and (refusal := room_refusal(layout) or device_refusal(grid.world, device)):
+        raise LayoutError(refusal)
+    folder = place.run_dir if place else start.run_dir or named
+    if leads:
+        if layout.snapshot.dir:
+            make_folder(Path(layout.snapshot.dir), named, "the folder of snapshots")
+        folder = make_folder(place.run_dir if place else start.run_dir, named)
+    shelf = shelf_of(layout, folder)
+    with ExitStack() as held:
+        for mine in (folder, shelf) if leads else ():
+            held.enter_context(hold(mine, told=lambda why: say(f"{why}\n")))
+        if leads and start.run_dir:  # another run may have saved on the shelf while this one waited for it
+            told.clear()
+            start = find(start.run_dir, tell=told.append)
+        if leads:
+            on_folder(folder)
+            say("".join(f"{line}\n" for line in (*told, *advice(layout))))
+            keep(layout, folder)
+        snapshot = start.snapshot
+
+        def work(place: Place) -> None:
+            from engine.launch.rank_main import train
+
+            if place.rank == 0:
+                on_start(place.run_dir.name, snapshot.manifest.step if snapshot else None)
+            resumed = snapshot.folder if snapshot else None
+            train(
+                place, start.layout, corpus, on_step, on_summary, on_snapshot, shelf, resumed, layout, device
+            )
+
+        if place is None:
+            status = launch(
+                grid.world,
+                work,
+                name_of_rank=grid.name,
+                hub=hub,
+                listen=listen,
+                run=layout.run.name,
+                run_dir=folder,
+                preload=PRELOAD,
+            )
+        else:
+            status = join(
+                place,
+                work,
+                name_of_rank=grid.name,
+                hub=hub,
+                listen=listen,
+                run=layout.run.name,
+                on_failure=(lambda: on_end(1)) if place.rank == 0 else None,
+            )
+    if leads:
+        on_end(status)
+    return status
+
+
+def make_folder(chosen: Path | None, named: Path, what: str = "the run's folder") -> Path:
+    """The one that was asked for, or a new one."""
+    folder = chosen or named
+    try:
+        # Two runs may begin in one second.
+        for again in range(2, 100):
+            try:
+                folder.mkdir(parents=True, exist_ok=chosen is not None)
+                break
+            except FileExistsError:
+                if chosen is not None:
+                    raise
+                folder = named.with_name(f"{named.name}-{again}")
+    except OSError as error:
+        raise RunError(f"{what} {folder} cannot be made: {error.strerror}") from None
+    return folder

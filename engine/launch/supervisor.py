@@ -1,0 +1,247 @@
+"""The parent of forked ranks: watches them, ends them, and says why if it went wrong. Runs no torch code."""
+
+import os
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO
+
+import msgspec
+
+from agents.rundir.hub_supervisor import HubKeeper
+from engine.launch.failure import Outcome, Report, root_cause
+from engine.launch.forked_rank import DONE, STACKS_SIGNAL
+from engine.launch.signals import Signals
+from engine.rendezvous import Whereabouts
+
+COLLECT_S = 0.5  # how long the reports of other failing ranks are waited for
+TERM_S = 2.0  # between SIGTERM and SIGKILL for ranks whose run has failed
+STACKS_S = 0.2  # for a hanging rank to write its Python stacks
+TICK_S = 0.5  # the longest the parent sleeps
+
+
+@dataclass
+class RankProcess:
+    """A forked rank as its parent knows it."""
+
+    rank: int
+    pid: int
+    line: socket.socket  # not blocking; to the rank's `Tie.line`
+    stacks: IO[bytes]
+    outcome: Outcome
+    heard: bytearray = field(default_factory=bytearray)
+    released: bool = False
+
+    @property
+    def alive(self) -> bool:
+        return self.outcome.status is None
+
+    def kill(self, number: signal.Signals) -> None:
+        """Not yet reaped, its process id cannot be another's."""
+        if self.alive:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def stop(self) -> None:
+        """SIGTERM; and SIGCONT, since a suspended rank could not heed it."""
+        self.kill(signal.SIGTERM)
+        self.kill(signal.SIGCONT)
+
+    def release(self) -> None:
+        """Let rank 0, which serves the store, leave."""
+        if not self.released:
+            self.released = True
+            with suppress(OSError):
+                self.line.send(b".")
+
+    def listen(self) -> None:
+        """Take in what the rank has said."""
+        with suppress(OSError):
+            while chunk := self.line.recv(1 << 16):
+                self.heard += chunk
+        while b"\n" in self.heard:
+            word, _, rest = self.heard.partition(b"\n")
+            self.heard = bytearray(rest)
+            if word == DONE.strip():
+                self.outcome.done = True
+            else:
+                with suppress(msgspec.DecodeError):  # cut short: the rank's death tells enough
+                    self.outcome.report = msgspec.json.decode(bytes(word), type=Report)
+
+    def reap(self) -> None:
+        """See whether it has died; if so, hear its last words. Leaves no zombie."""
+        if self.alive:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.outcome.seen = time.time()
+                self.listen()
+                self.outcome.status = os.waitstatus_to_exitcode(status)
+
+    def abandon(self) -> None:
+        """Kill it, see it dead, let go of what it shared."""
+        self.kill(signal.SIGKILL)
+        if self.alive:
+            os.waitpid(self.pid, 0)
+            self.outcome.status = -signal.SIGKILL
+        self.line.close()
+        self.stacks.close()
+
+    def read_stacks(self) -> str:
+        size = os.fstat(self.stacks.fileno()).st_size
+        return os.pread(self.stacks.fileno(), size, 0).decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long ranks are waited for, seconds."""
+
+    straggler_s: float = 30.0  # after the first has ended its work: ranks that still work and say nothing new
+    stuck_s: float = 300.0  # after a stop was asked: ranks of which none ended or says anything new
+
+
+class Supervisor:
+    """Sees forked ranks to their end."""
+
+    def __init__(
+        self,
+        ranks: list[RankProcess],
+        whereabouts: Whereabouts,
+        signals: Signals,
+        hub: HubKeeper | None,
+        patience: Patience,
+    ):
+        self._ranks = ranks
+        self._whereabouts = whereabouts
+        self._signals = signals
+        self._hub = hub
+        self._patience = patience
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(signals.woken, selectors.EVENT_READ)
+        for rank in ranks:
+            self._selector.register(rank.line, selectors.EVENT_READ, rank)
+
+    @property
+    def _living(self) -> list[RankProcess]:
+        return [rank for rank in self._ranks if rank.alive]
+
+    @property
+    def _working(self) -> list[RankProcess]:
+        return [rank for rank in self._ranks if rank.alive and not rank.outcome.done]
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """What is known of each rank, in order of rank; complete after `watch`."""
+        return [rank.outcome for rank in self._ranks]
+
+    def watch(self) -> Outcome | None:
+        """Until no rank lives. Gives the first cause if the run failed, else nothing."""
+        root = None
+        try:
+            self._until_ended_or_failed()
+            if any(outcome.failed for outcome in self.outcomes):
+                self._collect()
+                # Judged before the others are ended, who may fail of that in their own ways.
+                root = root_cause(self.outcomes)
+            self._end_the_others()
+        finally:
+            self._end_at_once()
+            self._selector.close()
+        return None if self._signals.interrupts > 1 else root
+
+    def _until_ended_or_failed(self) -> None:
+        told_to_stop = False
+        said, since = (b"", 0), 0.0  # where all ranks are and how many have ended, and since when
+        while self._working and not any(outcome.failed for outcome in self.outcomes):
+            self._turn(TICK_S)
+            now = time.monotonic()
+            if self._signals.interrupts > 1:
+                return
+            if self._signals.stop and not told_to_stop:
+                told_to_stop, since = True, now
+                for rank in self._living:
+                    rank.stop()
+            ended = sum(outcome.done for outcome in self.outcomes)
+            says = self._whereabouts.everything(), ended
+            if says != said:  # one that waits for its snapshot to be sealed says so again and again
+                said, since = says, now
+            elif ended and now - since > self._patience.straggler_s:
+                self._lose_patience(
+                    f"said nothing for {self._patience.straggler_s:g} s after others had ended"
+                )
+            elif told_to_stop and now - since > self._patience.stuck_s:
+                self._lose_patience(
+                    f"did not stop when asked, no rank moved for {self._patience.stuck_s:g} s,"
+                )
+
+    def _turn(self, seconds: float) -> None:
+        """Sleep until something happens, at most `seconds`; take in what did."""
+        for key, _ in self._selector.select(self._sleep(seconds)):
+            if key.data is None:
+                self._signals.drain()
+            elif not self._listen(key.data):
+                self._selector.unregister(key.fileobj)
+        for rank in self._ranks:
+            rank.reap()
+            rank.outcome.where = self._whereabouts.read(rank.rank)
+        if self._hub:
+            self._hub.tick()
+
+    def _sleep(self, seconds: float) -> float:
+        restart = self._hub.seconds_to_restart() if self._hub else None
+        return max(0.0, min(seconds, TICK_S, seconds if restart is None else restart))
+
+    def _listen(self, rank: RankProcess) -> bool:
+        rank.listen()
+        try:
+            return bool(rank.line.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def _for(self, seconds: float, ranks: Callable[[], Iterable[RankProcess]]) -> None:
+        """Turn for `seconds`, or until none of `ranks` is left, or Ctrl-C came again."""
+        end = time.monotonic() + seconds
+        while any(True for _ in ranks()) and self._signals.interrupts <= 1:
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            self._turn(left)
+
+    def _collect(self) -> None:
+        """Hear the other ranks that fail of the same cause."""
+        self._for(COLLECT_S, lambda: [rank for rank in self._working if not rank.outcome.report])
+
+    def _lose_patience(self, why: str) -> None:
+        late = self._working
+        for rank in late:
+            rank.kill(STACKS_SIGNAL)
+            rank.kill(signal.SIGCONT)
+        self._for(STACKS_S, lambda: self._working)
+        for rank in late:
+            if rank.alive:
+                rank.outcome.overdue = why
+                rank.outcome.seen = time.time()
+                rank.kill(signal.SIGKILL)
+
+    def _end_the_others(self) -> None:
+        """Of a run that failed: SIGTERM, two seconds, then SIGKILL. Of one that ended: rank 0 may leave."""
+        if self._working:
+            for rank in self._living:
+                rank.outcome.ended_by_us = True
+                rank.stop()
+        for rank in self._living:
+            rank.release()
+        self._for(TERM_S, lambda: self._living)
+
+    def _end_at_once(self) -> None:
+        for rank in self._living:
+            rank.outcome.ended_by_us = True
+        for rank in self._ranks:
+            rank.outcome.where = self._whereabouts.read(rank.rank)
+            rank.outcome.stacks = rank.read_stacks()
+            rank.abandon()

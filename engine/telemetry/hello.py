@@ -1,0 +1,65 @@
+"""How a rank introduces itself to a hub: who it is, and what may be turned."""
+
+import os
+import socket
+
+import torch
+
+from agents.protocol import VERSION, Hello, Value
+from agents.protocol import Board as BoardMessage
+from agents.rank.knob_board import Board
+from agents.rank.sampling import CAPABILITIES
+from engine.config.layout import Layout
+from engine.control.vote import LEADER
+from engine.device import name_of
+from engine.parallel.mesh import World
+from engine.rendezvous import cores
+
+
+def hello(
+    layout: Layout, world: World, board: Board, oversubscribed: bool, step: int, began_s: float
+) -> Hello:
+    return Hello(
+        version=VERSION,
+        run=layout.run.name,
+        rank=world.rank,
+        world=world.grid.world,
+        coords=world.grid.shown(world.rank),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=name_of(world.device),
+        layout=layout.digest(),
+        revision=board.revision,
+        step=step,
+        leader=world.rank == LEADER,
+        facts=facts(layout, oversubscribed),
+        capabilities=list(CAPABILITIES),
+        began_s=began_s,
+    )
+
+
+def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
+    """What a screen shows of the run beside its numbers."""
+    model, train = layout.model, layout.train
+    return {
+        "layers": model.layers,
+        "d_model": model.d_model,
+        "seq_len": model.seq_len,
+        "experts": model.moe.experts if model.moe else 0,
+        "top_k": model.moe.top_k if model.moe else 0,
+        "schedule": layout.schedule.name,
+        "zero": train.zero,
+        "steps": train.steps,
+        "global_batch": train.global_batch,
+        "checkpoint_every": layout.snapshot.every,  # above 0, a last one is saved when the run ends, too
+        "optimizer": train.optimizer,
+        "precision": train.precision,
+        "data": layout.data.source,
+        "cores": cores(),
+        "oversubscribed": oversubscribed,
+        "torch": str(torch.__version__),
+    }
+
+
+def knob_board(board: Board) -> BoardMessage:
+    return BoardMessage(LEADER, board.revision, board.digest(), board.states())

@@ -1,0 +1,176 @@
+"""A step of the whole job from the readings of all ranks, gathered without anybody waiting for it.
+
+Each rank sends rank 0 one vector on the control group, asynchronously; rank 0 looks at it a step later. So the record
+is one step late, needs no hub, and costs the step nothing.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agents.protocol import Changes, Experts, ExpertShare, LayerLoad, Loads, LoadSummary, Summary, Traffic
+from agents.protocol.measurements import TOP_EXPERTS
+from engine.config.layout import Layout
+from engine.device import matmul_peak
+from engine.metering.meter import AXES, Readings
+from engine.parallel.collectives import Started
+from engine.parallel.mesh import World
+from engine.planner.hardware import step_flops
+from engine.planner.idle_time import Idle
+
+
+@dataclass(frozen=True)
+class Known:
+    """What rank 0 knows of a step without asking."""
+
+    step: int
+    revision: int
+    knobs: Changes
+    lr: float
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a rank measured beside its meter's readings; `loss` is its share of the sum."""
+
+    loss: float
+    grad_norm: float
+    step_s: float
+    idle: Idle | None  # None without a pipeline
+
+
+_HEAD = ("loss", "grad_norm", "step_s", *Idle.SHARES, "a2a_bytes")
+
+
+class Statistics:
+    """Collects on every rank; yields summaries on rank 0."""
+
+    def __init__(self, layout: Layout, world: World, oversubscribed: bool):
+        self._layout, self._world, self._oversubscribed = layout, world, oversubscribed
+        self._peak = matmul_peak(world.device, layout.train.precision)
+        self._waiting: tuple[Started, list[Tensor], Known] | None = None
+
+    def gather(self, readings: Readings, measured: Measured, known: Known) -> None:
+        """Send this rank's step on its way to rank 0."""
+        head = (
+            measured.loss,
+            measured.grad_norm,
+            measured.step_s,
+            *(getattr(measured.idle, share, 0.0) for share in Idle.SHARES),
+            readings.a2a_bytes,
+        )
+        lanes = [x for axis in AXES for x in vars(readings.lanes[axis]).values()]
+        mine = torch.cat(
+            (
+                torch.tensor([*head, *lanes], dtype=torch.float64),
+                readings.dropped.double(),
+                readings.load.double().flatten(),
+            )
+        )
+        self._waiting = (*self._world.control.start_gather(mine, 0), known)
+
+    def collect(self) -> "Collected | None":
+        """The step that was gathered last, on rank 0; None elsewhere and when there is none."""
+        if self._waiting is None:
+            return None
+        started, rows, known = self._waiting
+        self._waiting = None
+        started.wait()
+        return self._summary(torch.stack(rows).numpy(), known) if rows else None
+
+    def _mfu(self, step_s: float, pairs: int) -> float | None:
+        """Share of what all devices could do together; None where their peak is not known, as of a CPU."""
+        if self._peak is None:
+            return None
+        model = self._layout.model
+        asked = step_flops(model, self._layout.train.global_batch * model.seq_len, pairs)
+        return asked / step_s / (self._peak * self._world.grid.world)
+
+    def _summary(self, table: NDArray[np.float64], known: Known) -> "Collected":
+        """Of a row a rank. In numpy, whose small operations take a fraction of torch's."""
+        layers = self._layout.model.layers
+        head = dict(zip(_HEAD, table[:, : len(_HEAD)].T, strict=True))
+        start = len(_HEAD)
+        lanes = table[:, start : start + 3 * len(AXES)].reshape(-1, len(AXES), 3)
+        start += 3 * len(AXES)
+        dropped = table[:, start : start + layers].sum(0).astype(np.int64)
+        loads = table[:, start + layers :].sum(0).astype(np.int64).reshape(layers, -1)
+        step_s = float(head["step_s"].max())
+        idle = {share: float(head[share].mean()) for share in Idle.SHARES}
+        piped = self._world.pp.size > 1
+        sent, (_, ms, exposed_ms) = lanes[:, :, 0].sum(0).tolist(), lanes.mean(0).T.tolist()
+        comm = {axis: Traffic(int(sent[n]), ms[n], exposed_ms[n]) for n, axis in enumerate(AXES)}
+        routed = [row for row in loads if row.size and row.sum() > 0]
+        summary = Summary(
+            step=known.step,
+            revision=known.revision,
+            time_s=known.time_s,
+            loss=float(head["loss"].sum()),
+            grad_norm=float(head["grad_norm"][0]),
+            step_ms=step_s * 1e3,
+            tokens_per_s=self._layout.train.global_batch * self._layout.model.seq_len / step_s,
+            mfu=self._mfu(step_s, int(loads.sum() - dropped.sum())),
+            bubble=idle["bubble"] if piped else None,
+            bubble_bound=idle["bound"] if piped else None,
+            oversubscribed=self._oversubscribed,
+            a2a_bytes=int(head["a2a_bytes"].sum()),
+            comm=comm,
+            dropped=int(dropped.sum()),
+            load_max_over_mean=max((float(row.max() / row.mean()) for row in routed), default=None),
+            knobs=known.knobs,
+            lr=known.lr,
+            skipped=not math.isfinite(float(head["grad_norm"][0])),
+            bubble_parts={part: idle[part] for part in Idle.PARTS} if piped else None,
+        )
+        return Collected(summary, loads, dropped)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """One step of the whole job: its summary, and how many pairs each layer's router sent to each expert."""
+
+    summary: Summary
+    load: NDArray[np.int64]  # [layer, expert]
+    dropped: NDArray[np.int64]  # [layer]
+
+    def experts(self) -> Experts:
+        """The vectors, of the layers that have experts."""
+        rows = zip(self.load.tolist(), self.dropped.tolist(), strict=True)
+        return Experts(
+            self.summary.step,
+            [LayerLoad(layer, load, drop) for layer, (load, drop) in enumerate(rows) if any(load)],
+        )
+
+    def loads(self) -> Loads:
+        """The same in a few numbers a layer."""
+        (with_experts,) = self.load.sum(1).nonzero()
+        if not len(with_experts):
+            return Loads(self.summary.step, [])
+        load = self.load[with_experts]
+        pairs, experts = load.sum(1), load.shape[1]
+        share = load / pairs[:, None]
+        logs = np.log(share, where=share > 0, out=np.zeros_like(share))
+        entropy = (-(share * logs).sum(1) / math.log(max(2, experts))).clip(0.0, 1.0)
+        top = (-load).argsort(1, kind="stable")[:, :TOP_EXPERTS]
+        columns = (
+            *(with_experts, pairs, share.max(1) * experts, share.std(1) * experts, entropy),
+            *((load == 0).sum(1), self.dropped[with_experts], top, np.take_along_axis(share, top, 1)),
+        )
+        return Loads(
+            self.summary.step,
+            [
+                LoadSummary(
+                    *(layer, pairs, most, cv, entropy),
+                    [ExpertShare(*one) for one in zip(which, shares, strict=True)],
+                    *(idle, dropped),
+                )
+                for layer, pairs, most, cv, entropy, idle, dropped, which, shares in zip(
+                    *(column.tolist() for column in columns), strict=True
+                )
+            ],
+        )

@@ -1,0 +1,76 @@
+"""Training text as bytes, found on this machine. Torch-free: checked, and read once, before the ranks are forked."""
+
+import glob
+import hashlib
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.config.layout import Layout, LayoutError
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Training text, a byte a token."""
+
+    text: npt.NDArray[np.uint8]
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal text. Asked before the ranks are forked, it is computed once, at some 1 GB/s."""
+        return f"blake2b-{hashlib.blake2b(self.text.data, digest_size=8).hexdigest()}"
+
+
+def read_corpus(layout: Layout) -> Corpus:
+    """Every byte of the source's files, in the order of their names, files apart by a zero byte.
+
+    LayoutError: there is no file, one cannot be read, they are too short for one sequence, or are others than
+    `data.digest` says.
+    """
+    source, seq_len = layout.data.source, layout.model.seq_len
+    files = _files(source)
+    if not files:
+        raise LayoutError(f"data.source = {source!r} names no file on this machine")
+    size = sum(path.stat().st_size for path in files) + len(files) - 1
+    if size < seq_len + 2:
+        raise LayoutError(
+            f"data.source = {source!r} holds {size} bytes, too few for model.seq_len = {seq_len}"
+        )
+    whole = np.zeros(size, np.uint8)
+    at = 0
+    for path in files:
+        try:
+            text = np.fromfile(path, np.uint8)
+        except OSError as error:
+            raise LayoutError(f"data.source = {source!r}: {path} cannot be read: {error.strerror}") from None
+        text = text[: size - at]  # a file that has grown since is cut
+        whole[at : at + len(text)] = text
+        at += len(text) + 1
+    corpus = Corpus(whole)
+    if layout.data.digest not in (None, corpus.digest):
+        raise LayoutError(
+            f"data.digest = {layout.data.digest}, but what data.source = {source!r} names on this machine has "
+            f"{corpus.digest}; legal: that, none, or the files that are meant"
+        )
+    return corpus
+
+
+def _files(source: str) -> list[Path]:
+    if source == "stdlib":
+        return _standard_library()
+    found = map(Path, glob.glob(source.partition(":")[2], recursive=True))
+    return sorted(path for path in found if path.is_file() and os.access(path, os.R_OK))
+
+
+def _standard_library() -> list[Path]:
+    """Modules and packages of the standard library itself, not what is installed beside them."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    names = sys.stdlib_module_names
+    modules = [path for path in library.glob("*.py") if path.stem in names]
+    return sorted(modules) + sorted(path for path in library.glob("*/*.py") if path.parent.name in names)

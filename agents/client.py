@@ -34,7 +34,7 @@ from agents.protocol import (
 from agents.rundir.runs import this_host
 from agents.state.run_state import RunState
 from agents.transport.keys import Key
-from agents.transport.reconnecting import Line
+from agents.transport.reconnecting import ReconnectingSocket
 
 FRAMES = 64  # of credit at a time; the hub may send a hundred a second
 SILENCE_S = 2.5  # after which the hub is asked again; it says something each second
@@ -73,7 +73,7 @@ class Client:
         self._heard_s: float | None = None
         self._asked_s = -SILENCE_S
         self._credit = 0  # frames the hub may still send
-        self._wish = (0.0, True, 0)  # as `want` has it
+        self._request = (0.0, True, 0)  # as `want` has it
         self._rebuilt: _Rebuilt | None = None
         self.previews: dict[str, Previewed] = {}  # answers, by the id of the question; the newest
         self.denied: dict[str, str] = {}  # why the hub does not take a question, by its id; the newest
@@ -83,7 +83,7 @@ class Client:
         # Not immediate: libzmq would drop the hub's last frames, unread, when the hub ends. What piles up for
         # a hub that is not there is kept short instead; it is harmless, for every question may be asked
         # twice.
-        self._line = Line(endpoint, key, immediate=False, high_water=8, reconnect_max_ms=1000)
+        self._line = ReconnectingSocket(endpoint, key, immediate=False, high_water=8, reconnect_max_ms=1000)
         self._dealer = self._line.socket
 
     @property
@@ -119,7 +119,7 @@ class Client:
         Without `ranks` nothing that single ranks measure. `frame_bytes`: at most about so many each time; what is left
         over comes the next time.
         """
-        self._wish = (hz, ranks, frame_bytes)
+        self._request = (hz, ranks, frame_bytes)
         self._credit = 0
 
     def propose(
@@ -200,7 +200,7 @@ class Client:
     # --------------------------------------------------------------------------------------------- asking
 
     def _next_credit(self) -> Credit:
-        return Credit(protocol.VERSION, self.epoch, self.seq, FRAMES, *self._wish)
+        return Credit(protocol.VERSION, self.epoch, self.seq, FRAMES, *self._request)
 
     def _ask(self) -> None:
         now = time.monotonic()

@@ -77,7 +77,7 @@ def matmul_peak(device: torch.device, precision: str) -> float | None:
     return peak_flops(torch.cuda.get_device_name(device), precision)
 
 
-class Memory:
+class DeviceMemory:
     """Bytes in use: of a GPU the most that tensors took since the last call, of the CPU what the process takes now."""
 
     def __init__(self, device: torch.device):

@@ -1,6 +1,6 @@
 """A rank's place in a run: who it is, how it meets the others, whether it shall stop, and where it is now.
 
-Torch-free until `Place.store` is called, so that the parent of forked ranks need not know torch.
+Torch-free until `RankContext.store` is called, so that the parent of forked ranks need not know torch.
 """
 
 import functools
@@ -27,14 +27,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Where(NamedTuple):
+class LastOperation(NamedTuple):
     """What a rank last said of itself: the step (counted as the trainer counts) and what it was doing."""
 
     step: int
     text: str
 
 
-class Whereabouts:
+class LastOperations:
     """One slot per rank in memory that parent and ranks share: a dead rank can still be asked where it was.
 
     The memory is anonymous: it needs no name in a file system and is gone with its last process.
@@ -49,10 +49,10 @@ class Whereabouts:
         """One copy of 128 bytes without a lock: a reader that matters comes after the writer has died."""
         self._SLOT.pack_into(self._memory, rank * self._SLOT.size, step + 1, text.encode())
 
-    def read(self, rank: int) -> Where | None:
+    def read(self, rank: int) -> LastOperation | None:
         """None when the rank never said."""
         step, text = self._SLOT.unpack_from(self._memory, rank * self._SLOT.size)
-        return Where(step - 1, text.rstrip(b"\0").decode(errors="ignore")) if step else None
+        return LastOperation(step - 1, text.rstrip(b"\0").decode(errors="ignore")) if step else None
 
     def everything(self) -> bytes:
         """All slots as they are; equal twice means that no rank said anything in between."""
@@ -70,7 +70,7 @@ class StopFlag:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankContext:
     """Handed to a rank's work; everything the launcher knows that the trainer needs."""
 
     rank: int
@@ -81,7 +81,7 @@ class Place:
     run_dir: Path
     meet: "Callable[[], Store]" = field(repr=False)
     stop: StopFlag = field(default_factory=StopFlag, repr=False)
-    whereabouts: Whereabouts = field(default_factory=lambda: Whereabouts(1), repr=False)
+    whereabouts: LastOperations = field(default_factory=lambda: LastOperations(1), repr=False)
     slot: int = field(default=0, repr=False)
     key: Key | None = field(default=None, repr=False)  # the one to come to the hub under, over TCP
 
@@ -100,16 +100,16 @@ class Place:
         """Say where this rank is, e.g. ``at(41, "tp all-gather, layer 2")``; takes about a microsecond."""
         self.whereabouts.write(self.slot, step, text)
 
-    def where(self) -> Where | None:
+    def where(self) -> LastOperation | None:
         """What `at` said last."""
         return self.whereabouts.read(self.slot)
 
 
-Work = Callable[[Place], None]
+Work = Callable[[RankContext], None]
 """What a rank does; it fails by raising."""
 
 
-def alone(run_dir: Path) -> Place:
+def alone(run_dir: Path) -> RankContext:
     """The only rank of a world of one, in this very process: for tests and for measuring."""
 
     def meet() -> "Store":
@@ -117,7 +117,7 @@ def alone(run_dir: Path) -> Place:
 
         return dist.HashStore()  # type: ignore[attr-defined]
 
-    return Place(0, 1, 0, 1, None, run_dir, functools.cache(meet))
+    return RankContext(0, 1, 0, 1, None, run_dir, functools.cache(meet))
 
 
 def local_meeting(rank: int, world: int, port: int, listening: int | None) -> "Callable[[], Store]":

@@ -30,7 +30,7 @@ class _Known:
     told_s: float = 0.0
 
 
-class Watch:
+class Detection:
     """Every detector over one run. `look` is called at each tick, and looks when it can afford to."""
 
     def __init__(self, detectors: Sequence[Detector], cpu_s: Callable[[], float] = time.thread_time) -> None:

@@ -14,7 +14,7 @@ MEMORY_MB: Final = 1024  # 16,384 ranks that connect directly take some 600
 LEAST_MB: Final = 64  # an idle hub has about 30
 
 
-class Memory:
+class MemoryLimit:
     """The resident memory of this process, and the most it may have. Without /proc there is no limit."""
 
     def __init__(self, most_bytes: int) -> None:

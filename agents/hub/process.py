@@ -14,7 +14,7 @@ from typing import BinaryIO
 import msgspec
 
 from agents.alerts.notify import Notifier
-from agents.hub.memory_limit import LEAST_MB, MEMORY_MB, Memory
+from agents.hub.memory_limit import LEAST_MB, MEMORY_MB, MemoryLimit
 from agents.hub.recorder import DEFAULT_RECORD_MB, Limits
 from agents.hub.server import Hub
 from agents.protocol import clean
@@ -139,14 +139,14 @@ def main(
                 places,
                 keys,
                 record,
-                Memory(arguments.memory_mb << 20),
+                MemoryLimit(arguments.memory_mb << 20),
             )
         except RunError:
             runs.remove_sockets(endpoints)
             raise
         for ending in (signal.SIGTERM, signal.SIGHUP, *((signal.SIGINT,) if in_terminal else ())):
             signal.signal(ending, lambda _signal, _frame: hub.stop())
-        file = hub.upkeep.write_file()
+        file = hub.self_repair.write_file()
     except (RunError, OSError) as error:
         parser.exit(2, f"the hub cannot start: {clean(str(error))}\n")
     if arguments.json:

@@ -3,7 +3,7 @@
 from collections import Counter
 
 
-class Pace:
+class RateLimit:
     """Counts by the whole second. What is counted under must be bounded by other means, such as connections."""
 
     def __init__(self, a_second: int) -> None:

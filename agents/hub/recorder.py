@@ -15,10 +15,10 @@ from typing import Literal
 
 from msgspec import Raw
 
-from agents.hub.telemetry.update_log import Sequence
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Event, Update, clip, codec
 from agents.recording.format import Batch
-from agents.recording.writer import Tape, TapeError
+from agents.recording.writer import RecordingWriteError, RecordingWriter
 
 MIB = 1 << 20
 DEFAULT_RECORD_MB = 512
@@ -72,11 +72,11 @@ class _Follow:
 
 
 class Recorder:
-    """Records `sequence` from its first number on. `follow` and `close` are the hub's, the rest is a thread's."""
+    """Records `update_log` from its first number on. `follow` and `close` are the hub's, the rest is a thread's."""
 
-    def __init__(self, path: Path, sequence: Sequence, limits: Limits = Limits()) -> None:
+    def __init__(self, path: Path, update_log: UpdateLog, limits: Limits = Limits()) -> None:
         self._path = path
-        self._sequence = sequence
+        self._update_log = update_log
         self._limits = limits
         self._queue: queue.SimpleQueue[_Begin | _Follow] = queue.SimpleQueue()
         self._seq = 0  # all up to here is handed over
@@ -105,14 +105,14 @@ class Recorder:
             self._say("warning", self._notes.get())
         if self._hindered(now) or self._handed - self._written > self._limits.queue_bytes:
             return  # the log keeps it meanwhile
-        sequence = self._sequence
-        if not sequence.holds(sequence.epoch, self._seq):
+        update_log = self._update_log
+        if not update_log.holds(update_log.epoch, self._seq):
             self._bridge(now)
-        elif sequence.seq > self._seq:
-            packed = sequence.after(self._seq)
+        elif update_log.seq > self._seq:
+            packed = update_log.after(self._seq)
             size = sum(map(len, packed))
             self._queue.put(_Follow(self._seq + 1, time.time(), self._step, packed, size))
-            self._seq = sequence.seq
+            self._seq = update_log.seq
             self._handed += size
             self._in_segment += size
             if self._in_segment >= self._segment_bytes:
@@ -139,7 +139,7 @@ class Recorder:
         """The log has moved on from where we were: once the thread is through, go on with a snapshot."""
         if self._handed > self._written or now < self._gap_s:
             return
-        lost = self._sequence.seq - self._seq
+        lost = self._update_log.seq - self._seq
         self._patience_s = min(2 * self._patience_s, self._limits.most_patience_s)
         self._gap_s = now + self._patience_s
         self._begin()
@@ -147,10 +147,10 @@ class Recorder:
 
     def _begin(self, follows: bool = False) -> None:
         """A new segment, with the state as it is. Messages are immutable: the thread packs them."""
-        sequence = self._sequence
-        self._seq, self._in_segment = sequence.seq, 0
-        state = list(sequence.newest.all())
-        self._queue.put(_Begin(sequence.epoch, sequence.seq, time.time(), self._step, follows, state))
+        update_log = self._update_log
+        self._seq, self._in_segment = update_log.seq, 0
+        state = list(update_log.newest.all())
+        self._queue.put(_Begin(update_log.epoch, update_log.seq, time.time(), self._step, follows, state))
 
     @property
     def _segment_bytes(self) -> int:
@@ -158,11 +158,11 @@ class Recorder:
 
     @property
     def _step(self) -> int | None:
-        summaries = self._sequence.state.summaries
+        summaries = self._update_log.state.summaries
         return summaries[-1].step if summaries else None
 
     def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
-        self._sequence.publish(Event(time.time(), level, "hub", clip(text)))
+        self._update_log.publish(Event(time.time(), level, "hub", clip(text)))
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Hand over the rest, and end when it is written."""
@@ -173,7 +173,7 @@ class Recorder:
     # ------------------------------------------------------------------------------------------ the thread
 
     def _work(self) -> None:
-        tape: Tape | None = None
+        tape: RecordingWriter | None = None
         while True:
             ending = self._ending.wait(self._limits.commit_s)  # meanwhile updates gather
             items: list[_Begin | _Follow] = []
@@ -181,7 +181,7 @@ class Recorder:
                 items.append(self._queue.get())
             try:
                 if items and tape is None:
-                    tape = Tape(self._path, self._limits.full_bytes, self._limits.thin_bytes)
+                    tape = RecordingWriter(self._path, self._limits.full_bytes, self._limits.thin_bytes)
                     if tape.lost:
                         self._notes.put(
                             f"what was recorded before this hub started is not whole: {tape.lost}"
@@ -193,7 +193,9 @@ class Recorder:
                         )
                     self._write(tape, items)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and tried again in a while
-                self._failure = str(error) if isinstance(error, TapeError) else f"it had an error: {error!r}"
+                self._failure = (
+                    str(error) if isinstance(error, RecordingWriteError) else f"it had an error: {error!r}"
+                )
                 if tape is not None:
                     tape.close()
                     tape = None
@@ -203,7 +205,7 @@ class Recorder:
                     tape.close()
                 return
 
-    def _write(self, tape: Tape, items: list[_Begin | _Follow]) -> None:
+    def _write(self, tape: RecordingWriter, items: list[_Begin | _Follow]) -> None:
         """After a failure nothing is written until a snapshot comes."""
         begins = [place for place, item in enumerate(items) if isinstance(item, _Begin)]
         if self._failure:

@@ -22,7 +22,7 @@ from pathlib import Path
 import zmq
 
 from agents import protocol
-from agents.hub.relay_queue import Crowd
+from agents.hub.relay_queue import RelayQueue
 from agents.hub.telemetry.allowed_records import OF_ITSELF, OF_THE_JOB
 from agents.hub.telemetry.membership import SUCCESSION_S
 from agents.protocol import (
@@ -46,8 +46,8 @@ from agents.rundir.runs import RunError
 from agents.transport.addresses import is_tcp
 from agents.transport.keys import Role, find_key, key_folder
 from agents.transport.open_files import raise_file_limit
-from agents.transport.reconnecting import Line
-from agents.transport.server_sockets import Door
+from agents.transport.reconnecting import ReconnectingSocket
+from agents.transport.server_sockets import ServerSocket
 
 FLUSH_MS = 20  # between two batches to the hub
 IDLE_MS = 200
@@ -68,14 +68,14 @@ class _Rank:
 class Node:
     """The ranks of one node and the way to the hub; `run` returns after `stop`."""
 
-    def __init__(self, run: str, line: Line, door: Door) -> None:
+    def __init__(self, run: str, line: ReconnectingSocket, server_socket: ServerSocket) -> None:
         self._me = Relay(protocol.VERSION, run, runs.this_host(), os.getpid())
         self._line = line
-        self._door = door
+        self._server_socket = server_socket
         self._epoch = secrets.token_hex(8)
         self._ranks: dict[int, _Rank] = {}
         self._by_peer: dict[bytes, int] = {}
-        self._crowd = Crowd()
+        self._relay_queue = RelayQueue()
         self._introduced_s = -HELLO_S
         self._complained_s = -COMPLAIN_S
         self._turned_away: str | None = None  # why the hub does not let us in
@@ -87,24 +87,24 @@ class Node:
 
     def run(self, parent: int | None = None) -> None:
         poller = zmq.Poller()
-        poller.register(self._door.socket, zmq.POLLIN)
+        poller.register(self._server_socket.socket, zmq.POLLIN)
         poller.register(self._line.socket, zmq.POLLIN)
         self._introduce(time.monotonic())
         while not self._stopping:
-            poller.poll(FLUSH_MS if self._crowd else IDLE_MS)
+            poller.poll(FLUSH_MS if self._relay_queue else IDLE_MS)
             self._round(time.monotonic())
             if parent is not None and runs.process_state(parent) == "ended":
                 self.stop()
-            if self._crowd:
+            if self._relay_queue:
                 time.sleep(FLUSH_MS / 1000)  # so that a batch is of many ranks
         self._round(time.monotonic())
         self._line.close(int(1000 * LEAVE_S))
-        self._door.socket.close()
+        self._server_socket.socket.close()
 
     def _round(self, now: float) -> None:
         with contextlib.suppress(zmq.Again):
             for _ in range(FRAMES_A_ROUND):
-                came = self._door.receive()
+                came = self._server_socket.receive()
                 self._from_rank(came.peer, came.frames, now)
         with contextlib.suppress(zmq.Again):
             for _ in range(FRAMES_A_ROUND):
@@ -113,10 +113,10 @@ class Node:
         if self._line.refusal != self._turned_away:
             self._turned_away = self._line.refusal
             self._tell_turned_away()
-        lost = self._crowd.flush(self._send)
+        lost = self._relay_queue.flush(self._send)
         if lost:
             text = f"the relay on {self._me.host} left out {lost} records: the hub took no more, and has the newest"
-            self._crowd.put(Event(time.time(), "warning", self._some_rank(), text))
+            self._relay_queue.put(Event(time.time(), "warning", self._some_rank(), text))
         for rank in [rank for rank, one in self._ranks.items() if now - one.heard_s > UNHEARD_S]:
             self._forget(rank)
 
@@ -167,7 +167,7 @@ class Node:
                 continue
             if isinstance(message, Event):
                 message = Event(message.time_s, message.level, f"rank {rank}", message.text)
-            self._crowd.put(message)
+            self._relay_queue.put(message)
             if isinstance(message, Gone):
                 self._forget(rank)
 
@@ -188,7 +188,7 @@ class Node:
         if what and now - self._complained_s >= COMPLAIN_S:
             self._complained_s = now
             text = protocol.clip(f"it sent {what}; dropped")
-            self._crowd.put(Event(time.time(), "warning", f"rank {rank}", text))
+            self._relay_queue.put(Event(time.time(), "warning", f"rank {rank}", text))
 
     def _enter(self, peer: bytes, hello: Hello, now: float) -> str | None:
         """Enter a rank; a sentence if another process has that number."""
@@ -239,7 +239,7 @@ class Node:
         if now - self._introduced_s < HELLO_S:
             return False
         self._introduced_s = now
-        self._crowd.put_first(self._me)
+        self._relay_queue.put_first(self._me)
         return True
 
     def _peers(self, ranks: Iterable[int]) -> list[bytes]:
@@ -250,7 +250,7 @@ class Node:
     def _tell(self, peers: Iterable[bytes], message: Message) -> None:
         frame = codec.encode([message])
         for peer in peers:
-            self._door.send(peer, frame)
+            self._server_socket.send(peer, frame)
 
 
 # --------------------------------------------------------------------------------------------- the process
@@ -282,12 +282,12 @@ def main(
         found = runs.resolve(arguments.hub, Path("runs"))
         hub = found.ranks
         key = find_key([Role.RANK], arguments.key, key_folder(found), found.hub) if is_tcp(hub) else None
-        line = Line(hub, key, immediate=True, high_water=16, reconnect_max_ms=2000)
-        door = Door(context, b"r", Role.RANK)
-        door.bind(endpoints.ranks)
+        line = ReconnectingSocket(hub, key, immediate=True, high_water=16, reconnect_max_ms=2000)
+        server_socket = ServerSocket(context, b"r", Role.RANK)
+        server_socket.bind(endpoints.ranks)
     except (RunError, OSError) as error:
         parser.exit(2, f"the relay cannot start: {protocol.clean(str(error))}\n")
-    node = Node(arguments.run, line, door)
+    node = Node(arguments.run, line, server_socket)
     for ending in (signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if in_terminal else [])):
         signal.signal(ending, lambda _signal, _frame: node.stop())
     sys.stdout.write(f"{endpoints.ranks}\n")  # where the ranks of this node are to connect

@@ -11,7 +11,7 @@ PATIENCE = 16_384  # messages kept in order; with more, of records only the newe
 KEPT = 4096  # of records, and of other messages, that are left then; the oldest give way
 
 
-class Crowd:
+class RelayQueue:
     """`put` never waits. `flush` sends in frames of at most 256 KiB, and tells how many messages were left out."""
 
     def __init__(self) -> None:

@@ -7,18 +7,20 @@ from typing import Literal
 from agents.rundir import runs
 from agents.rundir.runs import HubFile, RunError
 from agents.transport.addresses import Endpoints
-from agents.transport.server_sockets import Doors
+from agents.transport.server_sockets import ServerSockets
 
 Told = tuple[Literal["info", "warning", "error"], str]
 
 
-class Upkeep:
+class SelfRepair:
     """Whoever is connected stays so when a socket's file is removed; nobody else could come any more."""
 
-    def __init__(self, folder: Path, ipc: Endpoints, doors: Doors, file: Callable[[], HubFile]) -> None:
+    def __init__(
+        self, folder: Path, ipc: Endpoints, sockets: ServerSockets, file: Callable[[], HubFile]
+    ) -> None:
         self._folder = folder
         self._ipc = ipc
-        self._doors = doors
+        self._sockets = sockets
         self._file = file
         self._written = False  # hub.json was, so that there is one to be missed
         self._problem = ""
@@ -36,7 +38,7 @@ class Upkeep:
         try:
             if not all(path.exists() for path in self._ipc.paths):
                 runs.check_socket_directory(self._ipc.directory)
-                self._doors.bind_again()
+                self._sockets.bind_again()
                 yield (
                     "warning",
                     f"the sockets in {self._ipc.directory} were removed; the hub listens there again",

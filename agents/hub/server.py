@@ -2,7 +2,7 @@
 
     python -m agents.hub --run NAME --dir RUNDIR [--sockets DIR] [--listen tcp://ADDRESS:PORT] [--parent PID]
 
-It gives everything that happens one order (`Sequence`), serves it to clients (`Audience`), and takes their
+It gives everything that happens one order (`UpdateLog`), serves it to clients (`Subscribers`), and takes their
 proposals to the leader (`Control`). It may be killed at any time: ranks go on, and a hub started again on the
 same folder listens on the same endpoints and knows every command, and the curve.
 """
@@ -19,19 +19,19 @@ from agents import protocol
 from agents.alerts.notify import Notifier
 from agents.hub.commands.control import Control
 from agents.hub.commands.journal import Journal
-from agents.hub.commands.preview_queries import Questions
+from agents.hub.commands.preview_queries import PreviewQueries
 from agents.hub.commands.trials import Trials
-from agents.hub.memory_limit import Memory
+from agents.hub.memory_limit import MemoryLimit
 from agents.hub.recorder import Limits, Recorder
-from agents.hub.self_repair import Upkeep
+from agents.hub.self_repair import SelfRepair
 from agents.hub.telemetry.alerting import Alerts
-from agents.hub.telemetry.history import Recall
-from agents.hub.telemetry.ingest import Intake
-from agents.hub.telemetry.membership import Roster
-from agents.hub.telemetry.peer_faults import Complaints
-from agents.hub.telemetry.sampling_leases import Leases
-from agents.hub.telemetry.subscribers import Audience
-from agents.hub.telemetry.update_log import Sequence
+from agents.hub.telemetry.history import History
+from agents.hub.telemetry.ingest import Ingest
+from agents.hub.telemetry.membership import Membership
+from agents.hub.telemetry.peer_faults import PeerFaults
+from agents.hub.telemetry.sampling_leases import SamplingLeases
+from agents.hub.telemetry.subscribers import Subscribers
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import (
     SAMPLES,
     AnyMessage,
@@ -53,7 +53,15 @@ from agents.rundir import runs
 from agents.rundir.runs import HubFile
 from agents.transport.addresses import Endpoints
 from agents.transport.keys import KeyStore, Role
-from agents.transport.server_sockets import ASKS, LEAVE_S, Came, Door, Doors, refusal, signed
+from agents.transport.server_sockets import (
+    ASKS,
+    LEAVE_S,
+    Received,
+    ServerSocket,
+    ServerSockets,
+    refusal,
+    signed,
+)
 
 FLUSH_MS = 10  # between two servings of the clients, so that frames carry many updates
 IDLE_MS = 100
@@ -79,7 +87,7 @@ class Hub:
         listen: Words[str] = (),
         keys: KeyStore | None = None,
         record: Limits | None = None,
-        memory: Memory | None = None,
+        memory: MemoryLimit | None = None,
     ) -> None:
         self.outgrown = False  # it ended because it held too much memory, and is to be started again
         self.run_name = run
@@ -88,22 +96,24 @@ class Hub:
         self._parent = parent
         self._stopping = False
         self._began_s = time.time()
-        self._sequence = Sequence()
-        self._complaints = Complaints(self._sequence)
-        self._roster = Roster(run)
+        self._update_log = UpdateLog()
+        self._peer_faults = PeerFaults(self._update_log)
+        self._membership = Membership(run)
         self._journal = Journal(folder / runs.COMMANDS_FILE, folder / runs.RECORD_FILE)
-        self._recall = Recall(folder / runs.RECORD_FILE, self._sequence) if record else None
-        self._recorder = Recorder(folder / runs.RECORD_FILE, self._sequence, record) if record else None
-        self._control = Control(self._sequence, self._roster, self._journal)
-        self._trials = Trials(self._sequence, self._control, self._journal)
-        self._questions = Questions(self._sequence, self._roster, self._tell)
-        self._intake = Intake(self._sequence, self._roster, self._control, self._complaints, self._questions)
-        self._leases = Leases()
+        self._recall = History(folder / runs.RECORD_FILE, self._update_log) if record else None
+        self._recorder = Recorder(folder / runs.RECORD_FILE, self._update_log, record) if record else None
+        self._control = Control(self._update_log, self._membership, self._journal)
+        self._trials = Trials(self._update_log, self._control, self._journal)
+        self._questions = PreviewQueries(self._update_log, self._membership, self._tell)
+        self._ingest = Ingest(
+            self._update_log, self._membership, self._control, self._peer_faults, self._questions
+        )
+        self._sampling_leases = SamplingLeases()
         self._context = zmq.Context()
-        self._doors = Doors(self._context, endpoints, listen, keys)
-        self._audience = Audience(self._sequence, self._doors.send)
-        self.upkeep = Upkeep(folder, endpoints, self._doors, self.file)
-        self._alerts = Alerts(self._sequence, self._complaints, notifier, self._say)
+        self._sockets = ServerSockets(self._context, endpoints, listen, keys)
+        self._subscribers = Subscribers(self._update_log, self._sockets.send)
+        self.self_repair = SelfRepair(folder, endpoints, self._sockets, self.file)
+        self._alerts = Alerts(self._update_log, self._peer_faults, notifier, self._say)
         self._memory = memory
         self._taken = 0  # frames that came in the last round
         self._cut_short = False  # a socket had more than its share of that round
@@ -125,7 +135,7 @@ class Hub:
         If this process holds too much memory, `run` ends early (`outgrown`), and leaves all that the next start needs.
         """
         poller = zmq.Poller()
-        for waited in (*self._doors.waited_for, self._journal.wake_fd):
+        for waited in (*self._sockets.waited_for, self._journal.wake_fd):
             poller.register(waited, zmq.POLLIN)
         more = False
         while not self._stopping:
@@ -145,9 +155,9 @@ class Hub:
         self._awake_s += min(now - self._looked_s, TICK_S)
         self._looked_s = now
         self._taken, self._cut_short = 0, False
-        self._doors.admit()
-        for door in self._doors:
-            self._taken += self._drain(door)
+        self._sockets.admit()
+        for server_socket in self._sockets:
+            self._taken += self._drain(server_socket)
         for written in self._journal.take():
             self._control.journal_wrote(written)
         self._command(now)
@@ -160,26 +170,26 @@ class Hub:
         self._control.tell_acks()
         if self._recorder:
             self._recorder.follow()
-        return self._audience.serve(now)
+        return self._subscribers.serve(now)
 
     def _tick(self) -> None:
-        for gone in self._roster.newly_lost(self._awake_s):
-            self._sequence.publish(gone)
+        for gone in self._membership.newly_lost(self._awake_s):
+            self._update_log.publish(gone)
             self._control.rank_lost(gone.rank)
-            if gone.rank == self._roster.led and gone.process == "ended":
+            if gone.rank == self._membership.led and gone.process == "ended":
                 self._control.leader_ended(f"rank {gone.rank}, which led, is gone")
         self._look_after_journal()
         self._control.tell_waits()
         self._control.keep_counts()
         self._bar()
-        for level, text in self.upkeep.look():
+        for level, text in self.self_repair.look():
             self._say(level, clip(text))
-        if self._recall and self._recall.tick(self._roster.led):
+        if self._recall and self._recall.tick(self._membership.led):
             self._alerts.acquaint(self._awake_s)
         self._trials.tick()
         if self._alerts.due(self._awake_s):
-            self._sequence.newest.read()
-            self._intake.look()
+            self._update_log.newest.read()
+            self._ingest.look()
         self._alerts.look(self._awake_s)
         self._ask_ranks()
         if self._parent is not None and runs.process_state(self._parent) == "ended":
@@ -188,15 +198,15 @@ class Hub:
     def _look_after_journal(self) -> None:
         """Say what has become of it; it may have been opened only now."""
         for event in self._journal.told():
-            self._sequence.publish(event)
+            self._update_log.publish(event)
         if not self._journal.reopened():
             return
         self._control.recall()
         self._trials.recall()
         self._say_problems()
-        leader = self._roster.leader
+        leader = self._membership.leader
         if leader:  # as it was published: by the clock of this machine
-            self._control.leader_began(self._sequence.state.hellos[leader.rank])
+            self._control.leader_began(self._update_log.state.hellos[leader.rank])
 
     def _say_problems(self) -> None:
         for problem in self._journal.found.problems:
@@ -204,15 +214,15 @@ class Hub:
 
     def _bar(self) -> None:
         """Whoever watches under a key that is not in force any more is told so, and gets no more."""
-        for peer in [peer for peer in self._audience if self._doors.role(peer) in (None, Role.RANK)]:
-            self._audience.forget(peer)
+        for peer in [peer for peer in self._subscribers if self._sockets.role(peer) in (None, Role.RANK)]:
+            self._subscribers.forget(peer)
             why = "the key of this connection may not watch any more; ask the owner of the run for another"
-            self._doors.answer(peer, codec.encode([Refused(why)]))
-        if count := self._doors.turned_away():
+            self._sockets.answer(peer, codec.encode([Refused(why)]))
+        if count := self._sockets.turned_away():
             text = f"this process has too many files open (ulimit -n): {count} connections were turned away"
-            self._complaints.add("door", text)
-        while self._doors.gate and self._doors.gate.told:
-            self._complaints.add("door", self._doors.gate.told.popleft())
+            self._peer_faults.add("door", text)
+        while self._sockets.authenticator and self._sockets.authenticator.told:
+            self._peer_faults.add("door", self._sockets.authenticator.told.popleft())
 
     def _weigh(self) -> None:
         excess = self._memory.excess() if self._memory else ""
@@ -231,7 +241,9 @@ class Hub:
     def _finish(self) -> None:
         """Take what is still there, tell the clients, leave no sockets behind."""
         deadline = time.monotonic() + LEAVE_S
-        while any(self._drain(door) for door in self._doors) and time.monotonic() < deadline:
+        while (
+            any(self._drain(server_socket) for server_socket in self._sockets) and time.monotonic() < deadline
+        ):
             pass
         over = self._why_over()
         if over is not None:
@@ -245,17 +257,17 @@ class Hub:
             self._trials.run_ended()
         self._tell_the_end()
         self._say("info", "the hub has ended")
-        while self._audience.serve(time.monotonic()) and time.monotonic() < deadline:
+        while self._subscribers.serve(time.monotonic()) and time.monotonic() < deadline:
             pass
         self._close()
-        runs.remove_hub_file(self.folder, self._sequence.epoch)
+        runs.remove_hub_file(self.folder, self._update_log.epoch)
         runs.remove_sockets(self.endpoints)
         self._alerts.close()
 
     def _why_over(self) -> str | None:
         """Why nobody will carry out what waits, in a sentence or none; None: the ranks may go on without this hub."""
         failure = runs.last_failure(self.folder, self._began_s)
-        leader = self._roster.leader
+        leader = self._membership.leader
         if failure or leader is None:  # it said goodbye, is lost, or never came
             return failure or ""
         if self._parent is not None and runs.process_state(self._parent) == "ended":
@@ -272,48 +284,48 @@ class Hub:
             self._recorder.close()
         if self._memory:
             self._memory.close()
-        self._doors.close()
+        self._sockets.close()
         self._context.term()
 
     def _tell_the_end(self) -> None:
         """The hub ends with its run, so whoever has said no goodbye is gone: cleanly, if the leader was."""
-        state = self._sequence.state
+        state = self._update_log.state
         failure = runs.last_failure(self.folder, self._began_s)
         if failure:
-            self._sequence.publish(Event(time.time(), "error", "run", clip(failure)))
-        leader = self._roster.led
+            self._update_log.publish(Event(time.time(), "error", "run", clip(failure)))
+        leader = self._membership.led
         goodbye = state.gone.get(leader) if leader is not None else None
         well = failure is None and goodbye is not None and goodbye.clean
         text = "" if well else clip(failure or "the run has ended without a goodbye")
         if failure or (text and state.hellos and self._parent is not None):
             self._alerts.run_failed(text)
         for rank in [rank for rank in state.hellos if not (rank in state.gone and state.gone[rank].over)]:
-            self._sequence.publish(Gone(rank, clean=well, text=text, process="ended"))
+            self._update_log.publish(Gone(rank, clean=well, text=text, process="ended"))
 
     # ------------------------------------------------------------------------------------------ frames
 
-    def _drain(self, door: Door) -> int:
+    def _drain(self, server_socket: ServerSocket) -> int:
         """Take at most a round's share of frames from one socket; returns how many there were."""
         taken = 0
         until = time.monotonic() + DRAIN_S
         try:
             while taken < FRAMES_A_ROUND and (not taken or time.monotonic() < until):
-                came = door.receive()
+                came = server_socket.receive()
                 taken += 1
                 for answer in self._take(came):
-                    self._doors.answer(came.peer, codec.encode([answer]))
+                    self._sockets.answer(came.peer, codec.encode([answer]))
             self._cut_short = True
         except zmq.Again:
             pass
-        self._intake.flush()
+        self._ingest.flush()
         return taken
 
-    def _take(self, came: Came) -> list[Message]:
+    def _take(self, came: Received) -> list[Message]:
         try:
             if len(came.frames) != 1:
                 raise WireError(f"a message has one frame, and this has {len(came.frames)}")
             (frame,) = came.frames
-            if came.role is Role.RANK and self._intake.take_records(came.peer, frame, self._awake_s):
+            if came.role is Role.RANK and self._ingest.take_records(came.peer, frame, self._awake_s):
                 return []
             if came.role is not Role.RANK and len(frame) > CLIENT_FRAME_BYTES:
                 raise WireError(f"a client's frame has at most {CLIENT_FRAME_BYTES} bytes, not {len(frame)}")
@@ -325,17 +337,17 @@ class Hub:
                 )
             answers = self._barred(came, messages)
             if answers is None and came.role is Role.RANK:
-                answers = self._intake.take(came.peer, messages, self._awake_s)
+                answers = self._ingest.take(came.peer, messages, self._awake_s)
             elif answers is None:
                 answers = self._from_client(came, messages)
         except WireError as error:
-            self._complaints.add("frame", f"a peer sent a frame that was dropped: {error}")
+            self._peer_faults.add("frame", f"a peer sent a frame that was dropped: {error}")
             answers = [Refused(protocol.clip(str(error)))]
         return [
-            one for one in answers if not isinstance(one, Refused) or self._complaints.may_refuse(came.peer)
+            one for one in answers if not isinstance(one, Refused) or self._peer_faults.may_refuse(came.peer)
         ]
 
-    def _barred(self, came: Came, messages: list[AnyMessage]) -> list[Message] | None:
+    def _barred(self, came: Received, messages: list[AnyMessage]) -> list[Message] | None:
         """What to answer when the peer may not say what it says; None when it may."""
         if came.role is Role.RANK and not came.name:
             return None
@@ -343,17 +355,17 @@ class Hub:
             why = refusal(came, message)
             if why is None:
                 continue
-            self._complaints.add("key", why)
+            self._peer_faults.add("key", why)
             return [Refused(why, asked=message.id if isinstance(message, ASKS) else "")]
         return None
 
-    def _from_client(self, came: Came, messages: list[AnyMessage]) -> list[Message]:
+    def _from_client(self, came: Received, messages: list[AnyMessage]) -> list[Message]:
         for message in (signed(came, message) for message in messages):
             match message:
                 case Credit() if message.version != protocol.VERSION:
                     raise WireError(codec.version_refusal(message.version))
                 case Credit():
-                    why = self._audience.credit(
+                    why = self._subscribers.credit(
                         came.peer, message, time.monotonic(), came.name, came.role is Role.VIEWER
                     )
                     if why:
@@ -367,7 +379,7 @@ class Hub:
                 case Preview():
                     self._questions.ask(came.peer, message, time.monotonic())
                 case Sample():
-                    why = self._leases.ask(came.peer, message, time.monotonic())
+                    why = self._sampling_leases.ask(came.peer, message, time.monotonic())
                     if why:
                         return [Refused(why)]
                 case _:
@@ -376,31 +388,33 @@ class Hub:
 
     def _command(self, now: float) -> None:
         command = self._control.due(now)
-        leader = self._roster.leader if command else None
+        leader = self._membership.leader if command else None
         if command and leader:
-            self._tell(self._roster.identity(leader.rank), command)
+            self._tell(self._membership.identity(leader.rank), command)
 
     def _tell(self, peer: bytes, message: Message) -> None:
-        self._doors.send(peer, codec.encode([message]))
+        self._sockets.send(peer, codec.encode([message]))
 
     def _ask_ranks(self) -> None:
         """Tell ranks what somebody looks at."""
-        step_ms = self._sequence.state.step_ms
-        for peer, samples in self._leases.due(self._roster.able(SAMPLES), step_ms, time.monotonic()):
-            self._doors.send(peer, codec.encode(samples))
+        step_ms = self._update_log.state.step_ms
+        for peer, samples in self._sampling_leases.due(
+            self._membership.able(SAMPLES), step_ms, time.monotonic()
+        ):
+            self._sockets.send(peer, codec.encode(samples))
 
     def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
-        self._sequence.publish(Event(time.time(), level, "hub", text))
+        self._update_log.publish(Event(time.time(), level, "hub", text))
 
     def file(self) -> HubFile:
         """Where this hub listens, for `hub.json`; after the sockets are bound."""
         return HubFile(
             run=self.run_name,
-            epoch=self._sequence.epoch,
+            epoch=self._update_log.epoch,
             endpoints=self.endpoints,
             pid=os.getpid(),
             wire=protocol.VERSION,
             started_s=self._began_s,
             host=runs.this_host(),
-            tcp=self._doors.tcp,
+            tcp=self._sockets.tcp,
         )

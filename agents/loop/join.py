@@ -18,13 +18,13 @@ from typing import Any
 from msgspec import structs
 
 from agents.loop.start_hub import endpoint_for, speaks_for_machine
-from agents.loop.step import Report, summary_of
+from agents.loop.step import StepReport, summary_of
 from agents.loop.vote import LEADER, Agree, Agreement, Disagreement, Word
 from agents.protocol import VERSION, Ack, Event, Hello, KnobState, Legal, Message, Step, Value, codec, spell
 from agents.protocol import Board as BoardMessage
 from agents.rank.agent import Agent
 from agents.rank.errors import named
-from agents.rank.knob_board import Board, Knob, NotAppliedError
+from agents.rank.knob_board import Knob, KnobBoard, NotAppliedError
 from agents.rank.vitals import Sensors
 from agents.rundir.hub_supervisor import Reach
 from agents.rundir.runs import RunError, this_host
@@ -102,7 +102,7 @@ class Loop:
         self._hello, self._agree, self._stack = hello, agree, stack
         self._knobs: list[Knob] = []
         self._values: dict[str, Value] = {}
-        self._board = Board([], {})
+        self._board = KnobBoard([], {})
         self._agreement: Agreement | None = None
         self._step: int | None = None  # the one that runs, or ran last
         self._warned = False
@@ -167,17 +167,17 @@ class Loop:
             )
         )
         self._values[name] = value
-        self._board = Board(self._knobs, self._values)
+        self._board = KnobBoard(self._knobs, self._values)
         _checked(self._shown())
 
     @contextmanager
-    def step(self, number: int | None = None) -> Iterator[Report]:
+    def step(self, number: int | None = None) -> Iterator[StepReport]:
         """One step of training; numbers count up by themselves. What the body raises goes through."""
         if self._step is None:
             self.quietly(self._begin)
         following = 0 if self._step is None else self._step + 1
         self._step = following if number is None else _counted(number, following)
-        report = Report(self, self._step)
+        report = StepReport(self, self._step)
         self.at(self._step, "step")
         start = time.perf_counter()
         yield report
@@ -246,7 +246,7 @@ class Loop:
             _log_exception(text)
             raise NotAppliedError(text) from error
 
-    def _end(self, report: Report, step_ms: float) -> None:
+    def _end(self, report: StepReport, step_ms: float) -> None:
         revision, values = self._board.revision, self._board.values
         tokens = report.count("tokens")
         words = [

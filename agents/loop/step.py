@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PHASES = 48  # with names of their own, in one step; what the wire takes, and some room
 
 
-class Report:
+class StepReport:
     """One step, while it runs."""
 
     def __init__(self, loop: "Loop", step: int) -> None:

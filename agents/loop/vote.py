@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from agents.protocol import Ack, Changes, Command, clip
 from agents.rank.errors import named, sentence
-from agents.rank.knob_board import Board
+from agents.rank.knob_board import KnobBoard
 
 Agree = Callable[[bytes], Sequence[bytes]]
 """A collective: every rank calls it with bytes of its own, and gets those of every rank, by rank. May raise."""
@@ -54,7 +54,7 @@ class Agreement:
         rank: int,
         world: int,
         agree: Agree,
-        board: Board,
+        board: KnobBoard,
         pending: Callable[[], Command | None],
         settle: Callable[[Ack], None],
     ) -> None:

@@ -11,9 +11,9 @@ from msgspec import structs
 
 from agents.protocol import PREVIEWS, Ack, Board, Command, Event, Hello, Message, Step, clip
 from agents.rank.errors import named
-from agents.rank.hub_link import NONE, Doing, Foresee, Link
+from agents.rank.hub_link import NONE, Doing, Foresee, HubLink
 from agents.rank.outbox import Outbox
-from agents.rank.received_commands import Orders
+from agents.rank.received_commands import ReceivedCommands
 from agents.rank.vitals import Sensors
 from agents.transport.keys import Key
 
@@ -32,16 +32,16 @@ class Agent:
         self, endpoint: str | None, doing: Doing, sensors: Sensors = NONE, key: Key | None = None
     ) -> None:
         self._outbox = Outbox()
-        self._orders = Orders()
+        self._orders = ReceivedCommands()
         self._seq = 0
         self._closing = threading.Event()
         self._telling = threading.Event()
         self._telling.set()
         self.cpu_s = 0.0  # that the agent's own thread has used
         self._linger_s = 0.0
-        self._link: Link | None = None
+        self._link: HubLink | None = None
         if endpoint is not None:
-            self._link = Link(endpoint, doing, self._outbox, self._orders, sensors, key)
+            self._link = HubLink(endpoint, doing, self._outbox, self._orders, sensors, key)
             self._thread = threading.Thread(target=self._work, args=(self._link,), name="agent", daemon=True)
             self._thread.start()
 
@@ -53,7 +53,7 @@ class Agent:
         """
         if self._link is None:
             return
-        if self._link.foresee:
+        if self._link.preview:
             hello = structs.replace(hello, capabilities=[*hello.capabilities, PREVIEWS])
         if hello.began_s and self._outbox.began_s is None:
             self._outbox.began_s = time.monotonic() - max(0.0, time.time() - hello.began_s)
@@ -73,11 +73,11 @@ class Agent:
                 message = structs.replace(message, text=clip(message.text))
             self._outbox.put(message)
 
-    def foresee(self, hook: Foresee) -> None:
+    def preview(self, hook: Foresee) -> None:
         """Answer what changes would do by `hook`, which is called in the agent's thread. Set it on the leader, before
         it is introduced."""
         if self._link:
-            self._link.foresee = hook
+            self._link.preview = hook
 
     @property
     def attached(self) -> bool:
@@ -127,7 +127,7 @@ class Agent:
         self._telling.set()
         self._thread.join(linger_s + 1.0)
 
-    def _work(self, link: Link) -> None:
+    def _work(self, link: HubLink) -> None:
         while not self._closing.is_set():
             self._telling.wait()
             try:

@@ -26,11 +26,11 @@ from agents.protocol import (
 )
 from agents.rank.errors import named, sentence
 from agents.rank.outbox import Outbox
-from agents.rank.received_commands import Orders
+from agents.rank.received_commands import ReceivedCommands
 from agents.rank.sampling import Sampling
 from agents.rank.vitals import Reader, Sensors
 from agents.transport.keys import Key
-from agents.transport.reconnecting import Line
+from agents.transport.reconnecting import ReconnectingSocket
 
 POLL_MS = 200  # a wake-up takes the interpreter from the trainer; what the hub says wakes us at once
 PULSE_S = 1.0
@@ -45,7 +45,7 @@ Foresee = Callable[[Changes], Previewed]
 """What changes would do; ValueError with a sentence if they are not legal."""
 
 
-class Link:
+class HubLink:
     """Sends what is in the outbox, a pulse and vital signs each second, and takes what the hub says, turn by turn."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Link:
         endpoint: str,
         doing: Doing,
         outbox: Outbox,
-        orders: Orders,
+        orders: ReceivedCommands,
         sensors: Sensors = NONE,
         key: Key | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class Link:
         # Held while one is queued, for a few appends: an older board queued after a newer one would stand.
         self.introducing = threading.Lock()
         self._refused: str | None = None
-        self.foresee: Foresee | None = None
+        self.preview: Foresee | None = None
         self._doing = doing
         self._outbox = outbox
         self._orders = orders
@@ -75,7 +75,9 @@ class Link:
         self._cpu_s = time.process_time()
         # Immediate: nothing is queued for a hub that is not there. The outbox keeps the newest, libzmq would
         # keep the oldest.
-        self._line = Line(endpoint, key, immediate=True, high_water=FRAMES_A_TURN, reconnect_max_ms=2000)
+        self._line = ReconnectingSocket(
+            endpoint, key, immediate=True, high_water=FRAMES_A_TURN, reconnect_max_ms=2000
+        )
         self._dealer = self._line.socket
 
     @property
@@ -193,8 +195,8 @@ class Link:
     def _answer(self, asked: Preview, hello: Hello) -> Previewed:
         why = "this rank does not say what a change would do"
         try:
-            if self.foresee:
-                return structs.replace(self.foresee(asked.changes), id=asked.id)
+            if self.preview:
+                return structs.replace(self.preview(asked.changes), id=asked.id)
         except Exception as error:  # noqa: BLE001 - whatever a question does to the trainer's word, the pulse goes on
             why = protocol.clip(sentence(error))
         return Previewed(asked.id, asked.changes, hello.revision, why)

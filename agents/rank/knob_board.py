@@ -50,7 +50,7 @@ class Knob:
     )
 
 
-class Board:
+class KnobBoard:
     """The knobs of one rank and their values; the same on every rank of a run."""
 
     def __init__(self, knobs: list[Knob], values: Values):

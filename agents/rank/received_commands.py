@@ -10,7 +10,7 @@ REPEATED = 16  # of them, said again to a hub that does not know this rank
 WAITING = 64
 
 
-class Orders:
+class ReceivedCommands:
     """Commands not yet settled, and the acknowledgements of those that are; used by two threads."""
 
     def __init__(self) -> None:

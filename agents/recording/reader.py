@@ -56,7 +56,7 @@ class Moment(Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Where to go: read from the segment `segment` on, and stop before the first moment that is `beyond`."""
 
     segment: int
@@ -217,20 +217,20 @@ class Recording:
 
     # -------------------------------------------------------------------------------------------------- places
 
-    def at_end(self) -> Place:
-        return Place(self.segments()[-1].id, lambda moment: False)
+    def at_end(self) -> Position:
+        return Position(self.segments()[-1].id, lambda moment: False)
 
-    def at_start(self) -> Place:
+    def at_start(self) -> Position:
         first = self.segments()[0]
-        return Place(first.id, lambda moment: moment.snapshot is None or moment.seq > first.seq)
+        return Position(first.id, lambda moment: moment.snapshot is None or moment.seq > first.seq)
 
-    def at_time(self, time_s: float) -> Place:
+    def at_time(self, time_s: float) -> Position:
         """When the hub's clock showed `time_s`; the beginning if that was before it."""
         segments = self.segments()
         before = [one for one in segments if one.time_s <= time_s] or segments[:1]
-        return Place(before[-1].id, lambda moment: moment.time_s > max(time_s, segments[0].time_s))
+        return Position(before[-1].id, lambda moment: moment.time_s > max(time_s, segments[0].time_s))
 
-    def at_seq(self, seq: int, epoch: str | None = None) -> Place:
+    def at_seq(self, seq: int, epoch: str | None = None) -> Position:
         """As of update `seq` of the hub start `epoch`, by default the last one."""
         segments = self.segments()
         epoch = epoch or segments[-1].epoch
@@ -249,9 +249,9 @@ class Recording:
                 f"{self.path} holds the updates {mine[0].seq} to {last} of {epoch}, not {seq}"
             )
         start = [one for one in mine if one.seq <= seq][-1]
-        return Place(start.id, lambda moment: moment.epoch != epoch or moment.seq > seq)
+        return Position(start.id, lambda moment: moment.epoch != epoch or moment.seq > seq)
 
-    def at_step(self, step: int) -> Place:
+    def at_step(self, step: int) -> Position:
         """When step `step` was summarised; the last time, if the run went back to do it again."""
         rows = self.rows(tuple[int, int, str], CROSSINGS, step, step)
         newest, first = self.rows(Newest, "SELECT MAX(step) FROM feed")[0][0], self.segments()[0].step
@@ -277,7 +277,7 @@ class Recording:
             there = summary.step == step
             return summary.step > step
 
-        return Place(start, beyond)
+        return Position(start, beyond)
 
     def _reached(self, row: int, step: int) -> int | None:
         """The first step from `step` on that was summarised after a row."""
@@ -321,7 +321,7 @@ class Replay:
         """When the next thing happens; None at the end."""
         return self._next.time_s if self._next else None
 
-    def seek(self, place: Place) -> None:
+    def seek(self, place: Position) -> None:
         """Go there, forwards or back."""
         segments = self.recording.segments()
         start = next((one for one in segments if one.id >= place.segment), None)

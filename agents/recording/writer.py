@@ -30,11 +30,11 @@ SIZES = (
 )
 
 
-class TapeError(Exception):
+class RecordingWriteError(Exception):
     """The disk does not take it; the text is for a person."""
 
 
-class Tape:
+class RecordingWriter:
     """Adds segments and rows, in order; `commit` puts what was added on disk, all or none."""
 
     def __init__(self, path: Path, full_bytes: int, thin_bytes: int) -> None:
@@ -67,7 +67,7 @@ class Tape:
             put_back(self._db, self._path)
             self._connect().execute("SELECT id FROM segments LIMIT 1").fetchall()  # opens its log too
         except (sqlite3.Error, OSError) as error:
-            raise TapeError(f"{self._path} was removed and cannot be put back: {error}") from None
+            raise RecordingWriteError(f"{self._path} was removed and cannot be put back: {error}") from None
         self._file = OpenFile(self._path)
         return True
 
@@ -77,7 +77,7 @@ class Tape:
             yield
         except sqlite3.Error as error:
             self._added.clear()
-            raise TapeError(str(error)) from None
+            raise RecordingWriteError(str(error)) from None
 
     def begin(
         self, epoch: str, seq: int, time_s: float, step: int | None, follows: bool, state: list[bytes]
@@ -101,7 +101,7 @@ class Tape:
         added = list(self._added)
         try:
             self._transact(added)
-        except TapeError:
+        except RecordingWriteError:
             for segment in [row[0] for statement, row in added if statement is INSERT_SEGMENT]:
                 assert isinstance(segment, int)
                 del self._full[segment]

@@ -39,7 +39,7 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
-class HubKeeper:
+class HubSupervisor:
     """Starts a hub, restarts it on the same sockets when it dies, ends it. Has no thread: `tick` is called.
 
     What the hub prints goes to `log`, appended.
@@ -155,7 +155,7 @@ def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | Non
 @contextmanager
 def hub_of(
     hub: str, run: str, run_dir: Path, sockets: Path | None = None, listen: str | None = None
-) -> Iterator[tuple[Reach | None, HubKeeper | None]]:
+) -> Iterator[tuple[Reach | None, HubSupervisor | None]]:
     """How ranks of this machine reach the hub and, of one of our own, its keeper; that hub is ended on leaving.
 
     Its sockets lie in a new directory, which goes with it, or in `sockets`, which stays; at `listen` it listens over
@@ -171,7 +171,7 @@ def hub_of(
         say(f"the run goes without a hub: {error}\n")
         yield None, None
         return
-    keeper = HubKeeper(hub_command(run, run_dir, directory, listen), run_dir / "hub.log")
+    keeper = HubSupervisor(hub_command(run, run_dir, directory, listen), run_dir / "hub.log")
     keeper.start()
     try:
         yield Reach(endpoints.ranks), keeper
@@ -190,7 +190,7 @@ def hub_command(run: str, run_dir: Path, sockets: Path, listen: str | None = Non
 
 
 @contextmanager
-def kept(keeper: HubKeeper | None) -> Iterator[None]:
+def kept(keeper: HubSupervisor | None) -> Iterator[None]:
     """A thread looks after the hub while the work goes on."""
     if keeper is None:
         yield
@@ -219,7 +219,7 @@ def between_machines(towards: str, listen: str | None = None) -> str:
     return listen or endpoint(own_address(towards), "auto")
 
 
-def listening(keeper: HubKeeper, run_dir: Path) -> Endpoints:
+def listening(keeper: HubSupervisor, run_dir: Path) -> Endpoints:
     """Where the hub listens over TCP, once it does; RunError if it does not come to that."""
     end = time.monotonic() + START_S
     while time.monotonic() < end:

@@ -22,7 +22,7 @@ TOLD = 16  # refusals kept for the hub to tell
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
 
-class Gate:
+class ZapAuthenticator:
     """The keys in force. `grant` is asked for every message, and is one look into a dictionary."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], store: KeyStore) -> None:

@@ -29,7 +29,7 @@ HEARD = (
 )
 
 
-class Line:
+class ReconnectingSocket:
     """A DEALER to `endpoint`, under `key` if that is TCP. RunError: TCP without a key.
 
     `immediate`: nothing is queued for a hub that is not there. `high_water`: messages queued at most.

@@ -18,7 +18,7 @@ from agents.protocol import AnyMessage, Credit, Decide, Message, Preview, Propos
 from agents.protocol.base import RunError
 from agents.transport.addresses import Endpoints, endpoint, listen_address
 from agents.transport.admission import RESERVE_IPC, RESERVE_TCP, Admission
-from agents.transport.authenticator import DOMAIN, Gate
+from agents.transport.authenticator import DOMAIN, ZapAuthenticator
 from agents.transport.keys import KeyStore, Role
 
 LEAVE_S = 0.5  # for the last frames to go out
@@ -36,7 +36,7 @@ MAY: dict[Role, tuple[type[Message], ...]] = {
 """What a client may send; a rank may send what is not a client's, and `Intake` looks at that."""
 
 
-class Came(NamedTuple):
+class Received(NamedTuple):
     """Frames from one peer."""
 
     peer: bytes  # the hub's name of this connection, and of the key it came under
@@ -45,7 +45,7 @@ class Came(NamedTuple):
     frames: list[bytes]  # all but the first empty: a message of ours has one, and no other is copied
 
 
-class Door:
+class ServerSocket:
     """A socket in a private directory: who can enter the directory has the door's role."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], mark: bytes, role: Role) -> None:
@@ -67,14 +67,14 @@ class Door:
             raise RunError(f"nothing can listen on {url}: {os.strerror(error.errno or 0)}") from None
         return self.socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
-    def receive(self) -> Came:
+    def receive(self) -> Received:
         """The next frames; raises zmq.Again when there are none."""
         identity = self.socket.recv(zmq.NOBLOCK)
         frames = [self.socket.recv()]  # it has come with its sender's identity
         while self.socket.get(zmq.RCVMORE):
             self.socket.recv()
             frames.append(b"")
-        return Came(self.mark + identity, self._role, "", frames)
+        return Received(self.mark + identity, self._role, "", frames)
 
     def role(self, _peer: bytes) -> Role | None:
         """What the peer may be now."""
@@ -95,12 +95,18 @@ class Door:
         return peer[1:]
 
 
-class GuardedDoor(Door):
+class CurveSocket(ServerSocket):
     """A TCP socket with CURVE and ZAP; a peer's name holds its verified key, which nobody else can claim."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], mark: bytes, gate: Gate, secret: str) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        mark: bytes,
+        authenticator: ZapAuthenticator,
+        secret: str,
+    ) -> None:
         super().__init__(context, mark, Role.VIEWER)
-        self._gate = gate
+        self._authenticator = authenticator
         self.socket.set(zmq.CURVE_SERVER, 1)
         self.socket.set(zmq.CURVE_SECRETKEY, secret.encode())
         self.socket.set(zmq.ZAP_DOMAIN, DOMAIN)
@@ -109,24 +115,24 @@ class GuardedDoor(Door):
         self.socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self.socket.set(zmq.HEARTBEAT_TIMEOUT, DEAD_AFTER_MS)
 
-    def receive(self) -> Came:
+    def receive(self) -> Received:
         identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
         key = str(frames[0].get("User-Id")).encode() if frames else b""
-        row = self._gate.known(key)
+        row = self._authenticator.known(key)
         role = row.role if row and row.revoked_s is None else None
         name = row.name if row else "of this connection"
         whole = [one.bytes for one in frames[:1]] + [b""] * (len(frames) - 1)
-        return Came(self.mark + key.ljust(KEY_BYTES) + identity.bytes, role, name, whole)
+        return Received(self.mark + key.ljust(KEY_BYTES) + identity.bytes, role, name, whole)
 
     def role(self, peer: bytes) -> Role | None:
-        row = self._gate.grant(peer[1 : 1 + KEY_BYTES])
+        row = self._authenticator.grant(peer[1 : 1 + KEY_BYTES])
         return row.role if row else None
 
     def identity(self, peer: bytes) -> bytes:
         return peer[1 + KEY_BYTES :]
 
 
-class Doors:
+class ServerSockets:
     """All sockets of one hub: ranks and clients over ipc, and both over one TCP port if it is to `listen` there."""
 
     def __init__(
@@ -136,26 +142,30 @@ class Doors:
         listen: Sequence[str] = (),
         keys: KeyStore | None = None,
     ) -> None:
-        ranks, clients = Door(context, b"r", Role.RANK), Door(context, b"c", Role.OPERATOR)
+        ranks, clients = ServerSocket(context, b"r", Role.RANK), ServerSocket(context, b"c", Role.OPERATOR)
         self._private = ((ranks, ipc.ranks), (clients, ipc.clients))
-        for door, url in self._private:
-            door.bind(url)
-        self._doors: dict[bytes, Door] = {door.mark: door for door in (ranks, clients)}
+        for server_socket, url in self._private:
+            server_socket.bind(url)
+        self._sockets: dict[bytes, ServerSocket] = {
+            server_socket.mark: server_socket for server_socket in (ranks, clients)
+        }
         self._admissions: list[Admission] = []
-        self.gate: Gate | None = None
+        self.authenticator: ZapAuthenticator | None = None
         self.tcp: Endpoints | None = None
         if listen:
             assert keys is not None, "TCP without keys is not offered"
             self._listen(context, listen, keys)
         self._admissions = [
-            Admission(door.socket, RESERVE_TCP if isinstance(door, GuardedDoor) else RESERVE_IPC)
-            for door in self
+            Admission(
+                server_socket.socket, RESERVE_TCP if isinstance(server_socket, CurveSocket) else RESERVE_IPC
+            )
+            for server_socket in self
         ]
 
     @property
     def waited_for(self) -> list[zmq.Socket[bytes]]:
         """The sockets at which something may come."""
-        return [*(door.socket for door in self), *(one.monitor for one in self._admissions)]
+        return [*(server_socket.socket for server_socket in self), *(one.monitor for one in self._admissions)]
 
     def admit(self) -> None:
         """Look at who has come; called whenever one may have."""
@@ -171,25 +181,25 @@ class Doors:
 
     def bind_again(self) -> None:
         """Listen in the private directory, where somebody may have removed a socket since; the other is left alone."""
-        for door, url in self._private:
+        for server_socket, url in self._private:
             if not Path(url.removeprefix("ipc://")).exists():
-                door.bind(url)
+                server_socket.bind(url)
 
-    def __iter__(self) -> Iterator[Door]:
-        return iter(self._doors.values())
+    def __iter__(self) -> Iterator[ServerSocket]:
+        return iter(self._sockets.values())
 
     def _listen(self, context: zmq.Context[zmq.Socket[bytes]], places: Sequence[str], keys: KeyStore) -> None:
         """At the first of `places` where that can be."""
         own = keys.hub_key()
-        self.gate = Gate(context, keys)
-        door = GuardedDoor(context, b"t", self.gate, own.secret)
-        self._doors[door.mark] = door
+        self.authenticator = ZapAuthenticator(context, keys)
+        server_socket = CurveSocket(context, b"t", self.authenticator, own.secret)
+        self._sockets[server_socket.mark] = server_socket
         for place in places:
             host, port = listen_address(place)
-            door.socket.set(zmq.IPV6, int(host.startswith("[")))
+            server_socket.socket.set(zmq.IPV6, int(host.startswith("[")))
             try:
-                url = door.bind(endpoint(host, port or "*"))
-                self._check(door, url, place)
+                url = server_socket.bind(endpoint(host, port or "*"))
+                self._check(server_socket, url, place)
                 break
             except RunError:
                 if place == places[-1]:
@@ -198,37 +208,37 @@ class Doors:
         self.tcp = Endpoints(ranks=url, clients=url, keys=str(keys.folder.absolute()), hub=own.public)
 
     @staticmethod
-    def _check(door: Door, url: str, place: str) -> None:
+    def _check(server_socket: ServerSocket, url: str, place: str) -> None:
         """RunError if `place` is a name for every address of the machine; only the system knows what a name is."""
         try:
             listen_address(url)
         except RunError as error:
-            door.socket.unbind(url)
+            server_socket.socket.unbind(url)
             raise RunError(f"{place} is the same as {error}") from None
 
     def role(self, peer: bytes) -> Role | None:
         """What a peer may be now; None: nothing any more."""
-        return self._doors[peer[:1]].role(peer)
+        return self._sockets[peer[:1]].role(peer)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
         """False if the peer's queue is full, it has left, or its key is not in force any more."""
-        door = self._doors[peer[:1]]
-        return door.role(peer) is not None and door.send(peer, frame)
+        server_socket = self._sockets[peer[:1]]
+        return server_socket.role(peer) is not None and server_socket.send(peer, frame)
 
     def answer(self, peer: bytes, frame: bytes) -> bool:
         """As `send`, also to a peer whose key is not in force: to tell it so."""
-        return self._doors[peer[:1]].send(peer, frame)
+        return self._sockets[peer[:1]].send(peer, frame)
 
     def close(self) -> None:
         for one in self._admissions:
             one.close()
-        for door in self:
-            door.socket.close()
-        if self.gate:
-            self.gate.close()
+        for server_socket in self:
+            server_socket.socket.close()
+        if self.authenticator:
+            self.authenticator.close()
 
 
-def refusal(came: Came, message: Message) -> str | None:
+def refusal(came: Received, message: Message) -> str | None:
     """One sentence if the peer's key does not allow `message`; over ipc there is no key to speak of."""
     if came.role is None:
         return f"the key {came.name} is not in force any more; ask the owner of the run for another"
@@ -251,7 +261,7 @@ def refusal(came: Came, message: Message) -> str | None:
     return None
 
 
-def signed(came: Came, message: AnyMessage) -> AnyMessage:
+def signed(came: Received, message: AnyMessage) -> AnyMessage:
     """The message with the name of its key in front of what the client says of itself, which is a claim."""
     if came.name and isinstance(message, CHANGES):
         return structs.replace(message, who=clip(f"{came.name}: {message.who}"))

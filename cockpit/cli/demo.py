@@ -15,9 +15,9 @@ from cockpit.data import format
 from cockpit.data.connection import CockpitError, runs_dir
 from cockpit.data.diagnosis import diagnosis
 from cockpit.data.engine_process import EngineProcess
-from cockpit.data.sources.live import LiveFeed
+from cockpit.data.sources.live import LiveSource
 from cockpit.data.sources.source import ViewerError, faults_told
-from cockpit.data.store import Link, Store
+from cockpit.data.store import LinkState, Store
 from cockpit.printing import complain, say
 
 LAYOUT = "layouts/demo.toml"
@@ -25,7 +25,7 @@ LOOK_S = 0.1
 SHOWN_LINES = 12
 
 
-class DemoFeed:
+class DemoSource:
     """Waits for the hub of a run that is starting, then follows it; says so if the run fails."""
 
     operator = True
@@ -34,7 +34,7 @@ class DemoFeed:
     def __init__(self, engine: EngineProcess) -> None:
         self.engine = engine
         self.target = engine.folder.name
-        self._live: LiveFeed | None = None
+        self._live: LiveSource | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -62,7 +62,7 @@ class DemoFeed:
         while not self._stop.wait(LOOK_S):
             if self._live is None:
                 with contextlib.suppress(RunError):
-                    self._live = LiveFeed(
+                    self._live = LiveSource(
                         read_hub_file(self.engine.folder).endpoints.clients, operator=True, target=self.target
                     )
                     self._live.start(store)
@@ -89,11 +89,11 @@ def run_demo(words: Sequence[str]) -> int:
         except OSError as error:
             raise CockpitError(f"the engine cannot be started: {error}") from None
         with engine:
-            app = CockpitApp(DemoFeed(engine), keymap=keys)
+            app = CockpitApp(DemoSource(engine), keymap=keys)
             app.opening = Starting(engine)
             app.run()
             report_fault(app.store)
-            failed = app.return_code or app.store.link is Link.FAILED
+            failed = app.return_code or app.store.link is LinkState.FAILED
             if failed:
                 engine.stop()  # its ranks are gone, and it may be about to say why
             status = engine.exit_status
@@ -109,7 +109,7 @@ def run_demo(words: Sequence[str]) -> int:
 def _tell_failure(store: Store, engine: EngineProcess) -> None:
     """Why the run failed, once the screen that said so is gone; the end of what the engine printed, and where it is."""
     with store.lock:
-        if store.link is Link.FAILED:
+        if store.link is LinkState.FAILED:
             complain(f"the run failed: {diagnosis(store).text}")
     for line in engine.last_lines(SHOWN_LINES):
         complain(line)

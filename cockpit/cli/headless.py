@@ -7,11 +7,11 @@ from agents.protocol import CommandState, KnobState, Summary, Value
 from agents.recording.format import RecordingError
 from agents.waiting import wait_for_command
 from cockpit.data import format, plain
-from cockpit.data.connection import CockpitError, Watch
+from cockpit.data.connection import CockpitError, Connection
 from cockpit.data.diagnosis import LOST, diagnosis, headline, verdict
 from cockpit.data.metrics import OWN_TIME, STEP_TIME, read
 from cockpit.data.sources.recorded import is_over, look, open_recording, story
-from cockpit.data.store import Link, Store
+from cockpit.data.store import LinkState, Store
 from cockpit.knobs.values import actions, effect_text, fit, held, legal_text, only, split_change, value_text
 from cockpit.printing import complain, say_json, tell_missing
 from cockpit.printing import say as _say
@@ -60,7 +60,7 @@ def watch(run: str | None, as_json: bool, low_bandwidth: bool = False) -> int:
     """Follow until the run is over; one that is over already is told from its recording."""
     if is_over(run):
         return _watch_again(run, as_json)
-    following = Watch(run, low_bandwidth=low_bandwidth)
+    following = Connection(run, low_bandwidth=low_bandwidth)
     last = -1
     try:
         if as_json and not low_bandwidth:
@@ -82,8 +82,8 @@ def watch(run: str | None, as_json: bool, low_bandwidth: bool = False) -> int:
                         last = summary.step
                         _say(_summary_line(summary))
             first = False
-            if store.link in (Link.ENDED, Link.FAILED):
-                return 0 if store.link is Link.ENDED else 1
+            if store.link in (LinkState.ENDED, LinkState.FAILED):
+                return 0 if store.link is LinkState.ENDED else 1
             if (store.age_s or 0.0) > SILENT_S:
                 raise CockpitError(f"the hub has not been heard for {format.age(store.age_s or 0.0)}")
     finally:
@@ -112,10 +112,10 @@ def _watch_again(run: str | None, as_json: bool) -> int:
         raise CockpitError(str(error)) from None
     finally:
         recording.close()
-    return tell_missing(recording.damage) or (1 if store.link is Link.FAILED else 0)
+    return tell_missing(recording.damage) or (1 if store.link is LinkState.FAILED else 0)
 
 
-def _place(following: Watch) -> tuple[str, int]:
+def _place(following: Connection) -> tuple[str, int]:
     return following.client.epoch, following.client.seq
 
 
@@ -174,11 +174,11 @@ def _changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[str, 
     return changes
 
 
-def steer(run: str | None, words: Sequence[str], operator: bool = True) -> Watch:
+def steer(run: str | None, words: Sequence[str], operator: bool = True) -> Connection:
     """A watch for who will ask for changes (`operator`), or what they would do; if the run starts, without a board."""
     if words and all("=" in word for word in words):
         _changes(words, {})  # refused before a run is looked for
-    watch = Watch(run, operator)
+    watch = Connection(run, operator)
     try:
         watch.until_known()
     except CockpitError:
@@ -188,7 +188,7 @@ def steer(run: str | None, words: Sequence[str], operator: bool = True) -> Watch
     return watch
 
 
-def wanted(watch: Watch, words: Sequence[str]) -> dict[str, Value]:
+def wanted(watch: Connection, words: Sequence[str]) -> dict[str, Value]:
     """What the words ask for, in terms of the run's board."""
     board = watch.store.state.board
     return _changes(words, {knob.name: knob for knob in board.knobs} if board else {})
@@ -209,7 +209,7 @@ def change(
         watch.close()
 
 
-def answer(watch: Watch, asked: str, wait: bool, timeout_s: float, as_json: bool) -> int:
+def answer(watch: Connection, asked: str, wait: bool, timeout_s: float, as_json: bool) -> int:
     """What became of the proposal `asked`."""
     try:
         command = wait_for_command(watch.client, asked, timeout_s, settled=wait)

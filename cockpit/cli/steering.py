@@ -6,7 +6,7 @@ from agents.protocol import Estimate, Previewed, TrialState
 from agents.waiting import RunOverError, wait_for_preview, wait_for_trial
 from cockpit.cli import headless
 from cockpit.data import format, plain
-from cockpit.data.connection import CockpitError, Watch
+from cockpit.data.connection import CockpitError, Connection
 from cockpit.data.outcomes import trial_text
 from cockpit.knobs.values import NEUTRAL
 from cockpit.printing import complain, say, say_json, table
@@ -77,7 +77,7 @@ def decide(run: str | None, keep: bool, timeout_s: float, as_json: bool) -> int:
         watch.close()
 
 
-def _verdict(watch: Watch, id: str, timeout_s: float, as_json: bool) -> int:
+def _verdict(watch: Connection, id: str, timeout_s: float, as_json: bool) -> int:
     try:
         trial = wait_for_trial(watch.client, id, timeout_s)
     except (TimeoutError, RunOverError) as error:

@@ -89,7 +89,7 @@ def want_little(client: Client) -> None:
     client.want(LOW_HZ, ranks=False, frame_bytes=LOW_FRAME_BYTES)
 
 
-class Watch:
+class Connection:
     """A client with a store beside it, for commands that look once or follow along."""
 
     def __init__(self, run: str | None, operator: bool = False, low_bandwidth: bool = False) -> None:

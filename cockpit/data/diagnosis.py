@@ -12,7 +12,7 @@ from cockpit.data import format
 from cockpit.data.advice import more_micro_batches
 from cockpit.data.metrics import OWN_TIME, judged, read
 from cockpit.data.outcomes import how_far, tried
-from cockpit.data.store import Link, Store, Topic, median
+from cockpit.data.store import LinkState, Store, Topic, median
 
 
 class Level(Enum):
@@ -50,12 +50,12 @@ class Item:
 
 
 _LINK_LEVEL = {
-    Link.WAITING: Level.NOTE,
-    Link.LIVE: Level.GOOD,
-    Link.PLAYBACK: Level.NOTE,
-    Link.STALE: Level.WARN,
-    Link.ENDED: Level.GOOD,
-    Link.FAILED: Level.BAD,
+    LinkState.WAITING: Level.NOTE,
+    LinkState.LIVE: Level.GOOD,
+    LinkState.PLAYBACK: Level.NOTE,
+    LinkState.STALE: Level.WARN,
+    LinkState.ENDED: Level.GOOD,
+    LinkState.FAILED: Level.BAD,
 }
 
 
@@ -65,13 +65,13 @@ def headline(store: Store, frozen: bool = False) -> tuple[str, Level]:
     if store.fault:
         return "DETACHED", Level.BAD
     if store.playing:
-        return Link.PLAYBACK.value, Level.NOTE
+        return LinkState.PLAYBACK.value, Level.NOTE
     age = store.age_s
-    if link is Link.STALE:
+    if link is LinkState.STALE:
         return f"STALE {format.age(age)}" if age is not None else "STALE", Level.WARN
-    if link is Link.LIVE and paused(store):
+    if link is LinkState.LIVE and paused(store):
         return "PAUSED", Level.WARN
-    if link is Link.LIVE and (stalled(store) or len(store.unlost) < len(store.state.hellos)):
+    if link is LinkState.LIVE and (stalled(store) or len(store.unlost) < len(store.state.hellos)):
         return "STALLED", Level.BAD
     if frozen:
         return "FROZEN", Level.WARN
@@ -99,12 +99,12 @@ def verdict(store: Store, operator: bool) -> Iterator[Item]:
         if summary.bubble is not None:
             bound = f" (bound {format.percent(summary.bubble_bound).strip()})" if summary.bubble_bound else ""
             yield Item(f"bubble {format.percent(summary.bubble)}{bound}", 8)
-    if store.link is not Link.ENDED:
+    if store.link is not LinkState.ENDED:
         whole = len(store.reporting) == store.world
         yield Item(f"{store.coverage()} ranks", 4, None if whole else Level.WARN)
     if not store.playing:
         yield Item("OPERATOR" if operator else "VIEWER", 7)
-    if store.link is Link.LIVE and store.age_s is not None:
+    if store.link is LinkState.LIVE and store.age_s is not None:
         yield Item(f"{format.age(store.age_s)} old", 9)
 
 
@@ -151,7 +151,7 @@ def _lost(store: Store) -> Diagnosis | None:
 
 def _failed(store: Store) -> Diagnosis | None:
     """The run is over and did not end well: its launcher's own sentence names the cause."""
-    if store.link is not Link.FAILED:
+    if store.link is not LinkState.FAILED:
         return None
     # The log may hold causes of earlier attempts too; this end's is what its ranks are said to have gone of.
     ends = {gone.text for gone in store.state.gone.values()}
@@ -160,7 +160,7 @@ def _failed(store: Store) -> Diagnosis | None:
 
 
 def _ended(store: Store) -> Diagnosis | None:
-    if store.link is not Link.ENDED:
+    if store.link is not LinkState.ENDED:
         return None
     summary = store.summary
     loss = f" · loss {summary.loss:.3f}" if summary and summary.loss is not None else ""
@@ -174,7 +174,7 @@ def _ended(store: Store) -> Diagnosis | None:
 
 
 def _stale(store: Store) -> Diagnosis | None:
-    if store.link is not Link.STALE:
+    if store.link is not LinkState.STALE:
         return None
     return Diagnosis(
         Level.WARN,
@@ -242,7 +242,7 @@ def paused(store: Store) -> bool:
 
 
 def _paused(store: Store) -> Diagnosis | None:
-    if not paused(store) or store.link is not Link.LIVE:
+    if not paused(store) or store.link is not LinkState.LIVE:
         return None
     at = f" after step {format.grouped(store.step)}" if store.step is not None else ""
     return Diagnosis(Level.WARN, f"paused{at}: the run holds still and hears commands · set resume to go on")
@@ -389,7 +389,7 @@ def diagnosis(store: Store) -> Diagnosis:
 
 def _diagnosis(store: Store) -> Diagnosis:
     found = next(said for rule in RULES if (said := rule(store)))
-    shown = store.link in (Link.LIVE, Link.PLAYBACK)
+    shown = store.link in (LinkState.LIVE, LinkState.PLAYBACK)
     if found.level is Level.BAD or not shown or not store.oversubscribed:
         return found
     cores = store.number("cores")

@@ -30,7 +30,7 @@ LAG_MS = 1000.0  # records of ranks come by turns: so far behind the newest step
 RECENT_STEPS = 8  # records kept per rank: enough to tell a slow rank from one slow step
 
 
-class Link(Enum):
+class LinkState(Enum):
     """How the picture stands to the run; the value is what the status line says."""
 
     WAITING = "WAITING"
@@ -68,7 +68,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LogEntry:
     """One line of the run's log."""
 
     time_s: float
@@ -211,17 +211,17 @@ class Store:
         return None if self.heard_at is None else max(0.0, self.clock() - self.heard_at)
 
     @property
-    def link(self) -> Link:
+    def link(self) -> LinkState:
         state, age = self.state, self.age_s
         if not state.hellos:
-            return Link.WAITING
+            return LinkState.WAITING
         if len(state.gone) == len(state.hellos) and all(gone.over for gone in state.gone.values()):
-            return Link.ENDED if all(gone.clean for gone in state.gone.values()) else Link.FAILED
+            return LinkState.ENDED if all(gone.clean for gone in state.gone.values()) else LinkState.FAILED
         if self.playing:
-            return Link.PLAYBACK
+            return LinkState.PLAYBACK
         if age is None or age > STALE_AFTER_S:
-            return Link.ENDED if self.finished else Link.STALE
-        return Link.LIVE
+            return LinkState.ENDED if self.finished else LinkState.STALE
+        return LinkState.LIVE
 
     @property
     def finished(self) -> bool:
@@ -333,11 +333,11 @@ class Store:
             for command in sorted(applied, key=lambda command: command.revision)
         ]
 
-    def journal(self) -> list[Entry]:
+    def journal(self) -> list[LogEntry]:
         """What has happened; not to be changed, for it is made once for all who ask."""
         return self.once("journal", (Topic.BOARD, Topic.EVENTS), self._journal)
 
-    def _journal(self) -> list[Entry]:
+    def _journal(self) -> list[LogEntry]:
         """Events, and what became of each command, in the order in which the hub told them."""
         return [_entry(told) for told in self.state.log()]
 
@@ -347,16 +347,16 @@ class Store:
         return median(values)
 
 
-def _entry(told: Event | CommandState | TrialState) -> Entry:
+def _entry(told: Event | CommandState | TrialState) -> LogEntry:
     match told:
         case CommandState():
             level = "info" if told.state in ("accepted", "applied") else "warning"
-            return Entry(told.time_s, level, format.clean(told.who), command_text(told), told)
+            return LogEntry(told.time_s, level, format.clean(told.who), command_text(told), told)
         case TrialState():
             level = "warning" if told.state == "failed" else "info"
-            return Entry(told.time_s, level, format.clean(told.who), trial_text(told), trial=told)
+            return LogEntry(told.time_s, level, format.clean(told.who), trial_text(told), trial=told)
         case Event():
-            return Entry(told.time_s, told.level, format.clean(told.source), format.clean(told.text))
+            return LogEntry(told.time_s, told.level, format.clean(told.source), format.clean(told.text))
 
 
 def median(values: Iterable[float]) -> float | None:

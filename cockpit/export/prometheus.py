@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from agents.protocol import Step, Summary, Vitals
 from agents.recording.reader import Recording, Replay
 from agents.state.run_state import RunState
-from cockpit.data.connection import CockpitError, Watch
-from cockpit.data.store import Link, Store
+from cockpit.data.connection import CockpitError, Connection
+from cockpit.data.store import LinkState, Store
 from cockpit.export.files import output
 from cockpit.export.scraping import ScrapeServer
 
@@ -138,7 +138,7 @@ def to_prometheus(recording: Recording, out: Path | None) -> int:
 
 def serve(run: str | None, address: str, port: int, told: Callable[[int], None]) -> int:
     """Serve a live run at `address` until a while after its end; `told` gets the port that is listened on."""
-    watch = Watch(run)
+    watch = Connection(run)
     store = watch.store
 
     def look() -> Store | None:
@@ -155,7 +155,7 @@ def serve(run: str | None, address: str, port: int, told: Callable[[int], None])
         over_s: float | None = None
         while over_s is None or time.monotonic() - over_s < LINGER_S:
             watch.poll()
-            if store.link in (Link.ENDED, Link.FAILED):
+            if store.link in (LinkState.ENDED, LinkState.FAILED):
                 over_s = over_s or time.monotonic()
                 store.heard(0.0)  # the end is known, and told until the last scrape
             else:
@@ -164,4 +164,4 @@ def serve(run: str | None, address: str, port: int, told: Callable[[int], None])
         if server:
             server.close()
         watch.close()
-    return 0 if store.link is Link.ENDED else 1
+    return 0 if store.link is LinkState.ENDED else 1

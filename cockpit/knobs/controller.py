@@ -13,11 +13,11 @@ from agents.state.undo import newest_undoable
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
 from cockpit.data.outcomes import taken_back
-from cockpit.data.sources.source import Feed, ViewerError, viewer_text
-from cockpit.data.store import Link, Store, Topic
+from cockpit.data.sources.source import Source, ViewerError, viewer_text
+from cockpit.data.store import LinkState, Store, Topic
 from cockpit.knobs import values
-from cockpit.knobs.edits import Marks
-from cockpit.knobs.preview import Asking
+from cockpit.knobs.edits import Edits
+from cockpit.knobs.preview import PreviewQuery
 
 CHOOSE = "nothing is marked: choose a value with ← → or type one"
 
@@ -30,13 +30,13 @@ class Said:
     text: str
 
 
-class Desk:
+class BoardController:
     """One board's marks, question, and what was asked of the run. All deeds are called with the store's lock held."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: Source) -> None:
         self.feed = feed
-        self.marks = Marks()
-        self.asking = Asking(feed.ask)
+        self.marks = Edits()
+        self.asking = PreviewQuery(feed.ask)
         self.said: Said | None = None
         self.sent = ""  # the id of the newest proposal or trial
         self.watched = ""  # the id of the trial that is shown
@@ -221,7 +221,7 @@ def rows(store: Store) -> list[KnobState]:
 
 def over(store: Store) -> bool:
     """Whether the run has ended, well or not."""
-    return store.link in (Link.ENDED, Link.FAILED)
+    return store.link in (LinkState.ENDED, LinkState.FAILED)
 
 
 def undoable(store: Store) -> CommandState | None:

@@ -8,7 +8,7 @@ from cockpit.knobs import values as knobs
 TYPED = 24  # longest value that may be typed
 
 
-class Marks:
+class Edits:
     """The choice of one person at one board, of which the rows are handed in: they change under the hand."""
 
     def __init__(self) -> None:

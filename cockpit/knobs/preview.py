@@ -18,7 +18,7 @@ _About = tuple[int, tuple[tuple[str, type, Value], ...]]
 """A board's revision and changes of it: 1, 1.0 and true are three things."""
 
 
-class Asking:
+class PreviewQuery:
     """The question of one board. `answer` is that to the changes given last, or there is none and `word` says why."""
 
     def __init__(self, ask: Callable[[Preview], None]) -> None:

@@ -19,11 +19,11 @@ from agents.client import whoami
 from agents.protocol import Propose
 from cockpit.data.format import clean
 from cockpit.data.plain import REFUSALS
-from cockpit.data.sources.source import Feed
+from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
 from cockpit.knobs.controller import over
 from cockpit.tui.keys import APP, APP_KEYS, BOARD, OVERVIEW, Action
-from cockpit.tui.screens.board import KnobBoard
+from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.ending import Answer, Ending
 from cockpit.tui.screens.help import Help
 from cockpit.tui.screens.overview import Overview
@@ -49,7 +49,7 @@ class CockpitApp(App[None]):
 
     def __init__(
         self,
-        feed: Feed,
+        feed: Source,
         store: Store | None = None,
         keymap: dict[str, str] | None = None,
         theme: str = "cockpit-dark",
@@ -102,7 +102,7 @@ class CockpitApp(App[None]):
             for screen in self.screen_stack:
                 if isinstance(screen, Overview):
                     screen.look(store, self._still is not None, self._tick)
-                elif isinstance(screen, KnobBoard | Starting | Ending):
+                elif isinstance(screen, BoardScreen | Starting | Ending):
                     screen.look(self.store)  # what acts on the run sees it as it is
             self._leave_if_over()
             alerts = {key for key, alert in self.store.state.alerts.items() if alert.level == "error"}
@@ -113,11 +113,11 @@ class CockpitApp(App[None]):
     # ------------------------------------------------------------------------------------- actions
 
     def action_knobs(self) -> None:
-        self.push_screen(KnobBoard(self.feed, self.store))
+        self.push_screen(BoardScreen(self.feed, self.store))
 
     def action_undo(self) -> None:
         """The knob board, with the change named that would be taken back."""
-        board = KnobBoard(self.feed, self.store)
+        board = BoardScreen(self.feed, self.store)
         self.push_screen(board)
         board.call_after_refresh(board.action_undo)
 

@@ -30,10 +30,10 @@ def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
     hub = address(
         run, operator
     )  # says what is wrong before the screen is taken, and before Textual is loaded
-    from cockpit.data.sources.live import LiveFeed
+    from cockpit.data.sources.live import LiveSource
     from cockpit.tui.app import CockpitApp
 
-    feed = LiveFeed(hub.endpoint, operator, target(run), hub.key, low_bandwidth)
+    feed = LiveSource(hub.endpoint, operator, target(run), hub.key, low_bandwidth)
     app = CockpitApp(feed, keymap=keymap())
     app.run()
     return 1 if report_fault(app.store) else app.return_code or 0

@@ -11,14 +11,14 @@ EIGHTHS = " ▁▂▃▄▅▆▇█"
 LEFT_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-class Line:
+class StripLine:
     """A line under construction; equal neighbours are merged as they come."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[str, Style]] = []
         self.width = 0
 
-    def add(self, text: str, style: Style) -> "Line":
+    def add(self, text: str, style: Style) -> "StripLine":
         if not text:
             return self
         if not text.isprintable():
@@ -30,11 +30,11 @@ class Line:
         self.width += len(text) if text.isascii() else cell_len(text)
         return self
 
-    def pad_to(self, width: int, style: Style, fill: str = " ") -> "Line":
+    def pad_to(self, width: int, style: Style, fill: str = " ") -> "StripLine":
         """Up to column `width`."""
         return self.add(fill * max(0, width - self.width), style)
 
-    def extend(self, other: "Line") -> "Line":
+    def extend(self, other: "StripLine") -> "StripLine":
         for text, style in other._parts:
             self.add(text, style)
         return self
@@ -49,9 +49,9 @@ class Line:
         )
 
 
-def rule(title: str, width: int, label: Style, line: Style) -> Line:
+def rule(title: str, width: int, label: Style, line: Style) -> StripLine:
     """``── title ─────``, over what belongs together."""
-    return Line().add("── ", line).add(f"{title} ", label).pad_to(width, line, "─")
+    return StripLine().add("── ", line).add(f"{title} ", label).pad_to(width, line, "─")
 
 
 def blank(width: int, style: Style) -> Strip:

@@ -42,11 +42,11 @@ MOST_BYTES = 2**26  # of a manifest
 _NAME = re.compile(r"step-\d+")
 
 
-class TornError(RefusedError):
+class IncompleteError(RefusedError):
     """Why a folder is not a whole snapshot: one sentence."""
 
 
-class OtherFormatError(TornError):
+class OtherFormatError(IncompleteError):
     """It may well be whole, for another version of the engine."""
 
 
@@ -80,14 +80,14 @@ class _Format(Struct):
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class Checkpoint:
     """A whole one."""
 
     folder: Path
     manifest: Manifest
 
 
-def shelf_of(layout: Layout, run_dir: Path) -> Path:
+def checkpoints_folder(layout: Layout, run_dir: Path) -> Path:
     """Where the run with that folder keeps its snapshots."""
     return Path(layout.snapshot.dir) / run_dir.name if layout.snapshot.dir else run_dir / "snapshots"
 
@@ -144,12 +144,12 @@ def _locked(descriptor: int, folder: Path, told: Callable[[str], None]) -> bool:
     return True
 
 
-def read(folder: Path) -> Snapshot:
+def read(folder: Path) -> Checkpoint:
     """The snapshot in `folder`; TornError if it is not whole or not of this format."""
     try:
         raw = read_ordinary(folder / MANIFEST, MOST_BYTES, links=False)
     except OSError as error:
-        raise TornError(f"{folder} is not a whole snapshot: {MANIFEST}: {error.strerror}") from None
+        raise IncompleteError(f"{folder} is not a whole snapshot: {MANIFEST}: {error.strerror}") from None
     try:
         written_in = msgspec.json.decode(raw, type=_Format).format
         if written_in != FORMAT:
@@ -158,20 +158,22 @@ def read(folder: Path) -> Snapshot:
             )
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise TornError(f"{folder} is not a whole snapshot: {MANIFEST} cannot be read: {error}") from None
+        raise IncompleteError(
+            f"{folder} is not a whole snapshot: {MANIFEST} cannot be read: {error}"
+        ) from None
     for name, size in manifest.files.items():
         found = _size(folder / name)
         if found != size:
-            raise TornError(f"{folder} is not a whole snapshot: {name} has {found} of {size} bytes")
+            raise IncompleteError(f"{folder} is not a whole snapshot: {name} has {found} of {size} bytes")
     if not manifest.files.keys() == manifest.sums.keys() >= {INDEX}:
-        raise TornError(f"{folder} is damaged: {MANIFEST} lacks files or their checksums")
+        raise IncompleteError(f"{folder} is damaged: {MANIFEST} lacks files or their checksums")
     try:
         written = read_ordinary(folder / MANIFEST_SUM, 64, links=False)
     except OSError as error:
-        raise TornError(f"{folder} is not a whole snapshot: {MANIFEST_SUM}: {error.strerror}") from None
+        raise IncompleteError(f"{folder} is not a whole snapshot: {MANIFEST_SUM}: {error.strerror}") from None
     if written != _manifest_sum(raw):
-        raise TornError(f"{folder} is damaged: {MANIFEST} is not what was written")
-    return Snapshot(folder, manifest)
+        raise IncompleteError(f"{folder} is damaged: {MANIFEST} is not what was written")
+    return Checkpoint(folder, manifest)
 
 
 def damage(folder: Path) -> str | None:
@@ -218,29 +220,31 @@ def _size(path: Path) -> int:
         return 0
 
 
-def whole(shelf: Path, torn: Callable[[str], None] = lambda _: None) -> list[Snapshot]:
+def whole(checkpoints: Path, torn: Callable[[str], None] = lambda _: None) -> list[Checkpoint]:
     """The whole snapshots on a shelf, oldest first; `torn` is told of each that is not, in a sentence.
 
     The newest is the one saved last, not the one with most steps: a run continued from an older snapshot has left the
     younger ones' future.
     """
     found = []
-    for folder in _folders(shelf):
+    for folder in _folders(checkpoints):
         try:
             found.append(read(folder))
-        except TornError as why:
+        except IncompleteError as why:
             torn(str(why))
     return sorted(found, key=lambda snapshot: snapshot.manifest.serial)
 
 
-def _folders(shelf: Path) -> Iterator[Path]:
+def _folders(checkpoints: Path) -> Iterator[Path]:
     with suppress(OSError):
-        yield from (path for path in sorted(shelf.iterdir()) if _NAME.fullmatch(path.name) and path.is_dir())
+        yield from (
+            path for path in sorted(checkpoints.iterdir()) if _NAME.fullmatch(path.name) and path.is_dir()
+        )
 
 
-def foreign(shelf: Path) -> list[Path]:
+def foreign(checkpoints: Path) -> list[Path]:
     """What lies there in a format of another version of the engine: nothing to go on from, and not ours to remove."""
-    return [folder for folder in _folders(shelf) if _is_foreign(folder)]
+    return [folder for folder in _folders(checkpoints) if _is_foreign(folder)]
 
 
 def _is_foreign(folder: Path) -> bool:
@@ -248,19 +252,19 @@ def _is_foreign(folder: Path) -> bool:
         read(folder)
     except OtherFormatError:
         return True
-    except TornError:
+    except IncompleteError:
         return False
     return False
 
 
-def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = None) -> Snapshot:
+def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = None) -> Checkpoint:
     """Make what was written into `partial` a snapshot: all of it, or, if the machine dies meanwhile, none of it.
 
     `sums` are the checksums that are known already; other files are read for theirs.
     """
-    shelf = partial.parent
-    folder = shelf / name_of(manifest.step)
-    serials = [snapshot.manifest.serial for snapshot in whole(shelf)]
+    checkpoints = partial.parent
+    folder = checkpoints / name_of(manifest.step)
+    serials = [snapshot.manifest.serial for snapshot in whole(checkpoints)]
     sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
     known = sums or {}
     all_sums = {name: known[name] if name in known else checksum(partial / name) for name in sizes}
@@ -275,9 +279,9 @@ def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = Non
     if folder.exists():  # of a future that was left
         folder.rename(aside)
     partial.rename(folder)
-    _sync(shelf)
+    _sync(checkpoints)
     shutil.rmtree(aside, ignore_errors=True)
-    return Snapshot(folder, manifest)
+    return Checkpoint(folder, manifest)
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -297,22 +301,22 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def prune(shelf: Path, keep: int) -> None:
+def prune(checkpoints: Path, keep: int) -> None:
     """Remove all but the `keep` newest whole snapshots, and torn ones with fewer steps than those."""
-    snapshots = whole(shelf)
+    snapshots = whole(checkpoints)
     kept = snapshots[-keep:]
     for snapshot in snapshots[:-keep]:
         remove(snapshot.folder)
     first = min((snapshot.manifest.step for snapshot in kept), default=0)
-    for folder in set(_folders(shelf)) - {snapshot.folder for snapshot in kept}:
+    for folder in set(_folders(checkpoints)) - {snapshot.folder for snapshot in kept}:
         if int(folder.name.removeprefix("step-")) < first and not _is_foreign(folder):
             remove(folder)
 
 
-def sweep(shelf: Path) -> None:
+def sweep(checkpoints: Path) -> None:
     """Remove what saves left that were cut short; nothing else may be writing there."""
     with suppress(OSError):
-        for path in shelf.glob(f"step-*{PARTIAL}"):
+        for path in checkpoints.glob(f"step-*{PARTIAL}"):
             remove(path)
 
 

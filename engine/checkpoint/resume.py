@@ -17,13 +17,13 @@ import psutil
 from agents.protocol import Value, spell
 from engine.checkpoint.folders import (
     MANIFEST,
-    Snapshot,
-    TornError,
+    Checkpoint,
+    IncompleteError,
+    checkpoints_folder,
     damage,
     foreign,
     is_named_so,
     read,
-    shelf_of,
     whole,
 )
 from engine.config.layout import Layout, LayoutError, checked
@@ -40,7 +40,7 @@ class Start:
 
     layout: Layout  # with the knobs as the snapshot's run had turned them
     run_dir: Path | None  # the folder of the run that goes on; None: the run is a new one
-    snapshot: Snapshot | None = None
+    snapshot: Checkpoint | None = None
 
 
 def home(knob: str) -> tuple[str, str]:
@@ -101,13 +101,13 @@ def find_start(
     with the content of a snapshot. `data` is the digest of the text that the run is to train on, where it is known.
     """
 
-    def begin(snapshot: Snapshot, run_dir: Path | None, new: bool = False) -> Start:
+    def begin(snapshot: Checkpoint, run_dir: Path | None, new: bool = False) -> Start:
         return _from(snapshot, layout, run_dir, fixed, data, tell, new)
 
     def torn(why: str) -> None:
         tell(f"passed over: {why}")
 
-    def newest(snapshots: list[Snapshot]) -> Snapshot | None:
+    def newest(snapshots: list[Checkpoint]) -> Checkpoint | None:
         for snapshot in reversed(snapshots):
             if not (why := _strange_knobs(snapshot) or damage(snapshot.folder)):
                 return snapshot
@@ -115,7 +115,7 @@ def find_start(
         return None
 
     own = run_dir or named
-    kept = whole(shelf_of(layout, own), torn)
+    kept = whole(checkpoints_folder(layout, own), torn)
     if again and (found := newest(kept)):
         return begin(found, own)
     if kept and resume is not True:
@@ -123,7 +123,7 @@ def find_start(
             f"{own} holds snapshots up to {kept[-1].folder.name}; "
             "go on from there with --resume, or choose another folder"
         )
-    if not kept and resume is not True and (others := foreign(shelf_of(layout, own))):
+    if not kept and resume is not True and (others := foreign(checkpoints_folder(layout, own))):
         raise LayoutError(
             f"{others[-1]} is in the format of another engine; choose another folder for the run"
         )
@@ -134,7 +134,7 @@ def find_start(
         return Start(layout, run_dir)
     here = bool(run_dir) or again
     for folder in [own] if here else reversed(_folders_of(layout)):
-        if found := newest(kept if here else whole(shelf_of(layout, folder), torn)):
+        if found := newest(kept if here else whole(checkpoints_folder(layout, folder), torn)):
             return begin(_unfinished(found, layout), folder)
     where = str(run_dir) if run_dir else f"the folders {layout.run.dir}/{layout.run.name}-*"
     raise LayoutError(f"there is nothing to resume: no whole snapshot in {where}")
@@ -150,9 +150,9 @@ def _folders_of(layout: Layout) -> list[Path]:
 def _there(
     folder: Path,
     torn: Callable[[str], None],
-    newest: Callable[[list[Snapshot]], Snapshot | None],
+    newest: Callable[[list[Checkpoint]], Checkpoint | None],
     damage: Callable[[Path], str | None],
-) -> Snapshot:
+) -> Checkpoint:
     """The one to begin from, in a snapshot's own folder, a shelf, or a run's folder."""
     if not folder.is_dir():
         raise LayoutError(f"there is nothing to resume: {folder} is no folder")
@@ -163,13 +163,13 @@ def _there(
     try:
         snapshot = read(folder)
         if why := _strange_knobs(snapshot) or damage(folder):
-            raise TornError(why)
-    except TornError as torn_why:
+            raise IncompleteError(why)
+    except IncompleteError as torn_why:
         raise LayoutError(f"there is nothing to resume: {torn_why}") from None
     return snapshot
 
 
-def other_data(snapshot: Snapshot, layout: Layout, data: str) -> str | None:
+def other_data(snapshot: Checkpoint, layout: Layout, data: str) -> str | None:
     """Why a run on the text whose digest is `data` does not go on from `snapshot`, in a sentence, or None."""
     if data in (snapshot.manifest.data, layout.data.digest):
         return None
@@ -180,7 +180,7 @@ def other_data(snapshot: Snapshot, layout: Layout, data: str) -> str | None:
     )
 
 
-def _strange_knobs(snapshot: Snapshot) -> str | None:
+def _strange_knobs(snapshot: Checkpoint) -> str | None:
     """Why no run can have saved these knobs, in a sentence, or None."""
     for knob, value in snapshot.manifest.knobs.items():
         try:
@@ -190,7 +190,7 @@ def _strange_knobs(snapshot: Snapshot) -> str | None:
     return None
 
 
-def _unfinished(snapshot: Snapshot, layout: Layout) -> Snapshot:
+def _unfinished(snapshot: Checkpoint, layout: Layout) -> Checkpoint:
     if snapshot.manifest.step >= layout.train.steps:
         raise LayoutError(
             f"{snapshot.folder} is of step {snapshot.manifest.step}, and train.steps = {layout.train.steps}; "
@@ -200,7 +200,7 @@ def _unfinished(snapshot: Snapshot, layout: Layout) -> Snapshot:
 
 
 def _from(
-    snapshot: Snapshot,
+    snapshot: Checkpoint,
     layout: Layout,
     run_dir: Path | None,
     fixed: Collection[str],
@@ -234,7 +234,7 @@ def _from(
 
 
 def _as_far_as_legal(
-    snapshot: Snapshot, layout: Layout, values: Mapping[str, Value], tell: Callable[[str], None]
+    snapshot: Checkpoint, layout: Layout, values: Mapping[str, Value], tell: Callable[[str], None]
 ) -> Layout:
     """The layout with those values of knobs: all, or, where they do not go with it, one after the other what does."""
     legal, left = layout, dict(values)

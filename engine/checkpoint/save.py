@@ -20,10 +20,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from agents.protocol import Ack, Changes, clip
-from engine.checkpoint.folders import PARTIAL, Manifest, Snapshot, name_of, prune, remove, seal, sweep
+from engine.checkpoint.folders import PARTIAL, Checkpoint, Manifest, name_of, prune, remove, seal, sweep
 from engine.checkpoint.state import State
 from engine.checkpoint.storage import Planner, Reader, Writer
-from engine.config.layout import Snapshot as Settings
+from engine.config.layout import CheckpointSettings as Settings
 from engine.config.refusal import RefusedError
 
 WORD_EVERY_S = 5.0  # how often a rank that waits for a save says so
@@ -45,7 +45,7 @@ class Saved:
         return f"snapshot of step {self.step}: {self.folder}, {self.bytes / 2**20:.1f} MiB in {self.seconds:.1f} s"
 
 
-def restore(snapshot: Snapshot, state: State) -> None:
+def restore(snapshot: Checkpoint, state: State) -> None:
     """Take over the state saved in `snapshot`, whatever the layout it was saved in; the same call on every rank.
 
     RefusedError on all ranks if it cannot be read or holds another model.
@@ -59,8 +59,8 @@ def restore(snapshot: Snapshot, state: State) -> None:
     state.spread()
 
 
-class Snapshots:
-    """The snapshots of one run, in the folder `shelf`; the same calls on every rank.
+class Checkpoints:
+    """The snapshots of one run, in the folder `checkpoints`; the same calls on every rank.
 
     Make it before the first step, then tell it of each step's end. `at` is told, again and again, that it waits for a
     save to end: a run that is stopping and says nothing new is taken for stuck.
@@ -68,15 +68,15 @@ class Snapshots:
 
     def __init__(
         self,
-        shelf: Path,
+        checkpoints: Path,
         settings: Settings,
         state: State,
         describe: Callable[[int], Manifest],
         at: Callable[[str], None] = lambda _: None,
     ):
-        self.shelf, self._settings, self._state, self._describe = shelf, settings, state, describe
+        self.checkpoints, self._settings, self._state, self._describe = checkpoints, settings, state, describe
         self._at = at
-        self._wished = False
+        self._requested = False
         self._begun: int | None = None  # steps done at the newest save
         self._rank, self._leads = dist.get_rank(), dist.get_rank() == 0
         self._group = dist.new_group(backend="gloo")
@@ -84,31 +84,31 @@ class Snapshots:
         self._finished: deque[Saved] = deque()
         self._newest: Saved | None = None  # of the finished ones
         if self._leads:
-            sweep(shelf)
+            sweep(checkpoints)
 
-    def wish(self, _: object = None) -> None:
+    def request(self, _: object = None) -> None:
         """Have the state saved when this step ends, on all ranks alike."""
-        self._wished = True
+        self._requested = True
 
     @property
-    def wished(self) -> bool:
-        return self._wished
+    def requested(self) -> bool:
+        return self._requested
 
     def due(self, done: int, last: bool) -> bool:
         """Whether to save now that `done` steps are done, of which this is the last. Twice after the same step, at
         which a paused run stays, only if the first has failed; every rank knows by then, for it has waited."""
         if done == self._begun:
-            if not self._wished:
+            if not self._requested:
                 return False
-            self._wished = False
+            self._requested = False
             self.wait()
             return bool(self._newest and self._newest.why)
         every = self._settings.every
-        return self._wished or (every > 0 and (last or done % every == 0))
+        return self._requested or (every > 0 and (last or done % every == 0))
 
     def save(self, done: int) -> None:
         """Begin to save the state as it is after `done` steps. Waits for an earlier save, and for nothing else."""
-        self._wished, self._begun = False, done
+        self._requested, self._begun = False, done
         self.wait()
         tensors, manifest = self._state.copy(), self._describe(done)
         self._thread = threading.Thread(
@@ -141,7 +141,7 @@ class Snapshots:
     def _save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
         """In the thread: write, then, on the leader, seal. Every rank hears whether it is saved."""
         start = time.monotonic()
-        folder = self.shelf / name_of(manifest.step)
+        folder = self.checkpoints / name_of(manifest.step)
         partial = folder.with_name(folder.name + PARTIAL)
         sums: dict[str, int] = {}
         why, size = "", 0
@@ -157,7 +157,7 @@ class Snapshots:
                 try:
                     known = {name: value for of_rank, _ in told for name, value in of_rank.items()}
                     size = sum(seal(partial, manifest, known).manifest.files.values())
-                    prune(self.shelf, self._settings.keep)
+                    prune(self.checkpoints, self._settings.keep)
                 except OSError as error:
                     why = _first_line(error)
             fate = [why]
@@ -180,7 +180,7 @@ class Snapshots:
 class SaveAcks:
     """Acks of changes that ask for a save, held until it is on disk or has failed: applied means saved."""
 
-    def __init__(self, snapshots: Snapshots, settle: Callable[[Ack], None]):
+    def __init__(self, snapshots: Checkpoints, settle: Callable[[Ack], None]):
         self._snapshots, self._settle = snapshots, settle
         self._held: list[tuple[Ack, bool]] = []
         self._leads = dist.get_rank() == 0

@@ -6,7 +6,7 @@ from engine.config.layout import Layout
 
 
 @dataclass
-class Dials:
+class KnobValues:
     recompute: str = "none"
     capacity_factor: float | None = None  # None = dropless; under expert choice, 1
     aux_loss_coef: float = 0.0
@@ -17,7 +17,7 @@ class Dials:
     grad_clip: float | None = None  # the global norm's most; None = any
 
     @classmethod
-    def of(cls, layout: Layout) -> "Dials":
+    def of(cls, layout: Layout) -> "KnobValues":
         """The start values of a layout."""
         knobs = layout.knobs
         return cls(

@@ -202,7 +202,7 @@ class Data(Struct, frozen=True):
     digest: Annotated[Digest | None, "of the text; absent: any, but on resume what the run began with"] = None
 
 
-class Snapshot(Struct, frozen=True):
+class CheckpointSettings(Struct, frozen=True):
     """When training state is saved, and where (docs/snapshots.md)."""
 
     every: Annotated[
@@ -249,7 +249,7 @@ class Layout(Struct, frozen=True, kw_only=True):
     schedule: Schedule = Schedule()
     train: Train = Train()
     data: Data = Data()
-    snapshot: Snapshot = Snapshot()
+    snapshot: CheckpointSettings = CheckpointSettings()
     knobs: Knobs = Knobs()
 
     @property

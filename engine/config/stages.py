@@ -10,7 +10,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Kind:
+class ScheduleTraits:
     """What a schedule asks: where stages lie, how many a rank holds, and whether its backward comes in two parts."""
 
     placement: Literal["loop", "v"] = "loop"
@@ -20,13 +20,13 @@ class Kind:
     in_rounds: bool = False  # micro-batches go in max(1, m // p) rounds of equal size
 
 
-SCHEDULES: dict[str, Kind] = {
-    "gpipe": Kind(),
-    "1f1b": Kind(least="stages"),
-    "interleaved": Kind(virtual_stages=None, in_rounds=True),
-    "interleaved_zb": Kind(virtual_stages=None, in_rounds=True, split_backward=True),
-    "zbv": Kind("v", virtual_stages=2, split_backward=True),
-    "dualpipev": Kind("v", virtual_stages=2, split_backward=True, least="stages"),
+SCHEDULES: dict[str, ScheduleTraits] = {
+    "gpipe": ScheduleTraits(),
+    "1f1b": ScheduleTraits(least="stages"),
+    "interleaved": ScheduleTraits(virtual_stages=None, in_rounds=True),
+    "interleaved_zb": ScheduleTraits(virtual_stages=None, in_rounds=True, split_backward=True),
+    "zbv": ScheduleTraits("v", virtual_stages=2, split_backward=True),
+    "dualpipev": ScheduleTraits("v", virtual_stages=2, split_backward=True, least="stages"),
 }
 
 

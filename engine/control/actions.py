@@ -15,7 +15,7 @@ from agents.rank.knob_board import Knob, Values
 PROFILED_STEPS = (1, 2, 3, 5, 10, 20, 50)  # a trace of a step of a small model is some megabytes
 
 
-class Controls:
+class RunActions:
     """One rank's side. Wishes come in at a step boundary, on all ranks alike; the trainer carries them out."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Traced:
         return f"trace of {steps}: {self.path}"
 
 
-class Tracer:
+class Profiler:
     """Traces of this rank's steps, in `folder`, as torch.profiler's Kineto writes them (chrome://tracing, Perfetto).
 
     No code of the profiler runs outside the steps that were asked for. Writing a trace is left to a thread.
@@ -93,7 +93,7 @@ class Tracer:
                 lambda _: Legal(choices=list(PROFILED_STEPS)),
                 True,
                 "trace so many steps with torch.profiler, of rank 0 or profile_rank, into the run's folder",
-                self.wish,
+                self.request,
                 self._prepare,
                 action=True,
             ),
@@ -118,7 +118,7 @@ class Tracer:
             raise ValueError(f"profile_rank = {rank} is not a rank; legal: 0 to {self._world - 1}, all")
         return Wanted(steps, rank if isinstance(rank, int) else None)
 
-    def wish(self, wanted: Wanted) -> None:
+    def request(self, wanted: Wanted) -> None:
         """Trace the steps from the next one on; a trace that is under way is ended first."""
         if wanted.rank in (None, self._rank):
             self._wanted = wanted

@@ -37,11 +37,11 @@ class Figures:
     bytes: float = 0.0
 
 
-class Placing:
-    """One rank's side of it. `wish`, a goal of the planner, is carried out by the next `carry_out`."""
+class ExpertPlacement:
+    """One rank's side of it. `request`, a goal of the planner, is carried out by the next `carry_out`."""
 
     def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, world: World):
-        self.wish: str | None = None
+        self.request: str | None = None
         self._layers, self._optimizer, self._world = moe_layers(stages), optimizer, world
         self._recent: Tensor | None = None
 
@@ -53,7 +53,7 @@ class Placing:
 
     def carry_out(self) -> Event | None:
         """Do what is wished, if anything is; what became of it."""
-        goal, self.wish = self.wish, None
+        goal, self.request = self.request, None
         if goal is None:
             return None
         sent = self._sent()

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agents.protocol import Legal
-from agents.rank.knob_board import Board, Knob, Values
+from agents.rank.knob_board import Knob, KnobBoard, Values
 from engine.checkpoint.resume import start_value
 from engine.config.checks import legal_micro_batches, legal_schedules, legal_zeros
-from engine.config.knob_values import Dials
+from engine.config.knob_values import KnobValues
 from engine.config.layout import BIAS_RATE, CAPACITY_FACTOR, GRAD_CLIP, LOSS_COEF, LR_SCALE, Layout
 from engine.config.stages import recomputes
 from engine.control.actions import action
-from engine.control.expert_placement import Placing
+from engine.control.expert_placement import ExpertPlacement
 from engine.planner.expert_placement import GOALS
 from engine.sharding.fsdp import Shards
 from engine.sharding.pipeline import Pipeline, Plan
@@ -32,14 +32,14 @@ def make_board(
     layout: Layout,
     pipeline: Pipeline,
     shards: Shards,
-    dials: Dials,
-    placing: Placing | None = None,
+    knob_values: KnobValues,
+    expert_placement: ExpertPlacement | None = None,
     save: Callable[[Any], None] | None = None,
     actions: Sequence[Knob] = (),
-) -> Board:
+) -> KnobBoard:
     """The board with the layout's start values; commits swap values that the next step reads.
 
-    `placing` and `save` take note of what their actions ask for; without them the board does not offer these. `actions`
+    `expert_placement` and `save` take note of what their actions ask for; without them the board does not offer these. `actions`
     are further ones.
     """
 
@@ -71,12 +71,12 @@ def make_board(
             lambda values: Legal(choices=list(recomputes(schedule(values)))),
             True,
             "activations computed again in backward instead of kept: less memory, more work",
-            lambda value: setattr(dials, "recompute", value),
+            lambda value: setattr(knob_values, "recompute", value),
             lambda values: values["recompute"],
         ),
-        _dial(dials, "lr_scale", LR_SCALE, "factor on the learning rate"),
+        _dial(knob_values, "lr_scale", LR_SCALE, "factor on the learning rate"),
         _dial(
-            dials,
+            knob_values,
             "grad_clip",
             GRAD_CLIP,
             "the gradient is scaled down to this global norm where it is larger; none = left as it is",
@@ -85,9 +85,13 @@ def make_board(
     ]
     if layout.model.moe:
         moe = layout.model.moe
-        knobs.insert(1, _dial(dials, "capacity_factor", CAPACITY_FACTOR, CAPACITY[moe.router], optional=True))
-        knobs += [_dial(dials, *BALANCE[means]) for means in moe.balances]
-        knobs.append(_dial(dials, "z_loss_coef", LOSS_COEF, "weight of the loss on large router logits"))
+        knobs.insert(
+            1, _dial(knob_values, "capacity_factor", CAPACITY_FACTOR, CAPACITY[moe.router], optional=True)
+        )
+        knobs += [_dial(knob_values, *BALANCE[means]) for means in moe.balances]
+        knobs.append(
+            _dial(knob_values, "z_loss_coef", LOSS_COEF, "weight of the loss on large router logits")
+        )
     if layout.ranks.fsdp > 1:  # or nothing is sharded
         knobs.append(
             Knob(
@@ -112,14 +116,14 @@ def make_board(
                 prepare_plan,
             ),
         )
-    if placing:
+    if expert_placement:
         knobs.append(
             Knob(
                 "place",
                 lambda _: Legal(choices=list(GOALS)),
                 True,
                 "move experts: load evens out ranks, traffic puts them where their tokens are, logical puts them back",
-                lambda value: setattr(placing, "wish", value),
+                lambda value: setattr(expert_placement, "request", value),
                 lambda values: values["place"],
                 action=True,
             )
@@ -129,10 +133,12 @@ def make_board(
             action("save", "a snapshot of the run when the step ends, written while it trains on", save)
         )
     knobs += actions
-    return Board(knobs, {knob.name: start_value(layout, knob.name) for knob in knobs if not knob.action})
+    return KnobBoard(knobs, {knob.name: start_value(layout, knob.name) for knob in knobs if not knob.action})
 
 
-def _dial(dials: Dials, name: str, bounds: tuple[float, float], about: str, optional: bool = False) -> Knob:
+def _dial(
+    knob_values: KnobValues, name: str, bounds: tuple[float, float], about: str, optional: bool = False
+) -> Knob:
     """A number that the next step reads, and that changes the loss."""
     legal = Legal(low=bounds[0], high=bounds[1], optional=optional)
     return Knob(
@@ -140,6 +146,6 @@ def _dial(dials: Dials, name: str, bounds: tuple[float, float], about: str, opti
         lambda _: legal,
         False,
         about,
-        lambda value: setattr(dials, name, value),
+        lambda value: setattr(knob_values, name, value),
         lambda values: values[name],
     )

@@ -15,11 +15,11 @@ from statistics import fmean
 from msgspec import structs
 
 from agents.protocol import Changes, Estimate, Previewed, Step, Summary, Value
-from agents.rank.knob_board import Board
+from agents.rank.knob_board import KnobBoard
 from engine.config.layout import Layout
 from engine.config.stages import SCHEDULES
 from engine.planner.idle_time import mean_times
-from engine.planner.schedule import Clock
+from engine.planner.schedule import ScheduleClock
 
 SETTLING = 2  # steps after a switch that are left out
 KEPT = 128  # newest steps kept of each set of values
@@ -51,10 +51,10 @@ class _Seen:
                 self.kept.setdefault(name, deque(maxlen=KEPT)).append(value)
 
 
-class Foresight:
+class Previewer:
     """On the leader: `note` each step, and ask. Asked by another thread than the one that notes."""
 
-    def __init__(self, layout: Layout, board: Board, oversubscribed: bool) -> None:
+    def __init__(self, layout: Layout, board: KnobBoard, oversubscribed: bool) -> None:
         self._layout, self._board, self._oversubscribed = layout, board, oversubscribed
         self._lock = threading.Lock()  # held for a few dictionary operations
         self._seen: dict[tuple[tuple[str, Value], ...], _Seen] = {}
@@ -71,7 +71,9 @@ class Foresight:
             if len(self._seen) > SETS:
                 del self._seen[next(iter(self._seen))]
 
-    def note_rank(self, record: Step, clock: Clock, durations: Sequence[Sequence[float]] | None) -> None:
+    def note_rank(
+        self, record: Step, clock: ScheduleClock, durations: Sequence[Sequence[float]] | None
+    ) -> None:
         """The leader's own record of a step, and the times of its pipeline's actions, rank by rank as in the clock."""
         with self._lock:
             self._memory = record.memory_bytes
@@ -145,7 +147,8 @@ class Foresight:
         if measured is None or _split(before) != _split(after):
             return nothing
         clocks = [
-            Clock(name, self._layout.grid.pp, self._layout.virtual_stages, m) for name, m in (before, after)
+            ScheduleClock(name, self._layout.grid.pp, self._layout.virtual_stages, m)
+            for name, m in (before, after)
         ]
         shrink = before[1] / after[1]
         # An action's time lies between one in proportion to its micro-batch and one that does not depend on it.
@@ -200,7 +203,7 @@ def _measured(quantity: str, now: float | None, steps: list[float]) -> Estimate:
     return Estimate(quantity, now, fmean(steps), ordered[out], ordered[-1 - out], source)
 
 
-def _window(clock: Clock, costs: Costs) -> float:
+def _window(clock: ScheduleClock, costs: Costs) -> float:
     """Seconds of the whole pipeline."""
     return clock.idle([[costs[act.kind][act.stage] for act in its] for its in clock.acts])[0]
 
@@ -213,5 +216,5 @@ def _split(plan: tuple[str, int]) -> bool:
     return SCHEDULES[plan[0]].split_backward
 
 
-def _splits(clock: Clock) -> bool:
+def _splits(clock: ScheduleClock) -> bool:
     return any(act.kind == "W" for its in clock.acts for act in its)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agents.protocol import Ack, Changes, Command
 from agents.rank.errors import sentence
-from agents.rank.knob_board import Board
+from agents.rank.knob_board import KnobBoard
 from engine.checkpoint.folders import Applied
 from engine.parallel.collectives import Axis, Started
 
@@ -41,10 +41,10 @@ class Vote:
         return Vote(bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore"))
 
 
-class Switch:
+class KnobVote:
     """One rank's side of the agreement. `begin` and `end` frame each step."""
 
-    def __init__(self, control: Axis, board: Board, pending: Pending, settle: Callable[[Ack], None]):
+    def __init__(self, control: Axis, board: KnobBoard, pending: Pending, settle: Callable[[Ack], None]):
         self._control, self._board, self._pending, self._settle = control, board, pending, settle
         self._rank = control.rank
         self._payload = b""

@@ -15,7 +15,7 @@ import msgspec
 from agents.rundir.hub_supervisor import say
 from agents.rundir.runs import RunError
 from engine.config.refusal import RefusedError
-from engine.rendezvous import Where
+from engine.rendezvous import LastOperation
 
 MAX_TRACEBACK_CHARS = 60_000  # a report must fit the pipe's buffer even if its reader is stopped
 MAX_MESSAGE_CHARS = 1000
@@ -40,7 +40,7 @@ _OF_A_PEER = (
 )
 
 
-class Report(msgspec.Struct, frozen=True):
+class FailureReport(msgspec.Struct, frozen=True):
     """What a failing rank says of itself before it leaves."""
 
     rank: int
@@ -54,14 +54,14 @@ class Report(msgspec.Struct, frozen=True):
     refused: bool = False  # the message is a sentence on what was asked for, and needs no traceback
 
 
-def report_of(rank: int, where: Where | None, error: BaseException) -> Report:
+def report_of(rank: int, where: LastOperation | None, error: BaseException) -> FailureReport:
     """The report of an error that ended the rank's work."""
     chain = list(_chain(error))
     first = chain[-1]
     # An error of a peer met while the rank's own error unwinds (a teardown, say) must not hide the latter.
     shown = first if _is_of_a_peer(error) else error
     text = "".join(traceback.format_exception(error))
-    return Report(
+    return FailureReport(
         rank=rank,
         step=where.step if where else None,
         where=where.text if where else "",
@@ -102,8 +102,8 @@ class Outcome:
     seen: float = 0.0  # when it was seen to be dead, seconds since the epoch
     status: int | None = None  # exit status, or minus the signal; None while it lives
     done: bool = False  # its work returned
-    report: Report | None = None
-    where: Where | None = None  # its last word, also of a rank that was killed
+    report: FailureReport | None = None
+    where: LastOperation | None = None  # its last word, also of a rank that was killed
     overdue: str = ""  # why its parent lost patience: "did not stop when asked ..."
     ended_by_us: bool = False  # the parent ended it because of another rank
     stacks: str = ""  # what the fault handler wrote: Python stacks at a crash, or when overdue
@@ -137,9 +137,9 @@ def sentence(outcome: Outcome, name: str) -> str:
     return f"{_who(outcome.rank, name)} {_what(outcome)}"
 
 
-def sentence_of_report(report: Report, name: str) -> str:
+def sentence_of_report(report: FailureReport, name: str) -> str:
     """The same, for a rank that nobody watches but itself."""
-    where = None if report.step is None else Where(report.step, report.where)
+    where = None if report.step is None else LastOperation(report.step, report.where)
     return sentence(Outcome(report.rank, report=report, where=where), name)
 
 

@@ -16,7 +16,7 @@ import msgspec
 from engine.launch.failure import report_of
 from engine.launch.outlet import outlet
 from engine.launch.signals import STOP_SIGNALS
-from engine.rendezvous import Place, Work, cores
+from engine.rendezvous import RankContext, Work, cores
 
 DONE = b"done\n"
 STACKS_SIGNAL = signal.SIGUSR1  # asks a rank for its Python stacks, written even while it hangs in C
@@ -32,7 +32,7 @@ class Tie:
     stacks: IO[bytes]  # unlinked; the parent reads it when the rank has crashed or hangs
 
 
-def run(place: Place, work: Work, tie: Tie) -> NoReturn:
+def run(place: RankContext, work: Work, tie: Tie) -> NoReturn:
     """Run `work` in this freshly forked process and end it; never returns into the parent's code.
 
     Comes with the stop signals blocked, so that none is lost before its handler stands.
@@ -46,7 +46,7 @@ def run(place: Place, work: Work, tie: Tie) -> NoReturn:
         os._exit(status)
 
 
-def _live(place: Place, work: Work, tie: Tie) -> int:
+def _live(place: RankContext, work: Work, tie: Tie) -> int:
     try:
         allowed_to_end = _settle(place, tie)
         work(place)
@@ -64,7 +64,7 @@ def _live(place: Place, work: Work, tie: Tie) -> int:
     return 0
 
 
-def _settle(place: Place, tie: Tie) -> threading.Event:
+def _settle(place: RankContext, tie: Tie) -> threading.Event:
     """Handlers, output, cores, and the two watches over the parent; gives the event that lets rank 0 end."""
     signal.set_wakeup_fd(-1)  # the parent's
     signal.signal(signal.SIGTERM, place.stop)

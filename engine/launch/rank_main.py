@@ -17,7 +17,7 @@ from engine.config.refusal import RefusedError
 from engine.control.vote import LEADER
 from engine.device import BACKENDS, begin, choose, uuid_of
 from engine.metering.meter import Meter
-from engine.rendezvous import Place
+from engine.rendezvous import RankContext
 from engine.train.corpus import Corpus
 from engine.train.trainer import Trainer
 
@@ -31,13 +31,13 @@ STOP_KEY = "engine/stop"  # in the store: some rank was asked to stop
 
 
 def train(
-    place: Place,
+    place: RankContext,
     layout: Layout,
     corpus: Corpus,
     on_step: Callable[[Step], None],
     on_summary: Callable[[Summary], None],
     on_snapshot: Callable[[Saved], None],
-    shelf: Path,
+    checkpoints: Path,
     resume: Path | None,
     given: Layout,
     device: str = "auto",
@@ -46,14 +46,14 @@ def train(
 
     It is the layout `given` with the knobs as the snapshot has them.
 
-    Snapshots go to `shelf`. Rank 0's word on both folders and the knobs counts. `device` is "cpu", "cuda", or "auto": a
+    Snapshots go to `checkpoints`. Rank 0's word on both folders and the knobs counts. `device` is "cpu", "cuda", or "auto": a
     GPU where this machine has one for each of its ranks.
     Raises RefusedError when this rank was started with another layout than rank 0, or computes on another kind of
     device: they would wait for each other.
     """
     store = place.store()
     agree_on(given, place, store)
-    layout, shelf, resume, folder = told_by_leader(layout, shelf, resume, place, store)
+    layout, checkpoints, resume, folder = told_by_leader(layout, checkpoints, resume, place, store)
     mine = choose(place.local_rank, place.local_world, device)
     agree_on_device(mine, place, store)
     begin(mine)
@@ -78,7 +78,7 @@ def train(
         local_world=place.local_world,
         corpus=corpus,
         on_snapshot=on_snapshot,
-        shelf=shelf,
+        checkpoints=checkpoints,
         resume=resume,
         given=given,
         traces=folder / TRACES,
@@ -94,7 +94,7 @@ def train(
     dist.destroy_process_group()
 
 
-def agree_on(layout: Layout, place: Place, store: Store) -> None:
+def agree_on(layout: Layout, place: RankContext, store: Store) -> None:
     """RefusedError on a rank that was given another layout than rank 0."""
     mine = layout.whole_digest()
     if place.rank == LEADER:
@@ -105,7 +105,7 @@ def agree_on(layout: Layout, place: Place, store: Store) -> None:
         )
 
 
-def agree_on_device(mine: torch.device, place: Place, store: Store) -> None:
+def agree_on_device(mine: torch.device, place: RankContext, store: Store) -> None:
     """RefusedError on a rank whose device is of another kind than rank 0's."""
     if place.rank == LEADER:
         store.set(DEVICE_KEY, mine.type)
@@ -117,12 +117,12 @@ def agree_on_device(mine: torch.device, place: Place, store: Store) -> None:
 
 
 def told_by_leader(
-    layout: Layout, shelf: Path, resume: Path | None, place: Place, store: Store
+    layout: Layout, checkpoints: Path, resume: Path | None, place: RankContext, store: Store
 ) -> tuple[Layout, Path, Path | None, Path]:
     """What rank 0 found: another rank may have named its run a second later, not see the newest snapshot yet, or not
     know that it is damaged, and then has an older one's knobs."""
     if place.rank == LEADER:
-        found = layout, shelf, resume, place.run_dir
+        found = layout, checkpoints, resume, place.run_dir
         places = [str(path.resolve()) if path else None for path in found[1:]]
         store.set(START_KEY, msgspec.json.encode((layout, *places)).decode())
         return found
@@ -134,7 +134,7 @@ def told_by_leader(
 class StopWord:
     """Whether the run shall stop, for the leader to tell: SIGTERM may have reached any one rank."""
 
-    def __init__(self, place: Place, store: Store):
+    def __init__(self, place: RankContext, store: Store):
         self._place, self._store = place, store
         self._told = False
 

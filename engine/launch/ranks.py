@@ -21,9 +21,9 @@ from engine.launch.forked_rank import run as run_forked
 from engine.launch.signals import Signals, StopNow
 from engine.launch.supervisor import Patience, RankProcess, Supervisor
 from engine.launch.torchrun import REFUSED, join, joined_place
-from engine.rendezvous import LOOPBACK, Place, StopFlag, Whereabouts, Work, local_meeting
+from engine.rendezvous import LOOPBACK, LastOperations, RankContext, StopFlag, Work, local_meeting
 
-__all__ = ["Patience", "Place", "Work", "join", "joined_place", "launch"]
+__all__ = ["Patience", "RankContext", "Work", "join", "joined_place", "launch"]
 
 
 def launch(
@@ -63,7 +63,7 @@ def launch(
                     importlib.import_module(module)
         except StopNow:
             return signals.exit_status
-        whereabouts = Whereabouts(world)
+        whereabouts = LastOperations(world)
         try:
             ranks = _fork(world, work, reached, run_dir, whereabouts, signals)
         except StopNow:
@@ -80,7 +80,7 @@ def launch(
 
 
 def _fork(
-    world: int, work: Work, hub: Reach | None, run_dir: Path, whereabouts: Whereabouts, signals: Signals
+    world: int, work: Work, hub: Reach | None, run_dir: Path, whereabouts: LastOperations, signals: Signals
 ) -> list[RankProcess]:
     """All ranks, or none and an OSError, or StopNow where a stop signal came meanwhile."""
     parent = os.getpid()
@@ -108,7 +108,7 @@ def _fork(
                         meeting.close()
                         meet = local_meeting(rank, world, port, listening)
                         endpoint, key = hub or (None, None)
-                        place = Place(
+                        place = RankContext(
                             rank,
                             world,
                             rank,

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from agents.protocol import Step, Summary
 from agents.rundir.hub_supervisor import named_hub, say
 from agents.rundir.runs import RunError
-from engine.checkpoint.folders import damage, hold, shelf_of
+from engine.checkpoint.folders import checkpoints_folder, damage, hold
 from engine.checkpoint.resume import find_start, restarted, started
 from engine.config.checks import advice
 from engine.config.layout import Layout, LayoutError
 from engine.config.toml import keep
-from engine.launch.ranks import Place, join, joined_place, launch
+from engine.launch.ranks import RankContext, join, joined_place, launch
 from engine.preflight.compiler import compiler_refusal
 from engine.preflight.memory import device_refusal, room_refusal
 from engine.train.corpus import read_corpus
@@ -107,9 +107,9 @@ def run_layout(
         if layout.snapshot.dir:
             make_folder(Path(layout.snapshot.dir), named, "the folder of snapshots")
         folder = make_folder(place.run_dir if place else start.run_dir, named)
-    shelf = shelf_of(layout, folder)
+    checkpoints = checkpoints_folder(layout, folder)
     with ExitStack() as held:
-        for mine in (folder, shelf) if leads else ():
+        for mine in (folder, checkpoints) if leads else ():
             held.enter_context(hold(mine, told=lambda why: say(f"{why}\n")))
         if leads and start.run_dir:  # another run may have saved on the shelf while this one waited for it
             told.clear()
@@ -120,14 +120,23 @@ def run_layout(
             keep(layout, folder)
         snapshot = start.snapshot
 
-        def work(place: Place) -> None:
+        def work(place: RankContext) -> None:
             from engine.launch.rank_main import train
 
             if place.rank == 0:
                 on_start(place.run_dir.name, snapshot.manifest.step if snapshot else None)
             resumed = snapshot.folder if snapshot else None
             train(
-                place, start.layout, corpus, on_step, on_summary, on_snapshot, shelf, resumed, layout, device
+                place,
+                start.layout,
+                corpus,
+                on_step,
+                on_summary,
+                on_snapshot,
+                checkpoints,
+                resumed,
+                layout,
+                device,
             )
 
         if place is None:

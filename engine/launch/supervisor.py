@@ -12,11 +12,11 @@ from typing import IO
 
 import msgspec
 
-from agents.rundir.hub_supervisor import HubKeeper
-from engine.launch.failure import Outcome, Report, root_cause
+from agents.rundir.hub_supervisor import HubSupervisor
+from engine.launch.failure import FailureReport, Outcome, root_cause
 from engine.launch.forked_rank import DONE, STACKS_SIGNAL
 from engine.launch.signals import Signals
-from engine.rendezvous import Whereabouts
+from engine.rendezvous import LastOperations
 
 COLLECT_S = 0.5  # how long the reports of other failing ranks are waited for
 TERM_S = 2.0  # between SIGTERM and SIGKILL for ranks whose run has failed
@@ -70,7 +70,7 @@ class RankProcess:
                 self.outcome.done = True
             else:
                 with suppress(msgspec.DecodeError):  # cut short: the rank's death tells enough
-                    self.outcome.report = msgspec.json.decode(bytes(word), type=Report)
+                    self.outcome.report = msgspec.json.decode(bytes(word), type=FailureReport)
 
     def reap(self) -> None:
         """See whether it has died; if so, hear its last words. Leaves no zombie."""
@@ -109,9 +109,9 @@ class Supervisor:
     def __init__(
         self,
         ranks: list[RankProcess],
-        whereabouts: Whereabouts,
+        whereabouts: LastOperations,
         signals: Signals,
-        hub: HubKeeper | None,
+        hub: HubSupervisor | None,
         patience: Patience,
     ):
         self._ranks = ranks

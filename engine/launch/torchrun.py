@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from agents.rundir.hub_supervisor import (
-    HubKeeper,
+    HubSupervisor,
     Reach,
     between_machines,
     hub_of,
@@ -32,7 +32,7 @@ from engine.config.refusal import RefusedError
 from engine.launch.failure import report_of, sentence_of_report
 from engine.launch.forked_rank import flush, listen_on_loopback, share_cores
 from engine.launch.outlet import outlet
-from engine.rendezvous import Place, Work, joined_meeting
+from engine.rendezvous import RankContext, Work, joined_meeting
 
 HUB_KEY = "engine/hub"  # in the store: the hub's endpoints as JSON, or nothing
 ENDED_KEY = "engine/ended"  # in the store: how many ranks have ended their work
@@ -43,7 +43,7 @@ LEAVE_S = 30.0  # how long the store's host waits for the others
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def joined_place(run_dir: Path, environ: Mapping[str, str] = os.environ) -> Place | None:
+def joined_place(run_dir: Path, environ: Mapping[str, str] = os.environ) -> RankContext | None:
     """The place that torchrun or Slurm gave this process; None when neither started it.
 
     Its `hub` is not known yet: `join` fills it in. Raises ValueError, one sentence, if the environment is
@@ -63,7 +63,7 @@ def joined_place(run_dir: Path, environ: Mapping[str, str] = os.environ) -> Plac
             f"the environment gives rank {rank} of {world}, on its machine {local_rank} of {local_world}: "
             "that cannot be"
         )
-    return Place(rank, world, local_rank, local_world, None, run_dir, joined_meeting(rank, world))
+    return RankContext(rank, world, local_rank, local_world, None, run_dir, joined_meeting(rank, world))
 
 
 def _numbers(environ: Mapping[str, str], names: tuple[str, ...], who: str) -> list[int]:
@@ -105,7 +105,7 @@ def _tasks_on_this_node(environ: Mapping[str, str], world: int) -> int:
 
 
 def join(
-    place: Place,
+    place: RankContext,
     work: Work,
     *,
     name_of_rank: Callable[[int], str],
@@ -164,7 +164,7 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _tell(place: Place, error: BaseException, name_of_rank: Callable[[int], str]) -> None:
+def _tell(place: RankContext, error: BaseException, name_of_rank: Callable[[int], str]) -> None:
     report = report_of(place.rank, place.where(), error)
     text = sentence_of_report(report, name_of_rank(place.rank)) + "\n"
     # Of a rank that only lost its peer, the sentence is enough: the peer's own traceback matters.
@@ -175,7 +175,7 @@ def _tell(place: Place, error: BaseException, name_of_rank: Callable[[int], str]
         get_error_handler().record_exception(error)  # torchrun's own summary then names the error
 
 
-def _leave_together(place: Place) -> None:
+def _leave_together(place: RankContext) -> None:
     """Where rank 0 serves the store (not torchrun's agent), it waits until nobody needs it any more."""
     if place.world == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
@@ -190,7 +190,7 @@ def _leave_together(place: Place) -> None:
 
 
 @contextmanager
-def _hub(place: Place, hub: str, run: str, listen: str | None) -> Iterator[Place]:
+def _hub(place: RankContext, hub: str, run: str, listen: str | None) -> Iterator[RankContext]:
     """The place with its hub: rank 0 starts one, and tells the others where it is."""
     if hub == "auto" and place.rank != 0:
         told = place.store().get(HUB_KEY)
@@ -210,7 +210,7 @@ def _hub(place: Place, hub: str, run: str, listen: str | None) -> Iterator[Place
             yield _with(place, mine)
 
 
-def _word(mine: Reach | None, keeper: HubKeeper | None, run_dir: Path, spread: bool) -> bytes:
+def _word(mine: Reach | None, keeper: HubSupervisor | None, run_dir: Path, spread: bool) -> bytes:
     """For the store: the hub's endpoints, or nothing. No key travels there, for it asks nobody who they are."""
     if mine is None or keeper is None:
         return b""
@@ -223,5 +223,5 @@ def _word(mine: Reach | None, keeper: HubKeeper | None, run_dir: Path, spread: b
         return b""
 
 
-def _with(place: Place, hub: Reach | None) -> Place:
+def _with(place: RankContext, hub: Reach | None) -> RankContext:
     return replace(place, hub=hub.endpoint, key=hub.key) if hub else replace(place, hub=None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config.knob_values import Dials
+from engine.config.knob_values import KnobValues
 from engine.config.layout import Moe
 from engine.metering.meter import Meter
 from engine.model.router import ROUTERS, Choice
@@ -80,12 +80,19 @@ class MoeLayer(nn.Module):
     """Router and experts of one layer: this rank's slice [B, S, D] -> [B, S, D]."""
 
     def __init__(
-        self, weights: Weights, layer: int, moe: Moe, d_model: int, out_std: float, dials: Dials, meter: Meter
+        self,
+        weights: Weights,
+        layer: int,
+        moe: Moe,
+        d_model: int,
+        out_std: float,
+        knob_values: KnobValues,
+        meter: Meter,
     ):
         super().__init__()
         self.layer, self.meter = layer, meter
         self.placement = Placement(weights.ep_hops, range(moe.experts), weights.device)
-        self.router = ROUTERS[moe.router](weights, f"layers.{layer}.router", moe, d_model, dials)
+        self.router = ROUTERS[moe.router](weights, f"layers.{layer}.router", moe, d_model, knob_values)
         self.experts = Experts(weights, f"layers.{layer}.experts", moe, d_model, out_std)
         self.shared: SharedExperts | None = None
         if moe.shared_experts:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config.knob_values import Dials
+from engine.config.knob_values import KnobValues
 from engine.config.layout import Moe
 from engine.model.balancing_losses import nudged, sequence_balance, with_loss, z_loss
 from engine.parallel.sequence import Slices
@@ -45,9 +45,9 @@ class Router(nn.Module, ABC):
 
     bias: Tensor | None
 
-    def __init__(self, weights: Weights, name: str, moe: Moe, d_model: int, dials: Dials):
+    def __init__(self, weights: Weights, name: str, moe: Moe, d_model: int, knob_values: KnobValues):
         super().__init__()
-        self.moe, self.dials, self.slices = moe, dials, weights.slices
+        self.moe, self.knob_values, self.slices = moe, knob_values, weights.slices
         self.weight = weights.replicated(name, (moe.experts, d_model), 0.02)
         bias = (
             at_least_fp32(torch.zeros(moe.experts, device=weights.device)) if "bias" in moe.balances else None
@@ -71,19 +71,21 @@ class Router(nn.Module, ABC):
 
     def balanced(self, out_TD: Tensor, logits_BSE: Tensor, scores_BSE: Tensor, choice: Choice) -> Tensor:
         """`out_TD` itself, with the router's own losses joined to what is minimised."""
-        whole, dials = self._whole(scores_BSE), self.dials
+        whole, knob_values = self._whole(scores_BSE), self.knob_values
         if choice.share_BE is not None:
             aux = self._balance(scores_BSE, choice.share_BE, whole)
-            out_TD = with_loss(out_TD, aux, dials.aux_loss_coef * dials.aux_scale)
-        if dials.z_loss_coef:
-            out_TD = with_loss(out_TD, self._z_loss(logits_BSE, whole), dials.z_loss_coef * dials.aux_scale)
+            out_TD = with_loss(out_TD, aux, knob_values.aux_loss_coef * knob_values.aux_scale)
+        if knob_values.z_loss_coef:
+            out_TD = with_loss(
+                out_TD, self._z_loss(logits_BSE, whole), knob_values.z_loss_coef * knob_values.aux_scale
+            )
         return out_TD
 
     @torch.no_grad()
     def nudge(self, load_E: Tensor) -> None:
         """Move the bias against a step's load, that of the whole job."""
         if self.bias is not None:
-            self.bias.copy_(nudged(self.bias, load_E, self.dials.bias_rate))
+            self.bias.copy_(nudged(self.bias, load_E, self.knob_values.bias_rate))
 
     def _whole(self, x_BSE: Tensor) -> int:
         return x_BSE.shape[1] * self.slices.count
@@ -106,8 +108,8 @@ class TokenChoice(Router):
         chosen_BSE = torch.zeros_like(scores_BSE, dtype=torch.int32).scatter_(-1, top_BSK, 1)
         whole, keep_TK, total_BE = self._whole(scores_BSE), None, None
         dropped = torch.zeros((), dtype=torch.int64, device=scores_BSE.device)
-        if self.dials.capacity_factor is not None:
-            capacity = self._capacity(self.dials.capacity_factor, whole)
+        if self.knob_values.capacity_factor is not None:
+            capacity = self._capacity(self.knob_values.capacity_factor, whole)
             within_BSE, total_BE = WITHIN[self.moe.drop](self.slices, chosen_BSE, scores_BSE, capacity)
             keep_TK = within_BSE.gather(-1, top_BSK).flatten(0, 1)
             dropped = (~keep_TK).sum()
@@ -155,7 +157,7 @@ class ExpertChoice(Router):
     @torch.no_grad()
     def choose(self, scores_BSE: Tensor) -> Choice:
         B, S, E = scores_BSE.shape
-        factor = self.dials.capacity_factor
+        factor = self.knob_values.capacity_factor
         capacity = self._capacity(1.0 if factor is None else factor, self._whole(scores_BSE))
         taken_BSE = self.slices.mine(among_highest(self.slices.gather(in_half(scores_BSE)), capacity))
         everyone_TE = torch.arange(E, device=scores_BSE.device).expand(B * S, E)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from engine.config.knob_values import Dials
+from engine.config.knob_values import KnobValues
 from engine.config.layout import Model
 from engine.metering.meter import Meter
 from engine.model.moe import MoeLayer, Routing
@@ -91,9 +91,9 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """One layer. What it recomputes in backward is read from the dials at each forward, never wrapped in."""
 
-    def __init__(self, weights: Weights, layer: int, model: Model, dials: Dials, meter: Meter):
+    def __init__(self, weights: Weights, layer: int, model: Model, knob_values: KnobValues, meter: Meter):
         super().__init__()
-        self.layer, self.dials, self.meter = layer, dials, meter
+        self.layer, self.knob_values, self.meter = layer, knob_values, meter
         # Residual outputs shrink with depth, so that the sum over layers keeps its size (GPT-2).
         out_std = 0.02 / (2 * model.layers) ** 0.5
         name = f"layers.{layer}"
@@ -102,14 +102,14 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(weights, model.d_model, model.norm_eps)
         self.mlp: MoeLayer | Mlp
         if model.moe and model.has_experts(layer):
-            self.mlp = MoeLayer(weights, layer, model.moe, model.d_model, out_std, dials, meter)
+            self.mlp = MoeLayer(weights, layer, model.moe, model.d_model, out_std, knob_values, meter)
         else:
             self.mlp = Mlp(weights, f"{name}.mlp", model, out_std)
 
     def forward(self, x: Tensor) -> Tensor:
         with self.meter.in_layer(self.layer):
             memo: dict[str, Routing] = {}
-            match self.dials.recompute:
+            match self.knob_values.recompute:
                 case "full":
                     return self._again(self._whole, x, memo)
                 case "selective":
@@ -144,11 +144,11 @@ class Block(nn.Module):
 class Stage(nn.Module):
     """A run of layers; the first stage embeds, the last one ends in logits [B, S, V/tp]."""
 
-    def __init__(self, weights: Weights, model: Model, layers: range, dials: Dials, meter: Meter):
+    def __init__(self, weights: Weights, model: Model, layers: range, knob_values: KnobValues, meter: Meter):
         super().__init__()
         first, last = layers.start == 0, layers.stop == model.layers
         self.embedding = Embedding(weights, model.vocab, model.d_model) if first else None
-        self.layers = nn.ModuleDict({str(n): Block(weights, n, model, dials, meter) for n in layers})
+        self.layers = nn.ModuleDict({str(n): Block(weights, n, model, knob_values, meter) for n in layers})
         self.norm = RMSNorm(weights, model.d_model, model.norm_eps) if last else None
         tied = self.embedding.weight if self.embedding is not None and model.tie_embeddings else None
         self.tied = tied is not None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from engine.planner.schedule import Clock
+from engine.planner.schedule import ScheduleClock
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Idle:
 
 
 def split_idle(
-    clock: Clock,
+    clock: ScheduleClock,
     rank: int,
     durations: Sequence[Sequence[float]],
     windows: Sequence[float],
@@ -55,7 +55,7 @@ def split_idle(
     return Idle(idle / window, schedule / window, wait / window, overhead / window, bound)
 
 
-def mean_times(clock: Clock, durations: Sequence[Sequence[float]]) -> dict[str, dict[int, float]]:
+def mean_times(clock: ScheduleClock, durations: Sequence[Sequence[float]]) -> dict[str, dict[int, float]]:
     """Of each kind of action on each stage: kind -> stage -> seconds, from those of all ranks' actions in the order of
     `clock.acts`."""
     times: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -181,7 +181,7 @@ _ORDERS: dict[str, Callable[[int, int, int, int], list[Turn]]] = {
 assert _ORDERS.keys() == SCHEDULES.keys()
 
 
-class Clock:
+class ScheduleClock:
     """A schedule over all ranks, to be run with any durations: nothing else costs time, and messages arrive at once."""
 
     def __init__(self, name: str, ranks: int, virtual_stages: int, micro_batches: int):

@@ -24,7 +24,7 @@ from engine.config.stages import stages_of
 from engine.metering.meter import Meter
 from engine.model.transformer import Stage
 from engine.parallel.mesh import World
-from engine.planner.schedule import Clock
+from engine.planner.schedule import ScheduleClock
 from engine.sharding.fsdp import Shards
 
 SCHEDULES: dict[str, Callable[..., Any]] = {
@@ -141,7 +141,7 @@ class _Loop:
         micro_batches: int,
     ):
         self.micro_batches = micro_batches
-        self.clock = Clock(schedule, 1, 1, micro_batches)
+        self.clock = ScheduleClock(schedule, 1, 1, micro_batches)
         self._stage, self._shards, self._meter, self._loss_of = stage, shards, meter, loss_of
         self._device = device
 
@@ -177,7 +177,7 @@ class _Scheduled:
         micro_batches: int,
     ):
         self.micro_batches = micro_batches
-        self.clock = Clock(schedule, world.pp.size, layout.virtual_stages, micro_batches)
+        self.clock = ScheduleClock(schedule, world.pp.size, layout.virtual_stages, micro_batches)
         self._meter = meter
         model, B = layout.model, layout.local_batch // micro_batches
         # Static shapes: torch's own inference runs the module on garbage, and tensor ranks would route differently.

@@ -7,7 +7,7 @@ import torch
 
 from agents.protocol import VERSION, Hello, Value
 from agents.protocol import Board as BoardMessage
-from agents.rank.knob_board import Board
+from agents.rank.knob_board import KnobBoard
 from agents.rank.sampling import CAPABILITIES
 from engine.config.layout import Layout
 from engine.control.vote import LEADER
@@ -17,7 +17,7 @@ from engine.rendezvous import cores
 
 
 def hello(
-    layout: Layout, world: World, board: Board, oversubscribed: bool, step: int, began_s: float
+    layout: Layout, world: World, board: KnobBoard, oversubscribed: bool, step: int, began_s: float
 ) -> Hello:
     return Hello(
         version=VERSION,
@@ -61,5 +61,5 @@ def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
     }
 
 
-def knob_board(board: Board) -> BoardMessage:
+def knob_board(board: KnobBoard) -> BoardMessage:
     return BoardMessage(LEADER, board.revision, board.digest(), board.states())

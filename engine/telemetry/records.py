@@ -2,7 +2,7 @@
 
 from agents.protocol import Action, Peers, Step, Timeline, ToPeer, Traffic
 from engine.config.layout import Layout
-from engine.device import Memory, matmul_peak
+from engine.device import DeviceMemory, matmul_peak
 from engine.metering.meter import Readings
 from engine.parallel.mesh import World
 from engine.planner.hardware import step_flops
@@ -14,7 +14,7 @@ class StepRecords:
 
     def __init__(self, layout: Layout, world: World, layers: list[int], head: bool):
         self._layout, self._world, self._layers, self._head = layout, world, layers, head
-        self._memory = Memory(world.device)
+        self._memory = DeviceMemory(world.device)
         self._peak = matmul_peak(world.device, layout.train.precision)
         self._tokens = layout.local_batch * layout.model.seq_len // layout.ranks.cp
 

@@ -47,7 +47,7 @@ class Measured:
 _HEAD = ("loss", "grad_norm", "step_s", *Idle.SHARES, "a2a_bytes")
 
 
-class Statistics:
+class StepSummaries:
     """Collects on every rank; yields summaries on rank 0."""
 
     def __init__(self, layout: Layout, world: World, oversubscribed: bool):

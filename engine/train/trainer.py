@@ -11,19 +11,19 @@ from torch import Tensor
 
 from agents.protocol import CHECKPOINT_STEP, PAUSED, Ack, Event, Facts, Step, Summary
 from agents.rank.agent import Agent
-from engine.checkpoint.folders import Manifest, Snapshot, read
+from engine.checkpoint.folders import Checkpoint, Manifest, read
 from engine.checkpoint.resume import other_data
-from engine.checkpoint.save import SaveAcks, Saved, Snapshots, restore
+from engine.checkpoint.save import Checkpoints, SaveAcks, Saved, restore
 from engine.checkpoint.state import State
 from engine.config.checks import by_block
-from engine.config.knob_values import Dials
+from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout, LayoutError
 from engine.config.stages import stages_of
-from engine.control.actions import Controls, Tracer
-from engine.control.expert_placement import Placing
+from engine.control.actions import Profiler, RunActions
+from engine.control.expert_placement import ExpertPlacement
 from engine.control.knobs import make_board
-from engine.control.preview import Foresight
-from engine.control.vote import LEADER, Switch
+from engine.control.preview import Previewer
+from engine.control.vote import LEADER, KnobVote
 from engine.device import of_group
 from engine.kernels.compiled import Compiler
 from engine.metering.meter import Meter
@@ -38,7 +38,7 @@ from engine.sharding.pipeline import Pipeline
 from engine.telemetry.hello import hello, knob_board
 from engine.telemetry.idle_time import IdleTimes
 from engine.telemetry.records import StepRecords
-from engine.telemetry.step_summary import Known, Measured, Statistics
+from engine.telemetry.step_summary import Known, Measured, StepSummaries
 from engine.train.corpus import Corpus, read_corpus
 from engine.train.data import Samples, agree_on_corpus
 from engine.train.expert_bias import Balancing
@@ -56,7 +56,7 @@ class Trainer:
     `on_step` gets this rank's own record after each of its steps; `on_summary`, on rank 0, each step of the whole job,
     one step late. Either may call `stop`. What is left out: a `meter` of its own, an `agent` without a hub,
     `stop_requested` (asked at each step; the leader's word counts) that never asks, `local_world` (the number of ranks
-    on this machine) as if all were here, the `corpus` read anew, the `shelf` (the folder of snapshots) so that none are
+    on this machine) as if all were here, the `corpus` read anew, the `checkpoints` (the folder of snapshots) so that none are
     saved, the folder for `traces` of steps so that none are taken, and the snapshot to `resume` from; then `layout` has
     its knobs, laid over the one that was `given` (`engine.checkpoint.resume`). `on_snapshot` hears, on rank 0, of each.
     """
@@ -73,7 +73,7 @@ class Trainer:
         on_snapshot: Callable[[Saved], None] = lambda _: None,
         local_world: int | None = None,
         corpus: Corpus | None = None,
-        shelf: Path | None = None,
+        checkpoints: Path | None = None,
         resume: Path | None = None,
         given: Layout | None = None,
         traces: Path | None = None,
@@ -90,7 +90,7 @@ class Trainer:
         self._loads_told_s = 0.0
         grid, model, train = layout.ranks, layout.model, layout.train
         self.world = world = World(grid, meter, of_group(), layout.ep_inner, layout.tied_apart)
-        self.dials = Dials.of(layout)
+        self.knob_values = KnobValues.of(layout)
         context = Context(world.cp, world.sequence, layout.grid.cp_method)
         meshes = world.dense["tp"], world.expert["ep"]
         weights = Weights(
@@ -105,7 +105,7 @@ class Trainer:
         )
         layers = split_layers(model, layout.stages)
         mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
-        self.stages = [Stage(weights, model, layers[stage], self.dials, meter) for stage in mine]
+        self.stages = [Stage(weights, model, layers[stage], self.knob_values, meter) for stage in mine]
         self.shards = Shards(self.stages, world, train.zero, by_block(layout), train.precision)
         self._corpus = corpus = read_corpus(layout) if corpus is None else corpus
         agree_on_corpus(corpus, layout.data.source, world.control)
@@ -116,27 +116,29 @@ class Trainer:
         self.optimizer = make_optimizer(self.stages, train)
         self.norm = GradientNorm(self.stages, world)
         self.balancing = Balancing(self.stages, world)
-        self.placing = Placing(self.stages, self.optimizer, world) if grid.ep > 1 else None
-        self.snapshots: Snapshots | None = None
-        if shelf:
+        self.expert_placement = ExpertPlacement(self.stages, self.optimizer, world) if grid.ep > 1 else None
+        self.snapshots: Checkpoints | None = None
+        if checkpoints:
             state = State(self.stages, self.optimizer, world)
-            self.snapshots = Snapshots(shelf, layout.snapshot, state, self._manifest, meter.at)
-        save = self.snapshots.wish if self.snapshots else None
+            self.snapshots = Checkpoints(checkpoints, layout.snapshot, state, self._manifest, meter.at)
+        save = self.snapshots.request if self.snapshots else None
         self._save_acks = SaveAcks(self.snapshots, agent.settle) if self.snapshots else None
-        self.controls = Controls()
-        self.tracer = Tracer(traces, world.rank, grid.world, world.device) if traces else None
-        actions = [*self.controls.knobs(), *(self.tracer.knobs() if self.tracer else ())]
-        self.board = make_board(layout, self.pipeline, self.shards, self.dials, self.placing, save, actions)
-        self.switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
+        self.controls = RunActions()
+        self.profiler = Profiler(traces, world.rank, grid.world, world.device) if traces else None
+        actions = [*self.controls.knobs(), *(self.profiler.knobs() if self.profiler else ())]
+        self.board = make_board(
+            layout, self.pipeline, self.shards, self.knob_values, self.expert_placement, save, actions
+        )
+        self.switch = KnobVote(world.control, self.board, lambda: agent.pending, self._settle)
         self.oversubscribed = (local_world or grid.world) > cores()
         self.idle_times = IdleTimes(world)
-        self._statistics = Statistics(layout, world, self.oversubscribed)
+        self._statistics = StepSummaries(layout, world, self.oversubscribed)
         held = [layer for stage in mine for layer in layers[stage]]
         self._records = StepRecords(layout, world, held, head=layout.stages - 1 in mine)
-        self.foresight: Foresight | None = None
+        self.previewer: Previewer | None = None
         if world.rank == LEADER:
-            self.foresight = Foresight(layout, self.board, self.oversubscribed)
-            agent.foresee(self.foresight)
+            self.previewer = Previewer(layout, self.board, self.oversubscribed)
+            agent.preview(self.previewer)
         self.first_step = 0
         if resume:
             self._resume(read(resume))
@@ -160,9 +162,9 @@ class Trainer:
         collective under way. A second call does nothing.
         """
         summary = self._publish()
-        if self.tracer:
-            self.tracer.end()
-            self.tracer.wait()
+        if self.profiler:
+            self.profiler.end()
+            self.profiler.wait()
         if self.snapshots:
             self.snapshots.wait()
         self._tell_saved()
@@ -195,7 +197,7 @@ class Trainer:
                 stop = self.switch.end(step) or self.controls.stopping
                 if (
                     self.snapshots
-                    and (self.snapshots.wished or stop)
+                    and (self.snapshots.requested or stop)
                     and self.snapshots.due(step + 1, last=stop)
                 ):
                     self.snapshots.save(step + 1)
@@ -213,9 +215,9 @@ class Trainer:
 
     def forward_backward(self, step: int) -> Tensor:
         """All micro-batches of a step; gradients are complete and unclipped after it. This rank's loss."""
-        if self.placing:
+        if self.expert_placement:
             with self.meter.phase("place"):
-                event = self.placing.carry_out()
+                event = self.expert_placement.carry_out()
             if event and self.world.rank == LEADER:
                 self.agent.send(event)
         with self.meter.phase("data"):
@@ -242,32 +244,32 @@ class Trainer:
         train = self.layout.train
         with self.meter.phase("optimizer"):
             if math.isfinite(norm):
-                if self.dials.grad_clip is not None:
-                    self.norm.clip(norm, self.dials.grad_clip)
+                if self.knob_values.grad_clip is not None:
+                    self.norm.clip(norm, self.knob_values.grad_clip)
                 for group in self.optimizer.param_groups:
-                    group["lr"] = learning_rate(train, step, self.dials.lr_scale)
+                    group["lr"] = learning_rate(train, step, self.knob_values.lr_scale)
                 self.optimizer.step()
                 self.balancing(self.meter.readings.load)
             elif self.world.rank == LEADER:
                 text = f"step {step}: the gradient norm is {norm}, so the weights were left as they are"
                 self.agent.send(Event(time.time(), "error", "engine", text))
             self.optimizer.zero_grad()
-        if self.placing:
-            self.placing.note(self.meter.readings.load)
+        if self.expert_placement:
+            self.expert_placement.note(self.meter.readings.load)
 
     def train_step(self, step: int) -> bool:
         """One step with its agreement and its records. True when the run shall stop after it."""
         start = time.perf_counter()
-        if self.tracer:
-            if self.tracer.due:
+        if self.profiler:
+            if self.profiler.due:
                 self._publish()  # a trace neither begins nor ends with a collective under way
-            self.tracer.start_step(step)
+            self.profiler.start_step(step)
         self.meter.start_step(step)
         known = Known(
             step,
             self.board.revision,
             self.board.values,
-            learning_rate(self.layout.train, step, self.dials.lr_scale),
+            learning_rate(self.layout.train, step, self.knob_values.lr_scale),
             time.time(),
         )
         last = step + 1 == self.layout.train.steps
@@ -287,10 +289,10 @@ class Trainer:
                 self.snapshots.save(step + 1)
         measured = Measured(loss, norm, time.perf_counter() - start, idle)
         record = self._record(measured, known)
-        if self.foresight:
-            self.foresight.note_rank(record, clock, self.idle_times.durations)
-        if self.tracer:
-            self.tracer.end_step(step)
+        if self.previewer:
+            self.previewer.note_rank(record, clock, self.idle_times.durations)
+        if self.profiler:
+            self.profiler.end_step(step)
         self._statistics.gather(self.meter.readings, measured, known)  # under way until the next step's end
         return stop
 
@@ -305,7 +307,7 @@ class Trainer:
         """Each tensor rank of the last stage computed the same loss: it counts once."""
         return float(loss) if self.world.at["tp"] == 0 else 0.0
 
-    def _resume(self, snapshot: Snapshot) -> None:
+    def _resume(self, snapshot: Checkpoint) -> None:
         """Go on from `snapshot`; the knobs have its values already, from the layout."""
         manifest = snapshot.manifest
         if refusal := other_data(snapshot, self.layout, self._corpus.digest):
@@ -331,7 +333,7 @@ class Trainer:
 
     def _tell_saved(self) -> None:
         """What became of snapshots, on rank 0; and of traces, each rank of its own."""
-        for traced in self.tracer.take_finished() if self.tracer else ():
+        for traced in self.profiler.take_finished() if self.profiler else ():
             grave: Literal["info", "error"] = "error" if traced.why else "info"
             self.agent.send(Event(time.time(), grave, "engine", str(traced)))
         for saved in self.snapshots.take_finished() if self.snapshots else ():
@@ -363,8 +365,8 @@ class Trainer:
         if collected is None:
             return None
         summary = collected.summary
-        if self.foresight:
-            self.foresight.note(summary)
+        if self.previewer:
+            self.previewer.note(summary)
         self._on_summary(summary)
         self.agent.send(summary)
         if self.agent.attached and self.layout.model.moe:

@@ -99,7 +99,7 @@ def ours(layout: Layout, device: Any, compiled: bool) -> tuple[Step, Peak]:
 def theirs(layout: Layout, device: Any, compiled: bool) -> tuple[Step, Peak]:
     import torch
 
-    from engine.device import Memory
+    from engine.device import DeviceMemory
 
     micro_batches = layout.knobs.micro_batches
     shape = layout.train.global_batch // micro_batches, layout.model.seq_len
@@ -116,7 +116,7 @@ def theirs(layout: Layout, device: Any, compiled: bool) -> tuple[Step, Peak]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return step, Memory(device)
+    return step, DeviceMemory(device)
 
 
 def hugging_face(layout: Layout) -> Any:

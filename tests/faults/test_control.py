@@ -10,10 +10,10 @@ from torch import Tensor
 
 from agents.client import Client
 from agents.protocol import Ack, Command, CommandState, Legal, Propose, Pulse, Welcome
-from agents.protocol import Board as BoardMessage
-from agents.rank.knob_board import Board, Knob, Values
+from agents.protocol import KnobBoard as BoardMessage
+from agents.rank.knob_board import Knob, KnobBoard, Values
 from agents.waiting import wait_for_command
-from engine.control.vote import Switch
+from engine.control.vote import KnobVote
 from engine.parallel.collectives import Started
 from tests.faults.conftest import Opened
 from tests.faults.scaled import Constants, program
@@ -98,7 +98,7 @@ class Ballot(ThreadAxis):
         return Started(self, "broadcast", 0, ())
 
 
-def paired_board(refuses: bool = False) -> Board:
+def paired_board(refuses: bool = False) -> KnobBoard:
     """Two knobs of which the one allows what the other asks for."""
 
     def prepare(values: Values) -> object:
@@ -109,7 +109,7 @@ def paired_board(refuses: bool = False) -> Board:
     def legal(values: Values) -> Legal:
         return Legal([1, 2] if values["mode"] == "narrow" else [1, 2, 4])
 
-    return Board(
+    return KnobBoard(
         [
             Knob("width", legal, True, "", lambda _: None, prepare),
             Knob("mode", lambda _: Legal(["narrow", "wide"]), True, "", lambda _: None, lambda _: None),
@@ -118,13 +118,13 @@ def paired_board(refuses: bool = False) -> Board:
     )
 
 
-def vote(command: Command, refuses: int | None = None, ranks: int = 4) -> list[tuple[Board, list[Ack]]]:
+def vote(command: Command, refuses: int | None = None, ranks: int = 4) -> list[tuple[KnobBoard, list[Ack]]]:
     """One step boundary on each rank, of which one may refuse: its board, and what it said."""
 
-    def rank(axis: ThreadAxis) -> tuple[Board, list[Ack]]:
+    def rank(axis: ThreadAxis) -> tuple[KnobBoard, list[Ack]]:
         board, said = paired_board(axis.rank == refuses), []
         axis = Ballot(axis.rank, axis.size, axis._box, axis._barrier)
-        switch = Switch(axis, board, lambda: None if said else command, said.append)
+        switch = KnobVote(axis, board, lambda: None if said else command, said.append)
         switch.begin(7, stop=False)
         assert not switch.end(7)
         return board, said

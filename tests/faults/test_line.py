@@ -11,10 +11,10 @@ from zmq.utils.monitor import recv_monitor_message
 
 from agents import protocol
 from agents.protocol import Credit, Updates
-from agents.transport.authenticator import Gate
+from agents.transport.authenticator import ZapAuthenticator
 from agents.transport.keys import Key, KeyStore, Role, load_key
-from agents.transport.reconnecting import Line
-from agents.transport.server_sockets import GuardedDoor
+from agents.transport.reconnecting import ReconnectingSocket
+from agents.transport.server_sockets import CurveSocket
 from tests.faults.conftest import Opened
 from tests.faults.forwarder import Forwarder
 from tests.faults.guarded import Guarded, wait
@@ -27,8 +27,8 @@ HASTY = {
 }
 
 
-def line_to(endpoint: str, key: Key | None = None) -> Line:
-    return Line(endpoint, key, immediate=True, high_water=8, reconnect_max_ms=200)
+def line_to(endpoint: str, key: Key | None = None) -> ReconnectingSocket:
+    return ReconnectingSocket(endpoint, key, immediate=True, high_water=8, reconnect_max_ms=200)
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +110,8 @@ def test_without_a_gate_nobody_comes_in(opened: Opened, tmp_path: Path) -> None:
     own = store.hub_key()
     key = load_key(store.make("ann", Role.VIEWER))
     with zmq.Context() as context:
-        door = GuardedDoor(context, b"t", cast(Gate, None), own.secret)
-        url = door.bind("tcp://127.0.0.1:*")
+        server_socket = CurveSocket(context, b"t", cast(ZapAuthenticator, None), own.secret)
+        url = server_socket.bind("tcp://127.0.0.1:*")
         peer = opened(Peer(url, key))
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         monitor = peer.dealer.get_monitor_socket(events)
@@ -121,4 +121,4 @@ def test_without_a_gate_nobody_comes_in(opened: Opened, tmp_path: Path) -> None:
         finally:
             peer.dealer.disable_monitor()
             monitor.close(0)
-            door.socket.close(0)
+            server_socket.socket.close(0)

@@ -23,7 +23,7 @@ from agents.rundir import runs
 from agents.transport.keys import LIST_FILE, Key, KeyStore, Role, load_key
 from agents.waiting import wait_for_command
 from cockpit.data.diagnosis import Level, diagnosis
-from cockpit.data.sources.live import LiveFeed
+from cockpit.data.sources.live import LiveSource
 from cockpit.data.store import Store
 from tests.faults.conftest import Opened
 from tests.faults.guarded import Guarded, wait, watch
@@ -210,7 +210,7 @@ def test_the_screen_says_why_it_shows_nothing_more(guarded: Guarded) -> None:
     """First the whole run, then the sentence, on the line that says what to think of it."""
     key = guarded.make("fay", Role.VIEWER)
     store = Store()
-    feed = LiveFeed(guarded.url, key=key)
+    feed = LiveSource(guarded.url, key=key)
     feed.start(store)
     try:
         wait(lambda: store.world == 4 and store.state.board, guarded.fleet.turn)

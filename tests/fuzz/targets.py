@@ -23,13 +23,13 @@ from agents.hub.relay import Node
 from agents.hub.server import Hub
 from agents.hub.telemetry import ingest
 from agents.protocol import Ack, Board, Unknown, WireError, codec
-from agents.rank.hub_link import Link
+from agents.rank.hub_link import HubLink
 from agents.rank.outbox import Outbox
-from agents.rank.received_commands import Orders
+from agents.rank.received_commands import ReceivedCommands
 from agents.transport.addresses import Endpoints
 from agents.transport.keys import KeyStore, Role, load_key
-from agents.transport.reconnecting import Line
-from agents.transport.server_sockets import Door
+from agents.transport.reconnecting import ReconnectingSocket
+from agents.transport.server_sockets import ServerSocket
 from cockpit.data import plain
 from cockpit.data.diagnosis import diagnosis, headline, verdict
 from cockpit.data.store import Store
@@ -161,7 +161,7 @@ class HubTarget:
             self.hub = Hub(
                 RUN, self._folder, ipc, listen=["tcp://127.0.0.1:auto"], record=Limits(), keys=keys
             )
-        self.hub._sequence.epoch = EPOCH
+        self.hub._update_log.epoch = EPOCH
         self._routers = [one for one in context.sockets if one.kind == zmq.ROUTER]
         for rank in range(WORLD):
             self._say(FROM_RANK, rank, codec.encode([make_hello(rank, WORLD)]))
@@ -269,9 +269,9 @@ class LinkTarget:
         self._clock_context = scripted()
         self._clock = self._clock_context.__enter__()
         context = sockets.Context()
-        self._outbox, self._orders, self._board = Outbox(), Orders(), make_board()
+        self._outbox, self._orders, self._board = Outbox(), ReceivedCommands(), make_board()
         with mock.patch.object(zmq, "Context", lambda: context):
-            self._link = Link("ipc://hub", lambda: (1, "x", self._clock.now_s), self._outbox, self._orders)
+            self._link = HubLink("ipc://hub", lambda: (1, "x", self._clock.now_s), self._outbox, self._orders)
         self._socket = context.sockets[0]
         shown = Board(0, 0, self._board.digest(), self._board.states())
         self._link.introduction = (make_hello(0, WORLD), shown)
@@ -315,9 +315,11 @@ class RelayTarget:
         self._clock = self._clock_context.__enter__()
         context = sockets.Context()
         with mock.patch.object(zmq, "Context", lambda: context):
-            line = Line("ipc://hub", None, immediate=False, high_water=64, reconnect_max_ms=1000)
-            door = Door(zmq.Context(), b"r", Role.RANK)
-        self._node = Node(RUN, line, door)
+            line = ReconnectingSocket(
+                "ipc://hub", None, immediate=False, high_water=64, reconnect_max_ms=1000
+            )
+            server_socket = ServerSocket(zmq.Context(), b"r", Role.RANK)
+        self._node = Node(RUN, line, server_socket)
         self._sides = {kind: one for one in context.sockets for kind in (one.kind,)}
 
     def feed(self, data: bytes) -> None:

@@ -23,7 +23,7 @@ from engine.model.moe import MoeLayer, Routing
 from engine.model.transformer import Block, Stage
 from engine.parallel.experts import Hop
 from engine.parallel.tensor import Weights
-from engine.rendezvous import Place
+from engine.rendezvous import RankContext
 from engine.sharding.expert_rows import moe_layers
 from engine.sharding.fsdp import EMBEDDING, is_expert, named_parameters, replicated_over_tp, shard_of
 from engine.train.trainer import Trainer
@@ -113,7 +113,7 @@ def expected(
     b, S, D = layout.local_batch // m, model.seq_len // c, model.d_model
     mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
     first, last = 0 in mine, layout.stages - 1 in mine
-    recompute = trainer.dials.recompute
+    recompute = trainer.knob_values.recompute
     blocks = [module for stage in trainer.stages for module in stage.modules() if isinstance(module, Block)]
     moe = sum(isinstance(block.mlp, MoeLayer) for block in blocks)
     E = model.moe.experts if model.moe else 0
@@ -282,10 +282,12 @@ def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:
     weights = Weights(0, trainer.world.tp, trainer.world.ep)
     layers = [[int(n) for n in stage.layers] for stage in trainer.stages]
     meter = Meter(layout.model.layers, 8)
-    return [Stage(weights, layout.model, range(ns[0], ns[-1] + 1), trainer.dials, meter) for ns in layers]
+    return [
+        Stage(weights, layout.model, range(ns[0], ns[-1] + 1), trainer.knob_values, meter) for ns in layers
+    ]
 
 
-def compare(place: Place, layout: Layout, out: Path, moving: bool) -> None:
+def compare(place: RankContext, layout: Layout, out: Path, moving: bool) -> None:
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
     trainer = Trainer(layout, meter, Agent(None, lambda: meter.doing))
@@ -295,10 +297,10 @@ def compare(place: Place, layout: Layout, out: Path, moving: bool) -> None:
             decide = module._decide
             module._decide = lambda probs, decide=decide: routings.append(decide(probs)) or routings[-1]
     before: dict[int, list[int]] = {}
-    if moving and trainer.placing:
+    if moving and trainer.expert_placement:
         step(trainer, 0)
         routings.clear()
-        before, trainer.placing.wish = maps(trainer), "load"
+        before, trainer.expert_placement.request = maps(trainer), "load"
     step(trainer, 1)
     metered: dict[str, Any] = {axis: lane.bytes for axis, lane in meter.readings.lanes.items()}
     metered["a2a"] = {str(peer): sent for peer, sent in meter.readings.a2a_to.items()}
@@ -315,7 +317,7 @@ def main(folder: Path, names: list[str]) -> None:
         out.mkdir(parents=True)
 
         def work(
-            place: Place, layout: Layout = layout, out: Path = out, moving: bool = name == "placed"
+            place: RankContext, layout: Layout = layout, out: Path = out, moving: bool = name == "placed"
         ) -> None:
             compare(place, layout, out, moving)
 

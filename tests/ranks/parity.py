@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from agents.protocol import Ack, Command, Event, Message, Value
 from agents.rank.agent import Agent
-from engine.config.knob_values import Dials
+from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
 from engine.control import expert_placement
 from engine.launch.ranks import launch
@@ -40,7 +40,7 @@ from engine.metering.meter import Meter
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.tensor import Weights, cross_entropy
-from engine.rendezvous import Place
+from engine.rendezvous import RankContext
 from engine.sharding.expert_rows import moe_layers
 from engine.sharding.fsdp import EMBEDDING, named_parameters
 from engine.train.corpus import read_corpus
@@ -105,8 +105,8 @@ def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trac
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
     train, model = layout.train, layout.model
-    dials = replace(Dials.of(layout), recompute="none")
-    stage = Stage(Weights(layout.run.seed, tp, ep), model, range(model.layers), dials, meter)
+    knob_values = replace(KnobValues.of(layout), recompute="none")
+    stage = Stage(Weights(layout.run.seed, tp, ep), model, range(model.layers), knob_values, meter)
     if jolt is not None:
         coin = torch.Generator().manual_seed(jolt)
         with torch.no_grad():
@@ -144,27 +144,27 @@ def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trac
             weights[name].grad, p.grad = whole(p.grad).to(weights[name].dtype), None
         trace.grads.append({name: whole(p.grad) for name, p in weights.items()})
         parameters = list(weights.values())
-        most = float("inf") if dials.grad_clip is None else dials.grad_clip
+        most = float("inf") if knob_values.grad_clip is None else knob_values.grad_clip
         trace.norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, most)))
         trace.dropped.append(int(meter.readings.dropped.sum()))
         trace.loads.append(meter.readings.load)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(train, step, dials.lr_scale)
+            group["lr"] = learning_rate(train, step, knob_values.lr_scale)
         optimizer.step()
         optimizer.zero_grad()
         biases = router_biases(stage)
         for name, bias in biases.items():
             for expert, load in enumerate(counts := meter.readings.load[int(name.split(".")[1])].tolist()):
                 mean = sum(counts) / len(counts)
-                bias[expert] += dials.bias_rate * ((load < mean) - (load > mean))
+                bias[expert] += knob_values.bias_rate * ((load < mean) - (load > mean))
         trace.biases.append({name: bias.clone() for name, bias in biases.items()})
         for knob, value in script.get(step, {}).items():
-            if knob in vars(dials) and knob != "recompute":
-                setattr(dials, knob, value)
+            if knob in vars(knob_values) and knob != "recompute":
+                setattr(knob_values, knob, value)
     return trace
 
 
-def as_laid_out(place: Place, layout: Layout, script: Script, out: Path) -> None:
+def as_laid_out(place: RankContext, layout: Layout, script: Script, out: Path) -> None:
     """The same run on the ranks of `layout`; each stage's first rank saves its part of the trace."""
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.at)
@@ -304,7 +304,7 @@ def run_case(case: Case, folder: Path) -> None:
     layout = case.layout
     dtype = torch.float64 if case.fp64 else torch.float32
 
-    def reference(place: Place) -> None:
+    def reference(place: RankContext) -> None:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(1)  # two wait for each other for ever where others want the cores too
         folder.mkdir(parents=True, exist_ok=True)
@@ -313,12 +313,12 @@ def run_case(case: Case, folder: Path) -> None:
         rounding = [(same_routing(jolt, truth), distance(jolt, truth)) for jolt in jolted]
         torch.save((truth, rounding), folder / "truth.pt")
 
-    def laid_out(place: Place) -> None:
+    def laid_out(place: RankContext) -> None:
         torch.set_default_dtype(dtype)
         logging.disable(logging.WARNING)  # torch warns of the gathers that full_tensor makes
         as_laid_out(place, layout, case.script, folder)
 
-    def compare(place: Place) -> None:
+    def compare(place: RankContext) -> None:
         truth, jolted = torch.load(folder / "truth.pt", weights_only=False)
         trace = merged(folder)
         rounding = {

@@ -25,13 +25,13 @@ from agents.protocol import Ack, Command, KnobState, Summary, Value
 from agents.rank.agent import Agent
 from engine.checkpoint.folders import read
 from engine.checkpoint.resume import turned
-from engine.checkpoint.save import Snapshots
+from engine.checkpoint.save import Checkpoints
 from engine.checkpoint.storage import DTYPES, Reader
 from engine.checkpoint.tensor_index import read_index
 from engine.config.layout import Layout, load
 from engine.launch.ranks import launch
 from engine.metering.meter import Meter
-from engine.rendezvous import Place
+from engine.rendezvous import RankContext
 from engine.train.trainer import Trainer
 from tests.ranks.case import ADAMW, LAYOUT, SGD, SMALL, TIED, Script
 from tests.ranks.parity import Operator, Trace
@@ -125,7 +125,7 @@ class Fickle(Agent):
 
 
 def train(
-    place: Place,
+    place: RankContext,
     layout: Layout,
     out: Path,
     resume: Path | None = None,
@@ -136,7 +136,9 @@ def train(
     run = Run()
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.at)
     agent = Fickle(layout.run.seed) if fickle else Operator(script or {}, meter, Trace())
-    trainer = Trainer(layout, meter, agent, on_summary=run.record, shelf=out / "snapshots", resume=resume)
+    trainer = Trainer(
+        layout, meter, agent, on_summary=run.record, checkpoints=out / "snapshots", resume=resume
+    )
     if isinstance(agent, Fickle):
         agent.rows = trainer.board.states
     trainer.run()
@@ -154,7 +156,7 @@ def resumed(folder: Path) -> None:
     for name, overrides in RESUMED.items():
         layout = load(LAYOUT, [*SIXES, *overrides, "train.steps=10", "snapshot.every=5"])
 
-        def work(place: Place, layout: Layout = layout, name: str = name) -> None:
+        def work(place: RankContext, layout: Layout = layout, name: str = name) -> None:
             train(place, layout, folder / name, folder / "begun/snapshots/step-5")
 
         scenario(layout.ranks.world, folder, work)
@@ -168,7 +170,7 @@ def tied(folder: Path) -> None:
         resume = before / f"snapshots/step-{2 * n}" if before else None
 
         def work(
-            place: Place, layout: Layout = layout, name: str = name, resume: Path | None = resume
+            place: RankContext, layout: Layout = layout, name: str = name, resume: Path | None = resume
         ) -> None:
             train(place, layout, folder / name, resume)
 
@@ -179,7 +181,7 @@ def tied(folder: Path) -> None:
 def each_knob(folder: Path) -> None:
     """For each knob of the board, a run switched before a step, and one launched with the new value from there."""
 
-    def work(place: Place) -> None:
+    def work(place: RankContext) -> None:
         begun = folder / "knobs"
         train(place, KNOBS, begun)
         meter = Meter(KNOBS.model.layers, 8)
@@ -210,7 +212,7 @@ def another(knob: KnobState) -> Value:
 def random_switches(folder: Path) -> None:
     """A hundred switches in one run, and the same run untouched."""
 
-    def work(place: Place) -> None:
+    def work(place: RankContext) -> None:
         train(place, FICKLE, folder / "untouched")
         train(place, FICKLE, folder / "fickle", fickle=True)
 
@@ -220,7 +222,7 @@ def random_switches(folder: Path) -> None:
 def cut_short(folder: Path) -> None:
     """The save of step 6 never comes to an end: `writing` appears once it has begun, `step-N` as steps begin."""
 
-    class Slow(Snapshots):
+    class Slow(Checkpoints):
         def write(self, tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
             sums = super().write(tensors, partial)
             if partial.name.startswith("step-6"):
@@ -230,9 +232,9 @@ def cut_short(folder: Path) -> None:
 
     layout = load(LAYOUT, [*SMALL, *SGD, "grid.dp_shard=2", "train.steps=1000", "snapshot.every=3"])
 
-    def work(place: Place) -> None:
+    def work(place: RankContext) -> None:
         meter = Meter(2, 8, place.at)
-        trainer = Trainer(layout, meter, shelf=folder / "run/snapshots")
+        trainer = Trainer(layout, meter, checkpoints=folder / "run/snapshots")
         assert trainer.snapshots
         trainer.snapshots.__class__ = Slow
         for step in range(layout.train.steps):
@@ -243,9 +245,9 @@ def cut_short(folder: Path) -> None:
 
 
 def scenario(
-    world: int, folder: Path, work: Callable[[Place], object], dtype: torch.dtype = torch.float64
+    world: int, folder: Path, work: Callable[[RankContext], object], dtype: torch.dtype = torch.float64
 ) -> None:
-    def in_a_group(place: Place) -> None:
+    def in_a_group(place: RankContext) -> None:
         torch.set_default_dtype(dtype)
         logging.disable(logging.WARNING)
         dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)

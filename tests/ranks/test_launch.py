@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.rundir.hub_supervisor import RESTARTS_A_MINUTE, HubKeeper
+from agents.rundir.hub_supervisor import RESTARTS_A_MINUTE, HubSupervisor
 from engine.launch.failure import Outcome, report_of, root_cause, sentence
-from engine.rendezvous import Where, alone
+from engine.rendezvous import LastOperation, alone
 from tests.ranks.driver import PATIENCE_S, TORCH, Driver, eventually, gone
 
 
@@ -301,7 +301,7 @@ def test_no_process_outlives_a_killed_parent(driver: Driver, busy: str) -> None:
 
 def test_root_cause() -> None:
     def raised(rank: int, error: BaseException) -> Outcome:
-        return Outcome(rank, status=1, report=report_of(rank, Where(4, "x"), error))
+        return Outcome(rank, status=1, report=report_of(rank, LastOperation(4, "x"), error))
 
     peer = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:1234")
     own = ValueError("mine")
@@ -357,7 +357,7 @@ def test_a_killed_hub_comes_back_at_the_same_place(driver: Driver) -> None:
 
 def test_a_hub_that_cannot_live_is_let_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "hub.log"
-    keeper = HubKeeper([sys.executable, "-S", "-c", "raise SystemExit('no room')"], log)
+    keeper = HubSupervisor([sys.executable, "-S", "-c", "raise SystemExit('no room')"], log)
     keeper.start()
     end = time.monotonic() + 8
     while (keeper.seconds_to_restart() or 0) < 10 and time.monotonic() < end:
@@ -376,6 +376,6 @@ def test_where_a_rank_is(tmp_path: Path) -> None:
     place = alone(tmp_path)
     assert place.where() is None
     place.at(0, "é" * 200)
-    assert place.where() == Where(0, "é" * 60)
+    assert place.where() == LastOperation(0, "é" * 60)
     place.at(41, "tp all-gather, layer 2")
-    assert place.where() == Where(41, "tp all-gather, layer 2")
+    assert place.where() == LastOperation(41, "tp all-gather, layer 2")

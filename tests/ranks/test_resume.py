@@ -129,9 +129,9 @@ def test_killed_while_it_saves(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     psutil.wait_procs(family, timeout=10)
-    shelf = tmp_path / "run/snapshots"
-    assert (shelf / f"step-6{PARTIAL}").is_dir()
-    assert [snapshot.manifest.step for snapshot in whole(shelf)] == [3]
+    checkpoints = tmp_path / "run/snapshots"
+    assert (checkpoints / f"step-6{PARTIAL}").is_dir()
+    assert [snapshot.manifest.step for snapshot in whole(checkpoints)] == [3]
     layout = ["grid.tp=1", "model.seq_len=32", "model.d_model=32", "model.moe.d_expert=48", "train.warmup=4"]
     layout += ["train.optimizer=sgd", "train.lr=0.1", "train.steps=7", "snapshot.every=3"]
     resumed = run(
@@ -141,7 +141,7 @@ def test_killed_while_it_saves(tmp_path: Path) -> None:
     start, *events = map(json.loads, resumed.stdout.splitlines())
     assert start["resumed"] == 3
     assert [event["step"] for event in events if event["event"] == "step"] == [3, 4, 5, 6]
-    assert sorted(path.name for path in shelf.glob("step-*")) == ["step-3", "step-6", "step-7"]
+    assert sorted(path.name for path in checkpoints.glob("step-*")) == ["step-3", "step-6", "step-7"]
 
 
 def until(process: subprocess.Popen[str], step: int) -> list[dict[str, Any]]:
@@ -250,11 +250,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_disk_that_is_full_costs_the_snapshot_only(tmp_path: Path) -> None:
     """As files where the folders should be: no rank can write there, and training goes on to its end."""
-    shelf = tmp_path / "shelf/run"
-    shelf.mkdir(parents=True)
+    checkpoints = tmp_path / "shelf/run"
+    checkpoints.mkdir(parents=True)
     for step in (2, 4):
-        (shelf / f"step-{step}{PARTIAL}").write_text("")
-    blocked = [f"snapshot.dir={shelf.parent}", "train.steps=4", "--run-dir", str(tmp_path / "run")]
+        (checkpoints / f"step-{step}{PARTIAL}").write_text("")
+    blocked = [f"snapshot.dir={checkpoints.parent}", "train.steps=4", "--run-dir", str(tmp_path / "run")]
     done = run(engine(DEMO, *SMALLER, *blocked))
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]

@@ -22,7 +22,7 @@ class ScriptedFeed:
 
     def __init__(self, story: Iterator[Update], operator: bool = True) -> None:
         self.operator = operator
-        self.wishes: list[Asked] = []
+        self.requests: list[Asked] = []
         self.questions: list[Preview] = []
         self.stopped = False
         self._story = story
@@ -46,12 +46,12 @@ class ScriptedFeed:
         if isinstance(asked, Preview):
             self.questions.append(asked)
         else:
-            self.wishes.append(asked)
+            self.requests.append(asked)
 
     @property
     def asked(self) -> list[dict[str, Value]]:
         """The changes that were proposed, oldest first."""
-        return [wish.changes for wish in self.wishes if isinstance(wish, Propose)]
+        return [request.changes for request in self.requests if isinstance(request, Propose)]
 
     def answer(self, *estimates: Estimate, number: int = -1, why: str = "", neutral: bool = True) -> None:
         """What the hub says to the newest question, or to that of this number."""

@@ -5,7 +5,7 @@ from msgspec import structs
 from textual.pilot import Pilot
 
 from agents.protocol import CommandState, KnobState, Legal
-from cockpit.tui.screens.board import KnobBoard
+from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.overview import Overview
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.test_overview import settle, shown
@@ -30,7 +30,7 @@ async def test_a_change_from_choice_to_the_last_rank(make_cockpit: MakeCockpit) 
         await press(cockpit, pilot, "enter")
         assert cockpit.feed.asked == [{"micro_batches": 16}]
         assert "sent · waiting for the hub" in said(cockpit)
-        asked = cockpit.feed.wishes[-1].id
+        asked = cockpit.feed.requests[-1].id
         accepted = CommandState(
             asked, 2, "accepted", {"micro_batches": 16}, {"micro_batches": 8}, "me@here", 1.0, world=8
         )
@@ -53,7 +53,7 @@ async def test_a_refusal_is_told_in_its_own_words(make_cockpit: MakeCockpit) -> 
             iter(
                 [
                     CommandState(
-                        cockpit.feed.wishes[-1].id,
+                        cockpit.feed.requests[-1].id,
                         0,
                         "rejected",
                         {"micro_batches": 4},
@@ -87,7 +87,7 @@ async def test_what_is_not_legal_is_said_and_not_sent(make_cockpit: MakeCockpit)
         assert "micro_batches = 3 is not legal; legal: 2, 4, 8, 16" in said(cockpit)
         assert cockpit.feed.asked == []
         await press(cockpit, pilot, "backspace", "q", "escape")  # a letter is typed, not obeyed
-        assert isinstance(cockpit.app.screen, KnobBoard)
+        assert isinstance(cockpit.app.screen, BoardScreen)
         await press(cockpit, pilot, "enter")
         assert "nothing is marked" in said(cockpit)
         await press(cockpit, pilot, "escape", "escape")
@@ -137,9 +137,9 @@ async def test_a_key_that_comes_before_the_first_look_is_of_this_run(make_cockpi
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await settle(cockpit, pilot)
-        board = KnobBoard(cockpit.feed, cockpit.store)
-        board.table.desk.turn(board.table._store, 1)
-        board.table.desk.propose(board.table._store)
+        board = BoardScreen(cockpit.feed, cockpit.store)
+        board.table.controller.turn(board.table._store, 1)
+        board.table.controller.propose(board.table._store)
     assert cockpit.feed.asked == [{"micro_batches": 16}]
 
 

@@ -8,7 +8,7 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from agents.protocol import Gone, Pulse
-from cockpit.tui.screens.board import KnobBoard
+from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.help import Help
 from cockpit.tui.screens.overview import Overview
 from cockpit.tui.widgets.panel import Panel
@@ -238,7 +238,7 @@ async def test_keys_are_remapped_by_id(make_cockpit: MakeCockpit) -> None:
         await pilot.press("k")
         assert isinstance(cockpit.app.screen, Overview)
         await pilot.press("b")
-        assert isinstance(cockpit.app.screen, KnobBoard)
+        assert isinstance(cockpit.app.screen, BoardScreen)
 
 
 @pytest.mark.parametrize("size", [(20, 6), (40, 10), (1, 1)])
@@ -293,4 +293,4 @@ async def test_u_names_the_change_that_would_be_taken_back(make_cockpit: MakeCoc
         await pilot.press("u")
         await settle(cockpit, pilot)
         assert "press it again to take back revision 1" in "".join(shown(cockpit.app))
-        assert cockpit.feed.wishes == []
+        assert cockpit.feed.requests == []

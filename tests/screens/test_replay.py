@@ -8,13 +8,13 @@ import pytest
 from textual.pilot import Pilot
 
 from agents.hub.recorder import Limits, Recorder
-from agents.hub.telemetry.update_log import Sequence
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Preview, Propose
 from agents.recording.reader import Recording
 from cockpit.data.sources.playback import Playback
 from cockpit.data.sources.source import ViewerError
 from cockpit.tui.replay import ReplayApp
-from cockpit.tui.screens.board import KnobBoard
+from cockpit.tui.screens.board import BoardScreen
 from tests.screens.fake_run import FakeRun
 from tests.screens.test_overview import shown
 
@@ -25,7 +25,7 @@ STEPS = 40
 def run_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 40 steps, one each half second of the hub's clock."""
     path = tmp_path_factory.mktemp("run") / "run.db"
-    sequence, run = Sequence(), FakeRun()
+    sequence, run = UpdateLog(), FakeRun()
     recorder = Recorder(path, sequence, Limits(segment_bytes=40_000, commit_s=0.01, snapshots_worth=0))
     now = time.time()
     clock = pytest.MonkeyPatch()
@@ -70,7 +70,7 @@ async def test_play_pause_step_and_seek(run_db: Path) -> None:
         await pilot.press("minus", "minus", "space")
         await until(app, pilot, lambda: "▶ 2×" in shown(app)[2])
         await pilot.press("k")
-        assert not isinstance(app.screen, KnobBoard), "no control is offered"
+        assert not isinstance(app.screen, BoardScreen), "no control is offered"
 
 
 async def test_it_pauses_at_the_end_and_begins_paused_at_a_place(run_db: Path) -> None:

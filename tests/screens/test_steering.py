@@ -6,7 +6,7 @@ from textual.pilot import Pilot
 from agents.protocol import CommandState, Decide, Estimate, Preview, Propose, Try
 from cockpit.knobs.preview import AGAIN_S, GAP_S, PATIENCE_S, SETTLED_S
 from cockpit.knobs.values import TRIAL_STEPS
-from cockpit.tui.screens.board import KnobBoard
+from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.help import Help
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.fake_run import FakeRun
@@ -135,7 +135,7 @@ async def test_a_viewer_sees_what_it_would_do_and_changes_nothing(make_cockpit: 
         for key in ("enter", "ctrl+t", "ctrl+u", "ctrl+u", "ctrl+k", "ctrl+r"):
             await press(cockpit, pilot, "down", key)
             assert "to operate: cockpit attach demo-0001 --operator" in said(cockpit), key
-        assert cockpit.feed.wishes == []
+        assert cockpit.feed.requests == []
         assert "after █████▋░░░░░░░░ 12/30" in said(cockpit)
 
 
@@ -148,7 +148,7 @@ async def test_a_trial_from_the_key_to_its_verdict(make_cockpit: MakeCockpit) ->
         await press(cockpit, pilot, "k", "right")
         assert "^k keep" not in said(cockpit)
         await press(cockpit, pilot, "ctrl+t")
-        (ask,) = cockpit.feed.wishes
+        (ask,) = cockpit.feed.requests
         assert isinstance(ask, Try) and (ask.changes, ask.steps) == ({"micro_batches": 16}, TRIAL_STEPS)
         assert "sent · waiting for the hub" in said(cockpit)
         cockpit.feed.tell(iter([cockpit.run.trial(ask.id, "before", 16, measured=12)]))
@@ -180,7 +180,7 @@ async def test_a_trial_of_somebody_else_is_seen_and_ended(
         assert "by bob@login" in said(cockpit)
         assert "it changes the loss, so it is taken back unless somebody keeps it" in said(cockpit)
         await press(cockpit, pilot, key)
-        (word,) = cockpit.feed.wishes
+        (word,) = cockpit.feed.requests
         assert isinstance(word, Decide) and (word.id, word.keep) == ("t", keep)
         assert ("asked to keep it" if keep else "asked to end the trial") in said(cockpit)
         state, why = ("kept", "kept by me") if keep else ("reverting", "ended by me")
@@ -214,25 +214,27 @@ async def test_what_cannot_be_tried_is_said_in_a_sentence(
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", *keys)
         if keys == ("ctrl+k",):
-            assert isinstance(cockpit.app.screen, KnobBoard)
-            cockpit.app.screen.table.do(cockpit.app.screen.table.desk.decide, True)  # as an old footer may
+            assert isinstance(cockpit.app.screen, BoardScreen)
+            cockpit.app.screen.table.do(
+                cockpit.app.screen.table.controller.decide, True
+            )  # as an old footer may
             await settle(cockpit, pilot)
         assert f"! {why}" in said(cockpit)
-        assert cockpit.feed.wishes == []
+        assert cockpit.feed.requests == []
 
 
 async def test_a_second_trial_is_refused_here_and_by_the_hub(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right", "ctrl+t")
-        ask = cockpit.feed.wishes[0].id
+        ask = cockpit.feed.requests[0].id
         why = "another trial is under way, by bob@login"
         other = cockpit.run.trial("other", "before", 4, measured=2)
         cockpit.feed.tell(iter([other, cockpit.run.trial(ask, "failed", 16, why=why)]))
         await settle(cockpit, pilot)
         assert f"✗ no trial {why}" in said(cockpit) and "Trial · micro_batches 8→4" in said(cockpit)
         await press(cockpit, pilot, "right", "ctrl+t")
-        assert f"! {why}" in said(cockpit) and len(cockpit.feed.wishes) == 1
+        assert f"! {why}" in said(cockpit) and len(cockpit.feed.requests) == 1
         await press(cockpit, pilot, "ctrl+k")
         assert "nothing is turned yet, so there is nothing to keep" in said(cockpit)
 
@@ -248,14 +250,14 @@ async def test_an_undo_says_what_it_takes_back_and_is_pressed_twice(make_cockpit
         await press(cockpit, pilot, "ctrl+u")
         assert "press it again to take back revision 1: micro_batches 8→4" in said(cockpit)
         await press(cockpit, pilot, "down", "ctrl+u")
-        assert cockpit.feed.wishes == [], "a key between the two takes the first back"
+        assert cockpit.feed.requests == [], "a key between the two takes the first back"
         cockpit.feed.tell(cockpit.run.change(160, "c2", recompute="full"))
         await press(cockpit, pilot, "ctrl+u")
         assert "press it again to take back revision 2: recompute full→none" in said(cockpit), (
             "another was faster"
         )
         await press(cockpit, pilot, "ctrl+u")
-        (ask,) = cockpit.feed.wishes
+        (ask,) = cockpit.feed.requests
         assert isinstance(ask, Propose) and (ask.undo, ask.changes, ask.base_revision) == (True, {}, 2)
         done = CommandState(ask.id, 3, "applied", {"recompute": "none"}, {"recompute": "full"}, "me", 1e10)
         done = CommandState(
@@ -272,14 +274,14 @@ async def test_nothing_to_undo(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(change_at=None)
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await press(cockpit, pilot, "k", "ctrl+u", "ctrl+u")
-        assert "there is no change to undo" in said(cockpit) and cockpit.feed.wishes == []
+        assert "there is no change to undo" in said(cockpit) and cockpit.feed.requests == []
 
 
 async def test_what_the_hub_does_not_take_is_told(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right", "enter")
-        cockpit.feed.deny(cockpit.feed.wishes[0].id, "the key watch has the role viewer and only watches")
+        cockpit.feed.deny(cockpit.feed.requests[0].id, "the key watch has the role viewer and only watches")
         await settle(cockpit, pilot)
         assert "✗ refused the key watch has the role viewer and only watches" in said(cockpit)
 
@@ -292,5 +294,5 @@ async def test_help_on_the_board_has_its_keys(make_cockpit: MakeCockpit) -> None
         for key in ("ctrl+t", "ctrl+k", "ctrl+r", "ctrl+u"):
             assert f"  {key}" in said(cockpit)
         await press(cockpit, pilot, "escape")
-        assert isinstance(cockpit.app.screen, KnobBoard)
-        assert not any(isinstance(wish, Preview) for wish in cockpit.feed.wishes)
+        assert isinstance(cockpit.app.screen, BoardScreen)
+        assert not any(isinstance(request, Preview) for request in cockpit.feed.requests)

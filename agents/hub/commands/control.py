@@ -13,8 +13,8 @@ from msgspec import structs
 
 from agents.hub.commands.issue import Issue, illegal, lost
 from agents.hub.commands.journal import Journal, Written
-from agents.hub.telemetry.membership import LARGEST_REVISION, Roster
-from agents.hub.telemetry.update_log import Sequence
+from agents.hub.telemetry.membership import LARGEST_REVISION, Membership
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Ack, Changes, Command, CommandState, Event, Hello, Propose, clip
 from agents.recording.commands import Entry
 from agents.state.undo import newest_undoable
@@ -31,9 +31,9 @@ NOT_HERE = "it waits for the ranks, which have not shown their knobs yet"
 class Control:
     """Every proposal and command of one run."""
 
-    def __init__(self, sequence: Sequence, roster: Roster, journal: Journal) -> None:
-        self._sequence = sequence
-        self._roster = roster
+    def __init__(self, update_log: UpdateLog, membership: Membership, journal: Journal) -> None:
+        self._update_log = update_log
+        self._membership = membership
         self._journal = journal
         self._last_revision = 0
         self._being_written: dict[str, Issue] = {}
@@ -52,7 +52,7 @@ class Control:
             self._recall(entry)
 
     def _recall(self, entry: Entry) -> None:
-        self._sequence.publish(entry.state)
+        self._update_log.publish(entry.state)
         issue = Issue(entry.state, entry.expires_step, recalled=True, journalled=entry.state)
         if entry.state.state == "accepted":
             self._waiting.append(issue)
@@ -63,9 +63,9 @@ class Control:
 
     def propose(self, propose: Propose, undoes: int = 0) -> None:
         """Take a proposal; its answer is a published CommandState. `undoes` is the revision it takes back."""
-        known = self._sequence.state.commands.get(propose.id)
+        known = self._update_log.state.commands.get(propose.id)
         if known:
-            self._sequence.publish(known)
+            self._update_log.publish(known)
             return
         if propose.id in self._being_written or len(self._being_written) >= REFUSED:
             return
@@ -79,7 +79,7 @@ class Control:
             return
         # The number is spent here: should the journal fail it may be on disk all the same.
         self._last_revision += 1
-        early = self._sequence.state.board is None
+        early = self._update_log.state.board is None
         state = self._state(propose, self._last_revision, "accepted", self._waits_for(), undoes)
         self._write(Issue(state, propose.expires_step, early))
 
@@ -89,8 +89,8 @@ class Control:
 
     def _undoing(self, propose: Propose) -> tuple[Propose, int, str | None]:
         """The proposal that does it, of what revision, and why not."""
-        board = self._sequence.state.board
-        found = newest_undoable(self._sequence.state.commands.values())
+        board = self._update_log.state.board
+        found = newest_undoable(self._update_log.state.commands.values())
         if board is None:
             return propose, 0, "no rank has shown its knobs yet; ask again when the run has started"
         if found is None:
@@ -100,8 +100,8 @@ class Control:
         return undoing, found.revision, None
 
     def _refusal(self, propose: Propose) -> str | None:
-        board = self._sequence.state.board
-        leader = self._roster.leader
+        board = self._update_log.state.board
+        leader = self._membership.leader
         if board and leader is None:
             return f"rank {board.rank}, which leads, is gone; nothing can be changed without it"
         if not propose.changes:
@@ -137,7 +137,7 @@ class Control:
     @property
     def ready(self) -> bool:
         """Whether the ranks are here and there is room: a proposal would not be refused for want of them."""
-        return self._roster.leader is not None and len(self.under_way) < WAITING
+        return self._membership.leader is not None and len(self.under_way) < WAITING
 
     def unwritten(self, id: str) -> bool:
         """Whether a proposal was refused only because it could not be written down, lately."""
@@ -145,7 +145,7 @@ class Control:
 
     def _waits_for(self) -> str:
         """What keeps the ranks from the next step boundary; nothing if they are just in a step."""
-        state, leader = self._sequence.state, self._roster.leader
+        state, leader = self._update_log.state, self._membership.leader
         if state.board is None:
             return NOT_HERE
         if leader is None:
@@ -161,12 +161,12 @@ class Control:
             issue, why = self._waiting[0], self._waits_for()
             if why != issue.state.why:
                 issue.state = structs.replace(issue.state, why=why)
-                self._sequence.publish(issue.state)
+                self._update_log.publish(issue.state)
 
     @property
     def revision(self) -> int:
         """The knob revision in force, as far as the hub has heard."""
-        board, commands = self._sequence.state.board, self._sequence.state.commands.values()
+        board, commands = self._update_log.state.board, self._update_log.state.commands.values()
         known = self._by_revision.values() if board else ()
         applied = [issue.state.revision for issue in known if issue.state.state == "applied"]
         if board is None:  # a hub started anew: what the journal says
@@ -174,7 +174,7 @@ class Control:
         return max(board.revision if board else 0, max(applied, default=0))
 
     def _step(self, leader: int) -> int:
-        state = self._sequence.state
+        state = self._update_log.state
         summary = state.summaries[-1].step if state.summaries else 0
         return max(
             [summary, *(known[leader].step for known in (state.steps, state.pulses) if leader in known)]
@@ -197,7 +197,7 @@ class Control:
             before=self._in_force(propose.changes),
             who=propose.who,
             time_s=now,
-            world=self._roster.world,
+            world=self._membership.world,
             why=clip(why),
             reason=propose.reason,
             asked_s=now,
@@ -206,17 +206,17 @@ class Control:
 
     def _in_force(self, changes: Changes) -> Changes:
         """The board's values of the knobs in `changes`; an action has none."""
-        board = self._sequence.state.board
+        board = self._update_log.state.board
         return {k.name: k.value for k in board.knobs if k.name in changes and not k.action} if board else {}
 
     def journal_wrote(self, written: Written) -> None:
         """A proposal is on disk, or could not be put there."""
         issue = self._being_written.pop(written.entry.state.id)
         if written.known:
-            self._sequence.publish(written.known)
+            self._update_log.publish(written.known)
         elif written.error:
             self._unwritten.append(issue.state.id)
-            self._sequence.publish(
+            self._update_log.publish(
                 structs.replace(
                     issue.state,
                     state="rejected",
@@ -226,26 +226,26 @@ class Control:
                 )
             )
         elif issue.state.state == "rejected":
-            self._sequence.publish(issue.state)
+            self._update_log.publish(issue.state)
         elif self.ended is not None:
             self._expire(issue)
         else:
             self._waiting.append(issue)
             self._remember(issue)
-            self._sequence.publish(issue.state)
+            self._update_log.publish(issue.state)
 
     # ------------------------------------------------------------------------------- commands and their fate
 
     def due(self, now: float) -> Command | None:
         """The command to hand to the leader now, if any: the first that waits, again each RESEND_S."""
-        if not self._waiting or self._roster.leader is None:
+        if not self._waiting or self._membership.leader is None:
             return None
         issue = self._waiting[0]
         state = issue.state
         revision, sent_s = self._sent
         if state.revision == revision and now - sent_s < RESEND_S:
             return None
-        board = self._sequence.state.board
+        board = self._update_log.state.board
         if board and board.revision < state.revision:
             # Those before it in the queue are settled: what is in force now is what it changes.
             issue.state = structs.replace(state, before=self._in_force(state.changes))
@@ -262,13 +262,13 @@ class Control:
         issue = self._by_revision.get(ack.revision)
         if issue is None or ack.rank in issue.acked or not (issue.sent or issue.recalled):
             return
-        leader = self._roster.leader
+        leader = self._membership.leader
         leads = leader is not None and leader.rank == ack.rank
         if ack.state == "agreed":
             if issue in self._waiting:  # those behind it need not wait
                 self._waiting.remove(issue)
                 issue.agreed, issue.state = True, structs.replace(issue.state, why=ack.why)
-                self._sequence.publish(issue.state)
+                self._update_log.publish(issue.state)
             return
         if issue.state.state == "accepted" and ack.state != "applied" and not leads:
             issue.held[ack.rank] = ack  # that nothing will become of it is the leader's to say
@@ -282,7 +282,7 @@ class Control:
                 applied_step=ack.step if ack.state == "applied" else None,
                 why=ack.why,
                 before=ack.before or issue.state.before,
-                world=self._roster.world or issue.state.world,
+                world=self._membership.world or issue.state.world,
             )
             if not issue.agreed:
                 self._waiting.remove(issue)
@@ -314,7 +314,7 @@ class Control:
     def _tell(self, issue: Issue) -> None:
         issue.untold = False
         issue.count()
-        self._sequence.publish(issue.state)
+        self._update_log.publish(issue.state)
         if issue.worth_writing:
             self._keep(issue)
 
@@ -335,7 +335,7 @@ class Control:
             one.agreed = False
             self._waiting.appendleft(one)
         goes_on = f"the run went on from step {leader.step}, at revision {leader.revision}"
-        for state in list(self._sequence.state.commands.values()):
+        for state in list(self._update_log.state.commands.values()):
             issue = self._by_revision.get(state.revision)
             if state.state == "accepted" and issue and issue.early:
                 if issue.sent or state.revision > leader.revision:
@@ -353,7 +353,7 @@ class Control:
             self._waiting = deque(one for one in self._waiting if one.state.id != state.id)
             self._by_revision.pop(state.revision, None)
             state = structs.replace(state, time_s=time.time())
-            self._sequence.publish(state)
+            self._update_log.publish(state)
             self._journal.update(Entry(state))
 
     def leader_ended(self, cause: str = "") -> None:
@@ -396,4 +396,4 @@ class Control:
             del self._by_revision[next(iter(self._by_revision))]
 
     def _alarm(self, text: str) -> None:
-        self._sequence.publish(Event(time.time(), "error", "hub", text))
+        self._update_log.publish(Event(time.time(), "error", "hub", text))

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agents.hub.telemetry.membership import Roster
-from agents.hub.telemetry.update_log import Sequence
+from agents.hub.telemetry.membership import Membership
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import PREVIEWS, Message, Preview, Previewed
 
 AGAIN_S = 2.0  # a client's question is waited for; then its next is handed on, or the same again
@@ -20,19 +20,19 @@ class _Open:
     asked_s: float
 
 
-class Questions:
+class PreviewQueries:
     """Nothing of it is kept: who gets no answer asks again. A client has one question on its way, and all together few
     a second, for they cost the leader's time."""
 
-    def __init__(self, sequence: Sequence, roster: Roster, tell: Send) -> None:
-        self._sequence, self._roster = sequence, roster
+    def __init__(self, update_log: UpdateLog, membership: Membership, tell: Send) -> None:
+        self._update_log, self._membership = update_log, membership
         self._tell = tell
         self._open: dict[bytes, _Open] = {}  # by client
         self._second, self._asked = 0, 0  # a second, and how many questions were handed on in it
 
     def ask(self, client: bytes, preview: Preview, now: float) -> None:
         """Hand a question on to the leader, or answer it where there is nobody who could."""
-        board, leader = self._sequence.state.board, self._roster.leader
+        board, leader = self._update_log.state.board, self._membership.leader
         if board is None or leader is None:
             why = "no rank is here to say what this would do; ask again when the run has started"
         elif PREVIEWS not in leader.capabilities:
@@ -41,7 +41,7 @@ class Questions:
             asked = self._open.get(client)
             if (asked is None or now - asked.asked_s >= AGAIN_S) and self._may_ask(now):
                 self._remember(client, _Open(preview.id, now))
-                self._tell(self._roster.identity(leader.rank), preview)
+                self._tell(self._membership.identity(leader.rank), preview)
             return
         revision = board.revision if board else 0
         self._tell(client, Previewed(preview.id, preview.changes, revision, why))

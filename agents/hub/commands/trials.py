@@ -18,7 +18,7 @@ from agents.hub.commands.confidence import compared, typical
 from agents.hub.commands.control import Control
 from agents.hub.commands.journal import Journal
 from agents.hub.commands.trial_window import Measured, Window
-from agents.hub.telemetry.update_log import Sequence
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import (
     Changes,
     CommandState,
@@ -39,8 +39,8 @@ AGAIN_S = 5.0  # after the disk could not take that a trial is taken back
 class Trials:
     """The trials of one run, of which one at a time is under way."""
 
-    def __init__(self, sequence: Sequence, control: Control, journal: Journal) -> None:
-        self._sequence, self._control, self._journal = sequence, control, journal
+    def __init__(self, update_log: UpdateLog, control: Control, journal: Journal) -> None:
+        self._update_log, self._control, self._journal = update_log, control, journal
         self._entry: TrialEntry | None = None  # the one under way
         self._decided: Decide | None = None  # while it was being applied
         self._window = Window()
@@ -49,15 +49,15 @@ class Trials:
     def recall(self) -> None:
         """Take over the trials that the journal has found on disk; again when it could not be opened before."""
         for entry in self._journal.found.trials:
-            self._sequence.publish(entry.state)
+            self._update_log.publish(entry.state)
             if not entry.state.settled:
                 self._entry = entry
 
     def start(self, ask: Try) -> None:
         """Take a trial; its answer is a published TrialState."""
-        known = self._sequence.state.trials.get(ask.id)
+        known = self._update_log.state.trials.get(ask.id)
         if known:
-            self._sequence.publish(known)
+            self._update_log.publish(known)
             return
         knob, why = self._knob(ask)
         now = time.time()
@@ -75,7 +75,7 @@ class Trials:
             why=clip(why),
         )
         if why:
-            self._sequence.publish(
+            self._update_log.publish(
                 state
             )  # nothing was done, so there is nothing to remember: not worth the disk
             return
@@ -245,7 +245,7 @@ class Trials:
 
     def _knob(self, ask: Try) -> tuple[KnobState | None, str]:
         """The knob to try; and why it cannot be tried."""
-        board = self._sequence.state.board
+        board = self._update_log.state.board
         if self._journal.failure:
             return None, self._journal.failure
         if self._entry:
@@ -266,7 +266,7 @@ class Trials:
 
     @property
     def _values(self) -> Changes:
-        board = self._sequence.state.board
+        board = self._update_log.state.board
         return {knob.name: knob.value for knob in board.knobs if not knob.action} if board else {}
 
     def _others(self, state: TrialState) -> Changes:
@@ -274,10 +274,10 @@ class Trials:
 
     def _measured(self, changes: Changes) -> list[Measured]:
         """The newest steps in a row that ran with the values in force, without the first after the switch."""
-        return self._window.follow(self._sequence.state.summaries, {**self._values, **changes})
+        return self._window.follow(self._update_log.state.summaries, {**self._values, **changes})
 
     def _command(self, id: str) -> CommandState | None:
-        return self._sequence.state.commands.get(id)
+        return self._update_log.state.commands.get(id)
 
     # ---------------------------------------------------------------------------------------------- telling
 
@@ -288,17 +288,17 @@ class Trials:
 
     def _put(self, entry: TrialEntry) -> None:
         self._entry = None if entry.state.settled else entry
-        self._sequence.publish(entry.state)
+        self._update_log.publish(entry.state)
         self._journal.put_trial(entry)
 
     def _alarm(self, text: str) -> None:
-        self._sequence.publish(Event(time.time(), "error", "hub", clip(text)))
+        self._update_log.publish(Event(time.time(), "error", "hub", clip(text)))
 
     def _show(self, state: TrialState) -> None:
         """Progress, which is not worth the disk."""
         assert self._entry is not None
         self._entry = structs.replace(self._entry, state=state)
-        self._sequence.publish(state)
+        self._update_log.publish(state)
 
 
 _STAGES: dict[str, Callable[[Trials, TrialEntry], None]] = {

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from agents.alerts.detection import Watch, all_detectors
+from agents.alerts.detection import Detection, all_detectors
 from agents.alerts.finding import step_of
 from agents.alerts.notify import Notifier
-from agents.hub.telemetry.peer_faults import Complaints
-from agents.hub.telemetry.update_log import Sequence
+from agents.hub.telemetry.peer_faults import PeerFaults
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Alert, clip
 
 Say = Callable[[Literal["info", "warning", "error"], str], None]
@@ -19,24 +19,29 @@ class Alerts:
     """`look` is called at each tick; it looks when it can afford to."""
 
     def __init__(
-        self, sequence: Sequence, complaints: Complaints, notifier: Notifier | None, say: Say
+        self, update_log: UpdateLog, peer_faults: PeerFaults, notifier: Notifier | None, say: Say
     ) -> None:
-        self._sequence, self._complaints, self._notifier, self._say = sequence, complaints, notifier, say
-        self._watch = Watch(all_detectors())
+        self._update_log, self._peer_faults, self._notifier, self._say = (
+            update_log,
+            peer_faults,
+            notifier,
+            say,
+        )
+        self._watch = Detection(all_detectors())
 
     def acquaint(self, now_s: float) -> None:
         """What is known by now is old: it says what is usual, and is no news."""
-        self._watch.acquaint(self._sequence.state, now_s)
+        self._watch.acquaint(self._update_log.state, now_s)
 
     def due(self, now_s: float) -> bool:
         return self._watch.due(now_s)
 
     def look(self, now_s: float) -> None:
         """See whether something is wrong with the run, and tell whoever wants to know."""
-        active = set(self._sequence.state.alerts)
-        for alert in self._watch.look(self._sequence.state, now_s):
+        active = set(self._update_log.state.alerts)
+        for alert in self._watch.look(self._update_log.state, now_s):
             if alert.active and (alert.name, alert.subject) in active:
-                self._sequence.publish(alert)  # told anew
+                self._update_log.publish(alert)  # told anew
                 continue
             self._tell(alert)
             level = alert.level if alert.active else "info"
@@ -44,11 +49,11 @@ class Alerts:
         while self._watch.problems:
             self._say("error", clip(self._watch.problems.pop()))
         for problem in self._notifier.problems() if self._notifier else ():
-            self._complaints.add("notify", problem)
+            self._peer_faults.add("notify", problem)
 
     def run_failed(self, text: str) -> None:
         """The run is over and did not end well; the log has its own line of that."""
-        state = self._sequence.state
+        state = self._update_log.state
         self._tell(Alert("failed", "run", "error", True, step_of(state), time.time(), text))
 
     def close(self) -> None:
@@ -58,6 +63,6 @@ class Alerts:
 
     def _tell(self, alert: Alert) -> None:
         """Tell of an alert that is new or over, here and outside."""
-        self._sequence.publish(alert)
+        self._update_log.publish(alert)
         if self._notifier:
             self._notifier.tell(alert)

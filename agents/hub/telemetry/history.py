@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from agents.hub.telemetry.update_log import Sequence
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Event, Hello, Message, Recalled, Summary, WireError, clip, codec
 from agents.recording.endings import Ending, endings
 from agents.recording.format import NothingRecordedError, RecordingError
@@ -29,11 +29,11 @@ SAME_S = 1.0  # between two words of one process on when it began
 M = TypeVar("M", bound=Message)
 
 
-class Recall:
+class History:
     """Reads at once; `tick` is the hub's, and tells."""
 
-    def __init__(self, path: Path, sequence: Sequence) -> None:
-        self._path, self._sequence = path, sequence
+    def __init__(self, path: Path, update_log: UpdateLog) -> None:
+        self._path, self._update_log = path, update_log
         self._found: list[Ending] = []
         self._problem = ""
         self._done = False
@@ -43,7 +43,7 @@ class Recall:
 
     def _read(self) -> None:
         try:
-            for ending in endings(self._path, self._sequence.epoch, self._stopping):
+            for ending in endings(self._path, self._update_log.epoch, self._stopping):
                 self._found.append(ending)
         except NothingRecordedError:
             pass
@@ -58,9 +58,9 @@ class Recall:
             return False
         if self._problem:
             text = f"what was known of the run before this hub started is lost: {self._problem}"
-            self._sequence.publish(Event(time.time(), "warning", "hub", clip(text)))
+            self._update_log.publish(Event(time.time(), "warning", "hub", clip(text)))
             self._problem = ""
-        state = self._sequence.state
+        state = self._update_log.state
         hello = state.hellos.get(leader) if leader is not None else None
         known = first_step(state.curve, state.summaries)
         past = belonging(self._found, hello, known) if hello else None
@@ -73,7 +73,7 @@ class Recall:
             with contextlib.suppress(
                 WireError
             ):  # one that is as large as a message may be: it has no room here
-                self._sequence.publish(piece)
+                self._update_log.publish(piece)
         return bool(past.curve or past.summaries or past.events)
 
     def close(self) -> None:

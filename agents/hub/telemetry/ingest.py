@@ -5,12 +5,12 @@ import time
 from msgspec import structs
 
 from agents.hub.commands.control import Control
-from agents.hub.commands.preview_queries import Questions
-from agents.hub.rate_limit import Pace
+from agents.hub.commands.preview_queries import PreviewQueries
+from agents.hub.rate_limit import RateLimit
 from agents.hub.telemetry.allowed_records import OF_ITSELF, OF_THE_JOB
-from agents.hub.telemetry.membership import Connection, Known, Roster
-from agents.hub.telemetry.peer_faults import Complaints
-from agents.hub.telemetry.update_log import Sequence
+from agents.hub.telemetry.membership import Connection, Known, Membership
+from agents.hub.telemetry.peer_faults import PeerFaults
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import (
     Ack,
     AnyMessage,
@@ -50,31 +50,31 @@ def _by_our_clock(hello: Hello) -> Hello:
     return hello if hello.age_s is None else structs.replace(hello, began_s=time.time() - hello.age_s)
 
 
-class Intake:
+class Ingest:
     """Takes what ranks send, a frame at a time; what it accepts is published, the rest complained of."""
 
     def __init__(
         self,
-        sequence: Sequence,
-        roster: Roster,
+        update_log: UpdateLog,
+        membership: Membership,
         control: Control,
-        complaints: Complaints,
-        questions: Questions,
+        peer_faults: PeerFaults,
+        questions: PreviewQueries,
     ) -> None:
-        self._sequence = sequence
-        self._roster = roster
+        self._update_log = update_log
+        self._membership = membership
         self._control = control
-        self._complaints = complaints
+        self._peer_faults = peer_faults
         self._questions = questions
         self._records: list[Skimmed] = []  # not published yet
-        self._hellos = Pace(HELLOS_A_SECOND)
-        self._events = Pace(EVENTS_A_SECOND)
+        self._hellos = RateLimit(HELLOS_A_SECOND)
+        self._events = RateLimit(EVENTS_A_SECOND)
         self._greeted: set[int] = set()  # ranks that have said hello to this hub
 
     def take_records(self, identity: bytes, frame: bytes, now: float) -> bool:
         """Take a frame of nothing but small records, of ranks that this connection speaks for, in a run of many;
         False if it is another. `flush` in the end."""
-        connection = self._roster.connection(identity) if self._roster.world >= MANY else None
+        connection = self._membership.connection(identity) if self._membership.world >= MANY else None
         records = codec.skim(frame) if connection else None
         if connection is None or records is None:
             return False
@@ -90,12 +90,12 @@ class Intake:
     def flush(self) -> None:
         """Publish the records that have gathered: many at once cost less than one by one."""
         if self._records:
-            self._sequence.publish_records(self._records)
+            self._update_log.publish_records(self._records)
             self._records = []
 
     def look(self) -> None:
         """Complain of records that were found to be malformed when somebody looked at them."""
-        malformed = self._sequence.newest.malformed
+        malformed = self._update_log.newest.malformed
         while malformed:
             rank, found = malformed.popleft()
             self._complain_of(rank, found)
@@ -103,19 +103,19 @@ class Intake:
     def take(self, identity: bytes, messages: list[AnyMessage], now: float) -> list[Message]:
         """Take what one connection sent in one frame; returns what to answer."""
         self.flush()
-        connection = self._roster.connection(identity)
+        connection = self._membership.connection(identity)
         strangers: list[Message] = []
         answers: list[Message] = []
         for message in messages:
             if isinstance(message, Hello) and not self._hellos.allows((identity, message.rank), now):
-                self._complaints.add("rank", f"rank {message.rank} says hello all the time; dropped")
+                self._peer_faults.add("rank", f"rank {message.rank} says hello all the time; dropped")
             elif isinstance(message, Hello | Relay):
                 refusal = self._introduce(identity, message, now)
-                connection = self._roster.connection(identity)
+                connection = self._membership.connection(identity)
                 if refusal is None:
                     if isinstance(message, Hello) and self._speaks_unasked(message.rank):
                         through = [message.rank] if connection and connection.relay else []
-                        answers.append(Welcome(self._sequence.epoch, through))
+                        answers.append(Welcome(self._update_log.epoch, through))
                     continue
                 answers.append(refusal)
                 if connection is None or not connection.relay:
@@ -124,7 +124,7 @@ class Intake:
                 raise WireError(f"not a frame of ours: {message.why}")
             elif connection is None:
                 # The hub has started anew, or the rank was given up: it is asked to say hello, once a frame.
-                return [Welcome(self._sequence.epoch)]
+                return [Welcome(self._update_log.epoch)]
             else:
                 speaker = _speaker(connection, message)
                 if speaker:
@@ -137,11 +137,11 @@ class Intake:
 
     def _introduce(self, identity: bytes, message: Hello | Relay, now: float) -> Refused | None:
         if isinstance(message, Relay):
-            refusal = self._roster.relay(identity, message)
+            refusal = self._membership.relay(identity, message)
         else:
-            refusal = self._roster.hello(identity, message, now)
+            refusal = self._membership.hello(identity, message, now)
         if refusal:
-            self._complaints.add("refused", refusal)
+            self._peer_faults.add("refused", refusal)
             return Refused(clip(refusal), None if isinstance(message, Relay) else message.rank)
         if isinstance(message, Hello):
             self._control.seen_revision(message.revision)
@@ -163,8 +163,8 @@ class Intake:
         """What a relay brought of ranks that have not said hello through it."""
         ranks = {one.rank for one in strangers if isinstance(one, OF_ITSELF)}
         if len(ranks) < len(strangers):
-            self._complaints.add("rank", "a relay spoke for ranks that it has not; dropped")
-        return [Welcome(self._sequence.epoch, sorted(ranks)[:ASKED])] if ranks else []
+            self._peer_faults.add("rank", "a relay spoke for ranks that it has not; dropped")
+        return [Welcome(self._update_log.epoch, sorted(ranks)[:ASKED])] if ranks else []
 
     def _hear(self, speaker: Known, message: AnyMessage, now: float) -> None:
         if speaker.hear(now):
@@ -172,7 +172,9 @@ class Intake:
             self._publish(Event(time.time(), "info", "hub", f"rank {speaker.hello.rank} is heard again"))
         if self._believable(speaker.hello, message):
             if isinstance(message, Event) and not self._events.allows(speaker.hello.rank, now):
-                self._complaints.add("rank", f"rank {speaker.hello.rank} has too much to say; events dropped")
+                self._peer_faults.add(
+                    "rank", f"rank {speaker.hello.rank} has too much to say; events dropped"
+                )
                 return
             self._accept(speaker.hello, message)
 
@@ -181,35 +183,37 @@ class Intake:
         kind = type(message).__name__.lower()
         if isinstance(message, OF_ITSELF):
             if message.rank != speaker.rank:
-                self._complaints.add(
+                self._peer_faults.add(
                     "rank", f"{me} sent a {kind} in the name of rank {message.rank}; dropped"
                 )
                 return False
             if isinstance(message, Peers) and any(to.peer >= speaker.world for to in message.sent):
-                self._complaints.add("peers", f"{me} sent to ranks that this run does not have; dropped")
+                self._peer_faults.add("peers", f"{me} sent to ranks that this run does not have; dropped")
                 return False
         elif isinstance(message, OF_THE_JOB):
             if speaker.rank != 0 and not speaker.leader:
-                self._complaints.add("rank", f"{me} sent a {kind}, which rank 0 or the leader sends; dropped")
+                self._peer_faults.add(
+                    "rank", f"{me} sent a {kind}, which rank 0 or the leader sends; dropped"
+                )
                 return False
         elif isinstance(message, Unknown):
             if message.why:
                 self._complain_of(speaker.rank, message)
             else:
                 newer = f"{me} sent a message of kind {message.kind!r}, which this hub does not know; ignored"
-                self._complaints.add("newer", newer)
+                self._peer_faults.add("newer", newer)
             return False
         elif not isinstance(message, Event):
-            self._complaints.add("kind", f"{me} sent a {kind}, which ranks do not send; dropped")
+            self._peer_faults.add("kind", f"{me} sent a {kind}, which ranks do not send; dropped")
             return False
         if isinstance(message, Board) and not speaker.leader:
-            self._complaints.add("rank", f"{me} sent a knob board, which only the leader sends; dropped")
+            self._peer_faults.add("rank", f"{me} sent a knob board, which only the leader sends; dropped")
             return False
         return True
 
     def _complain_of(self, rank: int, malformed: Unknown) -> None:
         what = f"a {malformed.kind} that cannot be: {malformed.why}"
-        self._complaints.add("number", f"rank {rank} sent {what}; dropped")
+        self._peer_faults.add("number", f"rank {rank} sent {what}; dropped")
 
     def _accept(self, speaker: Hello, message: AnyMessage) -> None:
         match message:
@@ -222,7 +226,7 @@ class Intake:
                 here = structs.replace(message, source=f"rank {speaker.rank}", time_s=time.time())
                 self._publish(here)
             case Gone():
-                self._roster.leave(speaker.rank)
+                self._membership.leave(speaker.rank)
                 self._publish(structs.replace(message, clean=True))
                 if speaker.leader:
                     self._control.leader_ended()
@@ -234,9 +238,9 @@ class Intake:
 
     def _publish(self, update: Update) -> None:
         try:
-            self._sequence.publish(update)
+            self._update_log.publish(update)
         except WireError as error:
-            self._complaints.add("size", f"{error}; dropped")
+            self._peer_faults.add("size", f"{error}; dropped")
 
 
 def _speaker(connection: Connection, message: AnyMessage) -> Known | None:

@@ -20,7 +20,7 @@ LARGE = (Experts,)  # not for those who want no ranks
 MALFORMED = 64  # remembered until somebody asks
 
 
-class Newest:
+class Latest:
     """Numbers of the newest record by kind and rank, and the newest news."""
 
     def __init__(self, state: RunState, news: int = NEWS, news_bytes: int = NEWS_BYTES) -> None:

@@ -4,22 +4,22 @@ import time
 from collections.abc import Iterator
 
 from agents import protocol
-from agents.hub.telemetry.update_log import Sequence
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import codec
 
 
-class Lap:
+class LatestPass:
     """What has changed after `since`. Each thing is taken as it is when its frame is made: newest wins.
 
     Only the last frame moves the client on, to `reaches`: a client that lost one gets the whole lap again.
     """
 
-    def __init__(self, sequence: Sequence, since: int, ranks: bool) -> None:
-        self.reaches = sequence.seq
+    def __init__(self, update_log: UpdateLog, since: int, ranks: bool) -> None:
+        self.reaches = update_log.seq
         self.done = False
-        self._sequence = sequence
+        self._update_log = update_log
         self._since = since
-        self._changes: Iterator[bytes] = sequence.newest.after(since, ranks)
+        self._changes: Iterator[bytes] = update_log.newest.after(since, ranks)
         self._held: bytes | None = None  # packed, and did not fit into the last frame
 
     def frame(self, most: int = 0) -> bytes:
@@ -36,4 +36,4 @@ class Lap:
             packed.append(one)
             room -= len(one)
         seq = self.reaches if self.done else self._since
-        return codec.updates_frame(self._sequence.epoch, seq, packed, time_s=time.time(), since=self._since)
+        return codec.updates_frame(self._update_log.epoch, seq, packed, time_s=time.time(), since=self._since)

@@ -49,7 +49,7 @@ class Connection:
         return None if self.relay else next(iter(self.ranks.values()), None)
 
 
-class Roster:
+class Membership:
     """The ranks of one run, each known by its last Hello. The first Hello fixes world and layout for all."""
 
     def __init__(self, run: str) -> None:

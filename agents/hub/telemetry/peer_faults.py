@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from agents.hub.telemetry.update_log import Sequence
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import TEXT, Event, clip
 
 EVERY_S = 5.0
@@ -23,11 +23,11 @@ class _Told:
     untold: int = 0
 
 
-class Complaints:
+class PeerFaults:
     """Publishes complaints as events, and says whether the offender may be sent a refusal now."""
 
-    def __init__(self, sequence: Sequence) -> None:
-        self._sequence = sequence
+    def __init__(self, update_log: UpdateLog) -> None:
+        self._update_log = update_log
         self._told: dict[Kind, _Told] = {}
         self._second = 0
         self._refusals: Counter[bytes] = Counter()
@@ -40,7 +40,7 @@ class Complaints:
             return
         more = f" (and {told.untold} more like it)" if told and told.untold else ""
         self._told[kind] = _Told(now)
-        self._sequence.publish(Event(time.time(), "warning", "hub", clip(text[: TEXT // 2] + more)))
+        self._update_log.publish(Event(time.time(), "warning", "hub", clip(text[: TEXT // 2] + more)))
 
     def may_refuse(self, identity: bytes) -> bool:
         """False when this peer has had refusals enough this second: a flood earns no answer each."""

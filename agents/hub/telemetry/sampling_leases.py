@@ -33,11 +33,11 @@ class _Told:
     at_s: float
 
 
-class Leases:
+class SamplingLeases:
     """Times are monotonic seconds, given by the caller."""
 
     def __init__(self) -> None:
-        self._leases: dict[bytes, _Lease] = {}
+        self._sampling_leases: dict[bytes, _Lease] = {}
         self._told: dict[int, _Told] = {}
 
     def ask(self, client: bytes, sample: Sample, now: float) -> str | None:
@@ -45,11 +45,11 @@ class Leases:
         self._expire(now)
         kinds = frozenset(sample.kinds).intersection(KINDS)  # a newer client may know others
         if not kinds or sample.lease_s <= 0:
-            self._leases.pop(client, None)
-        elif client not in self._leases and len(self._leases) >= CLIENTS:
+            self._sampling_leases.pop(client, None)
+        elif client not in self._sampling_leases and len(self._sampling_leases) >= CLIENTS:
             return f"{CLIENTS} clients look at samples already, the most this hub serves"
         else:
-            self._leases[client] = _Lease(kinds, frozenset(sample.ranks), now + sample.lease_s)
+            self._sampling_leases[client] = _Lease(kinds, frozenset(sample.ranks), now + sample.lease_s)
         return None
 
     def due(
@@ -58,7 +58,7 @@ class Leases:
         """What to tell whom now: what has changed, or is to be renewed. `ranks` are those that understand it, each with
         the connection it is heard on."""
         self._expire(now)
-        if not self._leases or step_ms is None:
+        if not self._sampling_leases or step_ms is None:
             return
         every = {kind: self._every(kind, len(ranks), step_ms) for kind in KINDS}
         looked_at = {kind: self._looked_at(kind) for kind in KINDS}
@@ -79,16 +79,18 @@ class Leases:
 
     def _looked_at(self, kind: str) -> frozenset[int] | None:
         """The ranks somebody wants it of; None: of all."""
-        those = [lease.ranks for lease in self._leases.values() if kind in lease.kinds]
+        those = [lease.ranks for lease in self._sampling_leases.values() if kind in lease.kinds]
         return frozenset().union(*those) if all(those) else None
 
     def _every(self, kind: str, world: int, step_ms: float) -> int:
         """Steps between two samples: a power of two, so that a step time that wavers does not change it each time."""
-        looked_at = [len(lease.ranks) or world for lease in self._leases.values() if kind in lease.kinds]
+        looked_at = [
+            len(lease.ranks) or world for lease in self._sampling_leases.values() if kind in lease.kinds
+        ]
         ranks = min(world, sum(looked_at))
         pause_s = max(LOOK_S, ranks / A_SECOND)
         return 1 << max(0, min(20, math.ceil(math.log2(max(1e-3, 1000 * pause_s / max(step_ms, 1e-3))))))
 
     def _expire(self, now: float) -> None:
-        for client in [client for client, lease in self._leases.items() if lease.until <= now]:
-            del self._leases[client]
+        for client in [client for client, lease in self._sampling_leases.items() if lease.until <= now]:
+            del self._sampling_leases[client]

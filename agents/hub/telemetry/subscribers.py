@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agents.hub.telemetry.latest_pass import Lap
-from agents.hub.telemetry.update_log import Sequence
+from agents.hub.telemetry.latest_pass import LatestPass
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Credit
 
 HEARTBEAT_S = 1.0  # between frames to a client that waits, at most
@@ -34,7 +34,7 @@ class _Snapshot(NamedTuple):
 class _Client:
     heard_s: float
     sent_s: float
-    wish: Credit
+    request: Credit
     key: str  # its name; "" over ipc
     watches: bool  # and may do nothing else
     seq: int = 0
@@ -43,15 +43,15 @@ class _Client:
     snapshot: list[bytes] = field(default_factory=list)  # frames yet to be sent, last first
     snapshot_seq: int = 0
     snapshot_due_s: float = 0.0  # no other one before
-    lap: Lap | None = None
+    lap: LatestPass | None = None
     due_s: float = 0.0  # of the next frame to a client that wants so many a second
 
 
-class Audience:
+class Subscribers:
     """All clients of a hub. `send(identity, frame)` is False when the client is full or has left."""
 
-    def __init__(self, sequence: Sequence, send: Callable[[bytes, bytes], bool]) -> None:
-        self._sequence = sequence
+    def __init__(self, update_log: UpdateLog, send: Callable[[bytes, bytes], bool]) -> None:
+        self._update_log = update_log
         self._send = send
         self._clients: dict[bytes, _Client] = {}
         self._built: dict[bool, _Snapshot] = {}  # the newest with ranks, and without
@@ -77,9 +77,9 @@ class Audience:
                 return f"this hub already serves {full}, the most it takes; close one and try again"
             client = self._clients[identity] = _Client(now, now, credit, key, watches)
         client.heard_s = now
-        client.wish, client.frames = credit, credit.frames
-        newest = self._sequence.newest.reaches <= credit.seq <= self._sequence.seq
-        client.follows = credit.epoch == self._sequence.epoch and newest
+        client.request, client.frames = credit, credit.frames
+        newest = self._update_log.newest.reaches <= credit.seq <= self._update_log.seq
+        client.follows = credit.epoch == self._update_log.epoch and newest
         if client.seq != credit.seq or not client.follows:
             client.seq, client.lap = credit.seq, None
         if client.follows:
@@ -111,16 +111,16 @@ class Audience:
         """Send one client what is due; True if there is more."""
         if not client.follows and not self._give_snapshot(identity, client, now):
             return bool(client.snapshot) and client.frames > 0
-        if client.seq < self._sequence.newest.reaches:
+        if client.seq < self._update_log.newest.reaches:
             client.follows = False  # it fell behind what is kept, during its snapshot or for want of credit
             return client.frames > 0
-        thinned = client.wish.hz or not client.wish.ranks or client.lap
-        if thinned or not self._sequence.holds(self._sequence.epoch, client.seq):
+        thinned = client.request.hz or not client.request.ranks or client.lap
+        if thinned or not self._update_log.holds(self._update_log.epoch, client.seq):
             more = self._give_newest(identity, client, now)
         else:
             more = self._give_all(identity, client, now)
         if not more and client.frames and now - client.sent_s >= HEARTBEAT_S:
-            self._give(identity, client, self._sequence.heartbeat(client.seq), now)
+            self._give(identity, client, self._update_log.heartbeat(client.seq), now)
         return more and client.frames > 0
 
     def _give_snapshot(self, identity: bytes, client: _Client, now: float) -> bool:
@@ -128,7 +128,7 @@ class Audience:
         if not client.snapshot:
             if now < client.snapshot_due_s:
                 return False
-            found = self._snapshot(client.wish.ranks, now, again=client.snapshot_due_s > 0)
+            found = self._snapshot(client.request.ranks, now, again=client.snapshot_due_s > 0)
             client.snapshot, client.snapshot_seq = found.frames[::-1], found.seq
             client.snapshot_due_s = now + SNAPSHOT_EVERY_S
         for _ in range(min(client.frames, FRAMES_A_ROUND)):
@@ -145,16 +145,16 @@ class Audience:
         all others wait."""
         known = self._built.get(ranks)
         recent = (
-            known and now - known.built_s < SNAPSHOT_EVERY_S and known.seq >= self._sequence.newest.reaches
+            known and now - known.built_s < SNAPSHOT_EVERY_S and known.seq >= self._update_log.newest.reaches
         )
         if known is None or not (again and recent):
-            frames = self._sequence.snapshot(ranks)
-            known = self._built[ranks] = _Snapshot(now, self._sequence.seq, frames)
+            frames = self._update_log.snapshot(ranks)
+            known = self._built[ranks] = _Snapshot(now, self._update_log.seq, frames)
         return known
 
     def _give_all(self, identity: bytes, client: _Client, now: float) -> bool:
         budget = min(client.frames, FRAMES_A_ROUND)
-        for seq, frame in self._sequence.frames_after(client.seq):
+        for seq, frame in self._update_log.frames_after(client.seq):
             if not budget or not self._give(identity, client, frame, now):
                 return True
             client.seq = seq
@@ -162,20 +162,20 @@ class Audience:
         return False
 
     def _give_newest(self, identity: bytes, client: _Client, now: float) -> bool:
-        wish = client.wish
-        if now < client.due_s or (client.lap is None and client.seq == self._sequence.seq):
+        request = client.request
+        if now < client.due_s or (client.lap is None and client.seq == self._update_log.seq):
             return False
-        client.lap = client.lap or Lap(self._sequence, client.seq, wish.ranks)
-        frames = 1 if wish.frame_bytes else min(client.frames, FRAMES_A_ROUND)
+        client.lap = client.lap or LatestPass(self._update_log, client.seq, request.ranks)
+        frames = 1 if request.frame_bytes else min(client.frames, FRAMES_A_ROUND)
         for _ in range(frames):
-            if not self._give(identity, client, client.lap.frame(wish.frame_bytes), now):
+            if not self._give(identity, client, client.lap.frame(request.frame_bytes), now):
                 client.lap = None  # what was in it is still to come, for `seq` has not moved
                 return True
             if client.lap.done:
                 client.seq, client.lap = client.lap.reaches, None
                 break
-        if wish.hz and (client.lap is None or wish.frame_bytes):
-            client.due_s = now + 1 / wish.hz
+        if request.hz and (client.lap is None or request.frame_bytes):
+            client.due_s = now + 1 / request.hz
             return False
         return client.lap is not None
 

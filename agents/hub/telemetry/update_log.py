@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
-from agents.hub.telemetry.latest import Newest
+from agents.hub.telemetry.latest import Latest
 from agents.protocol import Alert, CommandState, Event, Gone, TrialState, Update, codec
 from agents.protocol.codec import Skimmed
 from agents.state.run_state import RunState
@@ -32,7 +32,7 @@ class _Batch:
     size: int = 0  # bytes
 
 
-class Sequence:
+class UpdateLog:
     """Numbers updates from 1, applies them to the run's state, and keeps the newest to catch up from.
 
     Ranks' small records are passed on as they came: `state` has those that `newest.read` has found to be some.
@@ -41,7 +41,7 @@ class Sequence:
     def __init__(self, log_updates: int = LOG_UPDATES, log_bytes: int = LOG_BYTES) -> None:
         self.epoch = secrets.token_hex(8)
         self.state = RunState()
-        self.newest = Newest(self.state)
+        self.newest = Latest(self.state)
         self.seq = 0
         self._log: deque[_Batch] = deque([_Batch([])])  # the last of them ends with update number `seq`
         self._kept = 0

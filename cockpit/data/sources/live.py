@@ -13,7 +13,7 @@ from cockpit.data.store import Store
 POLL_S = 0.1
 
 
-class LiveFeed:
+class LiveSource:
     """A run's hub. One thread owns the client; what is asked reaches it through a queue."""
 
     owns_run = False

@@ -9,7 +9,7 @@ from agents.client import Asked
 from agents.protocol import Event, Summary, clip
 from agents.recording.detail import curve_between
 from agents.recording.format import RecordingError
-from agents.recording.reader import Moment, Place, Recording, Replay
+from agents.recording.reader import Moment, Position, Recording, Replay
 from cockpit.data.sources.recorded import playing
 from cockpit.data.sources.source import ViewerError, faults_told
 from cockpit.data.store import Store
@@ -30,7 +30,7 @@ class Playback:
     owns_run = False
 
     def __init__(
-        self, recording: Recording, target: str, speed: float = 1.0, begin: Place | None = None
+        self, recording: Recording, target: str, speed: float = 1.0, begin: Position | None = None
     ) -> None:
         self.target = target
         self.speed = speed
@@ -113,7 +113,7 @@ class Playback:
         at = self._recording.at_end if by > 0 else self._recording.at_start
         self._moves.put(lambda replay: self._go(replay, at()))
 
-    def _go(self, replay: Replay, place: Place) -> None:
+    def _go(self, replay: Replay, place: Position) -> None:
         replay.seek(place)
         self._at_s = replay.time_s
 

@@ -10,7 +10,7 @@ from msgspec import structs
 from agents.protocol import CommandState, TrialState
 from agents.recording.commands import read_commands
 from agents.recording.format import RecordingError
-from agents.recording.reader import Place, Recording, Replay
+from agents.recording.reader import Position, Recording, Replay
 from agents.rundir.runs import (
     RECORD_FILE,
     ElsewhereError,
@@ -22,7 +22,7 @@ from agents.rundir.runs import (
     newest_live,
     resolve,
 )
-from cockpit.data.connection import CockpitError, Watch, runs_dir
+from cockpit.data.connection import CockpitError, Connection, runs_dir
 from cockpit.data.store import Playing, Store
 
 AT = "a step such as 120, or an update such as seq:4500 or EPOCH:4500"
@@ -64,7 +64,7 @@ def is_over(run: str | None) -> bool:
     return False
 
 
-def place(recording: Recording, at: str | None) -> Place:
+def place(recording: Recording, at: str | None) -> Position:
     """Where `at` is (see `AT`); the end for None. CockpitError: the recording holds no such place."""
     if at is None:
         return recording.at_end()
@@ -179,7 +179,7 @@ def look(run: str | None, at: str | None = None) -> Picture:
         past = Past(run, at)
         past.close()
         return Picture(past.store, past.epoch, past.seq, past.missing, past.note)
-    watch = Watch(run)
+    watch = Connection(run)
     try:
         watch.until_known()
     finally:

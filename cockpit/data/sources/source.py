@@ -13,7 +13,7 @@ class ViewerError(PermissionError):
     """This cockpit only watches; the text is one sentence for a person."""
 
 
-class Feed(Protocol):
+class Source(Protocol):
     """Fills a store from a thread of its own, until `stop`."""
 
     operator: bool
@@ -45,6 +45,6 @@ def faults_told(store: Store, go_on: str) -> Iterator[None]:
             store.revisions.update(Topic)
 
 
-def viewer_text(feed: Feed) -> str:
+def viewer_text(feed: Source) -> str:
     """What one who only watches is told."""
     return f"only watching · to operate: cockpit attach {feed.target} --operator"

@@ -7,23 +7,23 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.screen import ModalScreen
 
-from cockpit.data.sources.source import Feed
+from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
 from cockpit.tui.keys import BOARD, BOARD_KEYS
 from cockpit.tui.screens.ending import Answer, Ending
 from cockpit.tui.screens.help import Help
 from cockpit.tui.widgets.board.panel import KnobTable
-from cockpit.tui.widgets.footer import KeyLine
+from cockpit.tui.widgets.footer import FittedFooter
 
 OF_A_TRIAL = {"decide"}  # actions that mean something only while one is under way
 
 
-class KnobBoard(ModalScreen[None]):
+class BoardScreen(ModalScreen[None]):
     """Choose values, see what they would do, propose or try them, take changes back; and watch the ranks take them."""
 
     BINDINGS: ClassVar[list[Binding]] = BOARD_KEYS  # type: ignore[assignment]
 
-    def __init__(self, feed: Feed, store: Store) -> None:
+    def __init__(self, feed: Source, store: Store) -> None:
         super().__init__()
         self.table = KnobTable(feed, store)
         self._trying = False
@@ -31,7 +31,7 @@ class KnobBoard(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         yield self.table
-        yield KeyLine(without={action.id for action in BOARD} - {action.id for action in self._offered})
+        yield FittedFooter(without={action.id for action in BOARD} - {action.id for action in self._offered})
 
     def look(self, store: Store) -> None:
         self.table.look(store)
@@ -45,38 +45,38 @@ class KnobBoard(ModalScreen[None]):
 
     def on_key(self, event: events.Key) -> None:
         if event.key == "backspace":
-            self.table.do(self.table.desk.rub_out)
+            self.table.do(self.table.controller.rub_out)
         elif event.character and event.character.isprintable() and event.character not in " ?":
-            self.table.do(self.table.desk.type, event.character)
+            self.table.do(self.table.controller.type, event.character)
         else:
             return
         event.stop()
 
     def action_move(self, by: int) -> None:
-        self.table.do(self.table.desk.move, by)
+        self.table.do(self.table.controller.move, by)
 
     def action_turn(self, by: int) -> None:
-        self.table.do(self.table.desk.turn, by)
+        self.table.do(self.table.controller.turn, by)
 
     def action_propose(self) -> None:
-        self.table.do(self.table.desk.propose)
-        if self.table.desk.ending:
+        self.table.do(self.table.controller.propose)
+        if self.table.controller.ending:
             self.app.push_screen(Ending(), self._end)
 
     def _end(self, answer: Answer | None) -> None:
         if answer in ("save", "end"):
-            self.table.do(self.table.desk.end, answer == "save")
+            self.table.do(self.table.controller.end, answer == "save")
         else:
-            self.table.do(self.table.desk.stay)
+            self.table.do(self.table.controller.stay)
 
     def action_try(self) -> None:
-        self.table.do(self.table.desk.try_out)
+        self.table.do(self.table.controller.try_out)
 
     def action_decide(self, keep: bool) -> None:
-        self.table.do(self.table.desk.decide, keep)
+        self.table.do(self.table.controller.decide, keep)
 
     def action_undo(self) -> None:
-        self.table.do(self.table.desk.undo)
+        self.table.do(self.table.controller.undo)
 
     def action_help(self) -> None:
         self.app.push_screen(Help(self.table.TITLE, self.table.HELP, {self.table.TITLE: self._offered}))

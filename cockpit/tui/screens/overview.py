@@ -13,7 +13,7 @@ from cockpit.tui.keys import OVERVIEW_KEYS
 from cockpit.tui.widgets.curve import LOSS, THROUGHPUT, Curve
 from cockpit.tui.widgets.events import Events
 from cockpit.tui.widgets.experts import ExpertLoad
-from cockpit.tui.widgets.footer import KeyLine
+from cockpit.tui.widgets.footer import FittedFooter
 from cockpit.tui.widgets.knobs import KnobSummary
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline import Pipeline
@@ -62,7 +62,7 @@ class Overview(Screen[None]):
         with Horizontal(id="panels"):
             yield Vertical(*self._left, id="left", classes="column")
             yield Vertical(*self._right, id="right", classes="column")
-        yield KeyLine()
+        yield FittedFooter()
 
     # ------------------------------------------------------------------------------------- looking
 

@@ -16,7 +16,7 @@ from cockpit.data.curves import Stretch, beside, closer, extent, runs, stretches
 from cockpit.data.diagnosis import Level
 from cockpit.data.store import Mark, Store, Topic
 from cockpit.tui.keys import CURVES, CURVES_KEYS
-from cockpit.tui.strips import Line
+from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
@@ -66,11 +66,11 @@ class Curve(Panel):
         marks = store.marks()
         return f"╷ step {format.grouped(marks[-1].step)}: {marks[-1].label}" if marks else ""
 
-    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         found = stretches(store.state, self.series.metric, store.view, store.detail)
         if sum(len(one.points) for one in found) < 2:
             why = "no two of these steps are known · 0 shows all" if store.view else _NOT_YET
-            return [Line().add(f"{format.MISSING} {why}", colours.faint)]
+            return [StripLine().add(f"{format.MISSING} {why}", colours.faint)]
         return plot(found, store.marks(), width, height, colours)
 
     # -------------------------------------------------------------------------------------- what is looked at
@@ -100,7 +100,7 @@ _NOT_YET = "the curve begins with the second step"
 
 def plot(
     found: Sequence[Stretch], marks: Sequence[Mark], width: int, height: int, colours: Palette
-) -> list[Line]:
+) -> list[StripLine]:
     """The curve with its two rulers, `width` x `height` cells."""
     axis, rows = 8, height - 1
     if rows < 1 or width < axis + 8:
@@ -124,7 +124,7 @@ def plot(
     )
     for y in range(rows):
         label = f"{tick(labelled[y])} ┤" if y in labelled else "│"
-        line = Line().add(label.rjust(axis), colours.dim)
+        line = StripLine().add(label.rjust(axis), colours.dim)
         for x, glyph in enumerate(canvas[y]):
             marked = x in at_mark and glyph == " "
             if y == rows - 1 and x in broken:
@@ -143,7 +143,7 @@ def plot(
     under = "".join("╌" if here else " " for here in bucketed)[len(left) : columns - len(right)]
     if said and len(said) + 4 <= len(under):
         under = f"{under[:2]} {said} {under[len(said) + 4 :]}"
-    ruler = Line().add("└".rjust(axis), colours.dim).add(left, colours.dim).add(under, colours.faint)
+    ruler = StripLine().add("└".rjust(axis), colours.dim).add(left, colours.dim).add(under, colours.faint)
     lines.append(ruler.pad_to(width - len(right), colours.faint).add(right, colours.dim))
     return lines
 

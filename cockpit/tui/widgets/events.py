@@ -5,7 +5,7 @@ import time
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
 from cockpit.data.store import Store, Topic
-from cockpit.tui.strips import Line
+from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
@@ -22,14 +22,14 @@ class Events(Panel):
     def subtitle(self, store: Store) -> str:
         return f"{len(store.journal())} in all" if store.state.events else ""
 
-    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         entries = store.journal()[-height:]
         if not entries:
-            return [Line().add(f"{format.MISSING} nothing has happened yet", colours.faint)]
+            return [StripLine().add(f"{format.MISSING} nothing has happened yet", colours.faint)]
         lines = []
         for entry in entries:
             level = LEVELS.get(entry.level, Level.NOTE)
             clock = time.strftime("%H:%M:%S", time.localtime(entry.time_s))
-            line = Line().add(f"{clock} ", colours.dim).add(f"{level.value} ", colours.level[level])
+            line = StripLine().add(f"{clock} ", colours.dim).add(f"{level.value} ", colours.level[level])
             lines.append(line.add(entry.text, colours.text).add(f" · {entry.source}", colours.faint))
         return lines

@@ -8,7 +8,7 @@ from agents.protocol import LayerLoad
 from cockpit.data import format
 from cockpit.data.diagnosis import DROP_SHARE, IMBALANCE, Level, drop_share
 from cockpit.data.store import Store, Topic
-from cockpit.tui.strips import Line, column
+from cockpit.tui.strips import StripLine, column
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
@@ -45,11 +45,11 @@ class ExpertLoad(Panel):
         layers = len(experts.layers)
         return layers * (3 if layers <= 4 else 2 if layers <= 8 else 1) + 1
 
-    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         experts = store.state.experts
         if not experts or not experts.layers:
             what = "no expert layer has reported yet" if store.fact("experts") else "no experts in this model"
-            return [Line().add(f"{format.MISSING} {what}", colours.faint)]
+            return [StripLine().add(f"{format.MISSING} {what}", colours.faint)]
         rows = _rows(experts.layers, max(1, height - 1))
         name = max(len(label) for label, _ in rows) + 1
         count = max(len(layer.load) for layer in experts.layers)
@@ -85,7 +85,7 @@ def _rows(layers: list[LayerLoad], most: int) -> list[tuple[str, list[LayerLoad]
     ]
 
 
-def _head(count: int, down: int, across: int, name: int, wide: int, colours: Palette) -> Line:
+def _head(count: int, down: int, across: int, name: int, wide: int, colours: Palette) -> StripLine:
     """The names of the columns, and before them, in `wide` columns, what shares a cell: as fully as fits."""
     shared = _folded(down, across)
     text = f"{count} experts"
@@ -96,7 +96,7 @@ def _head(count: int, down: int, across: int, name: int, wide: int, colours: Pal
             f"a cell is {shared}",
         )
         text = next((text for text in texts if len(text) <= wide - name), f"a cell is {down}×{across}")
-    line = Line().pad_to(name, colours.dim).add(text, colours.dim).pad_to(wide, colours.dim)
+    line = StripLine().pad_to(name, colours.dim).add(text, colours.dim).pad_to(wide, colours.dim)
     return line.add("   most  least    drop", colours.dim)
 
 
@@ -116,14 +116,14 @@ class _Drawing:
     tall: int
     colours: Palette
 
-    def row(self, label: str, layers: list[LayerLoad]) -> list[Line]:
+    def row(self, label: str, layers: list[LayerLoad]) -> list[StripLine]:
         by_expert = list(zip(*map(ratios, layers), strict=False))
         groups = [by_expert[i : i + self.across] for i in range(0, len(by_expert), self.across)]
         held = [[ratio for expert in group for ratio in expert] for group in groups]
         folded = self.across > 1 or len(layers) > 1
         tall = 1 if folded else max(1, min(5, self.tall))
         gap = 1 if self.cell > 2 else 0
-        lines = [Line() for _ in range(tall)]
+        lines = [StripLine() for _ in range(tall)]
         for i, line in enumerate(lines):
             line.add(label.ljust(self.name) if i == tall - 1 else " " * self.name, self.colours.text)
         for cell in held:
@@ -147,7 +147,7 @@ class _Drawing:
             return DEAD_GLYPH, hot
         return "▀", Style(color=hot.color, bgcolor=cold.color)
 
-    def _numbers(self, line: Line, layers: list[LayerLoad], loads: list[float]) -> None:
+    def _numbers(self, line: StripLine, layers: list[LayerLoad], loads: list[float]) -> None:
         most, least = max(loads, default=0.0), min(loads, default=0.0)
         drop = max(drop_share(layer.load, layer.dropped) for layer in layers)
         text, warn = self.colours.text, self.colours.level[Level.WARN]

@@ -11,7 +11,7 @@ from textual.widgets._footer import FooterKey
 from cockpit.tui.keys import BY_ID
 
 
-class KeyLine(Footer):
+class FittedFooter(Footer):
     """Textual's footer without what does not fit; `without` are ids of actions that it does not offer."""
 
     def __init__(self, without: Collection[str] = ()) -> None:

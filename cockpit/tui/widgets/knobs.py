@@ -7,7 +7,7 @@ from cockpit.data import format
 from cockpit.data.diagnosis import Level
 from cockpit.data.store import Store, Topic
 from cockpit.knobs.values import actions, effect_text, held, legal_text, value_text
-from cockpit.tui.strips import Line
+from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
@@ -35,10 +35,10 @@ class KnobSummary(Panel):
         board = store.state.board
         return max(1, len(held(board)) + (1 if actions(board) else 0))
 
-    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         board = store.state.board
         if not board:
-            return [Line().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
+            return [StripLine().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
         shown, asked = held(board), actions(board)
         name = max((len(knob.name) for knob in shown), default=0) + 1
         value = max((len(value_text(knob)) for knob in shown), default=0)
@@ -49,7 +49,7 @@ class KnobSummary(Panel):
             rows, rest = height - 1, shown[height - 1 :]
         lines = []
         for knob in shown[:rows]:
-            line = Line().add(format.clean(knob.name).ljust(name), colours.dim)
+            line = StripLine().add(format.clean(knob.name).ljust(name), colours.dim)
             line.add(value_text(knob).rjust(max(6, value)), colours.strong).add("  ", colours.dim)
             text = legal_text(knob)
             line.add(text.ljust(legal) if len(text) <= legal else f"{text[: legal - 1]}…", colours.dim)
@@ -63,16 +63,16 @@ class KnobSummary(Panel):
             lines.append(_rest([*rest, *asked], width, colours))
         elif asked:
             lines.append(
-                Line()
+                StripLine()
                 .add("actions ".ljust(name), colours.faint)
                 .add("  ".join(knob.name for knob in asked), colours.dim)
             )
         return lines
 
 
-def _rest(knobs: Sequence[KnobState], width: int, colours: Palette) -> Line:
+def _rest(knobs: Sequence[KnobState], width: int, colours: Palette) -> StripLine:
     """``+4  z_loss_coef 0  zero 2  place  save``: as many by name as fit, and all of them counted."""
-    line = Line().add(f"+{len(knobs)}", colours.text)
+    line = StripLine().add(f"+{len(knobs)}", colours.text)
     for n, knob in enumerate(knobs):
         name, value = format.clean(knob.name), "" if knob.action else f" {value_text(knob)}"
         keep = 2 if n + 1 < len(knobs) else 0  # for what tells that more would follow

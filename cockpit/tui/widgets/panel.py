@@ -16,7 +16,7 @@ from textual.widget import Widget
 from cockpit.data.format import clean
 from cockpit.data.store import Store, Topic
 from cockpit.tui.keys import Action
-from cockpit.tui.strips import Line, blank
+from cockpit.tui.strips import StripLine, blank
 from cockpit.tui.theme import Palette, palette
 
 
@@ -42,7 +42,7 @@ class Panel(Widget, can_focus=True):
 
     # ------------------------------------------------------------------------------ what a panel says
 
-    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         """The lines, from the top; fewer than `height` leave the rest empty."""
         raise NotImplementedError
 
@@ -101,7 +101,7 @@ class Panel(Widget, can_focus=True):
         if size.width < 1 or size.height < 1:
             return []
         if not store.state.hellos:
-            lines = [Line().add("· no data yet", colours.faint)]
+            lines = [StripLine().add("· no data yet", colours.faint)]
         else:
             lines = self.draw(store, size.width, size.height, colours)
         return [line.strip(size.width, colours.text) for line in lines[: size.height]]

@@ -5,7 +5,7 @@ from rich.style import Style
 from agents.protocol import Action, Timeline
 from cockpit.data import format
 from cockpit.data.store import Store, Topic, median
-from cockpit.tui.strips import Line
+from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
@@ -50,7 +50,7 @@ class Pipeline(Panel):
         stages = len(_stages(store))
         return stages * (2 if stages <= FEW else 1) + 1
 
-    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         stages = _stages(store)
         shown = {pp: _newest(store, ranks) for pp, ranks in stages.items()}
         window = max((t.window_ms for t in shown.values() if t), default=0.0)
@@ -60,12 +60,17 @@ class Pipeline(Panel):
         under = not beside and len(stages) * 2 < height
         track = width - name - (SIDE if beside else 0)
         ends = f"{format.duration_ms(window).strip()}" if window else ""
-        head = Line().pad_to(name, colours.dim).add("0", colours.dim).add(ends.rjust(track - 1), colours.dim)
+        head = (
+            StripLine()
+            .pad_to(name, colours.dim)
+            .add("0", colours.dim)
+            .add(ends.rjust(track - 1), colours.dim)
+        )
         if beside:
             head.add("    busy    bubble     bound", colours.dim)
         lines = [head]
         for pp, ranks in stages.items():
-            line = Line().add(f"pp{pp}".ljust(name), colours.text)
+            line = StripLine().add(f"pp{pp}".ljust(name), colours.text)
             timeline = shown[pp]
             if timeline and window:
                 _track(line, timeline.actions, window, track, colours)
@@ -74,9 +79,9 @@ class Pipeline(Panel):
             lines.append(line)
             if beside:
                 _numbers(line.add(" ", colours.dim), store, ranks, colours, ("", "", ""))
-                lines += [Line()] * (len(stages) <= FEW)
+                lines += [StripLine()] * (len(stages) <= FEW)
             elif under:
-                lines.append(_numbers(Line().pad_to(name, colours.dim), store, ranks, colours, WORDS))
+                lines.append(_numbers(StripLine().pad_to(name, colours.dim), store, ranks, colours, WORDS))
         return lines
 
 
@@ -97,7 +102,7 @@ def _newest(store: Store, ranks: list[int]) -> Timeline | None:
     return max(found, key=lambda timeline: timeline.step, default=None)
 
 
-def _track(line: Line, actions: list[Action], window: float, width: int, colours: Palette) -> None:
+def _track(line: StripLine, actions: list[Action], window: float, width: int, colours: Palette) -> None:
     """Time to cells. A block owns the cells whose middle it covers; its name is written where it fits."""
     at = 0
     stages = sorted({action.stage for action in actions})
@@ -129,8 +134,8 @@ def _block(action: Action, part: int | None, colours: Palette) -> Style:
 
 
 def _numbers(
-    line: Line, store: Store, ranks: list[int], colours: Palette, words: tuple[str, str, str]
-) -> Line:
+    line: StripLine, store: Store, ranks: list[int], colours: Palette, words: tuple[str, str, str]
+) -> StripLine:
     """Busy and bubble as measured, and the schedule's bound: the middle one of the stage's ranks."""
     steps = [store.state.steps[rank] for rank in ranks if rank in store.state.steps]
     bubble = median(step.bubble for step in steps if step.bubble is not None)

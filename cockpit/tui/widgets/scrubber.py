@@ -8,7 +8,7 @@ from textual.widget import Widget
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
 from cockpit.data.store import Playing, Store
-from cockpit.tui.strips import Line, blank
+from cockpit.tui.strips import StripLine, blank
 from cockpit.tui.theme import Palette, palette
 
 SHORTEST = 8  # cells of the track; narrower, and there is none
@@ -38,9 +38,9 @@ class Scrubber(Widget):
         return blank(self.size.width, palette(self.app.theme).text)
 
 
-def scrub_line(store: Store, width: int, colours: Palette) -> Line:
+def scrub_line(store: Store, width: int, colours: Palette) -> StripLine:
     playing = store.playing
-    line = Line().add(" PLAYBACK ", colours.cursor)
+    line = StripLine().add(" PLAYBACK ", colours.cursor)
     if playing is None:
         return line.add(" opening the recording", colours.dim)
     how = "‖ paused" if playing.paused else f"▶ {playing.speed:g}×"

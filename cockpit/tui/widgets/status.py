@@ -6,7 +6,7 @@ from textual.widget import Widget
 
 from cockpit.data.diagnosis import Item, Level, diagnosis, headline, verdict
 from cockpit.data.store import Store
-from cockpit.tui.strips import Line, blank
+from cockpit.tui.strips import StripLine, blank
 from cockpit.tui.theme import Palette, palette
 
 _GAP = " · "
@@ -41,23 +41,23 @@ class Status(Widget):
         return blank(self.size.width, palette(self.app.theme).text)
 
 
-def verdict_line(store: Store, operator: bool, frozen: bool, width: int, colours: Palette) -> Line:
+def verdict_line(store: Store, operator: bool, frozen: bool, width: int, colours: Palette) -> StripLine:
     """As many fields as fit, the least important left out first."""
     word, level = headline(store, frozen)
     items = list(verdict(store, operator))
     while len(items) > 1 and _width(word, items) > width:
         items.remove(max(items, key=lambda item: item.rank))
-    line = Line().add(" ", colours.text).add(f"{level.value} {word}", colours.level[level])
+    line = StripLine().add(" ", colours.text).add(f"{level.value} {word}", colours.level[level])
     for item in items:
         style: Style = colours.level[item.level] if item.level else colours.text
         line.add(_GAP, colours.faint).add(item.text, style)
     return line
 
 
-def diagnosis_line(store: Store, colours: Palette) -> Line:
+def diagnosis_line(store: Store, colours: Palette) -> StripLine:
     said = diagnosis(store)
     text = colours.text if said.level in (Level.GOOD, Level.NOTE) else colours.level[said.level]
-    return Line().add(f" {said.level.value} ", colours.level[said.level]).add(said.text, text)
+    return StripLine().add(f" {said.level.value} ", colours.level[said.level]).add(said.text, text)
 
 
 def _width(word: str, items: list[Item]) -> int:

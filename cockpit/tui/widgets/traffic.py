@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from agents.protocol import Traffic
 from cockpit.data import format
 from cockpit.data.store import Store, Topic
-from cockpit.tui.strips import Line
+from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
@@ -34,21 +34,21 @@ class TrafficByAxis(Panel):
     def natural_height(self, store: Store) -> int:
         return len(_axes(store.summary.comm)) + 1 if store.summary else 2
 
-    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         summary = store.summary
         if not summary or not summary.comm:
             what = "this run does not tell its traffic" if summary else "no step is done yet"
-            return [Line().add(f"{format.MISSING} {what}", colours.faint)]
+            return [StripLine().add(f"{format.MISSING} {what}", colours.faint)]
         axes = _axes(summary.comm)
         if not axes:
-            return [Line().add("nothing is sent: one rank alone", colours.dim)]
+            return [StripLine().add("nothing is sent: one rank alone", colours.dim)]
         room = max(0, width - NUMBERS)
         unit, scale = ("GB", 1e9) if max(summary.comm[axis].bytes for axis in axes) >= 1e10 else ("MB", 1e6)
         longest = max(summary.comm[axis].ms for axis in axes)
-        lines = [Line().add(f"{'':7}{'sent':>9}{'time':>10}{'exposed':>10}{'of step':>9}", colours.dim)]
+        lines = [StripLine().add(f"{'':7}{'sent':>9}{'time':>10}{'exposed':>10}{'of step':>9}", colours.dim)]
         for axis in axes:
             traffic = summary.comm[axis]
-            line = Line().add(axis[:7].ljust(7), colours.text)
+            line = StripLine().add(axis[:7].ljust(7), colours.text)
             line.add(f"{format.fixed(traffic.bytes / scale, 6)} {unit}", colours.text)
             line.add(f"{format.fixed(traffic.ms, 7)} ms", colours.text)
             exposed = colours.text if traffic.exposed_ms else colours.dim

@@ -15,9 +15,9 @@ import agents
 from agents import protocol
 from agents.client import Client
 from agents.protocol import Ack, AnyMessage, Hello, Legal, Message, Step, Summary, Update, Value, codec
-from agents.protocol import Board as BoardMessage
+from agents.protocol import KnobBoard as BoardMessage
 from agents.rank.agent import Agent
-from agents.rank.knob_board import Board, Knob, Values
+from agents.rank.knob_board import Knob, KnobBoard, Values
 from agents.rundir import runs
 from agents.transport.keys import Key
 
@@ -103,12 +103,12 @@ def make_summary(step: int) -> Summary:
     )
 
 
-def make_board() -> Board:
+def make_board() -> KnobBoard:
     def knob(name: str, choices: list[Value]) -> Knob:
         return Knob(name, lambda _: Legal(choices), True, "", lambda _: None, lambda _: None)
 
     knobs = [knob("micro_batches", [1, 2, 4, 8]), knob("recompute", ["none", "full"])]
-    return Board(knobs, {"micro_batches": 4, "recompute": "none"})
+    return KnobBoard(knobs, {"micro_batches": 4, "recompute": "none"})
 
 
 class Fleet:

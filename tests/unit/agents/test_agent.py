@@ -9,9 +9,9 @@ import pytest
 from agents import protocol
 from agents.protocol import Ack, Board, Command, Event, Experts, Gone, LayerLoad, Pulse, Step, Timeline, codec
 from agents.rank.agent import Agent
-from agents.rank.hub_link import Link
+from agents.rank.hub_link import HubLink
 from agents.rank.outbox import BULK, CAPACITY, RECORDS, Outbox
-from agents.rank.received_commands import REMEMBERED, REPEATED, Orders
+from agents.rank.received_commands import REMEMBERED, REPEATED, ReceivedCommands
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import make_hello, make_step
 
@@ -59,7 +59,7 @@ def test_an_older_board_is_never_queued_after_a_newer_one(
 ) -> None:
     """The hub asks who this is just when a change is applied."""
     agent = Agent(None, doing)
-    link = agent._link = Link(f"ipc://{tmp_path}/nobody", doing, agent._outbox, agent._orders)
+    link = agent._link = HubLink(f"ipc://{tmp_path}/nobody", doing, agent._outbox, agent._orders)
 
     def apply(revision: int) -> None:
         agent.introduce(make_hello(0, 1, revision=revision), Board(0, revision, "d", []))
@@ -127,7 +127,7 @@ HELLO = make_hello(0, 1, revision=3)
 
 
 def test_a_command_delivered_twice_is_carried_out_once() -> None:
-    orders = Orders()
+    orders = ReceivedCommands()
     command = Command(4, "a", {"micro_batches": 8})
     assert orders.receive(command, HELLO, None) is None
     assert orders.receive(command, HELLO, None) is None
@@ -140,13 +140,13 @@ def test_a_command_delivered_twice_is_carried_out_once() -> None:
 
 def test_a_command_that_the_knobs_have_in_them_is_not_carried_out_again() -> None:
     """A process that continues from a snapshot has no memory of acknowledgements, but its revision tells."""
-    orders = Orders()
+    orders = ReceivedCommands()
     ack = orders.receive(Command(3, "a", {}), HELLO, None)
     assert ack is not None and (ack.revision, ack.state) == (3, "applied") and orders.oldest is None
 
 
 def test_a_command_is_not_answered_while_it_is_being_carried_out() -> None:
-    orders = Orders()
+    orders = ReceivedCommands()
     orders.receive(Command(4, "a", {}), HELLO, None)
     # The trainer has introduced itself with the new revision and not settled yet.
     assert orders.receive(Command(4, "a", {}), make_hello(0, 1, revision=4), None) is None
@@ -154,7 +154,7 @@ def test_a_command_is_not_answered_while_it_is_being_carried_out() -> None:
 
 
 def test_commands_are_taken_in_order_and_memory_is_bounded() -> None:
-    orders = Orders()
+    orders = ReceivedCommands()
     for revision in range(4, 1000):
         orders.receive(Command(revision, "a", {}), HELLO, None)
         if revision > 10:
@@ -181,12 +181,12 @@ def test_an_error_in_a_turn_is_told_once_and_the_rank_goes_on(
 ) -> None:
     turns = 0
 
-    def turn(_link: Link) -> None:
+    def turn(_link: HubLink) -> None:
         nonlocal turns
         turns += 1
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr(Link, "turn", turn)
+    monkeypatch.setattr(HubLink, "turn", turn)
     monkeypatch.setattr("agents.rank.agent.PAUSE_S", 0.001)
     agent = opened(Agent(f"ipc://{tmp_path}/ranks", doing))
     deadline = time.monotonic() + 5

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from agents.alerts.detection import TELL_ANEW_S, Watch, all_detectors
+from agents.alerts.detection import TELL_ANEW_S, Detection, all_detectors
 from agents.alerts.devices import Memory, Throttle
 from agents.alerts.finding import GRAVITY, Finding, by_gravity
 from agents.alerts.ranks import Lost, Stall
@@ -299,7 +299,7 @@ def test_samples_that_are_far_apart_count_by_their_steps_and_two_are_not_enough(
 
 def test_dead_experts_of_many_layers_are_one_alert_whose_count_is_updated() -> None:
     """24 layers of 64 experts buried a collapsing router under 85 lines."""
-    state, watch = RunState(), Watch([DeadExperts()], cpu_s=lambda: 0.0)
+    state, watch = RunState(), Detection([DeadExperts()], cpu_s=lambda: 0.0)
     said = []
     for sample in range(30):
         layers = [
@@ -423,7 +423,7 @@ class Said:
 
 def test_an_alert_is_raised_late_ends_late_and_is_told_anew() -> None:
     said, state = Said(), RunState()
-    watch = Watch([said], cpu_s=lambda: 0.0)
+    watch = Detection([said], cpu_s=lambda: 0.0)
     there, changed = [Finding("stall", "run", "error", "a")], [Finding("stall", "run", "error", "b")]
     story = [there, [], there, None, there, changed, [], there, [], [], []]
     told = []
@@ -443,7 +443,7 @@ def test_a_detector_that_fails_is_left_out_and_the_others_go_on() -> None:
             raise ZeroDivisionError
 
     said = Said()
-    watch = Watch([Failing(), said], cpu_s=lambda: 0.0)
+    watch = Detection([Failing(), said], cpu_s=lambda: 0.0)
     said.next = [Finding("stall", "run", "error", "a")]
     assert [len(watch.look(RunState(), float(second))) for second in range(3)] == [0, 1, 0]
     assert watch.problems == ["the detector Failing failed and is left out: ZeroDivisionError()"]
@@ -452,7 +452,7 @@ def test_a_detector_that_fails_is_left_out_and_the_others_go_on() -> None:
 def test_looks_are_spaced_by_what_they_cost() -> None:
     clock = iter([0.0, 0.1] * 100)
     said = Said()
-    watch = Watch([said], cpu_s=lambda: next(clock))
+    watch = Detection([said], cpu_s=lambda: next(clock))
     said.next = [Finding("stall", "run", "error", "a")]
     told = [second for second in range(20) if watch.look(RunState(), float(second))]
     assert told == [5]  # 0.1 s of work is 2 % of 5 s
@@ -462,7 +462,7 @@ def test_a_lost_rank_is_found_by_all_detectors_together() -> None:
     state = run_of()
     state.apply(Gone(3, clean=False, text="no word for 5 s: process 7 has ended", process="ended"))
     state.apply(Gone(4, clean=True))
-    (alert,) = Watch(all_detectors(), cpu_s=lambda: 0.0).look(state, 0.0)
+    (alert,) = Detection(all_detectors(), cpu_s=lambda: 0.0).look(state, 0.0)
     assert alert.text == "rank 3 (pp0 dp3) is lost: no word for 5 s: process 7 has ended" and alert.ranks == [
         3
     ]

@@ -150,8 +150,8 @@ def test_garbage_at_both_sockets_hurts_nobody(
         peer.dealer.send(b"\x00" * (protocol.MAX_FRAME_BYTES + 1))  # libzmq ends the connection
     step = fleet.step
     poll_until(client, lambda: client.state.summaries[-1].step > step + 3, fleet.turn)
-    complaints = [event for event in client.state.events if "frame that was dropped" in event.text]
-    assert 1 <= len(complaints) <= 3, "an event, but not one each"
+    peer_faults = [event for event in client.state.events if "frame that was dropped" in event.text]
+    assert 1 <= len(peer_faults) <= 3, "an event, but not one each"
     assert client.resets == 1 and hub.process.poll() is None
 
 

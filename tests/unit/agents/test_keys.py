@@ -15,7 +15,7 @@ from agents.protocol.base import RunError
 from agents.rundir.runs import endpoints_in, make_socket_directory, remove_sockets
 from agents.transport import server_sockets
 from agents.transport.addresses import connect_address, listen_address
-from agents.transport.authenticator import Gate
+from agents.transport.authenticator import ZapAuthenticator
 from agents.transport.keys import (
     KEY_VARIABLE,
     LIST_FILE,
@@ -111,18 +111,18 @@ def test_a_hub_sees_a_revocation_where_stat_is_remembered(
         return remembered if str(of) == str(path) else look(of, **options)
 
     with zmq.Context() as context:
-        gate = Gate(context, store)
+        authenticator = ZapAuthenticator(context, store)
         try:
-            assert gate.grant(key)
+            assert authenticator.grant(key)
             monkeypatch.setattr(os, "stat", stale)
             store.revoke("ann")
             assert path.stat() == remembered
             deadline = time.monotonic() + 60
-            while gate.grant(key):
+            while authenticator.grant(key):
                 assert time.monotonic() < deadline, "it does not see that the list has changed"
                 time.sleep(0.01)
         finally:
-            gate.close()
+            authenticator.close()
 
 
 def test_a_list_that_is_no_file_is_refused(store: KeyStore) -> None:
@@ -289,7 +289,7 @@ def test_a_name_of_every_address_is_refused_too(
             with pytest.raises(
                 RunError, match=r"tcp://everywhere:auto is the same as tcp://0.0.0.0:\d+ would listen on"
             ):
-                server_sockets.Doors(context, sockets, ["tcp://everywhere:auto"], store)
+                server_sockets.ServerSockets(context, sockets, ["tcp://everywhere:auto"], store)
         finally:
             context.destroy(0)
             remove_sockets(sockets)

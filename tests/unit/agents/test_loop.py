@@ -20,8 +20,8 @@ from agents.client import Client
 from agents.loop import join as loop_module
 from agents.loop.vote import Agreement, Disagreement, Word
 from agents.protocol import Ack, Command, Legal, Step, Summary
-from agents.rank.knob_board import Board, Knob
-from agents.rank.received_commands import Orders
+from agents.rank.knob_board import Knob, KnobBoard
+from agents.rank.received_commands import ReceivedCommands
 from agents.rundir.hub_supervisor import Reach
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import SOURCE, HubProcess, poll_until
@@ -313,7 +313,7 @@ def test_whatever_an_apply_raises_its_rank_goes_on_agreeing(error: BaseException
             loop.knob("k", int, legal=[1, 2, 8], value=1, apply=turn, loss_neutral=True)
             for revision, value in ((1, 2), (2, 8)):
                 if rank == 0:
-                    loop._agent._orders = Orders()
+                    loop._agent._orders = ReceivedCommands()
                     loop._agent._orders.receive(Command(revision, "c", {"k": value}), loop._hello, None)
                 try:
                     with loop.step():
@@ -335,13 +335,13 @@ def test_whatever_an_apply_raises_its_rank_goes_on_agreeing(error: BaseException
 WORD = Word(5, 1.0, None, None, None, None)
 
 
-def board(commits: list[Any], legal: list[Any]) -> Board:
+def board(commits: list[Any], legal: list[Any]) -> KnobBoard:
     knob = Knob("k", lambda _: Legal(legal), True, "", commits.append, lambda values: values["k"])
-    return Board([knob], {"k": 1})
+    return KnobBoard([knob], {"k": 1})
 
 
 def agreement(
-    rank: int, said: list[list[bytes]], board: Board, acks: list[Ack], waits: Command | None
+    rank: int, said: list[list[bytes]], board: KnobBoard, acks: list[Ack], waits: Command | None
 ) -> Agreement:
     answers = iter(said)
 
@@ -385,7 +385,7 @@ def test_whatever_a_knob_raises_its_rank_votes(error: BaseException) -> None:
         votes.append(mine)
         return [said[0], mine] if len(votes) == 1 else [b"", mine]
 
-    board = Board([Knob("k", legal, True, "", lambda _: None, lambda values: values["k"])], {"k": 1})
+    board = KnobBoard([Knob("k", legal, True, "", lambda _: None, lambda values: values["k"])], {"k": 1})
     Agreement(1, 2, agree, board, lambda: None, [].append).step(WORD)
     assert len(votes) == 2 and votes[1] and b"\0" not in votes[1]
 

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from agents.alerts.detection import Watch, all_detectors
+from agents.alerts.detection import Detection, all_detectors
 from agents.client import Client
-from agents.hub.telemetry.history import Past, Recall, belonging
-from agents.hub.telemetry.update_log import Sequence
+from agents.hub.telemetry.history import History, Past, belonging
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Event, Recalled, Update, codec
 from agents.recording import endings as reading
 from agents.recording.endings import Ending, endings
 from agents.recording.format import Batch, NothingRecordedError, RecordingError, pack_row
-from agents.recording.writer import Tape
+from agents.recording.writer import RecordingWriter
 from agents.state.run_state import EVENTS, HISTORY, RunState
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, make_hello, make_summary, poll_until
@@ -171,7 +171,7 @@ def test_a_file_that_is_no_database_costs_no_hub(own_hub: HubProcess, opened: Op
 
 def tape(path: Path, *starts: tuple[str, list[Update]]) -> Path:
     """A recording of hub starts, each with a snapshot."""
-    told = Tape(path, 1 << 30, 1 << 30)
+    told = RecordingWriter(path, 1 << 30, 1 << 30)
     for epoch, updates in starts:
         told.begin(epoch, 0, 0.0, None, False, list(map(codec.pack, updates)))
         told.commit()
@@ -296,15 +296,15 @@ def test_it_goes_in_front_of_what_is_known_by_then(tmp_path: Path) -> None:
     path = tape(
         tmp_path / "run.db", ("a", [make_hello(0, 1, step=3000), *map(make_summary, range(3000)), *told])
     )
-    sequence = Sequence()
-    recall = Recall(path, sequence)
+    update_log = UpdateLog()
+    recall = History(path, update_log)
     recall._thread.join()
     assert not recall.tick(None)
     for update in (make_hello(0, 1, step=3001), event("now", 1e9), make_summary(3001)):
-        sequence.publish(update)
-    before = sequence.seq
+        update_log.publish(update)
+    before = update_log.seq
     assert recall.tick(0) and not recall.tick(0)
-    state = sequence.state
+    state = update_log.state
     assert [one.step for one in state.summaries] == [*range(3001 - HISTORY, 3000), 3001]
     assert (state.curve.first, state.curve.last, state.curve.width) == (0, 3000 - HISTORY, 2)
     assert len(state.points("loss")) == 3001, "two steps to a bucket are both kept"
@@ -312,7 +312,7 @@ def test_it_goes_in_front_of_what_is_known_by_then(tmp_path: Path) -> None:
     follower = RunState()
     for update in (make_hello(0, 1, step=3001), event("now", 1e9), make_summary(3001)):
         follower.apply(update)
-    for packed in sequence.after(before):
+    for packed in update_log.after(before):
         follower.apply(msgspec.msgpack.decode(packed, type=Update))
     assert list(follower.replay()) == list(state.replay())
 
@@ -322,7 +322,7 @@ def test_the_past_is_no_news_to_the_detectors() -> None:
     state = RunState()
     state.apply(make_hello(0, 1))
     state.apply(Recalled(broken))
-    watch = Watch(all_detectors())
+    watch = Detection(all_detectors())
     watch.acquaint(state, 0.0)
     assert watch.look(state, 1.0) == []
     state.apply(structs.replace(make_summary(100), loss=50.0))

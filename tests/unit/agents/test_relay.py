@@ -9,12 +9,12 @@ import pytest
 from agents import protocol
 from agents.client import Client
 from agents.hub.relay import Node
-from agents.hub.relay_queue import KEPT, PATIENCE, Crowd
+from agents.hub.relay_queue import KEPT, PATIENCE, RelayQueue
 from agents.hub.telemetry.membership import SUCCESSION_S
 from agents.protocol import Event, Pulse, Refused, Relay, Welcome, codec
 from agents.rundir import runs
-from agents.transport.reconnecting import Line
-from agents.transport.server_sockets import Door
+from agents.transport.reconnecting import ReconnectingSocket
+from agents.transport.server_sockets import ServerSocket
 from agents.waiting import wait_for_command
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import (
@@ -135,16 +135,16 @@ def test_a_relay_speaks_for_those_who_said_hello_through_it_and_no_others(
 
 
 def test_a_crowd_that_waits_is_bounded_and_keeps_the_newest_of_each() -> None:
-    crowd = Crowd()
+    relay_queue = RelayQueue()
     for step in range(3 * PATIENCE):
-        crowd.put(make_step(step % 100, step))
+        relay_queue.put(make_step(step % 100, step))
         if step % 1000 == 0:
-            crowd.put(Pulse(1, step, "forward", 0.0))
-            crowd.put(make_hello(1, 100, step=step))
-    assert len(crowd) <= PATIENCE
-    assert crowd.flush(lambda _: False) == 0, "nothing went out, so nothing is told"
+            relay_queue.put(Pulse(1, step, "forward", 0.0))
+            relay_queue.put(make_hello(1, 100, step=step))
+    assert len(relay_queue) <= PATIENCE
+    assert relay_queue.flush(lambda _: False) == 0, "nothing went out, so nothing is told"
     sent: list[bytes] = []
-    lost = crowd.flush(lambda frame: sent.append(frame) is None)
+    lost = relay_queue.flush(lambda frame: sent.append(frame) is None)
     messages = [message for frame in sent for message in codec.decode(frame)]
     assert all(len(frame) <= protocol.FRAME_BYTES for frame in sent)
     newest = {m.rank: m.step for m in messages if isinstance(m, protocol.Step)}
@@ -157,11 +157,11 @@ def test_a_crowd_that_waits_is_bounded_and_keeps_the_newest_of_each() -> None:
 
 
 def test_a_crowd_of_ranks_that_cannot_be_is_bounded_too() -> None:
-    crowd = Crowd()
+    relay_queue = RelayQueue()
     for rank in range(3 * PATIENCE):
-        crowd.put(make_step(rank, 1))
-        crowd.put(Event(0.0, "info", "rank 1", "x"))
-    assert len(crowd) <= PATIENCE
+        relay_queue.put(make_step(rank, 1))
+        relay_queue.put(Event(0.0, "info", "rank 1", "x"))
+    assert len(relay_queue) <= PATIENCE
 
 
 class Sockets:
@@ -180,7 +180,7 @@ class Within:
 
     def __init__(self) -> None:
         self.sockets = Sockets()
-        self._node = Node("r", cast(Line, self.sockets), cast(Door, self.sockets))
+        self._node = Node("r", cast(ReconnectingSocket, self.sockets), cast(ServerSocket, self.sockets))
 
     def say(self, peer: bytes, *messages: protocol.Message, now: float = 0.0) -> None:
         self._node._from_rank(peer, [codec.encode(messages)], now)
@@ -190,7 +190,7 @@ class Within:
 
     def batch(self) -> list[protocol.AnyMessage]:
         frames: list[bytes] = []
-        self._node._crowd.flush(lambda frame: not frames.append(frame))  # type: ignore[func-returns-value]
+        self._node._relay_queue.flush(lambda frame: not frames.append(frame))  # type: ignore[func-returns-value]
         return [message for frame in frames for message in codec.decode(frame)]
 
 

@@ -6,20 +6,20 @@ import subprocess
 
 import pytest
 
-from agents.hub.telemetry.membership import LARGEST_WORLD, LOST_AFTER_S, Known, Roster
+from agents.hub.telemetry.membership import LARGEST_WORLD, LOST_AFTER_S, Known, Membership
 from tests.unit.agents.fleet import make_hello
 
 
 @pytest.fixture
-def roster() -> Roster:
-    roster = Roster("r")
-    assert roster.hello(b"a", make_hello(0, 4), 0.0) is None
-    return roster
+def membership() -> Membership:
+    membership = Membership("r")
+    assert membership.hello(b"a", make_hello(0, 4), 0.0) is None
+    return membership
 
 
-def on(roster: Roster, identity: bytes, rank: int) -> Known:
+def on(membership: Membership, identity: bytes, rank: int) -> Known:
     """Whom the hub hears when `rank` speaks on that connection."""
-    connection = roster.connection(identity)
+    connection = membership.connection(identity)
     assert connection is not None
     return connection.ranks[rank]
 
@@ -40,70 +40,70 @@ def on(roster: Roster, identity: bytes, rank: int) -> Known:
     ],
 )
 def test_who_cannot_be_of_this_run_is_told_why(
-    roster: Roster, fields: dict[str, object], sentence: str
+    membership: Membership, fields: dict[str, object], sentence: str
 ) -> None:
-    refusal = roster.hello(b"b", make_hello(**({"rank": 1, "world": 4} | fields)), 0.0)  # type: ignore[arg-type]
+    refusal = membership.hello(b"b", make_hello(**({"rank": 1, "world": 4} | fields)), 0.0)  # type: ignore[arg-type]
     assert refusal is not None and sentence in refusal
-    assert roster.connection(b"b") is None
+    assert membership.connection(b"b") is None
 
 
-def test_one_connection_is_one_rank(roster: Roster) -> None:
-    assert "on the connection of rank 0" in (roster.hello(b"a", make_hello(1, 4), 0.0) or "")
+def test_one_connection_is_one_rank(membership: Membership) -> None:
+    assert "on the connection of rank 0" in (membership.hello(b"a", make_hello(1, 4), 0.0) or "")
 
 
-def test_a_silent_rank_is_lost_once_and_comes_back(roster: Roster) -> None:
-    roster.hello(b"b", make_hello(1, 4), 0.0)
-    assert not on(roster, b"b", 1).hear(4.0)
-    lost = roster.newly_lost(LOST_AFTER_S + 0.1)
+def test_a_silent_rank_is_lost_once_and_comes_back(membership: Membership) -> None:
+    membership.hello(b"b", make_hello(1, 4), 0.0)
+    assert not on(membership, b"b", 1).hear(4.0)
+    lost = membership.newly_lost(LOST_AFTER_S + 0.1)
     assert [(gone.rank, gone.clean) for gone in lost] == [(0, False)]
     assert f"process {os.getpid()} is alive but silent" in lost[0].text
     assert lost[0].process == "alive" and not lost[0].over
-    assert roster.newly_lost(LOST_AFTER_S + 0.2) == [] and roster.leader is None
-    assert on(roster, b"a", 0).hear(7.0) and not on(roster, b"a", 0).hear(7.0)
-    assert roster.leader is not None
+    assert membership.newly_lost(LOST_AFTER_S + 0.2) == [] and membership.leader is None
+    assert on(membership, b"a", 0).hear(7.0) and not on(membership, b"a", 0).hear(7.0)
+    assert membership.leader is not None
 
 
 def test_a_lost_rank_is_told_anew_when_its_process_is_not_as_it_was() -> None:
-    roster = Roster("r")
+    membership = Membership("r")
     process = subprocess.Popen(["sleep", "60"])
     try:
-        roster.hello(b"a", make_hello(0, 2, pid=process.pid), 0.0)
-        roster.hello(b"b", make_hello(1, 2, host="elsewhere"), 0.0)
+        membership.hello(b"a", make_hello(0, 2, pid=process.pid), 0.0)
+        membership.hello(b"b", make_hello(1, 2, host="elsewhere"), 0.0)
         process.send_signal(signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
-        fates = [(gone.process, gone.over) for gone in roster.newly_lost(LOST_AFTER_S + 0.1)]
+        fates = [(gone.process, gone.over) for gone in membership.newly_lost(LOST_AFTER_S + 0.1)]
         assert fates == [("stopped", False), ("unknown", False)]
-        assert roster.newly_lost(LOST_AFTER_S + 0.2) == []
+        assert membership.newly_lost(LOST_AFTER_S + 0.2) == []
         process.kill()
         process.wait()
-        (gone,) = roster.newly_lost(LOST_AFTER_S + 0.3)
+        (gone,) = membership.newly_lost(LOST_AFTER_S + 0.3)
         assert (gone.rank, gone.process, gone.over) == (0, "ended", True)
-        assert roster.newly_lost(LOST_AFTER_S + 0.4) == []
+        assert membership.newly_lost(LOST_AFTER_S + 0.4) == []
     finally:
         process.kill()
 
 
-def test_a_rank_started_again_takes_its_place_when_the_old_one_is_silent(roster: Roster) -> None:
+def test_a_rank_started_again_takes_its_place_when_the_old_one_is_silent(membership: Membership) -> None:
     anew = make_hello(0, 4, pid=1)
-    assert roster.hello(b"b", anew, 3.0) is None
-    assert roster.connection(b"a") is None
-    assert on(roster, b"b", 0).hello == anew
+    assert membership.hello(b"b", anew, 3.0) is None
+    assert membership.connection(b"a") is None
+    assert on(membership, b"b", 0).hello == anew
 
 
-def test_the_same_process_may_reconnect_at_once(roster: Roster) -> None:
-    assert roster.hello(b"b", make_hello(0, 4), 0.1) is None
-    assert roster.identity(0) == b"b"
+def test_the_same_process_may_reconnect_at_once(membership: Membership) -> None:
+    assert membership.hello(b"b", make_hello(0, 4), 0.1) is None
+    assert membership.identity(0) == b"b"
 
 
 def test_a_leader_that_comes_back_finds_its_place_taken() -> None:
     """Of two that say they lead there is one: the last that was let."""
-    roster = Roster("r")
-    roster.hello(b"a", make_hello(0, 2), 0.0)
-    roster.newly_lost(LOST_AFTER_S + 0.1)
-    assert roster.hello(b"b", make_hello(1, 2, leader=True), LOST_AFTER_S + 0.2) is None
-    assert roster.leader is not None and (roster.leader.rank, roster.led) == (1, 1)
-    assert on(roster, b"a", 0).hear(7.0) and not on(roster, b"a", 0).hello.leader
-    assert roster.leader.rank == 1
-    assert "rank 1 leads this run" in (roster.hello(b"a", make_hello(0, 2), 7.0) or "")
-    roster.leave(1)
-    assert roster.leader is None and roster.led == 1
+    membership = Membership("r")
+    membership.hello(b"a", make_hello(0, 2), 0.0)
+    membership.newly_lost(LOST_AFTER_S + 0.1)
+    assert membership.hello(b"b", make_hello(1, 2, leader=True), LOST_AFTER_S + 0.2) is None
+    assert membership.leader is not None and (membership.leader.rank, membership.led) == (1, 1)
+    assert on(membership, b"a", 0).hear(7.0) and not on(membership, b"a", 0).hello.leader
+    assert membership.leader.rank == 1
+    assert "rank 1 leads this run" in (membership.hello(b"a", make_hello(0, 2), 7.0) or "")
+    membership.leave(1)
+    assert membership.leader is None and membership.led == 1

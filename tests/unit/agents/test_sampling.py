@@ -11,7 +11,7 @@ from agents.hub.telemetry.sampling_leases import (
     RANKS_A_TURN,
     RENEW_S,
     TOLD_S,
-    Leases,
+    SamplingLeases,
 )
 from agents.protocol import Experts, LayerLoad, Sample
 from agents.rank.sampling import CAPABILITIES, EVERY, Sampling
@@ -21,7 +21,7 @@ from tests.unit.agents.fleet import Agent, HubProcess, make_hello, make_summary,
 HERE = {rank: b"%d" % rank for rank in range(8)}
 
 
-def asked(leases: Leases, now: float, step_ms: float = 100.0) -> dict[bytes, dict[str, int]]:
+def asked(leases: SamplingLeases, now: float, step_ms: float = 100.0) -> dict[bytes, dict[str, int]]:
     told = leases.due(HERE, step_ms, now)
     return {identity: {sample.kinds[0]: sample.every for sample in samples} for identity, samples in told}
 
@@ -46,7 +46,7 @@ def test_a_lease_makes_it_oftener_and_expires(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ranks_are_told_what_is_looked_at_and_again_in_time() -> None:
-    leases = Leases()
+    leases = SamplingLeases()
     assert leases.ask(b"a", Sample(["peers", "of tomorrow"], 60.0, [2, 3]), 0.0) is None
     assert asked(leases, 0.0) == {
         b"2": {"peers": 8},
@@ -63,14 +63,14 @@ def test_ranks_are_told_what_is_looked_at_and_again_in_time() -> None:
 
 
 def test_a_rank_on_a_new_connection_is_told_anew() -> None:
-    leases = Leases()
+    leases = SamplingLeases()
     leases.ask(b"a", Sample(["peers"], 60.0, [2]), 0.0)
     assert asked(leases, 0.0)
     assert [identity for identity, _ in leases.due(HERE | {2: b"new"}, 100.0, 0.1)] == [b"new"]
 
 
 def test_however_many_look_what_comes_in_is_bounded() -> None:
-    leases = Leases()
+    leases = SamplingLeases()
     for client in range(CLIENTS):
         assert leases.ask(b"%d" % client, Sample(["peers"], 60.0), 0.0) is None
     assert "256 clients look" in (leases.ask(b"one more", Sample(["peers"], 60.0), 0.0) or "")
@@ -91,10 +91,10 @@ def test_what_leases_cost_does_not_grow_with_ranks_times_leases() -> None:
             Counted.looks += 1
             return super().__contains__(rank)
 
-    leases = Leases()
+    leases = SamplingLeases()
     for client in range(CLIENTS):
         leases.ask(b"%d" % client, Sample(["peers"], 60.0, [client]), 0.0)
-    for lease in leases._leases.values():
+    for lease in leases._sampling_leases.values():
         lease.ranks = Counted(lease.ranks)
     world = {rank: b"%d" % rank for rank in range(1000)}
     told = [identity for identity, _ in leases.due(world, 100.0, 0.0)]

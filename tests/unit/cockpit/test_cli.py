@@ -18,7 +18,7 @@ from agents.protocol import Changes, CommandState
 from agents.rundir.runs import newest_live
 from cockpit.cli import headless
 from cockpit.cli.main import run
-from cockpit.data.connection import Watch
+from cockpit.data.connection import Connection
 from cockpit.data.plain import to_json
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 
@@ -100,7 +100,7 @@ def test_set_says_what_of_an_applied_change_was_not_done(
     why = "the snapshot of step 7 was not saved: disk full"
     told = CommandState("a", 3, "applied", changes, {}, "me", 0.0, acks=2, world=2, applied_step=7, why=why)
     monkeypatch.setattr(headless, "wait_for_command", lambda *_, **__: told)
-    watch = cast(Watch, SimpleNamespace(client=None))
+    watch = cast(Connection, SimpleNamespace(client=None))
     assert headless.answer(watch, "a", True, 1.0, as_json=False) == 3
     assert capsys.readouterr().out == f"✗ applied 2/2 at step 7 · revision 3: {why}\n"
     assert headless.answer(watch, "a", True, 1.0, as_json=True) == 3

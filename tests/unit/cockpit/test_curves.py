@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from agents.hub.recorder import Limits, Recorder
-from agents.hub.telemetry.history import Recall
-from agents.hub.telemetry.update_log import Sequence
+from agents.hub.telemetry.history import History
+from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Summary, Update
 from agents.recording.detail import curve_between
 from agents.recording.reader import Recording, Replay
@@ -36,7 +36,7 @@ def at(step: int) -> Summary:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recording of a run of many steps."""
     path = tmp_path_factory.mktemp("run") / "run.db"
-    sequence = Sequence()
+    sequence = UpdateLog()
     recorder = Recorder(path, sequence, Limits(commit_s=0.01, segment_bytes=1 << 20))
     sequence.publish(make_hello(0, 1))
     for step in range(STEPS):
@@ -74,8 +74,8 @@ def test_a_spike_of_one_step_is_drawn_live_and_of_a_recording(recorded: Path) ->
 
 
 def test_a_spike_of_one_step_is_drawn_after_a_hub_restart(recorded: Path) -> None:
-    sequence = Sequence()
-    recall = Recall(recorded, sequence)
+    sequence = UpdateLog()
+    recall = History(recorded, sequence)
     recall._thread.join()
     for update in (make_hello(0, 1, step=STEPS), at(STEPS)):
         sequence.publish(update)
@@ -94,7 +94,7 @@ def test_a_recording_has_every_step_of_what_is_looked_at(recorded: Path) -> None
 
 
 def test_what_a_run_did_anew_is_not_shown_as_it_was_before(tmp_path: Path) -> None:
-    sequence = Sequence()
+    sequence = UpdateLog()
     recorder = Recorder(tmp_path / "run.db", sequence, Limits(commit_s=0.001))
     told: list[Update] = [make_hello(0, 1), *map(at, range(300))]
     told += [structs.replace(at(step), loss=7.0) for step in range(200, 250)]

@@ -10,7 +10,7 @@ from agents.protocol import Board, Experts, KnobState, LayerLoad, Legal, Traffic
 from cockpit.data import format
 from cockpit.data.curves import Stretch
 from cockpit.data.store import Mark, Store
-from cockpit.tui.strips import Line, bar, column
+from cockpit.tui.strips import StripLine, bar, column
 from cockpit.tui.theme import THEMES, palette
 from cockpit.tui.widgets import traffic
 from cockpit.tui.widgets.curve import decimate, nice_range, plot
@@ -25,7 +25,7 @@ COLOURS = palette("cockpit-dark")
 
 @given(st.text(max_size=40), st.integers(1, 60))
 def test_a_strip_is_exactly_as_wide_as_asked_and_cannot_steer_the_terminal(text: str, width: int) -> None:
-    strip = Line().add(text, COLOURS.text).add("tail", COLOURS.dim).strip(width, COLOURS.text)
+    strip = StripLine().add(text, COLOURS.text).add("tail", COLOURS.dim).strip(width, COLOURS.text)
     assert strip.cell_length == width
     assert "\x1b" not in strip.text
     assert all(segment.style is not None for segment in strip)

@@ -102,11 +102,11 @@ def test_keymap_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
 def test_every_action_exists() -> None:
     from cockpit.tui.app import CockpitApp
     from cockpit.tui.replay import ReplayApp
-    from cockpit.tui.screens.board import KnobBoard
+    from cockpit.tui.screens.board import BoardScreen
     from cockpit.tui.screens.overview import Overview
     from cockpit.tui.widgets.ranks.grid import RankGrid
 
-    owners = (CockpitApp, Overview, RankGrid, KnobBoard, ReplayApp)
+    owners = (CockpitApp, Overview, RankGrid, BoardScreen, ReplayApp)
     for actions, owner in zip((APP, OVERVIEW, GRID, BOARD, REPLAY), owners, strict=True):
         for action in actions:
             assert hasattr(owner, f"action_{action.action.partition('(')[0]}"), action.id

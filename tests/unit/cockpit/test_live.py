@@ -9,7 +9,7 @@ import pytest
 from agents.protocol import Decide, Preview, Propose, Summary, Try, Update
 from agents.state.run_state import RunState
 from cockpit.data.diagnosis import Level, diagnosis, headline
-from cockpit.data.sources.live import LiveFeed
+from cockpit.data.sources.live import LiveSource
 from cockpit.data.sources.source import ViewerError
 from cockpit.data.store import Store, Topic
 from cockpit.tui.open import report_fault
@@ -41,7 +41,7 @@ def test_a_feed_reduces_every_update_once(hub: HubProcess, monkeypatch: pytest.M
 
     monkeypatch.setattr(RunState, "apply", counted)
     fleet, store = Fleet(hub.endpoints.ranks), Store()
-    feed = LiveFeed(hub.endpoints.clients)
+    feed = LiveSource(hub.endpoints.clients)
     try:
         feed.start(store)
         until(
@@ -57,16 +57,16 @@ def test_a_feed_reduces_every_update_once(hub: HubProcess, monkeypatch: pytest.M
 
 def test_a_feed_fills_the_store_and_carries_a_change(hub: HubProcess) -> None:
     fleet, store = Fleet(hub.endpoints.ranks), Store()
-    viewer, operator = LiveFeed(hub.endpoints.clients), LiveFeed(hub.endpoints.clients, operator=True)
+    viewer, operator = LiveSource(hub.endpoints.clients), LiveSource(hub.endpoints.clients, operator=True)
     try:
         operator.start(store)
         until(lambda: store.state.board and store.world == 4 and store.step, fleet.turn)
-        wish = "wish"
+        request = "wish"
         with pytest.raises(ViewerError, match="to operate: cockpit attach RUN --operator"):
-            viewer.ask(Propose(wish, {"micro_batches": 8}, 0))
-        operator.ask(Propose(wish, {"micro_batches": 8}, 0))
-        until(lambda: wish in store.state.commands and store.state.commands[wish].settled, fleet.turn)
-        assert store.state.commands[wish].state == "applied"
+            viewer.ask(Propose(request, {"micro_batches": 8}, 0))
+        operator.ask(Propose(request, {"micro_batches": 8}, 0))
+        until(lambda: request in store.state.commands and store.state.commands[request].settled, fleet.turn)
+        assert store.state.commands[request].state == "applied"
         hub.kill()
         hub.start()
         step = store.step or 0
@@ -79,7 +79,7 @@ def test_a_feed_fills_the_store_and_carries_a_change(hub: HubProcess) -> None:
 
 def test_what_a_feed_asks_is_answered_to_it_alone(hub: HubProcess) -> None:
     fleet, store, other = Fleet(hub.endpoints.ranks), Store(), Store()
-    viewer, operator = LiveFeed(hub.endpoints.clients), LiveFeed(hub.endpoints.clients, operator=True)
+    viewer, operator = LiveSource(hub.endpoints.clients), LiveSource(hub.endpoints.clients, operator=True)
     try:
         viewer.start(store)
         operator.start(other)
@@ -121,7 +121,7 @@ def test_a_fault_in_the_feeds_thread_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("cockpit.data.sources.live.Client", BrokenClient)
-    store, feed = Store(), LiveFeed("ipc://nowhere", operator=True, target="r-1")
+    store, feed = Store(), LiveSource("ipc://nowhere", operator=True, target="r-1")
     feed.start(store)
     assert feed._thread
     feed._thread.join()

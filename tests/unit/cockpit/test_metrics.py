@@ -9,7 +9,7 @@ from cockpit.data.diagnosis import Level
 from cockpit.data.metrics import OWN_TIME, STEP_TIME, available, judged, read
 from cockpit.data.plain import ranks
 from cockpit.data.store import Store
-from cockpit.tui.strips import Line
+from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import palette
 from cockpit.tui.widgets.ranks.cells import levels_of
 from cockpit.tui.widgets.ranks.inspector import inspector
@@ -83,7 +83,7 @@ def test_the_inspector_and_scripts_tell_them() -> None:
     metric = available(store)[0]
 
     def text(rank: int) -> str:
-        lines: list[Line] = inspector(store, metric, read(store, metric), rank, palette("cockpit-dark"))
+        lines: list[StripLine] = inspector(store, metric, read(store, metric), rank, palette("cockpit-dark"))
         return "\n".join(line.strip(line.width, Style()).text for line in lines)
 
     assert "88 °C" in text(1) and "held down by thermal" in text(1)

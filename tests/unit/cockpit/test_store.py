@@ -7,7 +7,7 @@ from msgspec import structs
 
 from agents.protocol import CommandState, Event, Gone, Pulse, Step, Summary
 from cockpit.data.metrics import STEP_TIME, available, read, settled_step
-from cockpit.data.store import Link, Store, Topic, median
+from cockpit.data.store import LinkState, Store, Topic, median
 from tests.screens.fake_run import FakeRun, big
 
 
@@ -34,18 +34,18 @@ def store(clock: Clock) -> Store:
 
 def test_link_tells_waiting_live_stale_ended_failed(clock: Clock) -> None:
     store, run = Store(clock), FakeRun()
-    assert store.link is Link.WAITING
+    assert store.link is LinkState.WAITING
     store.apply(run.story(5))
     store.heard(0.2)
-    assert store.link is Link.LIVE
+    assert store.link is LinkState.LIVE
     clock.now += 12
-    assert store.link is Link.STALE
+    assert store.link is LinkState.STALE
     store.heard(0.0)
-    assert store.link is Link.LIVE
+    assert store.link is LinkState.LIVE
     store.apply(Gone(rank, clean=True) for rank in range(8))
-    assert store.link is Link.ENDED
+    assert store.link is LinkState.ENDED
     store.apply([Gone(3, clean=False, process="ended")])
-    assert store.link is Link.FAILED
+    assert store.link is LinkState.FAILED
 
 
 def test_silence_after_the_last_step_is_an_end(clock: Clock) -> None:
@@ -53,7 +53,7 @@ def test_silence_after_the_last_step_is_an_end(clock: Clock) -> None:
     store.apply(FakeRun(steps=5).story(5))
     store.heard(0.0)
     clock.now += 60
-    assert store.link is Link.ENDED
+    assert store.link is LinkState.ENDED
 
 
 def test_coverage_counts_only_ranks_near_the_front(store: Store) -> None:

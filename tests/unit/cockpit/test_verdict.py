@@ -9,7 +9,7 @@ from msgspec import structs
 import cockpit.data.diagnosis
 from agents.protocol import Alert, Event, Experts, Gone, Hello, LayerLoad, Pulse, Step, Traffic, Update
 from cockpit.data.diagnosis import Level, diagnosis, headline, verdict
-from cockpit.data.store import Link, Playing, Store
+from cockpit.data.store import LinkState, Playing, Store
 from tests.screens.fake_run import FakeRun
 
 LOST = [Gone(5, clean=False, text="killed by signal 9", process="ended")]
@@ -63,7 +63,7 @@ def test_shared_cores_are_said_first_and_no_bubble_advice_is_given() -> None:
 def test_shared_cores_are_said_of_a_recording_too() -> None:
     store = store_with(FakeRun())
     store.playing = Playing(5.0, 0.0, 10.0, 1.0, paused=True, thinned=False)
-    assert store.link is Link.PLAYBACK
+    assert store.link is LinkState.PLAYBACK
     assert diagnosis(store).text == "8 ranks share 2 cores: bubbles and times are not those of a cluster"
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from engine.config.checks import legal_schedules
-from engine.config.knob_values import Dials
+from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout, LayoutError, load
 from engine.kernels.compiled import Compiler
 from engine.metering.meter import Meter
@@ -22,7 +22,7 @@ ONE = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1", "model.layers=2
 def gradients(layout: Layout, compiled: Compiler) -> dict[str, Tensor]:
     meter = Meter(layout.model.layers, 8)
     weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter), compiled=compiled)
-    stage = Stage(weights, layout.model, range(layout.model.layers), Dials.of(layout), meter)
+    stage = Stage(weights, layout.model, range(layout.model.layers), KnobValues.of(layout), meter)
     logits = stage(torch.arange(4 * 24).view(4, 24) % 256)
     logits.square().sum().backward()
     grads = {name: p.grad for name, p in stage.named_parameters() if p.grad is not None}

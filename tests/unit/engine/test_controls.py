@@ -53,7 +53,7 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
     dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
     meter = Meter(2, 8)
     layout = load(DEMO, [*SMALL, "train.steps=30"])
-    yield Trainer(layout, meter, Told(meter), traces=tmp_path / "profile", shelf=tmp_path / "snapshots")
+    yield Trainer(layout, meter, Told(meter), traces=tmp_path / "profile", checkpoints=tmp_path / "snapshots")
     dist.destroy_process_group()
 
 
@@ -65,7 +65,7 @@ def test_a_paused_run_hears_commands_and_goes_on_and_stops(trainer: Trainer) -> 
     acks = sorted(agent.acks, key=lambda ack: ack.revision)  # a save's comes when it is on disk
     assert [(ack.state, ack.step) for ack in acks] == [("applied", 1)] * 4 + [("applied", 2)]
     assert agent.steps == [0, 1], "stopped after the step in which it was told"
-    assert PAUSED in agent.doing and trainer.dials.lr_scale == 0.5
+    assert PAUSED in agent.doing and trainer.knob_values.lr_scale == 0.5
     saved = [
         message.text
         for message in agent.messages

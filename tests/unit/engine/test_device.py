@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from agents.rundir.runs import RunError
 from engine import device
-from engine.config.knob_values import Dials
+from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout, load
 from engine.launch.rank_main import agree_on_device
 from engine.metering.meter import Meter
@@ -104,7 +104,7 @@ def layout_of(kind: str) -> Layout:
 
 def stage_of(layout: Layout, meter: Meter, where: torch.device = device.CPU) -> Stage:
     weights = Weights(1, Axis("tp", None, meter), Axis("ep", None, meter), device=where)
-    return Stage(weights, layout.model, range(layout.model.layers), Dials.of(layout), meter)
+    return Stage(weights, layout.model, range(layout.model.layers), KnobValues.of(layout), meter)
 
 
 @pytest.mark.parametrize("kind", KINDS)

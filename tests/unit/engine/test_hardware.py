@@ -6,7 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine import device
-from engine.config.knob_values import Dials
+from engine.config.knob_values import KnobValues
 from engine.config.layout import Model, load
 from engine.metering.meter import Meter
 from engine.model.transformer import Stage
@@ -120,7 +120,7 @@ def test_torch_counts_the_same(overrides: list[str]) -> None:
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
     torch.set_default_dtype(torch.float64)  # in which the experts are plain products, that torch can count
     try:
-        stage = Stage(Weights(1, tp, ep), model, range(model.layers), Dials.of(layout), meter)
+        stage = Stage(Weights(1, tp, ep), model, range(model.layers), KnobValues.of(layout), meter)
         tokens = torch.randint(0, 256, (4, model.seq_len), generator=torch.Generator().manual_seed(5))
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             loss = cross_entropy(stage(tokens), tokens, tp)

@@ -50,7 +50,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
     dist.init_process_group("gloo", store=alone(folder).store(), rank=0, world_size=1)
     try:
-        checkpoints = Trainer(LAYOUT, shelf=folder).snapshots
+        checkpoints = Trainer(LAYOUT, checkpoints=folder).snapshots
         assert checkpoints
         checkpoints.save(1)
         checkpoints.wait()

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.planner.idle_time import split_idle
-from engine.planner.schedule import Clock
+from engine.planner.schedule import ScheduleClock
 
-CLOCK = Clock("1f1b", 2, 1, 4)
+CLOCK = ScheduleClock("1f1b", 2, 1, 4)
 EVEN = [[1.0 if act.kind == "F" else 2.0 for act in acts] for acts in CLOCK.acts]
 WINDOW = 15.0  # 4 micro-batches of 3, and the other stage's 3
 
@@ -47,7 +47,7 @@ def test_what_a_rank_does_awake_between_actions_is_overhead() -> None:
 @given(st.data())
 def test_the_parts_add_up_whatever_was_measured(data: st.DataObject) -> None:
     name, v = data.draw(st.sampled_from([("gpipe", 1), ("interleaved_zb", 2), ("zbv", 2), ("dualpipev", 2)]))
-    clock = Clock(name, 2, v, 4)
+    clock = ScheduleClock(name, 2, v, 4)
     times = st.floats(1e-3, 10)
     durations = [[data.draw(times) for _ in acts] for acts in clock.acts]
     windows = [sum(its) + data.draw(times) for its in durations]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.config.knob_values import Dials
+from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout, load
 from engine.metering.meter import Meter
 from engine.model.moe import MoeLayer
@@ -30,10 +30,10 @@ SMALL = [
 ]
 
 
-def build(layout: Layout, dials: Dials) -> tuple[Stage, Meter]:
+def build(layout: Layout, knob_values: KnobValues) -> tuple[Stage, Meter]:
     meter = Meter(layout.model.layers, 8)
     weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
-    return Stage(weights, layout.model, range(layout.model.layers), dials, meter), meter
+    return Stage(weights, layout.model, range(layout.model.layers), knob_values, meter), meter
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def plain_moe(h: Tensor, w: dict[str, Tensor], top_k: int) -> Tensor:
 
 
 def test_equals_the_plain_reading(layout: Layout, tokens: Tensor) -> None:
-    stage, _ = build(layout, Dials())
+    stage, _ = build(layout, KnobValues())
     with torch.no_grad():
         torch.testing.assert_close(stage(tokens), plain(stage, layout, tokens), atol=2e-6, rtol=1e-5)
 
@@ -112,7 +112,7 @@ def test_equals_the_plain_reading(layout: Layout, tokens: Tensor) -> None:
 def test_recompute_changes_nothing_and_counts_once(layout: Layout, tokens: Tensor) -> None:
     results = {}
     for recompute in ("none", "selective", "full"):
-        stage, meter = build(layout, Dials(recompute, 1.0, 0.01))
+        stage, meter = build(layout, KnobValues(recompute, 1.0, 0.01))
         loss = cross_entropy(stage(tokens), tokens.roll(-1, 1), Axis("tp", None, meter))
         loss.backward()
         grads = torch.cat([p.grad.flatten() for p in stage.parameters()])
@@ -130,7 +130,7 @@ def test_drops_what_a_count_by_hand_drops(layout: Layout, factor: float) -> None
     weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
     moe = layout.model.moe
     assert moe is not None
-    layer = MoeLayer(weights, 0, moe, 64, 0.02, Dials(capacity_factor=factor), meter)
+    layer = MoeLayer(weights, 0, moe, 64, 0.02, KnobValues(capacity_factor=factor), meter)
     x = torch.randn(4, 24, 64, generator=torch.Generator().manual_seed(1))
     memo: dict[str, object] = {}
     layer(x, memo)  # type: ignore[arg-type]
@@ -156,7 +156,7 @@ def test_the_balancing_loss_reaches_the_router_with_its_own_scale(layout: Layout
     moe = layout.model.moe
     assert moe is not None
     x = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(1))
-    layer = MoeLayer(weights, 0, moe, 64, 0.02, Dials(aux_loss_coef=0.5, aux_scale=0.25), meter)
+    layer = MoeLayer(weights, 0, moe, 64, 0.02, KnobValues(aux_loss_coef=0.5, aux_scale=0.25), meter)
     (layer(x, {}) * 0.0).sum().backward()
     router = layer.router.weight.detach().clone().requires_grad_()
     aux = torch.zeros(())
@@ -175,7 +175,7 @@ def test_the_loss_reaches_the_router(layout: Layout, top_k: int) -> None:
     moe = msgspec.structs.replace(layout.model.moe, top_k=top_k, balance="none")
     meter = Meter(1, 8)
     weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
-    layer = MoeLayer(weights, 0, moe, 64, 0.02, Dials(), meter)
+    layer = MoeLayer(weights, 0, moe, 64, 0.02, KnobValues(), meter)
     x = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(1))
     layer(x, {}).square().sum().backward()
     assert layer.router.weight.grad is not None and layer.router.weight.grad.norm() > 1e-7
@@ -193,7 +193,7 @@ def test_a_tied_weight_gets_the_gradients_of_both_uses(layout: Layout, tokens: T
         meter = Meter(layout.model.layers, 8)
         tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
         model = msgspec.structs.replace(layout.model, tie_embeddings=tied)
-        return Stage(Weights(1, tp, ep), model, range(model.layers), Dials.of(layout), meter)
+        return Stage(Weights(1, tp, ep), model, range(model.layers), KnobValues.of(layout), meter)
 
     one, two = stage(True), stage(False)
     assert two.head and two.embedding and one.embedding
@@ -211,7 +211,7 @@ def test_a_tied_weight_gets_the_gradients_of_both_uses(layout: Layout, tokens: T
 def test_what_is_kept_for_backward_grows_with_the_tokens_alone(tokens: Tensor) -> None:
     """A copy of weights would be kept once a micro-batch, however few tokens it has."""
     layout = load(DEMO, [*SMALL, "model.moe=none"])
-    stage, _ = build(layout, Dials())
+    stage, _ = build(layout, KnobValues())
     held = {x.untyped_storage().data_ptr() for x in (*stage.parameters(), *stage.buffers())}
 
     def kept(sequences: int) -> int:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from agents.protocol import Value
 from agents.rank.agent import Agent
-from engine.config.knob_values import Dials
+from engine.config.knob_values import KnobValues
 from engine.config.layout import Moe, load
 from engine.metering.meter import Meter
 from engine.model.balancing_losses import nudged
@@ -28,12 +28,12 @@ from tests.unit.engine.test_layout import DEMO
 B, S, D, E = 3, 24, 64, 8
 
 
-def layer_of(dials: Dials | None = None, **moe: Any) -> tuple[MoeLayer, Meter]:
+def layer_of(knob_values: KnobValues | None = None, **moe: Any) -> tuple[MoeLayer, Meter]:
     """A layer whose router tells tokens apart clearly."""
     meter = Meter(1, E)
     weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
     mixture = Moe(**{"experts": E, "top_k": 2, "d_expert": 32, "balance": "none"} | moe)
-    layer = MoeLayer(weights, 0, mixture, D, 0.02, dials or Dials(), meter)
+    layer = MoeLayer(weights, 0, mixture, D, 0.02, knob_values or KnobValues(), meter)
     with torch.no_grad():
         layer.router.weight *= 10.0
     return layer, meter
@@ -122,7 +122,7 @@ def test_expert_choice_is_what_an_expert_by_expert_reading_gives(
     x: Tensor, factor: float | None, score: str
 ) -> None:
     """Zhou et al. 2022: each expert its best C tokens of a sequence, weighted by their scores as they are."""
-    layer, meter = layer_of(Dials(capacity_factor=factor), router="expert_choice", score=score)
+    layer, meter = layer_of(KnobValues(capacity_factor=factor), router="expert_choice", score=score)
     out, _ = run(layer, x)
     capacity = min(S, math.ceil((factor or 1.0) * S * 2 / E))
     for b in range(B):
@@ -140,7 +140,7 @@ def test_expert_choice_is_what_an_expert_by_expert_reading_gives(
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.25])
 @pytest.mark.parametrize("drop", ["position", "probability"])
 def test_drops_what_a_count_by_hand_drops(x: Tensor, factor: float, drop: str) -> None:
-    layer, meter = layer_of(Dials(capacity_factor=factor), drop=drop)
+    layer, meter = layer_of(KnobValues(capacity_factor=factor), drop=drop)
     _, routing = run(layer, x)
     capacity = math.ceil(factor * S * 2 / E)
     kept = []
@@ -162,7 +162,7 @@ def test_of_equals_the_first_wins() -> None:
     """Equal tokens, equal experts: lower positions and lower numbers, on every machine."""
     alike = torch.ones(1, S, D)
     for drop in ("position", "probability"):
-        layer, _ = layer_of(Dials(capacity_factor=0.5), drop=drop)
+        layer, _ = layer_of(KnobValues(capacity_factor=0.5), drop=drop)
         with torch.no_grad():
             layer.router.weight.fill_(0.1)
         _, routing = run(layer, alike)
@@ -186,7 +186,7 @@ def test_losses_reach_the_router_with_their_own_scale(x: Tensor, score: str, wha
     """d(coefficient x scale x loss) / d(router), against autograd through the formula of each sequence."""
     coefs = {"aux": {"aux_loss_coef": 0.5}, "z": {"z_loss_coef": 0.5}}[what]
     layer, _ = layer_of(
-        Dials(aux_scale=0.25, **coefs), balance="aux" if what == "aux" else "none", score=score
+        KnobValues(aux_scale=0.25, **coefs), balance="aux" if what == "aux" else "none", score=score
     )
     out, routing = run(layer, x)
     (out * 0.0).sum().backward()
@@ -210,7 +210,7 @@ def test_losses_reach_the_router_with_their_own_scale(x: Tensor, score: str, wha
 def test_beside_a_bias_the_loss_counts_the_highest_scores(x: Tensor) -> None:
     """DeepSeek-V3, eq. 17-20: what a token would take by its scores, not what bias and groups made of it."""
     layer, _ = layer_of(
-        Dials(aux_scale=0.25, aux_loss_coef=0.5),
+        KnobValues(aux_scale=0.25, aux_loss_coef=0.5),
         balance="aux+bias",
         score="sigmoid",
         groups=4,

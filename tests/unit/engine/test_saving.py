@@ -33,7 +33,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def snapshots(tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch) -> saving.Snapshots:
     """A trainer's, that write next to nothing."""
-    found = Trainer(LAYOUT, shelf=tmp_path / "snapshots").snapshots
+    found = Trainer(LAYOUT, checkpoints=tmp_path / "snapshots").snapshots
     assert found
     monkeypatch.setattr(found, "write", lambda _, partial: partial.mkdir(parents=True) or {})
     return found
@@ -77,7 +77,7 @@ def test_who_waits_for_a_save_says_so_again_and_again(
 
 
 def test_what_is_written_has_its_checksums(tmp_path: Path, group: None) -> None:
-    snapshots = Trainer(LAYOUT, shelf=tmp_path).snapshots
+    snapshots = Trainer(LAYOUT, checkpoints=tmp_path).snapshots
     assert snapshots
     snapshots.save(1)
     snapshots.wait()
@@ -115,7 +115,7 @@ class Operator(Agent):
 
 def test_a_save_is_applied_when_it_is_on_disk(tmp_path: Path, group: None) -> None:
     operator = Operator({"save": True})
-    trainer = Trainer(LAYOUT, agent=operator, shelf=tmp_path / "a")
+    trainer = Trainer(LAYOUT, agent=operator, checkpoints=tmp_path / "a")
     checkpoints, written = trainer.snapshots, threading.Event()
     assert checkpoints
     write = checkpoints.write
@@ -142,7 +142,7 @@ def test_a_save_is_applied_when_it_is_on_disk(tmp_path: Path, group: None) -> No
 def test_a_save_that_fails_is_not_applied(tmp_path: Path, group: None, asked: Changes, state: str) -> None:
     """As a file where the folder should be; a change that came with it is in force all the same."""
     operator = Operator(asked)
-    trainer = Trainer(LAYOUT, agent=operator, shelf=tmp_path)
+    trainer = Trainer(LAYOUT, agent=operator, checkpoints=tmp_path)
     (tmp_path / f"step-1{PARTIAL}").write_text("")
     trainer.run()
     assert operator.told == [(1, "agreed"), (1, state)]
@@ -157,7 +157,7 @@ def test_a_paused_run_saves_once_and_again_only_after_a_failure(tmp_path: Path, 
     operator = Operator(
         {"pause": True, "save": True}, {"save": True}, {"save": True}, {"save": True}, {"stop": True}
     )
-    trainer = Trainer(LAYOUT, agent=operator, shelf=tmp_path)
+    trainer = Trainer(LAYOUT, agent=operator, checkpoints=tmp_path)
     checkpoints, tries = trainer.snapshots, 0
     assert checkpoints
     write = checkpoints.write
@@ -178,7 +178,7 @@ def test_a_paused_run_saves_once_and_again_only_after_a_failure(tmp_path: Path, 
 
 
 def test_a_trainer_goes_on_without_a_shelf_of_its_own(tmp_path: Path, group: None) -> None:
-    first = Trainer(LAYOUT, shelf=tmp_path / "snapshots")
+    first = Trainer(LAYOUT, checkpoints=tmp_path / "snapshots")
     assert first.snapshots
     first.train_step(0)
     first.snapshots.save(1)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config.stages import SCHEDULES, accepts, partners, stages_of
-from engine.planner.schedule import Clock, order
+from engine.planner.schedule import ScheduleClock, order
 from engine.sharding.pipeline import SCHEDULES as TORCHS
 
 RANKS, MICRO_BATCHES = (1, 2, 3, 4), range(1, 18)
@@ -99,7 +99,7 @@ def test_what_is_not_accepted_torch_refuses(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "p", "v", "m"), LEGAL)
 def test_every_action_once_and_each_stage_on_one_rank(name: str, p: int, v: int, m: int) -> None:
-    acts = [act for its in Clock(name, p, v, m).acts for act in its]
+    acts = [act for its in ScheduleClock(name, p, v, m).acts for act in its]
     assert len(acts) == len(set(acts))
     for stage in range(p * v):
         of_stage = [(act.kind, act.micro_batch) for act in acts if act.stage == stage]
@@ -121,7 +121,7 @@ def test_balanced_stages_idle_as_the_textbook_says(
     for name, v in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)):
         if p > 1 or v == 1:
             costs = {"F": [forward] * p * v, "B": [backward] * p * v}
-            assert Clock(name, p, v, m).bubble(costs) == pytest.approx((p - 1) / (m * v + p - 1))
+            assert ScheduleClock(name, p, v, m).bubble(costs) == pytest.approx((p - 1) / (m * v + p - 1))
 
 
 def test_1f1b_holds_few_activations() -> None:
@@ -135,14 +135,14 @@ def test_1f1b_holds_few_activations() -> None:
 
 def test_an_unbalanced_stage_makes_the_others_wait() -> None:
     even, uneven = {"F": [1, 1], "B": [2, 2]}, {"F": [1, 2], "B": [2, 4]}
-    assert Clock("1f1b", 2, 1, 8).bubble(even) < Clock("1f1b", 2, 1, 8).bubble(uneven)
+    assert ScheduleClock("1f1b", 2, 1, 8).bubble(even) < ScheduleClock("1f1b", 2, 1, 8).bubble(uneven)
     # The slow stage is busy all the time but for the first forward; the fast one half of it.
-    clock = Clock("1f1b", 2, 1, 100)
+    clock = ScheduleClock("1f1b", 2, 1, 100)
     assert clock.bubble({"F": [1, 2], "B": [1, 2]}) == pytest.approx(0.25, abs=0.01)
 
 
 def test_the_clock_takes_each_action_its_own_time() -> None:
-    clock = Clock("gpipe", 2, 1, 2)
+    clock = ScheduleClock("gpipe", 2, 1, 2)
     assert clock.acts[0] == [("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)]
     # rank 0: F 0-1, 1-5, waits till 10; rank 1: waits 0-1, F 1-3, waits 3-5, F 5-8, B 8-10, 10-11
     window, idle = clock.idle([[1, 4, 2, 2], [2, 3, 2, 1]])

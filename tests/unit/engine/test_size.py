@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.config.knob_values import Dials
+from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout, load
 from engine.config.sizes import parameters
 from engine.metering.meter import Meter
@@ -24,7 +24,7 @@ def no_values(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def held(layout: Layout) -> int:
     weights = Weights(1, Axis("tp", None, Meter()), Axis("ep", None, Meter()), device=META)
-    stage = Stage(weights, layout.model, range(layout.model.layers), Dials.of(layout), Meter())
+    stage = Stage(weights, layout.model, range(layout.model.layers), KnobValues.of(layout), Meter())
     return sum(p.numel() for p in stage.parameters())
 
 

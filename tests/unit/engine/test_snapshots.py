@@ -16,8 +16,8 @@ from engine.checkpoint.folders import (
     LOCK,
     MANIFEST,
     PARTIAL,
+    IncompleteError,
     Manifest,
-    TornError,
     hold,
     name_of,
     prune,
@@ -35,8 +35,10 @@ LAYOUT = load(DEMO)
 TEXT, OTHER = (f"blake2b-{n:016x}" for n in (1, 2))
 
 
-def save(shelf: Path, step: int, layout: Layout = LAYOUT, knobs: dict[str, Value] | None = None) -> Path:
-    partial = shelf / (name_of(step) + PARTIAL)
+def save(
+    checkpoints: Path, step: int, layout: Layout = LAYOUT, knobs: dict[str, Value] | None = None
+) -> Path:
+    partial = checkpoints / (name_of(step) + PARTIAL)
     partial.mkdir(parents=True)
     (partial / "rank-0.bin").write_bytes(b"weights")
     (partial / INDEX).write_bytes(b"{}")
@@ -46,8 +48,8 @@ def save(shelf: Path, step: int, layout: Layout = LAYOUT, knobs: dict[str, Value
     return seal(partial, manifest).folder
 
 
-def steps(shelf: Path) -> list[int]:
-    return [snapshot.manifest.step for snapshot in whole(shelf)]
+def steps(checkpoints: Path) -> list[int]:
+    return [snapshot.manifest.step for snapshot in whole(checkpoints)]
 
 
 def test_a_sealed_one_is_read_back(tmp_path: Path) -> None:
@@ -78,9 +80,9 @@ def test_a_sealed_one_is_read_back(tmp_path: Path) -> None:
     ],
 )
 def test_a_torn_one_is_never_chosen(tmp_path: Path, spoil, why: str) -> None:  # type: ignore[no-untyped-def]
-    shelf = tmp_path / "run/snapshots"
-    save(shelf, 3)
-    torn = save(shelf, 6)
+    checkpoints = tmp_path / "run/snapshots"
+    save(checkpoints, 3)
+    torn = save(checkpoints, 6)
     spoil(torn)
     told: list[str] = []
     start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", False, tell=told.append)
@@ -89,7 +91,7 @@ def test_a_torn_one_is_never_chosen(tmp_path: Path, spoil, why: str) -> None:  #
     with pytest.raises(LayoutError, match="there is nothing to resume: ") as refused:
         find_start(LAYOUT, torn, None, tmp_path / "new", False)
     assert why in str(refused.value) and "\n" not in str(refused.value)
-    with pytest.raises(TornError):
+    with pytest.raises(IncompleteError):
         read(torn)
 
 
@@ -103,22 +105,22 @@ def flip(path: Path, at: int) -> None:
 @pytest.mark.parametrize("again", [False, True])
 def test_one_with_a_flipped_bit_is_never_chosen(tmp_path: Path, name: str, byte: bytes, again: bool) -> None:
     """Of the right size and well-formed: only its checksum tells."""
-    shelf = tmp_path / "run/snapshots"
-    save(shelf, 3)
-    spoilt = save(shelf, 6)
+    checkpoints = tmp_path / "run/snapshots"
+    save(checkpoints, 3)
+    spoilt = save(checkpoints, 6)
     flip(spoilt / name, (spoilt / name).read_bytes().index(byte))
     told: list[str] = []
     start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", again, tell=told.append)
     assert start.snapshot and start.snapshot.manifest.step == 3
     why = f"{spoilt} is damaged: {name} is not what was written"
     assert told == [f"passed over: {why}"]
-    for path in (tmp_path / "run", shelf):
+    for path in (tmp_path / "run", checkpoints):
         begun = find_start(LAYOUT, path, None, tmp_path / "new", False)
         assert begun.snapshot and begun.snapshot.manifest.step == 3
     with pytest.raises(LayoutError) as refused:
         find_start(LAYOUT, spoilt, None, tmp_path / "new", False)
     assert str(refused.value) == f"there is nothing to resume: {why}"
-    flip(shelf / "step-3/rank-0.bin", 0)
+    flip(checkpoints / "step-3/rank-0.bin", 0)
     with pytest.raises(LayoutError, match="nothing to resume: no whole snapshot in"):
         find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", again)
 
@@ -232,17 +234,17 @@ with s.hold(pathlib.Path(sys.argv[1])):
 
 def test_a_shelf_has_one_run_at_a_time(tmp_path: Path) -> None:
     """Killed outright, it leaves nothing behind that would keep the next one off."""
-    shelf = tmp_path / "a/snapshots"
-    other = subprocess.Popen([sys.executable, "-c", HOLDER, str(shelf)], stdout=subprocess.PIPE)
+    checkpoints = tmp_path / "a/snapshots"
+    other = subprocess.Popen([sys.executable, "-c", HOLDER, str(checkpoints)], stdout=subprocess.PIPE)
     try:
         assert other.stdout and other.stdout.readline() == b"held\n"
         with pytest.raises(RunError, match=f"snapshots is in use by process {other.pid} on ") as refused:
-            hold(shelf, patience_s=0.1).__enter__()
+            hold(checkpoints, patience_s=0.1).__enter__()
         assert "\n" not in str(refused.value)
         other.send_signal(signal.SIGKILL)
-        with hold(shelf):
-            assert (shelf / LOCK).read_text().startswith(f"process {os.getpid()} on ")
-        with hold(shelf, patience_s=0.0):
+        with hold(checkpoints):
+            assert (checkpoints / LOCK).read_text().startswith(f"process {os.getpid()} on ")
+        with hold(checkpoints, patience_s=0.0):
             pass
     finally:
         other.kill()

@@ -10,7 +10,7 @@ from rich.style import Style
 from agents.protocol import Estimate, Previewed
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.tui.strips import Line
+from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 
 Spell = Callable[[float], tuple[str, str]]
@@ -69,48 +69,51 @@ def named(quantity: str) -> tuple[str, Spell]:
     return format.clean(quantity).replace("_", " "), _plain
 
 
-def estimate_lines(found: Previewed, width: int, height: int, colours: Palette) -> list[Line]:
+def estimate_lines(found: Previewed, width: int, height: int, colours: Palette) -> list[StripLine]:
     """At most `height` lines, the last of which says how many more there would be."""
     if found.why:
         bad = colours.level[Level.BAD]
-        return [Line().add(f"  {Level.BAD.value} ", bad).add(format.clean(found.why), colours.text)]
+        return [StripLine().add(f"  {Level.BAD.value} ", bad).add(format.clean(found.why), colours.text)]
     moving = [one for one in found.estimates if _moves(one)]
     unknown = [one for one in found.estimates if not one.known]
     staying = [one for one in found.estimates if one.known and not _moves(one)]
     told = [_row(one, width, colours) for one in moving]
     groups = _groups("no data", unknown, colours) + _groups("as now", staying, colours)
     if not told and not groups:
-        return [Line().add(f"  {format.MISSING} the run has no numbers for this", colours.faint)]
+        return [StripLine().add(f"  {format.MISSING} the run has no numbers for this", colours.faint)]
     whole = [line for numbers, source in told for line in _whole(numbers, source, width, colours)] + groups
     if len(whole) <= height:
         return whole
     lines = [numbers.add(source, colours.dim) for numbers, source in told] + groups
     if len(lines) > height > 0:
         rest = len(lines) - height + 1
-        lines = [*lines[: height - 1], Line().add(f"  … {rest} more lines in a larger window", colours.faint)]
+        lines = [
+            *lines[: height - 1],
+            StripLine().add(f"  … {rest} more lines in a larger window", colours.faint),
+        ]
     return lines
 
 
-def _whole(numbers: Line, source: str, width: int, colours: Palette) -> list[Line]:
+def _whole(numbers: StripLine, source: str, width: int, colours: Palette) -> list[StripLine]:
     """A row with all of its source, on as many lines as that takes."""
     at = numbers.width
     first, *more = textwrap.wrap(source, max(20, width - at)) or [""]
-    line = Line().extend(numbers).add(first, colours.dim)
-    return [line, *(Line().pad_to(at, colours.text).add(part, colours.dim) for part in more)]
+    line = StripLine().extend(numbers).add(first, colours.dim)
+    return [line, *(StripLine().pad_to(at, colours.text).add(part, colours.dim) for part in more)]
 
 
 def _moves(one: Estimate) -> bool:
     return one.known and not (one.point == one.now and one.interval in (None, (one.now, one.now)))
 
 
-def _row(one: Estimate, width: int, colours: Palette) -> tuple[Line, str]:
+def _row(one: Estimate, width: int, colours: Palette) -> tuple[StripLine, str]:
     """``step time  346 → 309 .. 952 ms  -11 .. +175 %``, and where it comes from; in brackets the likely value."""
     spell = named(one.quantity)[1]
     text, unit = _then(one, spell)
     now, now_unit = (format.MISSING, unit) if one.now is None else spell(one.now)
     before = now if now_unit == unit else f"{now} {now_unit}"
     line = (
-        Line()
+        StripLine()
         .add(f"  {named(one.quantity)[0]:<{LABEL}}", colours.text)
         .add(before.rjust(NUMBER), colours.dim)
     )
@@ -153,11 +156,11 @@ def _tone(one: Estimate, colours: Palette) -> Style:
     return colours.level[Level.GOOD if high < one.now else Level.WARN]
 
 
-def _groups(label: str, estimates: list[Estimate], colours: Palette) -> list[Line]:
+def _groups(label: str, estimates: list[Estimate], colours: Palette) -> list[StripLine]:
     """``no data  step time, bubble · ranks share cores``: a line for each reason."""
-    lines: list[Line] = []
+    lines: list[StripLine] = []
     for source, of in groupby(sorted(estimates, key=_source), _source):
-        line = Line().add(f"  {label if not lines else '':<{LABEL}}", colours.faint)
+        line = StripLine().add(f"  {label if not lines else '':<{LABEL}}", colours.faint)
         line.add(", ".join(named(one.quantity)[0] for one in of), colours.text)
         lines.append(line.add(f" · {source}" if source else "", colours.dim))
     return lines

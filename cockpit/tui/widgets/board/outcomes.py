@@ -6,7 +6,7 @@ from cockpit.data.diagnosis import Level
 from cockpit.data.outcomes import changes_text, ratio_text, tried
 from cockpit.data.store import Store
 from cockpit.knobs.controller import undoable
-from cockpit.tui.strips import Line, bar, rule
+from cockpit.tui.strips import StripLine, bar, rule
 from cockpit.tui.theme import Palette
 
 OUTCOME = {
@@ -29,9 +29,9 @@ _DOING = {
 _BY_HAND = "measuring with it; it changes the loss, so it is taken back unless somebody keeps it"
 
 
-def progress(command: CommandState | None, colours: Palette) -> Line:
+def progress(command: CommandState | None, colours: Palette) -> StripLine:
     """How far a proposal has come: sent, accepted, applied n/n, or refused and why."""
-    line = Line().add("  ", colours.text)
+    line = StripLine().add("  ", colours.text)
     if command is None:
         return line.add("sent · waiting for the hub", colours.dim)
     level = OUTCOME[command.state]
@@ -50,21 +50,21 @@ def progress(command: CommandState | None, colours: Palette) -> Line:
     return line.add(f", which takes back {command.undoes}" if command.undoes else "", colours.dim)
 
 
-def trial_lines(trial: TrialState, width: int, colours: Palette) -> list[Line]:
+def trial_lines(trial: TrialState, width: int, colours: Palette) -> list[StripLine]:
     """Its name, what it has measured, and what it does or came to."""
     by = f" · by {format.clean(trial.who)}" if trial.who else ""
     head = rule(f"Trial · {tried(trial)}{by}", width, colours.text, colours.faint)
     return [head, _measured(trial, width, colours), _verdict(trial, width, colours)]
 
 
-def _measured(trial: TrialState, width: int, colours: Palette) -> Line:
+def _measured(trial: TrialState, width: int, colours: Palette) -> StripLine:
     """Both windows: how many steps each has, and how long they took."""
     cells = 14 if width >= 90 else 8
     before = trial.measured if trial.state == "before" else trial.steps
     after = trial.measured if trial.state == "after" or trial.after_ms is not None else 0
     if trial.settled and trial.before_ms is None:
         before = trial.measured
-    line = Line().add("  ", colours.text)
+    line = StripLine().add("  ", colours.text)
     for name, steps, ms in (("before", before, trial.before_ms), ("   after", after, trial.after_ms)):
         line.add(f"{name} ", colours.dim).add(_cells(steps / trial.steps, cells), colours.accent)
         line.add(f" {steps:>{len(str(trial.steps))}}/{trial.steps}", colours.strong)
@@ -76,8 +76,8 @@ def _cells(share: float, cells: int) -> str:
     return bar(share, cells).replace(" ", "░")
 
 
-def _verdict(trial: TrialState, width: int, colours: Palette) -> Line:
-    line = Line().add("  ", colours.text)
+def _verdict(trial: TrialState, width: int, colours: Palette) -> StripLine:
+    line = StripLine().add("  ", colours.text)
     if trial.state == "after" and not trial.loss_neutral:
         return line.add(f"! {_BY_HAND}", colours.level[Level.WARN])
     if not trial.settled:
@@ -90,7 +90,7 @@ def _verdict(trial: TrialState, width: int, colours: Palette) -> Line:
     return line.add(f" · {format.clean(trial.why)}" if trial.why else "", colours.text)
 
 
-def newest_lines(store: Store, height: int, width: int, colours: Palette) -> list[Line]:
+def newest_lines(store: Store, height: int, width: int, colours: Palette) -> list[StripLine]:
     """The newest changes under their rule, and which of them an undo would take back."""
     if height < 2 or not store.state.commands:
         return []
@@ -100,9 +100,9 @@ def newest_lines(store: Store, height: int, width: int, colours: Palette) -> lis
     return [rule("Changes", width, colours.dim, colours.faint), *lines]
 
 
-def _outcome(command: CommandState, undone_next: bool, colours: Palette) -> Line:
+def _outcome(command: CommandState, undone_next: bool, colours: Palette) -> StripLine:
     level = OUTCOME[command.state]
-    line = Line().add(f"  {level.value} ", colours.level[level])
+    line = StripLine().add(f"  {level.value} ", colours.level[level])
     line.add(f"r{command.revision} ".ljust(5) if command.revision else "     ", colours.dim)
     line.add(changes_text(command), colours.text)
     if command.applied_step is not None:

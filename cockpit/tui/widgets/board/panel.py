@@ -6,12 +6,12 @@ from typing import Concatenate, ParamSpec
 from agents.protocol import Board, KnobState, Value
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.data.sources.source import Feed, viewer_text
+from cockpit.data.sources.source import Source, viewer_text
 from cockpit.data.store import Store, Topic
 from cockpit.knobs import values
-from cockpit.knobs.controller import Desk, over, rows
+from cockpit.knobs.controller import BoardController, over, rows
 from cockpit.tui.keys import BOARD
-from cockpit.tui.strips import Line, rule
+from cockpit.tui.strips import StripLine, rule
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.board.estimates import estimate_lines
 from cockpit.tui.widgets.board.outcomes import TRIAL, newest_lines, progress, trial_lines
@@ -54,16 +54,16 @@ class KnobTable(Panel):
         "is asked once more. esc drops what is marked."
     )
 
-    def __init__(self, feed: Feed, store: Store) -> None:
+    def __init__(self, feed: Source, store: Store) -> None:
         super().__init__("board")
         self._store = store  # a key may come before the first look
-        self.desk = Desk(feed)
+        self.controller = BoardController(feed)
 
     def choice(self) -> object:
-        return self.desk.state()
+        return self.controller.state()
 
     def look(self, store: Store) -> None:
-        self.desk.look(store)
+        self.controller.look(store)
         super().look(store)
 
     def do(
@@ -77,7 +77,7 @@ class KnobTable(Panel):
     def drop(self) -> bool:
         """Forget what is typed, marked or said; False if there was nothing."""
         with self._store.lock:
-            had = self.desk.drop(self._store)
+            had = self.controller.drop(self._store)
             self.look(self._store)
         return had
 
@@ -88,24 +88,24 @@ class KnobTable(Panel):
         return f"Knobs · revision {board.revision}" if board else "Knobs"
 
     def subtitle(self, store: Store) -> str:
-        return "OPERATOR" if self.desk.feed.operator else "VIEWER"
+        return "OPERATOR" if self.controller.feed.operator else "VIEWER"
 
     def natural_height(self, store: Store) -> int:
-        trial = TRIAL if self.desk.watched in store.state.trials else 0
+        trial = TRIAL if self.controller.watched in store.state.trials else 0
         return max(1, sum(wanted(store, self.content_size.width).values())) + trial
 
-    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         board = store.state.board
         if not board or not board.knobs:
-            return [Line().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
-        marks, here = self.desk.marks, rows(store)
+            return [StripLine().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
+        marks, here = self.controller.marks, rows(store)
         at = min(marks.row, len(here) - 1)
         held, actions = values.held(board), values.actions(board)
-        trial = store.state.trials.get(self.desk.watched)
+        trial = store.state.trials.get(self.controller.watched)
         part = shares(wanted(store, width), height - (TRIAL if trial else 0))
         lines = knob_rows(held, at, marks, part["knobs"], width, colours)
         lines += action_strip(actions, at - len(held), marks, width, colours)[: part["actions"]]
-        lines += [Line()] * part["gap"]
+        lines += [StripLine()] * part["gap"]
         lines.append(self._foot(store, board, width, colours))
         # A preview takes the room that the explanation had where there is not enough for both.
         below = part["about"] + part["below"]
@@ -115,74 +115,82 @@ class KnobTable(Panel):
             lines += trial_lines(trial, width, colours)
         return lines + self._below(store, board, below - reserved, width, colours)
 
-    def _foot(self, store: Store, board: Board, width: int, colours: Palette) -> Line:
+    def _foot(self, store: Store, board: Board, width: int, colours: Palette) -> StripLine:
         """The one line that says what is going on, or what the next key would do."""
-        desk, line = self.desk, Line().add("  ", colours.text)
-        if desk.said:
-            return line.add(f"{desk.said.level.value} {desk.said.text}", colours.level[desk.said.level])
-        if marked := desk.marks.meant(rows(store)):
+        controller, line = self.controller, StripLine().add("  ", colours.text)
+        if said := controller.said:
+            return line.add(f"{said.level.value} {said.text}", colours.level[said.level])
+        if marked := controller.marks.meant(rows(store)):
             return self._marked(line, store, board, marked, width, colours)
-        if desk.word:
-            return line.add(f"asked to {'keep it' if desk.word.keep else 'end the trial'}", colours.dim)
-        if desk.sent in store.denied:
+        if controller.word:
+            return line.add(f"asked to {'keep it' if controller.word.keep else 'end the trial'}", colours.dim)
+        if controller.sent in store.denied:
             return line.add(f"{Level.BAD.value} refused ", colours.level[Level.BAD]).add(
-                store.denied[desk.sent], colours.text
+                store.denied[controller.sent], colours.text
             )
-        trial = store.state.trials.get(desk.sent)
-        if desk.sent and trial is None:
-            return progress(store.state.commands.get(desk.sent), colours)
-        if trial and trial.state == "failed" and desk.watched != trial.id:
+        trial = store.state.trials.get(controller.sent)
+        if controller.sent and trial is None:
+            return progress(store.state.commands.get(controller.sent), colours)
+        if trial and trial.state == "failed" and controller.watched != trial.id:
             line.add(f"{Level.BAD.value} no trial ", colours.level[Level.BAD])
             return line.add(format.clean(trial.why), colours.text)
         if over(store):
             return line.add("the run is over: this is what it had at its end", colours.dim)
-        if not desk.feed.operator:
-            return line.add(viewer_text(desk.feed), colours.dim)
-        return line.add(_next_keys(desk.marks.chosen(rows(store))), colours.dim)
+        if not controller.feed.operator:
+            return line.add(viewer_text(controller.feed), colours.dim)
+        return line.add(_next_keys(controller.marks.chosen(rows(store))), colours.dim)
 
     def _marked(
-        self, line: Line, store: Store, board: Board, marked: dict[str, Value], width: int, colours: Palette
-    ) -> Line:
+        self,
+        line: StripLine,
+        store: Store,
+        board: Board,
+        marked: dict[str, Value],
+        width: int,
+        colours: Palette,
+    ) -> StripLine:
         changing = [knob for knob in board.knobs if knob.name in marked]
         words = ", ".join(values.change_text(knob, marked[knob.name]) for knob in changing)
-        does = "enter proposes " if self.desk.feed.operator else "only looking at "
+        does = "enter proposes " if self.controller.feed.operator else "only looking at "
         line.add(does, colours.dim).add(words, colours.strong)
         if held := [knob for knob in changing if not knob.action]:
             neutral = all(knob.loss_neutral for knob in held)
             line.add(f" · {values.NEUTRAL[neutral]}", colours.dim if neutral else colours.level[Level.WARN])
         tries = f" · or try it for {values.TRIAL_STEPS} steps"
         one = len(changing) == len(held) == 1
-        may = self.desk.feed.operator and one and not store.trial
+        may = self.controller.feed.operator and one and not store.trial
         return line.add(tries if may and line.width + len(tries) <= width else "", colours.dim)
 
-    def _below(self, store: Store, board: Board, height: int, width: int, colours: Palette) -> list[Line]:
+    def _below(
+        self, store: Store, board: Board, height: int, width: int, colours: Palette
+    ) -> list[StripLine]:
         """What the marked changes would do; with none marked, and where it leaves room, the newest changes."""
-        marked = self.desk.marks.meant(rows(store))
+        marked = self.controller.marks.meant(rows(store))
         if not marked or height < 2:
             return newest_lines(store, height, width, colours)
-        asking = self.desk.asking
+        asking = self.controller.asking
         if asking.answer:
             lines = estimate_lines(asking.answer, width, height - 1, colours)
         else:
-            lines = [Line().add(f"  {format.MISSING} {asking.word}", colours.faint)]
+            lines = [StripLine().add(f"  {format.MISSING} {asking.word}", colours.faint)]
         head = rule(self._would(board, marked), width, colours.text, colours.faint)
         room = height - 1 - len(lines)
         return [head, *lines, *newest_lines(store, room, width, colours)]
 
     def _would(self, board: Board, marked: Collection[str]) -> str:
         """The heading of a preview; whether it changes the loss is the run's own word."""
-        answer = self.desk.asking.answer
+        answer = self.controller.asking.answer
         held = any(knob.name in marked for knob in values.held(board))
         neutral = answer.loss_neutral if answer and not answer.why and held else None
         return "What it would do" + ("" if neutral is None else f" · {values.NEUTRAL[neutral]}")
 
 
-def _about(text: list[str], height: int, colours: Palette) -> list[Line]:
+def _about(text: list[str], height: int, colours: Palette) -> list[StripLine]:
     """An explanation in just `height` lines; `…` tells that there is more of it."""
     if len(text) > height > 0:
         text = [*text[: height - 1], f"{text[height - 1]}…"]
-    lines = [Line().add(f"  {line}", colours.dim) for line in text[:height]]
-    return lines + [Line()] * (height - len(lines))
+    lines = [StripLine().add(f"  {line}", colours.dim) for line in text[:height]]
+    return lines + [StripLine()] * (height - len(lines))
 
 
 def _next_keys(knob: KnobState) -> str:

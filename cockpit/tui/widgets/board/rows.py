@@ -8,8 +8,8 @@ from agents.protocol import KnobState
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
 from cockpit.knobs import values as knobs
-from cockpit.knobs.edits import Marks
-from cockpit.tui.strips import Line, rule
+from cockpit.knobs.edits import Edits
+from cockpit.tui.strips import StripLine, rule
 from cockpit.tui.theme import Palette
 
 VALUES = ((92, 26), (66, 19), (0, 13))  # columns of a value, in a board at least so wide
@@ -20,8 +20,8 @@ LONGEST_ABOUT = 3  # lines
 
 
 def knob_rows(
-    held: Sequence[KnobState], cursor: int, marks: Marks, height: int, width: int, colours: Palette
-) -> list[Line]:
+    held: Sequence[KnobState], cursor: int, marks: Edits, height: int, width: int, colours: Palette
+) -> list[StripLine]:
     """As many as there is room for, around the cursor; arrows tell that there are more."""
     at = min(cursor, len(held) - 1)
     top = max(0, min(at - height // 2, len(held) - height))
@@ -54,9 +54,11 @@ def _more(i: int, top: int, height: int, count: int) -> str:
     return "↓ " if i == top + height - 1 < count - 1 else "  "
 
 
-def _knob_row(knob: KnobState, here: bool, more: str, at: Columns, marks: Marks, colours: Palette) -> Line:
+def _knob_row(
+    knob: KnobState, here: bool, more: str, at: Columns, marks: Edits, colours: Palette
+) -> StripLine:
     """``▌ micro_batches  4 → 8   2 4 8 16   loss-neutral``"""
-    line = Line().add("▌ " if here else more, colours.accent if here else colours.faint)
+    line = StripLine().add("▌ " if here else more, colours.accent if here else colours.faint)
     line.add(knob.name, colours.strong if here else colours.text).pad_to(at.value, colours.text)
     value = knobs.value_text(knob)
     if here and marks.typed:
@@ -82,15 +84,15 @@ def strip_height(actions: Sequence[KnobState], width: int) -> int:
 
 
 def action_strip(
-    actions: Sequence[KnobState], cursor: int, marks: Marks, width: int, colours: Palette
-) -> list[Line]:
+    actions: Sequence[KnobState], cursor: int, marks: Edits, width: int, colours: Palette
+) -> list[StripLine]:
     """The cursor is at the action of that number, or at none of them."""
     if not actions:
         return []
     lines = [rule("Actions", width, colours.dim, colours.faint)]
     at = 0
     for row in _wrapped(actions, width):
-        line = Line()
+        line = StripLine()
         for knob in row:
             line.add(" ", colours.text)
             here = at == cursor

@@ -8,7 +8,7 @@ from cockpit.data import format
 from cockpit.data.diagnosis import Level, slow_from, stalled
 from cockpit.data.metrics import Metric, Reading
 from cockpit.data.store import Store
-from cockpit.tui.strips import Line
+from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.ranks.arrangement import Plan, Row, Slot
 
@@ -61,15 +61,15 @@ class Cells:
         self.selected, self.digits = selected, digits
         self.top = max((r.value for r in readings.values() if r.value is not None), default=0.0)
 
-    def rows(self, how: Plan) -> list[Line]:
+    def rows(self, how: Plan) -> list[StripLine]:
         lines = []
         if how.columns:
-            head = Line().pad_to(how.label, self.colours.faint)
+            head = StripLine().pad_to(how.label, self.colours.faint)
             for name in how.columns:
                 head.add(f"{'':{self.digits + 2}}{name}".ljust(how.cell)[: how.cell], self.colours.dim)
             lines.append(head)
         for row in how.rows:
-            line = Line().add(row.label, self.colours.text)
+            line = StripLine().add(row.label, self.colours.text)
             if row.sub:
                 line.pad_to(how.label - LABEL_RIGHT - len(row.sub), self.colours.dim).add(
                     row.sub, self.colours.dim
@@ -79,7 +79,7 @@ class Cells:
             lines.append(line)
         return lines
 
-    def _cells(self, line: Line, how: Plan, row: Row) -> None:
+    def _cells(self, line: StripLine, how: Plan, row: Row) -> None:
         if how.wide:
             for slot in row.top:
                 if slot:
@@ -96,7 +96,7 @@ class Cells:
             for i, slot in enumerate(row.top):
                 self._half(line, slot, row.bottom[i] if i < len(row.bottom) else ())
 
-    def _wide(self, line: Line, rank: int, width: int) -> None:
+    def _wide(self, line: StripLine, rank: int, width: int) -> None:
         """`r3 ▇▇▇▇  412 !`"""
         reading, level, colours = self.readings[rank], self.levels[rank], self.colours
         chosen = rank == self.selected
@@ -134,7 +134,7 @@ class Cells:
     def _cursor(self, slot: Slot, style: Style) -> Style:
         return self.colours.cursor if self.selected in slot else style
 
-    def _half(self, line: Line, top: Slot, bottom: Slot) -> None:
+    def _half(self, line: StripLine, top: Slot, bottom: Slot) -> None:
         above = self._tile(self._worst(top))
         below = self._tile(self._worst(bottom)) if bottom else None
         alarm = next((tile for tile in (above, below) if tile and tile[0] in ALARMS), None)
@@ -157,8 +157,8 @@ def _halves(top: Style, bottom: Style) -> Style:
     return Style(color=top.color, bgcolor=bottom.color)
 
 
-def legend(metric: Metric, levels: dict[int, Level], world: int, how: Plan, colours: Palette) -> Line:
-    line = Line()
+def legend(metric: Metric, levels: dict[int, Level], world: int, how: Plan, colours: Palette) -> StripLine:
+    line = StripLine()
     if metric.worse:
         line.add("better " if how.label else "", colours.dim)
         for style in colours.apart:

@@ -6,9 +6,9 @@ from textual import events
 from textual.binding import Binding
 
 from cockpit.data.metrics import Metric, available, read
-from cockpit.data.store import Link, Store, Topic
+from cockpit.data.store import LinkState, Store, Topic
 from cockpit.tui.keys import GRID, GRID_KEYS
-from cockpit.tui.strips import Line
+from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.ranks.arrangement import Coords, Plan, axes_of, bands, plan, step_from
@@ -93,7 +93,7 @@ class RankGrid(Panel):
         return f"Ranks · {metric.title}{unit}{by}"
 
     def subtitle(self, store: Store) -> str:
-        return "" if store.link is Link.ENDED else f"{store.coverage().strip()} reporting"
+        return "" if store.link is LinkState.ENDED else f"{store.coverage().strip()} reporting"
 
     def natural_height(self, store: Store) -> int:
         return len(self._planned(store, max(1, self.content_size.width), ROOMY).rows) + 6
@@ -107,7 +107,7 @@ class RankGrid(Panel):
 
         return store.once(("plan", group, width, height), (Topic.GRID,), compute)
 
-    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[Line]:
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         metric = self._metric(store)
         readings = read(store, metric)
         levels = levels_of(store, metric, readings)
@@ -117,7 +117,7 @@ class RankGrid(Panel):
         drawing = Cells(metric, readings, levels, colours, self.selected, len(str(store.world - 1)))
         lines = drawing.rows(self._plan)
         gap = max(0, min(1, height - foot - len(lines)))
-        lines += [Line()] * gap
+        lines += [StripLine()] * gap
         lines.append(legend(metric, levels, store.world, self._plan, colours))
         lines += inspector(store, metric, readings, self.selected, colours)[: foot - 1]
         return lines

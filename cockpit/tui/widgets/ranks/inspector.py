@@ -7,21 +7,21 @@ from cockpit.data import format
 from cockpit.data.diagnosis import LOST, Level
 from cockpit.data.metrics import GiB, Metric, Reading
 from cockpit.data.store import Store
-from cockpit.tui.strips import Line
+from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 
 
 def inspector(
     store: Store, metric: Metric, readings: dict[int, Reading], rank: int | None, colours: Palette
-) -> list[Line]:
+) -> list[StripLine]:
     """Who it is, its last step, what it is doing."""
     if rank is None or rank not in store.state.hellos:
-        return [Line().add("arrows choose a rank", colours.faint)]
+        return [StripLine().add("arrows choose a rank", colours.faint)]
     hello, step, pulse = store.state.hellos[rank], store.state.steps.get(rank), store.state.pulses.get(rank)
-    who = Line().add(f"r{rank} ", colours.cursor).add(f" {format.coords(hello.coords)}", colours.text)
+    who = StripLine().add(f"r{rank} ", colours.cursor).add(f" {format.coords(hello.coords)}", colours.text)
     who.add(f" · {hello.host} · {hello.device} · pid {hello.pid}", colours.dim)
     reading = readings[rank]
-    numbers = Line()
+    numbers = StripLine()
     if reading.value is None:
         numbers.add(f"{format.MISSING} no {metric.title}", colours.faint)
     else:
@@ -39,17 +39,17 @@ def inspector(
     gone = store.state.gone.get(rank)
     if gone:
         level = Level.NOTE if gone.clean else Level.BAD
-        doing = Line().add(
+        doing = StripLine().add(
             f"{level.value} {'done' if gone.clean else LOST[gone.process]}", colours.level[level]
         )
         doing.add(f" {gone.text}", colours.dim)
     elif pulse:
         into, operation = format.doing(pulse.doing)
-        doing = Line().add(into, colours.dim).add(operation, colours.text)
+        doing = StripLine().add(into, colours.dim).add(operation, colours.text)
         if pulse.since_ms >= 1000:
             doing.add(f" for {format.age(pulse.since_ms / 1000)}", colours.dim)
     else:
-        doing = Line().add(f"{format.MISSING} no pulse yet", colours.faint)
+        doing = StripLine().add(f"{format.MISSING} no pulse yet", colours.faint)
     vitals = store.state.vitals.get(rank)
     if vitals and not gone:
         for text in _vital_signs(vitals):

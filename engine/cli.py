@@ -147,6 +147,6 @@ def _run(
         on_folder=output.begin,
         on_start=output.start,
         on_summary=output.step,
-        on_snapshot=output.saved,
+        on_checkpoint=output.saved,
         on_end=output.end,
     )

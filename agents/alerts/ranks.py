@@ -10,7 +10,12 @@ from agents.state.run_state import RunState
 STALL_S = 10.0  # in one operation,
 STALL_STEPS = 5  # and as many typical steps, whichever is longer
 SILENT_S = 4.0  # without a pulse, which comes each second from a thread of its own
-AT_REST = ("paused", "starting", "snapshot", "place")  # operations that take as long as they take
+AT_REST = (
+    "paused",
+    "starting",
+    "checkpoint",
+    "expert placement",
+)  # operations that take as long as they take
 WAITS = ("waiting", "reduce", "agree", "all-", "gather", "scatter", "broadcast", "barrier", "exchange")
 
 

@@ -194,7 +194,7 @@ def _broken_loss(store: Store) -> Diagnosis | None:
         lambda point: not math.isfinite(point[1]), reversed(store.state.points("loss"))
     )
     return Diagnosis(
-        Level.BAD, f"loss is {loss} since step {format.grouped(step)} · resume from an earlier snapshot"
+        Level.BAD, f"loss is {loss} since step {format.grouped(step)} · resume from an earlier checkpoint"
     )
 
 

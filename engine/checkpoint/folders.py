@@ -1,6 +1,6 @@
-"""Snapshots on disk: which are whole, which is the newest, which are too many. Torch-free, so that refusing is quick.
+"""Checkpoints on disk: which are whole, which is the newest, which are too many. Torch-free, so that refusing is quick.
 
-A run's snapshots lie in one folder, its shelf; docs/snapshots.md says what is in each. A snapshot is written under a
+A run's checkpoints lie in one folder, its shelf; docs/checkpoints.md says what is in each. A checkpoint is written under a
 name of its own (`step-5.partial`) and gets its manifest last and then its name, so what has a manifest was whole once;
 the sizes in the manifest tell whether it still is, and its checksums, for whoever reads all of it, whether undamaged.
 """
@@ -43,7 +43,7 @@ _NAME = re.compile(r"step-\d+")
 
 
 class IncompleteError(RefusedError):
-    """Why a folder is not a whole snapshot: one sentence."""
+    """Why a folder is not a whole checkpoint: one sentence."""
 
 
 class OtherFormatError(IncompleteError):
@@ -59,10 +59,10 @@ class Applied(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
-    """What a snapshot says of itself."""
+    """What a checkpoint says of itself."""
 
     format: int = FORMAT
-    serial: Natural = 0  # larger than that of every snapshot that lay on the shelf when it was saved
+    serial: Natural = 0  # larger than that of every checkpoint that lay on the shelf when it was saved
     step: Natural  # steps done; also the first step that a run continued from here trains
     run: str
     layout: Layout  # as it was given: without what operators have turned
@@ -88,8 +88,8 @@ class Checkpoint:
 
 
 def checkpoints_folder(layout: Layout, run_dir: Path) -> Path:
-    """Where the run with that folder keeps its snapshots."""
-    return Path(layout.snapshot.dir) / run_dir.name if layout.snapshot.dir else run_dir / "snapshots"
+    """Where the run with that folder keeps its checkpoints."""
+    return Path(layout.checkpoint.dir) / run_dir.name if layout.checkpoint.dir else run_dir / "checkpoints"
 
 
 def name_of(step: int) -> str:
@@ -97,7 +97,7 @@ def name_of(step: int) -> str:
 
 
 def is_named_so(folder: Path) -> bool:
-    """Whether it has the name that snapshots have."""
+    """Whether it has the name that checkpoints have."""
     return _NAME.fullmatch(folder.name) is not None
 
 
@@ -145,11 +145,11 @@ def _locked(descriptor: int, folder: Path, told: Callable[[str], None]) -> bool:
 
 
 def read(folder: Path) -> Checkpoint:
-    """The snapshot in `folder`; TornError if it is not whole or not of this format."""
+    """The checkpoint in `folder`; TornError if it is not whole or not of this format."""
     try:
         raw = read_ordinary(folder / MANIFEST, MOST_BYTES, links=False)
     except OSError as error:
-        raise IncompleteError(f"{folder} is not a whole snapshot: {MANIFEST}: {error.strerror}") from None
+        raise IncompleteError(f"{folder} is not a whole checkpoint: {MANIFEST}: {error.strerror}") from None
     try:
         written_in = msgspec.json.decode(raw, type=_Format).format
         if written_in != FORMAT:
@@ -159,25 +159,27 @@ def read(folder: Path) -> Checkpoint:
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IncompleteError(
-            f"{folder} is not a whole snapshot: {MANIFEST} cannot be read: {error}"
+            f"{folder} is not a whole checkpoint: {MANIFEST} cannot be read: {error}"
         ) from None
     for name, size in manifest.files.items():
         found = _size(folder / name)
         if found != size:
-            raise IncompleteError(f"{folder} is not a whole snapshot: {name} has {found} of {size} bytes")
+            raise IncompleteError(f"{folder} is not a whole checkpoint: {name} has {found} of {size} bytes")
     if not manifest.files.keys() == manifest.sums.keys() >= {INDEX}:
         raise IncompleteError(f"{folder} is damaged: {MANIFEST} lacks files or their checksums")
     try:
         written = read_ordinary(folder / MANIFEST_SUM, 64, links=False)
     except OSError as error:
-        raise IncompleteError(f"{folder} is not a whole snapshot: {MANIFEST_SUM}: {error.strerror}") from None
+        raise IncompleteError(
+            f"{folder} is not a whole checkpoint: {MANIFEST_SUM}: {error.strerror}"
+        ) from None
     if written != _manifest_sum(raw):
         raise IncompleteError(f"{folder} is damaged: {MANIFEST} is not what was written")
     return Checkpoint(folder, manifest)
 
 
 def damage(folder: Path) -> str | None:
-    """Why the whole snapshot in `folder` must not be used, in a sentence, or None. Reads all of it, as fast as the disk
+    """Why the whole checkpoint in `folder` must not be used, in a sentence, or None. Reads all of it, as fast as the disk
     gives it: checksums need no interpreter lock."""
     manifest = read(folder).manifest
     sums = manifest.sums
@@ -220,31 +222,31 @@ def _size(path: Path) -> int:
         return 0
 
 
-def whole(checkpoints: Path, torn: Callable[[str], None] = lambda _: None) -> list[Checkpoint]:
-    """The whole snapshots on a shelf, oldest first; `torn` is told of each that is not, in a sentence.
+def whole(checkpoints_dir: Path, torn: Callable[[str], None] = lambda _: None) -> list[Checkpoint]:
+    """The whole checkpoints on a shelf, oldest first; `torn` is told of each that is not, in a sentence.
 
-    The newest is the one saved last, not the one with most steps: a run continued from an older snapshot has left the
+    The newest is the one saved last, not the one with most steps: a run continued from an older checkpoint has left the
     younger ones' future.
     """
     found = []
-    for folder in _folders(checkpoints):
+    for folder in _folders(checkpoints_dir):
         try:
             found.append(read(folder))
         except IncompleteError as why:
             torn(str(why))
-    return sorted(found, key=lambda snapshot: snapshot.manifest.serial)
+    return sorted(found, key=lambda checkpoint: checkpoint.manifest.serial)
 
 
-def _folders(checkpoints: Path) -> Iterator[Path]:
+def _folders(checkpoints_dir: Path) -> Iterator[Path]:
     with suppress(OSError):
         yield from (
-            path for path in sorted(checkpoints.iterdir()) if _NAME.fullmatch(path.name) and path.is_dir()
+            path for path in sorted(checkpoints_dir.iterdir()) if _NAME.fullmatch(path.name) and path.is_dir()
         )
 
 
-def foreign(checkpoints: Path) -> list[Path]:
+def foreign(checkpoints_dir: Path) -> list[Path]:
     """What lies there in a format of another version of the engine: nothing to go on from, and not ours to remove."""
-    return [folder for folder in _folders(checkpoints) if _is_foreign(folder)]
+    return [folder for folder in _folders(checkpoints_dir) if _is_foreign(folder)]
 
 
 def _is_foreign(folder: Path) -> bool:
@@ -258,13 +260,13 @@ def _is_foreign(folder: Path) -> bool:
 
 
 def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = None) -> Checkpoint:
-    """Make what was written into `partial` a snapshot: all of it, or, if the machine dies meanwhile, none of it.
+    """Make what was written into `partial` a checkpoint: all of it, or, if the machine dies meanwhile, none of it.
 
     `sums` are the checksums that are known already; other files are read for theirs.
     """
-    checkpoints = partial.parent
-    folder = checkpoints / name_of(manifest.step)
-    serials = [snapshot.manifest.serial for snapshot in whole(checkpoints)]
+    checkpoints_dir = partial.parent
+    folder = checkpoints_dir / name_of(manifest.step)
+    serials = [checkpoint.manifest.serial for checkpoint in whole(checkpoints_dir)]
     sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
     known = sums or {}
     all_sums = {name: known[name] if name in known else checksum(partial / name) for name in sizes}
@@ -279,7 +281,7 @@ def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = Non
     if folder.exists():  # of a future that was left
         folder.rename(aside)
     partial.rename(folder)
-    _sync(checkpoints)
+    _sync(checkpoints_dir)
     shutil.rmtree(aside, ignore_errors=True)
     return Checkpoint(folder, manifest)
 
@@ -301,22 +303,22 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def prune(checkpoints: Path, keep: int) -> None:
-    """Remove all but the `keep` newest whole snapshots, and torn ones with fewer steps than those."""
-    snapshots = whole(checkpoints)
-    kept = snapshots[-keep:]
-    for snapshot in snapshots[:-keep]:
-        remove(snapshot.folder)
-    first = min((snapshot.manifest.step for snapshot in kept), default=0)
-    for folder in set(_folders(checkpoints)) - {snapshot.folder for snapshot in kept}:
+def prune(checkpoints_dir: Path, keep: int) -> None:
+    """Remove all but the `keep` newest whole checkpoints, and torn ones with fewer steps than those."""
+    checkpoints = whole(checkpoints_dir)
+    kept = checkpoints[-keep:]
+    for checkpoint in checkpoints[:-keep]:
+        remove(checkpoint.folder)
+    first = min((checkpoint.manifest.step for checkpoint in kept), default=0)
+    for folder in set(_folders(checkpoints_dir)) - {checkpoint.folder for checkpoint in kept}:
         if int(folder.name.removeprefix("step-")) < first and not _is_foreign(folder):
             remove(folder)
 
 
-def sweep(checkpoints: Path) -> None:
+def sweep(checkpoints_dir: Path) -> None:
     """Remove what saves left that were cut short; nothing else may be writing there."""
     with suppress(OSError):
-        for path in checkpoints.glob(f"step-*{PARTIAL}"):
+        for path in checkpoints_dir.glob(f"step-*{PARTIAL}"):
             remove(path)
 
 

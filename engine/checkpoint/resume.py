@@ -1,6 +1,6 @@
-"""Where a run goes on: which snapshot, in which folder, and with which values of the knobs. Torch-free.
+"""Where a run goes on: which checkpoint, in which folder, and with which values of the knobs. Torch-free.
 
-Everything of a layout may differ from the snapshot's but the model, the data, the seed and the optimizer.
+Everything of a layout may differ from the checkpoint's but the model, the data, the seed and the optimizer.
 """
 
 import re
@@ -36,11 +36,11 @@ _SAME = ("model", "data.tokenizer", "run.seed", "train.optimizer")
 
 @dataclass(frozen=True)
 class Start:
-    """How a run begins. Without a snapshot: at its first step."""
+    """How a run begins. Without a checkpoint: at its first step."""
 
-    layout: Layout  # with the knobs as the snapshot's run had turned them
+    layout: Layout  # with the knobs as the checkpoint's run had turned them
     run_dir: Path | None  # the folder of the run that goes on; None: the run is a new one
-    snapshot: Checkpoint | None = None
+    checkpoint: Checkpoint | None = None
 
 
 def home(knob: str) -> tuple[str, str]:
@@ -93,24 +93,24 @@ def find_start(
     """The start that was asked for; LayoutError, one sentence, if there is none.
 
     `resume`: True goes on with the run whose folder is `run_dir`, or else with the newest of this name; a path begins
-    a run from the newest whole snapshot found there. `again`: torchrun has restarted the ranks, so the run in
-    `run_dir` or `named` goes on, from its beginning if it has no snapshot yet. `fixed` are keys given by hand, such as
-    ``knobs.micro_batches``, whose values in `layout` go before the snapshot's: always
+    a run from the newest whole checkpoint found there. `again`: torchrun has restarted the ranks, so the run in
+    `run_dir` or `named` goes on, from its beginning if it has no checkpoint yet. `fixed` are keys given by hand, such as
+    ``knobs.micro_batches``, whose values in `layout` go before the checkpoint's: always
     where a run begins from a path, elsewhere if the run did not begin with them. `tell` hears, in a sentence each, of
-    snapshots that are passed over and of turned knobs whose value `layout` does not take. `damage` says what is wrong
-    with the content of a snapshot. `data` is the digest of the text that the run is to train on, where it is known.
+    checkpoints that are passed over and of turned knobs whose value `layout` does not take. `damage` says what is wrong
+    with the content of a checkpoint. `data` is the digest of the text that the run is to train on, where it is known.
     """
 
-    def begin(snapshot: Checkpoint, run_dir: Path | None, new: bool = False) -> Start:
-        return _from(snapshot, layout, run_dir, fixed, data, tell, new)
+    def begin(checkpoint: Checkpoint, run_dir: Path | None, new: bool = False) -> Start:
+        return _from(checkpoint, layout, run_dir, fixed, data, tell, new)
 
     def torn(why: str) -> None:
         tell(f"passed over: {why}")
 
-    def newest(snapshots: list[Checkpoint]) -> Checkpoint | None:
-        for snapshot in reversed(snapshots):
-            if not (why := _strange_knobs(snapshot) or damage(snapshot.folder)):
-                return snapshot
+    def newest(checkpoints: list[Checkpoint]) -> Checkpoint | None:
+        for checkpoint in reversed(checkpoints):
+            if not (why := _strange_knobs(checkpoint) or damage(checkpoint.folder)):
+                return checkpoint
             torn(why)
         return None
 
@@ -120,7 +120,7 @@ def find_start(
         return begin(found, own)
     if kept and resume is not True:
         raise LayoutError(
-            f"{own} holds snapshots up to {kept[-1].folder.name}; "
+            f"{own} holds checkpoints up to {kept[-1].folder.name}; "
             "go on from there with --resume, or choose another folder"
         )
     if not kept and resume is not True and (others := foreign(checkpoints_folder(layout, own))):
@@ -137,7 +137,7 @@ def find_start(
         if found := newest(kept if here else whole(checkpoints_folder(layout, folder), torn)):
             return begin(_unfinished(found, layout), folder)
     where = str(run_dir) if run_dir else f"the folders {layout.run.dir}/{layout.run.name}-*"
-    raise LayoutError(f"there is nothing to resume: no whole snapshot in {where}")
+    raise LayoutError(f"there is nothing to resume: no whole checkpoint in {where}")
 
 
 def _folders_of(layout: Layout) -> list[Path]:
@@ -153,54 +153,54 @@ def _there(
     newest: Callable[[list[Checkpoint]], Checkpoint | None],
     damage: Callable[[Path], str | None],
 ) -> Checkpoint:
-    """The one to begin from, in a snapshot's own folder, a shelf, or a run's folder."""
+    """The one to begin from, in a checkpoint's own folder, a shelf, or a run's folder."""
     if not folder.is_dir():
         raise LayoutError(f"there is nothing to resume: {folder} is no folder")
-    if found := newest(whole(folder, torn) or whole(folder / "snapshots", torn)):
+    if found := newest(whole(folder, torn) or whole(folder / "checkpoints", torn)):
         return found
     if not is_named_so(folder) and not (folder / MANIFEST).exists():
-        raise LayoutError(f"there is nothing to resume: no whole snapshot in {folder}")
+        raise LayoutError(f"there is nothing to resume: no whole checkpoint in {folder}")
     try:
-        snapshot = read(folder)
-        if why := _strange_knobs(snapshot) or damage(folder):
+        checkpoint = read(folder)
+        if why := _strange_knobs(checkpoint) or damage(folder):
             raise IncompleteError(why)
     except IncompleteError as torn_why:
         raise LayoutError(f"there is nothing to resume: {torn_why}") from None
-    return snapshot
+    return checkpoint
 
 
-def other_data(snapshot: Checkpoint, layout: Layout, data: str) -> str | None:
-    """Why a run on the text whose digest is `data` does not go on from `snapshot`, in a sentence, or None."""
-    if data in (snapshot.manifest.data, layout.data.digest):
+def other_data(checkpoint: Checkpoint, layout: Layout, data: str) -> str | None:
+    """Why a run on the text whose digest is `data` does not go on from `checkpoint`, in a sentence, or None."""
+    if data in (checkpoint.manifest.data, layout.data.digest):
         return None
     return (
-        f"{snapshot.folder} was trained on another text: it had the digest {snapshot.manifest.data}, and what "
+        f"{checkpoint.folder} was trained on another text: it had the digest {checkpoint.manifest.data}, and what "
         f"data.source = {shown(layout.data.source)} names here has {data} (other files, or for stdlib another release "
         f"of Python); legal: the text it began with, or data.digest={data} to go on with this one"
     )
 
 
-def _strange_knobs(snapshot: Checkpoint) -> str | None:
+def _strange_knobs(checkpoint: Checkpoint) -> str | None:
     """Why no run can have saved these knobs, in a sentence, or None."""
-    for knob, value in snapshot.manifest.knobs.items():
+    for knob, value in checkpoint.manifest.knobs.items():
         try:
-            _laid_over(snapshot.manifest.layout, {knob: value})
+            _laid_over(checkpoint.manifest.layout, {knob: value})
         except (KeyError, msgspec.ValidationError):
-            return f"{snapshot.folder} is damaged: a layout has no {shown(knob)} = {shown(value)}"
+            return f"{checkpoint.folder} is damaged: a layout has no {shown(knob)} = {shown(value)}"
     return None
 
 
-def _unfinished(snapshot: Checkpoint, layout: Layout) -> Checkpoint:
-    if snapshot.manifest.step >= layout.train.steps:
+def _unfinished(checkpoint: Checkpoint, layout: Layout) -> Checkpoint:
+    if checkpoint.manifest.step >= layout.train.steps:
         raise LayoutError(
-            f"{snapshot.folder} is of step {snapshot.manifest.step}, and train.steps = {layout.train.steps}; "
+            f"{checkpoint.folder} is of step {checkpoint.manifest.step}, and train.steps = {layout.train.steps}; "
             "legal: more than that"
         )
-    return snapshot
+    return checkpoint
 
 
 def _from(
-    snapshot: Checkpoint,
+    checkpoint: Checkpoint,
     layout: Layout,
     run_dir: Path | None,
     fixed: Collection[str],
@@ -208,19 +208,19 @@ def _from(
     tell: Callable[[str], None],
     new: bool,
 ) -> Start:
-    manifest = snapshot.manifest
+    manifest = checkpoint.manifest
     theirs, ours = _flat(manifest.layout), _flat(layout)
     for key in theirs | ours:
         if key.startswith(_SAME) and theirs.get(key) != ours.get(key):
             raise LayoutError(
-                f"{snapshot.folder} has {key} = {spell(theirs.get(key))}, the layout says {spell(ours.get(key))}; "
+                f"{checkpoint.folder} has {key} = {spell(theirs.get(key))}, the layout says {spell(ours.get(key))}; "
                 "a run goes on with the model, tokenizer, seed and optimizer it began with"
             )
     if data and data != manifest.data:
-        if refusal := other_data(snapshot, layout, data):
+        if refusal := other_data(checkpoint, layout, data):
             raise LayoutError(refusal)
         tell(
-            f"{snapshot.folder} goes on with another text than it was trained on, as data.digest = {data} says"
+            f"{checkpoint.folder} goes on with another text than it was trained on, as data.digest = {data} says"
         )
     # What an operator turned stays turned; what nobody touched is as the layout says. The command that began the run,
     # given again, turns nothing back: torchrun gives it at each restart. That of a new run means what it says.
@@ -230,11 +230,11 @@ def _from(
         meant = ".".join(home(knob)) in fixed and (new or now != began)
         if value != began and not meant:
             carried[knob] = value
-    return Start(_as_far_as_legal(snapshot, layout, carried, tell), run_dir, snapshot)
+    return Start(_as_far_as_legal(checkpoint, layout, carried, tell), run_dir, checkpoint)
 
 
 def _as_far_as_legal(
-    snapshot: Checkpoint, layout: Layout, values: Mapping[str, Value], tell: Callable[[str], None]
+    checkpoint: Checkpoint, layout: Layout, values: Mapping[str, Value], tell: Callable[[str], None]
 ) -> Layout:
     """The layout with those values of knobs: all, or, where they do not go with it, one after the other what does."""
     legal, left = layout, dict(values)
@@ -250,7 +250,7 @@ def _as_far_as_legal(
                 why[knob] = error
     for knob, value in left.items():
         key, ours = ".".join(home(knob)), spell(start_value(layout, knob))
-        tell(f"{snapshot.folder} goes on with {key} = {ours} instead of {spell(value)}: {why[knob]}")
+        tell(f"{checkpoint.folder} goes on with {key} = {ours} instead of {spell(value)}: {why[knob]}")
     return legal
 
 

@@ -41,26 +41,26 @@ class Saved:
 
     def __str__(self) -> str:
         if self.why:
-            return f"the snapshot of step {self.step} was not saved: {self.why}; training goes on"
-        return f"snapshot of step {self.step}: {self.folder}, {self.bytes / 2**20:.1f} MiB in {self.seconds:.1f} s"
+            return f"the checkpoint of step {self.step} was not saved: {self.why}; training goes on"
+        return f"checkpoint of step {self.step}: {self.folder}, {self.bytes / 2**20:.1f} MiB in {self.seconds:.1f} s"
 
 
-def restore(snapshot: Checkpoint, state: State) -> None:
-    """Take over the state saved in `snapshot`, whatever the layout it was saved in; the same call on every rank.
+def restore(checkpoint: Checkpoint, state: State) -> None:
+    """Take over the state saved in `checkpoint`, whatever the layout it was saved in; the same call on every rank.
 
     RefusedError on all ranks if it cannot be read or holds another model.
     """
     group = dist.new_group(backend="gloo")
-    reader = Reader(snapshot.folder, snapshot.manifest.files)
+    reader = Reader(checkpoint.folder, checkpoint.manifest.files)
     try:
         load(state.tensors(), storage_reader=reader, planner=Planner(), process_group=group)
     except CheckpointException as error:
-        raise RefusedError(f"{snapshot.folder} cannot be resumed from: {_first_line(error)}") from None
+        raise RefusedError(f"{checkpoint.folder} cannot be resumed from: {_first_line(error)}") from None
     state.spread()
 
 
 class Checkpoints:
-    """The snapshots of one run, in the folder `checkpoints`; the same calls on every rank.
+    """The checkpoints of one run, in the folder `checkpoints_dir`; the same calls on every rank.
 
     Make it before the first step, then tell it of each step's end. `at` is told, again and again, that it waits for a
     save to end: a run that is stopping and says nothing new is taken for stuck.
@@ -68,13 +68,18 @@ class Checkpoints:
 
     def __init__(
         self,
-        checkpoints: Path,
+        checkpoints_dir: Path,
         settings: Settings,
         state: State,
         describe: Callable[[int], Manifest],
         at: Callable[[str], None] = lambda _: None,
     ):
-        self.checkpoints, self._settings, self._state, self._describe = checkpoints, settings, state, describe
+        self.checkpoints_dir, self._settings, self._state, self._describe = (
+            checkpoints_dir,
+            settings,
+            state,
+            describe,
+        )
         self._at = at
         self._requested = False
         self._begun: int | None = None  # steps done at the newest save
@@ -84,7 +89,7 @@ class Checkpoints:
         self._finished: deque[Saved] = deque()
         self._newest: Saved | None = None  # of the finished ones
         if self._leads:
-            sweep(checkpoints)
+            sweep(checkpoints_dir)
 
     def request(self, _: object = None) -> None:
         """Have the state saved when this step ends, on all ranks alike."""
@@ -112,7 +117,7 @@ class Checkpoints:
         self.wait()
         tensors, manifest = self._state.copy(), self._describe(done)
         self._thread = threading.Thread(
-            target=self._save, args=(tensors, manifest), name="snapshot", daemon=True
+            target=self._save, args=(tensors, manifest), name="checkpoint", daemon=True
         )
         self._thread.start()
 
@@ -125,7 +130,7 @@ class Checkpoints:
             self._thread.join(WORD_EVERY_S)
             if not self._thread.is_alive():
                 break
-            self._at(f"waiting for the snapshot, {time.monotonic() - began:.1f} s")
+            self._at(f"waiting for the checkpoint, {time.monotonic() - began:.1f} s")
         self._thread = None
 
     def fate(self, step: int) -> Saved | None:
@@ -141,7 +146,7 @@ class Checkpoints:
     def _save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
         """In the thread: write, then, on the leader, seal. Every rank hears whether it is saved."""
         start = time.monotonic()
-        folder = self.checkpoints / name_of(manifest.step)
+        folder = self.checkpoints_dir / name_of(manifest.step)
         partial = folder.with_name(folder.name + PARTIAL)
         sums: dict[str, int] = {}
         why, size = "", 0
@@ -157,7 +162,7 @@ class Checkpoints:
                 try:
                     known = {name: value for of_rank, _ in told for name, value in of_rank.items()}
                     size = sum(seal(partial, manifest, known).manifest.files.values())
-                    prune(self.checkpoints, self._settings.keep)
+                    prune(self.checkpoints_dir, self._settings.keep)
                 except OSError as error:
                     why = _first_line(error)
             fate = [why]
@@ -180,8 +185,8 @@ class Checkpoints:
 class SaveAcks:
     """Acks of changes that ask for a save, held until it is on disk or has failed: applied means saved."""
 
-    def __init__(self, snapshots: Checkpoints, settle: Callable[[Ack], None]):
-        self._snapshots, self._settle = snapshots, settle
+    def __init__(self, checkpoints: Checkpoints, settle: Callable[[Ack], None]):
+        self._checkpoints, self._settle = checkpoints, settle
         self._held: list[tuple[Ack, bool]] = []
         self._leads = dist.get_rank() == 0
 
@@ -189,14 +194,14 @@ class SaveAcks:
         """Settle later what has just been applied at a step boundary; `save` is among its changes."""
         self._held.append((ack, len(changes) == 1))
         if self._leads:
-            text = f"the snapshot of step {ack.step} is being written"
+            text = f"the checkpoint of step {ack.step} is being written"
             self._settle(structs.replace(ack, state="agreed", why=text))
 
     def tell(self) -> None:
         """Settle what is decided. A change that asked for more than the save is in force whatever became of that."""
         for held in list(self._held):
             ack, alone = held
-            saved = self._snapshots.fate(ack.step)
+            saved = self._checkpoints.fate(ack.step)
             if saved is None:
                 continue
             self._held.remove(held)

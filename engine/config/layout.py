@@ -203,7 +203,7 @@ class Data(Struct, frozen=True):
 
 
 class CheckpointSettings(Struct, frozen=True):
-    """When training state is saved, and where (docs/snapshots.md)."""
+    """When training state is saved, and where (docs/checkpoints.md)."""
 
     every: Annotated[
         Natural, "steps between two; then also at the end and on a stop; 0: only when asked for"
@@ -249,7 +249,7 @@ class Layout(Struct, frozen=True, kw_only=True):
     schedule: Schedule = Schedule()
     train: Train = Train()
     data: Data = Data()
-    snapshot: CheckpointSettings = CheckpointSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
     knobs: Knobs = Knobs()
 
     @property
@@ -354,6 +354,9 @@ def _said(error: Exception) -> str:
     return "it is nested too deep" if isinstance(error, RecursionError) else str(error)
 
 
+RENAMED = {"snapshot": "checkpoint"}  # sections of earlier releases
+
+
 def _read(kind: Any, tree: Any, at: str) -> Any:
     """`tree` as the Struct `kind`, field by field, so that each refusal names its key and what is legal."""
     if not isinstance(tree, dict):
@@ -361,7 +364,7 @@ def _read(kind: Any, tree: Any, at: str) -> Any:
     hints = {key: hint for key, (hint, _) in keys(kind).items()}
     for key in tree:
         if key not in hints:
-            close = difflib.get_close_matches(key, hints, 1)
+            close = [RENAMED[key]] if RENAMED.get(key) in hints else difflib.get_close_matches(key, hints, 1)
             hint = f"; did you mean {close[0]}?" if close else f"; legal: {', '.join(hints)}"
             raise LayoutError(f"{_dot(at, key)[:200]} is not a key of a layout{hint}")
     values: dict[str, Any] = {}

@@ -36,7 +36,7 @@ class RunActions:
             action("pause", "hold still when the step ends; commands are still heard, resume goes on", pause),
             action("resume", "go on after a pause", resume),
             action(
-                "stop", "end the run when the step ends, with a last snapshot if it keeps any", stop, True
+                "stop", "end the run when the step ends, with a last checkpoint if it keeps any", stop, True
             ),
         ]
 

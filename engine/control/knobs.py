@@ -119,18 +119,18 @@ def make_board(
     if expert_placement:
         knobs.append(
             Knob(
-                "place",
+                "expert_placement",
                 lambda _: Legal(choices=list(GOALS)),
                 True,
                 "move experts: load evens out ranks, traffic puts them where their tokens are, logical puts them back",
                 lambda value: setattr(expert_placement, "request", value),
-                lambda values: values["place"],
+                lambda values: values["expert_placement"],
                 action=True,
             )
         )
     if save:
         knobs.append(
-            action("save", "a snapshot of the run when the step ends, written while it trains on", save)
+            action("save", "a checkpoint of the run when the step ends, written while it trains on", save)
         )
     knobs += actions
     return KnobBoard(knobs, {knob.name: start_value(layout, knob.name) for knob in knobs if not knob.action})

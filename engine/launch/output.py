@@ -102,7 +102,7 @@ class Output:
             folder = None if saved.why else str(saved.folder)
             _line(
                 {
-                    "event": "snapshot",
+                    "event": "checkpoint",
                     "step": saved.step,
                     "folder": folder,
                     "bytes": saved.bytes,

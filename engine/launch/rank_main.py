@@ -24,7 +24,7 @@ from engine.train.trainer import Trainer
 LAYOUT_KEY = "engine/layout"  # in the store: the digest of rank 0's layout
 DEVICE_KEY = "engine/device"  # in the store: the kind of device that rank 0 computes on
 START_KEY = (
-    "engine/start"  # in the store: rank 0's layout with its knobs, its shelf, the snapshot to resume from
+    "engine/start"  # in the store: rank 0's layout with its knobs, its shelf, the checkpoint to resume from
 )
 TRACES = "profile"  # the folder of traces, in the run's
 STOP_KEY = "engine/stop"  # in the store: some rank was asked to stop
@@ -36,24 +36,24 @@ def train(
     corpus: Corpus,
     on_step: Callable[[Step], None],
     on_summary: Callable[[Summary], None],
-    on_snapshot: Callable[[Saved], None],
-    checkpoints: Path,
+    on_checkpoint: Callable[[Saved], None],
+    checkpoints_dir: Path,
     resume: Path | None,
     given: Layout,
     device: str = "auto",
 ) -> None:
-    """Train `layout` to its end as the rank that `place` says, from the snapshot `resume` if there is one.
+    """Train `layout` to its end as the rank that `place` says, from the checkpoint `resume` if there is one.
 
-    It is the layout `given` with the knobs as the snapshot has them.
+    It is the layout `given` with the knobs as the checkpoint has them.
 
-    Snapshots go to `checkpoints`. Rank 0's word on both folders and the knobs counts. `device` is "cpu", "cuda", or "auto": a
+    Checkpoints go to `checkpoints_dir`. Rank 0's word on both folders and the knobs counts. `device` is "cpu", "cuda", or "auto": a
     GPU where this machine has one for each of its ranks.
     Raises RefusedError when this rank was started with another layout than rank 0, or computes on another kind of
     device: they would wait for each other.
     """
     store = place.store()
     agree_on(given, place, store)
-    layout, checkpoints, resume, folder = told_by_leader(layout, checkpoints, resume, place, store)
+    layout, checkpoints_dir, resume, folder = told_by_leader(layout, checkpoints_dir, resume, place, store)
     mine = choose(place.local_rank, place.local_world, device)
     agree_on_device(mine, place, store)
     begin(mine)
@@ -77,8 +77,8 @@ def train(
         on_summary=on_summary,
         local_world=place.local_world,
         corpus=corpus,
-        on_snapshot=on_snapshot,
-        checkpoints=checkpoints,
+        on_checkpoint=on_checkpoint,
+        checkpoints_dir=checkpoints_dir,
         resume=resume,
         given=given,
         traces=folder / TRACES,
@@ -117,12 +117,12 @@ def agree_on_device(mine: torch.device, place: RankContext, store: Store) -> Non
 
 
 def told_by_leader(
-    layout: Layout, checkpoints: Path, resume: Path | None, place: RankContext, store: Store
+    layout: Layout, checkpoints_dir: Path, resume: Path | None, place: RankContext, store: Store
 ) -> tuple[Layout, Path, Path | None, Path]:
-    """What rank 0 found: another rank may have named its run a second later, not see the newest snapshot yet, or not
+    """What rank 0 found: another rank may have named its run a second later, not see the newest checkpoint yet, or not
     know that it is damaged, and then has an older one's knobs."""
     if place.rank == LEADER:
-        found = layout, checkpoints, resume, place.run_dir
+        found = layout, checkpoints_dir, resume, place.run_dir
         places = [str(path.resolve()) if path else None for path in found[1:]]
         store.set(START_KEY, msgspec.json.encode((layout, *places)).decode())
         return found

@@ -17,9 +17,10 @@ from engine.checkpoint.resume import find_start, restarted, started
 from engine.config.checks import advice
 from engine.config.layout import Layout, LayoutError
 from engine.config.toml import keep
-from engine.launch.ranks import RankContext, join, joined_place, launch
+from engine.launch.ranks import join, joined_place, launch
 from engine.preflight.compiler import compiler_refusal
 from engine.preflight.memory import device_refusal, room_refusal
+from engine.rendezvous import RankContext
 from engine.train.corpus import read_corpus
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def run_layout(
     on_start: Callable[[str, int | None], None] = lambda _, __: None,
     on_step: Callable[[Step], None] = nothing,
     on_summary: Callable[[Summary], None] = nothing,
-    on_snapshot: Callable[["Saved"], None] = nothing,
+    on_checkpoint: Callable[["Saved"], None] = nothing,
     on_end: Callable[[int], None] = nothing,
 ) -> int:
     """Train `layout` and give its exit status: 0 done, 1 a rank failed, 2 a rank refused it, 130 Ctrl-C.
@@ -54,14 +55,14 @@ def run_layout(
     The ranks are forked from this process, or it is one of them where torchrun or Slurm started it. `hub` is "auto"
     (start one, so that a cockpit can attach; with `listen`, ``tcp://ADDRESS:PORT`` or "auto", over TCP too, for
     whoever has a key), "none", or a URL; `run_dir` is the run's folder, a new one under
-    `layout.run.dir` if left out. `resume` goes on from a snapshot: True, of this run; a path, of whatever lies there
-    (docs/snapshots.md); then `fixed` are keys whose values go before the snapshot's, such as "knobs.recompute".
+    `layout.run.dir` if left out. `resume` goes on from a checkpoint: True, of this run; a path, of whatever lies there
+    (docs/checkpoints.md); then `fixed` are keys whose values go before the checkpoint's, such as "knobs.recompute".
 
     `device` is "cpu", "cuda", or "auto": a GPU for each rank where a machine has as many, else the CPU.
 
     `on_step` is called in every rank after each of its steps, with that rank's own record. The others are called for
     the run as a whole: in rank 0 `on_start` with the run's name and the step it was resumed from, `on_summary` with
-    each step of the whole job, one step late, and `on_snapshot` when one was saved or failed; in the process that
+    each step of the whole job, one step late, and `on_checkpoint` when one was saved or failed; in the process that
     outlives the ranks or, joined, in rank 0, `on_folder` with the run's folder before the first step, and `on_end` with
     the exit status.
 
@@ -104,12 +105,12 @@ def run_layout(
         raise LayoutError(refusal)
     folder = place.run_dir if place else start.run_dir or named
     if leads:
-        if layout.snapshot.dir:
-            make_folder(Path(layout.snapshot.dir), named, "the folder of snapshots")
+        if layout.checkpoint.dir:
+            make_folder(Path(layout.checkpoint.dir), named, "the folder of checkpoints")
         folder = make_folder(place.run_dir if place else start.run_dir, named)
-    checkpoints = checkpoints_folder(layout, folder)
+    checkpoints_dir = checkpoints_folder(layout, folder)
     with ExitStack() as held:
-        for mine in (folder, checkpoints) if leads else ():
+        for mine in (folder, checkpoints_dir) if leads else ():
             held.enter_context(hold(mine, told=lambda why: say(f"{why}\n")))
         if leads and start.run_dir:  # another run may have saved on the shelf while this one waited for it
             told.clear()
@@ -118,22 +119,22 @@ def run_layout(
             on_folder(folder)
             say("".join(f"{line}\n" for line in (*told, *advice(layout))))
             keep(layout, folder)
-        snapshot = start.snapshot
+        checkpoint = start.checkpoint
 
         def work(place: RankContext) -> None:
             from engine.launch.rank_main import train
 
             if place.rank == 0:
-                on_start(place.run_dir.name, snapshot.manifest.step if snapshot else None)
-            resumed = snapshot.folder if snapshot else None
+                on_start(place.run_dir.name, checkpoint.manifest.step if checkpoint else None)
+            resumed = checkpoint.folder if checkpoint else None
             train(
                 place,
                 start.layout,
                 corpus,
                 on_step,
                 on_summary,
-                on_snapshot,
-                checkpoints,
+                on_checkpoint,
+                checkpoints_dir,
                 resumed,
                 layout,
                 device,

@@ -166,7 +166,7 @@ class Supervisor:
                     rank.stop()
             ended = sum(outcome.done for outcome in self.outcomes)
             says = self._whereabouts.everything(), ended
-            if says != said:  # one that waits for its snapshot to be sealed says so again and again
+            if says != said:  # one that waits for its checkpoint to be sealed says so again and again
                 said, since = says, now
             elif ended and now - since > self._patience.straggler_s:
                 self._lose_patience(

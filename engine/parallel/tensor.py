@@ -68,7 +68,7 @@ def initial(name: str, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
 class Weights:
     """Makes parameters: each rank keeps its shard of the tensor that one process would hold.
 
-    A sharded parameter is a DTensor on its axis' mesh, so that FSDP, clipping and snapshots know the whole; on an
+    A sharded parameter is a DTensor on its axis' mesh, so that FSDP, clipping and checkpoints know the whole; on an
     axis of size 1 it is plain.
     """
 

@@ -51,7 +51,7 @@ def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
         "zero": train.zero,
         "steps": train.steps,
         "global_batch": train.global_batch,
-        "checkpoint_every": layout.snapshot.every,  # above 0, a last one is saved when the run ends, too
+        "checkpoint_every": layout.checkpoint.every,  # above 0, a last one is saved when the run ends, too
         "optimizer": train.optimizer,
         "precision": train.precision,
         "data": layout.data.source,

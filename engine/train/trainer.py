@@ -56,9 +56,9 @@ class Trainer:
     `on_step` gets this rank's own record after each of its steps; `on_summary`, on rank 0, each step of the whole job,
     one step late. Either may call `stop`. What is left out: a `meter` of its own, an `agent` without a hub,
     `stop_requested` (asked at each step; the leader's word counts) that never asks, `local_world` (the number of ranks
-    on this machine) as if all were here, the `corpus` read anew, the `checkpoints` (the folder of snapshots) so that none are
-    saved, the folder for `traces` of steps so that none are taken, and the snapshot to `resume` from; then `layout` has
-    its knobs, laid over the one that was `given` (`engine.checkpoint.resume`). `on_snapshot` hears, on rank 0, of each.
+    on this machine) as if all were here, the `corpus` read anew, the `checkpoints_dir` (the folder of checkpoints) so that none are
+    saved, the folder for `traces` of steps so that none are taken, and the checkpoint to `resume` from; then `layout` has
+    its knobs, laid over the one that was `given` (`engine.checkpoint.resume`). `on_checkpoint` hears, on rank 0, of each.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Trainer:
         *,
         on_step: Callable[[Step], None] = lambda _: None,
         on_summary: Callable[[Summary], None] = lambda _: None,
-        on_snapshot: Callable[[Saved], None] = lambda _: None,
+        on_checkpoint: Callable[[Saved], None] = lambda _: None,
         local_world: int | None = None,
         corpus: Corpus | None = None,
-        checkpoints: Path | None = None,
+        checkpoints_dir: Path | None = None,
         resume: Path | None = None,
         given: Layout | None = None,
         traces: Path | None = None,
@@ -85,7 +85,7 @@ class Trainer:
             agent = Agent(None, lambda: meter.doing)
         self.layout, self.meter, self.agent = layout, meter, agent
         self._stop_requested, self._on_step, self._on_summary = stop_requested, on_step, on_summary
-        self._on_snapshot, self._given = on_snapshot, given or layout
+        self._on_checkpoint, self._given = on_checkpoint, given or layout
         self._stopping, self._began_s = False, time.time()
         self._loads_told_s = 0.0
         grid, model, train = layout.ranks, layout.model, layout.train
@@ -117,12 +117,14 @@ class Trainer:
         self.norm = GradientNorm(self.stages, world)
         self.balancing = Balancing(self.stages, world)
         self.expert_placement = ExpertPlacement(self.stages, self.optimizer, world) if grid.ep > 1 else None
-        self.snapshots: Checkpoints | None = None
-        if checkpoints:
+        self.checkpoints: Checkpoints | None = None
+        if checkpoints_dir:
             state = State(self.stages, self.optimizer, world)
-            self.snapshots = Checkpoints(checkpoints, layout.snapshot, state, self._manifest, meter.at)
-        save = self.snapshots.request if self.snapshots else None
-        self._save_acks = SaveAcks(self.snapshots, agent.settle) if self.snapshots else None
+            self.checkpoints = Checkpoints(
+                checkpoints_dir, layout.checkpoint, state, self._manifest, meter.at
+            )
+        save = self.checkpoints.request if self.checkpoints else None
+        self._save_acks = SaveAcks(self.checkpoints, agent.settle) if self.checkpoints else None
         self.controls = RunActions()
         self.profiler = Profiler(traces, world.rank, grid.world, world.device) if traces else None
         actions = [*self.controls.knobs(), *(self.profiler.knobs() if self.profiler else ())]
@@ -165,8 +167,8 @@ class Trainer:
         if self.profiler:
             self.profiler.end()
             self.profiler.wait()
-        if self.snapshots:
-            self.snapshots.wait()
+        if self.checkpoints:
+            self.checkpoints.wait()
         self._tell_saved()
         return summary
 
@@ -196,11 +198,11 @@ class Trainer:
                 self.switch.begin(step, self._shall_stop)
                 stop = self.switch.end(step) or self.controls.stopping
                 if (
-                    self.snapshots
-                    and (self.snapshots.requested or stop)
-                    and self.snapshots.due(step + 1, last=stop)
+                    self.checkpoints
+                    and (self.checkpoints.requested or stop)
+                    and self.checkpoints.due(step + 1, last=stop)
                 ):
-                    self.snapshots.save(step + 1)
+                    self.checkpoints.save(step + 1)
         return stop
 
     @property
@@ -216,7 +218,7 @@ class Trainer:
     def forward_backward(self, step: int) -> Tensor:
         """All micro-batches of a step; gradients are complete and unclipped after it. This rank's loss."""
         if self.expert_placement:
-            with self.meter.phase("place"):
+            with self.meter.phase("expert placement"):
                 event = self.expert_placement.carry_out()
             if event and self.world.rank == LEADER:
                 self.agent.send(event)
@@ -284,9 +286,9 @@ class Trainer:
             self._tell_saved()
             stop = self.switch.end(step) or self.controls.stopping
             idle = self.idle_times.split()
-        if self.snapshots and self.snapshots.due(step + 1, last=stop):
-            with self.meter.phase("snapshot"):
-                self.snapshots.save(step + 1)
+        if self.checkpoints and self.checkpoints.due(step + 1, last=stop):
+            with self.meter.phase("checkpoint"):
+                self.checkpoints.save(step + 1)
         measured = Measured(loss, norm, time.perf_counter() - start, idle)
         record = self._record(measured, known)
         if self.previewer:
@@ -307,16 +309,16 @@ class Trainer:
         """Each tensor rank of the last stage computed the same loss: it counts once."""
         return float(loss) if self.world.at["tp"] == 0 else 0.0
 
-    def _resume(self, snapshot: Checkpoint) -> None:
-        """Go on from `snapshot`; the knobs have its values already, from the layout."""
-        manifest = snapshot.manifest
-        if refusal := other_data(snapshot, self.layout, self._corpus.digest):
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from `checkpoint`; the knobs have its values already, from the layout."""
+        manifest = checkpoint.manifest
+        if refusal := other_data(checkpoint, self.layout, self._corpus.digest):
             raise LayoutError(refusal)
-        restore(snapshot, State(self.stages, self.optimizer, self.world))
+        restore(checkpoint, State(self.stages, self.optimizer, self.world))
         self.first_step, self.board.revision = manifest.step, manifest.revision
         self.switch.history += manifest.history
         if self.world.rank == LEADER:
-            text = f"resumed from {snapshot.folder}, at revision {manifest.revision} of the knobs"
+            text = f"resumed from {checkpoint.folder}, at revision {manifest.revision} of the knobs"
             self.agent.send(Event(time.time(), "info", "engine", text, {CHECKPOINT_STEP: manifest.step}))
 
     def _manifest(self, done: int) -> Manifest:
@@ -332,13 +334,13 @@ class Trainer:
         )
 
     def _tell_saved(self) -> None:
-        """What became of snapshots, on rank 0; and of traces, each rank of its own."""
+        """What became of checkpoints, on rank 0; and of traces, each rank of its own."""
         for traced in self.profiler.take_finished() if self.profiler else ():
             grave: Literal["info", "error"] = "error" if traced.why else "info"
             self.agent.send(Event(time.time(), grave, "engine", str(traced)))
-        for saved in self.snapshots.take_finished() if self.snapshots else ():
+        for saved in self.checkpoints.take_finished() if self.checkpoints else ():
             if self.world.rank == LEADER:
-                self._on_snapshot(saved)
+                self._on_checkpoint(saved)
                 level: Literal["info", "error"] = "error" if saved.why else "info"
                 facts: Facts = {} if saved.why else {CHECKPOINT_STEP: saved.step}
                 self.agent.send(Event(time.time(), level, "engine", str(saved), facts))

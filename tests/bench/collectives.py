@@ -5,14 +5,15 @@ import time
 from pathlib import Path
 from statistics import median
 
-from engine.launch.ranks import Place, launch
+from engine.launch.ranks import launch
+from engine.rendezvous import RankContext
 
 RANKS = (2, 4, 8)
 NUMBERS = 4096  # fp32: 16 KiB
 ROUNDS = 60
 
 
-def measure(place: Place) -> None:
+def measure(place: RankContext) -> None:
     import torch
     import torch.distributed as dist
 

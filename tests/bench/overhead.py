@@ -19,7 +19,8 @@ from typing import Any
 import psutil
 
 from agents.rundir.runs import read_hub_file
-from engine.launch.ranks import Place, launch
+from engine.launch.ranks import launch
+from engine.rendezvous import RankContext
 
 SIZES = {  # layers, d_model, seq_len, experts, d_expert, sequences
     "tiny": (2, 32, 32, 4, 32, 8),
@@ -50,7 +51,7 @@ class NoSwitch:
         return self._stop
 
 
-def measure(place: Place, size: str) -> None:
+def measure(place: RankContext, size: str) -> None:
     import torch
     import torch.distributed as dist
 

@@ -20,13 +20,14 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
+from engine.config.knob_values import KnobValues
 from engine.config.layout import Model
-from engine.launch.ranks import Place, launch
+from engine.launch.ranks import launch
 from engine.metering.meter import Meter
-from engine.model.moe import Dials
 from engine.model.transformer import Block, rope_table, rotate
 from engine.parallel.collectives import Axis
 from engine.parallel.tensor import Weights, local
+from engine.rendezvous import RankContext
 from engine.sharding.fsdp import sum_over_tp
 
 TP = 2
@@ -97,7 +98,9 @@ def with_torch(model: Model, mesh: DeviceMesh) -> nn.Sequential:
 
 def with_ours(model: Model, tp: Axis, mesh: DeviceMesh) -> nn.Sequential:
     weights = Weights(0, tp, Axis("ep", None, tp.meter), mesh)
-    return nn.Sequential(*(Block(weights, layer, model, Dials(), tp.meter) for layer in range(model.layers)))
+    return nn.Sequential(
+        *(Block(weights, layer, model, KnobValues(), tp.meter) for layer in range(model.layers))
+    )
 
 
 def same_weights(ours: nn.Module, theirs: nn.Module) -> None:
@@ -108,7 +111,7 @@ def same_weights(ours: nn.Module, theirs: nn.Module) -> None:
             there.to_local().copy_(local(weight))
 
 
-def measure(place: Place) -> None:
+def measure(place: RankContext) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
     mesh = init_device_mesh("cpu", (TP,), mesh_dim_names=("tp",))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from agents.client import Client
 from agents.protocol import Ack, Command, CommandState, Legal, Propose, Pulse, Welcome
-from agents.protocol import KnobBoard as BoardMessage
+from agents.protocol import Board as BoardMessage
 from agents.rank.knob_board import Knob, KnobBoard, Values
 from agents.waiting import wait_for_command
 from engine.control.vote import KnobVote
@@ -216,11 +216,11 @@ def test_a_command_during_a_save_waits_and_says_so(own_hub: HubProcess, opened: 
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     known(client, fleet)
     since = time.monotonic() - 20
-    fleet.doing = lambda: (fleet.step, "waiting for the snapshot", since)  # type: ignore[method-assign]
+    fleet.doing = lambda: (fleet.step, "waiting for the checkpoint", since)  # type: ignore[method-assign]
     poll_until(client, lambda: client.state.pulses[0].since_ms > 1e4)
     asked = client.propose({"micro_batches": 8})
     waits = wait_for_command(client, asked, 5.0, settled=False)
-    assert waits.why == "it waits for a step to end: rank 0 is in waiting for the snapshot"
+    assert waits.why == "it waits for a step to end: rank 0 is in waiting for the checkpoint"
     assert fleet.carried_out == []
     assert settled(client, fleet, asked).state == "applied"
 

@@ -80,11 +80,11 @@ ZEROED: Script = {
 
 
 PLACED: Script = {
-    1: {"place": "load"},  # refused by one rank: it has no room
-    4: {"place": "load"},
-    7: {"place": "traffic"},
-    10: {"place": "load"},
-    13: {"place": "logical"},
+    1: {"expert_placement": "load"},  # refused by one rank: it has no room
+    4: {"expert_placement": "load"},
+    7: {"expert_placement": "traffic"},
+    10: {"expert_placement": "load"},
+    13: {"expert_placement": "logical"},
 }
 CLIPPED: Script = {3: {"grad_clip": 0.25}, 8: {"grad_clip": None}, 12: {"grad_clip": 0.5}}
 

@@ -3,7 +3,7 @@
     python -m tests.ranks.resume FOLDER
 
 One driver imports torch once and forks the ranks of one scenario after the other; each leaves a `.json` with its losses
-and norms by step, and its snapshots, of which the last holds parameters and optimizer state.
+and norms by step, and its checkpoints, of which the last holds parameters and optimizer state.
 """
 
 import json
@@ -49,11 +49,11 @@ SIXES = [
     *ADAMW,
 ]
 BEGUN = load(
-    LAYOUT, [*SIXES, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", "train.steps=10", "snapshot.every=5"]
+    LAYOUT, [*SIXES, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", "train.steps=10", "checkpoint.every=5"]
 )
 MOVED: Script = {
-    2: {"place": "load"}
-}  # experts lie elsewhere than where they began when the snapshot is saved
+    2: {"expert_placement": "load"}
+}  # experts lie elsewhere than where they began when the checkpoint is saved
 RESUMED = {
     "tp ep": ["grid.tp=2", "grid.ep=2"],
     "one rank": [],
@@ -67,7 +67,15 @@ TIES = {  # each goes on from the one before; the last has the weight and its co
 }
 KNOBS = load(
     LAYOUT,
-    [*SMALL, *SGD, "grid.pp=2", "grid.dp_shard=2", "train.steps=6", "snapshot.every=1", "snapshot.keep=9"],
+    [
+        *SMALL,
+        *SGD,
+        "grid.pp=2",
+        "grid.dp_shard=2",
+        "train.steps=6",
+        "checkpoint.every=1",
+        "checkpoint.keep=9",
+    ],
 )
 SWITCHED_AT = 3
 FICKLE = load(LAYOUT, [*SMALL, *SGD, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", "train.steps=110"])
@@ -137,7 +145,7 @@ def train(
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.at)
     agent = Fickle(layout.run.seed) if fickle else Operator(script or {}, meter, Trace())
     trainer = Trainer(
-        layout, meter, agent, on_summary=run.record, checkpoints=out / "snapshots", resume=resume
+        layout, meter, agent, on_summary=run.record, checkpoints_dir=out / "checkpoints", resume=resume
     )
     if isinstance(agent, Fickle):
         agent.rows = trainer.board.states
@@ -154,10 +162,10 @@ def resumed(folder: Path) -> None:
     """Ten steps at once, and the last five again in other layouts."""
     scenario(BEGUN.ranks.world, folder, lambda place: train(place, BEGUN, folder / "begun", script=MOVED))
     for name, overrides in RESUMED.items():
-        layout = load(LAYOUT, [*SIXES, *overrides, "train.steps=10", "snapshot.every=5"])
+        layout = load(LAYOUT, [*SIXES, *overrides, "train.steps=10", "checkpoint.every=5"])
 
         def work(place: RankContext, layout: Layout = layout, name: str = name) -> None:
-            train(place, layout, folder / name, folder / "begun/snapshots/step-5")
+            train(place, layout, folder / name, folder / "begun/checkpoints/step-5")
 
         scenario(layout.ranks.world, folder, work)
 
@@ -166,8 +174,8 @@ def tied(folder: Path) -> None:
     """Six steps of a model with a tied head; in the next layout the last four of them, in the next the last two."""
     before: Path | None = None
     for n, (name, overrides) in enumerate(TIES.items()):
-        layout = load(LAYOUT, [*SIXES, *TIED, *overrides, "train.steps=6", "snapshot.every=2"])
-        resume = before / f"snapshots/step-{2 * n}" if before else None
+        layout = load(LAYOUT, [*SIXES, *TIED, *overrides, "train.steps=6", "checkpoint.every=2"])
+        resume = before / f"checkpoints/step-{2 * n}" if before else None
 
         def work(
             place: RankContext, layout: Layout = layout, name: str = name, resume: Path | None = resume
@@ -191,7 +199,7 @@ def each_knob(folder: Path) -> None:
                 continue
             value = another(knob)
             script: Script = {SWITCHED_AT - 1: {knob.name: value}}
-            before, at = (begun / f"snapshots/step-{step}" for step in (SWITCHED_AT - 1, SWITCHED_AT))
+            before, at = (begun / f"checkpoints/step-{step}" for step in (SWITCHED_AT - 1, SWITCHED_AT))
             train(place, KNOBS, folder / f"switched-{knob.name}", before, script)
             train(place, turned(KNOBS, {knob.name: value}), folder / f"launched-{knob.name}", at)
 
@@ -230,13 +238,13 @@ def cut_short(folder: Path) -> None:
                 time.sleep(600)
             return sums
 
-    layout = load(LAYOUT, [*SMALL, *SGD, "grid.dp_shard=2", "train.steps=1000", "snapshot.every=3"])
+    layout = load(LAYOUT, [*SMALL, *SGD, "grid.dp_shard=2", "train.steps=1000", "checkpoint.every=3"])
 
     def work(place: RankContext) -> None:
         meter = Meter(2, 8, place.at)
-        trainer = Trainer(layout, meter, checkpoints=folder / "run/snapshots")
-        assert trainer.snapshots
-        trainer.snapshots.__class__ = Slow
+        trainer = Trainer(layout, meter, checkpoints_dir=folder / "run/checkpoints")
+        assert trainer.checkpoints
+        trainer.checkpoints.__class__ = Slow
         for step in range(layout.train.steps):
             (folder / f"step-{step}").touch()
             trainer.train_step(step)
@@ -258,15 +266,15 @@ def scenario(
         raise SystemExit(1)
 
 
-def tensors_in(snapshot: Path) -> dict[str, Tensor]:
-    """Every tensor of a snapshot, whole."""
-    files = read(snapshot).manifest.files
+def tensors_in(checkpoint: Path) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint, whole."""
+    files = read(checkpoint).manifest.files
     tensors = {
         name: torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
-        for name, stored in read_index(snapshot, files).items()
+        for name, stored in read_index(checkpoint, files).items()
     }
     with warnings.catch_warnings(action="ignore"):  # that there is no process group
-        load_tensors(tensors, storage_reader=Reader(snapshot, files), no_dist=True)
+        load_tensors(tensors, storage_reader=Reader(checkpoint, files), no_dist=True)
     return tensors
 
 

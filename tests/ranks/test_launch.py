@@ -221,7 +221,7 @@ def test_a_straggler_is_killed_named_and_asked_for_its_stack(driver: Driver) -> 
             time.sleep(60)
         def work(place):
             note(place, "pid", os.getpid())
-            place.at(7, "a snapshot")
+            place.at(7, "a checkpoint")
             if place.rank == 1:
                 hang_here()
         """,
@@ -230,19 +230,19 @@ def test_a_straggler_is_killed_named_and_asked_for_its_stack(driver: Driver) -> 
     status, _, err = driver.end(run)
     assert status == 1
     assert err.startswith(
-        "rank 1 (dp1) said nothing for 0.3 s after others had ended and was killed at step 7 in a snapshot\n"
+        "rank 1 (dp1) said nothing for 0.3 s after others had ended and was killed at step 7 in a checkpoint\n"
     )
     assert "in hang_here" in (driver.run_dir / "failure.txt").read_text()
 
 
 def test_a_rank_that_says_what_it_waits_for_is_waited_for(driver: Driver) -> None:
-    """Rank 0 seals the last snapshot by itself, for as long as that takes."""
+    """Rank 0 seals the last checkpoint by itself, for as long as that takes."""
     run = driver.start(
         """
         def work(place):
             if place.rank == 0:
                 for n in range(20):
-                    place.at(7, f"waiting for the snapshot, {n} s")
+                    place.at(7, f"waiting for the checkpoint, {n} s")
                     time.sleep(0.1)
         """,
         patience={"straggler_s": 0.8},

@@ -154,7 +154,7 @@ def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:
 
     saved = json.loads(live.cockpit("set", "save", "--wait").stdout)
     assert (saved["state"], saved["acks"]) == ("applied", 8)
-    while not (told := [event for event in live.events if event["event"] == "snapshot"]):
+    while not (told := [event for event in live.events if event["event"] == "checkpoint"]):
         live.until_step(live.steps[-1] + 1)
     assert told[0]["step"] == saved["applied_step"] and told[0]["why"] is None
     manifest = json.loads((Path(told[0]["folder"]) / "manifest.json").read_text())
@@ -169,7 +169,7 @@ def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:
         if rank["peers"]["step"] == rank["step"]["step"]:
             assert sum(to["bytes"] for to in rank["peers"]["sent"]) == rank["step"]["a2a_bytes"]
 
-    moved = live.cockpit("set", "place=load", "--wait")
+    moved = live.cockpit("set", "expert_placement=load", "--wait")
     assert json.loads(moved.stdout)["state"] == "applied", moved.stdout
     live.until_step(json.loads(moved.stdout)["applied_step"] + 1)
     assert any("experts placed for load" in line for line in live.cockpit("log").stdout.splitlines())

@@ -111,7 +111,9 @@ async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
         board = cockpit.app.store.state.board
         assert board
         save = KnobState("save", None, Legal([True]), True, "a snapshot of the run", action=True)
-        place = KnobState("place", None, Legal(["load", "traffic"]), True, "move experts", action=True)
+        place = KnobState(
+            "expert_placement", None, Legal(["load", "traffic"]), True, "move experts", action=True
+        )
         cockpit.feed.tell(iter([structs.replace(board, knobs=[*board.knobs, place, save])]))
         await press(cockpit, pilot, "up")
         assert "save (done once) · a snapshot" in said(cockpit) and "enter asks the run to do it" in said(
@@ -121,16 +123,20 @@ async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
         await press(cockpit, pilot, "enter")
         assert cockpit.feed.asked == [{"save": True}]
         await press(cockpit, pilot, "up", "right")
-        assert "enter proposes place load" in said(cockpit) and "place load · loss" not in said(cockpit)
+        assert "enter proposes expert_placement load" in said(
+            cockpit
+        ) and "expert_placement load · loss" not in said(cockpit)
         assert "or try it" not in said(cockpit)
         await press(cockpit, pilot, "ctrl+t")
         assert "! place is an action, done once, and cannot be tried" in said(cockpit)
         await press(cockpit, pilot, "right", "enter")
-        assert cockpit.feed.asked[-1] == {"place": "traffic"}
-        done = CommandState("place", 2, "applied", {"place": "traffic"}, {}, "me", 1.0, acks=8, world=8)
+        assert cockpit.feed.asked[-1] == {"expert_placement": "traffic"}
+        done = CommandState(
+            "place", 2, "applied", {"expert_placement": "traffic"}, {}, "me", 1.0, acks=8, world=8
+        )
         cockpit.feed.tell(iter([structs.replace(done, applied_step=9)]))
         await settle(cockpit, pilot)
-        assert "place=traffic · 8/8 at step 9" in said(cockpit)
+        assert "expert_placement=traffic · 8/8 at step 9" in said(cockpit)
 
 
 async def test_a_key_that_comes_before_the_first_look_is_of_this_run(make_cockpit: MakeCockpit) -> None:
@@ -155,7 +161,7 @@ async def test_sixteen_knobs_and_actions_fit_in_80x24(make_cockpit: MakeCockpit,
         )
         names = [f"some_knob_{n}" for n in range(5)]
         knobs = [KnobState(name, 1, Legal([1, 2]), True, long) for name in names]
-        names += ["place", "save", "pause", "resume", "stop", "profile", "profile_rank"]
+        names += ["expert_placement", "save", "pause", "resume", "stop", "profile", "profile_rank"]
         knobs += [KnobState(name, None, Legal([True]), True, long, action=True) for name in names[5:]]
         cockpit.feed.tell(iter([structs.replace(board, knobs=[*board.knobs, *knobs])]))
         await press(cockpit, pilot, "k", "up")

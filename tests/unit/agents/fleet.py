@@ -15,7 +15,7 @@ import agents
 from agents import protocol
 from agents.client import Client
 from agents.protocol import Ack, AnyMessage, Hello, Legal, Message, Step, Summary, Update, Value, codec
-from agents.protocol import KnobBoard as BoardMessage
+from agents.protocol import Board as BoardMessage
 from agents.rank.agent import Agent
 from agents.rank.knob_board import Knob, KnobBoard, Values
 from agents.rundir import runs

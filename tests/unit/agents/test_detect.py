@@ -101,8 +101,8 @@ def test_a_suspended_rank_is_whom_the_others_wait_for() -> None:
     assert [one.name for one in Lost().look(state, 0.0)] == ["silent"]
 
 
-def test_a_paused_run_and_a_long_snapshot_are_no_stall() -> None:
-    for doing in ("paused", "snapshot", "starting"):
+def test_a_paused_run_and_a_long_checkpoint_are_no_stall() -> None:
+    for doing in ("paused", "checkpoint", "starting"):
         assert stalled(dict.fromkeys(range(WORLD), doing)) == []
 
 

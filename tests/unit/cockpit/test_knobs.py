@@ -73,10 +73,10 @@ def test_legal_text() -> None:
 
 def test_an_action_has_no_value() -> None:
     save = KnobState("save", None, Legal([True]), True, action=True)
-    place = KnobState("place", None, Legal(["load", "traffic"]), True, action=True)
+    place = KnobState("expert_placement", None, Legal(["load", "traffic"]), True, action=True)
     assert [value_text(knob) for knob in (MICRO, CAPACITY, save)] == ["4", "none", "·"]
     assert (only(save), only(place), only(MICRO)) == (True, None, None)
-    assert change_text(save, True) == "save" and change_text(place, "load") == "place load"
+    assert change_text(save, True) == "save" and change_text(place, "load") == "expert_placement load"
     assert change_text(MICRO, 8) == "micro_batches 4→8"
     assert legal_text(place) == "load traffic" and step(save, None, 1) is True
 
@@ -113,6 +113,6 @@ def test_every_action_exists() -> None:
 
 
 def test_an_action_with_several_ways_names_them() -> None:
-    place = KnobState("place", None, Legal(["load", "logical"]), True, action=True)
-    with pytest.raises(CockpitError, match="legal: place=load, place=logical"):
-        _changes(["place"], {"place": place})
+    place = KnobState("expert_placement", None, Legal(["load", "logical"]), True, action=True)
+    with pytest.raises(CockpitError, match="legal: expert_placement=load, expert_placement=logical"):
+        _changes(["expert_placement"], {"expert_placement": place})

@@ -69,8 +69,8 @@ def test_shared_cores_are_said_of_a_recording_too() -> None:
 
 def test_a_diagnosis_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Store] = []
-    rules = (lambda store: made.append(store), *cockpit.verdict.RULES)
-    monkeypatch.setattr(cockpit.verdict, "RULES", rules)
+    rules = (lambda store: made.append(store), *cockpit.data.diagnosis.RULES)
+    monkeypatch.setattr(cockpit.data.diagnosis, "RULES", rules)
     now = 100.0
     store = Store(lambda: now)
     store.apply(FakeRun().story(10))

@@ -53,7 +53,9 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
     dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
     meter = Meter(2, 8)
     layout = load(DEMO, [*SMALL, "train.steps=30"])
-    yield Trainer(layout, meter, Told(meter), traces=tmp_path / "profile", checkpoints=tmp_path / "snapshots")
+    yield Trainer(
+        layout, meter, Told(meter), traces=tmp_path / "profile", checkpoints_dir=tmp_path / "checkpoints"
+    )
     dist.destroy_process_group()
 
 
@@ -69,9 +71,9 @@ def test_a_paused_run_hears_commands_and_goes_on_and_stops(trainer: Trainer) -> 
     saved = [
         message.text
         for message in agent.messages
-        if isinstance(message, Event) and "snapshot" in message.text
+        if isinstance(message, Event) and "checkpoint" in message.text
     ]
-    assert len(saved) == 1 and saved[0].startswith("snapshot of step 1:")
+    assert len(saved) == 1 and saved[0].startswith("checkpoint of step 1:")
 
 
 def test_a_paused_run_can_be_stopped(trainer: Trainer) -> None:

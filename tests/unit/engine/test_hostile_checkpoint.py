@@ -50,10 +50,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
     dist.init_process_group("gloo", store=alone(folder).store(), rank=0, world_size=1)
     try:
-        checkpoints = Trainer(LAYOUT, checkpoints=folder).snapshots
-        assert checkpoints
-        checkpoints.save(1)
-        checkpoints.wait()
+        checkpoints_dir = Trainer(LAYOUT, checkpoints_dir=folder).checkpoints
+        assert checkpoints_dir
+        checkpoints_dir.save(1)
+        checkpoints_dir.wait()
     finally:
         dist.destroy_process_group()
     return folder / "step-1"
@@ -188,14 +188,14 @@ def test_a_wrong_manifest_does_not_block_an_older_checkpoint(
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest |= {"serial": 9, key: value}
     raw = json.dumps(manifest).encode()
-    bad = folder.parent / "run/snapshots/step-9"
+    bad = folder.parent / "run/checkpoints/step-9"
     shutil.copytree(folder, bad)
     (bad / MANIFEST).write_bytes(raw)
     (bad / MANIFEST_SUM).write_text(f"{zlib.crc32(raw):08x}\n")
     shutil.copytree(saved, bad.parent / "step-1")
     told: list[str] = []
     start = find_start(LAYOUT, True, folder.parent / "run", folder / "new", False, tell=told.append)
-    assert start.snapshot and start.snapshot.manifest.step == 1
+    assert start.checkpoint and start.checkpoint.manifest.step == 1
     assert len(told) == 1 and told[0].startswith(f"passed over: {bad} ") and len(told[0]) < 600, told
 
 

@@ -42,6 +42,7 @@ def test_overrides_lie_over_the_file() -> None:
         ("grid.pp=5", "legal: 1 to 4"),
         ("grid.ep_method=ring", "legal: direct, hierarchical"),
         ("train.stepz=3", "train.stepz is not a key of a layout; did you mean steps?"),
+        ("snapshot.every=3", "snapshot is not a key of a layout; did you mean checkpoint?"),
         ("train.zero=9", "train.zero = 9 is not legal; legal: 0, 1, 2, 3"),
         (
             "train.zero=0",
@@ -281,7 +282,7 @@ def test_files_that_are_not_layouts(tmp_path: Path) -> None:
         (f"run = {'{a=' * 5000}", "x.toml is not TOML: it is nested too deep"),
         ('run.dir = "a\\u0000b"', "run.dir = 'a\\x00b' is not legal; legal: 1 to 4,096 characters"),
         ('run.name = "demo\\n"', "run.name = 'demo\\n' is not legal"),
-        ('snapshot.dir = ""', "snapshot.dir = '' is not legal"),
+        ('checkpoint.dir = ""', "checkpoint.dir = '' is not legal"),
         ('data.source = "text:\\u001b[2J"', "data.source = 'text:\\x1b[2J' is not legal"),
         (f'"{"x" * 10**6}" = 3', "is not a key of a layout; legal: "),
         ('"a\\n\\u001b[31mb" = 3', "a  [31mb is not a key of a layout"),

@@ -1,4 +1,4 @@
-"""Which snapshots are whole, which is chosen, and what goes on from it. Without torch, on folders made by hand."""
+"""Which checkpoints are whole, which is chosen, and what goes on from it. Without torch, on folders made by hand."""
 
 import errno
 import os
@@ -36,9 +36,9 @@ TEXT, OTHER = (f"blake2b-{n:016x}" for n in (1, 2))
 
 
 def save(
-    checkpoints: Path, step: int, layout: Layout = LAYOUT, knobs: dict[str, Value] | None = None
+    checkpoints_dir: Path, step: int, layout: Layout = LAYOUT, knobs: dict[str, Value] | None = None
 ) -> Path:
-    partial = checkpoints / (name_of(step) + PARTIAL)
+    partial = checkpoints_dir / (name_of(step) + PARTIAL)
     partial.mkdir(parents=True)
     (partial / "rank-0.bin").write_bytes(b"weights")
     (partial / INDEX).write_bytes(b"{}")
@@ -48,8 +48,8 @@ def save(
     return seal(partial, manifest).folder
 
 
-def steps(checkpoints: Path) -> list[int]:
-    return [snapshot.manifest.step for snapshot in whole(checkpoints)]
+def steps(checkpoints_dir: Path) -> list[int]:
+    return [checkpoint.manifest.step for checkpoint in whole(checkpoints_dir)]
 
 
 def test_a_sealed_one_is_read_back(tmp_path: Path) -> None:
@@ -80,13 +80,13 @@ def test_a_sealed_one_is_read_back(tmp_path: Path) -> None:
     ],
 )
 def test_a_torn_one_is_never_chosen(tmp_path: Path, spoil, why: str) -> None:  # type: ignore[no-untyped-def]
-    checkpoints = tmp_path / "run/snapshots"
-    save(checkpoints, 3)
-    torn = save(checkpoints, 6)
+    checkpoints_dir = tmp_path / "run/checkpoints"
+    save(checkpoints_dir, 3)
+    torn = save(checkpoints_dir, 6)
     spoil(torn)
     told: list[str] = []
     start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", False, tell=told.append)
-    assert start.snapshot and start.snapshot.manifest.step == 3
+    assert start.checkpoint and start.checkpoint.manifest.step == 3
     assert len(told) == 1 and why in told[0]
     with pytest.raises(LayoutError, match="there is nothing to resume: ") as refused:
         find_start(LAYOUT, torn, None, tmp_path / "new", False)
@@ -105,23 +105,23 @@ def flip(path: Path, at: int) -> None:
 @pytest.mark.parametrize("again", [False, True])
 def test_one_with_a_flipped_bit_is_never_chosen(tmp_path: Path, name: str, byte: bytes, again: bool) -> None:
     """Of the right size and well-formed: only its checksum tells."""
-    checkpoints = tmp_path / "run/snapshots"
-    save(checkpoints, 3)
-    spoilt = save(checkpoints, 6)
+    checkpoints_dir = tmp_path / "run/checkpoints"
+    save(checkpoints_dir, 3)
+    spoilt = save(checkpoints_dir, 6)
     flip(spoilt / name, (spoilt / name).read_bytes().index(byte))
     told: list[str] = []
     start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", again, tell=told.append)
-    assert start.snapshot and start.snapshot.manifest.step == 3
+    assert start.checkpoint and start.checkpoint.manifest.step == 3
     why = f"{spoilt} is damaged: {name} is not what was written"
     assert told == [f"passed over: {why}"]
-    for path in (tmp_path / "run", checkpoints):
+    for path in (tmp_path / "run", checkpoints_dir):
         begun = find_start(LAYOUT, path, None, tmp_path / "new", False)
-        assert begun.snapshot and begun.snapshot.manifest.step == 3
+        assert begun.checkpoint and begun.checkpoint.manifest.step == 3
     with pytest.raises(LayoutError) as refused:
         find_start(LAYOUT, spoilt, None, tmp_path / "new", False)
     assert str(refused.value) == f"there is nothing to resume: {why}"
-    flip(checkpoints / "step-3/rank-0.bin", 0)
-    with pytest.raises(LayoutError, match="nothing to resume: no whole snapshot in"):
+    flip(checkpoints_dir / "step-3/rank-0.bin", 0)
+    with pytest.raises(LayoutError, match="nothing to resume: no whole checkpoint in"):
         find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", again)
 
 
@@ -136,7 +136,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
 
 def test_what_another_engine_has_written_is_left_alone(tmp_path: Path) -> None:
     """Neither removed, nor is a run begun beside it that would write over it."""
-    other = save(tmp_path / "run/snapshots", 1)
+    other = save(tmp_path / "run/checkpoints", 1)
     (other / MANIFEST).write_text('{"format": 1}')
     with pytest.raises(LayoutError, match="step-1 is in the format of another engine; choose another folder"):
         find(tmp_path, run_dir=tmp_path / "run", resume=False)
@@ -174,10 +174,12 @@ def find(tmp_path: Path, layout: Layout = LAYOUT, resume: bool | Path = True, **
 
 def test_the_newest_run_of_the_name_goes_on(tmp_path: Path) -> None:
     layout = load(DEMO, [f"run.dir={tmp_path}"])
-    with pytest.raises(LayoutError, match=r"nothing to resume: no whole snapshot in the folders .*/demo-\*"):
+    with pytest.raises(
+        LayoutError, match=r"nothing to resume: no whole checkpoint in the folders .*/demo-\*"
+    ):
         find(tmp_path, layout)
     for run in ("demo-20250101-000000", "demo-20250102-000000", "demo-big-20250103-000000"):
-        save(tmp_path / run / "snapshots", 2)
+        save(tmp_path / run / "checkpoints", 2)
     (tmp_path / "demo-20250104-000000").mkdir()
     start = find(tmp_path, layout)
     assert start.run_dir == tmp_path / "demo-20250102-000000"
@@ -185,43 +187,43 @@ def test_the_newest_run_of_the_name_goes_on(tmp_path: Path) -> None:
 
 def test_a_path_begins_a_run_from_there(tmp_path: Path) -> None:
     layout = load(DEMO, [f"run.dir={tmp_path}"])
-    first = save(tmp_path / "a/snapshots", 2)
-    newest = save(tmp_path / "a/snapshots", 4)
-    for path, chosen in ((tmp_path / "a", newest), (tmp_path / "a/snapshots", newest), (first, first)):
+    first = save(tmp_path / "a/checkpoints", 2)
+    newest = save(tmp_path / "a/checkpoints", 4)
+    for path, chosen in ((tmp_path / "a", newest), (tmp_path / "a/checkpoints", newest), (first, first)):
         start = find(tmp_path, layout, path)
-        assert start.run_dir is None and start.snapshot and start.snapshot.folder == chosen
+        assert start.run_dir is None and start.checkpoint and start.checkpoint.folder == chosen
     with pytest.raises(LayoutError, match="is no folder"):
         find(tmp_path, layout, tmp_path / "b")
 
 
-def test_a_folder_that_has_snapshots_is_not_begun_in_again(tmp_path: Path) -> None:
-    save(tmp_path / "a/snapshots", 2)
-    with pytest.raises(LayoutError, match="holds snapshots up to step-2; go on from there with --resume"):
+def test_a_folder_that_has_checkpoints_is_not_begun_in_again(tmp_path: Path) -> None:
+    save(tmp_path / "a/checkpoints", 2)
+    with pytest.raises(LayoutError, match="holds checkpoints up to step-2; go on from there with --resume"):
         find(tmp_path, resume=False, run_dir=tmp_path / "a")
 
 
 def test_nor_with_a_beginning_from_elsewhere(tmp_path: Path) -> None:
-    """Its own snapshots would be swept and pruned."""
+    """Its own checkpoints would be swept and pruned."""
     for run in ("a", "b"):
-        save(tmp_path / run / "snapshots", 2)
-    with pytest.raises(LayoutError, match="b holds snapshots up to step-2; go on from there with --resume"):
+        save(tmp_path / run / "checkpoints", 2)
+    with pytest.raises(LayoutError, match="b holds checkpoints up to step-2; go on from there with --resume"):
         find(tmp_path, resume=tmp_path / "a", run_dir=tmp_path / "b")
 
 
 def test_a_beginning_past_the_last_step_is_refused(tmp_path: Path) -> None:
     layout = load(DEMO, ["train.steps=4"])
-    save(tmp_path / "a/snapshots", 4)
+    save(tmp_path / "a/checkpoints", 4)
     with pytest.raises(LayoutError, match=r"step-4 is of step 4, and train.steps = 4; legal: more than that"):
         find(tmp_path, layout, tmp_path / "a")
 
 
 def test_a_folder_without_a_whole_one_is_named_as_such(tmp_path: Path) -> None:
-    (save(tmp_path / "a/snapshots", 2) / MANIFEST).unlink()
+    (save(tmp_path / "a/checkpoints", 2) / MANIFEST).unlink()
     told: list[str] = []
     with pytest.raises(LayoutError) as refused:
         find(tmp_path, resume=tmp_path / "a", tell=told.append)
-    assert str(refused.value) == f"there is nothing to resume: no whole snapshot in {tmp_path / 'a'}"
-    assert "step-2 is not a whole snapshot: manifest.json: No such file" in told[0]
+    assert str(refused.value) == f"there is nothing to resume: no whole checkpoint in {tmp_path / 'a'}"
+    assert "step-2 is not a whole checkpoint: manifest.json: No such file" in told[0]
 
 
 HOLDER = """
@@ -234,17 +236,17 @@ with s.hold(pathlib.Path(sys.argv[1])):
 
 def test_a_shelf_has_one_run_at_a_time(tmp_path: Path) -> None:
     """Killed outright, it leaves nothing behind that would keep the next one off."""
-    checkpoints = tmp_path / "a/snapshots"
-    other = subprocess.Popen([sys.executable, "-c", HOLDER, str(checkpoints)], stdout=subprocess.PIPE)
+    checkpoints_dir = tmp_path / "a/checkpoints"
+    other = subprocess.Popen([sys.executable, "-c", HOLDER, str(checkpoints_dir)], stdout=subprocess.PIPE)
     try:
         assert other.stdout and other.stdout.readline() == b"held\n"
-        with pytest.raises(RunError, match=f"snapshots is in use by process {other.pid} on ") as refused:
-            hold(checkpoints, patience_s=0.1).__enter__()
+        with pytest.raises(RunError, match=f"checkpoints is in use by process {other.pid} on ") as refused:
+            hold(checkpoints_dir, patience_s=0.1).__enter__()
         assert "\n" not in str(refused.value)
         other.send_signal(signal.SIGKILL)
-        with hold(checkpoints):
-            assert (checkpoints / LOCK).read_text().startswith(f"process {os.getpid()} on ")
-        with hold(checkpoints, patience_s=0.0):
+        with hold(checkpoints_dir):
+            assert (checkpoints_dir / LOCK).read_text().startswith(f"process {os.getpid()} on ")
+        with hold(checkpoints_dir, patience_s=0.0):
             pass
     finally:
         other.kill()
@@ -268,16 +270,16 @@ def test_where_there_are_no_locks_it_is_said(tmp_path: Path, monkeypatch: pytest
 
 
 def test_torchrun_started_again(tmp_path: Path) -> None:
-    """The run's own snapshots, else where it was asked to begin."""
+    """The run's own checkpoints, else where it was asked to begin."""
     layout = load(DEMO, [f"run.dir={tmp_path}"])
     assert find(tmp_path, layout, resume=False, again=True) == Start(layout, None)
     assert find(tmp_path, layout, resume=True, again=True) == Start(layout, None)
-    other = save(tmp_path / "other/snapshots", 2)
+    other = save(tmp_path / "other/checkpoints", 2)
     start = find(tmp_path, layout, resume=tmp_path / "other", again=True)
-    assert start.snapshot and start.snapshot.folder == other
-    own = save(tmp_path / "demo-20260101-000000/snapshots", 4)
+    assert start.checkpoint and start.checkpoint.folder == other
+    own = save(tmp_path / "demo-20260101-000000/checkpoints", 4)
     start = find(tmp_path, layout, resume=tmp_path / "other", again=True)
-    assert start.snapshot and start.snapshot.folder == own and start.run_dir == own.parents[1]
+    assert start.checkpoint and start.checkpoint.folder == own and start.run_dir == own.parents[1]
     assert restarted({"TORCHELASTIC_RESTART_COUNT": "1"})
     assert not restarted({"TORCHELASTIC_RESTART_COUNT": "0"}) and not restarted({})
 
@@ -289,7 +291,7 @@ def test_a_run_is_named_after_the_time_torchrun_began() -> None:
 
 def test_what_was_turned_stays_turned(tmp_path: Path) -> None:
     knobs: dict[str, Value] = {"micro_batches": 8, "lr_scale": 1.0, "recompute": "full", "grad_clip": None}
-    save(tmp_path / "a/snapshots", 2, knobs=knobs)
+    save(tmp_path / "a/checkpoints", 2, knobs=knobs)
     layout = load(DEMO, ["knobs.lr_scale=0.5", "knobs.recompute=selective"])
     start = find(tmp_path, layout, tmp_path / "a", fixed=["knobs.recompute"])
     assert start.layout.knobs.micro_batches == 8  # an operator's
@@ -299,10 +301,10 @@ def test_what_was_turned_stays_turned(tmp_path: Path) -> None:
 
 
 def test_the_same_command_again_turns_nothing_back(tmp_path: Path) -> None:
-    """Nor at the second restart, when the snapshot is of a run that was resumed itself."""
+    """Nor at the second restart, when the checkpoint is of a run that was resumed itself."""
     layout = load(DEMO, ["knobs.micro_batches=2"])
     again = {"run_dir": tmp_path / "a", "fixed": ["knobs.micro_batches"]}
-    save(tmp_path / "a/snapshots", 2, layout, {"micro_batches": 8})
+    save(tmp_path / "a/checkpoints", 2, layout, {"micro_batches": 8})
     assert find(tmp_path, layout, **again).layout.knobs.micro_batches == 8
     assert find(tmp_path, layout, resume=tmp_path / "a", again=True, **again).layout.knobs.micro_batches == 8
     other = load(DEMO, ["knobs.micro_batches=16"])
@@ -311,7 +313,7 @@ def test_the_same_command_again_turns_nothing_back(tmp_path: Path) -> None:
 
 def test_the_command_of_a_new_run_means_what_it_says(tmp_path: Path) -> None:
     layout = load(DEMO, ["knobs.micro_batches=2"])
-    save(tmp_path / "a/snapshots", 2, layout, {"micro_batches": 8})
+    save(tmp_path / "a/checkpoints", 2, layout, {"micro_batches": 8})
     said = find(tmp_path, layout, tmp_path / "a", fixed=["knobs.micro_batches"])
     assert said.layout.knobs.micro_batches == 2
     assert find(tmp_path, layout, tmp_path / "a").layout.knobs.micro_batches == 8
@@ -320,7 +322,7 @@ def test_the_command_of_a_new_run_means_what_it_says(tmp_path: Path) -> None:
 def test_a_value_that_the_new_layout_does_not_take_gives_way(tmp_path: Path) -> None:
     knobs: dict[str, Value] = {"micro_batches": 2, "recompute": "full", "schedule": "interleaved_zb"}
     begun = load(DEMO, ["schedule.name=interleaved", "model.layers=8"])
-    save(tmp_path / "a/snapshots", 2, begun, knobs=knobs)
+    save(tmp_path / "a/checkpoints", 2, begun, knobs=knobs)
     told: list[str] = []
     layout = load(DEMO, ["grid.pp=1", "model.layers=8"])
     start = find(tmp_path, layout, tmp_path / "a", tell=told.append)
@@ -343,16 +345,16 @@ def test_a_value_that_the_new_layout_does_not_take_gives_way(tmp_path: Path) -> 
     ],
 )
 def test_another_model_or_data_is_refused(tmp_path: Path, override: str, said: str) -> None:
-    save(tmp_path / "a/snapshots", 2)
+    save(tmp_path / "a/checkpoints", 2)
     with pytest.raises(LayoutError) as refused:
         find(tmp_path, load(DEMO, [override]), tmp_path / "a")
     assert said in str(refused.value)
 
 
 def test_another_text_is_refused_unless_the_layout_says_so(tmp_path: Path) -> None:
-    folder = save(tmp_path / "a/snapshots", 2)
+    folder = save(tmp_path / "a/checkpoints", 2)
     elsewhere = load(DEMO, ["data.source=text:/moved/**"])
-    assert find(tmp_path, elsewhere, tmp_path / "a", data=TEXT).snapshot, "the same text, wherever it lies"
+    assert find(tmp_path, elsewhere, tmp_path / "a", data=TEXT).checkpoint, "the same text, wherever it lies"
     for resume, run_dir in ((tmp_path / "a", None), (True, tmp_path / "a")):
         with pytest.raises(LayoutError) as refused:
             find(tmp_path, LAYOUT, resume, run_dir=run_dir, data=OTHER)
@@ -363,13 +365,13 @@ def test_another_text_is_refused_unless_the_layout_says_so(tmp_path: Path) -> No
         )
     told: list[str] = []
     meant = load(DEMO, [f"data.digest={OTHER}"])
-    assert find(tmp_path, meant, tmp_path / "a", data=OTHER, tell=told.append).snapshot
+    assert find(tmp_path, meant, tmp_path / "a", data=OTHER, tell=told.append).checkpoint
     assert len(told) == 1 and f"as data.digest = {OTHER} says" in told[0]
 
 
-def test_snapshots_may_lie_elsewhere(tmp_path: Path) -> None:
-    layout = load(DEMO, [f"run.dir={tmp_path}/runs", f"snapshot.dir={tmp_path}/shelf"])
+def test_checkpoints_may_lie_elsewhere(tmp_path: Path) -> None:
+    layout = load(DEMO, [f"run.dir={tmp_path}/runs", f"checkpoint.dir={tmp_path}/shelf"])
     save(tmp_path / "shelf/demo-20250101-000000", 2)
     (tmp_path / "runs/demo-20250101-000000").mkdir(parents=True)
     start = find(tmp_path, layout)
-    assert start.snapshot and start.run_dir == tmp_path / "runs/demo-20250101-000000"
+    assert start.checkpoint and start.run_dir == tmp_path / "runs/demo-20250101-000000"

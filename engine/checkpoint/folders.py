@@ -1,8 +1,9 @@
 """Checkpoints on disk: which are whole, which is the newest, which are too many. Torch-free, so that refusing is quick.
 
-A run's checkpoints lie in one folder, its shelf; docs/checkpoints.md says what is in each. A checkpoint is written under a
-name of its own (`step-5.partial`) and gets its manifest last and then its name, so what has a manifest was whole once;
-the sizes in the manifest tell whether it still is, and its checksums, for whoever reads all of it, whether undamaged.
+The checkpoints of a run are in one folder; docs/checkpoints.md lists the files of a checkpoint. A checkpoint is first
+written under a temporary name (`step-5.partial`); the manifest is written last, and then the folder is renamed. So a
+folder with a manifest was complete once. The sizes in the manifest show whether it still is; the checksums, which
+need a read of all files, show whether it is undamaged.
 """
 
 import errno
@@ -179,8 +180,10 @@ def read(folder: Path) -> Checkpoint:
 
 
 def damage(folder: Path) -> str | None:
-    """Why the whole checkpoint in `folder` must not be used, in a sentence, or None. Reads all of it, as fast as the disk
-    gives it: checksums need no interpreter lock."""
+    """One sentence on why the content of the checkpoint in `folder` must not be used, or None.
+
+    Reads all files at the speed of the disk: checksums run without the interpreter lock.
+    """
     manifest = read(folder).manifest
     sums = manifest.sums
     with ThreadPoolExecutor() as readers:

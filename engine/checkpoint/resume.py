@@ -94,9 +94,9 @@ def find_start(
 
     `resume`: True goes on with the run whose folder is `run_dir`, or else with the newest of this name; a path begins
     a run from the newest whole checkpoint found there. `again`: torchrun has restarted the ranks, so the run in
-    `run_dir` or `named` goes on, from its beginning if it has no checkpoint yet. `fixed` are keys given by hand, such as
-    ``knobs.micro_batches``, whose values in `layout` go before the checkpoint's: always
-    where a run begins from a path, elsewhere if the run did not begin with them. `tell` hears, in a sentence each, of
+    `run_dir` or `named` continues, from step 0 if it has no checkpoint yet. `fixed` are keys set on the command
+    line, such as ``knobs.micro_batches``, whose values in `layout` take precedence over the checkpoint's: always where
+    a run starts from a path, elsewhere if the run did not start with them. `tell` hears, in a sentence each, of
     checkpoints that are passed over and of turned knobs whose value `layout` does not take. `damage` says what is wrong
     with the content of a checkpoint. `data` is the digest of the text that the run is to train on, where it is known.
     """

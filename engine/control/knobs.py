@@ -39,8 +39,8 @@ def make_board(
 ) -> KnobBoard:
     """The board with the layout's start values; commits swap values that the next step reads.
 
-    `expert_placement` and `save` take note of what their actions ask for; without them the board does not offer these. `actions`
-    are further ones.
+    `expert_placement` and `save` carry out the actions of these names; without them the board does not offer these
+    actions. `actions` are further actions.
     """
 
     def use_plan(plan: Plan) -> None:

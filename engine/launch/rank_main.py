@@ -44,10 +44,9 @@ def train(
 ) -> None:
     """Train `layout` to its end as the rank that `place` says, from the checkpoint `resume` if there is one.
 
-    It is the layout `given` with the knobs as the checkpoint has them.
-
-    Checkpoints go to `checkpoints_dir`. Rank 0's word on both folders and the knobs counts. `device` is "cpu", "cuda", or "auto": a
-    GPU where this machine has one for each of its ranks.
+    `layout` is the layout `given` with the knob values of the checkpoint. Checkpoints are saved in `checkpoints_dir`.
+    All ranks use rank 0's folders and knob values. `device` is "cpu", "cuda", or "auto": a GPU where this machine has
+    one for each of its ranks.
     Raises RefusedError when this rank was started with another layout than rank 0, or computes on another kind of
     device: they would wait for each other.
     """

@@ -54,11 +54,11 @@ class Trainer:
     process's current GPU, else on the CPU.
 
     `on_step` gets this rank's own record after each of its steps; `on_summary`, on rank 0, each step of the whole job,
-    one step late. Either may call `stop`. What is left out: a `meter` of its own, an `agent` without a hub,
-    `stop_requested` (asked at each step; the leader's word counts) that never asks, `local_world` (the number of ranks
-    on this machine) as if all were here, the `corpus` read anew, the `checkpoints_dir` (the folder of checkpoints) so that none are
-    saved, the folder for `traces` of steps so that none are taken, and the checkpoint to `resume` from; then `layout` has
-    its knobs, laid over the one that was `given` (`engine.checkpoint.resume`). `on_checkpoint` hears, on rank 0, of each.
+    one step late; `on_checkpoint`, on rank 0, the result of each save. Each of them may call `stop`.
+    `stop_requested` is polled at each step; only its result on rank 0 counts. `local_world` is the number of ranks on
+    this machine (default: all). Without `checkpoints_dir` the trainer saves nothing; without `traces` (a folder) it
+    profiles nothing. `resume` is the folder of a checkpoint to continue from; `layout` then has the knob values of that
+    checkpoint, and `given` is the layout as the user wrote it (`engine.checkpoint.resume`).
     """
 
     def __init__(

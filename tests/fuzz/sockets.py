@@ -51,6 +51,11 @@ class Socket:
     def get_string(self, option: int) -> str:
         return self.endpoint.replace("*", "1024")
 
+    def get_monitor_socket(self, events: int) -> "Socket":
+        return Socket(zmq.PAIR)
+
+    def disable_monitor(self) -> None: ...
+
     def close(self, linger: int | None = None) -> None:
         self.closed = True
 

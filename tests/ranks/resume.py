@@ -111,7 +111,12 @@ class Fickle(Agent):
         super().__init__(None, lambda: (0, "", 0.0))
         self.rows: Callable[[], list[KnobState]] = list
         self._random = random.Random(seed)
-        self._revision = self.applied = 0
+        self._revision = 0
+        self._switched: set[int] = set()
+
+    @property
+    def applied(self) -> int:
+        return len(self._switched)
 
     @property
     def pending(self) -> Command | None:
@@ -129,7 +134,9 @@ class Fickle(Agent):
 
     def settle(self, ack: Ack) -> None:
         # Two values, each legal beside the board in force, may not be together: then all ranks say no.
-        self.applied += ack.state == "applied"
+        # A save is agreed at the boundary, and applied when it is on disk.
+        if ack.state in ("agreed", "applied"):
+            self._switched.add(ack.revision)
 
 
 def train(

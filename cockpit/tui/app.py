@@ -28,6 +28,7 @@ from cockpit.tui.screens.ending import Answer, Ending
 from cockpit.tui.screens.help import Help
 from cockpit.tui.screens.overview import Overview
 from cockpit.tui.screens.starting import Starting
+from cockpit.tui.terminal import TerminalDriver
 from cockpit.tui.theme import THEMES
 from cockpit.tui.widgets.panel import Panel
 
@@ -55,7 +56,7 @@ class CockpitApp(App[None]):
         theme: str = "cockpit-dark",
         looks_per_s: int = LOOKS_PER_S,
     ) -> None:
-        super().__init__()
+        super().__init__(driver_class=TerminalDriver)
         self.feed = feed
         self.store = store or Store(time.monotonic)
         self.opening: Starting | None = None  # shown until it dismisses itself

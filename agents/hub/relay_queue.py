@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Callable
 
-from agents import protocol
 from agents.protocol import Message, Peers, Pulse, Step, Timeline, Vitals, WireError, codec
+from agents.protocol.frame_filling import FrameFiller
 
 RECORDS = (Step, Pulse, Vitals, Timeline, Peers)
 PATIENCE = 16_384  # messages kept in order; with more, of records only the newest of a rank and kind
@@ -18,9 +18,10 @@ class RelayQueue:
         self._queue: deque[Message] = deque()
         self._unsent: bytes | None = None  # a frame that the hub did not take yet
         self._lost = 0
+        self._frames = FrameFiller(self._take)
 
     def __bool__(self) -> bool:
-        return bool(self._queue or self._unsent)
+        return bool(self._queue or self._unsent or self._frames.pending)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -63,18 +64,13 @@ class RelayQueue:
         return lost
 
     def _frame(self) -> bytes | None:
-        packed: list[bytes] = []
-        room = protocol.MESSAGE_BYTES
-        while self._queue:
-            message = self._queue.popleft()
-            try:
-                one = codec.pack(message)
-            except WireError:  # it came as one of ours; larger than any may be, it must not hold up the rest
-                self._lost += 1
-                continue
-            if len(one) > room:
-                self._queue.appendleft(message)
-                break
-            packed.append(one)
-            room -= len(one)
+        packed = self._frames.fill()
         return codec.frame(packed) if packed else None
+
+    def _take(self) -> bytes | None:
+        while self._queue:
+            try:
+                return codec.pack(self._queue.popleft())
+            except WireError:  # larger than a message may be: it must not block the others
+                self._lost += 1
+        return None

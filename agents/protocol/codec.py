@@ -9,7 +9,7 @@ message by message. `skim` reads of ranks' records no more than whose they are.
 """
 
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from typing import Annotated, Any, get_args
 
 import msgspec
@@ -119,20 +119,6 @@ def unreadable(packed: bytes) -> str:
     except (msgspec.DecodeError, RecursionError, OverflowError) as error:
         return _short(str(error))
     return ""
-
-
-def chunks(packed: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Split packed messages, in order, so that each part makes a frame of at most `FRAME_BYTES`."""
-    chunk: list[bytes] = []
-    room = MESSAGE_BYTES
-    for one in packed:
-        if chunk and len(one) > room:
-            yield chunk
-            chunk, room = [], MESSAGE_BYTES
-        chunk.append(one)
-        room -= len(one)
-    if chunk:
-        yield chunk
 
 
 def frame(packed: Iterable[bytes]) -> bytes:

@@ -20,6 +20,7 @@ from agents.protocol import (
     WireError,
     codec,
 )
+from agents.protocol.frame_filling import FrameFiller
 
 # Which messages share a queue, and how many it holds. In order of sending: what must arrive is not displaced
 # by records, and records are not displaced by what is large.
@@ -49,7 +50,7 @@ class Outbox:
         self._unsendable = 0  # counted by the thread that takes
         self.problem: str | None = None  # why a message could not be sent at all
         self.began_s: float | None = None  # monotonic; when this process of the run began, if it has said so
-        self._held: bytes | None = None  # packed, and did not fit into the last frame
+        self._frames = FrameFiller(self._take)
 
     @property
     def lost(self) -> int:
@@ -75,15 +76,7 @@ class Outbox:
 
     def frame(self) -> bytes | None:
         """Take what one frame holds, oldest first; None when there is nothing."""
-        packed: list[bytes] = []
-        room = protocol.MESSAGE_BYTES
-        while (one := self._held or self._take()) is not None:
-            if len(one) > room:
-                self._held = one
-                break
-            self._held = None
-            packed.append(one)
-            room -= len(one)
+        packed = self._frames.fill()
         return codec.frame(packed) if packed else None
 
     def _aged(self, message: Message) -> Message:

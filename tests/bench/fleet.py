@@ -18,6 +18,7 @@ import zmq
 
 from agents import protocol
 from agents.protocol import Hello, Relay, Step, Traffic, codec
+from agents.protocol.frame_filling import chunks
 from agents.rank.hub_link import POLL_MS
 
 NODE = 64  # ranks of one relay
@@ -113,7 +114,7 @@ class Sender:
 
 def introductions(ranks: Sequence[int], world: int, relay: bool) -> Iterator[bytes]:
     me = [Relay(protocol.VERSION, "r", f"node{ranks[0]}", 1)] if relay else []
-    for chunk in codec.chunks(map(codec.pack, [*me, *(make_hello(rank, world) for rank in ranks)])):
+    for chunk in chunks(map(codec.pack, [*me, *(make_hello(rank, world) for rank in ranks)])):
         yield codec.frame(chunk)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from agents.hub.rate_limit import RateLimit
 from agents.hub.telemetry.membership import Membership
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import PREVIEWS, Message, Preview, Previewed
@@ -28,7 +29,7 @@ class PreviewQueries:
         self._update_log, self._membership = update_log, membership
         self._tell = tell
         self._open: dict[bytes, _Open] = {}  # by client
-        self._second, self._asked = 0, 0  # a second, and how many questions were handed on in it
+        self._rate = RateLimit(A_SECOND)
 
     def ask(self, client: bytes, preview: Preview, now: float) -> None:
         """Hand a question on to the leader, or answer it where there is nobody who could."""
@@ -39,7 +40,7 @@ class PreviewQueries:
             why = "the ranks of this run do not say what a change would do"
         else:
             asked = self._open.get(client)
-            if (asked is None or now - asked.asked_s >= AGAIN_S) and self._may_ask(now):
+            if (asked is None or now - asked.asked_s >= AGAIN_S) and self._rate.allows("", now):
                 self._remember(client, _Open(preview.id, now))
                 self._tell(self._membership.identity(leader.rank), preview)
             return
@@ -51,12 +52,6 @@ class PreviewQueries:
         for client in [client for client, asked in self._open.items() if asked.id == previewed.id]:
             del self._open[client]
             self._tell(client, previewed)
-
-    def _may_ask(self, now: float) -> bool:
-        if int(now) != self._second:
-            self._second, self._asked = int(now), 0
-        self._asked += 1
-        return self._asked <= A_SECOND
 
     def _remember(self, client: bytes, asked: _Open) -> None:
         for old, known in list(self._open.items()):  # at most `A_SECOND` came in each second

@@ -1,11 +1,10 @@
 """One pass over what is new to a client that wants the newest alone, in as many frames as it takes."""
 
 import time
-from collections.abc import Iterator
 
-from agents import protocol
 from agents.hub.telemetry.update_log import UpdateLog
-from agents.protocol import codec
+from agents.protocol import MESSAGE_BYTES, codec
+from agents.protocol.frame_filling import FrameFiller
 
 
 class LatestPass:
@@ -19,21 +18,12 @@ class LatestPass:
         self.done = False
         self._update_log = update_log
         self._since = since
-        self._changes: Iterator[bytes] = update_log.newest.after(since, ranks)
-        self._held: bytes | None = None  # packed, and did not fit into the last frame
+        changes = update_log.newest.after(since, ranks)
+        self._frames = FrameFiller(lambda: next(changes, None))
 
     def frame(self, most: int = 0) -> bytes:
         """The next frame, of at most about `most` bytes (0: as a frame may have), but always one update."""
-        room = min(most or protocol.MESSAGE_BYTES, protocol.MESSAGE_BYTES)
-        packed = [self._held] if self._held else []
-        room -= sum(map(len, packed))
-        self._held = None
-        self.done = True
-        for one in self._changes:
-            if packed and len(one) > room:
-                self._held, self.done = one, False
-                break
-            packed.append(one)
-            room -= len(one)
+        packed = self._frames.fill(most or MESSAGE_BYTES)
+        self.done = self._frames.pending is None
         seq = self.reaches if self.done else self._since
         return codec.updates_frame(self._update_log.epoch, seq, packed, time_s=time.time(), since=self._since)

@@ -1,10 +1,10 @@
 """What peers do wrong, told to people without drowning them: per kind one event in a while, with a count."""
 
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from agents.hub.rate_limit import RateLimit
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import TEXT, Event, clip
 
@@ -29,8 +29,7 @@ class PeerFaults:
     def __init__(self, update_log: UpdateLog) -> None:
         self._update_log = update_log
         self._told: dict[Kind, _Told] = {}
-        self._second = 0
-        self._refusals: Counter[bytes] = Counter()
+        self._refusals = RateLimit(REFUSALS_A_SECOND, PEERS_A_SECOND)
 
     def add(self, kind: Kind, text: str) -> None:
         now = time.monotonic()
@@ -44,10 +43,4 @@ class PeerFaults:
 
     def may_refuse(self, identity: bytes) -> bool:
         """False when this peer has had refusals enough this second: a flood earns no answer each."""
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second = second
-            self._refusals.clear()
-        if len(self._refusals) < PEERS_A_SECOND or identity in self._refusals:
-            self._refusals[identity] += 1
-        return 0 < self._refusals[identity] <= REFUSALS_A_SECOND
+        return self._refusals.allows(identity, time.monotonic())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from agents.hub.telemetry.latest import Latest
 from agents.protocol import Alert, CommandState, Event, Gone, TrialState, Update, codec
 from agents.protocol.codec import Skimmed
+from agents.protocol.frame_filling import chunks
 from agents.state.run_state import RunState
 
 LOG_UPDATES = 32_768
@@ -101,7 +102,7 @@ class UpdateLog:
 
     def frames_after(self, seq: int) -> Iterator[tuple[int, bytes]]:
         """Frames of the updates after `seq`, each with the number of its last; `holds` must be true of it."""
-        for chunk in codec.chunks(self.after(seq)):
+        for chunk in chunks(self.after(seq)):
             seq += len(chunk)
             yield seq, codec.updates_frame(self.epoch, seq, chunk, time_s=time.time())
 
@@ -113,13 +114,13 @@ class UpdateLog:
         """The frames that rebuild the state as of `seq`; built once for all who ask at the same number."""
         known = self._snapshots.get(ranks)
         if known is None or known[0] != self.seq:
-            chunks = list(codec.chunks(map(codec.pack, self.newest.all(ranks)))) or [[]]
+            parts = list(chunks(map(codec.pack, self.newest.all(ranks)))) or [[]]
             now = time.time()
             frames = [
                 codec.updates_frame(
-                    self.epoch, self.seq, chunk, begins=place == 0, snapshot=len(chunks) - place, time_s=now
+                    self.epoch, self.seq, chunk, begins=place == 0, snapshot=len(parts) - place, time_s=now
                 )
-                for place, chunk in enumerate(chunks)
+                for place, chunk in enumerate(parts)
             ]
             known = self._snapshots[ranks] = (self.seq, frames)
         return known[1]

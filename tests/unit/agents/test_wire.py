@@ -13,6 +13,7 @@ from msgspec import inspect
 
 from agents import protocol
 from agents.protocol import AnyMessage, KnobState, Legal, Message, WireError, codec, spell
+from agents.protocol.frame_filling import chunks
 
 KINDS = get_args(AnyMessage)
 
@@ -82,11 +83,10 @@ def test_updates_packed_once_are_the_updates_message() -> None:
 @given(st.lists(st.integers(0, protocol.MESSAGE_BYTES), max_size=12))
 def test_chunks_keep_order_and_fit_a_frame(sizes: list[int]) -> None:
     packed = [b"\xc0" * size for size in sizes]
-    chunks = list(codec.chunks(packed))
-    assert [one for chunk in chunks for one in chunk] == packed
+    parts = list(chunks(packed))
+    assert [one for part in parts for one in part] == packed
     assert all(
-        len(codec.updates_frame("e" * 16, 2**53, chunk, time_s=1.0)) <= protocol.FRAME_BYTES
-        for chunk in chunks
+        len(codec.updates_frame("e" * 16, 2**53, part, time_s=1.0)) <= protocol.FRAME_BYTES for part in parts
     )
 
 

@@ -20,6 +20,8 @@ from tests.faults.conftest import Opened
 from tests.faults.hosts import Host, NoHosts, two_hosts
 from tests.unit.agents.fleet import SOURCE, Fleet, poll_until
 
+pytestmark = pytest.mark.xdist_group("hosts")  # its tests share a fixture
+
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[tuple[Host, Host]]:

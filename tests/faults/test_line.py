@@ -20,6 +20,8 @@ from tests.faults.forwarder import Forwarder
 from tests.faults.guarded import Guarded, wait
 from tests.unit.agents.fleet import DEADLINE_S, Peer
 
+pytestmark = pytest.mark.xdist_group("line")  # its tests share a fixture
+
 HASTY = {
     "agents.transport.server_sockets.HEARTBEAT_MS": 100,
     "agents.transport.server_sockets.DEAD_AFTER_MS": 500,

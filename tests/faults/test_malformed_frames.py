@@ -13,6 +13,8 @@ from agents.protocol import Refused
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_hello, make_step, poll_until
 
+pytestmark = pytest.mark.xdist_group("malformed_frames")  # its tests share a fixture
+
 DEEP = b"\x91" * 200_000 + b"\xc0"
 NOT_OURS = "not a frame of ours: "
 

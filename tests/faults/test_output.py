@@ -14,6 +14,8 @@ from agents.client import Client
 from tests.faults.rank import RankProcess
 from tests.unit.agents.fleet import HubProcess, environment, poll_until
 
+pytestmark = pytest.mark.xdist_group("output")  # its tests share a fixture
+
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 

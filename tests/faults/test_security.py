@@ -29,6 +29,8 @@ from tests.faults.conftest import Opened
 from tests.faults.guarded import Guarded, wait, watch
 from tests.unit.agents.fleet import DEADLINE_S, SOURCE, Peer, make_hello, make_step, poll_until
 
+pytestmark = pytest.mark.xdist_group("security")  # its tests share a fixture
+
 MIB = 1 << 20
 
 
@@ -165,7 +167,7 @@ def test_a_viewer_watches_and_an_operator_changes(guarded: Guarded, opened: Open
 @pytest.mark.parametrize(
     "message",
     [Try("t", {"micro_batches": 2}, 8), Decide(keep=True), make_hello(1, 4), make_step(1, 9)],
-    ids=repr,
+    ids=lambda message: type(message).__name__,
 )
 def test_a_viewer_may_say_nothing_else(guarded: Guarded, opened: Opened, message: protocol.Message) -> None:
     watch(guarded, opened)

@@ -194,7 +194,17 @@ def tied(folder: Path) -> None:
 
 
 def each_knob(folder: Path) -> None:
-    """For each knob of the board, a run switched before a step, and one launched with the new value from there."""
+    """Every knob of the board: see `switched_and_launched`."""
+    switched_and_launched(folder)
+
+
+def one_knob(folder: Path) -> None:
+    """The capacity factor: see `switched_and_launched`."""
+    switched_and_launched(folder, only="capacity_factor")
+
+
+def switched_and_launched(folder: Path, only: str | None = None) -> None:
+    """For each knob, a run switched before a step, and a run launched with the new value from that step."""
 
     def work(place: RankContext) -> None:
         begun = folder / "knobs"
@@ -202,7 +212,7 @@ def each_knob(folder: Path) -> None:
         meter = Meter(KNOBS.model.layers, 8)
         board = Trainer(KNOBS, meter, Agent(None, lambda: meter.doing)).board
         for knob in board.states():
-            if knob.action:
+            if knob.action or (only and knob.name != only):
                 continue
             value = another(knob)
             script: Script = {SWITCHED_AT - 1: {knob.name: value}}
@@ -286,7 +296,8 @@ def tensors_in(checkpoint: Path) -> dict[str, Tensor]:
 
 
 SCENARIOS = {
-    scenario.__name__: scenario for scenario in (resumed, tied, each_knob, random_switches, cut_short)
+    scenario.__name__: scenario
+    for scenario in (resumed, tied, one_knob, each_knob, random_switches, cut_short)
 }
 
 if __name__ == "__main__":

@@ -85,12 +85,7 @@ def test_a_tied_weight_is_saved_once_and_goes_on_anywhere(driven: Driven) -> Non
         )
 
 
-def test_a_switch_equals_a_launch_with_the_new_value(driven: Driven) -> None:
-    """For every knob that the board has."""
-    folder = driven("each_knob")
-    untouched = result(folder, "knobs")
-    knobs = [path.stem.removeprefix("switched-") for path in folder.glob("switched-*.json")]
-    assert {"micro_batches", "recompute", "capacity_factor", "lr_scale", "grad_clip"} <= set(knobs)
+def assert_switched_equals_launched(folder: Path, knobs: list[str]) -> None:
     for knob in knobs:
         switched, launched = result(folder, f"switched-{knob}"), result(folder, f"launched-{knob}")
         assert switched["history"][-1] == [SWITCHED_AT - 1, SWITCHED_AT], knob
@@ -101,11 +96,25 @@ def test_a_switch_equals_a_launch_with_the_new_value(driven: Driven) -> None:
         assert_same_tensors(folder / f"switched-{knob}" / last, folder / f"launched-{knob}" / last)
     dropping = result(folder, "switched-capacity_factor")
     assert dropping["dropped"][0] == 0 < min(dropping["dropped"][1:])
+
+
+def test_a_switch_equals_a_launch_with_the_new_value(driven: Driven) -> None:
+    assert_switched_equals_launched(driven("one_knob"), ["capacity_factor"])
+
+
+@pytest.mark.exhaustive
+def test_a_switch_of_each_knob_equals_a_launch_with_the_new_value(driven: Driven) -> None:
+    folder = driven("each_knob")
+    untouched = result(folder, "knobs")
+    knobs = [path.stem.removeprefix("switched-") for path in folder.glob("switched-*.json")]
+    assert {"micro_batches", "recompute", "capacity_factor", "lr_scale", "grad_clip"} <= set(knobs)
+    assert_switched_equals_launched(folder, knobs)
     for knob in ("lr_scale", "grad_clip"):
         told = result(folder, f"switched-{knob}")
         assert abs(told["losses"][-1] - untouched["losses"][-1]) > 1e-3, f"{knob} did nothing"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_hundred_random_switches_change_nothing(driven: Driven) -> None:
     folder = driven("random_switches")
@@ -220,6 +229,7 @@ def test_torchrun_goes_on_by_itself(tmp_path: Path) -> None:
         assert steps_of(first)[step] == steps_of(second)[step]
 
 
+@pytest.mark.xdist_group("saved")
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [

@@ -18,6 +18,8 @@ from cockpit.tui.screens.board import BoardScreen
 from tests.screens.fake_run import FakeRun
 from tests.screens.test_overview import shown
 
+pytestmark = pytest.mark.xdist_group("replay")  # its tests share a fixture
+
 STEPS = 40
 
 

@@ -36,6 +36,7 @@ def test_rows() -> None:
     assert row(layout, OURS, {"why": "out of memory"}) == "| dense-1b | ours | out of memory | | | |"
 
 
+@pytest.mark.exhaustive
 def test_one_on_the_cpu() -> None:
     command = [sys.executable, "-m", "tests.bench.gpu", OURS, "layouts/moe-1b.toml", *TINY]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

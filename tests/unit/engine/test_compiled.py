@@ -29,6 +29,7 @@ def gradients(layout: Layout, compiled: Compiler) -> dict[str, Tensor]:
     return {"logits": logits.detach(), **grads}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_compiled_model_is_the_same_model() -> None:
     layout = load(DEMO, [*ONE, "model.moe.every=2", "model.moe.shared_experts=1", "knobs.z_loss_coef=0.1"])

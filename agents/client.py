@@ -31,7 +31,7 @@ from agents.protocol import (
     WireError,
     codec,
 )
-from agents.rundir.runs import this_host
+from agents.rundir.local_machine import this_host
 from agents.state.run_state import RunState
 from agents.transport.keys import Key
 from agents.transport.reconnecting import ReconnectingSocket

@@ -18,9 +18,15 @@ from agents.hub.memory_limit import LEAST_MB, MEMORY_MB, MemoryLimit
 from agents.hub.recorder import DEFAULT_RECORD_MB, Limits
 from agents.hub.server import Hub
 from agents.protocol import clean
-from agents.rundir import runs
+from agents.rundir.hub_file import read_hub_file
 from agents.rundir.hub_supervisor import ON_ALERT
 from agents.rundir.runs import RunError
+from agents.rundir.socket_directory import (
+    check_socket_directory,
+    endpoints_in,
+    make_socket_directory,
+    remove_sockets,
+)
 from agents.transport.addresses import LEGAL as LEGAL_LISTEN
 from agents.transport.addresses import Endpoints, listen_address
 from agents.transport.keys import KeyStore, keys_folder
@@ -45,11 +51,11 @@ def _endpoints(folder: Path, sockets: Path | None) -> Endpoints:
     """In the directory asked for, else where the hub before this one listened, else in a new one."""
     if sockets is None:
         with contextlib.suppress(RunError):
-            sockets = runs.read_hub_file(folder).endpoints.directory
+            sockets = read_hub_file(folder).endpoints.directory
     if sockets is None:
-        return runs.endpoints_in(runs.make_socket_directory())
-    runs.check_socket_directory(sockets)
-    return runs.endpoints_in(sockets)
+        return endpoints_in(make_socket_directory())
+    check_socket_directory(sockets)
+    return endpoints_in(sockets)
 
 
 def _places(listen: str | None, folder: Path) -> list[str]:
@@ -58,7 +64,7 @@ def _places(listen: str | None, folder: Path) -> list[str]:
         return []
     host, port = listen_address(listen)
     with contextlib.suppress(RunError):
-        before = runs.read_hub_file(folder).tcp
+        before = read_hub_file(folder).tcp
         if port == 0 and before and before.ranks.startswith(f"tcp://{host}:"):
             return [before.ranks, listen]
     return [listen]
@@ -142,7 +148,7 @@ def main(
                 MemoryLimit(arguments.memory_mb << 20),
             )
         except RunError:
-            runs.remove_sockets(endpoints)
+            remove_sockets(endpoints)
             raise
         for ending in (signal.SIGTERM, signal.SIGHUP, *((signal.SIGINT,) if in_terminal else ())):
             signal.signal(ending, lambda _signal, _frame: hub.stop())

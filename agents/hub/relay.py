@@ -42,7 +42,14 @@ from agents.protocol import (
     codec,
 )
 from agents.rundir import runs
+from agents.rundir.local_machine import process_state, this_host
 from agents.rundir.runs import RunError
+from agents.rundir.socket_directory import (
+    check_socket_directory,
+    endpoints_in,
+    make_socket_directory,
+    remove_sockets,
+)
 from agents.transport.addresses import is_tcp
 from agents.transport.keys import Role, find_key, key_folder
 from agents.transport.open_files import raise_file_limit
@@ -69,7 +76,7 @@ class Node:
     """The ranks of one node and the way to the hub; `run` returns after `stop`."""
 
     def __init__(self, run: str, line: ReconnectingSocket, server_socket: ServerSocket) -> None:
-        self._me = Relay(protocol.VERSION, run, runs.this_host(), os.getpid())
+        self._me = Relay(protocol.VERSION, run, this_host(), os.getpid())
         self._line = line
         self._server_socket = server_socket
         self._epoch = secrets.token_hex(8)
@@ -93,7 +100,7 @@ class Node:
         while not self._stopping:
             poller.poll(FLUSH_MS if self._relay_queue else IDLE_MS)
             self._round(time.monotonic())
-            if parent is not None and runs.process_state(parent) == "ended":
+            if parent is not None and process_state(parent) == "ended":
                 self.stop()
             if self._relay_queue:
                 time.sleep(FLUSH_MS / 1000)  # so that a batch is of many ranks
@@ -276,9 +283,9 @@ def main(
     raise_file_limit()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
-        sockets = arguments.sockets or runs.make_socket_directory()
-        runs.check_socket_directory(sockets)
-        endpoints = runs.endpoints_in(sockets)
+        sockets = arguments.sockets or make_socket_directory()
+        check_socket_directory(sockets)
+        endpoints = endpoints_in(sockets)
         found = runs.resolve(arguments.hub, Path("runs"))
         hub = found.ranks
         key = find_key([Role.RANK], arguments.key, key_folder(found), found.hub) if is_tcp(hub) else None
@@ -294,7 +301,7 @@ def main(
     sys.stdout.flush()
     node.run(arguments.parent)
     context.term()
-    runs.remove_sockets(endpoints)
+    remove_sockets(endpoints)
     return 0
 
 

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from agents.rundir import runs
-from agents.rundir.runs import HubFile, RunError
+from agents.rundir.hub_file import HUB_FILE, HubFile, write_hub_file
+from agents.rundir.runs import RunError
+from agents.rundir.socket_directory import check_socket_directory
 from agents.transport.addresses import Endpoints
 from agents.transport.server_sockets import ServerSockets
 
@@ -28,7 +29,7 @@ class SelfRepair:
     def write_file(self) -> HubFile:
         """Tell the world where this hub listens; after the sockets are bound. OSError: it cannot be told."""
         file = self._file()
-        runs.write_hub_file(self._folder, file)
+        write_hub_file(self._folder, file)
         self._written = True
         return file
 
@@ -37,15 +38,15 @@ class SelfRepair:
         problem = ""
         try:
             if not all(path.exists() for path in self._ipc.paths):
-                runs.check_socket_directory(self._ipc.directory)
+                check_socket_directory(self._ipc.directory)
                 self._sockets.bind_again()
                 yield (
                     "warning",
                     f"the sockets in {self._ipc.directory} were removed; the hub listens there again",
                 )
-            if self._written and not (self._folder / runs.HUB_FILE).exists():
+            if self._written and not (self._folder / HUB_FILE).exists():
                 self.write_file()
-                yield "warning", f"{self._folder / runs.HUB_FILE} was removed; it is written anew"
+                yield "warning", f"{self._folder / HUB_FILE} was removed; it is written anew"
         except (RunError, OSError) as error:
             problem = f"nobody can find this hub any more: {error}"
         if problem and problem != self._problem:

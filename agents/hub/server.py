@@ -50,7 +50,10 @@ from agents.protocol import (
     codec,
 )
 from agents.rundir import runs
-from agents.rundir.runs import HubFile
+from agents.rundir.failure_file import last_failure
+from agents.rundir.hub_file import HubFile, remove_hub_file
+from agents.rundir.local_machine import process_state, this_host
+from agents.rundir.socket_directory import remove_sockets
 from agents.transport.addresses import Endpoints
 from agents.transport.keys import KeyStore, Role
 from agents.transport.server_sockets import (
@@ -192,7 +195,7 @@ class Hub:
             self._ingest.look()
         self._alerts.look(self._awake_s)
         self._ask_ranks()
-        if self._parent is not None and runs.process_state(self._parent) == "ended":
+        if self._parent is not None and process_state(self._parent) == "ended":
             self.stop()
 
     def _look_after_journal(self) -> None:
@@ -260,19 +263,19 @@ class Hub:
         while self._subscribers.serve(time.monotonic()) and time.monotonic() < deadline:
             pass
         self._close()
-        runs.remove_hub_file(self.folder, self._update_log.epoch)
-        runs.remove_sockets(self.endpoints)
+        remove_hub_file(self.folder, self._update_log.epoch)
+        remove_sockets(self.endpoints)
         self._alerts.close()
 
     def _why_over(self) -> str | None:
         """Why nobody will carry out what waits, in a sentence or none; None: the ranks may go on without this hub."""
-        failure = runs.last_failure(self.folder, self._began_s)
+        failure = last_failure(self.folder, self._began_s)
         leader = self._membership.leader
         if failure or leader is None:  # it said goodbye, is lost, or never came
             return failure or ""
-        if self._parent is not None and runs.process_state(self._parent) == "ended":
+        if self._parent is not None and process_state(self._parent) == "ended":
             return f"process {self._parent}, which had started it, is gone"
-        if leader.host == runs.this_host() and runs.process_state(leader.pid) == "ended":
+        if leader.host == this_host() and process_state(leader.pid) == "ended":
             return f"rank {leader.rank}, which led, is gone"
         return None
 
@@ -290,7 +293,7 @@ class Hub:
     def _tell_the_end(self) -> None:
         """The hub ends with its run, so whoever has said no goodbye is gone: cleanly, if the leader was."""
         state = self._update_log.state
-        failure = runs.last_failure(self.folder, self._began_s)
+        failure = last_failure(self.folder, self._began_s)
         if failure:
             self._update_log.publish(Event(time.time(), "error", "run", clip(failure)))
         leader = self._membership.led
@@ -415,6 +418,6 @@ class Hub:
             pid=os.getpid(),
             wire=protocol.VERSION,
             started_s=self._began_s,
-            host=runs.this_host(),
+            host=this_host(),
             tcp=self._sockets.tcp,
         )

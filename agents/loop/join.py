@@ -27,7 +27,8 @@ from agents.rank.errors import named
 from agents.rank.knob_board import Knob, KnobBoard, NotAppliedError
 from agents.rank.vitals import Sensors
 from agents.rundir.hub_supervisor import Reach
-from agents.rundir.runs import RunError, this_host
+from agents.rundir.local_machine import this_host
+from agents.rundir.runs import RunError
 
 log = logging.getLogger("agents")
 

@@ -14,7 +14,9 @@ from msgspec import Struct
 
 from agents.loop.vote import LEADER, Agree
 from agents.rundir.hub_supervisor import Reach, between_machines, hub_of, kept, listening, named_hub, reach
-from agents.rundir.runs import RunError, check_socket_directory, endpoints_in, this_host
+from agents.rundir.local_machine import this_host
+from agents.rundir.runs import RunError
+from agents.rundir.socket_directory import check_socket_directory, endpoints_in
 from agents.transport.addresses import Endpoints
 
 log = logging.getLogger("agents")

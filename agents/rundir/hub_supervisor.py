@@ -12,14 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from agents.rundir.runs import (
-    RunError,
-    endpoints_in,
-    make_socket_directory,
-    read_hub_file,
-    remove_sockets,
-    resolve,
-)
+from agents.rundir.hub_file import read_hub_file
+from agents.rundir.runs import RunError, resolve
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.transport.addresses import Endpoints, endpoint, is_tcp, listen_address, own_address
 from agents.transport.keys import Key, Role, find_key, key_folder
 

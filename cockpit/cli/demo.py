@@ -10,7 +10,8 @@ from types import FrameType
 
 import cockpit
 from agents.client import Asked
-from agents.rundir.runs import RunError, read_hub_file
+from agents.rundir.hub_file import read_hub_file
+from agents.rundir.runs import RunError
 from cockpit.data import format
 from cockpit.data.connection import CockpitError, runs_dir
 from cockpit.data.diagnosis import diagnosis

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from agents.rundir.failure_file import forget_failure
 from agents.rundir.hub_supervisor import Reach, hub_of, say
-from agents.rundir.runs import forget_failure
 from engine.launch.failure import Outcome, tell
 from engine.launch.forked_rank import Tie, flush
 from engine.launch.forked_rank import run as run_forked

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from agents.rundir.failure_file import forget_failure
 from agents.rundir.hub_supervisor import (
     HubSupervisor,
     Reach,
@@ -26,7 +27,7 @@ from agents.rundir.hub_supervisor import (
     reach,
     say,
 )
-from agents.rundir.runs import RunError, forget_failure
+from agents.rundir.runs import RunError
 from agents.transport.addresses import Endpoints
 from engine.config.refusal import RefusedError
 from engine.launch.failure import report_of, sentence_of_report

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from agents.rundir.runs import read_hub_file
+from agents.rundir.hub_file import read_hub_file
 from engine.launch.ranks import launch
 from engine.rendezvous import RankContext
 

@@ -6,7 +6,8 @@ import stat
 from contextlib import closing
 
 from agents.client import Client
-from agents.rundir.runs import COMMANDS_FILE, RECORD_FILE, read_hub_file
+from agents.rundir.hub_file import read_hub_file
+from agents.rundir.runs import COMMANDS_FILE, RECORD_FILE
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until

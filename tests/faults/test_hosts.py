@@ -12,7 +12,7 @@ import pytest
 
 from agents.client import Client
 from agents.protocol.base import RunError
-from agents.rundir import runs
+from agents.rundir.hub_file import HUB_FILE, read_hub_file
 from agents.transport.addresses import own_address
 from agents.transport.keys import Key, KeyStore, Role, load_key
 from agents.waiting import wait_for_command
@@ -50,10 +50,10 @@ def url(hosts: tuple[Host, Host], keys: dict[Role, Key], tmp_path: Path) -> Iter
     command = hosts[0].command(sys.executable, "-m", "agents.hub", *options, *listen)
     hub = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(SOURCE)})
     deadline = time.monotonic() + 15
-    while not (tmp_path / "run" / runs.HUB_FILE).exists():
+    while not (tmp_path / "run" / HUB_FILE).exists():
         assert time.monotonic() < deadline and hub.poll() is None
         time.sleep(0.02)
-    listening = runs.read_hub_file(tmp_path / "run").tcp
+    listening = read_hub_file(tmp_path / "run").tcp
     assert listening is not None
     yield listening.ranks
     hub.terminate()

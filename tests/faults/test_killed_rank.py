@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from agents.client import Client
-from agents.rundir.runs import last_failure, read_hub_file
+from agents.rundir.failure_file import last_failure
+from agents.rundir.hub_file import read_hub_file
 from tests.ranks.driver import Driver, eventually
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import poll_until

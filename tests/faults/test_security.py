@@ -19,7 +19,8 @@ from agents import protocol
 from agents.client import Client
 from agents.protocol import Credit, Decide, Propose, Refused, Try, Updates, codec
 from agents.rank.agent import Agent
-from agents.rundir import runs
+from agents.rundir.local_machine import this_host
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory
 from agents.transport.keys import LIST_FILE, Key, KeyStore, Role, load_key
 from agents.waiting import wait_for_command
 from cockpit.data.diagnosis import Level, diagnosis
@@ -228,7 +229,7 @@ def test_a_relay_that_is_turned_away_says_so_to_its_ranks(
     guarded: Guarded, opened: Opened, tmp_path: Path
 ) -> None:
     path = guarded.store.make("relay-1", Role.RANK).rename(tmp_path / "relay-1.key")
-    sockets = runs.make_socket_directory()
+    sockets = make_socket_directory()
     command = [
         sys.executable,
         "-m",
@@ -248,7 +249,7 @@ def test_a_relay_that_is_turned_away_says_so_to_its_ranks(
         stderr=subprocess.PIPE,
         text=True,
     )
-    agent = opened(Agent(runs.endpoints_in(sockets).ranks, lambda: (0, "", 0.0)))
+    agent = opened(Agent(endpoints_in(sockets).ranks, lambda: (0, "", 0.0)))
     agent.introduce(make_hello(0, 4), None)
     try:
         wait(lambda: agent.refused)
@@ -256,7 +257,7 @@ def test_a_relay_that_is_turned_away_says_so_to_its_ranks(
     finally:
         relay.terminate()
         said = relay.communicate(timeout=10)[1]
-    assert said.startswith(f"the relay on {runs.this_host()}: the hub at") and "relay-1" in said
+    assert said.startswith(f"the relay on {this_host()}: the hub at") and "relay-1" in said
 
 
 def test_a_key_for_another_hub_is_told_so(guarded: Guarded, opened: Opened, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from agents.protocol import VERSION, Board, Credit, Hello, Message, Propose, Upd
 from agents.recording import format
 from agents.recording.commands import SCHEMA
 from agents.rundir import runs
-from agents.rundir.runs import HubFile
+from agents.rundir.hub_file import HubFile
 from agents.transport.addresses import Endpoints
 from agents.transport.keys import KeyStore, Role
 from tests.fuzz import mutate

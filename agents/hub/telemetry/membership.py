@@ -9,7 +9,7 @@ from msgspec import structs
 
 from agents import protocol
 from agents.protocol import Gone, Hello, Relay, codec
-from agents.rundir.runs import process_state, this_host
+from agents.rundir.local_machine import process_state, this_host
 
 LOST_AFTER_S = 5.0  # without a word; a rank's own thread sends a pulse each second
 SUCCESSION_S = 2.0  # a connection silent for so long gives way to a new one that claims its rank

@@ -11,11 +11,10 @@ from agents.protocol import CommandState, TrialState
 from agents.recording.commands import read_commands
 from agents.recording.format import RecordingError
 from agents.recording.reader import Position, Recording, Replay
+from agents.rundir.hub_file import ElsewhereError, check_readable
 from agents.rundir.runs import (
     RECORD_FILE,
-    ElsewhereError,
     RunError,
-    check_readable,
     commands_file,
     find_folder,
     list_runs,

@@ -18,7 +18,8 @@ from agents.protocol import Ack, AnyMessage, Hello, Legal, Message, Step, Summar
 from agents.protocol import Board as BoardMessage
 from agents.rank.agent import Agent
 from agents.rank.knob_board import Knob, KnobBoard, Values
-from agents.rundir import runs
+from agents.rundir.local_machine import this_host
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.transport.keys import Key
 
 SOURCE = Path(agents.__file__).parent.parent
@@ -35,7 +36,7 @@ class HubProcess:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.endpoints = runs.endpoints_in(runs.make_socket_directory())
+        self.endpoints = endpoints_in(make_socket_directory())
         self.program = [sys.executable, "-m", "agents.hub"]  # `tests.faults.scaled` changes its constants
         self.process: subprocess.Popen[bytes]
 
@@ -57,7 +58,7 @@ class HubProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.kill()
-        runs.remove_sockets(self.endpoints)
+        remove_sockets(self.endpoints)
 
 
 def make_hello(rank: int, world: int, **fields: object) -> Hello:
@@ -67,7 +68,7 @@ def make_hello(rank: int, world: int, **fields: object) -> Hello:
         "rank": rank,
         "world": world,
         "coords": {"dp": rank},
-        "host": runs.this_host(),
+        "host": this_host(),
         "pid": os.getpid(),
         "device": "cpu",
         "layout": "the-layout",

@@ -20,7 +20,7 @@ from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.hub.telemetry.subscribers import CLIENTS, CLIENTS_OF_A_KEY, WATCHING, Subscribers
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Credit, Event, Message, Refused, Update, Updates, codec
-from agents.rundir import runs
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.state.run_state import RunState
 from agents.transport.keys import Role
 from agents.transport.server_sockets import Received, ServerSocket, ServerSockets
@@ -49,7 +49,7 @@ def test_a_socket_has_a_share_of_the_hubs_time(tmp_path: Path, monkeypatch: pyte
         time.sleep(0.002)
         return []
 
-    hub = Hub("r", tmp_path, runs.endpoints_in(runs.make_socket_directory()))
+    hub = Hub("r", tmp_path, endpoints_in(make_socket_directory()))
     monkeypatch.setattr(hub, "_take", slowly)
     assert 1 <= hub._drain(Flooded()) <= 6 < FRAMES_A_ROUND
     hub.stop()
@@ -96,7 +96,7 @@ def test_who_asks_for_snapshots_in_a_loop_waits(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_waits_for_a_peer_is_bounded_and_nobody_waits_for_it(opened: Opened) -> None:
     """Neither for one that does not read nor for one that has left; credit would let nobody come that far."""
-    endpoints = runs.endpoints_in(runs.make_socket_directory())
+    endpoints = endpoints_in(make_socket_directory())
     with zmq.Context() as context:
         server_socket = ServerSocket(context, b"c", Role.OPERATOR)
         server_socket.bind(endpoints.clients)
@@ -116,12 +116,12 @@ def test_what_waits_for_a_peer_is_bounded_and_nobody_waits_for_it(opened: Opened
             assert not server_socket.send(b"cnobody of that name", b"")
         finally:
             server_socket.socket.close(0)
-    runs.remove_sockets(endpoints)
+    remove_sockets(endpoints)
 
 
 def test_what_comes_early_is_served_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub that is woken again before it is time to serve does not go to sleep on what it has."""
-    endpoints = runs.endpoints_in(runs.make_socket_directory())
+    endpoints = endpoints_in(make_socket_directory())
     hub = Hub("r", tmp_path, endpoints)
     try:
         hub._round()
@@ -245,7 +245,7 @@ def test_a_socket_that_is_there_is_not_bound_anew(tmp_path: Path, monkeypatch: p
         return really(server_socket, url)
 
     monkeypatch.setattr(ServerSocket, "bind", bind)
-    endpoints = runs.endpoints_in(runs.make_socket_directory())
+    endpoints = endpoints_in(make_socket_directory())
     with zmq.Context() as context:
         sockets = ServerSockets(context, endpoints)
         endpoints.paths[0].unlink()
@@ -253,4 +253,4 @@ def test_a_socket_that_is_there_is_not_bound_anew(tmp_path: Path, monkeypatch: p
         sockets.bind_again()
         assert bound == [endpoints.ranks] and endpoints.paths[0].exists()
         sockets.close()
-    runs.remove_sockets(endpoints)
+    remove_sockets(endpoints)

@@ -12,7 +12,7 @@ import zmq
 from msgspec import structs
 
 from agents.protocol.base import RunError
-from agents.rundir.runs import endpoints_in, make_socket_directory, remove_sockets
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.transport import server_sockets
 from agents.transport.addresses import connect_address, listen_address
 from agents.transport.authenticator import ZapAuthenticator

@@ -12,7 +12,7 @@ from agents.hub.relay import Node
 from agents.hub.relay_queue import KEPT, PATIENCE, RelayQueue
 from agents.hub.telemetry.membership import SUCCESSION_S
 from agents.protocol import Event, Pulse, Refused, Relay, Welcome, codec
-from agents.rundir import runs
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.transport.reconnecting import ReconnectingSocket
 from agents.transport.server_sockets import ServerSocket
 from agents.waiting import wait_for_command
@@ -35,7 +35,7 @@ class RelayProcess:
 
     def __init__(self, hub: str) -> None:
         self._hub = hub
-        self.endpoints = runs.endpoints_in(runs.make_socket_directory())
+        self.endpoints = endpoints_in(make_socket_directory())
         self.process: subprocess.Popen[str]
         self.start()
 
@@ -57,7 +57,7 @@ class RelayProcess:
         self.kill()
         assert self.process.stdout
         self.process.stdout.close()
-        runs.remove_sockets(self.endpoints)
+        remove_sockets(self.endpoints)
 
 
 @pytest.fixture

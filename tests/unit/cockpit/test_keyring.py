@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agents.rundir import runs
-from agents.rundir.runs import HubFile
+from agents.rundir.hub_file import HubFile, read_hub_file
+from agents.rundir.local_machine import this_host
 from agents.transport.keys import KEY_VARIABLE
 from cockpit.cli.headless import REFUSED
 from cockpit.cli.main import run
@@ -39,7 +40,7 @@ def hub_file(folder: Path, after: str = "") -> HubFile:
     while True:
         assert time.monotonic() < deadline, "the hub did not start"
         try:
-            found = runs.read_hub_file(folder)
+            found = read_hub_file(folder)
         except runs.RunError:
             found = None
         if found and found.epoch != after:
@@ -138,7 +139,7 @@ def test_a_hub_that_listens_elsewhere_only_says_where(
     process = HubProcess(tmp_path / "runs" / "r-2").start()
     try:
         hub_file(process.folder)
-        here = runs.this_host()
+        here = this_host()
         monkeypatch.setattr(runs, "this_host", lambda: "the-login-node")
         assert run(["snapshot", "--run", "r-2"]) == 2
         assert f"runs on {here} and listens there only" in capsys.readouterr().err
@@ -151,7 +152,7 @@ def test_a_recording_that_another_machine_writes_is_not_read(
 ) -> None:
     """Its write-ahead log has an index in the memory of the machine that writes; when the run is over there is none."""
     hub_file(hub.folder)
-    here = runs.this_host()
+    here = this_host()
     monkeypatch.setattr(runs, "this_host", lambda: "the-login-node")
     for words in (
         ["replay", "r-1"],

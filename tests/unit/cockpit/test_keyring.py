@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.rundir import runs
+from agents.rundir import hub_file as hub_file_module
 from agents.rundir.hub_file import HubFile, read_hub_file
 from agents.rundir.local_machine import this_host
 from agents.transport.keys import KEY_VARIABLE
@@ -112,7 +112,7 @@ def test_the_hub_of_another_machine_is_found_in_the_shared_folder(
     assert address("r-1").endpoint == found.endpoints.clients, "on its own machine over ipc, without a key"
     assert found.tcp is not None
     run(["keys", "make", "ann", "--role", "viewer"])
-    monkeypatch.setattr(runs, "this_host", lambda: "the-login-node")
+    monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")
     for name in ("r-1", None):
         there = address(name)
         assert there.endpoint == found.tcp.clients and there.key and there.key.name == "ann"
@@ -140,7 +140,7 @@ def test_a_hub_that_listens_elsewhere_only_says_where(
     try:
         hub_file(process.folder)
         here = this_host()
-        monkeypatch.setattr(runs, "this_host", lambda: "the-login-node")
+        monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")
         assert run(["snapshot", "--run", "r-2"]) == 2
         assert f"runs on {here} and listens there only" in capsys.readouterr().err
     finally:
@@ -153,7 +153,7 @@ def test_a_recording_that_another_machine_writes_is_not_read(
     """Its write-ahead log has an index in the memory of the machine that writes; when the run is over there is none."""
     hub_file(hub.folder)
     here = this_host()
-    monkeypatch.setattr(runs, "this_host", lambda: "the-login-node")
+    monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")
     for words in (
         ["replay", "r-1"],
         ["export", "r-1", "--format", "ndjson"],

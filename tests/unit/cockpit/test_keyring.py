@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agents.protocol.base import RunError
 from agents.rundir import hub_file as hub_file_module
 from agents.rundir.hub_file import HubFile, read_hub_file
 from agents.rundir.local_machine import this_host
@@ -41,7 +42,7 @@ def hub_file(folder: Path, after: str = "") -> HubFile:
         assert time.monotonic() < deadline, "the hub did not start"
         try:
             found = read_hub_file(folder)
-        except runs.RunError:
+        except RunError:
             found = None
         if found and found.epoch != after:
             return found

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from engine.model.moe import MoeLayer
+from engine.parallel.local_shards import local_shard
 from engine.parallel.mesh import World
-from engine.sharding.expert_rows import experts_here
-from engine.sharding.fsdp import named_parameters, shard_of
+from engine.sharding.expert_rows import local_experts
+from engine.sharding.fsdp import named_parameters
 
 
 class State:
@@ -52,9 +53,9 @@ class State:
         """After `tensors` were written to: give what was loaded to all that it stands for."""
         for name, twin in self._twins:
             loaded = self._parameters[name]
-            shard_of(twin).copy_(shard_of(loaded))
+            local_shard(twin).copy_(local_shard(loaded))
             for key, value in self._optimizer.state[loaded].items():
-                shard_of(self._optimizer.state[twin][key]).copy_(shard_of(value))
+                local_shard(self._optimizer.state[twin][key]).copy_(local_shard(value))
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._parameters.items():
@@ -71,8 +72,8 @@ class State:
         if value.ndim == 0 or name not in self._layer_of:
             yield f"{kind}.{name}", value.detach()
             return
-        experts = experts_here(self._layer_of[name], self._world)
-        for row, expert in zip(shard_of(value.detach()), experts, strict=True):
+        experts = local_experts(self._layer_of[name], self._world)
+        for row, expert in zip(local_shard(value.detach()), experts, strict=True):
             yield f"{kind}.{name}.{expert}", row
 
     def _begin_optimizer(self) -> None:

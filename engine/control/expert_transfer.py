@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.model.moe import MoeLayer
+from engine.parallel.local_shards import local_shard
 from engine.parallel.mesh import World
 from engine.planner.expert_placement import Map, slots_held
-from engine.sharding.fsdp import shard_of
 
 
 class Move:
@@ -62,7 +62,7 @@ class Move:
             for shard, raw in zip(self._shards[n], packed.split(widths), strict=True):
                 shard[row].view(-1).view(torch.uint8).copy_(raw)
         for n, layer in self._layers.items():
-            layer.place(self._maps[n])
+            layer.set_placement(self._maps[n])
 
 
 def _shards(experts: nn.Module, optimizer: torch.optim.Optimizer) -> Sequence[Tensor]:
@@ -73,7 +73,7 @@ def _shards(experts: nn.Module, optimizer: torch.optim.Optimizer) -> Sequence[Te
         assert id(parameter) in kept, "FSDP holds experts gathered: what is written to them would be lost"
         state = optimizer.state.get(parameter, {})
         alike = [x for _, x in sorted(state.items()) if isinstance(x, Tensor) and x.shape == parameter.shape]
-        shards += [shard_of(x.detach()) for x in (parameter, *alike)]
+        shards += [local_shard(x.detach()) for x in (parameter, *alike)]
     return shards
 
 

@@ -18,7 +18,7 @@ from agents.protocol import Ack, Changes, Command
 from agents.rank.errors import sentence
 from agents.rank.knob_board import KnobBoard
 from engine.checkpoint.folders import Applied
-from engine.parallel.collectives import Axis, Started
+from engine.parallel.collectives import AsyncCollective, Axis
 
 LEADER = 0
 _VOTE_BYTES = 512
@@ -49,7 +49,7 @@ class KnobVote:
         self._rank = control.rank
         self._payload = b""
         self._word = torch.zeros(3, dtype=torch.int64)
-        self._told: Started | None = None
+        self._told: AsyncCollective | None = None
         self.history: list[Applied] = []
 
     def begin(self, step: int, stop: bool) -> None:

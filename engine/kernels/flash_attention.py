@@ -10,9 +10,17 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from engine.kernels.precision import at_least_fp32
 
 HALF = (torch.float16, torch.bfloat16)
 ROWS = 512  # queries whose scores exist at once where there is no fused kernel
+
+
+def causal_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:
+    """Causal attention over the whole sequence, [B, H, S, C]; G divides H."""
+    return F.scaled_dot_product_attention(q_BHSC, k_BGSC, v_BGSC, is_causal=True, enable_gqa=True)
 
 
 def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
@@ -83,8 +91,7 @@ def plain_backward(
 
 def _scores(q_BHQC: Tensor, k_BHKC: Tensor, start: int, causal: bool) -> Tensor:
     """[B, H, Q, K] in at least fp32; the first of these queries is the block's number `start`."""
-    scores = q_BHQC @ k_BHKC.mT
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) / math.sqrt(k_BHKC.shape[-1])
+    scores = at_least_fp32(q_BHQC @ k_BHKC.mT) / math.sqrt(k_BHKC.shape[-1])
     if causal:
         Q, K = scores.shape[-2:]
         later = torch.ones(Q, K, dtype=torch.bool, device=scores.device).triu(start + 1)

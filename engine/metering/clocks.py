@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 Mark = Any  # a clock's own: seconds, or an event
-Tell = Callable[[float], object]
+Callback = Callable[[float], object]
 
 
 class Clock(Protocol):
@@ -24,14 +24,14 @@ class Clock(Protocol):
     def rest(self) -> Mark:
         """This moment on the clock that runs while nothing is done but waiting."""
 
-    def between(self, begin: Mark, end: Mark, tell: Tell) -> None:
+    def between(self, begin: Mark, end: Mark, tell: Callback) -> None:
         """`tell` the seconds from `begin` to `end`, now or later."""
 
     def start_step(self) -> None:
         """Marks of steps before are not used in new measurements."""
 
     def collect(self) -> None:
-        """Tell what can be told by now."""
+        """Callback what can be told by now."""
 
 
 class WallClock:
@@ -44,7 +44,7 @@ class WallClock:
         """It runs while this thread sleeps: between actions a rank sleeps in sends and receives only."""
         return time.perf_counter() - time.thread_time()
 
-    def between(self, begin: Mark, end: Mark, tell: Tell) -> None:
+    def between(self, begin: Mark, end: Mark, tell: Callback) -> None:
         tell(end - begin)
 
     def start_step(self) -> None:
@@ -67,7 +67,7 @@ class Event(Protocol):
 @dataclass
 class _Step:
     events: list[Event] = field(default_factory=list)
-    untold: deque[tuple[Event, Event, Tell]] = field(default_factory=deque)
+    untold: deque[tuple[Event, Event, Callback]] = field(default_factory=deque)
 
 
 class EventClock:
@@ -94,7 +94,7 @@ class EventClock:
         """A stream between two marks with no work between them waits, for others or for the host."""
         return self.mark()
 
-    def between(self, begin: Mark, end: Mark, tell: Tell) -> None:
+    def between(self, begin: Mark, end: Mark, tell: Callback) -> None:
         self._steps[-1].untold.append((begin, end, tell))
 
     def start_step(self) -> None:

@@ -2,7 +2,7 @@
 
 *Bytes* are those a rank sends to other ranks under a bandwidth-optimal algorithm, P ranks and n bytes in all:
 all-reduce 2 (P-1)/P n, reduce-scatter (P-1)/P n, all-gather (P-1) n_local, all-to-all what leaves for others, send n
-(Thakur, Rabenseifner and Gropp 2005). The meter only adds up; `parallel/comm.py` is where the formulas are applied.
+(Thakur, Rabenseifner and Gropp 2005). The meter only adds up; the formulas are in `engine/parallel/collectives.py`.
 A lane's `ms` is from start to completion, its `exposed_ms` what a rank waited: all of it where a collective blocks,
 less where it was started early and computation hid it. Actions and collectives are timed by the device's own clock
 (`engine/metering/clocks.py`), phases by the wall's: a phase is what the host does.

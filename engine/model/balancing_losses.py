@@ -30,13 +30,13 @@ def z_loss(logits_BSE: Tensor, whole: int) -> Tensor:
     return logits_BSE.logsumexp(-1).square().sum() / whole
 
 
-def nudged(bias_E: Tensor, load_E: Tensor, rate: float) -> Tensor:
+def updated_bias(bias_E: Tensor, load_E: Tensor, rate: float) -> Tensor:
     """A bias after a step: `rate` up where fewer pairs than the mean chose the expert, down where more did (Wang et al.
     2024, algorithm 1). `load_E` are whole numbers, so every layout nudges alike."""
     return bias_E + rate * (load_E.sum() - load_E * len(load_E)).sign().to(bias_E.dtype)
 
 
-def with_loss(x: Tensor, loss: Tensor, scale: float) -> Tensor:
+def attach_loss(x: Tensor, loss: Tensor, scale: float) -> Tensor:
     """The identity on `x`, through which `scale * loss` joins what is minimised but not what is reported."""
     out: Tensor = _WithLoss.apply(x, loss, scale)  # type: ignore[no-untyped-call]
     return out

@@ -15,8 +15,9 @@ from engine.config.layout import Moe
 from engine.metering.meter import Meter
 from engine.model.router import ROUTERS, Choice
 from engine.model.swiglu import gated_by
-from engine.parallel.experts import Dispatch, Placement, plan_dispatch
-from engine.parallel.tensor import Weights, local
+from engine.parallel.expert_all_to_all import Dispatch, Placement, plan_dispatch
+from engine.parallel.local_shards import local_weight
+from engine.parallel.parameters import ParameterFactory
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Routing:
 class Experts(nn.Module):
     """This rank's SwiGLU experts, stacked: rows [R, D] sorted by expert -> [R, D]."""
 
-    def __init__(self, weights: Weights, name: str, moe: Moe, d_model: int, out_std: float):
+    def __init__(self, weights: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):
         super().__init__()
         self.gate = weights.experts(f"{name}.gate", moe.experts, (d_model, moe.d_expert), 0.02)
         self.up = weights.experts(f"{name}.up", moe.experts, (d_model, moe.d_expert), 0.02)
@@ -38,9 +39,9 @@ class Experts(nn.Module):
         self._gated = gated_by(weights.compiled, any_size=True)
 
     def forward(self, rows_RD: Tensor, offsets: Tensor) -> Tensor:
-        gate = grouped(rows_RD, local(self.gate), offsets)
-        up = grouped(rows_RD, local(self.up), offsets)
-        return grouped(self._gated(gate, up), local(self.down), offsets)
+        gate = grouped(rows_RD, local_weight(self.gate), offsets)
+        up = grouped(rows_RD, local_weight(self.up), offsets)
+        return grouped(self._gated(gate, up), local_weight(self.down), offsets)
 
 
 class SharedExperts(nn.Module):
@@ -51,7 +52,7 @@ class SharedExperts(nn.Module):
     step as soon as a step has 1.5 tokens for each unit of their width (docs/bytes.md).
     """
 
-    def __init__(self, weights: Weights, name: str, moe: Moe, d_model: int, out_std: float):
+    def __init__(self, weights: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):
         super().__init__()
         width = moe.shared_experts * moe.d_expert
         self.gate = weights.replicated(f"{name}.gate", (width, d_model), 0.02)
@@ -81,7 +82,7 @@ class MoeLayer(nn.Module):
 
     def __init__(
         self,
-        weights: Weights,
+        weights: ParameterFactory,
         layer: int,
         moe: Moe,
         d_model: int,
@@ -98,7 +99,7 @@ class MoeLayer(nn.Module):
         if moe.shared_experts:
             self.shared = SharedExperts(weights, f"layers.{layer}.shared", moe, d_model, out_std)
 
-    def place(self, logical: Sequence[int]) -> None:
+    def set_placement(self, logical: Sequence[int]) -> None:
         """Expert `logical[slot]` is in `slot` from now on; its values are the caller's to move."""
         self.placement = Placement(self.placement.hops, logical, self.placement.device)
 

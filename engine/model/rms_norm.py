@@ -6,13 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.parallel.tensor import Weights, at_least_fp32
+from engine.kernels.precision import at_least_fp32
+from engine.parallel.parameters import ParameterFactory
 
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight (Zhang and Sennrich 2019)."""
 
-    def __init__(self, weights: Weights, d_model: int, eps: float):
+    def __init__(self, weights: ParameterFactory, d_model: int, eps: float):
         super().__init__()
         self.weight = weights.ones((d_model,))
         self.eps = eps

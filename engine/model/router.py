@@ -18,9 +18,10 @@ from torch.nn import functional as F
 
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Moe
-from engine.model.balancing_losses import nudged, sequence_balance, with_loss, z_loss
-from engine.parallel.sequence import Slices
-from engine.parallel.tensor import Weights, at_least_fp32
+from engine.kernels.precision import at_least_fp32
+from engine.model.balancing_losses import attach_loss, sequence_balance, updated_bias, z_loss
+from engine.model.token_dropping import WITHIN, among_highest, highest, in_half
+from engine.parallel.parameters import ParameterFactory
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Router(nn.Module, ABC):
 
     bias: Tensor | None
 
-    def __init__(self, weights: Weights, name: str, moe: Moe, d_model: int, knob_values: KnobValues):
+    def __init__(self, weights: ParameterFactory, name: str, moe: Moe, d_model: int, knob_values: KnobValues):
         super().__init__()
         self.moe, self.knob_values, self.slices = moe, knob_values, weights.slices
         self.weight = weights.replicated(name, (moe.experts, d_model), 0.02)
@@ -74,18 +75,18 @@ class Router(nn.Module, ABC):
         whole, knob_values = self._whole(scores_BSE), self.knob_values
         if choice.share_BE is not None:
             aux = self._balance(scores_BSE, choice.share_BE, whole)
-            out_TD = with_loss(out_TD, aux, knob_values.aux_loss_coef * knob_values.aux_scale)
+            out_TD = attach_loss(out_TD, aux, knob_values.aux_loss_coef * knob_values.aux_scale)
         if knob_values.z_loss_coef:
-            out_TD = with_loss(
+            out_TD = attach_loss(
                 out_TD, self._z_loss(logits_BSE, whole), knob_values.z_loss_coef * knob_values.aux_scale
             )
         return out_TD
 
     @torch.no_grad()
-    def nudge(self, load_E: Tensor) -> None:
+    def update_bias(self, load_E: Tensor) -> None:
         """Move the bias against a step's load, that of the whole job."""
         if self.bias is not None:
-            self.bias.copy_(nudged(self.bias, load_E, self.knob_values.bias_rate))
+            self.bias.copy_(updated_bias(self.bias, load_E, self.knob_values.bias_rate))
 
     def _whole(self, x_BSE: Tensor) -> int:
         return x_BSE.shape[1] * self.slices.count
@@ -130,7 +131,7 @@ class TokenChoice(Router):
         if self.bias is not None:
             top_BSK = highest(scores_BSE, self.moe.top_k)
             chosen_BSE, total_BE = torch.zeros_like(chosen_BSE).scatter_(-1, top_BSK, 1), None
-        return self.slices.queue(chosen_BSE)[1] if total_BE is None else total_BE
+        return self.slices.earlier_choices(chosen_BSE)[1] if total_BE is None else total_BE
 
     def _in_best_groups(self, wanted_BSE: Tensor) -> Tensor:
         """Minus infinity outside a token's best groups. A group is as good as its best K / top_groups experts together
@@ -159,7 +160,7 @@ class ExpertChoice(Router):
         B, S, E = scores_BSE.shape
         factor = self.knob_values.capacity_factor
         capacity = self._capacity(1.0 if factor is None else factor, self._whole(scores_BSE))
-        taken_BSE = self.slices.mine(among_highest(self.slices.gather(in_half(scores_BSE)), capacity))
+        taken_BSE = self.slices.own_slice(among_highest(self.slices.gather(in_half(scores_BSE)), capacity))
         everyone_TE = torch.arange(E, device=scores_BSE.device).expand(B * S, E)
         nothing = torch.zeros((), dtype=torch.int64, device=scores_BSE.device)
         return Choice(everyone_TE, taken_BSE.flatten(0, 1), taken_BSE.sum((0, 1)), nothing, None)
@@ -169,45 +170,3 @@ class ExpertChoice(Router):
 
 
 ROUTERS: dict[str, type[Router]] = {"token_choice": TokenChoice, "expert_choice": ExpertChoice}
-
-
-def highest(x: Tensor, k: int, dim: int = -1) -> Tensor:
-    """Indices of the k largest along `dim`, best first; of equals the lower index, as `topk` does not promise."""
-    return x.sort(stable=True, dim=dim, descending=True).indices.narrow(dim, 0, k)
-
-
-def among_highest(x_BWE: Tensor, count: int) -> Tensor:
-    """For each sequence and expert, whether a token is among the `count` highest, [B, W, E]."""
-    return torch.zeros_like(x_BWE, dtype=torch.bool).scatter_(1, highest(x_BWE, count, 1), True)
-
-
-HALF = {torch.float64: torch.float32, torch.float32: torch.float16}
-
-
-def in_half(x_BSE: Tensor) -> Tensor:
-    """With half of the digits: what tokens of one sequence are compared by, so that rounding does not decide.
-
-    A sequence that begins with a run of equal tokens attends to nothing else, so the scores of these are equal but for
-    the last digits, which every layout rounds in its own way. In half of the digits they tie, and position decides.
-    """
-    return x_BSE.to(HALF[x_BSE.dtype])
-
-
-def by_position(
-    slices: Slices, chosen_BSE: Tensor, scores_BSE: Tensor, capacity: int
-) -> tuple[Tensor, Tensor]:
-    """First come, first served."""
-    place_BSE, total_BE = slices.queue(chosen_BSE)
-    return place_BSE < capacity, total_BE
-
-
-def by_probability(
-    slices: Slices, chosen_BSE: Tensor, scores_BSE: Tensor, capacity: int
-) -> tuple[Tensor, Tensor]:
-    """Those with the highest scores among the tokens that chose the expert."""
-    claims_BWE = slices.gather(in_half(scores_BSE).masked_fill(chosen_BSE == 0, -math.inf))
-    return slices.mine(among_highest(claims_BWE, capacity)), (claims_BWE > -math.inf).sum(1)
-
-
-WITHIN = {"position": by_position, "probability": by_probability}
-"""(chosen, scores) -> whether a chosen pair is within capacity [B, S, E], and the whole sequence's choices [B, E]."""

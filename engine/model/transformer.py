@@ -8,7 +8,6 @@ Parameter names carry global layer numbers, so a stage's state is a part of the 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -16,65 +15,21 @@ from torch.utils.checkpoint import checkpoint
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Model
 from engine.metering.meter import Meter
+from engine.model.attention import Attention
+from engine.model.embedding import Embedding
+from engine.model.head import Head
 from engine.model.moe import MoeLayer, Routing
 from engine.model.rms_norm import RMSNorm
 from engine.model.swiglu import gated_by
-from engine.parallel.tensor import Embedding, Head, Weights, local
-
-
-def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
-    """What `rotate` multiplies a head and its swapped halves by, [2, S, 1, C]: cos and -+sin of every position's angles
-    (Su et al. 2021)."""
-    inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), inverse)
-    cos, sin = angles.cos(), angles.sin()
-    table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
-    return table.unsqueeze(2).to(torch.get_default_dtype())
-
-
-def rotate(x_BSHC: Tensor, table: Tensor) -> Tensor:
-    """Turn each pair (first half, second half) of the head by its position's angle, in the table's precision."""
-    cos, sin = table
-    swapped = x_BSHC.roll(x_BSHC.shape[-1] // 2, -1)
-    return torch.addcmul(x_BSHC * cos, swapped, sin).to(x_BSHC.dtype)
-
-
-def rotate_both(q_BSHC: Tensor, k_BSGC: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    return rotate(q_BSHC, table), rotate(k_BSGC, table)
-
-
-class Attention(nn.Module):
-    """Causal grouped-query attention; heads are split over tp, the sequence over cp."""
-
-    def __init__(self, weights: Weights, name: str, model: Model, out_std: float):
-        super().__init__()
-        self.tp, self.context, self.head_dim = weights.tp, weights.context, model.head_dim
-        D, C = model.d_model, model.head_dim
-        self.q = weights.sharded(f"{name}.q", (model.heads * C, D), 0.02, 0)
-        self.k = weights.sharded(f"{name}.k", (model.kv * C, D), 0.02, 0)
-        self.v = weights.sharded(f"{name}.v", (model.kv * C, D), 0.02, 0)
-        self.o = weights.sharded(f"{name}.o", (D, model.heads * C), out_std, 1)
-        table = rope_table(model.seq_len, C, model.rope_theta)[:, self.context.positions(model.seq_len)]
-        self.register_buffer("rope", table.to(weights.device), persistent=False)
-        self.rope: Tensor
-        self._rotated = weights.compiled(rotate_both)
-
-    def forward(self, x_BsD: Tensor) -> Tensor:
-        x_BSD = self.tp.gather_sequence(x_BsD)
-        # Three products: the weights side by side would be one copy of them a layer and micro-batch, kept for backward.
-        q, k, v = (
-            F.linear(x_BSD, local(weight)).view(*x_BSD.shape[:2], -1, self.head_dim)
-            for weight in (self.q, self.k, self.v)
-        )
-        q, k = self._rotated(q, k, self.rope)
-        out = self.context.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-        return self.tp.scatter_sequence(F.linear(out.transpose(1, 2).flatten(2), local(self.o)))
+from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
+from engine.parallel.local_shards import local_weight
+from engine.parallel.parameters import ParameterFactory
 
 
 class Mlp(nn.Module):
     """Dense SwiGLU (Shazeer 2020), its width split over tp."""
 
-    def __init__(self, weights: Weights, name: str, model: Model, out_std: float):
+    def __init__(self, weights: ParameterFactory, name: str, model: Model, out_std: float):
         super().__init__()
         self.tp = weights.tp
         self.gate = weights.sharded(f"{name}.gate", (model.ff, model.d_model), 0.02, 0)
@@ -83,15 +38,17 @@ class Mlp(nn.Module):
         self._gated = gated_by(weights.compiled)
 
     def forward(self, x_BsD: Tensor) -> Tensor:
-        x = self.tp.gather_sequence(x_BsD)
-        hidden = self._gated(F.linear(x, local(self.gate)), F.linear(x, local(self.up)))
-        return self.tp.scatter_sequence(F.linear(hidden, local(self.down)))
+        x = gather_sequence(x_BsD, self.tp)
+        hidden = self._gated(F.linear(x, local_weight(self.gate)), F.linear(x, local_weight(self.up)))
+        return scatter_sequence(F.linear(hidden, local_weight(self.down)), self.tp)
 
 
 class Block(nn.Module):
     """One layer. What it recomputes in backward is read from the dials at each forward, never wrapped in."""
 
-    def __init__(self, weights: Weights, layer: int, model: Model, knob_values: KnobValues, meter: Meter):
+    def __init__(
+        self, weights: ParameterFactory, layer: int, model: Model, knob_values: KnobValues, meter: Meter
+    ):
         super().__init__()
         self.layer, self.knob_values, self.meter = layer, knob_values, meter
         # Residual outputs shrink with depth, so that the sum over layers keeps its size (GPT-2).
@@ -144,7 +101,9 @@ class Block(nn.Module):
 class Stage(nn.Module):
     """A run of layers; the first stage embeds, the last one ends in logits [B, S, V/tp]."""
 
-    def __init__(self, weights: Weights, model: Model, layers: range, knob_values: KnobValues, meter: Meter):
+    def __init__(
+        self, weights: ParameterFactory, model: Model, layers: range, knob_values: KnobValues, meter: Meter
+    ):
         super().__init__()
         first, last = layers.start == 0, layers.stop == model.layers
         self.embedding = Embedding(weights, model.vocab, model.d_model) if first else None

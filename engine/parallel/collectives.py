@@ -8,7 +8,6 @@ Shapes: B sequences, S tokens of a slice, D model. Axes of size 1 communicate no
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,7 @@ from engine.metering.meter import Meter
 FEW_BYTES = 1 << 20
 
 
-class Started:
+class AsyncCollective:
     """A collective under way, metered when it is awaited: the wait is exposed, what went before was hidden.
 
     `finish` does what is left to do once its data is there. Without `works` there is nothing to wait for. Where the
@@ -79,8 +78,6 @@ class Axis:
         self, kind: str, sent_bytes: int, to: Mapping[int, int] | None = None
     ) -> AbstractContextManager[None]:
         return self.meter.collective(self.name, kind, sent_bytes, to, self.clock)
-
-    # ------------------------------------------------------------------------ no gradient passes through these
 
     def all_gather(self, x: Tensor) -> Tensor:
         """[...] of every rank as [P, ...]."""
@@ -145,25 +142,25 @@ class Axis:
             dist.all_to_all_single(out, x, group=self.group)
         return out
 
-    def start_broadcast(self, x: Tensor, root: int) -> Started:
+    def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
         """`x` of group rank `root` into everybody's `x`, without waiting."""
         if self.size == 1:
-            return Started(self, "broadcast", 0, ())
+            return AsyncCollective(self, "broadcast", 0, ())
         work = dist.broadcast(x, group_src=root, group=self.group, async_op=True)
-        return Started(self, "broadcast", x.nbytes if self.rank == root else 0, (work,))
+        return AsyncCollective(self, "broadcast", x.nbytes if self.rank == root else 0, (work,))
 
-    def start_gather(self, x: Tensor, root: int) -> tuple[Started, list[Tensor]]:
+    def start_gather(self, x: Tensor, root: int) -> tuple[AsyncCollective, list[Tensor]]:
         """`x` of every rank to `root`, without waiting; the rows are there, on the root alone, once awaited."""
         if self.size == 1:
-            return Started(self, "gather", 0, ()), [x]
+            return AsyncCollective(self, "gather", 0, ()), [x]
         rows = [torch.empty_like(x) for _ in range(self.size)] if self.rank == root else []
         work = dist.gather(x, rows or None, group_dst=root, group=self.group, async_op=True)
-        return Started(self, "gather", 0 if self.rank == root else x.nbytes, (work,)), rows
+        return AsyncCollective(self, "gather", 0 if self.rank == root else x.nbytes, (work,)), rows
 
-    def start_ring(self, x: Tensor) -> tuple[Started, Tensor]:
+    def start_ring(self, x: Tensor) -> tuple[AsyncCollective, Tensor]:
         """`x` to the next rank, without waiting; what the rank before sends is there once awaited."""
         if self.size == 1:
-            return Started(self, "ring", 0, ()), x
+            return AsyncCollective(self, "ring", 0, ()), x
         x = x.contiguous()
         coming = torch.empty_like(x)
         to, source = (self.rank + 1) % self.size, (self.rank - 1) % self.size
@@ -171,46 +168,48 @@ class Axis:
             dist.P2POp(dist.isend, x, group=self.group, group_peer=to),
             dist.P2POp(dist.irecv, coming, group=self.group, group_peer=source),
         ]
-        return Started(self, "ring", x.nbytes, dist.batch_isend_irecv(operations), noted=False), coming
+        return AsyncCollective(
+            self, "ring", x.nbytes, dist.batch_isend_irecv(operations), noted=False
+        ), coming
 
-    def start_all_gather(self, out: Tensor, x: Tensor) -> Started:
+    def start_all_gather(self, out: Tensor, x: Tensor) -> AsyncCollective:
         """[n] of every rank into `out` [P n], there once awaited."""
         sent = (self.size - 1) * x.nbytes
         if self._gloo:
             mine = x.expand(self.size, -1).contiguous()
             work = dist.all_to_all_single(out.view(self.size, -1), mine, group=self.group, async_op=True)
-            return Started(self, "all-gather", sent, (work,))
+            return AsyncCollective(self, "all-gather", sent, (work,))
         with self.metered("all-gather", sent):
             dist.all_gather_into_tensor(out, x, group=self.group)
-        return Started(self, "all-gather", sent, ())
+        return AsyncCollective(self, "all-gather", sent, ())
 
-    def start_reduce_scatter(self, out: Tensor, x: Tensor) -> Started:
+    def start_reduce_scatter(self, out: Tensor, x: Tensor) -> AsyncCollective:
         """The sum over ranks of this rank's part of `x` [P n] into `out` [n], there once awaited."""
         sent = x.nbytes // self.size * (self.size - 1)
         if self._gloo:
             rows = torch.empty_like(x).view(self.size, -1)
             work = dist.all_to_all_single(rows, x.view(self.size, -1), group=self.group, async_op=True)
-            return Started(self, "reduce-scatter", sent, (work,), lambda: torch.sum(rows, 0, out=out))
+            return AsyncCollective(self, "reduce-scatter", sent, (work,), lambda: torch.sum(rows, 0, out=out))
         with self.metered("reduce-scatter", sent):
             dist.reduce_scatter_tensor(out, x, group=self.group)
-        return Started(self, "reduce-scatter", sent, ())
+        return AsyncCollective(self, "reduce-scatter", sent, ())
 
-    def start_all_reduce(self, x: Tensor) -> Started:
+    def start_all_reduce(self, x: Tensor) -> AsyncCollective:
         """The sum over ranks in place of `x` [n], there once awaited, the same bits on each."""
         sent = 2 * x.nbytes * (self.size - 1) // self.size
         if not self._gloo:
             with self.metered("all-reduce", sent):
                 dist.all_reduce(x, group=self.group)
-            return Started(self, "all-reduce", sent, ())
+            return AsyncCollective(self, "all-reduce", sent, ())
         if x.nbytes * self.size > FEW_BYTES:
             work = dist.all_reduce(x, group=self.group, async_op=True)
-            return Started(self, "all-reduce", sent, (work,))
+            return AsyncCollective(self, "all-reduce", sent, (work,))
         rows = x.new_empty(self.size, x.numel())
         mine = x.expand(self.size, -1).contiguous()
         work = dist.all_to_all_single(rows, mine, group=self.group, async_op=True)
-        return Started(self, "all-reduce", sent, (work,), lambda: torch.sum(rows, 0, out=x))
+        return AsyncCollective(self, "all-reduce", sent, (work,), lambda: torch.sum(rows, 0, out=x))
 
-    def start_exchange(self, x: Tensor, peers: list[int]) -> tuple[Started, list[Tensor]]:
+    def start_exchange(self, x: Tensor, peers: list[int]) -> tuple[AsyncCollective, list[Tensor]]:
         """`x` of each of `peers`, ranks of the world and this one among them, to all of them, without waiting; the
         rows are there, in the order of `peers`, once awaited."""
         me = self.peers[self.rank]
@@ -222,87 +221,4 @@ class Axis:
             for work in (dist.isend(x, peer, self.group), dist.irecv(row, peer, self.group))
             if work is not None
         ]
-        return Started(self, "exchange", (len(peers) - 1) * x.nbytes, works, noted=False), rows
-
-    # --------------------------------------------------------------------------------- gradients pass through these
-
-    def gather_sequence(self, x_BSD: Tensor) -> Tensor:
-        """Sequence slices to the whole sequence, [B, S, D] -> [B, P S, D]; backward reduce-scatters."""
-        return x_BSD if self.size == 1 else _call(_GatherSequence, x_BSD, self)
-
-    def scatter_sequence(self, x_BSD: Tensor) -> Tensor:
-        """Partial sums of the whole sequence to this rank's slice, [B, P S, D] -> [B, S, D]; backward all-gathers."""
-        return x_BSD if self.size == 1 else _call(_ScatterSequence, x_BSD, self)
-
-    def route(self, x_TD: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """`all_to_all` whose backward routes the gradients back."""
-        return x_TD if self.size == 1 else _call(_Route, x_TD, self, send, receive)
-
-    def swap(self, x: Tensor) -> Tensor:
-        """`exchange` of [P, ...] whose backward brings the gradients back."""
-        return x if self.size == 1 else _call(_Swap, x, self)
-
-
-def _call(function: Any, *args: Any) -> Tensor:
-    out: Tensor = function.apply(*args)
-    return out
-
-
-def _gather_sequence(x_BSD: Tensor, axis: Axis) -> Tensor:
-    P = axis.size
-    B, S, D = x_BSD.shape
-    return axis.all_gather(x_BSD).transpose(0, 1).reshape(B, P * S, D)
-
-
-def _scatter_sequence(x_BSD: Tensor, axis: Axis) -> Tensor:
-    P = axis.size
-    B, S, D = x_BSD.shape
-    return axis.reduce_scatter(x_BSD.view(B, P, S // P, D).transpose(0, 1))
-
-
-class _GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_BSD: Tensor, axis: Axis) -> Tensor:
-        ctx.axis, ctx.layer = axis, axis.meter.layer
-        return _gather_sequence(x_BSD, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        with ctx.axis.meter.in_layer(ctx.layer):
-            return _scatter_sequence(grad.contiguous(), ctx.axis), None
-
-
-class _ScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_BSD: Tensor, axis: Axis) -> Tensor:
-        ctx.axis, ctx.layer = axis, axis.meter.layer
-        return _scatter_sequence(x_BSD, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        with ctx.axis.meter.in_layer(ctx.layer):
-            return _gather_sequence(grad, ctx.axis), None
-
-
-class _Route(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_TD: Tensor, axis: Axis, send: list[int], receive: list[int]) -> Tensor:
-        ctx.axis, ctx.send, ctx.receive, ctx.layer = axis, send, receive, axis.meter.layer
-        return axis.all_to_all(x_TD, send, receive)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        with ctx.axis.meter.in_layer(ctx.layer):
-            return ctx.axis.all_to_all(grad.contiguous(), ctx.receive, ctx.send), None, None, None
-
-
-class _Swap(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis, ctx.layer = axis, axis.meter.layer
-        return axis.exchange(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        with ctx.axis.meter.in_layer(ctx.layer):
-            return ctx.axis.exchange(grad), None
+        return AsyncCollective(self, "exchange", (len(peers) - 1) * x.nbytes, works, noted=False), rows

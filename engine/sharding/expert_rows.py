@@ -15,7 +15,7 @@ def moe_layers(stages: Iterable[nn.Module]) -> dict[int, MoeLayer]:
     return {layer.layer: layer for layer in sorted(layers, key=lambda layer: layer.layer)}
 
 
-def experts_here(layer: MoeLayer, world: World) -> list[int]:
+def local_experts(layer: MoeLayer, world: World) -> list[int]:
     """The logical experts in the rows of this rank's shard, in order."""
     logical = layer.placement.logical
     held = slots_held(len(logical), world.grid.ep, world.grid.efsdp)

@@ -10,17 +10,18 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from engine.model.head import Head
 from engine.model.moe import Experts
 from engine.model.transformer import Block, Stage
 from engine.parallel.collectives import Axis
+from engine.parallel.local_shards import local_shard
 from engine.parallel.mesh import World
-from engine.parallel.tensor import Head
-from engine.sharding.fsdp_collectives import Reductions, Unit
 from engine.sharding.fsdp_probe import probe
+from engine.sharding.gradient_reductions import FsdpUnit, GradientReductions
 
 EMBEDDING = "embedding.weight"
 
@@ -51,9 +52,9 @@ class Shards:
     ):
         self._stages, self._world = stages, world
         self._policy = POLICIES[precision]
-        self._reductions = Reductions(world.replicas)
+        self._reductions = GradientReductions(world.replicas)
         self._roots: list[FSDPModule] = []
-        self._units: list[Unit] = []
+        self._units: list[FsdpUnit] = []
         alone = world.pp.size == world.dp.size == world.edp.size == world.replicas.size == 1
         plain = alone and precision == "fp32"
         if not plain:
@@ -77,7 +78,7 @@ class Shards:
             modules, mesh=mesh[axis_name], reshard_after_forward=False, mp_policy=self._policy
         )[0]
         assert isinstance(sharded, FSDPModule)
-        self._units.append(Unit(sharded, axis, self._reductions))
+        self._units.append(FsdpUnit(sharded, axis, self._reductions))
         return sharded
 
     def use_zero(self, zero: int) -> None:
@@ -146,11 +147,6 @@ def is_expert(stages: Sequence[nn.Module]) -> dict[str, bool]:
     return {name: name in inside for name, _ in named_parameters(stages)}
 
 
-def shard_of(tensor: Tensor) -> Tensor:
-    """The part of a parameter or gradient that this rank holds."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
     """Parameters that are whole on each tensor rank but saw only its slice of the sequence: norms and routers."""
     experts = is_expert(stages)
@@ -163,7 +159,7 @@ def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
 def sum_over_ends(embeddings: Sequence[nn.Parameter], world: World) -> None:
     """Give the embedding's weight and the head's copy of it, on this rank or another, the sum of their gradients: the
     same bits, so that the optimizer keeps them equal to the bit."""
-    grads = [shard_of(p.grad) for p in embeddings if p.grad is not None]
+    grads = [local_shard(p.grad) for p in embeddings if p.grad is not None]
     if not grads or (len(grads) == 1 and world.ends.size == 1):
         return
     total = world.ends.all_reduce(torch.stack(grads).sum(0))
@@ -175,7 +171,7 @@ def sum_over_tp(stages: Sequence[nn.Module], world: World) -> None:
     """Complete the gradients of what is replicated over tp, in one fused reduction."""
     if world.tp.size == 1:
         return
-    grads = [shard_of(p.grad) for p in replicated_over_tp(stages) if p.grad is not None]
+    grads = [local_shard(p.grad) for p in replicated_over_tp(stages) if p.grad is not None]
     flat = world.tp.all_reduce(torch.cat([grad.flatten() for grad in grads]))
     for grad, total in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
         grad.copy_(total.view_as(grad))

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from engine.parallel.collectives import Axis
-from engine.sharding.fsdp_collectives import Reductions, Unit
+from engine.sharding.gradient_reductions import FsdpUnit, GradientReductions
 
 # Gradients of three micro-batches. In bf16 256 + 1 is 256.
 MICRO_BATCHES = (256.0, 1.0, 1.0)
@@ -54,8 +54,8 @@ def _difference(
     module = _Product(device)
     fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
     assert isinstance(module, FSDPModule)
-    reductions = Reductions(replicas)
-    unit = Unit(module, axis, reductions)
+    reductions = GradientReductions(replicas)
+    unit = FsdpUnit(module, axis, reductions)
     ranks = axis.size * replicas.size
     split, kept, last = (torch.tensor(x, device=device) for x in MICRO_BATCHES)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from engine.metering.meter import Readings
-from engine.parallel.collectives import Started
+from engine.parallel.collectives import AsyncCollective
 from engine.parallel.mesh import World
 from engine.planner.idle_time import Idle, split_idle
 from engine.planner.schedule import ScheduleClock
@@ -16,7 +16,7 @@ class IdleTimes:
     def __init__(self, world: World):
         self._world = world
         self.durations: list[list[float]] | None = None  # seconds, of the step split last: rank by rank
-        self._told: tuple[Started, list[Tensor], ScheduleClock, float] | None = None
+        self._told: tuple[AsyncCollective, list[Tensor], ScheduleClock, float] | None = None
 
     def tell(self, readings: Readings, clock: ScheduleClock) -> None:
         """Send this rank's own window and the times of its actions to the other ranks of its pipeline."""

@@ -17,7 +17,7 @@ from agents.protocol.measurements import TOP_EXPERTS
 from engine.config.layout import Layout
 from engine.device import matmul_peak
 from engine.metering.meter import AXES, Readings
-from engine.parallel.collectives import Started
+from engine.parallel.collectives import AsyncCollective
 from engine.parallel.mesh import World
 from engine.planner.hardware import step_flops
 from engine.planner.idle_time import Idle
@@ -53,7 +53,7 @@ class StepSummaries:
     def __init__(self, layout: Layout, world: World, oversubscribed: bool):
         self._layout, self._world, self._oversubscribed = layout, world, oversubscribed
         self._peak = matmul_peak(world.device, layout.train.precision)
-        self._waiting: tuple[Started, list[Tensor], Known] | None = None
+        self._waiting: tuple[AsyncCollective, list[Tensor], Known] | None = None
 
     def gather(self, readings: Readings, measured: Measured, known: Known) -> None:
         """Send this rank's step on its way to rank 0."""

@@ -30,4 +30,4 @@ class Balancing:
         for axis in self._axes:
             loads = axis.all_reduce(loads)
         for router, load_E in zip(self._routers.values(), loads, strict=True):
-            router.nudge(load_E)
+            router.update_bias(load_E)

@@ -8,8 +8,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from engine.config.layout import Train
+from engine.parallel.local_shards import local_shard
 from engine.parallel.mesh import World
-from engine.sharding.fsdp import copied, named_parameters, replicated_over_tp, shard_of
+from engine.sharding.fsdp import copied, named_parameters, replicated_over_tp
 
 
 def make_optimizer(stages: Sequence[nn.Module], train: Train) -> torch.optim.Optimizer:
@@ -52,7 +53,7 @@ class GradientNorm:
         by_weight: dict[float, list[Tensor]] = {}
         for parameter, weight in self._weighted:
             if parameter.grad is not None:
-                by_weight.setdefault(weight, []).append(shard_of(parameter.grad))
+                by_weight.setdefault(weight, []).append(local_shard(parameter.grad))
         squares = torch.zeros((), device=self._world.device)
         for weight, grads in by_weight.items():
             norms = torch.stack(torch._foreach_norm(grads))
@@ -63,5 +64,5 @@ class GradientNorm:
         """Scale all gradients so that their norm is at most `most`."""
         factor = most / (norm + 1e-6)
         if factor < 1.0:
-            grads = [shard_of(p.grad) for p, _ in self._weighted if p.grad is not None]
+            grads = [local_shard(p.grad) for p, _ in self._weighted if p.grad is not None]
             torch._foreach_mul_(grads, factor)

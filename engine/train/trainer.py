@@ -27,10 +27,11 @@ from engine.control.vote import LEADER, KnobVote
 from engine.device import of_group
 from engine.kernels.compiled import Compiler
 from engine.metering.meter import Meter
+from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage
-from engine.parallel.context import Context
+from engine.parallel.context_parallel import ContextParallel
 from engine.parallel.mesh import World
-from engine.parallel.tensor import Weights, cross_entropy
+from engine.parallel.parameters import ParameterFactory
 from engine.planner.layer_split import split_layers
 from engine.rendezvous import cores
 from engine.sharding.fsdp import Shards
@@ -91,9 +92,9 @@ class Trainer:
         grid, model, train = layout.ranks, layout.model, layout.train
         self.world = world = World(grid, meter, of_group(), layout.ep_inner, layout.tied_apart)
         self.knob_values = KnobValues.of(layout)
-        context = Context(world.cp, world.sequence, layout.grid.cp_method)
+        context = ContextParallel(world.cp, world.sequence, layout.grid.cp_method)
         meshes = world.dense["tp"], world.expert["ep"]
-        weights = Weights(
+        weights = ParameterFactory(
             layout.run.seed,
             world.tp,
             world.ep,

@@ -24,9 +24,11 @@ from engine.config.knob_values import KnobValues
 from engine.config.layout import Model
 from engine.launch.ranks import launch
 from engine.metering.meter import Meter
-from engine.model.transformer import Block, rope_table, rotate
+from engine.model.attention import rope_table, rotate
+from engine.model.transformer import Block
 from engine.parallel.collectives import Axis
-from engine.parallel.tensor import Weights, local
+from engine.parallel.local_shards import local_weight
+from engine.parallel.parameters import ParameterFactory
 from engine.rendezvous import RankContext
 from engine.sharding.fsdp import sum_over_tp
 
@@ -97,7 +99,7 @@ def with_torch(model: Model, mesh: DeviceMesh) -> nn.Sequential:
 
 
 def with_ours(model: Model, tp: Axis, mesh: DeviceMesh) -> nn.Sequential:
-    weights = Weights(0, tp, Axis("ep", None, tp.meter), mesh)
+    weights = ParameterFactory(0, tp, Axis("ep", None, tp.meter), mesh)
     return nn.Sequential(
         *(Block(weights, layer, model, KnobValues(), tp.meter) for layer in range(model.layers))
     )
@@ -108,7 +110,7 @@ def same_weights(ours: nn.Module, theirs: nn.Module) -> None:
         target = dict(theirs.named_parameters())
         for name, weight in ours.named_parameters():
             there = target[name if "norm" in name else f"{name}.weight"]
-            there.to_local().copy_(local(weight))
+            there.to_local().copy_(local_weight(weight))
 
 
 def measure(place: RankContext) -> None:

@@ -14,11 +14,11 @@ from agents.protocol import Board as BoardMessage
 from agents.rank.knob_board import Knob, KnobBoard, Values
 from agents.waiting import wait_for_command
 from engine.control.vote import KnobVote
-from engine.parallel.collectives import Started
+from engine.parallel.collectives import AsyncCollective
 from tests.faults.conftest import Opened
 from tests.faults.scaled import Constants, program
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_board, make_hello, poll_until
-from tests.unit.engine.threads import ThreadAxis, on_each
+from tests.unit.engine.thread_axis import ThreadAxis, on_each
 
 SOON: Constants = {"agents.hub.telemetry.membership.LOST_AFTER_S": 0.6}
 
@@ -93,9 +93,9 @@ def test_a_replayed_command_does_nothing_whoever_was_restarted(own_hub: HubProce
 class Ballot(ThreadAxis):
     """Ranks as threads that can be told things, too."""
 
-    def start_broadcast(self, x: Tensor, root: int) -> Started:
+    def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
         x.copy_(self._all(x)[root]) if x.numel() else None
-        return Started(self, "broadcast", 0, ())
+        return AsyncCollective(self, "broadcast", 0, ())
 
 
 def paired_board(refuses: bool = False) -> KnobBoard:

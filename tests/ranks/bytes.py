@@ -21,11 +21,12 @@ from engine.launch.ranks import launch
 from engine.metering.meter import Meter
 from engine.model.moe import MoeLayer, Routing
 from engine.model.transformer import Block, Stage
-from engine.parallel.experts import Hop
-from engine.parallel.tensor import Weights
+from engine.parallel.expert_all_to_all import Hop
+from engine.parallel.local_shards import local_shard
+from engine.parallel.parameters import ParameterFactory
 from engine.rendezvous import RankContext
 from engine.sharding.expert_rows import moe_layers
-from engine.sharding.fsdp import EMBEDDING, is_expert, named_parameters, replicated_over_tp, shard_of
+from engine.sharding.fsdp import EMBEDDING, is_expert, named_parameters, replicated_over_tp
 from engine.train.trainer import Trainer
 from tests.ranks.case import (
     BF16,
@@ -127,7 +128,7 @@ def expected(
     tp += asked * (t - 1) if c == 1 else 0
     tp += m * (first * 2 * X + last * (2 * X + (t - 1) * 3 * b * S * 4))
     if t > 1:
-        r = sum(shard_of(p).numel() for p in replicated_over_tp(trainer.stages))
+        r = sum(local_shard(p).numel() for p in replicated_over_tp(trainer.stages))
         tp += 2 * (t - 1) * r * 4 // t
 
     again = recompute != "none"
@@ -144,7 +145,7 @@ def expected(
 
     if layout.tied_apart:
         pp += sum(
-            shard_of(p).numel() * 4 for name, p in named_parameters(trainer.stages) if name == EMBEDDING
+            local_shard(p).numel() * 4 for name, p in named_parameters(trainer.stages) if name == EMBEDDING
         )
 
     dp = sum(_unit_bytes(layout, trainer, unit) for unit in _units(layout, trainer))
@@ -279,7 +280,7 @@ def step(trainer: Trainer, number: int) -> None:
 
 def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:
     """This rank's stages before FSDP sharded them: its tensor shard and its experts."""
-    weights = Weights(0, trainer.world.tp, trainer.world.ep)
+    weights = ParameterFactory(0, trainer.world.tp, trainer.world.ep)
     layers = [[int(n) for n in stage.layers] for stage in trainer.stages]
     meter = Meter(layout.model.layers, 8)
     return [

@@ -37,9 +37,10 @@ from engine.config.layout import Layout
 from engine.control import expert_placement
 from engine.launch.ranks import launch
 from engine.metering.meter import Meter
+from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
-from engine.parallel.tensor import Weights, cross_entropy
+from engine.parallel.parameters import ParameterFactory
 from engine.rendezvous import RankContext
 from engine.sharding.expert_rows import moe_layers
 from engine.sharding.fsdp import EMBEDDING, named_parameters
@@ -106,7 +107,7 @@ def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trac
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
     train, model = layout.train, layout.model
     knob_values = replace(KnobValues.of(layout), recompute="none")
-    stage = Stage(Weights(layout.run.seed, tp, ep), model, range(model.layers), knob_values, meter)
+    stage = Stage(ParameterFactory(layout.run.seed, tp, ep), model, range(model.layers), knob_values, meter)
     if jolt is not None:
         coin = torch.Generator().manual_seed(jolt)
         with torch.no_grad():

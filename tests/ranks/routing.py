@@ -20,6 +20,6 @@ def fix_routing(stages: Sequence[nn.Module]) -> None:
         def choose(scores_BSE: Tensor, n: int = n, router: Router = router) -> Choice:
             B, S, E = scores_BSE.shape
             by_place = torch.rand(S * router.slices.count, E, generator=torch.Generator().manual_seed(n))
-            return type(router).choose(router, router.slices.mine(by_place.expand(B, -1, -1)))
+            return type(router).choose(router, router.slices.own_slice(by_place.expand(B, -1, -1)))
 
         router.choose = choose

@@ -12,7 +12,7 @@ from engine.metering.meter import Meter
 from engine.model.swiglu import gated
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
-from engine.parallel.tensor import Weights
+from engine.parallel.parameters import ParameterFactory
 from engine.preflight.compiler import compiler_refusal
 from tests.unit.engine.test_layout import DEMO
 
@@ -21,7 +21,7 @@ ONE = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1", "model.layers=2
 
 def gradients(layout: Layout, compiled: Compiler) -> dict[str, Tensor]:
     meter = Meter(layout.model.layers, 8)
-    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter), compiled=compiled)
+    weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter), compiled=compiled)
     stage = Stage(weights, layout.model, range(layout.model.layers), KnobValues.of(layout), meter)
     logits = stage(torch.arange(4 * 24).view(4, 24) % 256)
     logits.square().sum().backward()

@@ -16,10 +16,11 @@ from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout, load
 from engine.launch.rank_main import agree_on_device
 from engine.metering.meter import Meter
+from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
-from engine.parallel.experts import Placement
-from engine.parallel.tensor import Weights, cross_entropy
+from engine.parallel.expert_all_to_all import Placement
+from engine.parallel.parameters import ParameterFactory
 from engine.preflight.memory import device_refusal, too_few
 from engine.rendezvous import alone
 from engine.train.expert_bias import Balancing
@@ -103,7 +104,7 @@ def layout_of(kind: str) -> Layout:
 
 
 def stage_of(layout: Layout, meter: Meter, where: torch.device = device.CPU) -> Stage:
-    weights = Weights(1, Axis("tp", None, meter), Axis("ep", None, meter), device=where)
+    weights = ParameterFactory(1, Axis("tp", None, meter), Axis("ep", None, meter), device=where)
     return Stage(weights, layout.model, range(layout.model.layers), KnobValues.of(layout), meter)
 
 

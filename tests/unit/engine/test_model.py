@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout, load
 from engine.metering.meter import Meter
+from engine.model.loss import cross_entropy
 from engine.model.moe import MoeLayer
 from engine.model.rms_norm import RMSNorm
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
-from engine.parallel.tensor import Weights, cross_entropy, initial
+from engine.parallel.parameters import ParameterFactory, initial_values
 from tests.unit.engine.test_layout import DEMO
 
 SMALL = [
@@ -32,7 +33,7 @@ SMALL = [
 
 def build(layout: Layout, knob_values: KnobValues) -> tuple[Stage, Meter]:
     meter = Meter(layout.model.layers, 8)
-    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
+    weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     return Stage(weights, layout.model, range(layout.model.layers), knob_values, meter), meter
 
 
@@ -127,7 +128,7 @@ def test_recompute_changes_nothing_and_counts_once(layout: Layout, tokens: Tenso
 def test_drops_what_a_count_by_hand_drops(layout: Layout, factor: float) -> None:
     """Each sequence's expert takes its first ceil(factor S K / E) pairs and no more."""
     meter = Meter(1, 8)
-    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
+    weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     moe = layout.model.moe
     assert moe is not None
     layer = MoeLayer(weights, 0, moe, 64, 0.02, KnobValues(capacity_factor=factor), meter)
@@ -152,7 +153,7 @@ def test_drops_what_a_count_by_hand_drops(layout: Layout, factor: float) -> None
 def test_the_balancing_loss_reaches_the_router_with_its_own_scale(layout: Layout) -> None:
     """d(coef x scale x aux) / d(router), against autograd through the formula of a sequence."""
     meter = Meter(1, 8)
-    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
+    weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     moe = layout.model.moe
     assert moe is not None
     x = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(1))
@@ -174,7 +175,7 @@ def test_the_loss_reaches_the_router(layout: Layout, top_k: int) -> None:
     assert layout.model.moe is not None
     moe = msgspec.structs.replace(layout.model.moe, top_k=top_k, balance="none")
     meter = Meter(1, 8)
-    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
+    weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     layer = MoeLayer(weights, 0, moe, 64, 0.02, KnobValues(), meter)
     x = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(1))
     layer(x, {}).square().sum().backward()
@@ -182,10 +183,10 @@ def test_the_loss_reaches_the_router(layout: Layout, top_k: int) -> None:
 
 
 def test_initial_weights_depend_on_name_and_seed_alone() -> None:
-    one = initial("layers.0.attention.q", (8, 4), 0.02, 1)
-    assert torch.equal(one, initial("layers.0.attention.q", (8, 4), 0.02, 1))
-    assert not torch.equal(one, initial("layers.1.attention.q", (8, 4), 0.02, 1))
-    assert not torch.equal(one, initial("layers.0.attention.q", (8, 4), 0.02, 2))
+    one = initial_values("layers.0.attention.q", (8, 4), 0.02, 1)
+    assert torch.equal(one, initial_values("layers.0.attention.q", (8, 4), 0.02, 1))
+    assert not torch.equal(one, initial_values("layers.1.attention.q", (8, 4), 0.02, 1))
+    assert not torch.equal(one, initial_values("layers.0.attention.q", (8, 4), 0.02, 2))
 
 
 def test_a_tied_weight_gets_the_gradients_of_both_uses(layout: Layout, tokens: Tensor) -> None:
@@ -193,7 +194,7 @@ def test_a_tied_weight_gets_the_gradients_of_both_uses(layout: Layout, tokens: T
         meter = Meter(layout.model.layers, 8)
         tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
         model = msgspec.structs.replace(layout.model, tie_embeddings=tied)
-        return Stage(Weights(1, tp, ep), model, range(model.layers), KnobValues.of(layout), meter)
+        return Stage(ParameterFactory(1, tp, ep), model, range(model.layers), KnobValues.of(layout), meter)
 
     one, two = stage(True), stage(False)
     assert two.head and two.embedding and one.embedding
@@ -241,7 +242,7 @@ def test_targets_below_zero_do_not_count() -> None:
 
 
 def test_rms_norm_is_torchs_own_forward_and_backward() -> None:
-    weights = Weights(0, Axis("tp", None, Meter()), Axis("ep", None, Meter()))
+    weights = ParameterFactory(0, Axis("tp", None, Meter()), Axis("ep", None, Meter()))
     norm = RMSNorm(weights, 24, 1e-5).double()
     x = torch.randn(3, 5, 24, dtype=torch.float64, requires_grad=True)
     with torch.no_grad():

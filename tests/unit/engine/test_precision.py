@@ -12,8 +12,8 @@ from engine.config.layout import LayoutError, load
 from engine.metering.meter import Meter
 from engine.model.moe import MoeLayer, grouped
 from engine.model.router import Router
+from engine.parallel.local_shards import local_shard
 from engine.rendezvous import alone
-from engine.sharding.fsdp import shard_of
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -44,7 +44,7 @@ def test_only_what_is_computed_with_is_rounded(trainers: list[Trainer]) -> None:
     assert float(losses[1]) != float(losses[0])
     for parameter in half.stages[0].parameters():
         assert parameter.grad is not None
-        assert shard_of(parameter).dtype == shard_of(parameter.grad).dtype == torch.float32
+        assert local_shard(parameter).dtype == local_shard(parameter.grad).dtype == torch.float32
 
 
 def test_the_grouped_gemm_in_bf16_is_the_product_rounded_once() -> None:

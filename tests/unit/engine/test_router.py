@@ -16,10 +16,10 @@ from agents.rank.agent import Agent
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Moe, load
 from engine.metering.meter import Meter
-from engine.model.balancing_losses import nudged
+from engine.model.balancing_losses import updated_bias
 from engine.model.moe import MoeLayer, Routing
 from engine.parallel.collectives import Axis
-from engine.parallel.tensor import Weights
+from engine.parallel.parameters import ParameterFactory
 from engine.rendezvous import alone
 from engine.train.trainer import Trainer
 from tests.ranks.case import BIAS, SMALL
@@ -31,7 +31,7 @@ B, S, D, E = 3, 24, 64, 8
 def layer_of(knob_values: KnobValues | None = None, **moe: Any) -> tuple[MoeLayer, Meter]:
     """A layer whose router tells tokens apart clearly."""
     meter = Meter(1, E)
-    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
+    weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     mixture = Moe(**{"experts": E, "top_k": 2, "d_expert": 32, "balance": "none"} | moe)
     layer = MoeLayer(weights, 0, mixture, D, 0.02, knob_values or KnobValues(), meter)
     with torch.no_grad():
@@ -259,7 +259,7 @@ def test_the_loss_reaches_the_router(x: Tensor, moe: dict[str, Any]) -> None:
 
 
 def test_a_bias_goes_towards_balance_by_its_rate() -> None:
-    bias = nudged(torch.zeros(4), torch.tensor([5, 3, 4, 4]), 0.25)
+    bias = updated_bias(torch.zeros(4), torch.tensor([5, 3, 4, 4]), 0.25)
     assert bias.tolist() == [-0.25, 0.25, 0.0, 0.0]
 
 

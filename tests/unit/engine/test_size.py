@@ -9,7 +9,7 @@ from engine.config.sizes import parameters
 from engine.metering.meter import Meter
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
-from engine.parallel.tensor import Weights
+from engine.parallel.parameters import ParameterFactory
 from tests.unit.engine.test_layout import DEMO
 
 META = torch.device("meta")
@@ -18,12 +18,12 @@ META = torch.device("meta")
 @pytest.fixture(autouse=True)
 def no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "engine.parallel.tensor.initial", lambda _, shape, *__: torch.empty(shape, device=META)
+        "engine.parallel.parameters.initial_values", lambda _, shape, *__: torch.empty(shape, device=META)
     )
 
 
 def held(layout: Layout) -> int:
-    weights = Weights(1, Axis("tp", None, Meter()), Axis("ep", None, Meter()), device=META)
+    weights = ParameterFactory(1, Axis("tp", None, Meter()), Axis("ep", None, Meter()), device=META)
     stage = Stage(weights, layout.model, range(layout.model.layers), KnobValues.of(layout), Meter())
     return sum(p.numel() for p in stage.parameters())
 

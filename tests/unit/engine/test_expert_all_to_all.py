@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.parallel.experts import Placement, plan_dispatch, reordered
+from engine.parallel.expert_all_to_all import Placement, plan_dispatch, reordered
 
 T, D, E, K = 12, 5, 4, 2
 

@@ -39,7 +39,7 @@ def test_this_torch_passes(precision: str, dtype: torch.dtype, world: World) -> 
 
 
 def test_sums_in_bf16_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject.Unit, "accumulate", lambda _: None)  # what it calls does nothing any more
+    monkeypatch.setattr(subject.FsdpUnit, "accumulate", lambda _: None)  # what it calls does nothing any more
     with pytest.raises(RuntimeError, match=r"a gradient that is 258 came out as 257"):
         probe(world, "bf16")
 

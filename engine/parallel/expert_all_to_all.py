@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.device import CPU
+from engine.parallel.autograd_collectives import all_to_all
 from engine.parallel.collectives import Axis
 
 
@@ -66,10 +67,10 @@ class Dispatch:
             0, self.tokens_N
         )  # whose backward adds rows at once; that of x[i] one by one
         for hop in self.hops:
-            rows = reordered(hop.axis.route(rows, hop.send, hop.receive), hop.order_R, hop.back_R)
+            rows = reordered(all_to_all(rows, hop.send, hop.receive, hop.axis), hop.order_R, hop.back_R)
         rows = experts(rows, self.offsets)
         for hop in reversed(self.hops):
-            rows = hop.axis.route(reordered(rows, hop.back_R, hop.order_R), hop.receive, hop.send)
+            rows = all_to_all(reordered(rows, hop.back_R, hop.order_R), hop.receive, hop.send, hop.axis)
         return rows
 
     def combine(self, outputs_ND: Tensor, weights_TK: Tensor) -> Tensor:

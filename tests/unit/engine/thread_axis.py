@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.metering.meter import Meter
-from engine.parallel.collectives import Axis, Started
+from engine.parallel.collectives import AsyncCollective, Axis
 
 T = TypeVar("T")
 
@@ -35,8 +35,8 @@ class ThreadAxis(Axis):
     def exchange(self, x: Tensor) -> Tensor:
         return torch.stack([rows[self.rank] for rows in self._all(x)])
 
-    def start_ring(self, x: Tensor) -> tuple[Started, Tensor]:
-        return Started(self, "ring", x.nbytes, ()), self._all(x)[self.rank - 1].clone()
+    def start_ring(self, x: Tensor) -> tuple[AsyncCollective, Tensor]:
+        return AsyncCollective(self, "ring", x.nbytes, ()), self._all(x)[self.rank - 1].clone()
 
 
 def on_each(size: int, work: Callable[[ThreadAxis], T]) -> list[T]:

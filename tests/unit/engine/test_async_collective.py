@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from engine.metering.meter import Meter
-from engine.parallel.collectives import Axis, Started
+from engine.parallel.collectives import AsyncCollective, Axis
 
 
 class Future:
@@ -37,7 +37,7 @@ def run(compute_s: float, wait_s: float) -> tuple[float, float]:
     """(ms, exposed_ms) of a collective with `compute_s` between its start and the wait."""
     meter = Meter()
     work = Slow(wait_s)
-    started = Started(Axis("dp", None, meter), "reduce-scatter", 7, (work,))
+    started = AsyncCollective(Axis("dp", None, meter), "reduce-scatter", 7, (work,))
     time.sleep(compute_s / 2)
     if not wait_s:
         work.future.over(None)
@@ -63,5 +63,5 @@ def test_what_is_waited_for_is_exposed_from_the_wait_on() -> None:
 def test_nothing_under_way_costs_nothing() -> None:
     meter = Meter()
     finished: list[int] = []
-    Started(Axis("dp", None, meter), "gather", 0, (), lambda: finished.append(1)).wait()
+    AsyncCollective(Axis("dp", None, meter), "gather", 0, (), lambda: finished.append(1)).wait()
     assert not finished and meter.readings.lanes["dp"].ms == 0.0

@@ -10,12 +10,13 @@ from torch.nn import functional as F
 
 from engine.config.layout import LayoutError, load
 from engine.kernels import flash_attention
-from engine.parallel.context import METHODS, part
-from engine.parallel.sequence import Slices, head_tail, positions
+from engine.parallel.context_parallel import ATTENTION_METHODS
+from engine.parallel.ring_attention import visible_block
+from engine.parallel.sequence_split import SequenceSlices, positions, zigzag_pieces
 from engine.train.corpus import Corpus
 from engine.train.data import Samples
 from tests.unit.engine.test_layout import DEMO
-from tests.unit.engine.threads import ThreadAxis, on_each
+from tests.unit.engine.thread_axis import ThreadAxis, on_each
 
 WIDTH = 16
 
@@ -37,7 +38,7 @@ def by_torch(q: Tensor, k: Tensor, v: Tensor, grad: Tensor) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ATTENTION_METHODS)
 @pytest.mark.parametrize(
     ("cp", "H", "G"), [(2, 2, 2), (2, 4, 2), (2, 4, 1), (4, 4, 4), (4, 8, 2), (3, 3, 3), (3, 6, 1)]
 )
@@ -47,7 +48,7 @@ def test_equals_torch_on_the_whole_sequence(method: str, cp: int, H: int, G: int
     def rank(axis: ThreadAxis) -> list[Tensor]:
         q, k, v, grad = (cut(x, 2, cp, axis.rank) for x in whole)
         leaves = [x.requires_grad_() for x in (q, k, v)]
-        out = METHODS[method](*leaves, axis)
+        out = ATTENTION_METHODS[method](*leaves, axis)
         return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
     truth = by_torch(*whole)
@@ -60,7 +61,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ATTENTION_METHODS)
 def test_half_precision_stays_near_the_truth(method: str, device: str) -> None:
     near_the_truth(method, device)
 
@@ -72,7 +73,7 @@ def near_the_truth(method: str, device: str) -> None:
     def rank(axis: ThreadAxis) -> list[Tensor]:
         q, k, v, grad = (cut(x, 2, 4, axis.rank).to(device) for x in whole)
         leaves = [x.requires_grad_() for x in (q, k, v)]
-        out = METHODS[method](*leaves, axis)
+        out = ATTENTION_METHODS[method](*leaves, axis)
         with torch.autograd.set_multithreading_enabled(
             False
         ):  # a GPU's one thread for backward would wait for itself
@@ -86,7 +87,7 @@ def near_the_truth(method: str, device: str) -> None:
             assert (mine.cpu() - true).norm() < 0.01 * true.norm()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ATTENTION_METHODS)
 def test_a_kernel_may_read_the_log_sum_exp_by_bare_pointer(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +112,7 @@ def test_a_ring_sees_what_the_causal_mask_leaves_and_no_more(cp: int) -> None:
         mine = positions(W, cp, rank)
         seen = torch.zeros(W // cp, W, dtype=torch.int64)
         for owner in range(cp):
-            at = part(rank, owner, W // cp)
+            at = visible_block(rank, owner, W // cp)
             theirs = positions(W, cp, owner)
             block = torch.zeros(W // cp, W // cp, dtype=torch.int64)
             block[at.queries, at.keys] = 1
@@ -142,7 +143,7 @@ def test_a_ring_gives_each_rank_equally_much_to_do(cp: int, monkeypatch: pytest.
 
     def rank(axis: ThreadAxis) -> int:
         q, k, v, grad = (cut(x, 2, cp, axis.rank) for x in whole)
-        METHODS["ring"](q.requires_grad_(), k, v, axis).backward(grad)
+        ATTENTION_METHODS["ring"](q.requires_grad_(), k, v, axis).backward(grad)
         return threading.get_ident()
 
     on_each(cp, rank)
@@ -199,7 +200,7 @@ def test_blocks_merge_to_the_whole(
     ],
 )
 def test_pieces_by_rank(cp: int, tp: int, pieces: list[list[int]]) -> None:
-    assert head_tail(cp, tp) == pieces
+    assert zigzag_pieces(cp, tp) == pieces
 
 
 @pytest.mark.parametrize(("cp", "tp"), [(1, 1), (1, 4), (2, 1), (2, 2), (2, 3), (4, 1), (4, 2), (3, 2)])
@@ -210,10 +211,10 @@ def test_slices_know_the_whole_sequence(cp: int, tp: int) -> None:
     def rank(axis: ThreadAxis) -> None:
         of_cp = positions(W, cp, axis.rank // tp)
         mine = of_cp.chunk(tp)[axis.rank % tp]
-        slices = Slices(axis, cp)
-        assert torch.equal(slices.mine(chosen), chosen[:, mine])
+        slices = SequenceSlices(axis, cp)
+        assert torch.equal(slices.own_slice(chosen), chosen[:, mine])
         assert torch.equal(slices.gather(chosen[:, mine]), chosen)
-        place, total = slices.queue(chosen[:, mine])
+        place, total = slices.earlier_choices(chosen[:, mine])
         assert torch.equal(total, chosen.sum(1))
         assert torch.equal(place, (chosen.cumsum(1) - chosen)[:, mine])
         assert slices.count == cp * tp

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.parallel.collectives import Axis
 
 
-def head_tail(cp: int, tp: int = 1) -> list[list[int]]:
+def zigzag_pieces(cp: int, tp: int = 1) -> list[list[int]]:
     """The pieces that each of cp x tp ranks holds, tp fastest; pieces are numbered in the order of the sequence."""
     if cp == 1:
         return [[rank] for rank in range(tp)]
@@ -25,11 +25,11 @@ def head_tail(cp: int, tp: int = 1) -> list[list[int]]:
 
 def positions(seq_len: int, cp: int, rank: int) -> Tensor:
     """Where in the sequence the tokens of cp rank `rank` stand, [S]."""
-    held = head_tail(cp)
+    held = zigzag_pieces(cp)
     return torch.arange(seq_len).view(cp * len(held[rank]), -1)[held[rank]].flatten()
 
 
-class Slices:
+class SequenceSlices:
     """The slices of all ranks that share a sequence. No gradient passes through.
 
     `axis` is over those cp x tp ranks, tp fastest; what is gathered is metered there.
@@ -38,12 +38,12 @@ class Slices:
     def __init__(self, axis: Axis, cp: int = 1):
         self._axis = axis
         self.count = axis.size
-        held = head_tail(cp, axis.size // cp)
+        held = zigzag_pieces(cp, axis.size // cp)
         self._mine = held[axis.rank]
         by_piece = {piece: n for n, piece in enumerate(piece for pieces in held for piece in pieces)}
         self._in_order = [by_piece[piece] for piece in range(len(by_piece))]
 
-    def queue(self, chosen_BSE: Tensor) -> tuple[Tensor, Tensor]:
+    def earlier_choices(self, chosen_BSE: Tensor) -> tuple[Tensor, Tensor]:
         """For 0/1 choices: how many earlier tokens of the whole sequence chose the same, [B, S, E], and the
         whole sequence's totals, [B, E]."""
         parts = chosen_BSE.chunk(len(self._mine), 1)
@@ -61,7 +61,7 @@ class Slices:
         pieces = [piece for held in slices for piece in held.chunk(len(self._mine), 1)]
         return torch.cat([pieces[n] for n in self._in_order], 1)
 
-    def mine(self, x_BWE: Tensor) -> Tensor:
+    def own_slice(self, x_BWE: Tensor) -> Tensor:
         """This rank's slice of a whole sequence's values, [B, S, E]."""
         pieces = x_BWE.chunk(len(self._in_order), 1)
         return torch.cat([pieces[n] for n in self._mine], 1)

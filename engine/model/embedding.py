@@ -1,0 +1,23 @@
+"""Token embedding over a sharded vocabulary."""
+
+from torch import Tensor, nn
+
+from engine.parallel.autograd_collectives import scatter_sequence
+from engine.parallel.local_shards import local_weight
+from engine.parallel.parameters import ParameterFactory
+
+
+class Embedding(nn.Module):
+    """Token ids of the whole sequence [B, S] to this rank's slice [B, S/tp, D]; each rank holds V/tp rows."""
+
+    def __init__(self, weights: ParameterFactory, vocab: int, d_model: int):
+        super().__init__()
+        self.tp = weights.tp
+        self.rows = vocab // self.tp.size
+        self.weight = weights.sharded("embedding", (vocab, d_model), 0.02, 0)
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        here = tokens_BS - self.tp.rank * self.rows
+        elsewhere = (here < 0) | (here >= self.rows)
+        rows = nn.functional.embedding(here.masked_fill(elsewhere, 0), local_weight(self.weight))
+        return scatter_sequence(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0), self.tp)

@@ -1,4 +1,4 @@
-"""How the ranks of a loop that is not ours come to one hub: rank 0 starts it, on its machine."""
+"""Connects all ranks of a training loop to one hub, which rank 0 starts on its machine."""
 
 import hashlib
 import logging
@@ -21,16 +21,16 @@ from agents.transport.addresses import Endpoints
 
 log = logging.getLogger("agents")
 
-# What launchers call a rank's number on its machine.
+# Environment variables of launchers that hold a rank's number on its machine.
 LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 
 def endpoint_for(
     stack: ExitStack, hub: str, run: str, run_dir: Path | None, rank: int, world: int, agree: Agree | None
 ) -> Reach | None:
-    """How this rank reaches the hub; None: not at all. On `stack`, what ends the hub that this rank has started.
+    """How this rank reaches the hub; None if there is no hub. Closing `stack` ends a hub that this rank started.
 
-    Raises RunError for a `hub` that cannot be; OSError for a `run_dir` that cannot.
+    RunError: `hub` is not legal. OSError: `run_dir` cannot be created.
     """
     runs_dir = Path(os.environ.get("COCKPIT_RUNS", "runs"))
     if hub != "auto":
@@ -38,73 +38,73 @@ def endpoint_for(
     if world == 1 or agree:
         folder = run_dir or runs_dir / f"{run}-{time.strftime('%Y%m%d-%H%M%S')}"
         if world > 1 and agree:
-            return _met(stack, run, folder, rank, agree)
+            return _share_hub(stack, run, folder, rank, agree)
         return _start(stack, run, folder, None)[0]
-    # Nobody can be told anything: what all ranks know is the folder, so the sockets' place follows from it.
+    # Without `agree` ranks exchange nothing, so the path of the sockets is derived from the folder, which all know.
     folder = run_dir or runs_dir / run
-    sockets = _sockets_of(folder)
+    sockets = _sockets_for(folder)
     return _start(stack, run, folder, sockets)[0] if rank == LEADER else reach(endpoints_in(sockets))
 
 
 def _start(
     stack: ExitStack, run: str, folder: Path, sockets: Path | None, listen: str | None = None
 ) -> tuple[Reach | None, Endpoints | None]:
-    """How this rank reaches the hub that it starts, and where that listens over TCP."""
+    """Start a hub; returns how this rank reaches it, and its TCP endpoints if it listens there."""
     folder.mkdir(parents=True, exist_ok=True)
-    mine, keeper = stack.enter_context(hub_of("auto", run, folder, sockets, listen))
-    tcp = listening(keeper, folder) if keeper and listen else None
-    stack.enter_context(kept(keeper))
-    return mine, tcp
+    own, supervisor = stack.enter_context(hub_of("auto", run, folder, sockets, listen))
+    tcp = listening(supervisor, folder) if supervisor and listen else None
+    stack.enter_context(kept(supervisor))
+    return own, tcp
 
 
-class _Word(Struct, array_like=True, frozen=True):
-    """What rank 0 says of its hub."""
+class _HubAddress(Struct, array_like=True, frozen=True):
+    """Where rank 0's hub listens."""
 
     ipc: str | None = None
     tcp: Endpoints | None = None
-    why: str = ""  # it does not listen for other machines
+    why: str = ""  # why it does not listen for other machines
 
 
-def _met(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree) -> Reach | None:
-    """Rank 0 starts the hub and tells the others: they reach it over ipc on its machine, over TCP from elsewhere."""
-    hosts = [said.decode(errors="replace") for said in agree(this_host().encode())]
+def _share_hub(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree) -> Reach | None:
+    """Rank 0 starts the hub and shares its address: ranks of its machine use ipc, ranks of other machines TCP."""
+    hosts = [host.decode(errors="replace") for host in agree(this_host().encode())]
     elsewhere = next((host for host in hosts if host != hosts[LEADER]), None)
-    word, problem = _Word(), None
+    address, problem = _HubAddress(), None
     if rank == LEADER:
         try:
-            word = _lead(stack, run, folder, elsewhere)
-        except (RunError, OSError) as error:  # told, or the others would wait for a word
-            word, problem = _Word(why=str(error)), error
-    word = msgspec.msgpack.decode(agree(msgspec.msgpack.encode(word))[LEADER], type=_Word)
+            address = _start_shared(stack, run, folder, elsewhere)
+        except (RunError, OSError) as error:  # raised after the exchange, in which the other ranks wait
+            address, problem = _HubAddress(why=str(error)), error
+    address = msgspec.msgpack.decode(agree(msgspec.msgpack.encode(address))[LEADER], type=_HubAddress)
     if problem:
         raise problem
     if this_host() == hosts[LEADER]:
-        return Reach(word.ipc) if word.ipc else None
-    if word.tcp is None:
-        log.warning("the hub runs on %s, and this rank goes without: %s", hosts[LEADER], word.why)
+        return Reach(address.ipc) if address.ipc else None
+    if address.tcp is None:
+        log.warning("the hub runs on %s, and this rank cannot reach it: %s", hosts[LEADER], address.why)
         return None
-    return reach(word.tcp)
+    return reach(address.tcp)
 
 
-def _lead(stack: ExitStack, run: str, folder: Path, elsewhere: str | None) -> _Word:
+def _start_shared(stack: ExitStack, run: str, folder: Path, elsewhere: str | None) -> _HubAddress:
+    """Start the hub; it listens over TCP too if a rank runs on another machine, `elsewhere`."""
     listen, why = None, ""
     if elsewhere is not None:
         try:
             listen = between_machines(os.environ.get("MASTER_ADDR") or elsewhere)
         except RunError as error:
             why = str(error)
-    mine, tcp = _start(stack, run, folder, None, listen)
-    return _Word(mine.endpoint if mine else None, tcp, why)
+    own, tcp = _start(stack, run, folder, None, listen)
+    return _HubAddress(own.endpoint if own else None, tcp, why)
 
 
-def _sockets_of(folder: Path) -> Path:
+def _sockets_for(folder: Path) -> Path:
     digest = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=8).hexdigest()
     sockets = Path(tempfile.gettempdir()) / f"cockpit-{os.getuid()}-{digest}"
-    check_socket_directory(sockets)  # ours alone: someone else may have guessed its name
+    check_socket_directory(sockets)  # another user may have guessed its name and created it
     return sockets
 
 
-def speaks_for_machine(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether this is the first rank of its machine, or nobody says."""
-    known = next((environ[name] for name in LOCAL_RANK if name in environ), "0")
-    return known == "0"
+def is_first_on_machine(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is the first rank of its machine; true also if no launcher set a local rank."""
+    return next((environ[name] for name in LOCAL_RANK if name in environ), "0") == "0"

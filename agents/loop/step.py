@@ -1,4 +1,4 @@
-"""What a loop that is not ours tells of one of its steps, while it runs and when it is over."""
+"""Measurements of one step of a training loop: its phases and metrics, and the summary over all ranks."""
 
 import math
 import time
@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agents.loop.vote import Word
+from agents.loop.vote import RankStep
 from agents.protocol import Step, Summary, Value
 
 if TYPE_CHECKING:
-    from agents.loop.join import Loop
+    from agents.loop.loop import Loop
 
-PHASES = 48  # with names of their own, in one step; what the wire takes, and some room
+PHASES = 48  # the most named phases in one step; the wire takes 64
 
 
 class StepReport:
-    """One step, while it runs."""
+    """The current step; the loop reports its phases and metrics here."""
 
     def __init__(self, loop: "Loop", step: int) -> None:
         self._loop = loop
@@ -27,7 +27,7 @@ class StepReport:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A part of the step with a name: its time is told, and that the rank is in it, should it get stuck."""
+        """Measure a named part of the step; if the rank hangs, the cockpit shows the phase it is in."""
         name = name[:64] or "unnamed"
         before = self._loop.doing[1]
         self._loop.at(self.number, name)
@@ -49,13 +49,13 @@ class StepReport:
         mfu: Any = None,
         memory_bytes: Any = None,
     ) -> None:
-        """What this rank knows of its step: any of it, in one call or several; whatever `float` takes.
+        """Report metrics of this rank's step, in one call or several; `float` must accept each value.
 
-        `loss` is the mean over this rank's `tokens`; the job's is their mean by tokens, and `grad_norm` is the
-        largest that a rank tells. `mfu` is 0..1.
+        `loss` is the mean over this rank's `tokens`; the job's loss is the mean over ranks, weighted by tokens. The
+        job's `grad_norm` is the largest of any rank. `mfu` is 0..1.
         """
-        told = {"loss": loss, "tokens": tokens, "grad_norm": grad_norm, "lr": lr, "mfu": mfu}
-        for name, value in (told | {"memory_bytes": memory_bytes}).items():
+        metrics = {"loss": loss, "tokens": tokens, "grad_norm": grad_norm, "lr": lr, "mfu": mfu}
+        for name, value in (metrics | {"memory_bytes": memory_bytes}).items():
             if value is not None:
                 self._loop.quietly(partial(self._note, name, value))
 
@@ -72,24 +72,24 @@ class StepReport:
 
 
 def summary_of(
-    step: Step, words: list[Word], everyone: bool, values: Mapping[str, Value], lr: float | None
+    step: Step, ranks: list[RankStep], everyone: bool, values: Mapping[str, Value], lr: float | None
 ) -> Summary:
-    """The step of the whole job, as far as it is known; where ranks tell each other nothing, rank 0's own loss."""
-    slowest = max(word.step_ms for word in words)
-    tokens = [word.tokens for word in words if word.tokens is not None]
-    losses = [(word.loss, word.tokens or 0) for word in words if word.loss is not None]
+    """The summary of the whole job's step. Without `agree=`, `ranks` holds only rank 0, and so its own loss."""
+    slowest = max(rank.step_ms for rank in ranks)
+    tokens = [rank.tokens for rank in ranks if rank.tokens is not None]
+    losses = [(rank.loss, rank.tokens or 0) for rank in ranks if rank.loss is not None]
     weight = sum(count for _, count in losses)
     if weight:
         loss: float | None = sum(value * count for value, count in losses) / weight
     else:
         loss = sum(value for value, _ in losses) / len(losses) if losses else None
-    mfus = [word.mfu for word in words if word.mfu is not None]
+    mfus = [rank.mfu for rank in ranks if rank.mfu is not None]
     return Summary(
         step=step.step,
         revision=step.revision,
         time_s=time.time(),
         loss=loss,
-        grad_norm=max((word.grad_norm for word in words if word.grad_norm is not None), default=None),
+        grad_norm=max((rank.grad_norm for rank in ranks if rank.grad_norm is not None), default=None),
         step_ms=slowest,
         tokens_per_s=1e3 * sum(tokens) / slowest if everyone and tokens and slowest else None,
         mfu=sum(mfus) / len(mfus) if everyone and mfus else None,

@@ -1,12 +1,12 @@
-"""How the ranks of a loop that is not ours switch together: over a function that gives everyone everyone's bytes.
+"""The vote: ranks of a training loop switch knobs together, over an all-gather of bytes that the program provides.
 
-Once a step each rank says how its step went, and the leader with it which command waits, if any. Only then do they
-speak a second time: each whether it can, and all commit or none. So a change lands between two steps, on every rank
-at the same one, and what the job did as a whole is known on the way. A commit calls what is not ours, and may fail even
-so: that rank says so, and differs from the others.
+After each step every rank exchanges the measurements of its step, and the leader adds the pending command, if any. If
+there is one, the ranks exchange a second time: each votes whether it can apply the change, and all commit or none. So a
+change takes effect between the same two steps on every rank, and rank 0 learns the metrics of all ranks. A commit calls
+the program's own code and may still fail: then that rank rejects the command, and its knobs differ from the others'.
 
-How often a rank exchanges depends on exchanged bytes alone. Whatever fails on one rank, in code of ours or not, it goes
-on exchanging, for the others wait for it; only a failure of the exchange itself is raised.
+The number of exchanges depends only on exchanged bytes. Whatever fails on one rank, that rank keeps exchanging, because
+the others wait for it; only a failure of the exchange itself is raised.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ from agents.rank.errors import named, sentence
 from agents.rank.knob_board import KnobBoard
 
 Agree = Callable[[bytes], Sequence[bytes]]
-"""A collective: every rank calls it with bytes of its own, and gets those of every rank, by rank. May raise."""
+"""An all-gather: every rank passes its bytes and gets the bytes of all ranks, in order of rank. May raise."""
 
 LEADER = 0
 WHY_BYTES = 512
 
 
-class Word(Struct, array_like=True, frozen=True):
-    """What one rank says at the end of a step."""
+class RankStep(Struct, array_like=True, frozen=True):
+    """Measurements of one rank's step, exchanged at its end."""
 
     step: int
     step_ms: float
@@ -35,19 +35,19 @@ class Word(Struct, array_like=True, frozen=True):
     grad_norm: float | None
     tokens: int | None
     mfu: float | None
-    command: Command | None = None  # from the leader: what waits, if it can be done there
+    command: Command | None = None  # from the leader: the pending command, if the leader can apply it
 
 
 class Disagreement(Exception):
-    """The exchange has failed: the ranks cannot switch together any more; the text says why."""
+    """The exchange failed, so the ranks can no longer switch together; the text says why."""
 
 
-_words = msgspec.msgpack.Decoder(Word)
+_decoder = msgspec.msgpack.Decoder(RankStep)
 
 
 class Agreement:
-    """One rank's side. `settle` is told what became of a command, after the board has it; neither it nor `pending` may
-    raise."""
+    """The vote on one rank. `settle` is called with the outcome of a command, after the board is updated; `settle` and
+    `pending` must not raise."""
 
     def __init__(
         self,
@@ -61,32 +61,33 @@ class Agreement:
         self._rank, self._world, self._agree, self._board = rank, world, agree, board
         self._pending, self._settle = pending, settle
 
-    def step(self, word: Word) -> list[Word]:
-        """End a step: what every rank says of it. Raises Disagreement."""
-        mine = word
+    def step(self, own: RankStep) -> list[RankStep]:
+        """End a step: exchange its measurements, and vote if a command is pending. Raises Disagreement."""
         if self._rank == LEADER:
-            mine = msgspec.structs.replace(word, command=self._choose(word.step))
-        said = self._exchange(msgspec.msgpack.encode(mine))
+            own = msgspec.structs.replace(own, command=self._choose(own.step))
+        gathered = self._exchange(msgspec.msgpack.encode(own))
         try:
-            words = [_words.decode(one) for one in said]
+            steps = [_decoder.decode(packed) for packed in gathered]
         except msgspec.MsgspecError as error:
-            raise Disagreement(f"agree= gave bytes that no rank of this run sent: {error}") from None
-        command = words[LEADER].command
+            raise Disagreement(f"agree= returned bytes that no rank of this run sent: {error}") from None
+        command = steps[LEADER].command
         if command:
-            self._vote(command, word.step)
-        return words
+            self._vote(command, own.step)
+        return steps
 
-    def _exchange(self, mine: bytes) -> list[bytes]:
+    def _exchange(self, own: bytes) -> list[bytes]:
         try:
-            said = [bytes(memoryview(one)) for one in self._agree(mine)]
+            gathered = [bytes(memoryview(one)) for one in self._agree(own)]
         except Exception as error:
             raise Disagreement(f"agree= failed: {named(error)}") from error
-        if len(said) != self._world:
-            raise Disagreement(f"agree= gave the bytes of {len(said)} ranks, and the run has {self._world}")
-        return said
+        if len(gathered) != self._world:
+            raise Disagreement(
+                f"agree= returned bytes of {len(gathered)} ranks, but the run has {self._world}"
+            )
+        return gathered
 
     def _choose(self, step: int) -> Command | None:
-        """The pending command, unless the leader can already tell that nothing will come of it."""
+        """The pending command; None if it has expired or the leader rejects it."""
         command = self._pending()
         if command is None or command.revision <= self._board.revision:
             return None
@@ -95,7 +96,7 @@ class Agreement:
             return None
         try:
             self._board.prepare(command.changes)
-        except BaseException as refusal:  # noqa: BLE001 - whatever a proposal does to a knob, training goes on
+        except BaseException as refusal:  # noqa: BLE001 - no error of a knob may end training
             self._settle(self._ack(command, "rejected", step, sentence(refusal)))
             return None
         return command
@@ -104,7 +105,7 @@ class Agreement:
         why, prepared = "", []
         try:
             prepared = self._board.prepare(command.changes)
-        except BaseException as refusal:  # noqa: BLE001 - a rank that cannot must still say so, or the others hang
+        except BaseException as refusal:  # noqa: BLE001 - a rank that fails must still vote, or the others hang
             why = sentence(refusal)
         votes = [vote.decode(errors="replace") for vote in self._exchange(why.encode()[:WHY_BYTES])]
         against = [f"rank {rank}: {vote}" for rank, vote in enumerate(votes) if vote]

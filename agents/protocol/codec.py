@@ -30,7 +30,7 @@ from agents.protocol import (
     Vitals,
     WireError,
 )
-from agents.protocol.asks import check_asks
+from agents.protocol.change_checks import check_changes
 
 QUOTED = 200  # characters of why a frame is none
 UNKNOWN = 16_384  # messages looked at one by one in a frame; no honest one has more
@@ -200,7 +200,7 @@ def _decode(received: bytes | memoryview, strictly: bool) -> list[AnyMessage]:
         if head.version != VERSION:
             raise WireError(version_refusal(head.version))
         messages = _messages(head.messages, strictly)
-        check_asks(messages, head.messages)
+        check_changes(messages, head.messages)
         return messages
     except _UNREADABLE as error:
         raise WireError(f"not a frame of ours: {_short(str(error))}") from None

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 import cockpit
-from agents.client import Asked
+from agents.requests import Request
 from agents.rundir.hub_file import read_hub_file
 from agents.rundir.runs import RunError
 from cockpit.data import format
@@ -50,7 +50,7 @@ class DemoSource:
         if self._live:
             self._live.stop()
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: Request) -> None:
         if self._live is None:
             raise ViewerError("the run has not started yet")
         self._live.ask(asked)

@@ -7,8 +7,9 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agents.client import Asked, whoami
+from agents.client import whoami
 from agents.protocol import CommandState, Decide, KnobState, Propose, Try, Value
+from agents.requests import Request
 from agents.state.undo import newest_undoable
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
@@ -204,7 +205,7 @@ class BoardController:
             self._say(refusal)
         return not refusal
 
-    def _send(self, asked: Asked) -> bool:
+    def _send(self, asked: Request) -> bool:
         try:
             self.feed.ask(asked)
         except ViewerError as error:

@@ -46,7 +46,7 @@ FRAMES = {
     "negative": (packed("credit", protocol.VERSION, "", -1, 1), NOT_OURS),
     "NaN": (packed("propose", "a", {"micro_batches": float("nan")}), "micro_batches = nan is no value"),
     "infinity": (packed("propose", "a", {"a": 1, "lr": float("inf")}), "lr = inf is no value"),
-    "duplicate keys": (twice("propose"), NOT_OURS + "a knob is named twice in one change"),
+    "duplicate keys": (twice("propose"), "a change names a knob twice"),
 }
 
 
@@ -99,5 +99,5 @@ def _fields(message: protocol.Step) -> dict[str, object]:
 
 def test_a_client_is_told_before_it_asks(hub: HubProcess, opened: Opened) -> None:
     client = opened(Client(hub.endpoints.clients))
-    with pytest.raises(ValueError, match="lr = nan is no value that a knob can have"):
+    with pytest.raises(ValueError, match="lr = nan is not a legal value of a knob"):
         client.propose({"lr": float("nan")})

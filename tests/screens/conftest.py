@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agents.client import Asked
 from agents.protocol import Estimate, Preview, Previewed, Propose, Update, Value
+from agents.requests import Request
 from cockpit.data.sources.source import ViewerError
 from cockpit.data.store import Store
 from cockpit.tui.app import CockpitApp
@@ -22,7 +22,7 @@ class ScriptedFeed:
 
     def __init__(self, story: Iterator[Update], operator: bool = True) -> None:
         self.operator = operator
-        self.requests: list[Asked] = []
+        self.requests: list[Request] = []
         self.questions: list[Preview] = []
         self.stopped = False
         self._story = story
@@ -40,7 +40,7 @@ class ScriptedFeed:
             self._store.apply(updates)
             self._store.heard(0.4)
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: Request) -> None:
         if not self.operator and not isinstance(asked, Preview):
             raise ViewerError("this cockpit only watches")
         if isinstance(asked, Preview):

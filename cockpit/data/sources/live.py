@@ -3,8 +3,9 @@
 import queue
 import threading
 
-from agents.client import Asked, Client
+from agents.client import Client
 from agents.protocol import Preview
+from agents.requests import Request
 from agents.transport.keys import Key
 from cockpit.data.connection import CROWD, CROWD_HZ, want_little
 from cockpit.data.sources.source import ViewerError, faults_told, viewer_text
@@ -31,7 +32,7 @@ class LiveSource:
         self._endpoint = endpoint
         self._key = key
         self._low_bandwidth = low_bandwidth
-        self._wishes: queue.SimpleQueue[Asked] = queue.SimpleQueue()
+        self._wishes: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._question = ""  # the newest that this cockpit has asked
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -47,7 +48,7 @@ class LiveSource:
         if self._thread:
             self._thread.join(2.0)
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: Request) -> None:
         if not self.operator and not isinstance(asked, Preview):
             raise ViewerError(viewer_text(self))
         if self._store and self._store.fault:
@@ -84,7 +85,7 @@ class LiveSource:
         finally:
             client.close()
 
-    def _pass_on(self, asked: Asked, client: Client) -> None:
+    def _pass_on(self, asked: Request, client: Client) -> None:
         if isinstance(asked, Preview):
             client.withdraw(self._question)
             self._question = asked.id

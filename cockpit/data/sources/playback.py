@@ -5,11 +5,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from agents.client import Asked
 from agents.protocol import Event, Summary, clip
 from agents.recording.detail import curve_between
 from agents.recording.format import RecordingError
 from agents.recording.reader import Moment, Position, Recording, Replay
+from agents.requests import Request
 from cockpit.data.sources.recorded import playing
 from cockpit.data.sources.source import ViewerError, faults_told
 from cockpit.data.store import Store
@@ -55,7 +55,7 @@ class Playback:
         if self._thread:
             self._thread.join(2.0)
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: Request) -> None:
         raise ViewerError("this is a recording: nothing of it can be asked or changed")
 
     # ---------------------------------------------------------------------------------------------- moving

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-from agents.client import Asked
+from agents.requests import Request
 from cockpit.data.store import Fault, Store, Topic
 
 
@@ -24,7 +24,7 @@ class Source(Protocol):
 
     def stop(self) -> None: ...
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: Request) -> None:
         """Pass a proposal, a trial, a word on one, or a question on; by its id the store tells what becomes of it.
 
         Returns at once. A newer question what a change would do takes the place of an older one. `ViewerError`: not

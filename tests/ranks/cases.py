@@ -59,6 +59,16 @@ CASES: dict[str, Case] = {
         ],
         fp64=True,
     ),
+    "mix pp dp tp drops switched fp64": Case(
+        [
+            *alone("grid.pp=2", "grid.dp_shard=2", "grid.tp=2", "grid.ep=4", "train.global_batch=32"),
+            "knobs.micro_batches=4",
+            *SGD,
+            *DROPS,
+        ],
+        fp64=True,
+        script=SWITCHED,
+    ),
     "few experts top-1 fp64": Case(
         [*SMALL, "grid.dp_shard=4", "model.moe.experts=2", "model.moe.top_k=1", *SGD], fp64=True
     ),
@@ -156,7 +166,7 @@ CASES |= {
 
 # What `make test` runs: each axis, schedule, ZeRO stage, recompute level and lever once, in small cases.
 QUICK = (
-    "demo drops switched fp64",
+    "mix pp dp tp drops switched fp64",
     "dp",
     "mix pp tp ep gpipe fp64",
     "pp uneven fp64",
@@ -168,7 +178,7 @@ QUICK = (
     "dp zero switched drops fp64",
     "ep placed fp64",
     "v3 mix drops fp64",
-    "bf16 zbv ep",
+    "bf16 dense",
     "compiled dp ep drops fp64",
 )
 # What `make test-all` runs; `make parity` runs all cases.
@@ -177,6 +187,8 @@ TELLING = {
     for name in (
         *QUICK,
         "demo switched",
+        "demo drops switched fp64",
+        "bf16 zbv ep",
         "few experts top-1 fp64",
         "v3 dense stage dp ep placed fp64",
         "expert choice mix fp64",

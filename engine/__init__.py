@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from engine.preflight.package import refusal
 
 if TYPE_CHECKING:
-    from engine.config.layout import Layout, LayoutError, load
+    from engine.config.layout import Layout
+    from engine.config.refusal import LayoutError
+    from engine.config.toml import load
     from engine.launch.run import run_layout
     from engine.train.trainer import Trainer
 
@@ -17,9 +19,9 @@ __all__ = ["Layout", "LayoutError", "Trainer", "load", "run_layout"]
 
 _HOMES = {
     "Layout": "engine.config.layout",
-    "LayoutError": "engine.config.layout",
+    "LayoutError": "engine.config.refusal",
     "Trainer": "engine.train.trainer",
-    "load": "engine.config.layout",
+    "load": "engine.config.toml",
     "run_layout": "engine.launch.run",
 }
 

@@ -11,7 +11,9 @@ from typing import NoReturn
 from agents.protocol import clean
 from agents.rundir.runs import RunError
 from agents.rundir.standard_streams import discard_output, open_streams
-from engine.config.layout import Layout, LayoutError, load
+from engine.config.layout import Layout
+from engine.config.refusal import LayoutError
+from engine.config.toml import load
 from engine.launch.forked_rank import signal_with_parent
 
 FOLDER = (

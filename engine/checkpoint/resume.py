@@ -26,8 +26,9 @@ from engine.checkpoint.folders import (
     read,
     whole,
 )
-from engine.config.layout import Layout, LayoutError, checked
-from engine.config.refusal import shown
+from engine.config.layout import Layout
+from engine.config.refusal import LayoutError, shown
+from engine.config.toml import checked
 
 # Knobs whose start value a layout keeps elsewhere than under its own name in [knobs].
 _HOMES = {"grad_clip": ("train", "grad_clip"), "schedule": ("schedule", "name"), "zero": ("train", "zero")}

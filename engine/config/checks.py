@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from math import gcd
-from typing import TYPE_CHECKING
 
 from engine.config.grid import divisors, listed
+from engine.config.layout import Layout, Moe
+from engine.config.legal_values import compiles, legal_micro_batches
+from engine.config.schedule_traits import SCHEDULES, accepts, fewest, recomputes, zeros
 from engine.config.sizes import parameters
-from engine.config.stages import SCHEDULES, accepts, fewest, partners, recomputes, zeros
-
-if TYPE_CHECKING:  # a layout is read by asking these
-    from engine.config.layout import Layout, Moe
 
 # Beyond what anyone has published, so that a slip of the finger is refused here and not by a traceback much later.
 MOST_RANKS = 65_536  # four times Llama 3's 16,384 GPUs
@@ -20,7 +18,7 @@ GEMM_ALIGN = {"fp32": 4, "bf16": 8}  # rows must begin at multiples of 16 bytes
 BYTES = 256  # tokens of the byte tokenizer
 
 
-def refusals(layout: "Layout") -> Iterator[str]:
+def refusals(layout: Layout) -> Iterator[str]:
     """Why the parts do not go together."""
     yield from size_refusals(layout)
     yield from divisor_refusals(layout)
@@ -34,7 +32,7 @@ def refusals(layout: "Layout") -> Iterator[str]:
     yield from pipeline_refusals(layout)
 
 
-def advice(layout: "Layout") -> Iterator[str]:
+def advice(layout: Layout) -> Iterator[str]:
     """What is legal and yet hardly meant, one sentence each."""
     train = layout.train
     if train.warmup > train.steps:
@@ -44,7 +42,7 @@ def advice(layout: "Layout") -> Iterator[str]:
         )
 
 
-def size_refusals(layout: "Layout") -> Iterator[str]:
+def size_refusals(layout: Layout) -> Iterator[str]:
     """Sizes that are legal one by one, and together larger than any run. Asked first: what follows may then count."""
     tokens = layout.train.global_batch * layout.model.seq_len
     for what, size, most in (
@@ -56,7 +54,7 @@ def size_refusals(layout: "Layout") -> Iterator[str]:
             yield f"{what} = {size:,} is more than any run has; legal: up to {most:,}"
 
 
-def divisor_refusals(layout: "Layout") -> Iterator[str]:
+def divisor_refusals(layout: Layout) -> Iterator[str]:
     """Sizes that must divide others. Legal is what divides them all; or another whole, where no other is to blame."""
     grid, model = layout.ranks, layout.model
     data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
@@ -84,7 +82,7 @@ def divisor_refusals(layout: "Layout") -> Iterator[str]:
             yield f"{what} = {n} does not divide {whole} = {wholes[whole]}; legal: {', or '.join(ways)}"
 
 
-def _split_over_tp(layout: "Layout") -> dict[str, int]:
+def _split_over_tp(layout: Layout) -> dict[str, int]:
     model = layout.model
     sizes = {
         "model.heads": model.heads,
@@ -96,7 +94,7 @@ def _split_over_tp(layout: "Layout") -> dict[str, int]:
     return sizes | ({"model.d_ff": model.ff} if dense else {})
 
 
-def context_refusals(layout: "Layout") -> Iterator[str]:
+def context_refusals(layout: Layout) -> Iterator[str]:
     """Over cp a sequence is cut head and tail, so each slice has two halves; Ulysses deals heads out to cp ranks."""
     grid, model = layout.ranks, layout.model
     pieces = 2 * grid.cp * grid.tp
@@ -115,7 +113,7 @@ def context_refusals(layout: "Layout") -> Iterator[str]:
             )
 
 
-def model_refusals(layout: "Layout") -> Iterator[str]:
+def model_refusals(layout: Layout) -> Iterator[str]:
     model, precision = layout.model, layout.train.precision
     if model.moe:
         for name, width in (("model.d_model", model.d_model), ("model.moe.d_expert", model.moe.d_expert)):
@@ -138,7 +136,7 @@ def model_refusals(layout: "Layout") -> Iterator[str]:
         yield from routing_refusals(model.moe)
 
 
-def expert_grid_refusals(layout: "Layout") -> Iterator[str]:
+def expert_grid_refusals(layout: Layout) -> Iterator[str]:
     ep, inner = layout.grid.ep, layout.ep_inner
     if not layout.model.moe and ep > 1:
         yield f"grid.ep = {ep} without experts; legal: 1, or a section [model.moe]"
@@ -151,7 +149,7 @@ def expert_grid_refusals(layout: "Layout") -> Iterator[str]:
         yield f"grid.ep_inner = {inner} does not part grid.ep = {ep} into levels; legal: {listed(levels)}"
 
 
-def train_refusals(layout: "Layout") -> Iterator[str]:
+def train_refusals(layout: Layout) -> Iterator[str]:
     grid, train, source = layout.ranks, layout.train, layout.data.source
     if train.precision == "fp8":
         yield "train.precision = fp8 is not offered: it needs a GPU of compute capability 8.9; legal: fp32, bf16"
@@ -166,7 +164,7 @@ def train_refusals(layout: "Layout") -> Iterator[str]:
         yield f"data.source = {source!r} is not legal; legal: stdlib, text:GLOB"
 
 
-def pipeline_refusals(layout: "Layout") -> Iterator[str]:
+def pipeline_refusals(layout: Layout) -> Iterator[str]:
     pp, name, layers = layout.grid.pp, layout.schedule.name, layout.model.layers
     kind, given = SCHEDULES[name], layout.schedule.virtual_stages
     if given and (given < 2 if kind.virtual_stages is None else given != kind.virtual_stages):
@@ -211,7 +209,7 @@ def pipeline_refusals(layout: "Layout") -> Iterator[str]:
         yield _micro_batches_refusal(layout, micro_batches)
 
 
-def _micro_batches_refusal(layout: "Layout", legal: list[int]) -> str:
+def _micro_batches_refusal(layout: Layout, legal: list[int]) -> str:
     """Either of two numbers may be the one that was meant otherwise, so both are named."""
     given, batch, dp = layout.knobs.micro_batches, layout.train.global_batch, layout.ranks.dp
     if not accepts(layout.schedule.name, layout.grid.pp, layout.virtual_stages, given):
@@ -226,7 +224,7 @@ def _micro_batches_refusal(layout: "Layout", legal: list[int]) -> str:
     )
 
 
-def routing_refusals(moe: "Moe") -> Iterator[str]:
+def routing_refusals(moe: Moe) -> Iterator[str]:
     top_groups = moe.top_groups or moe.groups
     within = top_groups * moe.experts // moe.groups
     if moe.top_k > moe.experts:
@@ -247,33 +245,3 @@ def routing_refusals(moe: "Moe") -> Iterator[str]:
 
 def _up_to(most: int, least: int = 1) -> str:
     return str(least) if most == least else f"{least} to {most}"
-
-
-def legal_micro_batches(layout: "Layout", schedule: str) -> list[int]:
-    """Divisors of the local batch that `schedule` accepts over the layout's partition."""
-    pp, virtual = layout.grid.pp, layout.virtual_stages
-    ways = divisors(layout.local_batch) if layout.local_batch else []
-    return [m for m in ways if accepts(schedule, pp, virtual, m)]
-
-
-def compiles(layout: "Layout", schedule: str) -> bool:
-    """Whether `schedule` can run what the layout compiles: a compiled backward frees as it goes what it was given, so
-    one that comes in two parts, input first, would not find it again for the weights."""
-    return not (layout.train.compile and SCHEDULES[schedule].split_backward)
-
-
-def by_block(layout: "Layout") -> bool:
-    """Whether blocks are gathered and reduced one by one: to hide it behind computation, or to let go of them."""
-    return layout.grid.pp == 1 or layout.train.zero == 3
-
-
-def legal_zeros(layout: "Layout", schedule: str) -> list[int]:
-    """The ZeRO stages that a sharded run may turn to under `schedule`; 3 needs blocks that can be let go of."""
-    return [zero for zero in zeros(schedule) if zero > 0 and (zero < 3 or by_block(layout))]
-
-
-def legal_schedules(layout: "Layout", zero: int) -> list[str]:
-    """The schedules that run over the layout's partition, ZeRO stage and batch."""
-    names = partners(layout.schedule.name)
-    fitting = [name for name in names if zero in zeros(name) and compiles(layout, name)]
-    return [name for name in fitting if legal_micro_batches(layout, name)]

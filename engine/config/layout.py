@@ -3,23 +3,15 @@
 Torch-free. A schedule, method or mode is legal once parity proves it: it joins a Literal below with its case.
 """
 
-import difflib
 import hashlib
-import tomllib
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from agents.rundir.bounded_read import read_ordinary
-from engine.config.checks import refusals
 from engine.config.grid import ORDER, Grid, divisors
-from engine.config.refusal import RefusedError, shown
-from engine.config.stages import SCHEDULES
-from engine.config.types import choices, keys, legal, section_in
+from engine.config.schedule_traits import SCHEDULES
 
-MOST_BYTES = 2**20  # of a file
 LARGEST = 2**31 - 1  # no size of a run is larger, and arithmetic on sizes stays quick
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
@@ -53,10 +45,6 @@ LR_SCALE = (0.0, 10.0)
 LOSS_COEF = (0.0, 100.0)
 BIAS_RATE = (0.0, 1.0)
 GRAD_CLIP = (1e-3, 1e3)
-
-
-class LayoutError(RefusedError):
-    """What is wrong with a layout, where, and what would be legal: one sentence for a person."""
 
 
 class Run(Struct, frozen=True):
@@ -293,98 +281,3 @@ class Layout(Struct, frozen=True, kw_only=True):
         """Equal for ranks that may train together: everything counts but the run's name and folder."""
         same = msgspec.structs.replace(self, run=Run(seed=self.run.seed))
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
-
-
-def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
-    """The layout in a TOML file with ``section.key=value`` overrides; LayoutError says what is wrong."""
-    try:
-        text = read_ordinary(Path(path), MOST_BYTES).decode()
-    except OSError as error:
-        raise LayoutError(f"cannot read the layout {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise LayoutError(f"the layout {path} is not UTF-8 text") from None
-    return from_toml(text, overrides or [], str(path))
-
-
-def from_toml(text: str, overrides: list[str] | None = None, where: str = "layout") -> Layout:
-    try:
-        tree = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number or a nesting too deep for Python is neither, too
-        raise LayoutError(f"{where} is not TOML: {_said(error)}") from None
-    for override in overrides or []:
-        _lay_over(tree, override)
-    layout: Layout = _read(Layout, tree, "")
-    return checked(layout)
-
-
-def checked(layout: Layout) -> Layout:
-    """The layout, if its parts go together; else LayoutError."""
-    for refusal in refusals(layout):
-        raise LayoutError(refusal)
-    return layout
-
-
-def _lay_over(tree: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    path = key.strip().split(".")
-    if not equals or len(path) < 2 or not all(path):
-        raise LayoutError(
-            f"{shown(override)} is not an override; write section.key=value, such as train.steps=20"
-        )
-    node = tree
-    for part in path[:-1]:
-        node = node.setdefault(part, {})
-        if not isinstance(node, dict):
-            raise LayoutError(f"{key} is not a key of a layout: {part} is a value, not a section")
-    if text.strip() == "none":
-        node.pop(path[-1], None)
-        node[path[-1]] = None
-    else:
-        node[path[-1]] = _literal(text.strip())
-
-
-def _literal(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        return text
-
-
-def _said(error: Exception) -> str:
-    return "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-
-
-RENAMED = {"snapshot": "checkpoint"}  # sections of earlier releases
-
-
-def _read(kind: Any, tree: Any, at: str) -> Any:
-    """`tree` as the Struct `kind`, field by field, so that each refusal names its key and what is legal."""
-    if not isinstance(tree, dict):
-        raise LayoutError(f"{at} = {shown(tree)} is not legal; legal: a section [{at}]")
-    hints = {key: hint for key, (hint, _) in keys(kind).items()}
-    for key in tree:
-        if key not in hints:
-            close = [RENAMED[key]] if RENAMED.get(key) in hints else difflib.get_close_matches(key, hints, 1)
-            hint = f"; did you mean {close[0]}?" if close else f"; legal: {', '.join(hints)}"
-            raise LayoutError(f"{_dot(at, key)[:200]} is not a key of a layout{hint}")
-    values: dict[str, Any] = {}
-    for field in msgspec.structs.fields(kind):
-        key, hint = field.name, hints[field.name]
-        section = section_in(hint)
-        if key not in tree:
-            if field.required:
-                raise LayoutError(f"{_dot(at, key)} is missing; legal: {legal(hint)}")
-        elif section and tree[key] is not None:
-            values[key] = _read(section, tree[key], _dot(at, key))
-        else:
-            value = "none" if tree[key] is None and "none" in choices(hint) else tree[key]
-            try:
-                values[key] = msgspec.convert(value, hint)
-            except msgspec.ValidationError:
-                given = "none" if tree[key] is None else shown(tree[key])
-                raise LayoutError(f"{_dot(at, key)} = {given} is not legal; legal: {legal(hint)}") from None
-    return kind(**values)
-
-
-def _dot(at: str, key: str) -> str:
-    return f"{at}.{key}" if at else key

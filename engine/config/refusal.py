@@ -19,6 +19,10 @@ class RefusedError(ValueError):
         super().__init__(one_sentence(text))
 
 
+class LayoutError(RefusedError):
+    """What is wrong with a layout, where, and what would be legal: one sentence."""
+
+
 def one_sentence(text: str) -> str:
     """`text` without control characters, cut in its middle where it is too long: its end says what would be legal."""
     if len(text) > MOST:

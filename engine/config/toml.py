@@ -1,15 +1,115 @@
-"""A layout as TOML, every key spelled out: what the run's folder keeps of what was asked for."""
+"""Layouts as TOML: reads a file with overrides laid over it, and writes a layout with every key spelled out."""
 
+import difflib
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from agents.rundir.bounded_read import read_ordinary
 from agents.rundir.hub_supervisor import say
+from engine.config.checks import refusals
 from engine.config.layout import Layout
+from engine.config.refusal import LayoutError, shown
+from engine.config.types import choices, keys, legal, section_in
 
 LAYOUT_FILE = "layout.toml"  # in the run's folder
+MOST_BYTES = 2**20  # of a layout file
+RENAMED = {"snapshot": "checkpoint"}  # section names of earlier releases
+
+
+def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
+    """The layout in a TOML file with ``section.key=value`` overrides; LayoutError says what is wrong."""
+    try:
+        text = read_ordinary(Path(path), MOST_BYTES).decode()
+    except OSError as error:
+        raise LayoutError(f"cannot read the layout {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise LayoutError(f"the layout {path} is not UTF-8 text") from None
+    return from_toml(text, overrides or [], str(path))
+
+
+def from_toml(text: str, overrides: list[str] | None = None, where: str = "layout") -> Layout:
+    try:
+        tree = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a number or a nesting too deep for Python is neither, too
+        raise LayoutError(f"{where} is not TOML: {_said(error)}") from None
+    for override in overrides or []:
+        _lay_over(tree, override)
+    layout: Layout = _read(Layout, tree, "")
+    return checked(layout)
+
+
+def checked(layout: Layout) -> Layout:
+    """The layout, if its parts go together; else LayoutError."""
+    for refusal in refusals(layout):
+        raise LayoutError(refusal)
+    return layout
+
+
+def _lay_over(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    path = key.strip().split(".")
+    if not equals or len(path) < 2 or not all(path):
+        raise LayoutError(
+            f"{shown(override)} is not an override; write section.key=value, such as train.steps=20"
+        )
+    node = tree
+    for part in path[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise LayoutError(f"{key} is not a key of a layout: {part} is a value, not a section")
+    if text.strip() == "none":
+        node.pop(path[-1], None)
+        node[path[-1]] = None
+    else:
+        node[path[-1]] = _literal(text.strip())
+
+
+def _literal(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def _said(error: Exception) -> str:
+    return "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+
+
+def _read(kind: Any, tree: Any, at: str) -> Any:
+    """`tree` as the Struct `kind`, field by field, so that each refusal names its key and what is legal."""
+    if not isinstance(tree, dict):
+        raise LayoutError(f"{at} = {shown(tree)} is not legal; legal: a section [{at}]")
+    hints = {key: hint for key, (hint, _) in keys(kind).items()}
+    for key in tree:
+        if key not in hints:
+            close = [RENAMED[key]] if RENAMED.get(key) in hints else difflib.get_close_matches(key, hints, 1)
+            hint = f"; did you mean {close[0]}?" if close else f"; legal: {', '.join(hints)}"
+            raise LayoutError(f"{_dot(at, key)[:200]} is not a key of a layout{hint}")
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        key, hint = field.name, hints[field.name]
+        section = section_in(hint)
+        if key not in tree:
+            if field.required:
+                raise LayoutError(f"{_dot(at, key)} is missing; legal: {legal(hint)}")
+        elif section and tree[key] is not None:
+            values[key] = _read(section, tree[key], _dot(at, key))
+        else:
+            value = "none" if tree[key] is None and "none" in choices(hint) else tree[key]
+            try:
+                values[key] = msgspec.convert(value, hint)
+            except msgspec.ValidationError:
+                given = "none" if tree[key] is None else shown(tree[key])
+                raise LayoutError(f"{_dot(at, key)} = {given} is not legal; legal: {legal(hint)}") from None
+    return kind(**values)
+
+
+def _dot(at: str, key: str) -> str:
+    return f"{at}.{key}" if at else key
 
 
 def to_toml(layout: Layout) -> str:

@@ -6,10 +6,10 @@ from typing import Any
 from agents.protocol import Legal
 from agents.rank.knob_board import Knob, KnobBoard, Values
 from engine.checkpoint.resume import start_value
-from engine.config.checks import legal_micro_batches, legal_schedules, legal_zeros
 from engine.config.knob_values import KnobValues
 from engine.config.layout import BIAS_RATE, CAPACITY_FACTOR, GRAD_CLIP, LOSS_COEF, LR_SCALE, Layout
-from engine.config.stages import recomputes
+from engine.config.legal_values import legal_micro_batches, legal_schedules, legal_zeros
+from engine.config.schedule_traits import recomputes
 from engine.control.actions import action
 from engine.control.expert_placement import ExpertPlacement
 from engine.planner.expert_placement import GOALS

@@ -17,7 +17,7 @@ from msgspec import structs
 from agents.protocol import Changes, Estimate, Previewed, Step, Summary, Value
 from agents.rank.knob_board import KnobBoard
 from engine.config.layout import Layout
-from engine.config.stages import SCHEDULES
+from engine.config.schedule_traits import SCHEDULES
 from engine.planner.idle_time import mean_times
 from engine.planner.schedule import ScheduleClock
 

@@ -15,7 +15,8 @@ from agents.rundir.runs import RunError
 from engine.checkpoint.folders import checkpoints_folder, damage, hold
 from engine.checkpoint.resume import find_start, restarted, started
 from engine.config.checks import advice
-from engine.config.layout import Layout, LayoutError
+from engine.config.layout import Layout
+from engine.config.refusal import LayoutError
 from engine.config.toml import keep
 from engine.launch.ranks import join, joined_place, launch
 from engine.preflight.compiler import compiler_refusal

@@ -7,12 +7,9 @@ training here uses. Where one gives the sparse rate alone, it is halved below.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from engine.config.layout import Model
 from engine.planner.layer_split import layer_weight
-
-if TYPE_CHECKING:
-    from engine.config.layout import Model
 
 MIG = "MIG"  # a name with this is of a part of a GPU
 
@@ -54,7 +51,7 @@ def peak_flops(device: str, precision: str) -> float | None:
 
 
 def step_flops(
-    model: "Model", tokens: float, pairs: int, layers: Iterable[int] | None = None, head: bool = True
+    model: Model, tokens: float, pairs: int, layers: Iterable[int] | None = None, head: bool = True
 ) -> float:
     """What the model asks for a step of `tokens` tokens, of which `pairs` (token, expert) pairs ran on routed experts.
 

@@ -7,13 +7,11 @@ nothing. The embedding is a lookup and weighs next to nothing; the head weighs D
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import inf
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from engine.config.layout import Model
+from engine.config.layout import Model
 
 
-def layer_weight(model: "Model", layer: int, pairs: int | None = None) -> float:
+def layer_weight(model: Model, layer: int, pairs: int | None = None) -> float:
     """Multiply-adds of one token in `layer`: projections, causal attention over half the sequence on average, and the
     MLP or the experts it visits, `pairs` of them beside the shared ones; absent = its top_k."""
     D, heads, kv = model.d_model, model.heads * model.head_dim, model.kv * model.head_dim
@@ -25,13 +23,13 @@ def layer_weight(model: "Model", layer: int, pairs: int | None = None) -> float:
     return attention + 3 * D * model.ff
 
 
-def stage_weights(model: "Model", parts: Sequence[range]) -> list[float]:
+def stage_weights(model: Model, parts: Sequence[range]) -> list[float]:
     """What each stage weighs, the embedding and the head with it."""
     weights = _weights(model)
     return [sum(weights[part.start : part.stop]) for part in parts]
 
 
-def split_layers(model: "Model", stages: int) -> list[range]:
+def split_layers(model: Model, stages: int) -> list[range]:
     """Each stage's layers, at least one. The heaviest stage is as light as can be, and of such splits the squared
     weights add up to the least."""
     assert 1 <= stages <= model.layers
@@ -40,7 +38,7 @@ def split_layers(model: "Model", stages: int) -> list[range]:
     return _cut(upto, stages, lambda before, weight: before + weight**2 if weight <= heaviest else inf)[1]
 
 
-def _weights(model: "Model") -> list[float]:
+def _weights(model: Model) -> list[float]:
     weights = [layer_weight(model, layer) for layer in range(model.layers)]
     weights[0] += model.d_model
     weights[-1] += model.d_model * model.vocab

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from engine.config.stages import SCHEDULES
+from engine.config.schedule_traits import SCHEDULES
 
 
 class Act(NamedTuple):

@@ -20,7 +20,7 @@ from torch.distributed.pipelining import (
 )
 
 from engine.config.layout import Layout
-from engine.config.stages import stages_of
+from engine.config.schedule_traits import stages_of
 from engine.metering.meter import Meter
 from engine.model.transformer import Stage
 from engine.parallel.mesh import World

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from engine.config.layout import Layout, LayoutError
+from engine.config.layout import Layout
+from engine.config.refusal import LayoutError
 
 
 @dataclass(frozen=True)

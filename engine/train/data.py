@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config.layout import LayoutError
+from engine.config.refusal import LayoutError
 from engine.device import CPU, sent
 from engine.parallel.collectives import Axis
 from engine.train.corpus import Corpus

@@ -15,10 +15,11 @@ from engine.checkpoint.folders import Checkpoint, Manifest, read
 from engine.checkpoint.resume import other_data
 from engine.checkpoint.save import Checkpoints, SaveAcks, Saved, restore
 from engine.checkpoint.state import State
-from engine.config.checks import by_block
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Layout, LayoutError
-from engine.config.stages import stages_of
+from engine.config.layout import Layout
+from engine.config.legal_values import by_block
+from engine.config.refusal import LayoutError
+from engine.config.schedule_traits import stages_of
 from engine.control.actions import Profiler, RunActions
 from engine.control.expert_placement import ExpertPlacement
 from engine.control.knobs import make_board

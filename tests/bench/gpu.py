@@ -21,7 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from engine.config.layout import Layout, load
+from engine.config.layout import Layout
+from engine.config.toml import load
 from engine.planner.hardware import peak_flops, step_flops
 from tests.bench.runs import ROOT
 

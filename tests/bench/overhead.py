@@ -57,7 +57,7 @@ def measure(place: RankContext, size: str) -> None:
 
     from agents.rank.agent import Agent
     from agents.rank.vitals import Sensors
-    from engine.config.layout import from_toml
+    from engine.config.toml import from_toml
     from engine.metering.meter import Meter
     from engine.train.trainer import Trainer
 

@@ -32,7 +32,7 @@ def measure(place: RankContext) -> None:
     import torch
     import torch.distributed as dist
 
-    from engine.config.layout import from_toml
+    from engine.config.toml import from_toml
     from engine.train.trainer import Trainer
 
     torch.set_num_threads(2)

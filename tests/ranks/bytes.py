@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 from agents.rank.agent import Agent
-from engine.config.layout import Layout, Moe, load
-from engine.config.stages import stages_of
+from engine.config.layout import Layout, Moe
+from engine.config.schedule_traits import stages_of
+from engine.config.toml import load
 from engine.launch.ranks import launch
 from engine.metering.meter import Meter
 from engine.model.moe import MoeLayer, Routing

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agents.protocol import Value
-from engine.config.layout import Layout, load
+from engine.config.layout import Layout
+from engine.config.toml import load
 
 LAYOUT = Path(__file__).parents[2] / "layouts" / "demo.toml"
 

@@ -28,7 +28,8 @@ from engine.checkpoint.resume import turned
 from engine.checkpoint.save import Checkpoints
 from engine.checkpoint.storage import DTYPES, Reader
 from engine.checkpoint.tensor_index import read_index
-from engine.config.layout import Layout, load
+from engine.config.layout import Layout
+from engine.config.toml import load
 from engine.launch.ranks import launch
 from engine.metering.meter import Meter
 from engine.rendezvous import RankContext

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.config.layout import load
+from engine.config.toml import load
 
 ROOT = Path(__file__).parents[2]
 DEMO = "layouts/demo.toml"

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.profiler import profile
 from agents.rank.agent import Agent
 from agents.protocol import Command
-from engine.config.layout import load
+from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.parallel.collectives import Started
 from engine.train.trainer import Trainer

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from engine.config.layout import load
 from engine.config.sizes import parameters
+from engine.config.toml import load
 from tests.bench.gpu import LAYOUTS, OURS, hugging_face, row
 from tests.bench.runs import ROOT
 

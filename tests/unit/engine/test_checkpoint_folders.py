@@ -28,7 +28,9 @@ from engine.checkpoint.folders import (
 )
 from engine.checkpoint.resume import Start, find_start, restarted, started, turned
 from engine.checkpoint.tensor_index import INDEX
-from engine.config.layout import Layout, LayoutError, load
+from engine.config.layout import Layout
+from engine.config.refusal import LayoutError
+from engine.config.toml import load
 from tests.unit.engine.test_layout import DEMO
 
 LAYOUT = load(DEMO)

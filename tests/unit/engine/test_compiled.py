@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config.checks import legal_schedules
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Layout, LayoutError, load
+from engine.config.layout import Layout
+from engine.config.legal_values import legal_schedules
+from engine.config.refusal import LayoutError
+from engine.config.toml import load
 from engine.kernels.compiled import Compiler
 from engine.metering.meter import Meter
 from engine.model.swiglu import gated

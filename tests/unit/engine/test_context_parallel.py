@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.config.layout import LayoutError, load
+from engine.config.refusal import LayoutError
+from engine.config.toml import load
 from engine.kernels import flash_attention
 from engine.parallel.context_parallel import ATTENTION_METHODS
 from engine.parallel.ring_attention import visible_block

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from agents.protocol import PAUSED, Ack, Changes, Command, Event, Summary
-from engine.config.layout import load
+from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.rendezvous import alone
 from engine.train.trainer import Trainer

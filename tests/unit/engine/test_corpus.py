@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.config.layout import LayoutError, load
+from engine.config.refusal import LayoutError
+from engine.config.toml import load
 from engine.parallel.collectives import Axis
 from engine.train.corpus import Corpus, read_corpus
 from engine.train.data import agree_on_corpus

@@ -13,7 +13,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from agents.rundir.runs import RunError
 from engine import device
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Layout, load
+from engine.config.layout import Layout
+from engine.config.toml import load
 from engine.launch.rank_main import agree_on_device
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy

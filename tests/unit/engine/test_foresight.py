@@ -5,7 +5,7 @@ from msgspec import structs
 
 from agents.protocol import Estimate, Legal, Traffic, Value
 from agents.rank.knob_board import Knob, KnobBoard
-from engine.config.layout import load
+from engine.config.toml import load
 from engine.control.preview import Previewer
 from engine.planner.schedule import ScheduleClock
 from tests.unit.agents.fleet import make_step, make_summary

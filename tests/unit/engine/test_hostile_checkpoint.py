@@ -15,7 +15,8 @@ import torch.distributed as dist
 from engine.checkpoint.folders import MANIFEST, MANIFEST_SUM, damage
 from engine.checkpoint.resume import find_start
 from engine.checkpoint.tensor_index import INDEX
-from engine.config.layout import LayoutError, load
+from engine.config.refusal import LayoutError
+from engine.config.toml import load
 from engine.rendezvous import alone
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL

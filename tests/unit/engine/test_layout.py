@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config.checks import advice, legal_micro_batches
-from engine.config.layout import Layout, LayoutError, from_toml, load
+from engine.config.checks import advice
+from engine.config.layout import Layout
+from engine.config.legal_values import legal_micro_batches
+from engine.config.refusal import LayoutError
+from engine.config.toml import from_toml, load
 from engine.preflight.memory import room_refusal
 
 DEMO = Path(__file__).parents[3] / "layouts" / "demo.toml"

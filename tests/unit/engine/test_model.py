@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Layout, load
+from engine.config.layout import Layout
+from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
 from engine.model.moe import MoeLayer

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config.layout import from_toml, load
-from engine.config.toml import LAYOUT_FILE, keep, to_toml
+from engine.config.toml import LAYOUT_FILE, from_toml, keep, load, to_toml
 from engine.launch.outlet import LOG
 from engine.launch.output import Output
 from tests.unit.engine.test_layout import DEMO

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from agents.rank.agent import Agent
-from engine.config.layout import LayoutError, load
+from engine.config.refusal import LayoutError
+from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.model.moe import MoeLayer, grouped
 from engine.model.router import Router

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config.layout import from_toml
+from engine.config.toml import from_toml
 from engine.planner.hardware import step_flops
 from engine.telemetry.records import StepRecords
 from engine.telemetry.step_summary import Collected

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.config.layout import Layout, load
+from engine.config.layout import Layout
 from engine.config.reference import reference
-from engine.config.toml import to_toml
+from engine.config.toml import load, to_toml
 from engine.config.types import keys, section_in
 from tests.unit.engine.test_layout import DEMO
 

@@ -14,7 +14,7 @@ import engine.checkpoint.save as saving
 from agents.protocol import Ack, Changes, Command
 from agents.rank.agent import Agent
 from engine.checkpoint.folders import PARTIAL, damage, read
-from engine.config.layout import load
+from engine.config.toml import load
 from engine.rendezvous import alone
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL

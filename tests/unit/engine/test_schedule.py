@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config.stages import SCHEDULES, accepts, partners, stages_of
+from engine.config.schedule_traits import SCHEDULES, accepts, partners, stages_of
 from engine.planner.schedule import ScheduleClock, order
 from engine.sharding.pipeline import SCHEDULES as TORCHS
 

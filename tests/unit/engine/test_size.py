@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Layout, load
+from engine.config.layout import Layout
 from engine.config.sizes import parameters
+from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis

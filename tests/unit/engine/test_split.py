@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config.layout import Model, load
+from engine.config.layout import Model
+from engine.config.toml import load
 from engine.planner.layer_split import layer_weight, split_layers, stage_weights
 from tests.unit.engine.test_layout import DEMO
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from agents.protocol import Event, Message, Step, Summary
 from agents.rank.agent import Agent
-from engine.config.layout import load
+from engine.config.toml import load
 from engine.launch.rank_main import agree_on
 from engine.metering.meter import Meter
 from engine.planner.hardware import step_flops

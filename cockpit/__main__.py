@@ -1,10 +1,10 @@
 """The command `cockpit` and ``python -m cockpit``."""
 
-from engine.preflight.package import end_if_not_ours
+from engine.preflight.package import exit_unless_ours
 
 
 def main() -> None:
-    end_if_not_ours()
+    exit_unless_ours()
     from cockpit.cli.main import main as run
 
     run()

@@ -6,7 +6,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from engine.preflight.package import refusal
+from engine.preflight.package import package_refusal
 
 if TYPE_CHECKING:
     from engine.config.layout import Layout
@@ -29,6 +29,6 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'engine' has no attribute {name!r}")
-    if why := refusal():
+    if why := package_refusal():
         raise ImportError(why)
     return getattr(import_module(_HOMES[name]), name)

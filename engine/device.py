@@ -12,9 +12,9 @@ from torch import Tensor
 
 from agents.rundir.runs import RunError
 from engine.planner.hardware import peak_flops
-from engine.preflight.memory import too_few
+from engine.preflight.memory import too_few_gpus
 
-Wanted = Literal["auto", "cpu", "cuda"]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 CPU = torch.device("cpu")
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -25,7 +25,7 @@ def usable_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
 
 
-def choose(local_rank: int, local_world: int, wanted: str = "auto") -> torch.device:
+def choose_device(local_rank: int, local_world: int, wanted: str = "auto") -> torch.device:
     """GPU number `local_rank` where this process sees one for each of the machine's `local_world` ranks, else the CPU.
 
     `wanted` is "auto", "cpu" or "cuda"; RunError, one sentence, where "cuda" cannot be.
@@ -36,34 +36,34 @@ def choose(local_rank: int, local_world: int, wanted: str = "auto") -> torch.dev
     if gpus >= local_world:
         return torch.device("cuda", local_rank)
     if wanted == "cuda":
-        raise RunError(too_few(gpus, local_world))
+        raise RunError(too_few_gpus(gpus, local_world))
     return CPU
 
 
-def of_group() -> torch.device:
+def group_device() -> torch.device:
     """The device that the default process group communicates from."""
     if dist.get_backend() == BACKENDS["cuda"]:
         return torch.device("cuda", torch.cuda.current_device())
     return CPU
 
 
-def name_of(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     """As a person knows it: ``cpu``, or ``cuda:0 NVIDIA H100 80GB HBM3``."""
     return str(device) if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
 
 
-def uuid_of(device: torch.device) -> str | None:
+def device_uuid(device: torch.device) -> str | None:
     """By which NVML knows it, whatever number CUDA gives it in this process; None of the CPU."""
     return None if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 
-def begin(device: torch.device) -> None:
+def set_device(device: torch.device) -> None:
     """Make `device` the one that this process uses; before its process group is made."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
+def to_device(x: Tensor, device: torch.device) -> Tensor:
     """`x` of the host on `device`; through pinned memory, so that nobody waits for the copy."""
     return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
 

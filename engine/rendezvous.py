@@ -1,6 +1,6 @@
-"""A rank's place in a run: who it is, how it meets the others, whether it shall stop, and where it is now.
+"""A rank's context in a run: its number, the store it meets the other ranks in, its stop flag, its last operation.
 
-Torch-free until `RankContext.store` is called, so that the parent of forked ranks need not know torch.
+Imports torch only when `RankContext.store` is called, so that the parent of forked ranks runs without torch.
 """
 
 import functools
@@ -19,48 +19,48 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 LOOPBACK = "127.0.0.1"
-STORE_TIMEOUT = timedelta(minutes=5)  # how long a rank waits for the store's host to appear
+STORE_TIMEOUT = timedelta(minutes=5)  # how long a rank waits for the store's server to appear
 
 
-def cores() -> int:
-    """Processor cores that this process may use."""
+def usable_cores() -> int:
+    """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class LastOperation(NamedTuple):
-    """What a rank last said of itself: the step (counted as the trainer counts) and what it was doing."""
+    """The step (as the trainer counts) and the operation that a rank recorded last."""
 
     step: int
     text: str
 
 
 class LastOperations:
-    """One slot per rank in memory that parent and ranks share: a dead rank can still be asked where it was.
+    """The last operation of each rank, in memory shared with the parent, which can read it after the rank has died.
 
-    The memory is anonymous: it needs no name in a file system and is gone with its last process.
+    The memory is anonymous: it needs no file name and is freed when its last process ends.
     """
 
-    _SLOT = struct.Struct("<q120s")  # the step + 1 (an untouched slot reads 0), UTF-8 text cut to 120 bytes
+    _SLOT = struct.Struct("<q120s")  # the step + 1 (0 in an unused slot), UTF-8 text cut to 120 bytes
 
     def __init__(self, ranks: int):
         self._memory = mmap.mmap(-1, ranks * self._SLOT.size)  # shared between parent and forked children
 
     def write(self, rank: int, step: int, text: str) -> None:
-        """One copy of 128 bytes without a lock: a reader that matters comes after the writer has died."""
+        """Copy 128 bytes into the rank's slot. Takes no lock: the parent relies on a slot only after the rank died."""
         self._SLOT.pack_into(self._memory, rank * self._SLOT.size, step + 1, text.encode())
 
     def read(self, rank: int) -> LastOperation | None:
-        """None when the rank never said."""
+        """The rank's last operation, or None if the rank has recorded none."""
         step, text = self._SLOT.unpack_from(self._memory, rank * self._SLOT.size)
         return LastOperation(step - 1, text.rstrip(b"\0").decode(errors="ignore")) if step else None
 
-    def everything(self) -> bytes:
-        """All slots as they are; equal twice means that no rank said anything in between."""
+    def all_slots(self) -> bytes:
+        """The raw bytes of all slots; two equal readings mean that no rank recorded anything in between."""
         return self._memory[:]
 
 
 class StopFlag:
-    """Raised by a signal handler, read by the trainer. (An `Event` has a lock: not for handlers.)"""
+    """A flag that a signal handler sets and the trainer reads. (An `Event` takes a lock, which a handler must not.)"""
 
     def __init__(self) -> None:
         self.raised = False
@@ -71,62 +71,63 @@ class StopFlag:
 
 @dataclass(frozen=True)
 class RankContext:
-    """Handed to a rank's work; everything the launcher knows that the trainer needs."""
+    """Everything that the launcher passes to a rank."""
 
     rank: int
     world: int
     local_rank: int  # among the ranks of this machine
     local_world: int  # ranks on this machine
-    hub: str | None  # the endpoint at which a hub expects ranks; None means that there is no hub
+    hub: str | None  # the hub's endpoint for ranks; None: no hub
     run_dir: Path
-    meet: "Callable[[], Store]" = field(repr=False)
+    open_store: "Callable[[], Store]" = field(repr=False)
     stop: StopFlag = field(default_factory=StopFlag, repr=False)
-    whereabouts: LastOperations = field(default_factory=lambda: LastOperations(1), repr=False)
-    slot: int = field(default=0, repr=False)
-    key: Key | None = field(default=None, repr=False)  # the one to come to the hub under, over TCP
+    last_operations: LastOperations = field(default_factory=lambda: LastOperations(1), repr=False)
+    slot: int = field(default=0, repr=False)  # of this rank in `last_operations`
+    key: Key | None = field(default=None, repr=False)  # authenticates this rank to the hub over TCP
 
     def store(self) -> "Store":
-        """The store in which the ranks meet, always the same one. Raises DistNetworkError if there is none.
+        """The store in which the ranks meet; every call returns the same one. Raises DistNetworkError without one.
 
-        Where rank 0 serves it, rank 0 stays until the others have ended: they may use it to their end.
+        If rank 0 serves the store, rank 0 must end last: the other ranks may use the store until they end.
         """
-        return self.meet()
+        return self.open_store()
 
     def stop_requested(self) -> bool:
-        """Whether SIGTERM reached this rank: a flag only, and perhaps on this rank alone."""
+        """Whether this rank has received SIGTERM. Other ranks may not have received it."""
         return self.stop.raised
 
-    def at(self, step: int, text: str) -> None:
-        """Say where this rank is, e.g. ``at(41, "tp all-gather, layer 2")``; takes about a microsecond."""
-        self.whereabouts.write(self.slot, step, text)
+    def set_operation(self, step: int, text: str) -> None:
+        """Record what this rank is doing, e.g. ``set_operation(41, "tp all-gather, layer 2")``; takes about 1 us."""
+        self.last_operations.write(self.slot, step, text)
 
-    def where(self) -> LastOperation | None:
-        """What `at` said last."""
-        return self.whereabouts.read(self.slot)
+    def last_operation(self) -> LastOperation | None:
+        """What `set_operation` recorded last."""
+        return self.last_operations.read(self.slot)
 
 
 Work = Callable[[RankContext], None]
-"""What a rank does; it fails by raising."""
+"""What a rank runs; it fails by raising."""
 
 
-def alone(run_dir: Path) -> RankContext:
-    """The only rank of a world of one, in this very process: for tests and for measuring."""
+def single_rank_context(run_dir: Path) -> RankContext:
+    """The context of the only rank of a world of one, in this process: for tests and benchmarks."""
 
-    def meet() -> "Store":
+    def open_store() -> "Store":
         import torch.distributed as dist
 
         return dist.HashStore()  # type: ignore[attr-defined]
 
-    return RankContext(0, 1, 0, 1, None, run_dir, functools.cache(meet))
+    return RankContext(0, 1, 0, 1, None, run_dir, functools.cache(open_store))
 
 
-def local_meeting(rank: int, world: int, port: int, listening: int | None) -> "Callable[[], Store]":
-    """A store on the loopback; rank 0 serves it on the `listening` descriptor that its parent has bound.
+def local_store(rank: int, world: int, port: int, listening: int | None) -> "Callable[[], Store]":
+    """A function that opens a store on the loopback; rank 0 serves it on the descriptor `listening`.
 
-    Bound before the fork, the port cannot be taken by another, and a rank that is early waits in the backlog.
+    The parent binds `listening` before it forks: no other process can take the port, and connections of ranks that
+    start before rank 0 wait in the backlog.
     """
 
-    def meet() -> "Store":
+    def open_store() -> "Store":
         import torch.distributed as dist
 
         return dist.TCPStore(  # type: ignore[attr-defined]
@@ -139,20 +140,21 @@ def local_meeting(rank: int, world: int, port: int, listening: int | None) -> "C
             master_listen_fd=listening,
         )
 
-    return functools.cache(meet)
+    return functools.cache(open_store)
 
 
-def joined_meeting(rank: int, world: int) -> "Callable[[], Store]":
-    """The store at MASTER_ADDR and MASTER_PORT: torchrun's agent serves it; under Slurm rank 0 does.
+def environment_store(rank: int, world: int) -> "Callable[[], Store]":
+    """A function that opens the store at MASTER_ADDR and MASTER_PORT. Under torchrun its agent serves the store; under
+    Slurm rank 0 does.
 
-    The agent's outlives ranks that it starts again, so each start has names of its own in it.
+    The agent's store outlives ranks that the agent restarts, so each start prefixes its keys with its own number.
     """
 
-    def meet() -> "Store":
+    def open_store() -> "Store":
         from torch.distributed.distributed_c10d import PrefixStore
         from torch.distributed.rendezvous import rendezvous
 
         store, _, _ = next(rendezvous("env://", rank, world, timeout=STORE_TIMEOUT))
         return PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
-    return functools.cache(meet)
+    return functools.cache(open_store)

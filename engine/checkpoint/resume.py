@@ -28,7 +28,7 @@ from engine.checkpoint.folders import (
 )
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
-from engine.config.toml import checked
+from engine.config.toml import check_layout
 
 # Knobs whose start value a layout keeps elsewhere than under its own name in [knobs].
 _HOMES = {"grad_clip": ("train", "grad_clip"), "schedule": ("schedule", "name"), "zero": ("train", "zero")}
@@ -57,7 +57,7 @@ def start_value(layout: Layout, knob: str) -> Value:
 
 def turned(layout: Layout, values: Mapping[str, Value]) -> Layout:
     """The layout with other start values of knobs; LayoutError if they do not go with the rest of it."""
-    return checked(_laid_over(layout, values))
+    return check_layout(_laid_over(layout, values))
 
 
 def _laid_over(layout: Layout, values: Mapping[str, Value]) -> Layout:

@@ -5,9 +5,15 @@ from math import gcd
 
 from engine.config.grid import divisors, listed
 from engine.config.layout import Layout, Moe
-from engine.config.legal_values import compiles, legal_micro_batches
-from engine.config.schedule_traits import SCHEDULES, accepts, fewest, recomputes, zeros
-from engine.config.sizes import parameters
+from engine.config.legal_values import can_compile, legal_micro_batches
+from engine.config.schedule_traits import (
+    SCHEDULES,
+    accepts_micro_batches,
+    compatible_zero_stages,
+    legal_recompute,
+    min_micro_batches,
+)
+from engine.config.sizes import parameter_count
 
 # Beyond what anyone has published, so that a slip of the finger is refused here and not by a traceback much later.
 MOST_RANKS = 65_536  # four times Llama 3's 16,384 GPUs
@@ -48,7 +54,7 @@ def size_refusals(layout: Layout) -> Iterator[str]:
     for what, size, most in (
         ("pp x dp_replicate x dp_shard x cp x tp of [grid]", layout.ranks.world, MOST_RANKS),
         ("train.global_batch x model.seq_len", tokens, MOST_TOKENS),
-        ("the number of the model's parameters", parameters(layout.model), MOST_PARAMETERS),
+        ("the number of the model's parameters", parameter_count(layout.model), MOST_PARAMETERS),
     ):
         if size > most:
             yield f"{what} = {size:,} is more than any run has; legal: up to {most:,}"
@@ -182,17 +188,17 @@ def pipeline_refusals(layout: Layout) -> Iterator[str]:
             f"grid.pp = {pp} x {layout.virtual_stages} virtual stages of schedule.name = {name} are more stages than "
             f"model.layers = {layers}; legal: a product of at most {layers}, or model.layers from {layout.stages} on"
         )
-    if layout.train.zero not in zeros(name):
+    if layout.train.zero not in compatible_zero_stages(name):
         yield (
             f"train.zero = {layout.train.zero} reshards weights that the two-part backward of schedule.name = {name} "
-            f"comes back for; legal: {listed([n for n in zeros(name) if n or layout.ranks.fsdp == 1])}"
+            f"comes back for; legal: {listed([n for n in compatible_zero_stages(name) if n or layout.ranks.fsdp == 1])}"
         )
-    if layout.knobs.recompute not in recomputes(name):
+    if layout.knobs.recompute not in legal_recompute(name):
         yield (
             f"knobs.recompute = {layout.knobs.recompute} would compute a layer again for each of its weights under "
-            f"the two-part backward of schedule.name = {name}; legal: {', '.join(recomputes(name))}"
+            f"the two-part backward of schedule.name = {name}; legal: {', '.join(legal_recompute(name))}"
         )
-    if not compiles(layout, name):
+    if not can_compile(layout, name):
         whole = ", ".join(other for other, its in SCHEDULES.items() if not its.split_backward)
         yield (
             f"train.compile = true makes backwards that the two-part backward of schedule.name = {name} cannot go "
@@ -200,7 +206,7 @@ def pipeline_refusals(layout: Layout) -> Iterator[str]:
         )
     micro_batches = legal_micro_batches(layout, name)
     if not micro_batches:
-        dp, least = layout.ranks.dp, fewest(name, pp, layout.virtual_stages)
+        dp, least = layout.ranks.dp, min_micro_batches(name, pp, layout.virtual_stages)
         yield (
             f"train.global_batch = {layout.train.global_batch} gives each of {dp} data ranks {layout.local_batch} "
             f"sequences, too few for {layout.stages} stages; legal: a multiple of {dp * least}"
@@ -212,7 +218,7 @@ def pipeline_refusals(layout: Layout) -> Iterator[str]:
 def _micro_batches_refusal(layout: Layout, legal: list[int]) -> str:
     """Either of two numbers may be the one that was meant otherwise, so both are named."""
     given, batch, dp = layout.knobs.micro_batches, layout.train.global_batch, layout.ranks.dp
-    if not accepts(layout.schedule.name, layout.grid.pp, layout.virtual_stages, given):
+    if not accepts_micro_batches(layout.schedule.name, layout.grid.pp, layout.virtual_stages, given):
         return (
             f"knobs.micro_batches = {given} does not suit schedule.name = {layout.schedule.name} over "
             f"{layout.stages} stages; legal: {listed(legal)}"

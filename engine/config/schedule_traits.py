@@ -30,7 +30,7 @@ SCHEDULES: dict[str, ScheduleTraits] = {
 }
 
 
-def accepts(name: str, ranks: int, virtual_stages: int, micro_batches: int) -> bool:
+def accepts_micro_batches(name: str, ranks: int, virtual_stages: int, micro_batches: int) -> bool:
     """Whether the schedule `name` can run that many micro-batches.
 
     1F1B fills every stage once before it drains; interleaved ones go in rounds (Narayanan et al. 2021, relaxed as in
@@ -39,34 +39,34 @@ def accepts(name: str, ranks: int, virtual_stages: int, micro_batches: int) -> b
     kind = SCHEDULES[name]
     if kind.in_rounds and micro_batches % max(1, micro_batches // ranks):
         return False
-    return micro_batches >= fewest(name, ranks, virtual_stages)
+    return micro_batches >= min_micro_batches(name, ranks, virtual_stages)
 
 
-def fewest(name: str, ranks: int, virtual_stages: int) -> int:
+def min_micro_batches(name: str, ranks: int, virtual_stages: int) -> int:
     """The fewest micro-batches that the schedule `name` can run."""
     return ranks * virtual_stages if SCHEDULES[name].least == "stages" else 1
 
 
-def recomputes(name: str) -> tuple[str, ...]:
+def legal_recompute(name: str) -> tuple[str, ...]:
     """What backward may compute again. One in two parts visits a layer once for its input and once for each of its
     weights, and would compute it again each time."""
     return ("none",) if SCHEDULES[name].split_backward else ("none", "selective", "full")
 
 
-def zeros(name: str) -> tuple[int, ...]:
+def compatible_zero_stages(name: str) -> tuple[int, ...]:
     """The ZeRO stages that go with a schedule. A backward in two parts comes back for weights that ZeRO 3 has
     resharded in between."""
     return (0, 1, 2) if SCHEDULES[name].split_backward else (0, 1, 2, 3)
 
 
-def stages_of(name: str, rank: int, ranks: int, virtual_stages: int) -> list[int]:
+def stages_of_rank(name: str, rank: int, ranks: int, virtual_stages: int) -> list[int]:
     """The stages that `rank` of `ranks` holds, ascending."""
     if SCHEDULES[name].placement == "v":
         return [rank, 2 * ranks - 1 - rank]
     return list(range(rank, ranks * virtual_stages, ranks))
 
 
-def partners(name: str) -> list[str]:
+def same_partition(name: str) -> list[str]:
     """The schedules that run over the same partition as `name`, itself among them."""
     kind = SCHEDULES[name]
     same = (kind.placement, kind.virtual_stages)

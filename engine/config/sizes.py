@@ -3,7 +3,7 @@
 from engine.config.layout import Model
 
 
-def parameters(model: Model, active: bool = False) -> int:
+def parameter_count(model: Model, active: bool = False) -> int:
     """All of them, whatever they are sharded over; `active`: of routed experts only those that a token visits."""
     D, H, G = model.d_model, model.heads * model.head_dim, model.kv * model.head_dim
     attention = 2 * D * H + 2 * D * G + 2 * D  # with the layer's two norms

@@ -39,10 +39,10 @@ def from_toml(text: str, overrides: list[str] | None = None, where: str = "layou
     for override in overrides or []:
         _lay_over(tree, override)
     layout: Layout = _read(Layout, tree, "")
-    return checked(layout)
+    return check_layout(layout)
 
 
-def checked(layout: Layout) -> Layout:
+def check_layout(layout: Layout) -> Layout:
     """The layout, if its parts go together; else LayoutError."""
     for refusal in refusals(layout):
         raise LayoutError(refusal)
@@ -117,7 +117,7 @@ def to_toml(layout: Layout) -> str:
     return "\n\n".join("\n".join(lines) for lines in _sections("", msgspec.to_builtins(layout))) + "\n"
 
 
-def keep(layout: Layout, folder: Path) -> None:
+def write_layout(layout: Layout, folder: Path) -> None:
     """Write the layout of the run's newest start to ``layout.toml`` in its folder; where that cannot be, say so."""
     path, unfinished = folder / LAYOUT_FILE, folder / f".{LAYOUT_FILE}"
     try:

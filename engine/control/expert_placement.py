@@ -17,7 +17,7 @@ from agents.protocol import Event
 from engine.control.expert_transfer import Move, bytes_of_an_expert
 from engine.control.vote import Vote
 from engine.parallel.mesh import World
-from engine.planner.expert_placement import Map, Sent, imbalance, local_share, planned
+from engine.planner.expert_placement import Map, Sent, imbalance, local_share, plan_map
 from engine.sharding.expert_rows import moe_layers
 
 WINDOW = 16  # steps: an expert's load is the exponential mean over about so many
@@ -59,7 +59,7 @@ class ExpertPlacement:
         sent = self._sent()
         why, move, figures = "", None, Figures(0.0)
         try:
-            maps = {n: planned(goal, layer.placement.logical, sent[n]) for n, layer in self._layers.items()}
+            maps = {n: plan_map(goal, layer.placement.logical, sent[n]) for n, layer in self._layers.items()}
             figures = self._figures(maps, sent)
             if figures.experts:
                 move = Move(self._layers, maps, self._optimizer, self._world)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from engine.model.moe import MoeLayer
 from engine.parallel.local_shards import local_shard
 from engine.parallel.mesh import World
-from engine.planner.expert_placement import Map, slots_held
+from engine.planner.expert_placement import Map, slots_per_rank
 
 
 class Move:
@@ -36,7 +36,7 @@ class Move:
         self._coming: list[list[tuple[int, int]]] = [[] for _ in range(P)]
         for n, layer in layers.items():
             now = layer.placement.logical
-            held = slots_held(len(now), world.grid.ep, world.grid.efsdp)
+            held = slots_per_rank(len(now), world.grid.ep, world.grid.efsdp)
             at = {slot: (rank, row) for rank in range(P) for row, slot in enumerate(held[rank])}
             for slot, expert in enumerate(maps[n]):
                 (source, row), (target, new_row) = at[now.index(expert)], at[slot]

@@ -8,8 +8,8 @@ from agents.rank.knob_board import Knob, KnobBoard, Values
 from engine.checkpoint.resume import start_value
 from engine.config.knob_values import KnobValues
 from engine.config.layout import BIAS_RATE, CAPACITY_FACTOR, GRAD_CLIP, LOSS_COEF, LR_SCALE, Layout
-from engine.config.legal_values import legal_micro_batches, legal_schedules, legal_zeros
-from engine.config.schedule_traits import recomputes
+from engine.config.legal_values import legal_micro_batches, legal_schedules, legal_zero_stages
+from engine.config.schedule_traits import legal_recompute
 from engine.control.actions import action
 from engine.control.expert_placement import ExpertPlacement
 from engine.planner.expert_placement import GOALS
@@ -68,7 +68,7 @@ def make_board(
         ),
         Knob(
             "recompute",
-            lambda values: Legal(choices=list(recomputes(schedule(values)))),
+            lambda values: Legal(choices=list(legal_recompute(schedule(values)))),
             True,
             "activations computed again in backward instead of kept: less memory, more work",
             lambda value: setattr(knob_values, "recompute", value),
@@ -96,7 +96,7 @@ def make_board(
         knobs.append(
             Knob(
                 "zero",
-                lambda values: Legal(choices=list(legal_zeros(layout, schedule(values)))),
+                lambda values: Legal(choices=list(legal_zero_stages(layout, schedule(values)))),
                 True,
                 "ZeRO: 1 gathers and reduces once a step, 2 reduces each micro-batch, 3 also gathers at each use; with "
                 "a pipeline 1 and 2 are alike, and 3 is for runs that began with it",

@@ -16,7 +16,7 @@ import msgspec
 from engine.launch.failure import report_of
 from engine.launch.outlet import outlet
 from engine.launch.signals import STOP_SIGNALS
-from engine.rendezvous import RankContext, Work, cores
+from engine.rendezvous import RankContext, Work, usable_cores
 
 DONE = b"done\n"
 STACKS_SIGNAL = signal.SIGUSR1  # asks a rank for its Python stacks, written even while it hangs in C
@@ -52,7 +52,7 @@ def _live(place: RankContext, work: Work, tie: Tie) -> int:
         work(place)
         sys.stdout.flush()
     except BaseException as error:  # noqa: BLE001 - whatever ended the work, SystemExit too, is reported
-        report = report_of(place.rank, place.where(), error)
+        report = report_of(place.rank, place.last_operation(), error)
         _say(tie, msgspec.json.encode(report) + b"\n")
         flush()
         return 1
@@ -94,7 +94,7 @@ def share_cores(local_world: int) -> None:
     """Give torch, where it is loaded, this rank's share of the cores; OMP_NUM_THREADS goes first (torchrun sets 1)."""
     torch = sys.modules.get("torch")
     if torch is not None and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores() // local_world))
+        torch.set_num_threads(max(1, usable_cores() // local_world))
 
 
 def _die_with_parent(parent: int) -> None:

@@ -15,7 +15,7 @@ from engine.checkpoint.save import Saved
 from engine.config.layout import Layout
 from engine.config.refusal import RefusedError
 from engine.control.vote import LEADER
-from engine.device import BACKENDS, begin, choose, uuid_of
+from engine.device import BACKENDS, choose_device, device_uuid, set_device
 from engine.metering.meter import Meter
 from engine.rendezvous import RankContext
 from engine.train.corpus import Corpus
@@ -53,9 +53,9 @@ def train(
     store = place.store()
     agree_on(given, place, store)
     layout, checkpoints_dir, resume, folder = told_by_leader(layout, checkpoints_dir, resume, place, store)
-    mine = choose(place.local_rank, place.local_world, device)
+    mine = choose_device(place.local_rank, place.local_world, device)
     agree_on_device(mine, place, store)
-    begin(mine)
+    set_device(mine)
     dist.init_process_group(
         BACKENDS[mine.type],
         store=PrefixStore("engine/group", store),
@@ -64,8 +64,8 @@ def train(
         device_id=mine if mine.type == "cuda" else None,
     )
     moe = layout.model.moe
-    meter = Meter(layout.model.layers, moe.experts if moe else 0, place.at, mine)
-    sensors = Sensors(uuid_of(mine), host=place.local_rank == 0)
+    meter = Meter(layout.model.layers, moe.experts if moe else 0, place.set_operation, mine)
+    sensors = Sensors(device_uuid(mine), host=place.local_rank == 0)
     agent = Agent(place.hub, lambda: meter.doing, sensors, place.key)
     trainer = Trainer(
         layout,

@@ -21,7 +21,7 @@ from engine.launch.forked_rank import run as run_forked
 from engine.launch.signals import Signals, StopNow
 from engine.launch.supervisor import Patience, RankProcess, Supervisor
 from engine.launch.torchrun import REFUSED, join, joined_place
-from engine.rendezvous import LOOPBACK, LastOperations, RankContext, StopFlag, Work, local_meeting
+from engine.rendezvous import LOOPBACK, LastOperations, RankContext, StopFlag, Work, local_store
 
 __all__ = ["Patience", "RankContext", "Work", "join", "joined_place", "launch"]
 
@@ -63,15 +63,15 @@ def launch(
                     importlib.import_module(module)
         except StopNow:
             return signals.exit_status
-        whereabouts = LastOperations(world)
+        last_operations = LastOperations(world)
         try:
-            ranks = _fork(world, work, reached, run_dir, whereabouts, signals)
+            ranks = _fork(world, work, reached, run_dir, last_operations, signals)
         except StopNow:
             return signals.exit_status
         except OSError as error:
             say(f"{world} ranks could not be started: {error}\n")
             return 1
-        supervisor = Supervisor(ranks, whereabouts, signals, keeper, patience or Patience())
+        supervisor = Supervisor(ranks, last_operations, signals, keeper, patience or Patience())
         root = supervisor.watch()
         if root:
             tell(root, supervisor.outcomes, name_of_rank, run_dir / "failure.txt")
@@ -80,7 +80,12 @@ def launch(
 
 
 def _fork(
-    world: int, work: Work, hub: Reach | None, run_dir: Path, whereabouts: LastOperations, signals: Signals
+    world: int,
+    work: Work,
+    hub: Reach | None,
+    run_dir: Path,
+    last_operations: LastOperations,
+    signals: Signals,
 ) -> list[RankProcess]:
     """All ranks, or none and an OSError, or StopNow where a stop signal came meanwhile."""
     parent = os.getpid()
@@ -106,7 +111,7 @@ def _fork(
                         signals.close()
                         listening = meeting.detach() if rank == 0 else None
                         meeting.close()
-                        meet = local_meeting(rank, world, port, listening)
+                        open_store = local_store(rank, world, port, listening)
                         endpoint, key = hub or (None, None)
                         place = RankContext(
                             rank,
@@ -115,9 +120,9 @@ def _fork(
                             world,
                             endpoint,
                             run_dir,
-                            meet,
+                            open_store,
                             StopFlag(),
-                            whereabouts,
+                            last_operations,
                             rank,
                             key,
                         )

@@ -17,10 +17,10 @@ from engine.checkpoint.resume import find_start, restarted, started
 from engine.config.checks import advice
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
-from engine.config.toml import keep
+from engine.config.toml import write_layout
 from engine.launch.ranks import join, joined_place, launch
 from engine.preflight.compiler import compiler_refusal
-from engine.preflight.memory import device_refusal, room_refusal
+from engine.preflight.memory import device_refusal, memory_refusal
 from engine.rendezvous import RankContext
 from engine.train.corpus import read_corpus
 
@@ -102,7 +102,7 @@ def run_layout(
     grid = layout.ranks
     if place and place.world != grid.world:
         raise LayoutError(f"the layout has {grid.world} ranks, but {place.world} were started; legal: equal")
-    if place is None and (refusal := room_refusal(layout) or device_refusal(grid.world, device)):
+    if place is None and (refusal := memory_refusal(layout) or device_refusal(grid.world, device)):
         raise LayoutError(refusal)
     folder = place.run_dir if place else start.run_dir or named
     if leads:
@@ -119,7 +119,7 @@ def run_layout(
         if leads:
             on_folder(folder)
             say("".join(f"{line}\n" for line in (*told, *advice(layout))))
-            keep(layout, folder)
+            write_layout(layout, folder)
         checkpoint = start.checkpoint
 
         def work(place: RankContext) -> None:

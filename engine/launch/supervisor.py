@@ -109,13 +109,13 @@ class Supervisor:
     def __init__(
         self,
         ranks: list[RankProcess],
-        whereabouts: LastOperations,
+        last_operations: LastOperations,
         signals: Signals,
         hub: HubSupervisor | None,
         patience: Patience,
     ):
         self._ranks = ranks
-        self._whereabouts = whereabouts
+        self._last_operations = last_operations
         self._signals = signals
         self._hub = hub
         self._patience = patience
@@ -165,7 +165,7 @@ class Supervisor:
                 for rank in self._living:
                     rank.stop()
             ended = sum(outcome.done for outcome in self.outcomes)
-            says = self._whereabouts.everything(), ended
+            says = self._last_operations.all_slots(), ended
             if says != said:  # one that waits for its checkpoint to be sealed says so again and again
                 said, since = says, now
             elif ended and now - since > self._patience.straggler_s:
@@ -186,7 +186,7 @@ class Supervisor:
                 self._selector.unregister(key.fileobj)
         for rank in self._ranks:
             rank.reap()
-            rank.outcome.where = self._whereabouts.read(rank.rank)
+            rank.outcome.where = self._last_operations.read(rank.rank)
         if self._hub:
             self._hub.tick()
 
@@ -242,6 +242,6 @@ class Supervisor:
         for rank in self._living:
             rank.outcome.ended_by_us = True
         for rank in self._ranks:
-            rank.outcome.where = self._whereabouts.read(rank.rank)
+            rank.outcome.where = self._last_operations.read(rank.rank)
             rank.outcome.stacks = rank.read_stacks()
             rank.abandon()

@@ -33,7 +33,7 @@ from engine.config.refusal import RefusedError
 from engine.launch.failure import report_of, sentence_of_report
 from engine.launch.forked_rank import flush, listen_on_loopback, share_cores
 from engine.launch.outlet import outlet
-from engine.rendezvous import RankContext, Work, joined_meeting
+from engine.rendezvous import RankContext, Work, environment_store
 
 HUB_KEY = "engine/hub"  # in the store: the hub's endpoints as JSON, or nothing
 ENDED_KEY = "engine/ended"  # in the store: how many ranks have ended their work
@@ -64,7 +64,7 @@ def joined_place(run_dir: Path, environ: Mapping[str, str] = os.environ) -> Rank
             f"the environment gives rank {rank} of {world}, on its machine {local_rank} of {local_world}: "
             "that cannot be"
         )
-    return RankContext(rank, world, local_rank, local_world, None, run_dir, joined_meeting(rank, world))
+    return RankContext(rank, world, local_rank, local_world, None, run_dir, environment_store(rank, world))
 
 
 def _numbers(environ: Mapping[str, str], names: tuple[str, ...], who: str) -> list[int]:
@@ -166,7 +166,7 @@ def _end_with(parent: int) -> None:
 
 
 def _tell(place: RankContext, error: BaseException, name_of_rank: Callable[[int], str]) -> None:
-    report = report_of(place.rank, place.where(), error)
+    report = report_of(place.rank, place.last_operation(), error)
     text = sentence_of_report(report, name_of_rank(place.rank)) + "\n"
     # Of a rank that only lost its peer, the sentence is enough: the peer's own traceback matters.
     say(text if report.of_a_peer else text + report.traceback)

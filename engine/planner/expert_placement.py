@@ -19,7 +19,7 @@ Sent = NDArray[np.float64]
 """[ep ranks, experts]"""
 
 
-def planned(goal: str, now: Map, sent: Sent) -> Map:
+def plan_map(goal: str, now: Map, sent: Sent) -> Map:
     """The map for `goal`, a key of GOALS; the same on all ranks that plan from the same numbers.
 
     Of those for load and traffic the most loaded rank never has more than `now`, and experts that need not move stay.
@@ -46,7 +46,7 @@ def local_share(logical: Map, sent: Sent) -> float:
     return float(stays / sent.sum()) if sent.any() else 0.0
 
 
-def slots_held(experts: int, ep: int, efsdp: int) -> list[range]:
+def slots_per_rank(experts: int, ep: int, efsdp: int) -> list[range]:
     """The slots whose experts each rank of a stage holds, rank = efsdp index x ep + ep index.
 
     An ep rank's stack of experts is cut along dim 0 into efsdp chunks as `torch.chunk` cuts; the last may be empty.

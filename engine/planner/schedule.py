@@ -23,7 +23,7 @@ Turn = tuple[Act, ...]
 """Actions that a rank runs one after the other and whose outputs leave together, when all are done."""
 
 
-def order(name: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int) -> list[Turn]:
+def action_order(name: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int) -> list[Turn]:
     """What `rank` runs under the schedule `name`, in order."""
     return _ORDERS[name](rank, ranks, virtual_stages, micro_batches)
 
@@ -185,7 +185,7 @@ class ScheduleClock:
     """A schedule over all ranks, to be run with any durations: nothing else costs time, and messages arrive at once."""
 
     def __init__(self, name: str, ranks: int, virtual_stages: int, micro_batches: int):
-        turns = [order(name, rank, ranks, virtual_stages, micro_batches) for rank in range(ranks)]
+        turns = [action_order(name, rank, ranks, virtual_stages, micro_batches) for rank in range(ranks)]
         self.acts = [[act for turn in its for act in turn] for its in turns]
         self._end = ranks * virtual_stages - 1
         self._runs = self._sorted(turns)

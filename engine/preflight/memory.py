@@ -9,13 +9,13 @@ from pathlib import Path
 import psutil
 
 from engine.config.layout import Layout
-from engine.config.sizes import parameters
+from engine.config.sizes import parameter_count
 
 OF_A_RANK = 32 * 2**20  # bytes: the least that a forked rank has for itself, whatever it trains
 STATES = {"sgd": 2, "adamw": 4}  # fp32 numbers a parameter: weight, gradient, and what the optimizer keeps
 
 
-def room_refusal(layout: Layout) -> str | None:
+def memory_refusal(layout: Layout) -> str | None:
     """Why the ranks cannot all be here, in one sentence, or None. The least they take: activations are not counted."""
     here, world = psutil.virtual_memory().total, layout.ranks.world
     if world * OF_A_RANK > here:
@@ -23,7 +23,7 @@ def room_refusal(layout: Layout) -> str | None:
             f"the layout has {world} ranks, and this machine's memory is {_gib(here)}, enough for "
             f"{here // OF_A_RANK} at most; legal: fewer, or several machines (torchrun, Slurm)"
         )
-    count = parameters(layout.model)
+    count = parameter_count(layout.model)
     least = count * 4 * STATES[layout.train.optimizer] * layout.grid.dp_replicate
     if least > here and not _sees_gpu():
         return (
@@ -38,10 +38,10 @@ def device_refusal(ranks: int, wanted: str) -> str | None:
     if wanted != "cuda":
         return None
     gpus = _usable_gpus()
-    return too_few(gpus, ranks) if gpus is not None and gpus < ranks else None
+    return too_few_gpus(gpus, ranks) if gpus is not None and gpus < ranks else None
 
 
-def too_few(gpus: int, ranks: int) -> str:
+def too_few_gpus(gpus: int, ranks: int) -> str:
     return (
         f"--device cuda needs a GPU for each of {ranks} ranks of this machine, and torch can use {gpus}; "
         "legal: --device auto or cpu, or fewer ranks"

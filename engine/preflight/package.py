@@ -10,7 +10,7 @@ from pathlib import Path
 SIGN = b"Carries telemetry out of a training run"  # how our agents/__init__.py begins
 
 
-def refusal() -> str | None:
+def package_refusal() -> str | None:
     """One sentence where `import agents` finds another package, or one that was installed over ours; else None."""
     found = util.find_spec("agents")
     origin = Path(found.origin) if found and found.origin else None
@@ -23,8 +23,8 @@ def refusal() -> str | None:
     )
 
 
-def end_if_not_ours() -> None:
+def exit_unless_ours() -> None:
     """The sentence on stderr and exit 2."""
-    if why := refusal():
+    if why := package_refusal():
         sys.stderr.write(f"{why}\n")
         raise SystemExit(2)

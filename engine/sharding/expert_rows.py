@@ -6,7 +6,7 @@ from torch import nn
 
 from engine.model.moe import MoeLayer
 from engine.parallel.mesh import World
-from engine.planner.expert_placement import slots_held
+from engine.planner.expert_placement import slots_per_rank
 
 
 def moe_layers(stages: Iterable[nn.Module]) -> dict[int, MoeLayer]:
@@ -18,5 +18,5 @@ def moe_layers(stages: Iterable[nn.Module]) -> dict[int, MoeLayer]:
 def local_experts(layer: MoeLayer, world: World) -> list[int]:
     """The logical experts in the rows of this rank's shard, in order."""
     logical = layer.placement.logical
-    held = slots_held(len(logical), world.grid.ep, world.grid.efsdp)
+    held = slots_per_rank(len(logical), world.grid.ep, world.grid.efsdp)
     return [logical[slot] for slot in held[world.at["efsdp"] * world.grid.ep + world.at["ep"]]]

@@ -20,7 +20,7 @@ from torch.distributed.pipelining import (
 )
 
 from engine.config.layout import Layout
-from engine.config.schedule_traits import stages_of
+from engine.config.schedule_traits import stages_of_rank
 from engine.metering.meter import Meter
 from engine.model.transformer import Stage
 from engine.parallel.mesh import World
@@ -187,7 +187,7 @@ class _Scheduled:
         dtype = ACTIVATIONS.get(layout.train.precision)
         hidden = torch.empty(B, slice_, model.d_model, device="meta", dtype=dtype, requires_grad=True)
         logits = torch.empty(B, S, share, device="meta", dtype=dtype, requires_grad=True)
-        numbers = stages_of(schedule, world.at["pp"], world.pp.size, layout.virtual_stages)
+        numbers = stages_of_rank(schedule, world.at["pp"], world.pp.size, layout.virtual_stages)
         end = layout.stages - 1
         self._first, self._last = 0 in numbers, end in numbers
         metered = [

@@ -11,9 +11,9 @@ from agents.rank.knob_board import KnobBoard
 from agents.rank.sampling import CAPABILITIES
 from engine.config.layout import Layout
 from engine.control.vote import LEADER
-from engine.device import name_of
+from engine.device import device_name
 from engine.parallel.mesh import World
-from engine.rendezvous import cores
+from engine.rendezvous import usable_cores
 
 
 def hello(
@@ -27,7 +27,7 @@ def hello(
         coords=world.grid.shown(world.rank),
         host=socket.gethostname(),
         pid=os.getpid(),
-        device=name_of(world.device),
+        device=device_name(world.device),
         layout=layout.digest(),
         revision=board.revision,
         step=step,
@@ -55,7 +55,7 @@ def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
         "optimizer": train.optimizer,
         "precision": train.precision,
         "data": layout.data.source,
-        "cores": cores(),
+        "cores": usable_cores(),
         "oversubscribed": oversubscribed,
         "torch": str(torch.__version__),
     }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.config.refusal import LayoutError
-from engine.device import CPU, sent
+from engine.device import CPU, to_device
 from engine.parallel.collectives import Axis
 from engine.train.corpus import Corpus
 
@@ -35,7 +35,9 @@ class Samples:
         starts = rng.integers(0, len(self._text) - self._seq_len - 1, self._global_batch)
         at = starts[first : first + count, None] + self._positions
         inputs, targets = self._text[at].astype(np.int64), self._text[at + 1].astype(np.int64)
-        return sent(torch.from_numpy(inputs), self._device), sent(torch.from_numpy(targets), self._device)
+        return to_device(torch.from_numpy(inputs), self._device), to_device(
+            torch.from_numpy(targets), self._device
+        )
 
 
 def agree_on_corpus(corpus: Corpus, source: str, control: Axis) -> None:

@@ -17,15 +17,15 @@ from engine.checkpoint.save import Checkpoints, SaveAcks, Saved, restore
 from engine.checkpoint.state import State
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
-from engine.config.legal_values import by_block
+from engine.config.legal_values import shards_by_block
 from engine.config.refusal import LayoutError
-from engine.config.schedule_traits import stages_of
+from engine.config.schedule_traits import stages_of_rank
 from engine.control.actions import Profiler, RunActions
 from engine.control.expert_placement import ExpertPlacement
 from engine.control.knobs import make_board
 from engine.control.preview import Previewer
 from engine.control.vote import LEADER, KnobVote
-from engine.device import of_group
+from engine.device import group_device
 from engine.kernels.compiled import Compiler
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
@@ -34,7 +34,7 @@ from engine.parallel.context_parallel import ContextParallel
 from engine.parallel.mesh import World
 from engine.parallel.parameters import ParameterFactory
 from engine.planner.layer_split import split_layers
-from engine.rendezvous import cores
+from engine.rendezvous import usable_cores
 from engine.sharding.fsdp import Shards
 from engine.sharding.pipeline import Pipeline
 from engine.telemetry.hello import hello, knob_board
@@ -82,7 +82,7 @@ class Trainer:
     ):
         if meter is None:
             experts = layout.model.moe.experts if layout.model.moe else 0
-            meter = Meter(layout.model.layers, experts, device=of_group())
+            meter = Meter(layout.model.layers, experts, device=group_device())
         if agent is None:
             agent = Agent(None, lambda: meter.doing)
         self.layout, self.meter, self.agent = layout, meter, agent
@@ -91,7 +91,7 @@ class Trainer:
         self._stopping, self._began_s = False, time.time()
         self._loads_told_s = 0.0
         grid, model, train = layout.ranks, layout.model, layout.train
-        self.world = world = World(grid, meter, of_group(), layout.ep_inner, layout.tied_apart)
+        self.world = world = World(grid, meter, group_device(), layout.ep_inner, layout.tied_apart)
         self.knob_values = KnobValues.of(layout)
         context = ContextParallel(world.cp, world.sequence, layout.grid.cp_method)
         meshes = world.dense["tp"], world.expert["ep"]
@@ -106,9 +106,9 @@ class Trainer:
             Compiler(train.compile),
         )
         layers = split_layers(model, layout.stages)
-        mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
+        mine = stages_of_rank(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
         self.stages = [Stage(weights, model, layers[stage], self.knob_values, meter) for stage in mine]
-        self.shards = Shards(self.stages, world, train.zero, by_block(layout), train.precision)
+        self.shards = Shards(self.stages, world, train.zero, shards_by_block(layout), train.precision)
         self._corpus = corpus = read_corpus(layout) if corpus is None else corpus
         agree_on_corpus(corpus, layout.data.source, world.control)
         positions = context.positions(model.seq_len)
@@ -134,7 +134,7 @@ class Trainer:
             layout, self.pipeline, self.shards, self.knob_values, self.expert_placement, save, actions
         )
         self.switch = KnobVote(world.control, self.board, lambda: agent.pending, self._settle)
-        self.oversubscribed = (local_world or grid.world) > cores()
+        self.oversubscribed = (local_world or grid.world) > usable_cores()
         self.idle_times = IdleTimes(world)
         self._statistics = StepSummaries(layout, world, self.oversubscribed)
         held = [layer for stage in mine for layer in layers[stage]]

@@ -81,12 +81,12 @@ def ours(layout: Layout, device: Any, compiled: bool) -> tuple[Step, Peak]:
     import msgspec
     import torch.distributed as dist
 
-    from engine.device import BACKENDS, begin
-    from engine.rendezvous import alone
+    from engine.device import BACKENDS, set_device
+    from engine.rendezvous import single_rank_context
     from engine.train.trainer import Trainer
 
-    begin(device)
-    store = alone(Path(tempfile.gettempdir())).store()
+    set_device(device)
+    store = single_rank_context(Path(tempfile.gettempdir())).store()
     bound = device if device.type == "cuda" else None
     dist.init_process_group(BACKENDS[device.type], store=store, rank=0, world_size=1, device_id=bound)
     train = msgspec.structs.replace(layout.train, compile=compiled)

@@ -29,7 +29,7 @@ def work(place):
     agent.introduce(make_hello(place.rank, place.world, run="a-run"), shown)
     note(place, "pid", os.getpid())
     while place.rank == 3 or not place.stop_requested():
-        place.at(step, "tp all-gather, layer 2")
+        place.set_operation(step, "tp all-gather, layer 2")
         agent.send(make_step(place.rank, step))
         time.sleep(0.02)
         step += 1

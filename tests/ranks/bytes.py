@@ -16,7 +16,7 @@ from torch import nn
 
 from agents.rank.agent import Agent
 from engine.config.layout import Layout, Moe
-from engine.config.schedule_traits import stages_of
+from engine.config.schedule_traits import stages_of_rank
 from engine.config.toml import load
 from engine.launch.ranks import launch
 from engine.metering.meter import Meter
@@ -113,7 +113,7 @@ def expected(
     m = trainer.pipeline.plan.micro_batches
     t, c, e, W = grid.tp, grid.cp, grid.ep, grid.world
     b, S, D = layout.local_batch // m, model.seq_len // c, model.d_model
-    mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
+    mine = stages_of_rank(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
     first, last = 0 in mine, layout.stages - 1 in mine
     recompute = trainer.knob_values.recompute
     blocks = [module for stage in trainer.stages for module in stage.modules() if isinstance(module, Block)]
@@ -214,7 +214,7 @@ class Unit:
 
 def _units(layout: Layout, trainer: Trainer) -> list[Unit]:
     grid = layout.ranks
-    mine = stages_of(layout.schedule.name, trainer.world.at["pp"], grid.pp, layout.virtual_stages)
+    mine = stages_of_rank(layout.schedule.name, trainer.world.at["pp"], grid.pp, layout.virtual_stages)
     experts = is_expert(trainer.stages)
     sizes: dict[tuple[int, str, int], int] = defaultdict(int)
     for number, stage in zip(mine, whole_stages(layout, trainer), strict=True):

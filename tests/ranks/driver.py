@@ -37,7 +37,7 @@ def steps(place, until=lambda: False):
     note(place, "pid", os.getpid())
     step = 0
     while not place.stop_requested() and not until():
-        place.at(step, "tp all-gather, layer 2")
+        place.set_operation(step, "tp all-gather, layer 2")
         time.sleep(0.02)
         step += 1
     note(place, "finished", step)

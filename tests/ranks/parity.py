@@ -168,7 +168,9 @@ def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trac
 def as_laid_out(place: RankContext, layout: Layout, script: Script, out: Path) -> None:
     """The same run on the ranks of `layout`; each stage's first rank saves its part of the trace."""
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
-    meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.at)
+    meter = Meter(
+        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.set_operation
+    )
     trace = Trace()
     trainer = Trainer(layout, meter, Operator(script, meter, trace))
     if layout.train.precision == "bf16":

@@ -150,7 +150,9 @@ def train(
 ) -> Run:
     """Train in an initialised group; the run, on rank 0, and a JSON file of it."""
     run = Run()
-    meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.at)
+    meter = Meter(
+        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.set_operation
+    )
     agent = Fickle(layout.run.seed) if fickle else Operator(script or {}, meter, Trace())
     trainer = Trainer(
         layout, meter, agent, on_summary=run.record, checkpoints_dir=out / "checkpoints", resume=resume
@@ -259,7 +261,7 @@ def cut_short(folder: Path) -> None:
     layout = load(LAYOUT, [*SMALL, *SGD, "grid.dp_shard=2", "train.steps=1000", "checkpoint.every=3"])
 
     def work(place: RankContext) -> None:
-        meter = Meter(2, 8, place.at)
+        meter = Meter(2, 8, place.set_operation)
         trainer = Trainer(layout, meter, checkpoints_dir=folder / "run/checkpoints")
         assert trainer.checkpoints
         trainer.checkpoints.__class__ = Slow

@@ -51,7 +51,7 @@ def test_a_failure_under_torchrun(driver: Driver) -> None:
         """
         def work(place):
             note(place, "pid", os.getpid())
-            place.at(5, "pp receive")
+            place.set_operation(5, "pp receive")
             if place.rank == 1:
                 raise ValueError("mine")
             steps(place)

@@ -11,7 +11,7 @@ import pytest
 
 from agents.rundir.hub_supervisor import RESTARTS_A_MINUTE, HubSupervisor
 from engine.launch.failure import Outcome, report_of, root_cause, sentence
-from engine.rendezvous import LastOperation, alone
+from engine.rendezvous import LastOperation, single_rank_context
 from tests.ranks.driver import PATIENCE_S, TORCH, Driver, eventually, gone
 
 
@@ -143,7 +143,7 @@ def test_an_error_in_one_rank_among_many_in_a_collective(driver: Driver) -> None
             import torch
             note(place, "pid", os.getpid())
             for step in range(100):
-                place.at(step, "tp all-gather, layer 2")
+                place.set_operation(step, "tp all-gather, layer 2")
                 if place.rank == 1 and step == 3:
                     raise ValueError("an odd number of heads\\nand more")
                 dist.all_reduce(torch.ones(1))
@@ -171,7 +171,7 @@ def test_a_killed_rank_is_named_not_those_it_left_behind(driver: Driver) -> None
             import torch
             note(place, "pid", os.getpid())
             for step in range(10_000):
-                place.at(step, "dp all-reduce")
+                place.set_operation(step, "dp all-reduce")
                 dist.all_reduce(torch.ones(1))
         """,
         world=3,
@@ -221,7 +221,7 @@ def test_a_straggler_is_killed_named_and_asked_for_its_stack(driver: Driver) -> 
             time.sleep(60)
         def work(place):
             note(place, "pid", os.getpid())
-            place.at(7, "a checkpoint")
+            place.set_operation(7, "a checkpoint")
             if place.rank == 1:
                 hang_here()
         """,
@@ -242,7 +242,7 @@ def test_a_rank_that_says_what_it_waits_for_is_waited_for(driver: Driver) -> Non
         def work(place):
             if place.rank == 0:
                 for n in range(20):
-                    place.at(7, f"waiting for the checkpoint, {n} s")
+                    place.set_operation(7, f"waiting for the checkpoint, {n} s")
                     time.sleep(0.1)
         """,
         patience={"straggler_s": 0.8},
@@ -256,7 +256,7 @@ def test_ranks_that_ignore_a_stop_and_stand_still(driver: Driver) -> None:
         """
         def work(place):
             note(place, "pid", os.getpid())
-            place.at(7, "ep all-to-all")
+            place.set_operation(7, "ep all-to-all")
             time.sleep(60)
         """,
         patience={"stuck_s": 0.5},
@@ -373,9 +373,9 @@ def test_a_hub_that_cannot_live_is_let_be(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_where_a_rank_is(tmp_path: Path) -> None:
-    place = alone(tmp_path)
-    assert place.where() is None
-    place.at(0, "é" * 200)
-    assert place.where() == LastOperation(0, "é" * 60)
-    place.at(41, "tp all-gather, layer 2")
-    assert place.where() == LastOperation(41, "tp all-gather, layer 2")
+    place = single_rank_context(tmp_path)
+    assert place.last_operation() is None
+    place.set_operation(0, "é" * 200)
+    assert place.last_operation() == LastOperation(0, "é" * 60)
+    place.set_operation(41, "tp all-gather, layer 2")
+    assert place.last_operation() == LastOperation(41, "tp all-gather, layer 2")

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from agents.protocol import PAUSED, Ack, Changes, Command, Event, Summary
 from engine.config.toml import load
 from engine.metering.meter import Meter
-from engine.rendezvous import alone
+from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -50,7 +50,7 @@ class Told(Heard):
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[Trainer]:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     meter = Meter(2, 8)
     layout = load(DEMO, [*SMALL, "train.steps=30"])
     yield Trainer(

@@ -12,14 +12,14 @@ from engine.config.grid import Grid
 from engine.device import CPU
 from engine.metering.meter import Meter
 from engine.parallel.mesh import World
-from engine.rendezvous import alone
+from engine.rendezvous import single_rank_context
 from engine.sharding import fsdp_probe as subject
 from engine.sharding.fsdp import POLICIES
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     yield World(Grid(), Meter())
     dist.destroy_process_group()
 

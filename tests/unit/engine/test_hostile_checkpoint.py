@@ -17,7 +17,7 @@ from engine.checkpoint.resume import find_start
 from engine.checkpoint.tensor_index import INDEX
 from engine.config.refusal import LayoutError
 from engine.config.toml import load
-from engine.rendezvous import alone
+from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -49,7 +49,7 @@ def sign(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
-    dist.init_process_group("gloo", store=alone(folder).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(folder).store(), rank=0, world_size=1)
     try:
         checkpoints_dir = Trainer(LAYOUT, checkpoints_dir=folder).checkpoints
         assert checkpoints_dir
@@ -68,7 +68,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

@@ -14,7 +14,7 @@ from engine.config.layout import Layout
 from engine.config.legal_values import legal_micro_batches
 from engine.config.refusal import LayoutError
 from engine.config.toml import from_toml, load
-from engine.preflight.memory import room_refusal
+from engine.preflight.memory import memory_refusal
 
 DEMO = Path(__file__).parents[3] / "layouts" / "demo.toml"
 
@@ -203,8 +203,8 @@ def test_what_this_machine_has_no_room_for(
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=16 * 2**30))
     monkeypatch.setattr("engine.preflight.memory._sees_gpu", lambda: False)
-    assert room_refusal(load(DEMO)) is None
-    assert sentence in (room_refusal(load(DEMO, overrides)) or "")
+    assert memory_refusal(load(DEMO)) is None
+    assert sentence in (memory_refusal(load(DEMO, overrides)) or "")
 
 
 def test_a_hierarchical_all_to_all_needs_two_levels() -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.preflight.package import refusal
+from engine.preflight.package import package_refusal
 
 ROOT = Path(__file__).parents[3]
 OTHER = "raise SystemExit('imported')\n"  # its __init__
 
 
 def test_ours_is_ours() -> None:
-    assert refusal() is None
+    assert package_refusal() is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from engine.metering.meter import Meter
 from engine.model.moe import MoeLayer, grouped
 from engine.model.router import Router
 from engine.parallel.local_shards import local_shard
-from engine.rendezvous import alone
+from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -22,7 +22,7 @@ from tests.unit.engine.test_layout import DEMO
 
 @pytest.fixture
 def trainers(tmp_path: Path) -> Iterator[list[Trainer]]:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     layouts = [load(DEMO, [*SMALL, f"train.precision={precision}"]) for precision in ("fp32", "bf16")]
     yield [Trainer(layout, Meter(2, 8), Agent(None, lambda: (0, "", 0.0))) for layout in layouts]
     dist.destroy_process_group()

@@ -21,7 +21,7 @@ from engine.model.balancing_losses import updated_bias
 from engine.model.moe import MoeLayer, Routing
 from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory
-from engine.rendezvous import alone
+from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import BIAS, SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -283,7 +283,7 @@ def test_shared_experts_are_one_swiglu_of_every_token(x: Tensor) -> None:
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[Trainer]:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     layout = load(DEMO, [*SMALL, *BIAS, "knobs.recompute=full", "train.steps=3"])
     meter = Meter(2, E)
     yield Trainer(layout, meter, Agent(None, lambda: meter.doing))

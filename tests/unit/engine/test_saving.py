@@ -15,7 +15,7 @@ from agents.protocol import Ack, Changes, Command
 from agents.rank.agent import Agent
 from engine.checkpoint.folders import PARTIAL, damage, read
 from engine.config.toml import load
-from engine.rendezvous import alone
+from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -25,7 +25,7 @@ LAYOUT = load(DEMO, [*SMALL, "train.steps=2"])
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

@@ -5,7 +5,7 @@ import torch
 
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
-from engine.config.sizes import parameters
+from engine.config.sizes import parameter_count
 from engine.config.toml import load
 from engine.metering.meter import Meter
 from engine.model.transformer import Stage
@@ -41,7 +41,7 @@ def held(layout: Layout) -> int:
 )
 def test_as_many_as_the_modules_hold(overrides: list[str]) -> None:
     layout = load(DEMO, overrides)
-    assert parameters(layout.model) == held(layout)
+    assert parameter_count(layout.model) == held(layout)
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_as_many_as_the_modules_hold(overrides: list[str]) -> None:
 )
 def test_layouts_are_of_the_size_they_say(name: str, whole: int, active: int) -> None:
     layout = load(DEMO.with_name(f"{name}.toml"))
-    assert parameters(layout.model) == held(layout) == whole
-    assert parameters(layout.model, active=True) == active
+    assert parameter_count(layout.model) == held(layout) == whole
+    assert parameter_count(layout.model, active=True) == active
 
 
 def test_active_are_those_that_a_token_visits() -> None:
     model = load(DEMO).model
-    assert parameters(model) - parameters(model, active=True) == 4 * 6 * 3 * 64 * 128
+    assert parameter_count(model) - parameter_count(model, active=True) == 4 * 6 * 3 * 64 * 128

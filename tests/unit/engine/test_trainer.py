@@ -16,7 +16,7 @@ from engine.config.toml import load
 from engine.launch.rank_main import agree_on
 from engine.metering.meter import Meter
 from engine.planner.hardware import step_flops
-from engine.rendezvous import alone
+from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -35,7 +35,7 @@ class Heard(Agent):
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[Trainer]:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     yield Trainer(load(DEMO, [*SMALL, "train.steps=3"]), Meter(2, 8), Heard())
     dist.destroy_process_group()
 
@@ -88,7 +88,7 @@ def test_mfu_is_what_was_asked_over_what_the_device_can_do(
 
 
 def test_ranks_with_other_layouts_refuse_to_start(tmp_path: Path) -> None:
-    leader = alone(tmp_path)
+    leader = single_rank_context(tmp_path)
     other = dataclasses.replace(leader, rank=1, world=2)
     agree_on(load(DEMO), leader, leader.store())
     agree_on(load(DEMO, ["run.name=mine"]), other, leader.store())
@@ -97,7 +97,7 @@ def test_ranks_with_other_layouts_refuse_to_start(tmp_path: Path) -> None:
 
 
 def test_callbacks_hear_every_step_and_may_stop(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     steps: list[int] = []
     losses: list[float] = []
 

@@ -1,12 +1,12 @@
-"""torch.compile for what lies between matrix products, where a layout asks for it (`train.compile`).
+"""torch.compile for the element-wise functions between matrix products (`train.compile` in the layout).
 
-Only functions of tensors are compiled, each whole: there is no module, no collective and no dial in any of them. So
-what is metered, routed or switched while the job runs does not know of it, FSDP wraps the same modules, and recompute
-runs the same functions again. Matrix products and attention stay outside: each is one kernel already.
+Only functions of tensors are compiled, each as one graph without modules, collectives or knobs. So metering, routing
+and knob changes work as without compilation, FSDP wraps the same modules, and recompute runs the same functions.
+Matrix products and attention are not compiled: each is one kernel already.
 
-A function is compiled at its first call, for the shapes it sees, by every rank for itself (on one machine they share a
-cache). When a shape changes, by another number of micro-batches say, it is compiled once more, for any size of what
-changed; rows of experts, whose number is another at every call, are of any size from the start.
+Every rank compiles a function at its first call, for the shapes of that call (ranks on one machine share a cache). When
+a shape changes, for example with the number of micro-batches, the function is compiled once more with that size
+dynamic. The number of expert rows changes at every call, so it is dynamic from the start.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ import torch
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Ranks are forks that share the cores: they start no pool of compilers of their own.
+# Ranks on one machine share its cores, so they start no pool of compile workers.
 OPTIONS: dict[str, str | int | bool | Callable[..., object]] = {"compile_threads": 1}
 
 
 class Compiler:
-    """Compiles functions, or with `on` False leaves them as they are."""
+    """Compiles functions; with `on` False it returns them unchanged."""
 
     def __init__(self, on: bool = False):
         self.on = on

@@ -1,7 +1,7 @@
-"""Attention of queries over one block of keys, with the log-sum-exp by which blocks are merged: forward and backward.
+"""Flash attention over one block of keys, forward and backward, and the merge of blocks by log-sum-exp.
 
-Given the output and log-sum-exp of *all* keys, `backward` gives one block's exact share of the gradients (Dao et al.
-2022, algorithm 4), so a long sequence is gone through block by block and its whole score matrix never exists.
+Given the output and log-sum-exp over *all* keys, `backward` computes one block's exact share of the gradients (Dao et
+al. 2022, algorithm 4). So a long sequence is processed block by block and its full score matrix never exists.
 
 Shapes: B sequences, H query heads, G key heads (G divides H), Q queries, K keys, C head width.
 """
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from engine.kernels.precision import at_least_fp32
 
 HALF = (torch.float16, torch.bfloat16)
-ROWS = 512  # queries whose scores exist at once where there is no fused kernel
+ROWS = 512  # queries per chunk of the path without a fused kernel
 
 
 def causal_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def backward(
     if _cuda_kernel(q_BHQC):
         k, v = (_for_each_query_head(x, q_BHQC) for x in (k_BGKC, v_BGKC))
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
-        seed = torch.zeros(2, dtype=torch.uint64, device=q_BHQC.device)  # of dropout, which there is none of
+        seed = torch.zeros(2, dtype=torch.uint64, device=q_BHQC.device)  # dropout state; dropout is off
         lengths = (None, None, q_BHQC.shape[2], k.shape[2])
         d_q, d_k, d_v = kernel(grad, q_BHQC, k, v, out, lse, *lengths, 0.0, causal, seed, seed[0])
         return d_q, _sum_of_query_heads(d_k, k_BGKC), _sum_of_query_heads(d_v, v_BGKC)
@@ -55,7 +55,7 @@ def backward(
 
 
 def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
-    """Take the block (`more`, `more_lse`) into (`out`, `lse`), in place."""
+    """Merge the block (`more`, `more_lse`) into (`out`, `lse`), in place."""
     total = torch.logaddexp(lse, more_lse)
     out.mul_((lse - total).exp().unsqueeze(-1))
     out.add_(more * (more_lse - total).exp().unsqueeze(-1))
@@ -63,7 +63,7 @@ def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
 
 
 def plain_forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Without a fused kernel: ROWS queries at a time."""
+    """`forward` without a fused kernel: ROWS queries at a time."""
     k, v = (_for_each_query_head(x, q_BHQC) for x in (k_BGKC, v_BGKC))
     outs, lses = [], []
     for start in range(0, q_BHQC.shape[2], ROWS):
@@ -90,7 +90,7 @@ def plain_backward(
 
 
 def _scores(q_BHQC: Tensor, k_BHKC: Tensor, start: int, causal: bool) -> Tensor:
-    """[B, H, Q, K] in at least fp32; the first of these queries is the block's number `start`."""
+    """Scaled scores [B, H, Q, K] in at least fp32. `start` is the index in the block of the first query."""
     scores = at_least_fp32(q_BHQC @ k_BHKC.mT) / math.sqrt(k_BHKC.shape[-1])
     if causal:
         Q, K = scores.shape[-2:]
@@ -100,7 +100,7 @@ def _scores(q_BHQC: Tensor, k_BHKC: Tensor, start: int, causal: bool) -> Tensor:
 
 
 def _cuda_kernel(q: Tensor) -> bool:
-    """What torch's flash attention on CUDA takes without padding."""
+    """Whether torch's CUDA flash attention takes these tensors without padding."""
     return q.device.type == "cuda" and q.dtype in HALF and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 

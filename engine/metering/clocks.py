@@ -1,7 +1,7 @@
-"""The clocks of a meter: the wall's where the host itself computes and waits, a GPU's own where it runs ahead of it.
+"""The clocks of a meter: wall time on the CPU, CUDA events on a GPU, where the host runs ahead of the device.
 
-A clock gives marks, and tells of two of them how long it was between: at once, or when the device has come so far.
-Nobody ever waits for it.
+A clock takes marks and passes the seconds between two marks to a callback: at once, or when the device has reached
+both. No caller ever waits for the device.
 """
 
 import time
@@ -13,39 +13,39 @@ from typing import Any, Protocol
 
 import torch
 
-Mark = Any  # a clock's own: seconds, or an event
+Mark = Any  # seconds or an event, depending on the clock
 Callback = Callable[[float], object]
 
 
 class Clock(Protocol):
     def mark(self) -> Mark:
-        """This moment."""
+        """A mark at this moment."""
 
-    def rest(self) -> Mark:
-        """This moment on the clock that runs while nothing is done but waiting."""
+    def idle_mark(self) -> Mark:
+        """A mark on the clock that counts idle time only."""
 
-    def between(self, begin: Mark, end: Mark, tell: Callback) -> None:
-        """`tell` the seconds from `begin` to `end`, now or later."""
+    def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
+        """Call `callback` with the seconds from `begin` to `end`, now or later."""
 
     def start_step(self) -> None:
-        """Marks of steps before are not used in new measurements."""
+        """Begin a step. New measurements use no marks of earlier steps."""
 
     def collect(self) -> None:
-        """Callback what can be told by now."""
+        """Call the callbacks of all measurements that are complete."""
 
 
 class WallClock:
-    """Seconds, told at once."""
+    """Wall time; callbacks run at once."""
 
     def mark(self) -> Mark:
         return time.perf_counter()
 
-    def rest(self) -> Mark:
-        """It runs while this thread sleeps: between actions a rank sleeps in sends and receives only."""
+    def idle_mark(self) -> Mark:
+        """Wall time minus CPU time of this thread: between actions a rank sleeps only in sends and receives."""
         return time.perf_counter() - time.thread_time()
 
-    def between(self, begin: Mark, end: Mark, tell: Callback) -> None:
-        tell(end - begin)
+    def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
+        callback(end - begin)
 
     def start_step(self) -> None:
         pass
@@ -55,7 +55,7 @@ class WallClock:
 
 
 class Event(Protocol):
-    """Of `torch.cuda.Event`, what a clock needs."""
+    """The part of `torch.cuda.Event` that a clock needs."""
 
     def record(self) -> None: ...
 
@@ -67,14 +67,14 @@ class Event(Protocol):
 @dataclass
 class _Step:
     events: list[Event] = field(default_factory=list)
-    untold: deque[tuple[Event, Event, Callback]] = field(default_factory=deque)
+    pending: deque[tuple[Event, Event, Callback]] = field(default_factory=deque)
 
 
 class EventClock:
-    """Moments on the GPU's streams: an event is recorded on the current stream, and read when it has come to pass.
+    """Times on GPU streams: a mark is an event recorded on the current stream, read once the GPU has passed it.
 
-    Events are used again once all of their step has been told. Where the GPU falls more than `STEPS` steps behind, the
-    oldest step goes untold, so that there is an end to events.
+    Events are reused when all measurements of their step are complete. If the GPU is more than `STEPS` steps behind,
+    the measurements of the oldest step are dropped, so that the number of events is bounded.
     """
 
     STEPS = 4
@@ -90,12 +90,12 @@ class EventClock:
         self._steps[-1].events.append(event)
         return event
 
-    def rest(self) -> Mark:
-        """A stream between two marks with no work between them waits, for others or for the host."""
+    def idle_mark(self) -> Mark:
+        """A stream with no work between two marks is idle: it waits for other ranks or for the host."""
         return self.mark()
 
-    def between(self, begin: Mark, end: Mark, tell: Callback) -> None:
-        self._steps[-1].untold.append((begin, end, tell))
+    def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
+        self._steps[-1].pending.append((begin, end, callback))
 
     def start_step(self) -> None:
         self._steps.append(_Step())
@@ -105,10 +105,10 @@ class EventClock:
 
     def collect(self) -> None:
         for step in self._steps:
-            while step.untold and all(event.query() for event in step.untold[0][:2]):
-                begin, end, tell = step.untold.popleft()
-                tell(begin.elapsed_time(end) / 1e3)  # it gives milliseconds
-        while len(self._steps) > 1 and not self._steps[0].untold:
+            while step.pending and all(event.query() for event in step.pending[0][:2]):
+                begin, end, callback = step.pending.popleft()
+                callback(begin.elapsed_time(end) / 1e3)  # elapsed_time is in milliseconds
+        while len(self._steps) > 1 and not self._steps[0].pending:
             self._free += self._steps.popleft().events
 
 

@@ -1,11 +1,11 @@
-"""What one rank measures in one step: phases, collectives by axis, pipeline actions, routing counts.
+"""Measures one step of one rank: phases, collectives by axis, pipeline actions, routing counts.
 
-*Bytes* are those a rank sends to other ranks under a bandwidth-optimal algorithm, P ranks and n bytes in all:
-all-reduce 2 (P-1)/P n, reduce-scatter (P-1)/P n, all-gather (P-1) n_local, all-to-all what leaves for others, send n
+*Bytes* are those that a rank sends to other ranks under a bandwidth-optimal algorithm, with P ranks and n bytes in all:
+all-reduce 2 (P-1)/P n, reduce-scatter (P-1)/P n, all-gather (P-1) n_local, all-to-all the rows for other ranks, send n
 (Thakur, Rabenseifner and Gropp 2005). The meter only adds up; the formulas are in `engine/parallel/collectives.py`.
-A lane's `ms` is from start to completion, its `exposed_ms` what a rank waited: all of it where a collective blocks,
-less where it was started early and computation hid it. Actions and collectives are timed by the device's own clock
-(`engine/metering/clocks.py`), phases by the wall's: a phase is what the host does.
+The `ms` of a lane count from start to completion of its collectives, `exposed_ms` the time the rank waits for them: all
+of it for a blocking collective, less for one that overlaps with computation. The device's clock times actions and
+collectives (`engine/metering/clocks.py`); wall time measures phases, which are the host's work.
 """
 
 import time
@@ -21,41 +21,46 @@ from torch import Tensor
 from engine.device import CPU
 from engine.metering.clocks import CLOCKS, Clock, Mark
 
-Kind = Literal["F", "B", "I", "W"]
-"""Forward, backward, and its two parts where a schedule runs them apart: input gradients, weight gradients."""
+ActionKind = Literal["F", "B", "I", "W"]
+"""Forward, full backward, and the two halves of a split backward: input gradients, weight gradients."""
 
-KINDS: tuple[Kind, ...] = get_args(Kind)
-DOING: dict[Kind, str] = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients"}
+ACTION_KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
+ACTION_NAMES: dict[ActionKind, str] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradients",
+    "W": "weight gradients",
+}
 
 AXES = ("dp", "tp", "pp", "ep", "cp", "control")
 
-Where = Callable[[int, str], None]
-"""Told (step, operation) at each operation, so that even a killed rank leaves word of its place."""
+OperationCallback = Callable[[int, str], None]
+"""Called with (step, operation) at each operation, so that the last operation of a killed rank is on record."""
 
 
 @dataclass
 class Lane:
-    """One axis in one step."""
+    """Traffic over one axis in one step."""
 
     bytes: int = 0
     ms: float = 0.0
     exposed_ms: float = 0.0
 
-    def wait(self, seconds: float) -> None:
-        """Time of a collective that a rank waited for."""
+    def add_exposed(self, seconds: float) -> None:
+        """Add time of a collective during which the rank waited."""
         self.ms += seconds * 1e3
         self.exposed_ms += seconds * 1e3
 
-    def hide(self, seconds: float) -> None:
-        """Time of a collective that ran beside something else: in the total, not exposed."""
+    def add_hidden(self, seconds: float) -> None:
+        """Add time of a collective that overlapped with other work: in the total, not exposed."""
         self.ms += seconds * 1e3
 
 
 @dataclass
 class Span:
-    """One pipeline action, in seconds since the pipeline window opened."""
+    """One pipeline action, in seconds since the start of the pipeline window."""
 
-    kind: Kind
+    kind: ActionKind
     stage: int
     micro_batch: int
     start: float = 0.0
@@ -64,7 +69,7 @@ class Span:
 
 @dataclass
 class Readings:
-    """One step of one rank."""
+    """The measurements of one step of one rank."""
 
     layers: int
     experts: int
@@ -72,43 +77,47 @@ class Readings:
     lanes: dict[str, Lane] = field(default_factory=lambda: {axis: Lane() for axis in AXES})
     phases: dict[str, float] = field(default_factory=dict)  # seconds
     spans: list[Span] = field(default_factory=list)
-    waited: float = 0.0  # seconds asleep between actions: on a pipeline neighbour
-    a2a_to: dict[int, int] = field(default_factory=dict)  # rank of the world -> all-to-all bytes sent to it
+    waited: float = 0.0  # seconds idle between actions, waiting for a pipeline neighbour
+    a2a_to: dict[int, int] = field(default_factory=dict)  # global rank -> all-to-all bytes sent to it
     load: Tensor = field(init=False)  # [layer, expert], (token, expert) pairs routed from this rank's tokens
-    dropped: Tensor = field(init=False)  # [layer], of those the pairs over capacity
+    dropped: Tensor = field(init=False)  # [layer], the pairs over capacity
 
     def __post_init__(self) -> None:
         self.load = torch.zeros(self.layers, self.experts, dtype=torch.int64, device=self.device)
         self.dropped = torch.zeros(self.layers, dtype=torch.int64, device=self.device)
 
     def settle(self) -> None:
-        """Bring the counts to the host. Waits for the device, so it is for when somebody has done so anyway."""
+        """Copy the counts to the host. This waits for the device, so call it where the host has waited already."""
         self.load, self.dropped = self.load.cpu(), self.dropped.cpu()
 
-    def wait(self, seconds: float) -> None:
-        """Time between actions that a rank waited for its pipeline neighbours."""
+    def add_wait(self, seconds: float) -> None:
+        """Add time between actions during which the rank waited for its pipeline neighbours."""
         self.waited += seconds
-        self.lanes["pp"].wait(seconds)
+        self.lanes["pp"].add_exposed(seconds)
 
     @property
     def a2a_bytes(self) -> int:
         return sum(self.a2a_to.values())
 
-    def busy(self, *kinds: Kind) -> float:
-        """Seconds in actions, of `kinds` if any are given."""
+    def busy(self, *kinds: ActionKind) -> float:
+        """Seconds in actions, only those of `kinds` if given."""
         return sum(span.end - span.start for span in self.spans if not kinds or span.kind in kinds)
 
     @property
     def window(self) -> float:
-        """Seconds from the pipeline's opening to the end of its last action."""
+        """Seconds from the start of the pipeline window to the end of its last action."""
         return max((span.end for span in self.spans), default=0.0)
 
 
 class Meter:
-    """Adds up what a rank does. Cheap enough to be always on; `start_step` begins anew."""
+    """Adds up the measurements of a rank; `start_step` resets them. Cheap enough to be always on."""
 
     def __init__(
-        self, layers: int = 0, experts: int = 0, where: Where | None = None, device: torch.device = CPU
+        self,
+        layers: int = 0,
+        experts: int = 0,
+        where: OperationCallback | None = None,
+        device: torch.device = CPU,
     ):
         self.layers, self.experts, self.device = layers, experts, device
         self.step = 0
@@ -120,11 +129,11 @@ class Meter:
         self.layer: int | None = None
         self._micro_batch: int | None = None
         self._opened: Mark = None
-        self._resting: Mark = None  # since when this rank has waited for its pipeline; None: it does not
+        self._idle_since: Mark = None  # start of the current wait for the pipeline, None outside one
 
     @property
     def doing(self) -> tuple[int, str, float]:
-        """(step, operation, time.monotonic() since when): read by the pulse thread."""
+        """(step, operation, time.monotonic() at its start); the pulse thread reads it."""
         text, since = self._doing
         return self.step, self._holding or text, since
 
@@ -139,13 +148,13 @@ class Meter:
         self.readings = Readings(self.layers, self.experts, self.device)
 
     def settle(self) -> None:
-        """Once the host has waited for the device anyway: bring counts to the host, and take times that are known."""
+        """Copy counts to the host and collect complete times; call it where the host has waited for the device."""
         self.readings.settle()
         self.clock.collect()
 
     @contextmanager
     def holding(self, text: str) -> Iterator[None]:
-        """While this rank holds still: `text` is what it does, whichever collective it listens in."""
+        """Report `text` as the operation while this rank is paused, whatever collective it polls with."""
         self._holding = text
         yield
         self._holding = ""
@@ -163,7 +172,7 @@ class Meter:
         outside, self.layer = self.layer, layer
         try:
             yield
-        finally:  # a recomputed forward is cut short by an exception once it has what backward needs
+        finally:  # torch ends a recomputed forward early with an exception
             self.layer = outside
 
     # --------------------------------------------------------------------------------------- collectives
@@ -177,8 +186,8 @@ class Meter:
         to: Mapping[int, int] | None = None,
         clock: Clock | None = None,
     ) -> Iterator[None]:
-        """Around each collective: `sent_bytes` leave this rank for others; of an all-to-all, `to` whom. `clock` is the
-        device's if left out."""
+        """Meter one collective. `sent_bytes` go to other ranks; `to` splits the bytes of an all-to-all by rank. `clock`
+        defaults to the device's clock."""
         clock = clock or self.clock
         text = f"{axis} {kind}"
         if self.layer is not None:
@@ -187,65 +196,65 @@ class Meter:
             text += f", micro-batch {self._micro_batch}"
         before = self._doing[0]
         self.at(text)
-        resting = self._wake()  # it waits for others now, not for the pipeline
+        was_idle = self._end_wait()  # the rank now waits for a collective, not for the pipeline
         start = clock.mark()
         yield
         lane = self.readings.lanes[axis]
         lane.bytes += sent_bytes
-        clock.between(start, clock.mark(), lane.wait)
-        if resting:
-            self._resting = self.clock.rest()
+        clock.between(start, clock.mark(), lane.add_exposed)
+        if was_idle:
+            self._idle_since = self.clock.idle_mark()
         for peer, sent in (to or {}).items():
             self.readings.a2a_to[peer] = self.readings.a2a_to.get(peer, 0) + sent
         self.at(before)
 
     def sent(self, axis: str, sent_bytes: int) -> None:
-        """Bytes of a send that the pipeline's schedule waits for elsewhere."""
+        """Add the bytes of a pipeline send; the schedule waits for it elsewhere."""
         self.readings.lanes[axis].bytes += sent_bytes
 
     # ------------------------------------------------------------------------------------------ pipeline
 
     @contextmanager
     def pipeline(self) -> Iterator[None]:
-        """The window in which a step's micro-batches run, up to its last action; time in it outside actions is idle."""
-        self._opened, self._resting = self.clock.mark(), self.clock.rest()
+        """The pipeline window of a step, up to its last action; time in it outside actions is idle."""
+        self._opened, self._idle_since = self.clock.mark(), self.clock.idle_mark()
         yield
-        self._resting = None  # it may be early, but does not wait here
+        self._idle_since = None  # a rank that finishes early does not wait here
 
     @contextmanager
-    def action(self, kind: Kind, stage: int, micro_batch: int) -> Iterator[None]:
+    def action(self, kind: ActionKind, stage: int, micro_batch: int) -> Iterator[None]:
         self._micro_batch = micro_batch
-        self.at(f"{DOING[kind]}, micro-batch {micro_batch}")
-        self._wake()
+        self.at(f"{ACTION_NAMES[kind]}, micro-batch {micro_batch}")
+        self._end_wait()
         clock, span = self.clock, Span(kind, stage, micro_batch)
         clock.between(self._opened, clock.mark(), partial(setattr, span, "start"))
         yield
         clock.between(self._opened, clock.mark(), partial(setattr, span, "end"))
-        self._resting = clock.rest()
+        self._idle_since = clock.idle_mark()
         self.readings.spans.append(span)
         self._micro_batch = None
 
     @contextmanager
     def action_goes_on(self) -> Iterator[None]:
-        """What the schedule does outside the action it belongs to: the loss after the last stage's forward."""
+        """Extend the last action by work that the schedule runs after it: the loss after the last stage's forward."""
         self.at("loss")
-        self._resting = None
+        self._idle_since = None
         yield
-        self._resting = self.clock.rest()
+        self._idle_since = self.clock.idle_mark()
         span = self.readings.spans[-1]
         self.clock.between(self._opened, self.clock.mark(), partial(setattr, span, "end"))
 
-    def _wake(self) -> bool:
-        """End a wait for the pipeline, if this is one."""
-        if self._resting is None:
+    def _end_wait(self) -> bool:
+        """End the current wait for the pipeline; return whether there was one."""
+        if self._idle_since is None:
             return False
-        self.clock.between(self._resting, self.clock.rest(), self.readings.wait)
-        self._resting = None
+        self.clock.between(self._idle_since, self.clock.idle_mark(), self.readings.add_wait)
+        self._idle_since = None
         return True
 
     # ------------------------------------------------------------------------------------------- routing
 
     def routed(self, layer: int, load_E: Tensor, dropped: Tensor) -> None:
-        """Count one micro-batch's routing at `layer`; called once per logical forward."""
+        """Count the routing of one micro-batch at `layer`; called once per logical forward."""
         self.readings.load[layer] += load_E
         self.readings.dropped[layer] += dropped

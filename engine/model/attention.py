@@ -15,8 +15,8 @@ from engine.parallel.parameters import ParameterFactory
 
 
 def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
-    """What `rotate` multiplies a head and its swapped halves by, [2, S, 1, C]: cos and -+sin of every position's angles
-    (Su et al. 2021)."""
+    """The factors of `rotate` for a head and its swapped halves, [2, S, 1, C]: cos and -+sin of the angles of each
+    position (Su et al. 2021)."""
     inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), inverse)
     cos, sin = angles.cos(), angles.sin()
@@ -25,7 +25,7 @@ def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
 
 
 def rotate(x_BSHC: Tensor, table: Tensor) -> Tensor:
-    """Turn each pair (first half, second half) of the head by its position's angle, in the table's precision."""
+    """Rotate each pair (first half, second half) of the head by the angle of its position, in the table's precision."""
     cos, sin = table
     swapped = x_BSHC.roll(x_BSHC.shape[-1] // 2, -1)
     return torch.addcmul(x_BSHC * cos, swapped, sin).to(x_BSHC.dtype)
@@ -36,7 +36,7 @@ def rotate_both(q_BSHC: Tensor, k_BSGC: Tensor, table: Tensor) -> tuple[Tensor, 
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention; heads are split over tp, the sequence over cp."""
+    """Causal grouped-query attention. Heads are split over tp, the sequence over cp."""
 
     def __init__(self, weights: ParameterFactory, name: str, model: Model, out_std: float):
         super().__init__()
@@ -53,7 +53,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BsD: Tensor) -> Tensor:
         x_BSD = gather_sequence(x_BsD, self.tp)
-        # Three products: the weights side by side would be one copy of them a layer and micro-batch, kept for backward.
+        # Three products: joining the weights would copy them per layer and micro-batch and keep the copy for backward.
         q, k, v = (
             F.linear(x_BSD, local_weight(weight)).view(*x_BSD.shape[:2], -1, self.head_dim)
             for weight in (self.q, self.k, self.v)

@@ -1,6 +1,6 @@
-"""What keeps experts evenly loaded and logits small: losses on the router's scores, and a bias on its choice.
+"""Load balancing of experts: auxiliary loss, z-loss, and the bias of loss-free balancing.
 
-The losses change the router, and through the tokens that it reads all layers before it; the bias has no gradient.
+The losses have gradients to the router and, through its input, to all earlier layers. The bias has none.
 
 Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence, E experts.
 """
@@ -12,37 +12,36 @@ from torch import Tensor
 
 
 def sequence_balance(scores_BSE: Tensor, share_BE: Tensor, whole: int) -> Tensor:
-    """E sum_e f_e P_e, summed over sequences: this slice's part of it.
+    """Auxiliary loss E sum_e f_e P_e, summed over sequences: the part of this slice.
 
-    f_e is the share of a sequence's W = `whole` tokens' choices that fell on e, P_e its tokens' mean probability of e
-    (Fedus et al. 2022, eq. 4; within a sequence and with scores made probabilities, DeepSeek-V3 2024, eq. 17-20). 1 for
-    a sequence in balance.
+    f_e is the share of expert e in all choices of a sequence of W = `whole` tokens, P_e the mean probability of e over
+    its tokens (Fedus et al. 2022, eq. 4; per sequence and with normalised scores, DeepSeek-V3 2024, eq. 17-20). A
+    balanced sequence has the loss 1.
     """
     probs_BSE = scores_BSE / scores_BSE.sum(-1, keepdim=True)
     return share_BE.shape[-1] * (share_BE * probs_BSE.sum(1) / whole).sum()
 
 
 def z_loss(logits_BSE: Tensor, whole: int) -> Tensor:
-    """Mean over a sequence's `whole` tokens of log^2 sum_e exp(logit_e), summed over sequences: this slice's part.
-
-    It keeps the router's logits small (Zoph et al. 2022, eq. 5).
+    """Z-loss: the mean over a sequence's `whole` tokens of log^2 sum_e exp(logit_e), summed over sequences: the part of
+    this slice. It keeps the router's logits small (Zoph et al. 2022, eq. 5).
     """
     return logits_BSE.logsumexp(-1).square().sum() / whole
 
 
 def updated_bias(bias_E: Tensor, load_E: Tensor, rate: float) -> Tensor:
-    """A bias after a step: `rate` up where fewer pairs than the mean chose the expert, down where more did (Wang et al.
-    2024, algorithm 1). `load_E` are whole numbers, so every layout nudges alike."""
+    """The bias after a step: plus `rate` for experts below the mean load, minus `rate` above (Wang et al. 2024,
+    algorithm 1). `load_E` is integer, so the result is equal in every layout."""
     return bias_E + rate * (load_E.sum() - load_E * len(load_E)).sign().to(bias_E.dtype)
 
 
 def attach_loss(x: Tensor, loss: Tensor, scale: float) -> Tensor:
-    """The identity on `x`, through which `scale * loss` joins what is minimised but not what is reported."""
-    out: Tensor = _WithLoss.apply(x, loss, scale)  # type: ignore[no-untyped-call]
+    """Return `x` unchanged; backward adds the gradient of `scale * loss`, which the reported loss does not include."""
+    out: Tensor = _AttachLoss.apply(x, loss, scale)  # type: ignore[no-untyped-call]
     return out
 
 
-class _WithLoss(torch.autograd.Function):
+class _AttachLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor, scale: float) -> Tensor:
         ctx.scale, ctx.like = scale, loss

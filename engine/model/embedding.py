@@ -8,7 +8,7 @@ from engine.parallel.parameters import ParameterFactory
 
 
 class Embedding(nn.Module):
-    """Token ids of the whole sequence [B, S] to this rank's slice [B, S/tp, D]; each rank holds V/tp rows."""
+    """Token ids of the whole sequence [B, S] to this rank's slice [B, S/tp, D]. Each rank holds V/tp rows."""
 
     def __init__(self, weights: ParameterFactory, vocab: int, d_model: int):
         super().__init__()
@@ -17,7 +17,7 @@ class Embedding(nn.Module):
         self.weight = weights.sharded("embedding", (vocab, d_model), 0.02, 0)
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
-        here = tokens_BS - self.tp.rank * self.rows
-        elsewhere = (here < 0) | (here >= self.rows)
-        rows = nn.functional.embedding(here.masked_fill(elsewhere, 0), local_weight(self.weight))
+        local_BS = tokens_BS - self.tp.rank * self.rows
+        elsewhere = (local_BS < 0) | (local_BS >= self.rows)
+        rows = nn.functional.embedding(local_BS.masked_fill(elsewhere, 0), local_weight(self.weight))
         return scatter_sequence(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0), self.tp)

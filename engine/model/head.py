@@ -8,10 +8,11 @@ from engine.parallel.parameters import ParameterFactory
 
 
 class Head(nn.Module):
-    """This rank's slice [B, S/tp, D] to logits of the whole sequence over its share of the vocabulary [B, S, V/tp].
+    """This rank's slice [B, S/tp, D] to logits of the whole sequence over a share of the vocabulary, [B, S, V/tp].
 
-    Its weight may be the embedding's, `tied` (Press and Wolf 2017): both lie over tp in the same way. Where the
-    embedding is on another stage, the head is `copied`: its weight begins as the same and is kept so.
+    `tied` is the weight of the embedding, when the head shares it (Press and Wolf 2017); both are sharded alike. If the
+    embedding is on another stage, `copied` is True: the head has a copy of the weight with the same initial values, and
+    the optimizer keeps the two equal.
     """
 
     def __init__(

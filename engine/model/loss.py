@@ -10,9 +10,9 @@ from engine.parallel.collectives import Axis
 
 
 def cross_entropy(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
-    """Sum over tokens of -log p(target), with the vocabulary sharded over tp; the same on every tensor rank.
+    """Sum over tokens of -log p(target), with the vocabulary sharded over tp; equal on all tensor ranks.
 
-    Full logits are never gathered: three numbers a token are. Targets below 0 do not count.
+    It gathers three numbers a token instead of full logits. Targets below 0 are ignored.
     """
     loss: Tensor = _CrossEntropy.apply(logits_BSV, targets_BS, tp)  # type: ignore[no-untyped-call]
     return loss
@@ -23,26 +23,26 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
         logits = at_least_fp32(logits_BSV)
         rows = logits.shape[-1]
-        here = targets_BS - tp.rank * rows
-        mine = (here >= 0) & (here < rows)
-        index = here.masked_fill(~mine, 0).unsqueeze(-1)
+        local_BS = targets_BS - tp.rank * rows
+        owned = (local_BS >= 0) & (local_BS < rows)
+        index = local_BS.masked_fill(~owned, 0).unsqueeze(-1)
         top = logits.amax(-1)
         scaled = (logits - top.unsqueeze(-1)).exp_()
         total = scaled.sum(-1)
-        target = logits.gather(-1, index).squeeze(-1).masked_fill(~mine, 0.0)
+        target = logits.gather(-1, index).squeeze(-1).masked_fill(~owned, 0.0)
         tops, totals, hits = tp.all_gather(torch.stack((top, total, target))).unbind(1)
         highest = tops.amax(0)
         sum_exp = (totals * (tops - highest).exp()).sum(0)
         valid = targets_BS >= 0
         losses = (sum_exp.log() + highest - hits.sum(0)).masked_fill(~valid, 0.0)
-        ctx.save_for_backward(scaled, (top - highest).exp() / sum_exp, index, mine, valid)
+        ctx.save_for_backward(scaled, (top - highest).exp() / sum_exp, index, owned, valid)
         ctx.dtype = logits_BSV.dtype
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        scaled, to_probs, index, mine, valid = ctx.saved_tensors
+        scaled, to_probs, index, owned, valid = ctx.saved_tensors
         grads_BS = grad * valid
         d_logits = scaled * (to_probs * grads_BS).unsqueeze(-1)
-        d_logits.scatter_add_(-1, index, -(grads_BS * mine).unsqueeze(-1))
+        d_logits.scatter_add_(-1, index, -(grads_BS * owned).unsqueeze(-1))
         return d_logits.to(ctx.dtype), None, None

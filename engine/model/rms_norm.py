@@ -1,4 +1,4 @@
-"""RMSNorm, with a backward of its own on the CPU, where torch has no kernel for it and takes twice as long."""
+"""RMSNorm, with its own backward on the CPU: torch has no CPU kernel for RMSNorm and takes twice as long."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = weights.ones((d_model,))
         self.eps = eps
-        self._norm = weights.compiled(rms_norm) if weights.compiled.on else _own_norm
+        self._norm = weights.compiled(rms_norm) if weights.compiled.on else _rms_norm
 
     def forward(self, x: Tensor) -> Tensor:
         return self._norm(x, self.weight, self.eps)
@@ -27,7 +27,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def _own_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.device.type != "cpu":
         return rms_norm(x, weight, eps)
     out: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]

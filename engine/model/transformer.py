@@ -1,8 +1,8 @@
-"""The transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU or experts; a stage is a run of its layers.
+"""The transformer: dense MLP, blocks (attention and MLP or experts), and pipeline stages of consecutive blocks.
 
 Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp of its own slice,
 D model, H heads, C head width.
-Parameter names carry global layer numbers, so a stage's state is a part of the whole model's.
+Parameter names contain global layer numbers, so the state of a stage is a subset of the state of the model.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from engine.model.embedding import Embedding
 from engine.model.head import Head
 from engine.model.moe import MoeLayer, Routing
 from engine.model.rms_norm import RMSNorm
-from engine.model.swiglu import gated_by
+from engine.model.swiglu import gated_function
 from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
 from engine.parallel.local_shards import local_weight
 from engine.parallel.parameters import ParameterFactory
@@ -35,7 +35,7 @@ class Mlp(nn.Module):
         self.gate = weights.sharded(f"{name}.gate", (model.ff, model.d_model), 0.02, 0)
         self.up = weights.sharded(f"{name}.up", (model.ff, model.d_model), 0.02, 0)
         self.down = weights.sharded(f"{name}.down", (model.d_model, model.ff), out_std, 1)
-        self._gated = gated_by(weights.compiled)
+        self._gated = gated_function(weights.compiled)
 
     def forward(self, x_BsD: Tensor) -> Tensor:
         x = gather_sequence(x_BsD, self.tp)
@@ -44,14 +44,14 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer. What it recomputes in backward is read from the dials at each forward, never wrapped in."""
+    """One layer. Each forward reads from the knob values what to recompute in backward."""
 
     def __init__(
         self, weights: ParameterFactory, layer: int, model: Model, knob_values: KnobValues, meter: Meter
     ):
         super().__init__()
         self.layer, self.knob_values, self.meter = layer, knob_values, meter
-        # Residual outputs shrink with depth, so that the sum over layers keeps its size (GPT-2).
+        # Scale residual outputs down with depth, so that their sum over the layers keeps its size (GPT-2).
         out_std = 0.02 / (2 * model.layers) ** 0.5
         name = f"layers.{layer}"
         self.attention_norm = RMSNorm(weights, model.d_model, model.norm_eps)
@@ -65,29 +65,29 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with self.meter.in_layer(self.layer):
-            memo: dict[str, Routing] = {}
+            cache: dict[str, Routing] = {}
             match self.knob_values.recompute:
                 case "full":
-                    return self._again(self._whole, x, memo)
+                    return self._recomputed(self._layer, x, cache)
                 case "selective":
-                    return self._feed(self._again(self._attend, x), memo)
+                    return self._mlp_block(self._recomputed(self._attention_block, x), cache)
                 case _:
-                    return self._whole(x, memo)
+                    return self._layer(x, cache)
 
-    def _attend(self, x: Tensor) -> Tensor:
+    def _attention_block(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.attention(self.attention_norm(x))
         return out
 
-    def _feed(self, x: Tensor, memo: dict[str, Routing]) -> Tensor:
+    def _mlp_block(self, x: Tensor, cache: dict[str, Routing]) -> Tensor:
         h = self.mlp_norm(x)
-        out: Tensor = x + (self.mlp(h, memo) if isinstance(self.mlp, MoeLayer) else self.mlp(h))
+        out: Tensor = x + (self.mlp(h, cache) if isinstance(self.mlp, MoeLayer) else self.mlp(h))
         return out
 
-    def _whole(self, x: Tensor, memo: dict[str, Routing]) -> Tensor:
-        return self._feed(self._attend(x), memo)
+    def _layer(self, x: Tensor, cache: dict[str, Routing]) -> Tensor:
+        return self._mlp_block(self._attention_block(x), cache)
 
-    def _again(self, run: Callable[..., Tensor], *args: object) -> Tensor:
-        """Run now without keeping activations, and again in backward."""
+    def _recomputed(self, run: Callable[..., Tensor], *args: object) -> Tensor:
+        """Run without saving activations, and run again in backward."""
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             return nullcontext(), self.meter.in_layer(self.layer)
@@ -99,7 +99,7 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """A run of layers; the first stage embeds, the last one ends in logits [B, S, V/tp]."""
+    """Consecutive layers. The first stage has the embedding, the last one the head: logits [B, S, V/tp]."""
 
     def __init__(
         self, weights: ParameterFactory, model: Model, layers: range, knob_values: KnobValues, meter: Meter

@@ -1,9 +1,11 @@
-"""The one door for collectives: every byte that leaves a rank passes here and is metered by axis.
+"""Collectives over one mesh axis; every byte that a rank sends goes through `Axis`, which meters it.
 
-On gloo a ring collective pays its latency P - 1 times over. The same bytes as one all-to-all plus a local sum or copy
-wait up to 5 times less (docs/measurements.md), so that form is taken there; NCCL gets its native collectives.
+gloo runs an all-gather or a reduce-scatter as a ring and pays its latency P - 1 times. One all-to-all of the same bytes
+plus a local copy or sum waits up to 5 times less (docs/measurements.md), so `Axis` uses an all-to-all on gloo. On NCCL
+it uses the native collectives.
 
-Shapes: B sequences, S tokens of a slice, D model. Axes of size 1 communicate nothing and cost nothing.
+These collectives have no backward; `engine/parallel/autograd_collectives.py` has those that do. P is the number of
+ranks. An axis of size 1 communicates nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +19,15 @@ from torch.distributed import ProcessGroup
 from engine.metering.clocks import Clock, Mark, WallClock
 from engine.metering.meter import Meter
 
-# Below this a gloo all-reduce is all latency, and one hop with P times the bytes is quicker.
-FEW_BYTES = 1 << 20
+# A gloo all-reduce below this size is bound by latency: one all-to-all with P times the bytes is faster.
+SMALL_ALL_REDUCE_BYTES = 1 << 20
 
 
 class AsyncCollective:
-    """A collective under way, metered when it is awaited: the wait is exposed, what went before was hidden.
+    """A collective that runs in the background. `wait` meters it: time in `wait` is exposed, time before it hidden.
 
-    `finish` does what is left to do once its data is there. Without `works` there is nothing to wait for. Where the
-    end cannot be `noted` (gloo's sends have no future), it counts as under way until it is awaited.
+    `wait` calls `finish` when the data has arrived. With no `works` there is nothing to wait for. gloo's sends have no
+    future that reports completion: with `has_future` False the collective counts as running until `wait` is called.
     """
 
     def __init__(
@@ -35,33 +37,33 @@ class AsyncCollective:
         sent_bytes: int,
         works: Sequence[dist.Work],
         finish: Callable[[], object] = lambda: None,
-        noted: bool = True,
+        has_future: bool = True,
     ):
         self._axis, self._kind, self._sent_bytes = axis, kind, sent_bytes
         self._works, self._finish = works, finish
-        self._began = axis.clock.mark()
-        self._over: Mark = None
-        if works and noted:
-            works[-1].get_future().add_done_callback(self._note)
+        self._start = axis.clock.mark()
+        self._end: Mark = None
+        if works and has_future:
+            works[-1].get_future().add_done_callback(self._mark_end)
 
-    def _note(self, _: object) -> None:
-        self._over = self._axis.clock.mark()
+    def _mark_end(self, _: object) -> None:
+        self._end = self._axis.clock.mark()
 
     def wait(self) -> None:
         if not self._works:
             return
-        axis, over = self._axis, self._over
-        waiting = axis.clock.mark()
+        axis, end = self._axis, self._end
+        wait_start = axis.clock.mark()
         with axis.metered(self._kind, self._sent_bytes):
             for work in self._works:
                 work.wait()
             self._finish()
         lane = axis.meter.readings.lanes[axis.name]
-        axis.clock.between(self._began, waiting if over is None else over, lane.hide)
+        axis.clock.between(self._start, wait_start if end is None else end, lane.add_hidden)
 
 
 class Axis:
-    """One mesh axis as this rank sees it: its group, its size, its place in it, and the collectives over it."""
+    """One mesh axis on this rank: the process group, its size, this rank's index in it, and its collectives."""
 
     def __init__(self, name: str, group: ProcessGroup | None, meter: Meter):
         self.name = name
@@ -69,9 +71,9 @@ class Axis:
         self.meter = meter
         self.size = group.size() if group else 1
         self.rank = group.rank() if group else 0
-        self.peers = dist.get_process_group_ranks(group) if group else []  # as ranks of the world
+        self.peers = dist.get_process_group_ranks(group) if group else []  # global ranks
         self._gloo = group is not None and dist.get_backend(group) == "gloo"
-        # On gloo it is the host that waits, whatever the device.
+        # gloo blocks the host, also when the tensors are on a GPU.
         self.clock: Clock = WallClock() if self._gloo else meter.clock
 
     def metered(
@@ -80,7 +82,7 @@ class Axis:
         return self.meter.collective(self.name, kind, sent_bytes, to, self.clock)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """[...] of every rank as [P, ...]."""
+        """Stack [...] of every rank to [P, ...]."""
         if self.size == 1:
             return x.unsqueeze(0)
         x = x.contiguous()
@@ -93,7 +95,7 @@ class Axis:
         return out
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        """[P, ...]: the sum over ranks of this rank's row, [...]."""
+        """Sum [P, ...] over the ranks and return this rank's row, [...]."""
         if self.size == 1:
             return x[0]
         x = x.contiguous()
@@ -107,11 +109,11 @@ class Axis:
             return out
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over ranks, the same bits on each."""
+        """Sum over the ranks; bit-identical on all of them."""
         if self.size == 1:
             return x
         with self.metered("all-reduce", 2 * x.nbytes * (self.size - 1) // self.size):
-            if self._gloo and x.nbytes * self.size <= FEW_BYTES:
+            if self._gloo and x.nbytes * self.size <= SMALL_ALL_REDUCE_BYTES:
                 rows = x.new_empty((self.size, *x.shape))
                 dist.all_to_all_single(rows, x.expand_as(rows).contiguous(), group=self.group)
                 return rows.sum(0)
@@ -120,7 +122,7 @@ class Axis:
             return out
 
     def all_to_all(self, x: Tensor, send: list[int], receive: list[int], out: Tensor | None = None) -> Tensor:
-        """Rows of `x`, `send[p]` of them to rank p; the `receive[p]` rows that came from each p, in rank order."""
+        """Send `send[p]` rows of `x` to each rank p; return the `receive[p]` rows from each p, in rank order."""
         if self.size == 1:
             return x
         if out is None:
@@ -133,7 +135,7 @@ class Axis:
         return out
 
     def exchange(self, x: Tensor) -> Tensor:
-        """Row p of [P, ...] to rank p; row p of the result came from p."""
+        """Send row p of [P, ...] to rank p; row p of the result comes from rank p."""
         if self.size == 1:
             return x
         x = x.contiguous()
@@ -143,14 +145,15 @@ class Axis:
         return out
 
     def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
-        """`x` of group rank `root` into everybody's `x`, without waiting."""
+        """Start to copy `x` of group rank `root` into `x` of every rank."""
         if self.size == 1:
             return AsyncCollective(self, "broadcast", 0, ())
         work = dist.broadcast(x, group_src=root, group=self.group, async_op=True)
         return AsyncCollective(self, "broadcast", x.nbytes if self.rank == root else 0, (work,))
 
     def start_gather(self, x: Tensor, root: int) -> tuple[AsyncCollective, list[Tensor]]:
-        """`x` of every rank to `root`, without waiting; the rows are there, on the root alone, once awaited."""
+        """Start to send `x` of every rank to `root`. The list holds the rows on `root` after the wait; elsewhere it is
+        empty."""
         if self.size == 1:
             return AsyncCollective(self, "gather", 0, ()), [x]
         rows = [torch.empty_like(x) for _ in range(self.size)] if self.rank == root else []
@@ -158,33 +161,33 @@ class Axis:
         return AsyncCollective(self, "gather", 0 if self.rank == root else x.nbytes, (work,)), rows
 
     def start_ring(self, x: Tensor) -> tuple[AsyncCollective, Tensor]:
-        """`x` to the next rank, without waiting; what the rank before sends is there once awaited."""
+        """Start to send `x` to the next rank. The returned tensor holds the previous rank's after the wait."""
         if self.size == 1:
             return AsyncCollective(self, "ring", 0, ()), x
         x = x.contiguous()
-        coming = torch.empty_like(x)
+        received = torch.empty_like(x)
         to, source = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         operations = [
             dist.P2POp(dist.isend, x, group=self.group, group_peer=to),
-            dist.P2POp(dist.irecv, coming, group=self.group, group_peer=source),
+            dist.P2POp(dist.irecv, received, group=self.group, group_peer=source),
         ]
         return AsyncCollective(
-            self, "ring", x.nbytes, dist.batch_isend_irecv(operations), noted=False
-        ), coming
+            self, "ring", x.nbytes, dist.batch_isend_irecv(operations), has_future=False
+        ), received
 
     def start_all_gather(self, out: Tensor, x: Tensor) -> AsyncCollective:
-        """[n] of every rank into `out` [P n], there once awaited."""
+        """Start to gather [n] of every rank into `out` [P n], complete after the wait."""
         sent = (self.size - 1) * x.nbytes
         if self._gloo:
-            mine = x.expand(self.size, -1).contiguous()
-            work = dist.all_to_all_single(out.view(self.size, -1), mine, group=self.group, async_op=True)
+            copies = x.expand(self.size, -1).contiguous()
+            work = dist.all_to_all_single(out.view(self.size, -1), copies, group=self.group, async_op=True)
             return AsyncCollective(self, "all-gather", sent, (work,))
         with self.metered("all-gather", sent):
             dist.all_gather_into_tensor(out, x, group=self.group)
         return AsyncCollective(self, "all-gather", sent, ())
 
     def start_reduce_scatter(self, out: Tensor, x: Tensor) -> AsyncCollective:
-        """The sum over ranks of this rank's part of `x` [P n] into `out` [n], there once awaited."""
+        """Start to sum this rank's part of `x` [P n] over the ranks into `out` [n], complete after the wait."""
         sent = x.nbytes // self.size * (self.size - 1)
         if self._gloo:
             rows = torch.empty_like(x).view(self.size, -1)
@@ -195,23 +198,23 @@ class Axis:
         return AsyncCollective(self, "reduce-scatter", sent, ())
 
     def start_all_reduce(self, x: Tensor) -> AsyncCollective:
-        """The sum over ranks in place of `x` [n], there once awaited, the same bits on each."""
+        """Start to sum `x` [n] over the ranks in place, complete after the wait; bit-identical on all ranks."""
         sent = 2 * x.nbytes * (self.size - 1) // self.size
         if not self._gloo:
             with self.metered("all-reduce", sent):
                 dist.all_reduce(x, group=self.group)
             return AsyncCollective(self, "all-reduce", sent, ())
-        if x.nbytes * self.size > FEW_BYTES:
+        if x.nbytes * self.size > SMALL_ALL_REDUCE_BYTES:
             work = dist.all_reduce(x, group=self.group, async_op=True)
             return AsyncCollective(self, "all-reduce", sent, (work,))
         rows = x.new_empty(self.size, x.numel())
-        mine = x.expand(self.size, -1).contiguous()
-        work = dist.all_to_all_single(rows, mine, group=self.group, async_op=True)
+        copies = x.expand(self.size, -1).contiguous()
+        work = dist.all_to_all_single(rows, copies, group=self.group, async_op=True)
         return AsyncCollective(self, "all-reduce", sent, (work,), lambda: torch.sum(rows, 0, out=x))
 
     def start_exchange(self, x: Tensor, peers: list[int]) -> tuple[AsyncCollective, list[Tensor]]:
-        """`x` of each of `peers`, ranks of the world and this one among them, to all of them, without waiting; the
-        rows are there, in the order of `peers`, once awaited."""
+        """Start to send `x` of each of `peers` (global ranks, this one included) to all of them. The list holds the
+        rows in the order of `peers` after the wait."""
         me = self.peers[self.rank]
         rows = [x if peer == me else torch.empty_like(x) for peer in peers]
         works = [
@@ -221,4 +224,4 @@ class Axis:
             for work in (dist.isend(x, peer, self.group), dist.irecv(row, peer, self.group))
             if work is not None
         ]
-        return AsyncCollective(self, "exchange", (len(peers) - 1) * x.nbytes, works, noted=False), rows
+        return AsyncCollective(self, "exchange", (len(peers) - 1) * x.nbytes, works, has_future=False), rows

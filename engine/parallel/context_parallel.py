@@ -20,7 +20,7 @@ ATTENTION_METHODS: dict[str, Callable[[Tensor, Tensor, Tensor, Axis], Tensor]] =
 
 
 class ContextParallel:
-    """How attention sees the whole sequence: `cp` and how it is used, and `sequence`, over all cp x tp ranks of it."""
+    """Attention over the `cp` axis by one method. `sequence` is the axis of all cp x tp ranks that share a sequence."""
 
     def __init__(self, cp: Axis, sequence: Axis, method: str):
         self.cp, self.sequence = cp, sequence
@@ -28,11 +28,11 @@ class ContextParallel:
 
     @classmethod
     def whole(cls, tp: Axis) -> "ContextParallel":
-        """No cp: each tensor rank sees all tokens once its slices are gathered."""
+        """Without cp: each tensor rank has all tokens after the gather over tp."""
         return cls(Axis("cp", None, tp.meter), tp, "ring")
 
     def positions(self, seq_len: int) -> Tensor:
-        """Where in the sequence this rank's tokens stand, [S]."""
+        """Positions of this rank's tokens in the sequence, [S]."""
         return positions(seq_len, self.cp.size, self.cp.rank)
 
     def attend(self, q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
-"""Expert parallelism: rows to the ranks that hold their experts and back, with uneven all-to-all.
+"""Expert parallelism: uneven all-to-alls carry token rows to the ranks of their experts and back.
 
-Rows travel in hops, one axis each. Direct is one hop over the ep axis. Hierarchical is two, for an ep axis that spans
-nodes: first within the node, to the peer that has the destination's place in its node, then across nodes between ranks
-of equal place, so that a node sends each other node fewer and larger messages. Either way the rows of an expert arrive
-in the order of the ranks they came from, so results are the same to the bit.
+The rows take one or two hops, each over one axis. The direct method has one hop over the ep axis. The hierarchical
+method has two, for an ep axis that spans nodes: the first within the node, to the rank with the same local index as the
+destination; the second between nodes, among ranks of equal local index. So each node sends fewer and larger messages.
+With both methods the rows of an expert arrive in the order of their source ranks, and results are bit-identical.
 
-`plan_dispatch` decides everything that needs no gradient (who sends how much where, and in what order), once a logical
-forward; `Dispatch.run` moves the rows. With ep = 1 nothing synchronises with the host.
+`plan_dispatch` computes everything that has no gradient (the counts and the orders of rows) once a logical forward;
+`Dispatch.run` moves the rows. With ep = 1 nothing synchronises with the host.
 
 Shapes: T tokens of this rank, N kept (token, expert) pairs, R rows received, E experts, P ranks of a hop's axis.
 """
@@ -24,17 +24,17 @@ from engine.parallel.collectives import Axis
 
 
 class Placement:
-    """Which expert of a layer is where. A slot is (ep rank, index there), numbered ep rank by ep rank.
+    """The slot of each expert of a layer. A slot is (ep rank, index on that rank), numbered ep rank by ep rank.
 
-    `logical[slot]` is the expert in it. `hops` are the axes rows travel, first to last; the ep rank they lead to is
-    (last hop's rank, ..., first hop's rank), the first hop's fastest.
+    `logical[slot]` is the expert in the slot. `hops` are the axes of the all-to-alls, first to last. An ep rank is
+    (rank in the last hop, ..., rank in the first hop), the first hop fastest.
     """
 
     def __init__(self, hops: Sequence[Axis], logical: Sequence[int], device: torch.device = CPU):
         self.hops, self.logical, self.device = tuple(hops), list(logical), device
         self.sizes = [axis.size for axis in self.hops]
         ranks = list(range(len(self.sizes)))
-        # Rows leave sorted by the first hop's rank, then the next one's, then the index: a key numbers them so.
+        # A key numbers slots in the order in which rows are sent: by rank in the first hop, in the next, then by index.
         slots = torch.arange(len(logical)).view(*reversed(self.sizes), -1)
         slot_of_key = slots.permute(*reversed(ranks), len(ranks)).flatten()
         keys = torch.tensor(self.logical)[slot_of_key].argsort()
@@ -43,7 +43,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Hop:
-    """One exchange of rows over one axis, and the order in which the next hop, or the experts, want what came."""
+    """One all-to-all of rows over one axis, and the order that the next hop or the experts need received rows in."""
 
     axis: Axis
     send: list[int]
@@ -54,18 +54,16 @@ class Hop:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The way of the kept pairs, sorted by where they go: `pairs_N` numbers them in the router's [T, K] order."""
+    """The plan for the kept pairs, sorted by destination: `pairs_N` are their indices in the router's [T, K] order."""
 
     pairs_N: Tensor
     tokens_N: Tensor
     hops: list[Hop]
-    offsets: Tensor  # [local experts], where each expert's rows end
+    offsets: Tensor  # [local experts], the end of each expert's rows
 
     def run(self, x_TD: Tensor, experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Each kept pair's expert output, [N, D]; `experts` gets rows sorted by local expert and the offsets."""
-        rows = x_TD.index_select(
-            0, self.tokens_N
-        )  # whose backward adds rows at once; that of x[i] one by one
+        """The expert output of each kept pair, [N, D]. `experts` gets rows sorted by local expert, and the offsets."""
+        rows = x_TD.index_select(0, self.tokens_N)  # its backward is one kernel; that of x[i] adds row by row
         for hop in self.hops:
             rows = reordered(all_to_all(rows, hop.send, hop.receive, hop.axis), hop.order_R, hop.back_R)
         rows = experts(rows, self.offsets)
@@ -74,14 +72,14 @@ class Dispatch:
         return rows
 
     def combine(self, outputs_ND: Tensor, weights_TK: Tensor) -> Tensor:
-        """Each token's sum of the outputs `run` gave it, times their weights, [T, D]."""
+        """The weighted sum of each token's outputs from `run`, [T, D]."""
         weights_N = weights_TK.flatten().index_select(0, self.pairs_N).to(outputs_ND.dtype)
         out: Tensor = _Combined.apply(outputs_ND, weights_N, self.tokens_N, len(weights_TK))  # type: ignore[no-untyped-call]
         return out
 
 
 def plan_dispatch(experts_TK: Tensor, keep_TK: Tensor | None, placement: Placement) -> Dispatch:
-    """How the pairs `experts_TK` (of them those in `keep_TK`) reach the experts where `placement` has them."""
+    """Plan how the pairs `experts_TK`, or those that `keep_TK` marks, reach their experts under `placement`."""
     keys = experts_TK.flatten()
     if placement.keys_E is not None:
         keys = placement.keys_E[keys]
@@ -92,16 +90,16 @@ def plan_dispatch(experts_TK: Tensor, keep_TK: Tensor | None, placement: Placeme
         pairs = kept[torch.argsort(keys[kept], stable=True)]
     tokens = pairs // experts_TK.shape[1]
     kept_keys = keys[pairs]
-    # As bincount, which on a GPU would wait for the largest key.
+    # Not bincount: on a GPU it synchronises to read the largest key.
     counts = keys.new_zeros(len(placement.logical)).scatter_add_(0, kept_keys, torch.ones_like(kept_keys))
     counts = counts.view(*placement.sizes, -1)
-    # Dim by dim `counts` turns from destinations to sources: [d1, d2, e], [d2, s1, e], at last [e, s2, s1].
+    # Each hop turns one dim of `counts` from destination to source: [d1, d2, e], [d2, s1, e], [e, s2, s1].
     hops: list[Hop] = []
     for n, axis in enumerate(placement.hops, 1):
         arrived = axis.exchange(counts)
         send, receive = torch.stack((_by_rank(counts), _by_rank(arrived))).tolist()
         counts = arrived.movedim(n, 0)
-        order = _reordering(arrived, n, sum(receive))
+        order = _source_order(arrived, n, sum(receive))
         hops.append(Hop(axis, send, receive, order, order.argsort()))
     offsets = counts.reshape(counts.shape[0], -1).sum(1).cumsum(0).int()
     return Dispatch(pairs, tokens, hops, offsets)
@@ -111,21 +109,21 @@ def _by_rank(counts: Tensor) -> Tensor:
     return counts.flatten(1).sum(1)
 
 
-def _reordering(counts: Tensor, dim: int, rows: int) -> Tensor:
-    """Where to take each row from, [rows], so that blocks of `counts` rows in row-major order get `dim` outermost."""
+def _source_order(counts: Tensor, dim: int, rows: int) -> Tensor:
+    """Source index of each row, [rows], that reorders row-major blocks of `counts` rows to have `dim` outermost."""
     blocks = torch.arange(counts.numel(), device=counts.device).view_as(counts).movedim(dim, 0).flatten()
-    wanted = blocks.argsort().repeat_interleave(counts.flatten(), output_size=rows)
-    return wanted.argsort(stable=True)
+    destination = blocks.argsort().repeat_interleave(counts.flatten(), output_size=rows)
+    return destination.argsort(stable=True)
 
 
 def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
-    """`rows_RD[order_R]`, a permutation that `back_R` undoes: backward then gathers too and need not add up."""
+    """`rows_RD[order_R]`, a permutation with the inverse `back_R`; so backward is a gather, without additions."""
     out: Tensor = _Reordered.apply(rows_RD, order_R, back_R)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Combined(torch.autograd.Function):
-    """zeros.index_add(0, tokens, outputs * weights), without the copies that autograd would make."""
+    """zeros.index_add(0, tokens, outputs * weights), without the copies that autograd makes."""
 
     @staticmethod
     def forward(ctx: Any, outputs_ND: Tensor, weights_N: Tensor, tokens_N: Tensor, tokens: int) -> Tensor:

@@ -8,12 +8,12 @@ from torch.distributed.tensor import DTensor
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """The part of a parameter or gradient that this rank holds."""
+    """This rank's shard of a parameter or gradient, outside autograd; a plain tensor is returned as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_weight(weight: Tensor) -> Tensor:
-    """The shard this rank multiplies by."""
+    """This rank's shard of a weight, for the forward pass: gradients reach the weight."""
     if not isinstance(weight, DTensor):
         return weight
     part: Tensor = _Local.apply(weight)  # type: ignore[no-untyped-call]
@@ -21,10 +21,10 @@ def local_weight(weight: Tensor) -> Tensor:
 
 
 class _Local(torch.autograd.Function):
-    """`DTensor.to_local`, but a gradient is wrapped once a step and not at each micro-batch.
+    """`DTensor.to_local` whose backward wraps the gradient in a DTensor once a step, not once a micro-batch.
 
-    Wrapping and the DTensor's own addition cost more than the gradients of a small layer. So later micro-batches are
-    added to the shard of the gradient that is there, which then takes the place of the new one.
+    Wrapping and adding DTensors cost more than the gradients of a small layer. So later micro-batches add to the shard
+    of the existing gradient, and backward returns that gradient.
     """
 
     @staticmethod

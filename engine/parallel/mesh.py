@@ -1,4 +1,4 @@
-"""The ranks of a run as torch meshes and metered axes: the dense and the expert view of the same ranks."""
+"""Device meshes and metered axes of a run: a dense and an expert view of the same ranks."""
 
 import torch
 import torch.distributed as dist
@@ -11,10 +11,10 @@ from engine.parallel.collectives import Axis
 
 
 class World:
-    """Groups and meshes of one rank. Needs an initialised default process group of `grid.world` ranks.
+    """Process groups and meshes of one rank. Needs an initialised default process group of `grid.world` ranks.
 
-    With `ep_inner`, rows of experts travel the ep axis in two hops: within groups of so many ranks, then across. With
-    `ends`, the first and the last rank of each pipeline have an axis of their own.
+    With `ep_inner`, expert rows cross the ep axis in two hops: within groups of `ep_inner` ranks, then between groups.
+    With `ends`, the first and the last rank of each pipeline share an axis of their own.
     """
 
     def __init__(
@@ -32,26 +32,26 @@ class World:
         self.expert = _mesh(device, grid.expert)
         self.pp = Axis("pp", _group(self.dense, "pp"), meter)
         pairs = [[ranks[0], ranks[-1]] for ranks in grid.groups("pp")]
-        self.ends = Axis("pp", _mine(pairs) if ends else None, meter)  # on the ranks between, of size 1
+        self.ends = Axis("pp", _own_group(pairs) if ends else None, meter)  # size 1 on the ranks between them
         self.dp = Axis("dp", _group(self.dense, "fsdp"), meter)
         self.replicas = Axis("dp", _group(self.dense, "dp_replicate"), meter)
         self.tp = Axis("tp", _group(self.dense, "tp"), meter)
-        self.cp = Axis("cp", _beside(grid, "cp"), meter)
-        # All ranks that share a sequence. What a router gathers over both cuts at once is metered as cp.
+        self.cp = Axis("cp", _group_along(grid, "cp"), meter)
+        # All ranks that share a sequence. Gathers of a router over cp and tp together are metered as cp.
         self.sequence = self.cp if grid.cp > 1 else self.tp
         if grid.cp > 1 and grid.tp > 1:
-            self.sequence = Axis("cp", _beside(grid, "cp", "tp"), meter)
+            self.sequence = Axis("cp", _group_along(grid, "cp", "tp"), meter)
         self.ep = Axis("ep", _group(self.expert, "ep"), meter)
-        self.expert_ranks = self.ep  # all that hold a part of one copy of a stage's experts
+        self.expert_ranks = self.ep  # all ranks that hold a part of one copy of a stage's experts
         if grid.ep > 1 and grid.efsdp > 1:
-            self.expert_ranks = Axis("ep", _beside(grid, "dp_shard", "cp", "tp"), meter)
+            self.expert_ranks = Axis("ep", _group_along(grid, "dp_shard", "cp", "tp"), meter)
         self.ep_hops = [self.ep] if grid.ep > 1 else []
         if ep_inner is not None:
             shape = {"outside": grid.world // grid.ep, "across": grid.ep // ep_inner, "within": ep_inner}
             levels = _mesh(device, shape)
             self.ep_hops = [Axis("ep", _group(levels, level), meter) for level in ("within", "across")]
         self.edp = Axis("dp", _group(self.expert, "efsdp"), meter)
-        # A group of its own, of the hosts: the agreement on knobs and the statistics run beside the step's collectives.
+        # A separate gloo group: the vote on knobs and the statistics overlap with the collectives of the step.
         self.control = Axis("control", dist.new_group(backend="gloo"), meter)
 
 
@@ -63,13 +63,13 @@ def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
     return mesh.get_group(axis) if mesh[axis].size() > 1 else None
 
 
-def _beside(grid: Grid, *axes: str) -> dist.ProcessGroup | None:
-    """Of the ranks that differ along `axes` alone: cp is a part of the meshes' fsdp dimension."""
+def _group_along(grid: Grid, *axes: str) -> dist.ProcessGroup | None:
+    """The group of the ranks that differ along `axes` only. The meshes have no cp dimension: it is part of fsdp."""
     groups = grid.groups(*axes)
-    return _mine(groups) if len(groups[0]) > 1 else None
+    return _own_group(groups) if len(groups[0]) > 1 else None
 
 
-def _mine(groups: list[list[int]]) -> dist.ProcessGroup | None:
-    """The group of this rank, None where it is in none; the same call on every rank."""
-    mine: dist.ProcessGroup | None = dist.new_subgroups_by_enumeration(groups)[0]  # type: ignore[no-untyped-call]
-    return mine
+def _own_group(groups: list[list[int]]) -> dist.ProcessGroup | None:
+    """The group that contains this rank, or None. Every rank must make the same call."""
+    group: dist.ProcessGroup | None = dist.new_subgroups_by_enumeration(groups)[0]  # type: ignore[no-untyped-call]
+    return group

@@ -1,4 +1,4 @@
-"""Model parameters: initial values that do not depend on the layout, and the shard of them that this rank keeps."""
+"""Creates model parameters: initial values that do not depend on the layout, cut to the shard of this rank."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from engine.parallel.sequence_split import SequenceSlices
 
 
 def initial_values(name: str, shape: tuple[int, ...], std: float, seed: int) -> Tensor:
-    """Values that depend on the parameter's name and the seed, never on the layout."""
+    """Normally distributed values that depend on the parameter's name and the seed, but not on the layout."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
     return (torch.randn(shape, generator=generator, dtype=torch.float32) * std).to(torch.get_default_dtype())
 
 
 class ParameterFactory:
-    """Makes parameters: each rank keeps its shard of the tensor that one process would hold.
+    """Creates parameters: each rank keeps its shard of the tensor that a single process would hold.
 
-    A sharded parameter is a DTensor on its axis' mesh, so that FSDP, clipping and checkpoints know the whole; on an
-    axis of size 1 it is plain.
+    A sharded parameter is a DTensor on the mesh of its axis, so that FSDP, clipping and checkpoints know the full
+    shape. On an axis of size 1 it is a plain tensor.
     """
 
     def __init__(
@@ -36,10 +36,11 @@ class ParameterFactory:
         ep: Axis,
         tp_mesh: DeviceMesh | None = None,
         ep_mesh: DeviceMesh | None = None,
-        ep_hops: Sequence[Axis] | None = None,  # how rows travel the ep axis; absent = directly
-        context: ContextParallel | None = None,  # how a sequence is cut over cp; absent = not at all
+        ep_hops: Sequence[Axis]
+        | None = None,  # axes of the all-to-alls of expert rows; default: one, over ep
+        context: ContextParallel | None = None,  # default: no cp
         device: torch.device = CPU,
-        compiled: Compiler | None = None,  # what is compiled of the modules these are for; absent = nothing
+        compiled: Compiler | None = None,  # compiles functions of the modules; default: nothing
     ):
         self.seed, self.tp, self.ep, self.device = seed, tp, ep, device
         self.ep_hops = ([ep] if ep.size > 1 else []) if ep_hops is None else ep_hops
@@ -49,22 +50,22 @@ class ParameterFactory:
         self._tp_mesh, self._ep_mesh = tp_mesh, ep_mesh
 
     def replicated(self, name: str, shape: tuple[int, ...], std: float) -> nn.Parameter:
-        """The same on each tensor rank; it sees only a slice of the sequence, so its gradient is summed over tp."""
+        """Equal on all tensor ranks. Each sees a slice of the sequence, so the gradients are summed over tp."""
         return nn.Parameter(initial_values(name, shape, std, self.seed).to(self.device))
 
     def ones(self, shape: tuple[int, ...]) -> nn.Parameter:
         return nn.Parameter(torch.ones(shape, device=self.device))
 
     def sharded(self, name: str, shape: tuple[int, ...], std: float, dim: int) -> nn.Parameter:
-        """Split over tp along `dim`: 0 for column-parallel [out, in] weights, 1 for row-parallel ones."""
+        """Split over tp along `dim`: 0 for column-parallel weights [out, in], 1 for row-parallel ones."""
         part = initial_values(name, shape, std, self.seed).chunk(self.tp.size, dim)[self.tp.rank].contiguous()
         return nn.Parameter(_on_mesh(part.to(self.device), self._tp_mesh, dim))
 
     def experts(self, name: str, count: int, shape: tuple[int, ...], std: float) -> nn.Parameter:
-        """[count / ep, *shape]: this rank's experts, whole."""
-        mine = count // self.ep.size
-        first = self.ep.rank * mine
-        stack = [initial_values(f"{name}.{e}", shape, std, self.seed) for e in range(first, first + mine)]
+        """The experts of this rank, not split further: [count / ep, *shape]."""
+        local = count // self.ep.size
+        first = self.ep.rank * local
+        stack = [initial_values(f"{name}.{e}", shape, std, self.seed) for e in range(first, first + local)]
         return nn.Parameter(_on_mesh(torch.stack(stack).to(self.device), self._ep_mesh, 0))
 
 

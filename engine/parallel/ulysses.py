@@ -1,6 +1,6 @@
-"""Ulysses attention (Jacobs et al. 2023): one all-to-all trades tokens for heads, a second one trades back.
+"""Ulysses attention (Jacobs et al. 2023): an all-to-all gives each cp rank whole sequences of a part of the heads.
 
-Between the two, each cp rank holds the whole sequence of its share of the heads.
+Each rank computes attention for its heads, and a second all-to-all brings the outputs back to the ranks of the tokens.
 
 Shapes: B sequences, H query heads and G key heads of this tensor rank, S tokens of this cp rank, W = P S tokens of a
 whole sequence, C head width, P = cp.
@@ -15,7 +15,8 @@ from engine.parallel.collectives import Axis
 
 
 def ulysses_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> Tensor:
-    """P divides H. Key heads fewer than P are sent to each rank that needs them, so P and G divide one another."""
+    """Causal attention over whole sequences, [B, H, S, C]. P divides H, and either of P and G divides the other: with
+    G < P a key head goes to every rank that needs it."""
     P, (B, _, S, C), G = cp.size, q_BHSC.shape, k_BGSC.shape[1]
     if G < P:
         k_BGSC, v_BGSC = (x.repeat_interleave(P // G, 1) for x in (k_BGSC, v_BGSC))
@@ -28,9 +29,9 @@ def ulysses_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) 
 
 
 def _in_order(x_PBHSC: Tensor) -> Tensor:
-    """Each rank's head and tail as whole sequences, [B, H, W, C]."""
-    head, tail = x_PBHSC.chunk(2, 3)
-    return torch.cat((head, tail.flip(0))).permute(1, 2, 0, 3, 4).flatten(2, 3)
+    """Join the two chunks of each rank (zigzag split) to whole sequences, [B, H, W, C]."""
+    first, second = x_PBHSC.chunk(2, 3)
+    return torch.cat((first, second.flip(0))).permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
 def _in_slices(x_BHWC: Tensor, P: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which experts are in the rows of this rank's shards."""
+"""The experts that this rank holds."""
 
 from collections.abc import Iterable
 
@@ -10,13 +10,13 @@ from engine.planner.expert_placement import slots_per_rank
 
 
 def moe_layers(stages: Iterable[nn.Module]) -> dict[int, MoeLayer]:
-    """Global layer number -> layer, of this rank."""
+    """The MoE layers of this rank by global layer number."""
     layers = [module for stage in stages for module in stage.modules() if isinstance(module, MoeLayer)]
     return {layer.layer: layer for layer in sorted(layers, key=lambda layer: layer.layer)}
 
 
 def local_experts(layer: MoeLayer, world: World) -> list[int]:
-    """The logical experts in the rows of this rank's shard, in order."""
+    """The logical experts in the rows of this rank's shard, in row order."""
     logical = layer.placement.logical
     held = slots_per_rank(len(logical), world.grid.ep, world.grid.efsdp)
     return [logical[slot] for slot in held[world.at["efsdp"] * world.grid.ep + world.at["ep"]]]

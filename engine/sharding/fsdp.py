@@ -1,9 +1,9 @@
-"""The data axis: parameters, gradients and optimizer state sharded by FSDP2, its traffic through the metered door.
+"""Data parallelism: FSDP2 shards parameters, gradients and optimizer state; the ZeRO stage says when it communicates.
 
-Gradients are reduced as sums; the loss was divided once, by the global count of valid tokens. Experts are sharded on
-the expert mesh, everything else on the dense one. Replicas (HSDP) hold the same shards of the same numbers: what a
-replica's ranks have reduced among themselves is summed over the replicas once a step. A rank's place within its replica
-is the same in the dense and in the expert view, so one axis serves both.
+Gradients are reduced as sums; the loss is divided once, by the global count of valid tokens. Experts are sharded on the
+expert mesh, everything else on the dense one. Replicas (HSDP) hold equal shards: each replica reduces gradients among
+its ranks, and the results are summed over the replicas once a step. A rank has the same index within its replica in the
+dense and in the expert view, so one replica axis serves both.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from engine.sharding.gradient_reductions import FsdpUnit, GradientReductions
 
 EMBEDDING = "embedding.weight"
 
-# Each rank keeps and updates its shard in fp32; what is gathered and computed with is rounded from it.
+# Each rank keeps and updates its shard in fp32; with bf16, gathered weights are rounded to it.
 POLICIES = {
     "fp32": MixedPrecisionPolicy(),
     "bf16": MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False),
@@ -33,18 +33,18 @@ POLICIES = {
 
 
 class Shards:
-    """All stages of a rank, sharded in place: experts on the expert mesh, all else on the dense one.
+    """All stages of a rank, sharded in place: experts on the expert mesh, everything else on the dense one.
 
-    With `by_block`, each block, its experts and the head are units of their own, so that their traffic hides behind the
-    other units' computation and ZeRO 3 has something to let go of; the embedding, the last norm and a head that
-    shares the embedding's weight are the stage's own unit. Otherwise (a pipeline reduces once a step, with nothing left
-    to hide behind) a stage is one unit and its experts another: the fewer the quicker. The stage is sharded on a mesh
-    of size 1 too, or torch's pipelining would not reduce its gradients. Only a rank that shares its parameters with
-    nobody and has no pipeline keeps them as they are: a tenth of a small step.
+    With `by_block`, each block, its experts and the head are separate units. So their traffic overlaps with the
+    computation of other units, and ZeRO 3 can free gathered units. The embedding, the last norm and a tied head belong
+    to the stage's own unit. Without `by_block`, a stage is one unit and its experts another: a pipeline reduces once a
+    step, with no computation left to overlap with, and fewer units are faster.
 
-    What the ZeRO stage changes is only when a unit is gathered and reduced, so it can change between two steps:
-    0 and 1 gather once a step and reduce once; 2 gathers once and, without a pipeline, reduces each micro-batch; 3
-    gathers again at each use.
+    A stage is sharded on a mesh of size 1 too, because torch's pipelining reduces the gradients of FSDP modules only. A
+    rank without pipeline and with parameters of its own is not sharded; this saves a tenth of a small step.
+
+    The ZeRO stage decides when units are gathered and reduced, and can change between steps: 0 and 1 gather and reduce
+    once a step; 2 gathers once a step and, without a pipeline, reduces each micro-batch; 3 gathers at each use.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Shards:
                 if isinstance(module, Block) or (isinstance(module, Head) and not stage.tied):
                     self._shard([module], "fsdp", world.dp)
             self._roots.append(self._shard([stage], "fsdp", world.dp))
-        # As they are sharded: between forward and backward a stage's own list is of gathered ones.
+        # Listed now: between forward and backward, a stage's own list has the gathered parameters.
         self._parameters = [parameter for _, parameter in named_parameters(stages)]
         self._embeddings = [parameter for name, parameter in named_parameters(stages) if name == EMBEDDING]
         self.use_zero(zero)
@@ -82,20 +82,20 @@ class Shards:
         return sharded
 
     def use_zero(self, zero: int) -> None:
-        """From the next step on. A stage's own unit is needed from its first to its last operation, so it stays."""
+        """Set the ZeRO stage for the next step. A stage's own unit stays gathered: every operation needs it."""
         self.zero = zero
         for unit in self._units:
             if unit.module not in self._roots:
                 unit.module.set_reshard_after_forward(zero == 3, recurse=False)
 
     def gather(self) -> None:
-        """At the start of a step: gathers that are made once are all started, and awaited as each unit runs."""
+        """Start all gathers at the start of a step (below ZeRO 3); each unit waits for its own when it runs."""
         if self.zero < 3:
             for unit in self._units:
                 unit.module.unshard(async_op=True)
 
     def before_backward(self, last: bool) -> None:
-        """In a loop without a pipeline, between a micro-batch's forward and its backward."""
+        """Prepare a backward, without a pipeline: call it between forward and backward of each micro-batch."""
         reduces = last or self.zero >= 2
         for root in self._roots:
             root.set_is_last_backward(last)
@@ -107,36 +107,35 @@ class Shards:
                 parameter.grad = None
 
     def accumulate(self) -> None:
-        """After weight gradients that a schedule computed by themselves: keep their sums in the type of a reduction."""
+        """Sum weight gradients of a split backward in the reduction dtype; call it after each of them."""
         if self._policy.reduce_dtype:
             for unit in self._units:
                 unit.accumulate()
 
     def complete(self) -> None:
-        """After the last backward: wait until all gradients are summed, over the data ranks, the ends of the pipeline
-        and tp."""
+        """Wait, after the last backward, until all gradients are summed over data ranks, pipeline ends and tp."""
         self._reductions.complete()
         sum_over_ends(self._embeddings, self._world)
         sum_over_tp(self._stages, self._world)
 
 
 def named_parameters(stages: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Of all stages of a rank. Names carry global layer numbers, so no two are alike, but that a head's copy of the
-    embedding's weight has the name of what it is a copy of."""
+    """Names and parameters of all stages of a rank. Names contain global layer numbers and are unique, except that a
+    head's copy of the embedding's weight has the embedding's name."""
     copies = {id(parameter) for parameter in copied(stages)}
     for name, parameter in chain.from_iterable(stage.named_parameters() for stage in stages):
         yield EMBEDDING if id(parameter) in copies else name, parameter
 
 
 def copied(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
-    """The head's weight, where it is a copy of the embedding's on another stage."""
+    """The head's weight, if it is a copy of the embedding's weight on another stage."""
     for module in chain.from_iterable(stage.modules() for stage in stages):
         if isinstance(module, Head) and module.copied:
             yield module.weight
 
 
 def is_expert(stages: Sequence[nn.Module]) -> dict[str, bool]:
-    """Parameter name -> whether it is an expert's."""
+    """Parameter name -> whether the parameter belongs to an expert."""
     inside = {
         f"{prefix}.{name}"
         for stage in stages
@@ -148,7 +147,7 @@ def is_expert(stages: Sequence[nn.Module]) -> dict[str, bool]:
 
 
 def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
-    """Parameters that are whole on each tensor rank but saw only its slice of the sequence: norms and routers."""
+    """Parameters replicated over tp whose gradients cover one slice of the sequence: norms, routers, shared experts."""
     experts = is_expert(stages)
     for name, parameter in named_parameters(stages):
         on_tp = isinstance(parameter, DTensor) and "tp" in (parameter.device_mesh.mesh_dim_names or ())
@@ -157,8 +156,8 @@ def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
 
 
 def sum_over_ends(embeddings: Sequence[nn.Parameter], world: World) -> None:
-    """Give the embedding's weight and the head's copy of it, on this rank or another, the sum of their gradients: the
-    same bits, so that the optimizer keeps them equal to the bit."""
+    """Sum the gradients of the embedding's weight and of the head's copy, on this rank or another. Both get the same
+    bits, so the optimizer keeps the two weights bit-identical."""
     grads = [local_shard(p.grad) for p in embeddings if p.grad is not None]
     if not grads or (len(grads) == 1 and world.ends.size == 1):
         return
@@ -168,7 +167,7 @@ def sum_over_ends(embeddings: Sequence[nn.Parameter], world: World) -> None:
 
 
 def sum_over_tp(stages: Sequence[nn.Module], world: World) -> None:
-    """Complete the gradients of what is replicated over tp, in one fused reduction."""
+    """Sum the gradients of parameters replicated over tp, in one fused all-reduce."""
     if world.tp.size == 1:
         return
     grads = [local_shard(p.grad) for p in replicated_over_tp(stages) if p.grad is not None]

@@ -1,4 +1,8 @@
-"""The all-gather and the reduce-scatter that FSDP2 calls: both go through the metered `Axis`."""
+"""The all-gather and the reduce-scatter that FSDP2 calls, run and metered by an `Axis`.
+
+On gloo they are asynchronous: a gather is awaited when its unit runs, and `GradientReductions` awaits a reduce-scatter
+before its gradients are used. On NCCL, FSDP2 itself overlaps them on CUDA streams, and the axis only meters them.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +15,7 @@ from engine.parallel.collectives import AsyncCollective, Axis
 
 
 class _CustomCollective:
-    """What FSDP2 asks of a custom collective: a buffer, and the call. torch does not export the base class of it."""
+    """A custom collective of FSDP2: allocates a buffer and is called. torch does not export the base class."""
 
     def __init__(self, axis: Axis):
         self.axis = axis
@@ -23,7 +27,7 @@ class _CustomCollective:
 
 
 class _PendingGather(dist.Work):
-    """A gather that FSDP2 awaits where it first needs the parameters."""
+    """A running gather. FSDP2 waits for it where it first needs the parameters."""
 
     def __init__(self, started: AsyncCollective):
         super().__init__()
@@ -42,9 +46,9 @@ class AllGather(_CustomCollective):
 
 
 class ReduceScatter(_CustomCollective):
-    def __init__(self, axis: Axis, started: Callable[[AsyncCollective], None]):
+    def __init__(self, axis: Axis, on_start: Callable[[AsyncCollective], None]):
         super().__init__(axis)
-        self._started = started
+        self._on_start = on_start
 
     def __call__(
         self,
@@ -54,4 +58,4 @@ class ReduceScatter(_CustomCollective):
         op: dist.ReduceOp,
         async_op: bool = False,
     ) -> None:
-        self._started(self.axis.start_reduce_scatter(output_tensor, input_tensor))
+        self._on_start(self.axis.start_reduce_scatter(output_tensor, input_tensor))

@@ -1,7 +1,8 @@
-"""A tiny step at start, whose gradient is known: does this torch's FSDP2 do what `reduction.py` relies on?
+"""A check at start, by a tiny step with a known gradient, that this torch's FSDP2 reduces gradients as expected.
 
-That is not documented and has changed between versions: a flat gradient that is filled in after FSDP2 took it, sums
-and not means, and fp32 sums of bf16 gradients. Where one does not hold, training would go on with wrong gradients.
+`engine/sharding/gradient_reductions.py` relies on undocumented behaviour that has changed between versions: a flat
+gradient may be filled after FSDP2 took it, reductions are sums and not means, and bf16 gradients are summed in fp32. If
+one of these did not hold, training would continue with wrong gradients.
 """
 
 import torch
@@ -15,9 +16,13 @@ from engine.sharding.gradient_reductions import FsdpUnit, GradientReductions
 
 # Gradients of three micro-batches. In bf16 256 + 1 is 256.
 MICRO_BATCHES = (256.0, 1.0, 1.0)
-ROWS = 3  # of the weight: not the same number on each rank, so that padding is seen too
+ROWS = 3  # of the weight: an odd number, so that shards are uneven and padding is tested too
 
-OTHERWISE = (AttributeError, TypeError, AssertionError)  # names, arguments and states of another version
+INCOMPATIBLE = (
+    AttributeError,
+    TypeError,
+    AssertionError,
+)  # a version with other names or arguments
 
 
 class _Product(nn.Module):
@@ -32,10 +37,10 @@ class _Product(nn.Module):
 def probe(
     mesh: DeviceMesh, axis: Axis, replicas: Axis, policy: MixedPrecisionPolicy, device: torch.device
 ) -> None:
-    """RuntimeError, one sentence, where gradients over `axis` and `replicas` come out wrong."""
+    """Raise RuntimeError if gradients over `axis` and `replicas` are wrong."""
     try:
         why = _difference(mesh, axis, replicas, policy, device)
-    except OTHERWISE as error:
+    except INCOMPATIBLE as error:
         why = f"{type(error).__name__}: {error}"
     if why:
         raise RuntimeError(
@@ -47,9 +52,9 @@ def probe(
 def _difference(
     mesh: DeviceMesh, axis: Axis, replicas: Axis, policy: MixedPrecisionPolicy, device: torch.device
 ) -> str:
-    """What is wrong, empty if nothing is.
+    """What is wrong, or an empty string.
 
-    The three micro-batches: weight gradients computed apart, a backward that is not reduced, a backward that is.
+    The three micro-batches are a split backward, a backward without a reduction, and a backward with one.
     """
     module = _Product(device)
     fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy)

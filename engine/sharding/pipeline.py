@@ -1,4 +1,4 @@
-"""The pipeline axis: torch's schedules over this rank's metered stages, or a plain loop where there is one stage.
+"""Pipeline parallelism: torch's schedules (GPipe, 1F1B, zero-bubble ...) over metered stages, or a loop for one stage.
 
 Shapes: B sequences of a micro-batch, S tokens of a cp slice, s = S/tp, D model, V vocabulary.
 """
@@ -36,7 +36,7 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
     "dualpipev": ScheduleDualPipeV,
 }
 
-ACTIVATIONS = {"bf16": torch.bfloat16}  # or torch's default dtype
+ACTIVATIONS = {"bf16": torch.bfloat16}  # else torch's default dtype
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
 """(logits [B, S, V/tp], targets [B, S]) -> the micro-batch's share of the step's loss."""
@@ -45,7 +45,7 @@ WAITING = "waiting for a pipeline neighbour"
 
 
 class MeteredStage(PipelineStage):
-    """A stage whose actions and sends the meter sees, and whose gradients are summed alike under each schedule."""
+    """A stage that meters its actions and sends, and sums gradients in the same way under every schedule."""
 
     def __init__(self, meter: Meter, shards: Shards, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -86,9 +86,9 @@ class MeteredStage(PipelineStage):
 
 
 class Pipeline:
-    """Runs a step's micro-batches, forward and backward, over all stages.
+    """Runs the micro-batches of a step, forward and backward, over all stages.
 
-    `prepare` builds a schedule for another micro-batch count (1.5-5 ms); assigning `plan` puts it in force.
+    `prepare` builds the plan for a schedule and a micro-batch count (1.5-5 ms); assigning it to `plan` applies it.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Pipeline:
 
 
 class _Loop:
-    """One stage: micro-batch after micro-batch."""
+    """The plan for one stage: one micro-batch after another."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Loop:
 
 
 class _Scheduled:
-    """Several stages under one of torch's schedules; it reduces a stage's gradients once, after its last backward."""
+    """The plan for several stages: a torch schedule, which reduces the gradients of a stage after its last backward."""
 
     def __init__(
         self,
@@ -180,7 +180,8 @@ class _Scheduled:
         self.clock = ScheduleClock(schedule, world.pp.size, layout.virtual_stages, micro_batches)
         self._meter = meter
         model, B = layout.model, layout.local_batch // micro_batches
-        # Static shapes: torch's own inference runs the module on garbage, and tensor ranks would route differently.
+        # Static shapes: torch infers shapes by running the module on garbage, which each tensor rank would route
+        # differently.
         S = model.seq_len // world.cp.size
         tokens = torch.empty(B, S, dtype=torch.int64, device="meta")
         slice_, share = S // world.tp.size, model.vocab // world.tp.size

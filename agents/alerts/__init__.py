@@ -1,1 +1,1 @@
-"""What the hub finds in a run by itself: one class a subject, each over the run's state, none with a socket."""
+"""Alert detectors: each reads the run's state and returns findings; no detector uses a socket."""

@@ -1,4 +1,4 @@
-"""From findings to alerts: with hysteresis, and within a budget of the hub's time."""
+"""Turns findings into alerts, with hysteresis, within a CPU budget."""
 
 import contextlib
 import time
@@ -13,8 +13,8 @@ from agents.alerts.training import DeadExperts, Loss, Routing
 from agents.protocol import Alert, clip
 from agents.state.run_state import RunState
 
-SHARE = 0.02  # of the hub's time at most, on average
-TELL_ANEW_S = 10.0  # an alert whose words have changed
+CPU_SHARE = 0.02  # largest average share of the hub's time
+REPUBLISH_S = 10.0  # shortest interval between two versions of an active alert
 
 
 def all_detectors() -> list[Detector]:
@@ -22,76 +22,82 @@ def all_detectors() -> list[Detector]:
 
 
 @dataclass
-class _Known:
+class _Tracked:
     finding: Finding
-    seen: int = 0  # looks running in which it was there
-    missed: int = 0  # looks running in which it was not
-    told: Finding | None = None  # as last told; None: it is no alert yet
-    told_s: float = 0.0
+    found_in: int = 0  # consecutive checks that found it
+    missing_in: int = 0  # consecutive checks that did not
+    published: Finding | None = None  # last published version; None: not an alert yet
+    published_s: float = 0.0
 
 
 class Detection:
-    """Every detector over one run. `look` is called at each tick, and looks when it can afford to."""
+    """Runs every detector over one run. The hub calls `check` at each tick; it returns early while over budget."""
 
     def __init__(self, detectors: Sequence[Detector], cpu_s: Callable[[], float] = time.thread_time) -> None:
         self._detectors = list(detectors)
-        self._known: list[dict[tuple[str, str], _Known]] = [{} for _ in detectors]
+        self._tracked: list[dict[tuple[str, str], _Tracked]] = [{} for _ in detectors]
         self._cpu_s = cpu_s
         self._next_s = 0.0
-        self.problems: list[str] = []  # detectors that failed and are left out; for the hub to tell and clear
+        self.problems: list[
+            str
+        ] = []  # detectors that failed and are now disabled; the hub logs and clears them
 
-    def acquaint(self, state: RunState, now_s: float) -> None:
-        """What the state holds by now is old: detectors may learn from it what is usual, and find nothing."""
+    def learn(self, state: RunState, now_s: float) -> None:
+        """Let detectors learn typical values from restored history; findings in it are ignored."""
         for detector in self._detectors:
-            with contextlib.suppress(Exception):  # it will fail again when it looks, and that is told
-                detector.look(state, now_s)
+            with contextlib.suppress(
+                Exception
+            ):  # a failing detector fails again in `check`, which reports it
+                detector.check(state, now_s)
 
-    def due(self, now_s: float) -> bool:
-        """Whether it can afford to look now."""
+    def is_due(self, now_s: float) -> bool:
+        """Whether the CPU budget allows a check now."""
         return now_s >= self._next_s
 
-    def look(self, state: RunState, now_s: float) -> list[Alert]:
-        """Alerts that are raised, told anew or ended now."""
-        if not self.due(now_s):
+    def check(self, state: RunState, now_s: float) -> list[Alert]:
+        """Alerts that are raised, updated or ended by this check."""
+        if not self.is_due(now_s):
             return []
         began = self._cpu_s()
         alerts = []
-        for detector, known in list(zip(self._detectors, self._known, strict=True)):
+        for detector, known in list(zip(self._detectors, self._tracked, strict=True)):
             try:
                 alerts += _judge(detector, known, state, now_s)
-            except Exception as error:  # noqa: BLE001 - a detector that errs must not end the hub
+            except Exception as error:  # noqa: BLE001 - a failing detector must not end the hub
                 place = self._detectors.index(detector)
-                del self._detectors[place], self._known[place]
+                del self._detectors[place], self._tracked[place]
                 self.problems.append(
-                    f"the detector {type(detector).__name__} failed and is left out: {error!r}"
+                    f"the detector {type(detector).__name__} failed and is disabled: {error!r}"
                 )
-        self._next_s = now_s + (self._cpu_s() - began) / SHARE
+        self._next_s = now_s + (self._cpu_s() - began) / CPU_SHARE
         return alerts
 
 
 def _judge(
-    detector: Detector, known: dict[tuple[str, str], _Known], state: RunState, now_s: float
+    detector: Detector, known: dict[tuple[str, str], _Tracked], state: RunState, now_s: float
 ) -> list[Alert]:
-    findings = detector.look(state, now_s)
+    findings = detector.check(state, now_s)
     if findings is None:
         return []
     alerts = []
     found = {(finding.name, finding.subject): finding for finding in findings}
     for key, finding in found.items():
-        one = known.setdefault(key, _Known(finding))
-        one.finding, one.seen, one.missed = finding, one.seen + 1, 0
-        raised = one.told is None and one.seen >= detector.holds
-        anew = one.told is not None and one.told != finding and now_s - one.told_s >= TELL_ANEW_S
+        one = known.setdefault(key, _Tracked(finding))
+        one.finding, one.found_in, one.missing_in = finding, one.found_in + 1, 0
+        raised = one.published is None and one.found_in >= detector.holds
+        anew = (
+            one.published is not None and one.published != finding and now_s - one.published_s >= REPUBLISH_S
+        )
         if raised or anew:
-            one.told, one.told_s = finding, now_s
+            one.published, one.published_s = finding, now_s
             alerts.append(_alert(finding, state, active=True))
     for key in [key for key in known if key not in found]:
         one = known[key]
-        one.seen, one.missed = 0, one.missed + 1
-        if one.told is None or one.missed >= detector.releases:
+        one.found_in, one.missing_in = 0, one.missing_in + 1
+        if one.published is None or one.missing_in >= detector.releases:
             del known[key]
-            if one.told:
-                alerts.append(_alert(one.told, state, active=False))
+            if one.published:
+                alerts.append(_alert(one.published, state, active=False))
     return alerts
 
 

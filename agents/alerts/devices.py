@@ -1,22 +1,25 @@
-"""Devices and machines: memory that runs out, clocks that are held down."""
+"""Detectors for devices and hosts: memory nearly full, clocks throttled."""
 
 from agents.alerts.finding import Finding, name_of, names_of
 from agents.protocol import Value, Vitals
 from agents.state.run_state import RunState
 
-FULL, FULL_STILL = 0.95, 0.92  # of the memory in use: raised, and held on to
-HELD_DOWN = ("thermal", "power")  # words of the reasons that cost speed and can be mended
+FULL, FULL_RELEASE = (
+    0.95,
+    0.92,
+)  # share of the memory in use that raises the alert, and below which the alert ends
+SLOWING_REASONS = ("thermal", "power")  # words in the throttle reasons that cost speed and can be fixed
 
 
-def _news(seen: dict[int, Vitals], vitals: dict[int, Vitals]) -> bool:
-    """Whether any of `vitals` is not among `seen`, which they then are."""
+def _has_new(seen: dict[int, Vitals], vitals: dict[int, Vitals]) -> bool:
+    """Whether `vitals` has records that are not in `seen`; adds them to `seen`."""
     news = any(seen.get(rank) is not one for rank, one in vitals.items())
     seen.update(vitals)
     return news
 
 
 class Memory:
-    """A device or a machine whose memory is nearly used up."""
+    """Detects a device or host whose memory is nearly full."""
 
     holds, releases = 3, 3
 
@@ -24,8 +27,8 @@ class Memory:
         self._full: set[str] = set()
         self._seen: dict[int, Vitals] = {}
 
-    def look(self, state: RunState, now_s: float) -> list[Finding] | None:
-        if not _news(self._seen, state.vitals):
+    def check(self, state: RunState, now_s: float) -> list[Finding] | None:
+        if not _has_new(self._seen, state.vitals):
             return None
         used: dict[str, tuple[int, str, int | None, int | None]] = {}
         for rank, vitals in state.vitals.items():
@@ -45,7 +48,7 @@ class Memory:
         findings = []
         for subject, (rank, name, bytes_, total) in used.items():
             share = bytes_ / total if bytes_ is not None and total else 0.0
-            if share <= (FULL_STILL if subject in self._full else FULL):
+            if share <= (FULL_RELEASE if subject in self._full else FULL):
                 self._full.discard(subject)
                 continue
             self._full.add(subject)
@@ -55,20 +58,20 @@ class Memory:
 
 
 class Throttle:
-    """Devices that heat or a power limit slows down, one alert for each reason."""
+    """Detects devices throttled by heat or a power limit; one alert per reason."""
 
     holds, releases = 4, 4
 
     def __init__(self) -> None:
         self._seen: dict[int, Vitals] = {}
 
-    def look(self, state: RunState, now_s: float) -> list[Finding] | None:
-        if not _news(self._seen, state.vitals):
+    def check(self, state: RunState, now_s: float) -> list[Finding] | None:
+        if not _has_new(self._seen, state.vitals):
             return None
         slowed: dict[str, list[int]] = {}
         for rank, vitals in state.vitals.items():
             for reason in vitals.throttle or []:
-                if rank not in state.gone and any(word in reason for word in HELD_DOWN):
+                if rank not in state.gone and any(word in reason for word in SLOWING_REASONS):
                     slowed.setdefault(reason, []).append(rank)
         return [self._finding(state, reason, sorted(ranks)) for reason, ranks in slowed.items()]
 

@@ -1,6 +1,7 @@
-"""What a detector says: a finding with its evidence, and the shape of a detector."""
+"""Findings, the protocol of a detector, and the statistics that detectors share."""
 
 import math
+import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
@@ -10,11 +11,11 @@ from agents.state.run_state import RunState
 
 K = TypeVar("K", bound=Hashable)
 
-RANKS_NAMED = 64  # in an alert; the text says how many there are
-AT_ONCE = 512  # summaries judged in one look, the newest
+RANKS_NAMED = 64  # ranks listed in an alert; the text gives the full count
+AT_ONCE = 512  # most summaries judged in one check (the newest)
 
-# Of alerts of one level: the gravest first. A name that is not here comes after those that are.
-GRAVITY = (
+# Alerts of one level, most severe first. Names that are not listed sort last.
+SEVERITY_ORDER = (
     *("failed", "nan", "lost", "silent", "unheard", "stall", "collapse"),
     *("straggler", "slowdown", "throttle", "memory", "loss_spike", "gradient_spike", "drops", "dead_experts"),
 )
@@ -22,7 +23,7 @@ GRAVITY = (
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is so now. `name` and `subject` are its key: a later finding with both is the same one."""
+    """A condition that holds now. `name` and `subject` identify it across checks."""
 
     name: str
     subject: str
@@ -33,16 +34,16 @@ class Finding:
 
 
 class Detector(Protocol):
-    """Looks at the run's state from time to time. A finding becomes an alert when it was there in `holds` looks
-    running, and the alert ends when it was missing in `releases` looks running."""
+    """Checks the run's state. A finding becomes an alert after `holds` consecutive checks that return it; the alert
+    ends after `releases` consecutive checks that do not."""
 
     holds: int
     releases: int
 
-    def look(self, state: RunState, now_s: float) -> list[Finding] | None:
-        """What is so now; None where nothing has come in to judge by, and the look does not count.
+    def check(self, state: RunState, now_s: float) -> list[Finding] | None:
+        """The conditions that hold now; None if no new data arrived, so that this check does not count.
 
-        `now_s` is of a clock that stands still while the hub does.
+        `now_s`: seconds on a clock that stops while the hub process is suspended.
         """
 
 
@@ -71,34 +72,34 @@ def step_of(state: RunState) -> int:
 
 
 def median(values: Iterable[float]) -> float:
-    """The middle of the finite values, the upper of two; NaN of none."""
-    ordered = sorted(value for value in values if math.isfinite(value))
-    return ordered[len(ordered) // 2] if ordered else math.nan
+    """The median of the finite values (the upper of the middle two); NaN if there are none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.median_high(finite) if finite else math.nan
 
 
 def spread(values: Sequence[float], middle: float) -> float:
-    """The median distance from `middle`, scaled to the standard deviation of a normal distribution (1.4826 MAD)."""
+    """Robust standard deviation: 1.4826 times the median absolute deviation (MAD) from `middle`."""
     return 1.4826 * median(abs(value - middle) for value in values)
 
 
-def compared_with(values: Mapping[K, float]) -> dict[K, float]:
-    """What each of some peers is fairly compared with: their median; of two, the other; alone, itself."""
+def peer_baseline(values: Mapping[K, float]) -> dict[K, float]:
+    """The reference value for each peer: the median of all; with two peers, the other one's value."""
     if len(values) == 2:
-        (one, its), (other, others) = values.items()
-        return {one: others, other: its}
+        (first, first_value), (second, second_value) = values.items()
+        return {first: second_value, second: first_value}
     return dict.fromkeys(values, median(values.values()))
 
 
 class NewSummaries:
-    """The summaries that came since the last look. `again`: the run was resumed from a checkpoint and repeats steps."""
+    """Returns the summaries that arrived since the last call. `restarted`: the run resumed from an earlier step."""
 
     def __init__(self) -> None:
         self._last = -1
-        self.again = False
+        self.restarted = False
 
     def take(self, summaries: list[Summary]) -> list[Summary]:
-        self.again = bool(summaries) and summaries[-1].step < self._last
-        if self.again:
+        self.restarted = bool(summaries) and summaries[-1].step < self._last
+        if self.restarted:
             self._last = -1
         start, first = len(summaries), max(0, len(summaries) - AT_ONCE)
         while start > first and summaries[start - 1].step > self._last:
@@ -107,9 +108,10 @@ class NewSummaries:
         return summaries[start:]
 
 
-def by_gravity(alerts: Iterable[Alert]) -> list[Alert]:
-    """The gravest first: by level, then by kind, then the newest."""
-    place = {name: number for number, name in enumerate(GRAVITY)}
+def by_severity(alerts: Iterable[Alert]) -> list[Alert]:
+    """Alerts by level, then by `SEVERITY_ORDER`, then newest first."""
+    place = {name: number for number, name in enumerate(SEVERITY_ORDER)}
     return sorted(
-        alerts, key=lambda alert: (alert.level != "error", place.get(alert.name, len(GRAVITY)), -alert.time_s)
+        alerts,
+        key=lambda alert: (alert.level != "error", place.get(alert.name, len(SEVERITY_ORDER)), -alert.time_s),
     )

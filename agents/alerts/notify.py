@@ -1,4 +1,4 @@
-"""Alerts to the outside: a command that gets each one on its standard input, or a URL that gets it posted."""
+"""Sends alerts out of the hub: to a command on its standard input, or to a URL by HTTP POST."""
 
 import contextlib
 import queue
@@ -15,14 +15,14 @@ import msgspec
 from agents.protocol import Alert
 from agents.rundir.runs import RunError
 
-WAITING = 64  # alerts; more are dropped, for the log has them all
+WAITING = 64  # queued alerts; more are dropped, since the log has them all
 COMMAND_S = 10.0
 POST_S = 5.0
-FLUSH_S = 10.0  # at most, for what waits when the hub ends
+FLUSH_S = 10.0  # longest wait for queued alerts when the hub ends
 
 
 class Notifier:
-    """Tells `target` of alerts as JSON, on a thread of its own: the hub never waits. `problems` says what failed.
+    """Sends alerts to `target` as JSON on its own thread, so that the hub never waits.
 
     RunError: `target` is neither an http(s) URL nor a command line.
     """
@@ -37,7 +37,7 @@ class Notifier:
                     f"{target} names no host to tell alerts; legal: http(s)://HOST/PATH, or a command"
                 )
             self._target = [target]
-            self._shown = host  # the rest of a URL may be its secret, and problems are for every watcher
+            self._shown = host  # a URL may hold a secret, and every client can read the log
         else:
             try:
                 self._target = shlex.split(target)
@@ -46,24 +46,24 @@ class Notifier:
             if not self._target:
                 raise RunError("the command for alerts is empty; legal: a command, or http(s)://HOST/PATH")
             self._shown = Path(self._target[0]).name
-        self._alerts: queue.Queue[Alert | None] = queue.Queue(WAITING)  # None: there are no more
+        self._alerts: queue.Queue[Alert | None] = queue.Queue(WAITING)  # None ends the thread
         self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="notifier", daemon=True)
         self._thread.start()
 
-    def tell(self, alert: Alert) -> None:
+    def notify(self, alert: Alert) -> None:
         with contextlib.suppress(queue.Full):
             self._alerts.put_nowait(alert)
 
     def problems(self) -> list[str]:
-        """What has failed since the last call."""
-        said = []
+        """The deliveries that failed since the last call, a sentence each."""
+        failures = []
         while not self._problems.empty():
-            said.append(self._problems.get())
-        return said
+            failures.append(self._problems.get())
+        return failures
 
     def close(self, within_s: float = FLUSH_S) -> list[str]:
-        """Tell what waits, for at most so long. What has failed since the last look, or was not told in that time."""
+        """Send what is queued within `within_s`; returns the failures since the last call, timeouts included."""
         until = time.monotonic() + within_s
         with contextlib.suppress(queue.Full):
             self._alerts.put(None, timeout=within_s)
@@ -77,7 +77,7 @@ class Notifier:
             body = msgspec.json.encode({"run": self._run, **fields})
             try:
                 self._deliver(body)
-            except Exception as error:  # noqa: BLE001 - whatever a server answers, the next alert is told
+            except Exception as error:  # noqa: BLE001 - one failed delivery must not stop the next
                 self._problems.put(f"{self._shown} was not told of an alert: {type(error).__name__}")
 
     def _deliver(self, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that are gone or stuck."""
+"""Detectors for lost ranks and stalled runs."""
 
 import math
 from collections import defaultdict
@@ -9,18 +9,18 @@ from agents.state.run_state import RunState
 
 STALL_S = 10.0  # in one operation,
 STALL_STEPS = 5  # and as many typical steps, whichever is longer
-SILENT_S = 4.0  # without a pulse, which comes each second from a thread of its own
+SILENT_S = 4.0  # without a pulse; each rank's agent thread sends one per second
 AT_REST = (
     "paused",
     "starting",
     "checkpoint",
     "expert placement",
-)  # operations that take as long as they take
+)  # operations without a time limit
 WAITS = ("waiting", "reduce", "agree", "all-", "gather", "scatter", "broadcast", "barrier", "exchange")
 
 
-# What to call a rank that is not heard, by what its process is: the name of the alert, and its words.
-FATES = {
+# State of a missing rank's process -> name of the alert, and its words in the text.
+WORDS_BY_PROCESS = {
     "ended": ("lost", "lost"),
     "stopped": ("silent", "silent"),
     "alive": ("silent", "silent"),
@@ -29,16 +29,16 @@ FATES = {
 
 
 class Lost:
-    """Ranks that are not heard without a goodbye: lost where their process has gone, silent where it is still there,
-    and merely not heard where it cannot be seen, as on another machine."""
+    """Detects ranks that stopped sending without a goodbye: `lost` if their process ended, `silent` if it still exists,
+    `unheard` if the hub cannot see it because it runs on another host."""
 
     holds, releases = 1, 1
 
-    def look(self, state: RunState, now_s: float) -> list[Finding]:
+    def check(self, state: RunState, now_s: float) -> list[Finding]:
         missing: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
         for rank in _missing(state):
-            missing[FATES[state.gone[rank].process]].append(rank)
-        return [self._finding(state, *fate, ranks) for fate, ranks in missing.items()]
+            missing[WORDS_BY_PROCESS[state.gone[rank].process]].append(rank)
+        return [self._finding(state, *words_of, ranks) for words_of, ranks in missing.items()]
 
     def _finding(self, state: RunState, name: str, words: str, ranks: list[int]) -> Finding:
         first, last = state.gone[ranks[0]], state.steps.get(ranks[0])
@@ -54,53 +54,53 @@ def _missing(state: RunState) -> list[int]:
 
 
 class Stall:
-    """The run stands: which ranks wait, in what, and which of them others wait for."""
+    """Detects a run that makes no progress: which ranks wait, in which operation, and for which ranks."""
 
     holds, releases = 2, 1
 
     def __init__(self) -> None:
-        self._told: dict[int, tuple[Pulse, float]] = {}
+        self._received: dict[int, tuple[Pulse, float]] = {}
 
-    def look(self, state: RunState, now_s: float) -> list[Finding]:
+    def check(self, state: RunState, now_s: float) -> list[Finding]:
         here = {rank: pulse for rank, pulse in state.pulses.items() if rank not in state.gone}
         for rank, pulse in here.items():
-            if rank not in self._told or self._told[rank][0] is not pulse:
-                self._told[rank] = (pulse, now_s)
-        self._told = {rank: told for rank, told in self._told.items() if rank in here}
+            if rank not in self._received or self._received[rank][0] is not pulse:
+                self._received[rank] = (pulse, now_s)
+        self._received = {rank: received for rank, received in self._received.items() if rank in here}
         silent = _missing(state) or sorted(
-            rank for rank, (_, heard_s) in self._told.items() if now_s - heard_s > SILENT_S
+            rank for rank, (_, heard_s) in self._received.items() if now_s - heard_s > SILENT_S
         )
         usual_s = state.summaries[-1].step_ms / 1000 if state.summaries else math.inf
         limit_s = max(STALL_S, STALL_STEPS * usual_s)
         stuck = {
             rank: pulse
             for rank, pulse in here.items()
-            if pulse.since_ms / 1000 + now_s - self._told[rank][1] > limit_s
+            if pulse.since_ms / 1000 + now_s - self._received[rank][1] > limit_s
             and not pulse.doing.startswith(AT_REST)
         }
         if not stuck:
             return []
-        late = silent or _not_arrived(stuck)
-        waiting = {rank: pulse for rank, pulse in stuck.items() if rank not in late}
+        missing = silent or _not_arrived(stuck)
+        waiting = {rank: pulse for rank, pulse in stuck.items() if rank not in missing}
         shown = next(iter(waiting.values() or stuck.values()))
         parts = [f"the run stands at step {shown.step}"]
         if waiting:
             parts.append(f"{len(waiting)} of {state.world} ranks {_in(shown.doing)}")
-        late_at = state.pulses.get(late[0], shown)
+        last_pulse = state.pulses.get(missing[0], shown)
         why = "not heard, at last" if silent else "not arrived:"
-        parts.append(f"{names_of(state, late)} {why} in {late_at.doing or 'an unnamed operation'}")
+        parts.append(f"{names_of(state, missing)} {why} in {last_pulse.doing or 'an unnamed operation'}")
         evidence: dict[str, Value] = {
             "limit_s": round(limit_s, 1),
             "waiting": len(waiting),
             "silent": len(silent),
-            "doing": late_at.doing[:256],
+            "doing": last_pulse.doing[:256],
         }
-        return [Finding("stall", "run", "error", "; ".join(parts), evidence, tuple(late))]
+        return [Finding("stall", "run", "error", "; ".join(parts), evidence, tuple(missing))]
 
 
 def _not_arrived(stuck: dict[int, Pulse]) -> list[int]:
-    """Of ranks that stand, those that the others wait for: an earlier step; else not in a collective; else in the
-    operation that fewest are in."""
+    """The stalled ranks that the others wait for: those at an earlier step; else those outside a collective; else
+    those in the least common operation."""
     first = min(pulse.step for pulse in stuck.values())
     if any(pulse.step != first for pulse in stuck.values()):
         return sorted(rank for rank, pulse in stuck.items() if pulse.step == first)
@@ -119,5 +119,5 @@ def _in(doing: str) -> str:
 
 
 def _waits(doing: str) -> bool:
-    """Whether it names a collective, such as ``tp all-gather, layer 2``, or a wait in so many words."""
+    """Whether the operation is a collective, such as ``tp all-gather, layer 2``, or a wait."""
     return any(word in doing for word in WAITS)

@@ -1,4 +1,4 @@
-"""The training itself: loss and gradient, experts, drops."""
+"""Detectors for the training itself: loss, gradient norm, expert load, dropped tokens."""
 
 import math
 from collections import deque
@@ -8,21 +8,25 @@ from agents.alerts.finding import Finding, NewSummaries, median, spread
 from agents.protocol import LayerLoad, LoadSummary, Summary, Value
 from agents.state.run_state import RunState
 
-RECENT = 32  # steps that say what is usual
+RECENT = 32  # steps in the baseline
 ENOUGH = 8
-SPIKE_SPREADS = 8.0  # above the usual loss,
-SPIKE = 0.2  # and by so much of it
-BURST = 10.0  # times the usual gradient norm
+LOSS_SPIKE_SPREADS = 8.0  # standard deviations above the median loss,
+LOSS_SPIKE = 0.2  # and this share of it
+GRADIENT_SPIKE = 10.0  # times the median gradient norm
 
-DEAD = 0.01  # of its equal share
-DEAD_SAMPLES = 3  # of its load, running,
-DEAD_STEPS = 8  # over so many steps at least
-COLLAPSE = 0.5  # of the entropy that an even load has
-DROPPED, DROPPED_STILL = 0.05, 0.025  # of the routed pairs: raised, and held on to
+DEAD = 0.01  # of an expert's equal share of the load
+DEAD_SAMPLES = 3  # consecutive samples of its load
+DEAD_STEPS = 8  # steps that those samples must span
+COLLAPSE = 0.5  # of the entropy of an even load
+DROPPED, DROPPED_RELEASE = (
+    0.05,
+    0.025,
+)  # share of the routed pairs that raises the alert, and below which it ends
 
 
 class Loss:
-    """Not finite, or far above what was usual. A spike is an alert as long as the loss has not come back."""
+    """Detects a loss or gradient norm that is not finite or far above its recent median. A spike lasts until the value
+    is back."""
 
     holds, releases = 1, 2
 
@@ -31,9 +35,9 @@ class Loss:
         self._norms: deque[float] = deque(maxlen=RECENT)
         self._new = NewSummaries()
 
-    def look(self, state: RunState, now_s: float) -> list[Finding] | None:
+    def check(self, state: RunState, now_s: float) -> list[Finding] | None:
         new = self._new.take(state.summaries)
-        if self._new.again:
+        if self._new.restarted:
             self._losses.clear()
             self._norms.clear()
         findings = [finding for summary in new for finding in self._judge(summary)]
@@ -42,8 +46,8 @@ class Loss:
 
     def _judge(self, summary: Summary) -> Iterator[Finding]:
         step, loss, norm = summary.step, summary.loss, summary.grad_norm
-        if _broken(loss) or _broken(norm):
-            what = f"loss is {loss}" if _broken(loss) else f"gradient norm is {norm}"
+        if _is_broken(loss) or _is_broken(norm):
+            what = f"loss is {loss}" if _is_broken(loss) else f"gradient norm is {norm}"
             kept = "; the weights were left as they were" if summary.skipped else ""
             text = f"{what} at step {step}{kept}"
             yield Finding(
@@ -51,25 +55,25 @@ class Loss:
             )
             return
         if loss is not None:
-            yield from self._spike(step, loss)
+            yield from self._loss_spike(step, loss)
         if norm is not None:
-            yield from self._burst(step, norm)
+            yield from self._gradient_spike(step, norm)
 
-    def _spike(self, step: int, loss: float) -> Iterator[Finding]:
+    def _loss_spike(self, step: int, loss: float) -> Iterator[Finding]:
         usual = median(self._losses)
         enough = len(self._losses) >= ENOUGH
         far = enough and loss > usual + max(
-            SPIKE * abs(usual), SPIKE_SPREADS * spread(list(self._losses), usual)
+            LOSS_SPIKE * abs(usual), LOSS_SPIKE_SPREADS * spread(list(self._losses), usual)
         )
         if far:
             text = f"loss {loss:.3f} at step {step} is far above the usual {usual:.3f}"
             yield Finding("loss_spike", "run", "warning", text, {"step": step, "loss": loss, "usual": usual})
         else:
-            self._losses.append(loss)  # what is far off must not become what is usual
+            self._losses.append(loss)  # outliers stay out of the baseline
 
-    def _burst(self, step: int, norm: float) -> Iterator[Finding]:
+    def _gradient_spike(self, step: int, norm: float) -> Iterator[Finding]:
         usual = median(self._norms)
-        if len(self._norms) >= ENOUGH and usual > 0 and norm > BURST * usual:
+        if len(self._norms) >= ENOUGH and usual > 0 and norm > GRADIENT_SPIKE * usual:
             text = (
                 f"gradient norm {norm:.3g} at step {step} is {norm / usual:.0f} times the usual {usual:.3g}"
             )
@@ -80,34 +84,34 @@ class Loss:
             self._norms.append(norm)
 
 
-def _broken(value: float | None) -> bool:
-    """No data is not broken data."""
+def _is_broken(value: float | None) -> bool:
+    """Whether the value is not finite; missing data is not broken."""
     return value is not None and not math.isfinite(value)
 
 
-NAMED = 4  # layers, or experts, in an alert, the gravest first; the text says how many there are
+LAYERS_NAMED = 4  # layers or experts listed in an alert, worst first; the text gives the full count
 
 
 class DeadExperts:
-    """Experts that get next to nothing, of all layers in one finding. Their loads come sampled, so that two samples may
+    """Detects experts that receive almost no tokens; one finding for all layers. Loads are sampled, so two samples may
     be many steps apart."""
 
     holds, releases = 1, 2
 
     def __init__(self) -> None:
-        # layer -> expert -> steps of the samples, running
+        # layer -> expert -> steps of the consecutive samples with almost no load
         self._starved: dict[int, dict[int, list[int]]] = {}
         self._last = -1
 
-    def look(self, state: RunState, now_s: float) -> list[Finding] | None:
+    def check(self, state: RunState, now_s: float) -> list[Finding] | None:
         experts = state.experts
         if experts is None or experts.step == self._last:
             return None
         self._last = experts.step
         dead = {
-            layer.layer: its
+            layer.layer: starved
             for layer in experts.layers
-            if len(layer.load) > 1 and any(layer.load) and (its := self._dead(layer, experts.step))
+            if len(layer.load) > 1 and any(layer.load) and (starved := self._dead(layer, experts.step))
         }
         if not dead:
             return []
@@ -139,20 +143,20 @@ class DeadExperts:
 
 
 def _experts(dead: list[int]) -> str:
-    """``expert 7``, ``experts 1, 3``, or how many."""
-    if len(dead) > NAMED:
+    """``expert 7``, ``experts 1, 3``, or their number."""
+    if len(dead) > LAYERS_NAMED:
         return f"{len(dead)} experts"
     return f"expert{'' if len(dead) == 1 else 's'} {', '.join(map(str, dead))}"
 
 
-def _layers(said: list[str]) -> str:
-    more = [f"and {len(said) - NAMED} more layers"] if len(said) > NAMED else []
-    return ", ".join([*said[:NAMED], *more])
+def _layers(parts: list[str]) -> str:
+    more = [f"and {len(parts) - LAYERS_NAMED} more layers"] if len(parts) > LAYERS_NAMED else []
+    return ", ".join([*parts[:LAYERS_NAMED], *more])
 
 
 class Routing:
-    """Layers whose router sends nearly all to a few, and layers whose capacity turns tokens away: of every step's
-    summary, and one finding each for all layers."""
+    """Detects layers whose router sends most tokens to few experts, and layers that drop tokens at their capacity; one
+    finding of each kind for all layers."""
 
     holds, releases = 3, 3
 
@@ -160,7 +164,7 @@ class Routing:
         self._last = -1
         self._dropping: set[int] = set()
 
-    def look(self, state: RunState, now_s: float) -> list[Finding] | None:
+    def check(self, state: RunState, now_s: float) -> list[Finding] | None:
         loads = state.loads
         if loads is None or loads.step == self._last:
             return None
@@ -172,8 +176,8 @@ class Routing:
         share = {layer.layer: layer.dropped / layer.pairs for layer in layers}
         self._dropping = {
             layer
-            for layer, its in share.items()
-            if its > (DROPPED_STILL if layer in self._dropping else DROPPED)
+            for layer, share_of_layer in share.items()
+            if share_of_layer > (DROPPED_RELEASE if layer in self._dropping else DROPPED)
         }
         if not self._dropping:
             return
@@ -181,8 +185,8 @@ class Routing:
         if len(worst) == 1:
             text = f"layer {worst[0]} drops {share[worst[0]]:.1%} of its tokens at this capacity"
         else:
-            said = _layers([f"layer {layer} {share[layer]:.1%}" for layer in worst])
-            text = f"{len(worst)} of {len(layers)} layers drop tokens at this capacity: {said}"
+            parts = _layers([f"layer {layer} {share[layer]:.1%}" for layer in worst])
+            text = f"{len(worst)} of {len(layers)} layers drop tokens at this capacity: {parts}"
         evidence: dict[str, Value] = {"share": round(share[worst[0]], 4), "layers": len(worst)}
         yield Finding("drops", "run", "warning", text, evidence)
 

@@ -32,11 +32,13 @@ class Limits:
     full_bytes: int = DEFAULT_RECORD_MB * 10**6  # of segments with every update; then the oldest is thinned
     thin_bytes: int = DEFAULT_RECORD_MB * 10**6 // 4  # of thinned segments; then the oldest is forgotten
     segment_bytes: int = 4 * MIB  # of updates, uncompressed, between two snapshots
-    snapshots_worth: int = 4  # and at least so many times what a snapshot takes
+    snapshot_multiple: int = 4  # and at least so many times what a snapshot takes
     queue_bytes: int = 16 * MIB  # of updates that wait for the disk, uncompressed, besides the hub's log
     commit_s: float = 0.5  # between two writings
-    patience_s: float = 10.0  # between two gaps at first; twice as long after each, up to `most_patience_s`
-    most_patience_s: float = 300.0
+    gap_interval_s: float = (
+        10.0  # between two gaps at first; twice as long after each, up to `max_gap_interval_s`
+    )
+    max_gap_interval_s: float = 300.0
 
     @classmethod
     def of(cls, megabytes: int) -> "Limits | None":
@@ -80,17 +82,19 @@ class Recorder:
         self._limits = limits
         self._queue: queue.SimpleQueue[_Begin | _Follow] = queue.SimpleQueue()
         self._seq = 0  # all up to here is handed over
-        self._handed = 0  # bytes; counted by the loop alone
-        self._written = 0  # bytes; counted by the thread alone
-        self._in_segment = 0
+        self._queued_bytes = 0  # bytes; counted by the loop alone
+        self._written_bytes = 0  # bytes; counted by the thread alone
+        self._segment_size = 0
         self._snapshot_bytes = 0  # of the newest; set by the thread
         self._failure: str | None = None  # set by the thread; None again once a segment has begun
-        self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # warnings of the thread, for the run's log
-        self._told: str | None = None
+        self._warnings: queue.SimpleQueue[str] = (
+            queue.SimpleQueue()
+        )  # warnings of the thread, for the run's log
+        self._reported: str | None = None
         self._retry_s = 0.0
         self._lost = 0
-        self._gap_s = 0.0  # no snapshot for a gap before this
-        self._patience_s = limits.patience_s
+        self._next_gap_s = 0.0  # no snapshot for a gap before this
+        self._gap_interval_s = limits.gap_interval_s
         self._ending = threading.Event()
         self._begin()
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
@@ -101,67 +105,67 @@ class Recorder:
     def follow(self) -> None:
         """Hand over what is new. Never waits: costs a slice of the log, and a snapshot's worth now and then."""
         now = time.monotonic()
-        while not self._notes.empty():
-            self._say("warning", self._notes.get())
-        if self._hindered(now) or self._handed - self._written > self._limits.queue_bytes:
+        while not self._warnings.empty():
+            self._log("warning", self._warnings.get())
+        if self._is_failing(now) or self._queued_bytes - self._written_bytes > self._limits.queue_bytes:
             return  # the log keeps it meanwhile
         update_log = self._update_log
         if not update_log.holds(update_log.epoch, self._seq):
-            self._bridge(now)
+            self._resume_after_gap(now)
         elif update_log.seq > self._seq:
             packed = update_log.after(self._seq)
             size = sum(map(len, packed))
             self._queue.put(_Follow(self._seq + 1, time.time(), self._step, packed, size))
             self._seq = update_log.seq
-            self._handed += size
-            self._in_segment += size
-            if self._in_segment >= self._segment_bytes:
+            self._queued_bytes += size
+            self._segment_size += size
+            if self._segment_size >= self._segment_bytes:
                 self._begin(follows=True)
 
-    def _hindered(self, now: float) -> bool:
+    def _is_failing(self, now: float) -> bool:
         """Whether the disk takes nothing for now; what is to be said of it is said once."""
         failure = self._failure
         if failure is None and not self._thread.is_alive():
             failure = "its thread has failed (the hub's own log says how)"
-        if failure and not self._told:
-            self._say("error", f"the recording stops: {failure}; telemetry goes on")
-            self._told, self._retry_s = failure, now + RETRY_S
+        if failure and not self._reported:
+            self._log("error", f"the recording stops: {failure}; telemetry goes on")
+            self._reported, self._retry_s = failure, now + RETRY_S
         elif failure and now >= self._retry_s:
             self._retry_s = now + RETRY_S
             self._begin()
-        elif self._told and not failure:
-            self._told = None
-            self._say("info", "the recording goes on, after a gap")
+        elif self._reported and not failure:
+            self._reported = None
+            self._log("info", "the recording goes on, after a gap")
             return False
         return failure is not None
 
-    def _bridge(self, now: float) -> None:
+    def _resume_after_gap(self, now: float) -> None:
         """The log has moved on from where we were: once the thread is through, go on with a snapshot."""
-        if self._handed > self._written or now < self._gap_s:
+        if self._queued_bytes > self._written_bytes or now < self._next_gap_s:
             return
         lost = self._update_log.seq - self._seq
-        self._patience_s = min(2 * self._patience_s, self._limits.most_patience_s)
-        self._gap_s = now + self._patience_s
+        self._gap_interval_s = min(2 * self._gap_interval_s, self._limits.max_gap_interval_s)
+        self._next_gap_s = now + self._gap_interval_s
         self._begin()
-        self._say("warning", f"the recording has a gap of {lost} updates: the disk did not keep up with them")
+        self._log("warning", f"the recording has a gap of {lost} updates: the disk did not keep up with them")
 
     def _begin(self, follows: bool = False) -> None:
         """A new segment, with the state as it is. Messages are immutable: the thread packs them."""
         update_log = self._update_log
-        self._seq, self._in_segment = update_log.seq, 0
+        self._seq, self._segment_size = update_log.seq, 0
         state = list(update_log.newest.all())
         self._queue.put(_Begin(update_log.epoch, update_log.seq, time.time(), self._step, follows, state))
 
     @property
     def _segment_bytes(self) -> int:
-        return max(self._limits.segment_bytes, self._limits.snapshots_worth * self._snapshot_bytes)
+        return max(self._limits.segment_bytes, self._limits.snapshot_multiple * self._snapshot_bytes)
 
     @property
     def _step(self) -> int | None:
         summaries = self._update_log.state.summaries
         return summaries[-1].step if summaries else None
 
-    def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
+    def _log(self, level: Literal["info", "warning", "error"], text: str) -> None:
         self._update_log.publish(Event(time.time(), level, "hub", clip(text)))
 
     def close(self, timeout_s: float = 2.0) -> None:
@@ -173,39 +177,39 @@ class Recorder:
     # ------------------------------------------------------------------------------------------ the thread
 
     def _work(self) -> None:
-        tape: RecordingWriter | None = None
+        writer: RecordingWriter | None = None
         while True:
             ending = self._ending.wait(self._limits.commit_s)  # meanwhile updates gather
             items: list[_Begin | _Follow] = []
             while not self._queue.empty():
                 items.append(self._queue.get())
             try:
-                if items and tape is None:
-                    tape = RecordingWriter(self._path, self._limits.full_bytes, self._limits.thin_bytes)
-                    if tape.lost:
-                        self._notes.put(
-                            f"what was recorded before this hub started is not whole: {tape.lost}"
+                if items and writer is None:
+                    writer = RecordingWriter(self._path, self._limits.full_bytes, self._limits.thin_bytes)
+                    if writer.lost:
+                        self._warnings.put(
+                            f"what was recorded before this hub started is not whole: {writer.lost}"
                         )
-                if tape is not None:
-                    if tape.put_back():
-                        self._notes.put(
+                if writer is not None:
+                    if writer.put_back():
+                        self._warnings.put(
                             f"the recording {self._path} was removed; it is put back, with all that was in it"
                         )
-                    self._write(tape, items)
+                    self._write(writer, items)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and tried again in a while
                 self._failure = (
                     str(error) if isinstance(error, RecordingWriteError) else f"it had an error: {error!r}"
                 )
-                if tape is not None:
-                    tape.close()
-                    tape = None
-            self._written += sum(item.size for item in items if isinstance(item, _Follow))
+                if writer is not None:
+                    writer.close()
+                    writer = None
+            self._written_bytes += sum(item.size for item in items if isinstance(item, _Follow))
             if ending:
-                if tape is not None:
-                    tape.close()
+                if writer is not None:
+                    writer.close()
                 return
 
-    def _write(self, tape: RecordingWriter, items: list[_Begin | _Follow]) -> None:
+    def _write(self, writer: RecordingWriter, items: list[_Begin | _Follow]) -> None:
         """After a failure nothing is written until a snapshot comes."""
         begins = [place for place, item in enumerate(items) if isinstance(item, _Begin)]
         if self._failure:
@@ -214,17 +218,17 @@ class Recorder:
         step: int | None = None
         for item in items:
             if isinstance(item, _Begin):
-                tape.add(batches, step)
+                writer.add(batches, step)
                 batches = []
                 follows = item.follows and not self._failure
                 state = list(map(codec.pack, item.state))
                 self._snapshot_bytes = sum(map(len, state))
-                tape.begin(item.epoch, item.seq, item.time_s, item.step, follows, state)
+                writer.begin(item.epoch, item.seq, item.time_s, item.step, follows, state)
             else:
                 batches.append(Batch(item.time_s, item.first, list(map(Raw, item.packed))))
                 step = item.step
-        tape.add(batches, step)
+        writer.add(batches, step)
         if items:
-            tape.commit()
+            writer.commit()
             self._failure = None
-        tape.make_room()
+        writer.make_room()

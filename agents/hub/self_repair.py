@@ -1,4 +1,4 @@
-"""Sees that a hub can still be found, for someone may clean up under it: its sockets, and `hub.json`."""
+"""Self-repair: restores a hub's ipc sockets and its `hub.json` if somebody removes them."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,11 +10,11 @@ from agents.rundir.socket_directory import check_socket_directory
 from agents.transport.addresses import Endpoints
 from agents.transport.server_sockets import ServerSockets
 
-Told = tuple[Literal["info", "warning", "error"], str]
+LogLine = tuple[Literal["info", "warning", "error"], str]
 
 
 class SelfRepair:
-    """Whoever is connected stays so when a socket's file is removed; nobody else could come any more."""
+    """Checks and restores the files. Without them open connections go on, but new clients cannot connect."""
 
     def __init__(
         self, folder: Path, ipc: Endpoints, sockets: ServerSockets, file: Callable[[], HubFile]
@@ -23,18 +23,18 @@ class SelfRepair:
         self._ipc = ipc
         self._sockets = sockets
         self._file = file
-        self._written = False  # hub.json was, so that there is one to be missed
+        self._written = False  # hub.json was written, so its absence is an error
         self._problem = ""
 
     def write_file(self) -> HubFile:
-        """Tell the world where this hub listens; after the sockets are bound. OSError: it cannot be told."""
+        """Write hub.json after the sockets are bound. OSError: it cannot be written."""
         file = self._file()
         write_hub_file(self._folder, file)
         self._written = True
         return file
 
-    def look(self) -> Iterator[Told]:
-        """Put back what is gone; what to tell people. A few looks at a directory, when all is well."""
+    def check(self) -> Iterator[LogLine]:
+        """Restore missing files; returns lines for the run's log. Costs a few calls of `stat` when nothing is wrong."""
         problem = ""
         try:
             if not all(path.exists() for path in self._ipc.paths):
@@ -48,7 +48,7 @@ class SelfRepair:
                 self.write_file()
                 yield "warning", f"{self._folder / HUB_FILE} was removed; it is written anew"
         except (RunError, OSError) as error:
-            problem = f"nobody can find this hub any more: {error}"
+            problem = f"new clients cannot find this hub: {error}"
         if problem and problem != self._problem:
             yield "error", problem
         self._problem = problem

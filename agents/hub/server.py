@@ -69,11 +69,13 @@ from agents.transport.server_sockets import (
 FLUSH_MS = 10  # between two servings of the clients, so that frames carry many updates
 IDLE_MS = 100
 TICK_S = 0.5
-FRAMES_A_ROUND = 1024  # from one socket, before the others and the clients get their turn
+FRAMES_PER_ROUND = 1024  # from one socket, before the others and the clients get their turn
 DRAIN_S = 0.01  # likewise: what frames cost is for their sender to choose
 CLIENT_FRAME_BYTES = 64 << 10  # more than a client has to say at once
 CLIENT_MESSAGES = 64  # of one frame
-CROWD = 8  # frames in one round that make it worth to let the next ones gather, for waking up costs more than they do
+BUSY_FRAMES = (
+    8  # after this many frames in a round, sleep REST_S so that the next wake-up handles more of them
+)
 REST_S = 0.01
 
 
@@ -103,30 +105,30 @@ class Hub:
         self._peer_faults = PeerFaults(self._update_log)
         self._membership = Membership(run)
         self._journal = Journal(folder / runs.COMMANDS_FILE, folder / runs.RECORD_FILE)
-        self._recall = History(folder / runs.RECORD_FILE, self._update_log) if record else None
+        self._history = History(folder / runs.RECORD_FILE, self._update_log) if record else None
         self._recorder = Recorder(folder / runs.RECORD_FILE, self._update_log, record) if record else None
         self._control = Control(self._update_log, self._membership, self._journal)
         self._trials = Trials(self._update_log, self._control, self._journal)
-        self._questions = PreviewQueries(self._update_log, self._membership, self._tell)
+        self._preview_queries = PreviewQueries(self._update_log, self._membership, self._send)
         self._ingest = Ingest(
-            self._update_log, self._membership, self._control, self._peer_faults, self._questions
+            self._update_log, self._membership, self._control, self._peer_faults, self._preview_queries
         )
         self._sampling_leases = SamplingLeases()
         self._context = zmq.Context()
         self._sockets = ServerSockets(self._context, endpoints, listen, keys)
         self._subscribers = Subscribers(self._update_log, self._sockets.send)
         self.self_repair = SelfRepair(folder, endpoints, self._sockets, self.file)
-        self._alerts = Alerts(self._update_log, self._peer_faults, notifier, self._say)
+        self._alerts = Alerts(self._update_log, self._peer_faults, notifier, self._log)
         self._memory = memory
-        self._taken = 0  # frames that came in the last round
+        self._frames_received = 0  # frames that came in the last round
         self._cut_short = False  # a socket had more than its share of that round
         self._served_s = 0.0
         self._ticked_s = 0.0
-        self._awake_s = 0.0  # a clock that stands still while this process does
-        self._looked_s = time.monotonic()
+        self._active_s = 0.0  # a clock that stands still while this process does
+        self._round_s = time.monotonic()
         if self._journal.failure:
-            self._say("error", clip(self._journal.failure))
-        self._say_problems()
+            self._log("error", clip(self._journal.failure))
+        self._log_journal_problems()
 
     def stop(self) -> None:
         """Ask `run` to return; may be called from a signal handler."""
@@ -144,76 +146,76 @@ class Hub:
         while not self._stopping:
             poller.poll(FLUSH_MS if more else IDLE_MS)
             more = self._round()
-            if self._taken >= CROWD and not self._cut_short:
+            if self._frames_received >= BUSY_FRAMES and not self._cut_short:
                 time.sleep(REST_S)
-            self._weigh()
+            self._check_memory()
         if self.outgrown:
-            self._make_way()
+            self._close_for_restart()
         else:
             self._finish()
 
     def _round(self) -> bool:
         """Take what has come, act on it, serve; True if something is left to serve."""
         now = time.monotonic()
-        self._awake_s += min(now - self._looked_s, TICK_S)
-        self._looked_s = now
-        self._taken, self._cut_short = 0, False
+        self._active_s += min(now - self._round_s, TICK_S)
+        self._round_s = now
+        self._frames_received, self._cut_short = 0, False
         self._sockets.admit()
         for server_socket in self._sockets:
-            self._taken += self._drain(server_socket)
+            self._frames_received += self._drain(server_socket)
         for written in self._journal.take():
             self._control.journal_wrote(written)
-        self._command(now)
-        if self._awake_s - self._ticked_s >= TICK_S:
-            self._ticked_s = self._awake_s
+        self._send_command(now)
+        if self._active_s - self._ticked_s >= TICK_S:
+            self._ticked_s = self._active_s
             self._tick()
         if now - self._served_s < FLUSH_MS / 1000:
             return True  # whatever has come by now: it is served in a moment
         self._served_s = now
-        self._control.tell_acks()
+        self._control.publish_acks()
         if self._recorder:
             self._recorder.follow()
         return self._subscribers.serve(now)
 
     def _tick(self) -> None:
-        for gone in self._membership.newly_lost(self._awake_s):
+        for gone in self._membership.newly_lost(self._active_s):
             self._update_log.publish(gone)
             self._control.rank_lost(gone.rank)
-            if gone.rank == self._membership.led and gone.process == "ended":
+            if gone.rank == self._membership.last_leader and gone.process == "ended":
                 self._control.leader_ended(f"rank {gone.rank}, which led, is gone")
-        self._look_after_journal()
-        self._control.tell_waits()
-        self._control.keep_counts()
+        self._check_journal()
+        self._control.publish_waiting()
+        self._control.journal_counts()
         self._bar()
-        for level, text in self.self_repair.look():
-            self._say(level, clip(text))
-        if self._recall and self._recall.tick(self._membership.led):
-            self._alerts.acquaint(self._awake_s)
+        for level, text in self.self_repair.check():
+            self._log(level, clip(text))
+        if self._history and self._history.tick(self._membership.last_leader):
+            self._alerts.learn(self._active_s)
         self._trials.tick()
-        if self._alerts.due(self._awake_s):
+        if self._alerts.is_due(self._active_s):
             self._update_log.newest.read()
-            self._ingest.look()
-        self._alerts.look(self._awake_s)
-        self._ask_ranks()
+            self._ingest.report_malformed()
+        self._alerts.check(self._active_s)
+        self._request_samples()
         if self._parent is not None and process_state(self._parent) == "ended":
             self.stop()
 
-    def _look_after_journal(self) -> None:
+    def _check_journal(self) -> None:
         """Say what has become of it; it may have been opened only now."""
-        for event in self._journal.told():
+        for event in self._journal.take_events():
             self._update_log.publish(event)
-        if not self._journal.reopened():
+        if not self._journal.take_reopened():
             return
-        self._control.recall()
-        self._trials.recall()
-        self._say_problems()
+        self._control.load_journal()
+        self._trials.load_journal()
+        self._log_journal_problems()
         leader = self._membership.leader
         if leader:  # as it was published: by the clock of this machine
             self._control.leader_began(self._update_log.state.hellos[leader.rank])
 
-    def _say_problems(self) -> None:
+    def _log_journal_problems(self) -> None:
         for problem in self._journal.found.problems:
-            self._say("warning", clip(f"commands of this run may be missing: {problem}"))
+            self._log("warning", clip(f"commands of this run may be missing: {problem}"))
 
     def _bar(self) -> None:
         """Whoever watches under a key that is not in force any more is told so, and gets no more."""
@@ -227,16 +229,16 @@ class Hub:
         while self._sockets.authenticator and self._sockets.authenticator.told:
             self._peer_faults.add("door", self._sockets.authenticator.told.popleft())
 
-    def _weigh(self) -> None:
+    def _check_memory(self) -> None:
         excess = self._memory.excess() if self._memory else ""
         if excess and not self._stopping:
             self.outgrown = True
-            self._say("error", excess)
+            self._log("error", excess)
             self.stop()
 
-    def _make_way(self) -> None:
+    def _close_for_restart(self) -> None:
         """Write down what is to be kept. The sockets and hub.json stay: ranks and clients find the next start there."""
-        self._control.keep_counts()
+        self._control.journal_counts()
         self._journal.flush()
         self._close()
         self._alerts.close()
@@ -254,12 +256,12 @@ class Hub:
         self._journal.flush()
         for written in self._journal.take():
             self._control.journal_wrote(written)
-        self._control.tell_acks()
-        self._control.keep_counts()
+        self._control.publish_acks()
+        self._control.journal_counts()
         if over is not None:
             self._trials.run_ended()
         self._tell_the_end()
-        self._say("info", "the hub has ended")
+        self._log("info", "the hub has ended")
         while self._subscribers.serve(time.monotonic()) and time.monotonic() < deadline:
             pass
         self._close()
@@ -281,8 +283,8 @@ class Hub:
 
     def _close(self) -> None:
         self._journal.close()
-        if self._recall:
-            self._recall.close()
+        if self._history:
+            self._history.close()
         if self._recorder:
             self._recorder.close()
         if self._memory:
@@ -296,7 +298,7 @@ class Hub:
         failure = last_failure(self.folder, self._began_s)
         if failure:
             self._update_log.publish(Event(time.time(), "error", "run", clip(failure)))
-        leader = self._membership.led
+        leader = self._membership.last_leader
         goodbye = state.gone.get(leader) if leader is not None else None
         well = failure is None and goodbye is not None and goodbye.clean
         text = "" if well else clip(failure or "the run has ended without a goodbye")
@@ -312,7 +314,7 @@ class Hub:
         taken = 0
         until = time.monotonic() + DRAIN_S
         try:
-            while taken < FRAMES_A_ROUND and (not taken or time.monotonic() < until):
+            while taken < FRAMES_PER_ROUND and (not taken or time.monotonic() < until):
                 came = server_socket.receive()
                 taken += 1
                 for answer in self._take(came):
@@ -328,7 +330,7 @@ class Hub:
             if len(came.frames) != 1:
                 raise WireError(f"a message has one frame, and this has {len(came.frames)}")
             (frame,) = came.frames
-            if came.role is Role.RANK and self._ingest.take_records(came.peer, frame, self._awake_s):
+            if came.role is Role.RANK and self._ingest.take_records(came.peer, frame, self._active_s):
                 return []
             if came.role is not Role.RANK and len(frame) > CLIENT_FRAME_BYTES:
                 raise WireError(f"a client's frame has at most {CLIENT_FRAME_BYTES} bytes, not {len(frame)}")
@@ -340,7 +342,7 @@ class Hub:
                 )
             answers = self._barred(came, messages)
             if answers is None and came.role is Role.RANK:
-                answers = self._ingest.take(came.peer, messages, self._awake_s)
+                answers = self._ingest.take(came.peer, messages, self._active_s)
             elif answers is None:
                 answers = self._from_client(came, messages)
         except WireError as error:
@@ -380,7 +382,7 @@ class Hub:
                 case Decide():
                     self._trials.decide(message)
                 case Preview():
-                    self._questions.ask(came.peer, message, time.monotonic())
+                    self._preview_queries.ask(came.peer, message, time.monotonic())
                 case Sample():
                     why = self._sampling_leases.ask(came.peer, message, time.monotonic())
                     if why:
@@ -389,24 +391,24 @@ class Hub:
                     raise WireError(f"this hub does not take a {type(message).__name__.lower()}")
         return []
 
-    def _command(self, now: float) -> None:
-        command = self._control.due(now)
+    def _send_command(self, now: float) -> None:
+        command = self._control.next_command(now)
         leader = self._membership.leader if command else None
         if command and leader:
-            self._tell(self._membership.identity(leader.rank), command)
+            self._send(self._membership.identity(leader.rank), command)
 
-    def _tell(self, peer: bytes, message: Message) -> None:
+    def _send(self, peer: bytes, message: Message) -> None:
         self._sockets.send(peer, codec.encode([message]))
 
-    def _ask_ranks(self) -> None:
+    def _request_samples(self) -> None:
         """Tell ranks what somebody looks at."""
         step_ms = self._update_log.state.step_ms
-        for peer, samples in self._sampling_leases.due(
-            self._membership.able(SAMPLES), step_ms, time.monotonic()
+        for peer, samples in self._sampling_leases.requests_due(
+            self._membership.with_capability(SAMPLES), step_ms, time.monotonic()
         ):
             self._sockets.send(peer, codec.encode(samples))
 
-    def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
+    def _log(self, level: Literal["info", "warning", "error"], text: str) -> None:
         self._update_log.publish(Event(time.time(), level, "hub", text))
 
     def file(self) -> HubFile:

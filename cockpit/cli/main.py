@@ -124,7 +124,7 @@ def _hub(options: Options) -> int:
 
 
 def _relay(options: Options) -> int:
-    from agents.hub.relay import main
+    from agents.hub.relay.process import main
 
     return main(options.words, "cockpit relay", in_terminal=True)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
 
-from agents.alerts.finding import by_gravity
+from agents.alerts.finding import by_severity
 from agents.protocol import PAUSED, Step, Summary
 from cockpit.data import format
 from cockpit.data.advice import more_micro_batches
@@ -205,7 +205,7 @@ def _alerted(level: str) -> Rule:
         alerts = [alert for alert in store.state.alerts.values() if alert.level == level]
         if not alerts:
             return None
-        gravest = by_gravity(alerts)[0]
+        gravest = by_severity(alerts)[0]
         more = f" · {len(alerts) - 1} more in the log" if len(alerts) > 1 else ""
         rank = gravest.ranks[0] if gravest.ranks else None
         return Diagnosis(_ALERT_LEVEL[level], format.clean(gravest.text) + more, rank)

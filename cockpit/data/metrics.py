@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agents.alerts.finding import compared_with
+from agents.alerts.finding import peer_baseline
 from agents.protocol import Step, Vitals
 from cockpit.data.store import Store, Topic
 
@@ -133,7 +133,7 @@ def _read(store: Store, metric: Metric) -> dict[int, Reading]:
         )
         if value is not None:
             groups.setdefault(by_peer[rank], {})[rank] = value
-    middles = {rank: middle for values in groups.values() for rank, middle in compared_with(values).items()}
+    middles = {rank: middle for values in groups.values() for rank, middle in peer_baseline(values).items()}
     readings = {}
     for rank in store.state.hellos:
         value, middle = typical.get(rank), middles.get(rank)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from agents.alerts.finding import by_gravity
+from agents.alerts.finding import by_severity
 from agents.protocol import CommandState, Step, Update
 from cockpit.data.diagnosis import diagnosis, headline
 from cockpit.data.store import Store
@@ -96,7 +96,7 @@ def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
         "summary": plain(store.summary),
         "experts": plain(store.state.experts),
         "loads": plain(store.state.loads),
-        "alerts": [plain(alert) for alert in by_gravity(store.state.alerts.values())],
+        "alerts": [plain(alert) for alert in by_severity(store.state.alerts.values())],
         "ranks": ranks(store),
     }
 

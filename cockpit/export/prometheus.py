@@ -12,7 +12,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agents.protocol import Step, Summary, Vitals
-from agents.recording.reader import Recording, Replay
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
 from agents.state.run_state import RunState
 from cockpit.data.connection import CockpitError, Connection
 from cockpit.data.store import LinkState, Store

@@ -12,7 +12,8 @@ from pathlib import Path
 from agents.hub.recorder import Recorder
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Step, Traffic
-from agents.recording.reader import Recording, Replay
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
 from tests.unit.agents.fleet import make_hello, make_summary
 
 AXES = ("tp", "ep", "pp", "dp", "control")
@@ -68,9 +69,9 @@ def record(path: Path, ranks: int, steps: int) -> None:
         began = time.thread_time()
         recorder.follow()
         following += time.thread_time() - began
-        while recorder._handed - recorder._written > 8 << 20:
+        while recorder._queued_bytes - recorder._written_bytes > 8 << 20:
             time.sleep(0.01)
-    size = recorder._handed
+    size = recorder._queued_bytes
     recorder.close(60)
     recording = (time.process_time() - of_all) - (time.thread_time() - of_this_thread)
     updates = update_log.seq

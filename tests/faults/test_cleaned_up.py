@@ -35,7 +35,7 @@ def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: 
 
     shutil.rmtree(own_hub.endpoints.directory)
     own_hub.endpoints.directory.write_text("in the way")
-    poll_until(client, lambda: said("nobody can find this hub any more"), fleet.turn)
+    poll_until(client, lambda: said("new clients cannot find this hub"), fleet.turn)
     step = fleet.step
     poll_until(client, lambda: client.state.summaries[-1].step > step + 3, fleet.turn)
     assert sum("nobody can find" in event.text for event in client.state.events) == 1

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from agents.client import Client
-from agents.recording.reader import Recording, Replay
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
 from agents.rundir import runs
 from agents.waiting import wait_for_command
 from tests.faults.scaled import program

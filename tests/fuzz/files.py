@@ -15,7 +15,8 @@ from agents.hub.commands.journal import Journal
 from agents.recording import format
 from agents.recording.commands import SCHEMA
 from agents.recording.format import RecordingError
-from agents.recording.reader import Recording, Replay
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
 from agents.rundir import runs
 from agents.rundir.failure_file import FAILURE_FILE, last_failure
 from agents.rundir.hub_file import HUB_FILE

@@ -19,7 +19,7 @@ import zmq
 from agents import protocol
 from agents.client import Client
 from agents.hub.recorder import Limits
-from agents.hub.relay import Node
+from agents.hub.relay.node import Node
 from agents.hub.server import Hub
 from agents.hub.telemetry import ingest
 from agents.protocol import Ack, Board, Unknown, WireError, codec
@@ -144,7 +144,7 @@ class HubTarget:
         self._folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=FAST))
         self._clock_context = scripted()
         self._clock = self._clock_context.__enter__()
-        self._skims = mock.patch.object(ingest, "MANY", WORLD)  # as in a large run
+        self._skims = mock.patch.object(ingest, "LARGE_WORLD", WORLD)  # as in a large run
         self._skims.start()
         keys = KeyStore(self._folder / "keys")
         self._keys = [

@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import structs
 
-from agents.hub.commands.issue import Issue, illegal, lost
+from agents.hub.commands.issue import Issue, illegal, lost_before_ack
 from agents.hub.commands.journal import Journal, Written
 from agents.hub.telemetry.membership import LARGEST_REVISION, Membership
 from agents.hub.telemetry.update_log import UpdateLog
@@ -20,12 +20,12 @@ from agents.recording.commands import Entry
 from agents.state.undo import newest_undoable
 
 WAITING = 64  # proposals on their way at once
-REMEMBERED = 256  # commands whose late acknowledgements are still counted
+TRACKED = 256  # commands whose late acknowledgements are still counted
 RESEND_S = 1.0  # to the leader, until it has acknowledged
 REFUSED = 1024  # refusals on their way to the disk; what comes beyond is not answered, and asked again
-LONG_MS = 1500.0  # in one operation: worth telling those who wait for the leader
+LONG_OPERATION_MS = 1500.0  # in one operation: worth telling those who wait for the leader
 
-NOT_HERE = "it waits for the ranks, which have not shown their knobs yet"
+WAITS_FOR_RANKS = "it waits for the ranks, which have not shown their knobs yet"
 
 
 class Control:
@@ -42,22 +42,22 @@ class Control:
         self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and when
         self._unwritten: deque[str] = deque(maxlen=WAITING)  # ids that the disk had no room for
         self.ended: str | None = None  # the leader is gone for good; why, to be put behind a sentence
-        self.recall()
+        self.load_journal()
 
-    def recall(self) -> None:
+    def load_journal(self) -> None:
         """Take over what the journal has found on disk; again when it could not be opened before."""
         found = self._journal.found
         self._last_revision = max(self._last_revision, found.last_revision)
         for entry in found.entries:
-            self._recall(entry)
+            self._load(entry)
 
-    def _recall(self, entry: Entry) -> None:
+    def _load(self, entry: Entry) -> None:
         self._update_log.publish(entry.state)
-        issue = Issue(entry.state, entry.expires_step, recalled=True, journalled=entry.state)
+        issue = Issue(entry.state, entry.expires_step, from_journal=True, journalled=entry.state)
         if entry.state.state == "accepted":
             self._waiting.append(issue)
         if entry.state.revision and not entry.state.settled:
-            self._remember(issue)
+            self._track(issue)
 
     # ------------------------------------------------------------------------------------------ proposals
 
@@ -71,7 +71,7 @@ class Control:
             return
         refusal = None
         if propose.undo:
-            propose, undoes, refusal = self._undoing(propose)
+            propose, undoes, refusal = self._undo_proposal(propose)
         refusal = refusal or self._refusal(propose)
         if refusal:
             # On disk before it is told, as everything else: a hub started anew must not think better of it.
@@ -80,14 +80,14 @@ class Control:
         # The number is spent here: should the journal fail it may be on disk all the same.
         self._last_revision += 1
         early = self._update_log.state.board is None
-        state = self._state(propose, self._last_revision, "accepted", self._waits_for(), undoes)
+        state = self._state(propose, self._last_revision, "accepted", self._wait_reason(), undoes)
         self._write(Issue(state, propose.expires_step, early))
 
     def _write(self, issue: Issue) -> None:
         self._being_written[issue.state.id] = issue
         self._journal.insert(issue.entry)
 
-    def _undoing(self, propose: Propose) -> tuple[Propose, int, str | None]:
+    def _undo_proposal(self, propose: Propose) -> tuple[Propose, int, str | None]:
         """The proposal that does it, of what revision, and why not."""
         board = self._update_log.state.board
         found = newest_undoable(self._update_log.state.commands.values())
@@ -143,22 +143,22 @@ class Control:
         """Whether a proposal was refused only because it could not be written down, lately."""
         return id in self._unwritten
 
-    def _waits_for(self) -> str:
+    def _wait_reason(self) -> str:
         """What keeps the ranks from the next step boundary; nothing if they are just in a step."""
         state, leader = self._update_log.state, self._membership.leader
         if state.board is None:
-            return NOT_HERE
+            return WAITS_FOR_RANKS
         if leader is None:
             return f"it waits for rank {state.board.rank}, which leads and is not heard"
         pulse = state.pulses.get(leader.rank)
-        if pulse is None or pulse.since_ms < LONG_MS:
+        if pulse is None or pulse.since_ms < LONG_OPERATION_MS:
             return ""
         return clip(f"it waits for a step to end: rank {leader.rank} is in {pulse.doing[:200]}")
 
-    def tell_waits(self) -> None:
+    def publish_waiting(self) -> None:
         """Publish, when it changes, what the next command waits for. Called now and then."""
         if self._waiting:
-            issue, why = self._waiting[0], self._waits_for()
+            issue, why = self._waiting[0], self._wait_reason()
             if why != issue.state.why:
                 issue.state = structs.replace(issue.state, why=why)
                 self._update_log.publish(issue.state)
@@ -231,12 +231,12 @@ class Control:
             self._expire(issue)
         else:
             self._waiting.append(issue)
-            self._remember(issue)
+            self._track(issue)
             self._update_log.publish(issue.state)
 
     # ------------------------------------------------------------------------------- commands and their fate
 
-    def due(self, now: float) -> Command | None:
+    def next_command(self, now: float) -> Command | None:
         """The command to hand to the leader now, if any: the first that waits, again each RESEND_S."""
         if not self._waiting or self._membership.leader is None:
             return None
@@ -253,14 +253,14 @@ class Control:
         self._sent = (state.revision, now)
         return Command(state.revision, state.id, state.changes, issue.expires_step)
 
-    def hurry(self) -> None:
+    def resend_now(self) -> None:
         """The leader has said hello anew: what waits goes to it at once."""
         self._sent = (0, 0.0)
 
     def ack(self, ack: Ack) -> None:
         """A rank tells what became of a command. All decide alike; one that differs is an error event."""
         issue = self._by_revision.get(ack.revision)
-        if issue is None or ack.rank in issue.acked or not (issue.sent or issue.recalled):
+        if issue is None or ack.rank in issue.acked or not (issue.sent or issue.from_journal):
             return
         leader = self._membership.leader
         leads = leader is not None and leader.rank == ack.rank
@@ -271,7 +271,7 @@ class Control:
                 self._update_log.publish(issue.state)
             return
         if issue.state.state == "accepted" and ack.state != "applied" and not leads:
-            issue.held[ack.rank] = ack  # that nothing will become of it is the leader's to say
+            issue.held_acks[ack.rank] = ack  # that nothing will become of it is the leader's to say
             return
         issue.acked.add(ack.rank)
         if issue.state.state == "accepted":
@@ -286,47 +286,47 @@ class Control:
             )
             if not issue.agreed:
                 self._waiting.remove(issue)
-            self._tell(issue)
-            for held in list(issue.held.values()):
-                self.ack(held)
+            self._publish(issue)
+            for held_acks in list(issue.held_acks.values()):
+                self.ack(held_acks)
             return
-        issue.untold = True
-        if issue.state.why == lost(ack.rank):
+        issue.unpublished = True
+        if issue.state.why == lost_before_ack(ack.rank):
             issue.state = structs.replace(issue.state, why="")
         if ack.state != issue.state.state:
-            issue.otherwise.add(ack.rank)
+            issue.contradicting.add(ack.rank)
             says, why = f"rank {ack.rank} says {ack.state}", f": {ack.why}" if ack.why else ""
             if issue.state.state == "applied":
                 issue.state = structs.replace(issue.state, why=clip(says + why))
-            self._alarm(clip(f"{says} of revision {ack.revision}, others {issue.state.state}{why}"))
+            self._log_error(clip(f"{says} of revision {ack.revision}, others {issue.state.state}{why}"))
         elif issue.digest and ack.digest != issue.digest:
-            self._alarm(
+            self._log_error(
                 f"after revision {ack.revision} the knobs of rank {ack.rank} differ from those of other ranks"
             )
         issue.digest = issue.digest or ack.digest
 
-    def tell_acks(self) -> None:
+    def publish_acks(self) -> None:
         """Publish the acknowledgements that came in since the last call, one state a command."""
         for issue in self._by_revision.values():
-            if issue.untold:
-                self._tell(issue)
+            if issue.unpublished:
+                self._publish(issue)
 
-    def _tell(self, issue: Issue) -> None:
-        issue.untold = False
+    def _publish(self, issue: Issue) -> None:
+        issue.unpublished = False
         issue.count()
         self._update_log.publish(issue.state)
-        if issue.worth_writing:
-            self._keep(issue)
+        if issue.needs_journalling:
+            self._journal_state(issue)
 
-    def _keep(self, issue: Issue) -> None:
+    def _journal_state(self, issue: Issue) -> None:
         issue.journalled = issue.state
         self._journal.update(issue.entry)
 
-    def keep_counts(self) -> None:
+    def journal_counts(self) -> None:
         """Journal how many ranks have acknowledged what not all have; called now and then, and at the end."""
         for issue in self._by_revision.values():
-            if issue.owes_counts:
-                self._keep(issue)
+            if issue.counts_outdated:
+                self._journal_state(issue)
 
     def leader_began(self, leader: Hello) -> None:
         """A run that goes on from a snapshot has the knobs as of then: what was asked of it later is not replayed."""
@@ -366,34 +366,34 @@ class Control:
             elif issue.partial and not issue.state.final and not issue.state.why:
                 why = f"the run ended before every rank had said so{self.ended}"
                 issue.state = structs.replace(issue.state, why=clip(why))
-                self._tell(issue)
+                self._publish(issue)
 
     def _expire(self, issue: Issue) -> None:
         why = f"the run ended before this was applied{self.ended or ''}"
         issue.state = structs.replace(issue.state, state="expired", why=clip(why))
-        self._tell(issue)
+        self._publish(issue)
 
-    def misses(self, rank: int) -> bool:
+    def ack_missing(self, rank: int) -> bool:
         """Whether this rank may have acknowledged a command to the hub before, and has not to this one."""
-        recalled = (issue for issue in self._by_revision.values() if issue.recalled)
-        return any(not issue.state.settled and rank not in issue.acked for issue in recalled)
+        from_journal = (issue for issue in self._by_revision.values() if issue.from_journal)
+        return any(not issue.state.settled and rank not in issue.acked for issue in from_journal)
 
     def rank_lost(self, rank: int) -> None:
         """What it has not acknowledged it will not: those who wait are told."""
         for issue in self._by_revision.values():
             if issue.partial and rank not in issue.acked:
-                issue.state = structs.replace(issue.state, why=lost(rank))
-                issue.untold = True
+                issue.state = structs.replace(issue.state, why=lost_before_ack(rank))
+                issue.unpublished = True
 
-    def seen_revision(self, revision: int) -> None:
+    def note_revision(self, revision: int) -> None:
         """A rank is at this revision, so it is taken, whatever the journal says."""
         if revision <= LARGEST_REVISION:
             self._last_revision = max(self._last_revision, revision)
 
-    def _remember(self, issue: Issue) -> None:
+    def _track(self, issue: Issue) -> None:
         self._by_revision[issue.state.revision] = issue
-        if len(self._by_revision) > REMEMBERED:
+        if len(self._by_revision) > TRACKED:
             del self._by_revision[next(iter(self._by_revision))]
 
-    def _alarm(self, text: str) -> None:
+    def _log_error(self, text: str) -> None:
         self._update_log.publish(Event(time.time(), "error", "hub", text))

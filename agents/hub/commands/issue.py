@@ -19,14 +19,14 @@ class Issue:
     early: bool = False  # asked before the ranks of this run were here, so that it is for them
     sent: bool = False  # to the leader
     agreed: bool = False  # by the ranks, which carry it out beside their steps: no longer in the queue
-    recalled: bool = (
+    from_journal: bool = (
         False  # from the journal: what ranks said of it may have been said to a hub that was killed
     )
     digest: str | None = None  # of the first rank's board after it; all must be equal
     acked: set[int] = field(default_factory=set)
-    otherwise: set[int] = field(default_factory=set)  # of those, who say that something else became of it
-    held: dict[int, Ack] = field(default_factory=dict)  # by rank: refusals ahead of the leader's word
-    untold: bool = False  # acknowledgements have come in since it was last published
+    contradicting: set[int] = field(default_factory=set)  # of those, who say that something else became of it
+    held_acks: dict[int, Ack] = field(default_factory=dict)  # by rank: refusals ahead of the leader's word
+    unpublished: bool = False  # acknowledgements have come in since it was last published
     journalled: CommandState | None = None  # as the journal was given it last
 
     @property
@@ -48,13 +48,13 @@ class Issue:
         state = self.state
         self.state = structs.replace(
             state,
-            acks=max(state.acks, len(self.acked - self.otherwise)),
-            failed=max(state.failed, len(self.otherwise)) if state.state == "applied" else 0,
+            acks=max(state.acks, len(self.acked - self.contradicting)),
+            failed=max(state.failed, len(self.contradicting)) if state.state == "applied" else 0,
             time_s=time.time(),
         )
 
     @property
-    def worth_writing(self) -> bool:
+    def needs_journalling(self) -> bool:
         """Whether the journal should have it now: the counts in between are not worth an fsync each."""
         known = self.journalled
         return (
@@ -64,7 +64,7 @@ class Issue:
         )
 
     @property
-    def owes_counts(self) -> bool:
+    def counts_outdated(self) -> bool:
         """Whether the journal has older counts."""
         known = self.journalled
         return (
@@ -74,7 +74,7 @@ class Issue:
         )
 
 
-def lost(rank: int) -> str:
+def lost_before_ack(rank: int) -> str:
     """Why fewer ranks than all have said that a command is in force."""
     return f"rank {rank} was lost before it said so"
 

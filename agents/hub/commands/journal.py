@@ -47,17 +47,17 @@ PRUNE = (
     "(SELECT rowid FROM commands WHERE revision = 0 ORDER BY rowid DESC LIMIT ?)"
 )
 PRUNE_TRIALS = "DELETE FROM trials WHERE rowid NOT IN (SELECT rowid FROM trials ORDER BY rowid DESC LIMIT ?)"
-NEWEST = 1024  # commands loaded at start, besides every unsettled one
+NEWEST_LOADED = 1024  # commands loaded at start, besides every unsettled one
 REFUSED_KEPT = 4096  # refusals kept on disk: asking for nonsense all day must not fill it
 TRIALS_LOADED = 64
 TRIALS_KEPT = 4096
-PRUNE_EVERY = 1024  # commands
-OWED = 4096  # states that wait for a disk that is full
+PRUNE_PERIOD = 1024  # commands
+PENDING_STATES = 4096  # states that wait for a disk that is full
 BATCH = 256
 BUSY_S = 10.0  # somebody else, such as a backup, may read the file
 OPEN_S = 1.0  # the same when it is opened: the hub waits, once
 RETRY_S = 5.0  # between two attempts to open it
-LOOK_S = 0.5  # between two looks whether the file is still there
+CHECK_S = 0.5  # between two looks whether the file is still there
 
 
 class Written(Struct, frozen=True):
@@ -82,9 +82,10 @@ _Request = tuple[bool, Entry] | TrialEntry | threading.Event | None
 
 
 class Journal:
-    """Commands on disk. `failure` says why it cannot be used at all, until `reopened`; every insert then fails with it.
+    """The queues between the hub and the thread that writes the file. `failure`: why the file cannot be used; every
+    insert fails with it until `take_reopened`.
 
-    `earlier` is the file in which an earlier release kept the commands of this run.
+    `earlier`: the file in which an earlier release kept the commands of this run.
     """
 
     def __init__(self, path: Path, earlier: Path | None = None) -> None:
@@ -97,9 +98,9 @@ class Journal:
         self._late: queue.SimpleQueue[Found] = (
             queue.SimpleQueue()
         )  # of one attempt to open it after the first
-        self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._owed: dict[tuple[str, int], Entry] = {}  # states that could not be written yet
-        self._owed_trials: dict[str, TrialEntry] = {}
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._pending_states: dict[tuple[str, int], Entry] = {}  # states that could not be written yet
+        self._pending_trials: dict[str, TrialEntry] = {}
         self._db: sqlite3.Connection | None = None
         self._file: OpenFile | None = None
         self._removed = ""  # why a file that was removed cannot be put back
@@ -115,7 +116,7 @@ class Journal:
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
 
-    def reopened(self) -> bool:
+    def take_reopened(self) -> bool:
         """Whether it was opened now, after it could not be; `found` is what was there."""
         with contextlib.suppress(queue.Empty):
             self.found = self._late.get_nowait()
@@ -123,17 +124,17 @@ class Journal:
             return True
         return False
 
-    def told(self) -> Iterator[Event]:
+    def take_events(self) -> Iterator[Event]:
         """What has happened to the file since the last call, for the run's log."""
         with contextlib.suppress(queue.Empty):
             while True:
-                yield self._told.get_nowait()
+                yield self._events.get_nowait()
 
     def insert(self, entry: Entry) -> None:
         """Write a new command; `take` tells when it is on disk."""
         if (
             self.failure
-        ):  # here and not in the thread: until `reopened` nobody knows which revisions are taken
+        ):  # here and not in the thread: until `take_reopened` nobody knows which revisions are taken
             self._written.put(Written(entry, error=self.failure))
             self._wake_up()
             return
@@ -184,7 +185,7 @@ class Journal:
                     db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {columns[column]}")
             problems = [lost] if lost else []
             if "commands" not in known and self._earlier:
-                problems += self._take_over(db, self._earlier)
+                problems += self._import_earlier(db, self._earlier)
             db.execute(PRUNE, (REFUSED_KEPT,))
             db.execute(PRUNE_TRIALS, (TRIALS_KEPT,))
             db.execute("COMMIT")
@@ -208,7 +209,7 @@ class Journal:
         return db
 
     @staticmethod
-    def _take_over(db: sqlite3.Connection, earlier: Path) -> list[str]:
+    def _import_earlier(db: sqlite3.Connection, earlier: Path) -> list[str]:
         """Copy what an earlier release has journalled of this run; what of it cannot be read."""
         journalled = read_commands(earlier)
         db.executemany(INSERT, map(row_of, journalled.commands))
@@ -220,7 +221,7 @@ class Journal:
         last = msgspec.convert(newest, Revision)  # a column of SQLite holds whatever was put there
         loaded = (
             "commands WHERE state = 'accepted' OR rowid IN "
-            f"(SELECT rowid FROM commands ORDER BY rowid DESC LIMIT {NEWEST})"
+            f"(SELECT rowid FROM commands ORDER BY rowid DESC LIMIT {NEWEST_LOADED})"
         )
         unreadable: list[str] = []
         entries = list(readable_rows(rows(db, loaded), command_of, unreadable))
@@ -236,11 +237,11 @@ class Journal:
         while not ending:
             requests: list[_Request] = []
             with contextlib.suppress(queue.Empty):
-                requests.append(self._requests.get(timeout=LOOK_S))
+                requests.append(self._requests.get(timeout=CHECK_S))
             while len(requests) < BATCH and not self._requests.empty():
                 requests.append(self._requests.get())
             ending = None in requests
-            self._look()
+            self._check_file()
             if requests:
                 self._write(requests)
             for request in requests:
@@ -255,7 +256,7 @@ class Journal:
         with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups: it will wake
             os.write(self._wake, b"w")
 
-    def _look(self) -> None:
+    def _check_file(self) -> None:
         """Open the file if it could not be opened; put it back if somebody has removed it."""
         if self._db is None:
             self._open_late()
@@ -268,7 +269,7 @@ class Journal:
         self._retry_s = time.monotonic() + RETRY_S
         with contextlib.suppress(sqlite3.Error, msgspec.MsgspecError):
             self._late.put(self._open())
-            self._say("info", f"the journal {self._path} is open: changes are taken again")
+            self._log("info", f"the journal {self._path} is open: changes are taken again")
 
     def _put_back(self, db: sqlite3.Connection) -> None:
         try:
@@ -278,24 +279,24 @@ class Journal:
         except (sqlite3.Error, OSError) as error:
             why = f"the journal {self._path} was removed and cannot be put back ({sentence(error)})"
             if why != self._removed:
-                self._say("error", f"{why}; changes are refused, telemetry goes on")
+                self._log("error", f"{why}; changes are refused, telemetry goes on")
             self._removed = why
             return
         self._file, self._removed = OpenFile(self._path), ""
-        self._say("warning", f"the journal {self._path} was removed; it is put back, with all that was in it")
+        self._log("warning", f"the journal {self._path} was removed; it is put back, with all that was in it")
 
-    def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
-        self._told.put(Event(time.time(), level, "hub", clip(text)))
+    def _log(self, level: Literal["info", "warning", "error"], text: str) -> None:
+        self._events.put(Event(time.time(), level, "hub", clip(text)))
 
     def _write(self, requests: list[_Request]) -> None:
         pairs = [request for request in requests if isinstance(request, tuple)]
         new = [entry for is_new, entry in pairs if is_new]
         states = [entry for is_new, entry in pairs if not is_new]
-        self._owed |= {(entry.state.id, entry.state.revision): entry for entry in states}
+        self._pending_states |= {(entry.state.id, entry.state.revision): entry for entry in states}
         trials = [request for request in requests if isinstance(request, TrialEntry)]
-        self._owed_trials |= {entry.state.id: entry for entry in trials}
-        while len(self._owed) > OWED:
-            del self._owed[next(iter(self._owed))]
+        self._pending_trials |= {entry.state.id: entry for entry in trials}
+        while len(self._pending_states) > PENDING_STATES:
+            del self._pending_states[next(iter(self._pending_states))]
         db, failure = self._db, ""
         if db is None or self._removed:
             failure = f"{self._removed or f'the journal {self._path} is not open'}; the change is refused"
@@ -303,13 +304,13 @@ class Journal:
         if db and not failure:
             try:
                 db.execute("BEGIN IMMEDIATE")
-                db.executemany(UPSERT, map(row_of, self._owed.values()))
-                db.executemany(PUT_TRIAL, map(trial_row, self._owed_trials.values()))
+                db.executemany(UPSERT, map(row_of, self._pending_states.values()))
+                db.executemany(PUT_TRIAL, map(trial_row, self._pending_trials.values()))
                 written = [_insert(db, entry) for entry in new]
                 self._prune(db, len(new))
                 db.execute("COMMIT")
-                self._owed.clear()
-                self._owed_trials.clear()
+                self._pending_states.clear()
+                self._pending_trials.clear()
             except sqlite3.Error as error:
                 with contextlib.suppress(sqlite3.Error):
                     db.execute("ROLLBACK")
@@ -317,8 +318,8 @@ class Journal:
             except Exception as error:  # noqa: BLE001 - a row that is damaged, or a mistake of ours: no reason to end
                 with contextlib.suppress(sqlite3.Error):
                     db.execute("ROLLBACK")
-                self._owed.clear()  # one of them may be what cannot be written
-                self._owed_trials.clear()
+                self._pending_states.clear()  # one of them may be what cannot be written
+                self._pending_trials.clear()
                 failure = (
                     f"the journal cannot write this ({error!r}); the change is refused, telemetry goes on"
                 )
@@ -328,7 +329,7 @@ class Journal:
     def _prune(self, db: sqlite3.Connection, inserted: int) -> None:
         """Now and then, for a hub may run for months."""
         self._inserted += inserted
-        if self._inserted >= PRUNE_EVERY:
+        if self._inserted >= PRUNE_PERIOD:
             self._inserted = 0
             db.execute(PRUNE, (REFUSED_KEPT,))
             db.execute(PRUNE_TRIALS, (TRIALS_KEPT,))

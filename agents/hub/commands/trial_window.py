@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from agents.protocol import MOST_TRIAL_STEPS, Changes, Summary
 
-SKIPPED = 2  # steps after a switch that are not measured: plans are new, memory is asked for, caches are cold
+SKIPPED_STEPS = (
+    2  # steps after a switch that are not measured: plans are new, memory is asked for, caches are cold
+)
 
 
 class Measured(NamedTuple):
@@ -24,7 +26,7 @@ class Window:
 
     def __init__(self) -> None:
         self._values: Changes | None = None
-        self._run: deque[Measured] = deque(maxlen=MOST_TRIAL_STEPS + SKIPPED)
+        self._steps: deque[Measured] = deque(maxlen=MOST_TRIAL_STEPS + SKIPPED_STEPS)
         self._stride = 0  # between neighbouring steps; 0: not known yet
         self._oldest = 0  # step that was known when this began
         self._last: Summary | None = None
@@ -34,11 +36,11 @@ class Window:
         new = self._new(summaries)
         if values != self._values or new is None:
             self._values, self._last, self._stride, new = dict(values), None, 0, summaries
-            self._run.clear()
+            self._steps.clear()
             self._oldest = summaries[0].step if summaries else 0
         for summary in new:
             self._take(summary)
-        return list(islice(self._run, SKIPPED, None))
+        return list(islice(self._steps, SKIPPED_STEPS, None))
 
     def _new(self, summaries: Sequence[Summary]) -> Sequence[Summary] | None:
         """What has come since; None if older ones were told, or steps done anew: then it begins again."""
@@ -52,10 +54,10 @@ class Window:
         if apart and apart != self._stride:
             # Some loops report each tenth step. What is further apart than that has a gap.
             if self._stride:
-                self._run.clear()
+                self._steps.clear()
             self._stride = min(apart, self._stride or apart)
         self._last = summary
         if any(summary.knobs.get(name) != value for name, value in (self._values or {}).items()):
-            self._run.clear()
+            self._steps.clear()
         else:
-            self._run.append(Measured(summary.step, summary.step_ms, summary.loss))
+            self._steps.append(Measured(summary.step, summary.step_ms, summary.loss))

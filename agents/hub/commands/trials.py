@@ -33,7 +33,7 @@ from agents.protocol import (
 )
 from agents.recording.commands import TrialEntry
 
-AGAIN_S = 5.0  # after the disk could not take that a trial is taken back
+REVERT_RETRY_S = 5.0  # after the disk could not take that a trial is taken back
 
 
 class Trials:
@@ -44,9 +44,9 @@ class Trials:
         self._entry: TrialEntry | None = None  # the one under way
         self._decided: Decide | None = None  # while it was being applied
         self._window = Window()
-        self.recall()
+        self.load_journal()
 
-    def recall(self) -> None:
+    def load_journal(self) -> None:
         """Take over the trials that the journal has found on disk; again when it could not be opened before."""
         for entry in self._journal.found.trials:
             self._update_log.publish(entry.state)
@@ -59,7 +59,7 @@ class Trials:
         if known:
             self._update_log.publish(known)
             return
-        knob, why = self._knob(ask)
+        knob, why = self._check_request(ask)
         now = time.time()
         state = TrialState(
             id=ask.id,
@@ -80,7 +80,7 @@ class Trials:
             )  # nothing was done, so there is nothing to remember: not worth the disk
             return
         self._decided = None
-        self._put(TrialEntry(state))
+        self._store(TrialEntry(state))
 
     def decide(self, decide: Decide) -> None:
         """End the trial under way, by hand."""
@@ -94,7 +94,7 @@ class Trials:
             case "applying":
                 self._decided = decide
             case "after":
-                self._judge_by(entry, decide)
+                self._decide_by_hand(entry, decide)
 
     def tick(self) -> None:
         """Look at what has been measured, and go on if it is time."""
@@ -126,38 +126,40 @@ class Trials:
         if len(steps) >= state.steps:
             window = steps[-state.steps :]
             times = [step.step_ms for step in window]
-            state = self._moved(
+            state = self._transition(
                 state,
                 "applying",
                 before_ms=typical(times),
                 loss_before=_mean([step.loss for step in window if step.loss is not None]),
             )
             # In the journal ahead of the proposal, on the same thread: never is a value tried that nobody knows of.
-            self._put(TrialEntry(state, times, self._others(state)))
+            self._store(TrialEntry(state, times, self._others(state)))
             self._control.propose(
-                Propose(_tried(state), state.changes, who=state.who, reason=f"trial {state.id}")
+                Propose(_try_id(state), state.changes, who=state.who, reason=f"trial {state.id}")
             )
         elif len(steps) != state.measured:
-            self._show(structs.replace(state, measured=len(steps)))
+            self._publish_progress(structs.replace(state, measured=len(steps)))
 
     def _applying(self, entry: TrialEntry) -> None:
-        state, command = entry.state, self._command(_tried(entry.state))
+        state, command = entry.state, self._command_state(_try_id(entry.state))
         if command is None:
             # The hub was killed between the two; asked again, under the same name.
             self._control.propose(
-                Propose(_tried(state), state.changes, who=state.who, reason=f"trial {state.id}")
+                Propose(_try_id(state), state.changes, who=state.who, reason=f"trial {state.id}")
             )
         elif command.state == "applied":
-            self._put(structs.replace(entry, state=self._moved(state, "after", revision=command.revision)))
+            self._store(
+                structs.replace(entry, state=self._transition(state, "after", revision=command.revision))
+            )
             if self._decided and self._entry:
-                self._judge_by(self._entry, self._decided)
+                self._decide_by_hand(self._entry, self._decided)
         elif command.state != "accepted":
             self._settle("failed", command.why)
 
     def _after(self, entry: TrialEntry) -> None:
         state = entry.state
         (knob, value), values = next(iter(state.changes.items())), self._values
-        command = self._command(_tried(state))
+        command = self._command_state(_try_id(state))
         if command and command.state == "rolled_back":
             self._settle("failed", command.why)
         elif values and values.get(knob) != value:
@@ -169,20 +171,22 @@ class Trials:
             if len(steps) >= state.steps:
                 self._judge(entry, steps[: state.steps])
             elif len(steps) != state.measured:
-                self._show(structs.replace(state, measured=len(steps)))
+                self._publish_progress(structs.replace(state, measured=len(steps)))
 
     def _reverting(self, entry: TrialEntry) -> None:
-        state, command = entry.state, self._command(_reverts(entry))
+        state, command = entry.state, self._command_state(_revert_id(entry))
         if command is None:
-            self._take_back(entry)
+            self._propose_revert(entry)
         elif command.state == "applied":
             self._settle("reverted", state.why)
         elif self._control.unwritten(command.id):  # a name is good for one answer
-            if time.time() - command.time_s >= AGAIN_S:
-                self._put(structs.replace(entry, attempts=entry.attempts + 1))
+            if time.time() - command.time_s >= REVERT_RETRY_S:
+                self._store(structs.replace(entry, attempts=entry.attempts + 1))
         elif command.state != "accepted":
             self._settle("failed", f"it could not be taken back: {command.why}")
-            self._alarm(f"trial {state.id} could not be taken back, {_spelled(state)} stays: {command.why}")
+            self._log_error(
+                f"trial {state.id} could not be taken back, {_assignments(state)} stays: {command.why}"
+            )
 
     # ------------------------------------------------------------------------------------------ the verdict
 
@@ -206,36 +210,40 @@ class Trials:
         elif found.high >= 1.0:
             self._revert(entry, "it is not clearly faster")
         else:
-            self._put(structs.replace(entry, state=self._moved(state, "kept", why="it is clearly faster")))
+            self._store(
+                structs.replace(entry, state=self._transition(state, "kept", why="it is clearly faster"))
+            )
 
-    def _judge_by(self, entry: TrialEntry, decide: Decide) -> None:
+    def _decide_by_hand(self, entry: TrialEntry, decide: Decide) -> None:
         who = decide.who or "someone"
         if decide.keep:
-            self._put(structs.replace(entry, state=self._moved(entry.state, "kept", why=f"kept by {who}")))
+            self._store(
+                structs.replace(entry, state=self._transition(entry.state, "kept", why=f"kept by {who}"))
+            )
         else:
             self._revert(entry, f"ended by {who}")
 
     def _revert(self, entry: TrialEntry, why: str) -> None:
-        entry = structs.replace(entry, state=self._moved(entry.state, "reverting", why))
-        self._put(entry)
-        self._take_back(entry)
+        entry = structs.replace(entry, state=self._transition(entry.state, "reverting", why))
+        self._store(entry)
+        self._propose_revert(entry)
 
-    def _take_back(self, entry: TrialEntry) -> None:
+    def _propose_revert(self, entry: TrialEntry) -> None:
         if not self._control.ready:
             return  # at a later tick: it would be refused for want of ranks
         state = entry.state
         reason = clip(f"trial {state.id}: {state.why}")
-        back = Propose(_reverts(entry), state.before, who=state.who, reason=reason)
+        back = Propose(_revert_id(entry), state.before, who=state.who, reason=reason)
         self._control.propose(back, undoes=state.revision)
 
     def _settle(self, to: str, why: str) -> None:
         if self._entry:
-            self._put(structs.replace(self._entry, state=self._moved(self._entry.state, to, why=why)))
+            self._store(structs.replace(self._entry, state=self._transition(self._entry.state, to, why=why)))
 
     def _give_up(self, entry: TrialEntry, error: str) -> None:
         """A mistake of ours, or numbers that nobody has thought of. What is tried is taken back if that is possible."""
         state = entry.state
-        self._alarm(f"trial {state.id} cannot go on: {error}")
+        self._log_error(f"trial {state.id} cannot go on: {error}")
         if state.state == "after":
             self._revert(entry, "what was measured cannot be judged")
         else:
@@ -243,7 +251,7 @@ class Trials:
 
     # ---------------------------------------------------------------------------------------- what is known
 
-    def _knob(self, ask: Try) -> tuple[KnobState | None, str]:
+    def _check_request(self, ask: Try) -> tuple[KnobState | None, str]:
         """The knob to try; and why it cannot be tried."""
         board = self._update_log.state.board
         if self._journal.failure:
@@ -276,25 +284,25 @@ class Trials:
         """The newest steps in a row that ran with the values in force, without the first after the switch."""
         return self._window.follow(self._update_log.state.summaries, {**self._values, **changes})
 
-    def _command(self, id: str) -> CommandState | None:
+    def _command_state(self, id: str) -> CommandState | None:
         return self._update_log.state.commands.get(id)
 
     # ---------------------------------------------------------------------------------------------- telling
 
-    def _moved(self, state: TrialState, to: str, why: str | None = None, **facts: object) -> TrialState:
+    def _transition(self, state: TrialState, to: str, why: str | None = None, **facts: object) -> TrialState:
         why = state.why if why is None else clip(why)
         measured = 0 if to == "after" else state.measured
         return structs.replace(state, state=to, time_s=time.time(), measured=measured, why=why, **facts)
 
-    def _put(self, entry: TrialEntry) -> None:
+    def _store(self, entry: TrialEntry) -> None:
         self._entry = None if entry.state.settled else entry
         self._update_log.publish(entry.state)
         self._journal.put_trial(entry)
 
-    def _alarm(self, text: str) -> None:
+    def _log_error(self, text: str) -> None:
         self._update_log.publish(Event(time.time(), "error", "hub", clip(text)))
 
-    def _show(self, state: TrialState) -> None:
+    def _publish_progress(self, state: TrialState) -> None:
         """Progress, which is not worth the disk."""
         assert self._entry is not None
         self._entry = structs.replace(self._entry, state=state)
@@ -309,15 +317,15 @@ _STAGES: dict[str, Callable[[Trials, TrialEntry], None]] = {
 }
 
 
-def _tried(state: TrialState) -> str:
+def _try_id(state: TrialState) -> str:
     return f"{state.id}.try"
 
 
-def _reverts(entry: TrialEntry) -> str:
+def _revert_id(entry: TrialEntry) -> str:
     return f"{entry.state.id}.revert{entry.attempts}"
 
 
-def _spelled(state: TrialState) -> str:
+def _assignments(state: TrialState) -> str:
     return ", ".join(f"{name}={spell(value)}" for name, value in state.changes.items())
 
 

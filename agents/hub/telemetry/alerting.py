@@ -12,57 +12,57 @@ from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Alert, clip
 
-Say = Callable[[Literal["info", "warning", "error"], str], None]
+Log = Callable[[Literal["info", "warning", "error"], str], None]
 
 
 class Alerts:
-    """`look` is called at each tick; it looks when it can afford to."""
+    """`check` is called at each tick; it looks when it can afford to."""
 
     def __init__(
-        self, update_log: UpdateLog, peer_faults: PeerFaults, notifier: Notifier | None, say: Say
+        self, update_log: UpdateLog, peer_faults: PeerFaults, notifier: Notifier | None, log: Log
     ) -> None:
-        self._update_log, self._peer_faults, self._notifier, self._say = (
+        self._update_log, self._peer_faults, self._notifier, self._log = (
             update_log,
             peer_faults,
             notifier,
-            say,
+            log,
         )
-        self._watch = Detection(all_detectors())
+        self._detection = Detection(all_detectors())
 
-    def acquaint(self, now_s: float) -> None:
+    def learn(self, now_s: float) -> None:
         """What is known by now is old: it says what is usual, and is no news."""
-        self._watch.acquaint(self._update_log.state, now_s)
+        self._detection.learn(self._update_log.state, now_s)
 
-    def due(self, now_s: float) -> bool:
-        return self._watch.due(now_s)
+    def is_due(self, now_s: float) -> bool:
+        return self._detection.is_due(now_s)
 
-    def look(self, now_s: float) -> None:
+    def check(self, now_s: float) -> None:
         """See whether something is wrong with the run, and tell whoever wants to know."""
         active = set(self._update_log.state.alerts)
-        for alert in self._watch.look(self._update_log.state, now_s):
+        for alert in self._detection.check(self._update_log.state, now_s):
             if alert.active and (alert.name, alert.subject) in active:
                 self._update_log.publish(alert)  # told anew
                 continue
-            self._tell(alert)
+            self._announce(alert)
             level = alert.level if alert.active else "info"
-            self._say(level, alert.text if alert.active else clip(f"over: {alert.text}"))
-        while self._watch.problems:
-            self._say("error", clip(self._watch.problems.pop()))
+            self._log(level, alert.text if alert.active else clip(f"over: {alert.text}"))
+        while self._detection.problems:
+            self._log("error", clip(self._detection.problems.pop()))
         for problem in self._notifier.problems() if self._notifier else ():
             self._peer_faults.add("notify", problem)
 
     def run_failed(self, text: str) -> None:
         """The run is over and did not end well; the log has its own line of that."""
         state = self._update_log.state
-        self._tell(Alert("failed", "run", "error", True, step_of(state), time.time(), text))
+        self._announce(Alert("failed", "run", "error", True, step_of(state), time.time(), text))
 
     def close(self) -> None:
         """The last alerts go out before this process ends; nobody watches any more, so what fails is for the log."""
         for problem in self._notifier.close() if self._notifier else ():
             sys.stderr.write(f"{problem}\n")
 
-    def _tell(self, alert: Alert) -> None:
+    def _announce(self, alert: Alert) -> None:
         """Tell of an alert that is new or over, here and outside."""
         self._update_log.publish(alert)
         if self._notifier:
-            self._notifier.tell(alert)
+            self._notifier.notify(alert)

@@ -23,8 +23,8 @@ from agents.recording.endings import Ending, endings
 from agents.recording.format import NothingRecordedError, RecordingError
 from agents.state.curve import Curve
 
-PIECE_BYTES = 32 << 10  # told at once: a watcher on a slow line takes it piece by piece
-SAME_S = 1.0  # between two words of one process on when it began
+MESSAGE_BYTES = 32 << 10  # told at once: a watcher on a slow line takes it piece by piece
+SAME_PROCESS_S = 1.0  # between two words of one process on when it began
 
 M = TypeVar("M", bound=Message)
 
@@ -63,18 +63,18 @@ class History:
         state = self._update_log.state
         hello = state.hellos.get(leader) if leader is not None else None
         known = first_step(state.curve, state.summaries)
-        past = belonging(self._found, hello, known) if hello else None
-        if self._found and past is None:
+        restored = belonging(self._found, hello, known) if hello else None
+        if self._found and restored is None:
             return False
         self._done, self._found = True, []
-        if past is None:
+        if restored is None:
             return False
-        for piece in _pieces(past):
+        for piece in _messages(restored):
             with contextlib.suppress(
                 WireError
             ):  # one that is as large as a message may be: it has no room here
                 self._update_log.publish(piece)
-        return bool(past.curve or past.summaries or past.events)
+        return bool(restored.curve or restored.summaries or restored.events)
 
     def close(self) -> None:
         """Read no further."""
@@ -83,7 +83,7 @@ class History:
 
 
 @dataclass
-class Past:
+class RestoredHistory:
     """What is known of the steps before some other, oldest first; `curve` is older than `summaries`."""
 
     curve: Curve = field(default_factory=Curve)
@@ -107,14 +107,14 @@ def first_step(curve: Curve, summaries: List[Summary]) -> int | None:
     return curve.first if curve else summaries[0].step if summaries else None
 
 
-def belonging(found: List[Ending], leader: Hello, known: int | None) -> Past | None:
+def belonging(found: List[Ending], leader: Hello, known: int | None) -> RestoredHistory | None:
     """Of the ends of hub starts, newest first, what belongs to the run that `leader` leads and of which everything
     from step `known` on is known; None as long as that cannot be told."""
-    past = Past()
+    restored = RestoredHistory()
     for ending in found:
         if ending.leader.run != leader.run:
             break
-        same = _same(ending.leader, leader)
+        same = _same_process(ending.leader, leader)
         if not same and known is None:
             return None
         before = min(step for step in (known, leader.step + 1 if same else None) if step is not None)
@@ -123,26 +123,28 @@ def belonging(found: List[Ending], leader: Hello, known: int | None) -> Past | N
         curve.cut(before)
         if not older and not curve and not same:
             break  # the run began anew, or all of this was told to the hub after it
-        past.put_before(curve, older, ending.events)
-        first = first_step(past.curve, past.summaries)
+        restored.put_before(curve, older, ending.events)
+        first = first_step(restored.curve, restored.summaries)
         known = known if first is None else first
-    return past
+    return restored
 
 
-def _same(one: Hello, other: Hello) -> bool:
+def _same_process(one: Hello, other: Hello) -> bool:
     """Whether it is one process; it began when it says, by the hub's clock."""
-    return (one.host, one.pid) == (other.host, other.pid) and abs(one.began_s - other.began_s) < SAME_S
+    return (one.host, one.pid) == (other.host, other.pid) and abs(
+        one.began_s - other.began_s
+    ) < SAME_PROCESS_S
 
 
-def _pieces(past: Past) -> Iterator[Recalled]:
+def _messages(restored: RestoredHistory) -> Iterator[Recalled]:
     """Newest first, for each goes in front of what is known."""
-    yield from (Recalled(events=part) for part in _cut(past.events))
-    yield from (Recalled(summaries=part) for part in _cut(past.summaries))
-    yield from (Recalled(curve=[part]) for part in past.curve.parts())
+    yield from (Recalled(events=part) for part in _parts(restored.events))
+    yield from (Recalled(summaries=part) for part in _parts(restored.summaries))
+    yield from (Recalled(curve=[part]) for part in restored.curve.parts())
 
 
-def _cut(messages: list[M]) -> Iterator[list[M]]:
-    """Parts of about `PIECE_BYTES`, the last first."""
+def _parts(messages: list[M]) -> Iterator[list[M]]:
+    """Parts of about `MESSAGE_BYTES`, the last first."""
     part: list[M] = []
     size = 0
     for message in reversed(messages):
@@ -151,7 +153,7 @@ def _cut(messages: list[M]) -> Iterator[list[M]]:
         except WireError:  # more than a message may be, whoever wrote that
             continue
         part.append(message)
-        if size >= PIECE_BYTES:
+        if size >= MESSAGE_BYTES:
             yield part[::-1]
             part, size = [], 0
     if part:

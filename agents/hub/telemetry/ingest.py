@@ -39,9 +39,9 @@ from agents.protocol import (
 )
 from agents.protocol.codec import Skimmed
 
-ASKED = 4096  # ranks asked of a relay at once
+WELCOME_RANKS = 4096  # ranks asked of a relay at once
 HELLOS_A_SECOND = 64  # of one rank on one connection: more than it applies changes
-MANY = 256  # ranks: of so many, most records are replaced by newer ones before anybody looks at them
+LARGE_WORLD = 256  # ranks: of so many, most records are replaced by newer ones before anybody looks at them
 EVENTS_A_SECOND = 64  # of one rank: more than anybody reads
 
 
@@ -59,22 +59,22 @@ class Ingest:
         membership: Membership,
         control: Control,
         peer_faults: PeerFaults,
-        questions: PreviewQueries,
+        preview_queries: PreviewQueries,
     ) -> None:
         self._update_log = update_log
         self._membership = membership
         self._control = control
         self._peer_faults = peer_faults
-        self._questions = questions
+        self._preview_queries = preview_queries
         self._records: list[Skimmed] = []  # not published yet
         self._hellos = RateLimit(HELLOS_A_SECOND)
         self._events = RateLimit(EVENTS_A_SECOND)
-        self._greeted: set[int] = set()  # ranks that have said hello to this hub
+        self._seen: set[int] = set()  # ranks that have said hello to this hub
 
     def take_records(self, identity: bytes, frame: bytes, now: float) -> bool:
         """Take a frame of nothing but small records, of ranks that this connection speaks for, in a run of many;
         False if it is another. `flush` in the end."""
-        connection = self._membership.connection(identity) if self._membership.world >= MANY else None
+        connection = self._membership.connection(identity) if self._membership.world >= LARGE_WORLD else None
         records = codec.skim(frame) if connection else None
         if connection is None or records is None:
             return False
@@ -93,18 +93,18 @@ class Ingest:
             self._update_log.publish_records(self._records)
             self._records = []
 
-    def look(self) -> None:
+    def report_malformed(self) -> None:
         """Complain of records that were found to be malformed when somebody looked at them."""
         malformed = self._update_log.newest.malformed
         while malformed:
             rank, found = malformed.popleft()
-            self._complain_of(rank, found)
+            self._report_malformed(rank, found)
 
     def take(self, identity: bytes, messages: list[AnyMessage], now: float) -> list[Message]:
         """Take what one connection sent in one frame; returns what to answer."""
         self.flush()
         connection = self._membership.connection(identity)
-        strangers: list[Message] = []
+        unknown_senders: list[Message] = []
         answers: list[Message] = []
         for message in messages:
             if isinstance(message, Hello) and not self._hellos.allows((identity, message.rank), now):
@@ -113,7 +113,7 @@ class Ingest:
                 refusal = self._introduce(identity, message, now)
                 connection = self._membership.connection(identity)
                 if refusal is None:
-                    if isinstance(message, Hello) and self._speaks_unasked(message.rank):
+                    if isinstance(message, Hello) and self._needs_welcome(message.rank):
                         through = [message.rank] if connection and connection.relay else []
                         answers.append(Welcome(self._update_log.epoch, through))
                     continue
@@ -126,13 +126,13 @@ class Ingest:
                 # The hub has started anew, or the rank was given up: it is asked to say hello, once a frame.
                 return [Welcome(self._update_log.epoch)]
             else:
-                speaker = _speaker(connection, message)
-                if speaker:
-                    self._hear(speaker, message, now)
+                sender = _sender(connection, message)
+                if sender:
+                    self._receive(sender, message, now)
                 else:
-                    strangers.append(message)
-        if strangers:
-            answers += self._ask(strangers)
+                    unknown_senders.append(message)
+        if unknown_senders:
+            answers += self._welcome_unknown(unknown_senders)
         return answers
 
     def _introduce(self, identity: bytes, message: Hello | Relay, now: float) -> Refused | None:
@@ -144,61 +144,59 @@ class Ingest:
             self._peer_faults.add("refused", refusal)
             return Refused(clip(refusal), None if isinstance(message, Relay) else message.rank)
         if isinstance(message, Hello):
-            self._control.seen_revision(message.revision)
+            self._control.note_revision(message.revision)
             known = _by_our_clock(message)
             if known.leader:
                 self._control.leader_began(known)
-                self._control.hurry()
+                self._control.resend_now()
             self._publish(known)
         return None
 
-    def _speaks_unasked(self, rank: int) -> bool:
+    def _needs_welcome(self, rank: int) -> bool:
         """Whether it has to be asked to say again what it may have acknowledged to the hub before this one."""
-        if rank in self._greeted:
+        if rank in self._seen:
             return False
-        self._greeted.add(rank)
-        return self._control.misses(rank)
+        self._seen.add(rank)
+        return self._control.ack_missing(rank)
 
-    def _ask(self, strangers: list[Message]) -> list[Message]:
+    def _welcome_unknown(self, unknown_senders: list[Message]) -> list[Message]:
         """What a relay brought of ranks that have not said hello through it."""
-        ranks = {one.rank for one in strangers if isinstance(one, OF_ITSELF)}
-        if len(ranks) < len(strangers):
+        ranks = {one.rank for one in unknown_senders if isinstance(one, OF_ITSELF)}
+        if len(ranks) < len(unknown_senders):
             self._peer_faults.add("rank", "a relay spoke for ranks that it has not; dropped")
-        return [Welcome(self._update_log.epoch, sorted(ranks)[:ASKED])] if ranks else []
+        return [Welcome(self._update_log.epoch, sorted(ranks)[:WELCOME_RANKS])] if ranks else []
 
-    def _hear(self, speaker: Known, message: AnyMessage, now: float) -> None:
-        if speaker.hear(now):
-            self._publish(speaker.hello)
-            self._publish(Event(time.time(), "info", "hub", f"rank {speaker.hello.rank} is heard again"))
-        if self._believable(speaker.hello, message):
-            if isinstance(message, Event) and not self._events.allows(speaker.hello.rank, now):
-                self._peer_faults.add(
-                    "rank", f"rank {speaker.hello.rank} has too much to say; events dropped"
-                )
+    def _receive(self, sender: Known, message: AnyMessage, now: float) -> None:
+        if sender.mark_heard(now):
+            self._publish(sender.hello)
+            self._publish(Event(time.time(), "info", "hub", f"rank {sender.hello.rank} is heard again"))
+        if self._check(sender.hello, message):
+            if isinstance(message, Event) and not self._events.allows(sender.hello.rank, now):
+                self._peer_faults.add("rank", f"rank {sender.hello.rank} has too much to say; events dropped")
                 return
-            self._accept(speaker.hello, message)
+            self._accept(sender.hello, message)
 
-    def _believable(self, speaker: Hello, message: AnyMessage) -> bool:
-        me = f"rank {speaker.rank}"
+    def _check(self, sender: Hello, message: AnyMessage) -> bool:
+        me = f"rank {sender.rank}"
         kind = type(message).__name__.lower()
         if isinstance(message, OF_ITSELF):
-            if message.rank != speaker.rank:
+            if message.rank != sender.rank:
                 self._peer_faults.add(
                     "rank", f"{me} sent a {kind} in the name of rank {message.rank}; dropped"
                 )
                 return False
-            if isinstance(message, Peers) and any(to.peer >= speaker.world for to in message.sent):
+            if isinstance(message, Peers) and any(to.peer >= sender.world for to in message.sent):
                 self._peer_faults.add("peers", f"{me} sent to ranks that this run does not have; dropped")
                 return False
         elif isinstance(message, OF_THE_JOB):
-            if speaker.rank != 0 and not speaker.leader:
+            if sender.rank != 0 and not sender.leader:
                 self._peer_faults.add(
                     "rank", f"{me} sent a {kind}, which rank 0 or the leader sends; dropped"
                 )
                 return False
         elif isinstance(message, Unknown):
             if message.why:
-                self._complain_of(speaker.rank, message)
+                self._report_malformed(sender.rank, message)
             else:
                 newer = f"{me} sent a message of kind {message.kind!r}, which this hub does not know; ignored"
                 self._peer_faults.add("newer", newer)
@@ -206,32 +204,32 @@ class Ingest:
         elif not isinstance(message, Event):
             self._peer_faults.add("kind", f"{me} sent a {kind}, which ranks do not send; dropped")
             return False
-        if isinstance(message, Board) and not speaker.leader:
+        if isinstance(message, Board) and not sender.leader:
             self._peer_faults.add("rank", f"{me} sent a knob board, which only the leader sends; dropped")
             return False
         return True
 
-    def _complain_of(self, rank: int, malformed: Unknown) -> None:
+    def _report_malformed(self, rank: int, malformed: Unknown) -> None:
         what = f"a {malformed.kind} that cannot be: {malformed.why}"
         self._peer_faults.add("number", f"rank {rank} sent {what}; dropped")
 
-    def _accept(self, speaker: Hello, message: AnyMessage) -> None:
+    def _accept(self, sender: Hello, message: AnyMessage) -> None:
         match message:
             case Ack():
                 self._control.ack(message)
             case Previewed():
-                self._questions.answer(message)
+                self._preview_queries.answer(message)
             case Event():
                 # The log is in the order of the hub's clock; a rank's may be an hour off.
-                here = structs.replace(message, source=f"rank {speaker.rank}", time_s=time.time())
+                here = structs.replace(message, source=f"rank {sender.rank}", time_s=time.time())
                 self._publish(here)
             case Gone():
-                self._membership.leave(speaker.rank)
+                self._membership.leave(sender.rank)
                 self._publish(structs.replace(message, clean=True))
-                if speaker.leader:
+                if sender.leader:
                     self._control.leader_ended()
             case Board():
-                self._control.seen_revision(message.revision)
+                self._control.note_revision(message.revision)
                 self._publish(message)
             case Step() | Summary() | Experts() | Loads() | Timeline() | Peers() | Pulse() | Vitals():
                 self._publish(message)
@@ -243,7 +241,7 @@ class Ingest:
             self._peer_faults.add("size", f"{error}; dropped")
 
 
-def _speaker(connection: Connection, message: AnyMessage) -> Known | None:
+def _sender(connection: Connection, message: AnyMessage) -> Known | None:
     """Of which rank this is, as far as the connection may speak for it; what it says of itself is checked after."""
     if not connection.relay:
         return connection.only

@@ -13,56 +13,62 @@ from agents.protocol import Experts, Hello, Loads, Unknown, Update, codec
 from agents.protocol.codec import Skimmed
 from agents.state.run_state import Record, RunState
 
-NEWS = 16_384  # updates kept, other than records
-NEWS_BYTES = 4 << 20  # of them, packed: who has missed more is better served with a snapshot
+UPDATES_KEPT = 16_384  # updates kept, other than records
+BYTES_KEPT = 4 << 20  # of them, packed: who has missed more is better served with a snapshot
 LATEST = (Loads, Experts)  # of the job, and only the newest counts
-LARGE = (Experts,)  # not for those who want no ranks
-MALFORMED = 64  # remembered until somebody asks
+RANK_DETAIL = (Experts,)  # not for those who want no ranks
+MALFORMED_KEPT = 64  # remembered until somebody asks
 
 
 class Latest:
     """Numbers of the newest record by kind and rank, and the newest news."""
 
-    def __init__(self, state: RunState, news: int = NEWS, news_bytes: int = NEWS_BYTES) -> None:
+    def __init__(self, state: RunState, updates: int = UPDATES_KEPT, updates_bytes: int = BYTES_KEPT) -> None:
         self.reaches = 0  # back to this number
         self._state = state
         self._records = state.records()
-        self._came: dict[type[Update], dict[int, tuple[int, Skimmed]]] = {kind: {} for kind in self._records}
-        self._came_to = self._read_to = 0  # the last number given to one of those, and the last that was read
-        self.malformed: deque[tuple[int, Unknown]] = deque(maxlen=MALFORMED)  # records, and whose they are
+        self._undecoded: dict[type[Update], dict[int, tuple[int, Skimmed]]] = {
+            kind: {} for kind in self._records
+        }
+        self._received_to = self._decoded_to = (
+            0  # the last number given to one of those, and the last that was read
+        )
+        self.malformed: deque[tuple[int, Unknown]] = deque(
+            maxlen=MALFORMED_KEPT
+        )  # records, and whose they are
         self._numbers: dict[type[Update], dict[int, int]] = {kind: {} for kind in self._records}
         self._latest: dict[type[Update], tuple[int, bytes]] = {}
         # Number, packed, and packed for those who want no ranks: as objects, updates take some four times the memory.
-        self._news: deque[tuple[int, bytes, bytes]] = deque()
-        self._limits = (news, news_bytes)
+        self._updates: deque[tuple[int, bytes, bytes]] = deque()
+        self._limits = (updates, updates_bytes)
         self._bytes = 0  # of the news
 
     def add_records(self, seq: int, records: Sequence[Skimmed]) -> None:
         """Keep records, of which the first has number `seq`, in place of older ones of their rank."""
-        came = self._came
+        undecoded = self._undecoded
         for record in records:
-            came[record.kind][record.rank] = (seq, record)
+            undecoded[record.kind][record.rank] = (seq, record)
             seq += 1
-        self._came_to = seq - 1
+        self._received_to = seq - 1
 
     def read(self) -> None:
         """Put the records that nobody has looked at yet into the state, except for malformed ones."""
-        for kind, came in self._came.items():
+        for kind, undecoded in self._undecoded.items():
             newest = self._records[kind]
-            for rank, (seq, skimmed) in came.items():
-                if seq > self._read_to:
+            for rank, (seq, skimmed) in undecoded.items():
+                if seq > self._decoded_to:
                     record = codec.read(skimmed)
                     if isinstance(record, Unknown):
                         self.malformed.append((rank, record))
                     else:
                         newest[rank] = record
-        self._read_to = self._came_to
+        self._decoded_to = self._received_to
 
     def add(self, seq: int, update: Update, packed: bytes) -> None:
         """Apply any update."""
         kind = type(update)
         if isinstance(update, Record):
-            self._came[kind].pop(update.rank, None)
+            self._undecoded[kind].pop(update.rank, None)
             self._records[kind][update.rank] = update
             self._numbers[kind][update.rank] = seq
             return
@@ -71,29 +77,29 @@ class Latest:
             self._latest[kind] = (seq, packed)
             return
         thin = brief(update)
-        self._news.append((seq, packed, packed if thin is update else codec.pack(thin)))
+        self._updates.append((seq, packed, packed if thin is update else codec.pack(thin)))
         self._bytes += len(packed)
-        while len(self._news) > self._limits[0] or self._bytes > self._limits[1]:
-            self.reaches, forgotten, _ = self._news.popleft()
+        while len(self._updates) > self._limits[0] or self._bytes > self._limits[1]:
+            self.reaches, forgotten, _ = self._updates.popleft()
             self._bytes -= len(forgotten)
 
     def after(self, seq: int, ranks: bool = True) -> Iterator[bytes]:
         """What has changed after `seq`, packed, each as it is when it is taken here; without `ranks`, no records."""
-        news = []
-        for number, packed, thin in reversed(self._news):
+        updates = []
+        for number, packed, thin in reversed(self._updates):
             if number <= seq:
                 break
-            news.append(packed if ranks else thin)
-        yield from reversed(news)
+            updates.append(packed if ranks else thin)
+        yield from reversed(updates)
         for kind, (number, packed) in list(self._latest.items()):
-            if number > seq and (ranks or kind not in LARGE):
+            if number > seq and (ranks or kind not in RANK_DETAIL):
                 yield packed
         for kind, numbers in self._numbers.items() if ranks else ():
-            newest, came = self._records[kind], self._came[kind]
-            changed = [rank for rank, number in numbers.items() if number > seq and rank not in came]
-            changed += [rank for rank, (number, _) in came.items() if number > seq]
+            newest, undecoded = self._records[kind], self._undecoded[kind]
+            changed = [rank for rank, number in numbers.items() if number > seq and rank not in undecoded]
+            changed += [rank for rank, (number, _) in undecoded.items() if number > seq]
             for rank in changed:
-                yield came[rank][1].packed if rank in came else codec.pack(newest[rank])
+                yield undecoded[rank][1].packed if rank in undecoded else codec.pack(newest[rank])
 
     def all(self, ranks: bool = True) -> Iterator[Update]:
         """The state, for one who knows nothing."""
@@ -102,7 +108,7 @@ class Latest:
             yield from self._state.replay()
             return
         for update in self._state.replay():
-            if type(update) not in self._records and type(update) not in LARGE:
+            if type(update) not in self._records and type(update) not in RANK_DETAIL:
                 yield brief(update)
 
 

@@ -30,7 +30,7 @@ class Known:
     lost: bool = False
     process: Process = "unknown"  # when it was lost
 
-    def hear(self, now: float) -> bool:
+    def mark_heard(self, now: float) -> bool:
         """It spoke; whether it was lost till now."""
         was_lost, self.lost, self.heard_s = self.lost, False, now
         return was_lost
@@ -66,14 +66,14 @@ class Membership:
         return self._leader.hello if self._leader and not self._leader.lost else None
 
     @property
-    def led(self) -> int | None:
+    def last_leader(self) -> int | None:
         """The rank that took commands last, lost or not."""
         return self._leader.hello.rank if self._leader else None
 
     def identity(self, rank: int) -> bytes:
         return self._ranks[rank].identity
 
-    def able(self, capability: str) -> dict[int, bytes]:
+    def with_capability(self, capability: str) -> dict[int, bytes]:
         """Where each rank is heard that says it can do that, and is there."""
         return {
             rank: known.identity
@@ -89,7 +89,7 @@ class Membership:
         self.world, self._layout = hello.world, hello.layout
         known = self._ranks.get(hello.rank)
         if known:
-            self._part(known)
+            self._remove_from_connection(known)
         known = self._ranks[hello.rank] = Known(hello, identity, now)
         self._succeed(known)
         self._connections.setdefault(identity, Connection()).ranks[hello.rank] = known
@@ -123,7 +123,7 @@ class Membership:
         connection.relay = relay
         return None
 
-    def _part(self, known: Known) -> None:
+    def _remove_from_connection(self, known: Known) -> None:
         """A rank leaves the connection it was heard on."""
         connection = self._connections.get(known.identity)
         if connection and connection.ranks.get(known.hello.rank) is known:
@@ -151,9 +151,9 @@ class Membership:
             differ = f"{me} has layout {hello.layout}, and this run has {self._layout}"
             return f"{differ}; give all ranks the same layout and data"
         connection = self._connections.get(identity)
-        mine = connection.only if connection else None
-        if mine and mine.hello.rank != hello.rank:
-            return f"{me} said hello on the connection of rank {mine.hello.rank}"
+        own_rank = connection.only if connection else None
+        if own_rank and own_rank.hello.rank != hello.rank:
+            return f"{me} said hello on the connection of rank {own_rank.hello.rank}"
         other = self.leader
         if hello.leader and other and other.rank != hello.rank:
             return f"{me} wants to lead, and rank {other.rank} leads this run"
@@ -171,7 +171,7 @@ class Membership:
     def leave(self, rank: int) -> None:
         """A rank said goodbye; it has to say hello to be heard again."""
         known = self._ranks[rank]
-        self._part(known)
+        self._remove_from_connection(known)
         known.lost, known.process = True, "unknown"
 
     def newly_lost(self, now: float) -> list[Gone]:
@@ -188,7 +188,7 @@ class Membership:
                 known.lost, known.process = True, _process(known) if local else "unknown"
                 # The moment, not how long ago: who reads it may do so much later.
                 heard = time.localtime(time.time() - (now - known.heard_s))
-                text = f"no word since {time.strftime('%H:%M:%S', heard)}{_fate(known)}"
+                text = f"no word since {time.strftime('%H:%M:%S', heard)}{_process_text(known)}"
                 gone.append(Gone(rank, clean=False, text=text, process=known.process))
         return gone
 
@@ -197,14 +197,14 @@ def _process(known: Known) -> Process:
     return process_state(known.hello.pid)
 
 
-def _fate(known: Known) -> str:
+def _process_text(known: Known) -> str:
     pid = known.hello.pid
     if known.process == "unknown":
         return f" from process {pid} on {known.hello.host}; whether it is alive cannot be seen from here"
-    return f": process {pid} {_FATES[known.process]}"
+    return f": process {pid} {_PROCESS_TEXT[known.process]}"
 
 
-_FATES = {
+_PROCESS_TEXT = {
     "ended": "has ended",
     "stopped": "is suspended (kill -CONT resumes it)",
     "alive": "is alive but silent (a call into C that holds Python's lock stops its pulse too)",

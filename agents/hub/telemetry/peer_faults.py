@@ -1,4 +1,4 @@
-"""What peers do wrong, told to people without drowning them: per kind one event in a while, with a count."""
+"""Reports faults of peers as events in the run's log: at most one per kind in `EVENT_PERIOD_S`, with a count."""
 
 import time
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from agents.hub.rate_limit import RateLimit
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import TEXT, Event, clip
 
-EVERY_S = 5.0
-REFUSALS_A_SECOND = 5  # to one peer
-PEERS_A_SECOND = 4096  # that are refused anything
+EVENT_PERIOD_S = 5.0
+REFUSALS_PER_S = 5  # to one peer
+PEERS_PER_S = 4096  # peers that get a refusal
 
 Kind = Literal[
     "door", "frame", "key", "kind", "newer", "notify", "number", "peers", "rank", "refused", "size"
@@ -18,29 +18,29 @@ Kind = Literal[
 
 
 @dataclass
-class _Told:
+class _Reported:
     at_s: float
-    untold: int = 0
+    suppressed: int = 0
 
 
 class PeerFaults:
-    """Publishes complaints as events, and says whether the offender may be sent a refusal now."""
+    """Publishes faults as events, and limits the refusals sent to each peer."""
 
     def __init__(self, update_log: UpdateLog) -> None:
         self._update_log = update_log
-        self._told: dict[Kind, _Told] = {}
-        self._refusals = RateLimit(REFUSALS_A_SECOND, PEERS_A_SECOND)
+        self._reported: dict[Kind, _Reported] = {}
+        self._refusals = RateLimit(REFUSALS_PER_S, PEERS_PER_S)
 
     def add(self, kind: Kind, text: str) -> None:
         now = time.monotonic()
-        told = self._told.get(kind)
-        if told and now - told.at_s < EVERY_S:
-            told.untold += 1
+        reported = self._reported.get(kind)
+        if reported and now - reported.at_s < EVENT_PERIOD_S:
+            reported.suppressed += 1
             return
-        more = f" (and {told.untold} more like it)" if told and told.untold else ""
-        self._told[kind] = _Told(now)
+        more = f" (and {reported.suppressed} more like it)" if reported and reported.suppressed else ""
+        self._reported[kind] = _Reported(now)
         self._update_log.publish(Event(time.time(), "warning", "hub", clip(text[: TEXT // 2] + more)))
 
     def may_refuse(self, identity: bytes) -> bool:
-        """False when this peer has had refusals enough this second: a flood earns no answer each."""
+        """Whether the limit of refusals per second allows one more to this peer."""
         return self._refusals.allows(identity, time.monotonic())

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from agents.protocol import Sample
 
 KINDS = ("experts", "timeline", "peers")
-LOOK_S = 0.5  # between two of one rank and kind: what an eye can follow
-A_SECOND = 512.0  # messages of one kind from all ranks together, at most
+SAMPLE_PERIOD_S = 0.5  # between two of one rank and kind: what an eye can follow
+MESSAGES_PER_S = 512.0  # messages of one kind from all ranks together, at most
 CLIENTS = 256
-TOLD_S = 10.0  # what a rank is asked for at a time
+REQUEST_S = 10.0  # what a rank is asked for at a time
 RENEW_S = 4.0
-RANKS_A_TURN = 1024  # told at once; the others a turn later
+RANKS_PER_TURN = 1024  # told at once; the others a turn later
 
 
 @dataclass
@@ -27,7 +27,7 @@ class _Lease:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Requested:
     wanted: tuple[tuple[str, int], ...]  # kinds, and every so many steps
     identity: bytes
     at_s: float
@@ -38,7 +38,7 @@ class SamplingLeases:
 
     def __init__(self) -> None:
         self._sampling_leases: dict[bytes, _Lease] = {}
-        self._told: dict[int, _Told] = {}
+        self._requested: dict[int, _Requested] = {}
 
     def ask(self, client: bytes, sample: Sample, now: float) -> str | None:
         """Take what a client wants instead of what it wanted before; a sentence if it cannot be had."""
@@ -52,7 +52,7 @@ class SamplingLeases:
             self._sampling_leases[client] = _Lease(kinds, frozenset(sample.ranks), now + sample.lease_s)
         return None
 
-    def due(
+    def requests_due(
         self, ranks: Mapping[int, bytes], step_ms: float | None, now: float
     ) -> Iterator[tuple[bytes, list[Sample]]]:
         """What to tell whom now: what has changed, or is to be renewed. `ranks` are those that understand it, each with
@@ -61,34 +61,36 @@ class SamplingLeases:
         if not self._sampling_leases or step_ms is None:
             return
         every = {kind: self._every(kind, len(ranks), step_ms) for kind in KINDS}
-        looked_at = {kind: self._looked_at(kind) for kind in KINDS}
-        left = RANKS_A_TURN
+        requested_ranks = {kind: self._requested_ranks(kind) for kind in KINDS}
+        remaining = RANKS_PER_TURN
         for rank, identity in ranks.items():
             wanted = tuple(
-                (kind, every[kind]) for kind, those in looked_at.items() if those is None or rank in those
+                (kind, every[kind])
+                for kind, those in requested_ranks.items()
+                if those is None or rank in those
             )
-            told = self._told.get(rank)
-            known = told is not None and (told.wanted, told.identity) == (wanted, identity)
-            if not wanted or (told and known and now - told.at_s < RENEW_S):
+            requested = self._requested.get(rank)
+            known = requested is not None and (requested.wanted, requested.identity) == (wanted, identity)
+            if not wanted or (requested and known and now - requested.at_s < RENEW_S):
                 continue
-            self._told[rank] = _Told(wanted, identity, now)
-            yield identity, [Sample([kind], TOLD_S, [rank], steps) for kind, steps in wanted]
-            left -= 1
-            if not left:
+            self._requested[rank] = _Requested(wanted, identity, now)
+            yield identity, [Sample([kind], REQUEST_S, [rank], steps) for kind, steps in wanted]
+            remaining -= 1
+            if not remaining:
                 return
 
-    def _looked_at(self, kind: str) -> frozenset[int] | None:
+    def _requested_ranks(self, kind: str) -> frozenset[int] | None:
         """The ranks somebody wants it of; None: of all."""
         those = [lease.ranks for lease in self._sampling_leases.values() if kind in lease.kinds]
         return frozenset().union(*those) if all(those) else None
 
     def _every(self, kind: str, world: int, step_ms: float) -> int:
         """Steps between two samples: a power of two, so that a step time that wavers does not change it each time."""
-        looked_at = [
+        requested_ranks = [
             len(lease.ranks) or world for lease in self._sampling_leases.values() if kind in lease.kinds
         ]
-        ranks = min(world, sum(looked_at))
-        pause_s = max(LOOK_S, ranks / A_SECOND)
+        ranks = min(world, sum(requested_ranks))
+        pause_s = max(SAMPLE_PERIOD_S, ranks / MESSAGES_PER_S)
         return 1 << max(0, min(20, math.ceil(math.log2(max(1e-3, 1000 * pause_s / max(step_ms, 1e-3))))))
 
     def _expire(self, now: float) -> None:

@@ -18,10 +18,10 @@ from agents.protocol import Credit
 HEARTBEAT_S = 1.0  # between frames to a client that waits, at most
 FORGOTTEN_AFTER_S = 60.0  # a client that has granted no credit for so long
 CLIENTS = 256
-CLIENTS_OF_A_KEY = 32  # so that one key does not keep all others out
-WATCHING = 192  # of the clients, those whose key only watches: there is room left for who steers
-SNAPSHOT_EVERY_S = 1.0  # to one client; whoever asks oftener waits, and may get one as old as this
-FRAMES_A_ROUND = 8  # to one client, before the others and the ranks get their turn
+CLIENTS_PER_KEY = 32  # so that one key does not keep all others out
+VIEWERS = 192  # of the clients, those whose key only watches: there is room left for who steers
+SNAPSHOT_PERIOD_S = 1.0  # to one client; whoever asks oftener waits, and may get one as old as this
+FRAMES_PER_ROUND = 8  # to one client, before the others and the ranks get their turn
 
 
 class _Snapshot(NamedTuple):
@@ -36,14 +36,14 @@ class _Client:
     sent_s: float
     request: Credit
     key: str  # its name; "" over ipc
-    watches: bool  # and may do nothing else
+    viewer: bool  # and may do nothing else
     seq: int = 0
     frames: int = 0
     follows: bool = False  # it has every update up to `seq`, or newer ones in their place
     snapshot: list[bytes] = field(default_factory=list)  # frames yet to be sent, last first
     snapshot_seq: int = 0
     snapshot_due_s: float = 0.0  # no other one before
-    lap: LatestPass | None = None
+    latest_pass: LatestPass | None = None
     due_s: float = 0.0  # of the next frame to a client that wants so many a second
 
 
@@ -67,34 +67,34 @@ class Subscribers:
         self._clients.pop(identity, None)
 
     def credit(
-        self, identity: bytes, credit: Credit, now: float, key: str = "", watches: bool = False
+        self, identity: bytes, credit: Credit, now: float, key: str = "", viewer: bool = False
     ) -> str | None:
         """Take a client's credit; a sentence if it cannot be had as a client."""
         client = self._clients.get(identity)
         if client is None:
-            full = self._full(key, watches)
+            full = self._limit_reached(key, viewer)
             if full:
                 return f"this hub already serves {full}, the most it takes; close one and try again"
-            client = self._clients[identity] = _Client(now, now, credit, key, watches)
+            client = self._clients[identity] = _Client(now, now, credit, key, viewer)
         client.heard_s = now
         client.request, client.frames = credit, credit.frames
         newest = self._update_log.newest.reaches <= credit.seq <= self._update_log.seq
         client.follows = credit.epoch == self._update_log.epoch and newest
         if client.seq != credit.seq or not client.follows:
-            client.seq, client.lap = credit.seq, None
+            client.seq, client.latest_pass = credit.seq, None
         if client.follows:
             client.snapshot = []
         return None
 
-    def _full(self, key: str, watches: bool) -> str | None:
+    def _limit_reached(self, key: str, viewer: bool) -> str | None:
         """Of what there is no more room for one."""
         clients = self._clients.values()
         if len(clients) >= CLIENTS:
             return f"{CLIENTS} clients"
-        if key and sum(client.key == key for client in clients) >= CLIENTS_OF_A_KEY:
-            return f"{CLIENTS_OF_A_KEY} clients under the key {key}"
-        if watches and sum(client.watches for client in clients) >= WATCHING:
-            return f"{WATCHING} clients that only watch"
+        if key and sum(client.key == key for client in clients) >= CLIENTS_PER_KEY:
+            return f"{CLIENTS_PER_KEY} clients under the key {key}"
+        if viewer and sum(client.viewer for client in clients) >= VIEWERS:
+            return f"{VIEWERS} clients that only watch"
         return None
 
     def serve(self, now: float) -> bool:
@@ -109,35 +109,35 @@ class Subscribers:
 
     def _serve(self, identity: bytes, client: _Client, now: float) -> bool:
         """Send one client what is due; True if there is more."""
-        if not client.follows and not self._give_snapshot(identity, client, now):
+        if not client.follows and not self._send_snapshot(identity, client, now):
             return bool(client.snapshot) and client.frames > 0
         if client.seq < self._update_log.newest.reaches:
             client.follows = False  # it fell behind what is kept, during its snapshot or for want of credit
             return client.frames > 0
-        thinned = client.request.hz or not client.request.ranks or client.lap
+        thinned = client.request.hz or not client.request.ranks or client.latest_pass
         if thinned or not self._update_log.holds(self._update_log.epoch, client.seq):
-            more = self._give_newest(identity, client, now)
+            more = self._send_latest(identity, client, now)
         else:
-            more = self._give_all(identity, client, now)
+            more = self._send_all(identity, client, now)
         if not more and client.frames and now - client.sent_s >= HEARTBEAT_S:
-            self._give(identity, client, self._update_log.heartbeat(client.seq), now)
+            self._send_frame(identity, client, self._update_log.heartbeat(client.seq), now)
         return more and client.frames > 0
 
-    def _give_snapshot(self, identity: bytes, client: _Client, now: float) -> bool:
+    def _send_snapshot(self, identity: bytes, client: _Client, now: float) -> bool:
         """True when it is sent whole."""
         if not client.snapshot:
             if now < client.snapshot_due_s:
                 return False
             found = self._snapshot(client.request.ranks, now, again=client.snapshot_due_s > 0)
             client.snapshot, client.snapshot_seq = found.frames[::-1], found.seq
-            client.snapshot_due_s = now + SNAPSHOT_EVERY_S
-        for _ in range(min(client.frames, FRAMES_A_ROUND)):
-            if not client.snapshot or not self._give(identity, client, client.snapshot[-1], now):
+            client.snapshot_due_s = now + SNAPSHOT_PERIOD_S
+        for _ in range(min(client.frames, FRAMES_PER_ROUND)):
+            if not client.snapshot or not self._send_frame(identity, client, client.snapshot[-1], now):
                 break
             client.snapshot.pop()
         if client.snapshot:
             return False
-        client.follows, client.seq, client.lap = True, client.snapshot_seq, None
+        client.follows, client.seq, client.latest_pass = True, client.snapshot_seq, None
         return True
 
     def _snapshot(self, ranks: bool, now: float, again: bool) -> _Snapshot:
@@ -145,41 +145,41 @@ class Subscribers:
         all others wait."""
         known = self._built.get(ranks)
         recent = (
-            known and now - known.built_s < SNAPSHOT_EVERY_S and known.seq >= self._update_log.newest.reaches
+            known and now - known.built_s < SNAPSHOT_PERIOD_S and known.seq >= self._update_log.newest.reaches
         )
         if known is None or not (again and recent):
             frames = self._update_log.snapshot(ranks)
             known = self._built[ranks] = _Snapshot(now, self._update_log.seq, frames)
         return known
 
-    def _give_all(self, identity: bytes, client: _Client, now: float) -> bool:
-        budget = min(client.frames, FRAMES_A_ROUND)
+    def _send_all(self, identity: bytes, client: _Client, now: float) -> bool:
+        budget = min(client.frames, FRAMES_PER_ROUND)
         for seq, frame in self._update_log.frames_after(client.seq):
-            if not budget or not self._give(identity, client, frame, now):
+            if not budget or not self._send_frame(identity, client, frame, now):
                 return True
             client.seq = seq
             budget -= 1
         return False
 
-    def _give_newest(self, identity: bytes, client: _Client, now: float) -> bool:
+    def _send_latest(self, identity: bytes, client: _Client, now: float) -> bool:
         request = client.request
-        if now < client.due_s or (client.lap is None and client.seq == self._update_log.seq):
+        if now < client.due_s or (client.latest_pass is None and client.seq == self._update_log.seq):
             return False
-        client.lap = client.lap or LatestPass(self._update_log, client.seq, request.ranks)
-        frames = 1 if request.frame_bytes else min(client.frames, FRAMES_A_ROUND)
+        client.latest_pass = client.latest_pass or LatestPass(self._update_log, client.seq, request.ranks)
+        frames = 1 if request.frame_bytes else min(client.frames, FRAMES_PER_ROUND)
         for _ in range(frames):
-            if not self._give(identity, client, client.lap.frame(request.frame_bytes), now):
-                client.lap = None  # what was in it is still to come, for `seq` has not moved
+            if not self._send_frame(identity, client, client.latest_pass.frame(request.frame_bytes), now):
+                client.latest_pass = None  # what was in it is still to come, for `seq` has not moved
                 return True
-            if client.lap.done:
-                client.seq, client.lap = client.lap.reaches, None
+            if client.latest_pass.done:
+                client.seq, client.latest_pass = client.latest_pass.reaches, None
                 break
-        if request.hz and (client.lap is None or request.frame_bytes):
+        if request.hz and (client.latest_pass is None or request.frame_bytes):
             client.due_s = now + 1 / request.hz
             return False
-        return client.lap is not None
+        return client.latest_pass is not None
 
-    def _give(self, identity: bytes, client: _Client, frame: bytes, now: float) -> bool:
+    def _send_frame(self, identity: bytes, client: _Client, frame: bytes, now: float) -> bool:
         if not self._send(identity, frame):
             # Full or gone: what it still has to read will make it ask again, and it will say from where.
             client.frames = 0

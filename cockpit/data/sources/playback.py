@@ -8,7 +8,8 @@ from collections.abc import Callable
 from agents.protocol import Event, Summary, clip
 from agents.recording.detail import curve_between
 from agents.recording.format import RecordingError
-from agents.recording.reader import Moment, Position, Recording, Replay
+from agents.recording.reader import Moment, Position, Recording
+from agents.recording.replay import Replay
 from agents.requests import Request
 from cockpit.data.sources.recorded import playing
 from cockpit.data.sources.source import ViewerError, faults_told

@@ -10,7 +10,8 @@ from msgspec import structs
 from agents.protocol import CommandState, TrialState
 from agents.recording.commands import read_commands
 from agents.recording.format import RecordingError
-from agents.recording.reader import Position, Recording, Replay
+from agents.recording.reader import Position, Recording
+from agents.recording.replay import Replay
 from agents.rundir.hub_file import ElsewhereError, check_readable
 from agents.rundir.runs import (
     RECORD_FILE,

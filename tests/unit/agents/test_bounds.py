@@ -12,12 +12,12 @@ from agents import protocol
 from agents.hub.commands.control import Control
 from agents.hub.commands.journal import Journal
 from agents.hub.commands.preview_queries import PreviewQueries
-from agents.hub.server import FRAMES_A_ROUND, Hub
-from agents.hub.telemetry.ingest import EVENTS_A_SECOND, HELLOS_A_SECOND, MANY, Ingest
+from agents.hub.server import FRAMES_PER_ROUND, Hub
+from agents.hub.telemetry.ingest import EVENTS_A_SECOND, HELLOS_A_SECOND, LARGE_WORLD, Ingest
 from agents.hub.telemetry.latest import Latest
 from agents.hub.telemetry.membership import Membership
 from agents.hub.telemetry.peer_faults import PeerFaults
-from agents.hub.telemetry.subscribers import CLIENTS, CLIENTS_OF_A_KEY, WATCHING, Subscribers
+from agents.hub.telemetry.subscribers import CLIENTS, CLIENTS_PER_KEY, VIEWERS, Subscribers
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Credit, Event, Message, Refused, Update, Updates, codec
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
@@ -51,7 +51,7 @@ def test_a_socket_has_a_share_of_the_hubs_time(tmp_path: Path, monkeypatch: pyte
 
     hub = Hub("r", tmp_path, endpoints_in(make_socket_directory()))
     monkeypatch.setattr(hub, "_take", slowly)
-    assert 1 <= hub._drain(Flooded()) <= 6 < FRAMES_A_ROUND
+    assert 1 <= hub._drain(Flooded()) <= 6 < FRAMES_PER_ROUND
     hub.stop()
     hub.run()
 
@@ -133,14 +133,14 @@ def test_what_comes_early_is_served_soon(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_news_is_bounded_by_bytes_too() -> None:
-    newest = Latest(RunState(), news_bytes=100)
+    newest = Latest(RunState(), updates_bytes=100)
     for number in range(1, 21):
         newest.add(number, Event(0.0, "info", "rank 0", str(number)), bytes([number]) * 10)
     assert newest.reaches == 10
     assert list(newest.after(10)) == [bytes([number]) * 10 for number in range(11, 21)]
 
 
-class Taken:
+class IngestAlone:
     """An intake by itself, and what it publishes."""
 
     def __init__(self, tmp_path: Path, log_bytes: int = 1 << 20) -> None:
@@ -149,44 +149,44 @@ class Taken:
         self.journal = Journal(tmp_path / "run.db")
         control = Control(self.update_log, membership, self.journal)
         questions = PreviewQueries(self.update_log, membership, lambda _peer, _message: None)
-        self.intake = Ingest(self.update_log, membership, control, PeerFaults(self.update_log), questions)
+        self.ingest = Ingest(self.update_log, membership, control, PeerFaults(self.update_log), questions)
 
     def take(self, peer: bytes, *messages: protocol.AnyMessage, now: float = 0.0) -> None:
         self.take_frame(peer, codec.encode(messages), now)
 
     def take_frame(self, peer: bytes, frame: bytes, now: float = 0.0) -> None:
-        if not self.intake.take_records(peer, frame, now):
-            self.intake.take(peer, codec.decode_each(frame), now)
-        self.intake.flush()
+        if not self.ingest.take_records(peer, frame, now):
+            self.ingest.take(peer, codec.decode_each(frame), now)
+        self.ingest.flush()
 
     def close(self) -> None:
         self.journal.close()
 
 
 def test_frames_that_hold_nothing_do_not_empty_the_log(tmp_path: Path, opened: Opened) -> None:
-    taken = opened(Taken(tmp_path))
+    taken = opened(IngestAlone(tmp_path))
     taken.take(b"a", make_hello(0, 4), make_step(0, 1))
     for _ in range(40):
         taken.take(b"a stranger", *[make_step(1, 1)] * 1000)
-        taken.intake.take_records(b"a", codec.encode([]), 0.0)
+        taken.ingest.take_records(b"a", codec.encode([]), 0.0)
     taken.take(b"a", make_step(0, 2))
     assert taken.update_log.holds(taken.update_log.epoch, 0)
 
 
 def test_a_record_with_much_behind_it_is_kept_without(tmp_path: Path, opened: Opened) -> None:
-    taken = opened(Taken(tmp_path))
-    taken.take(b"a", make_hello(0, MANY))
+    taken = opened(IngestAlone(tmp_path))
+    taken.take(b"a", make_hello(0, LARGE_WORLD))
     padded = [*msgspec.msgpack.decode(codec.pack(make_step(0, 7))), *[None] * 16, "x" * 100_000]
     frame = msgspec.msgpack.encode([protocol.VERSION, [padded]])
     assert codec.skim(frame) is None
-    taken.intake.take(b"a", codec.decode_each(frame), 0.0)
+    taken.ingest.take(b"a", codec.decode_each(frame), 0.0)
     assert taken.update_log.state.steps[0] == make_step(0, 7)
     assert len(taken.update_log.after(taken.update_log.seq - 1)[0]) < 1000
 
 
 def test_a_record_is_read_when_somebody_looks_and_not_before(tmp_path: Path, opened: Opened) -> None:
-    taken = opened(Taken(tmp_path))
-    taken.take(b"a", make_hello(0, MANY), make_step(0, 1))
+    taken = opened(IngestAlone(tmp_path))
+    taken.take(b"a", make_hello(0, LARGE_WORLD), make_step(0, 1))
     whole = codec.pack(make_step(0, 2))
     fields = msgspec.msgpack.decode(codec.pack(make_step(0, 3)))
     fields[5] = 2.0**1023 * 1.5  # `step_ms` beyond what a duration can be
@@ -197,7 +197,7 @@ def test_a_record_is_read_when_somebody_looks_and_not_before(tmp_path: Path, ope
     taken.take_frame(b"a", msgspec.msgpack.encode([protocol.VERSION, [fields]]))
     first = taken.update_log.seq
     taken.update_log.newest.read()
-    taken.intake.look()
+    taken.ingest.report_malformed()
     assert taken.update_log.state.steps[0].step == 2, "and a malformed one takes nobody's place"
     assert "rank 0 sent a step that cannot be" in taken.update_log.state.events[-1].text
     # Who follows every update has its number, and learns that it could not be read.
@@ -210,7 +210,7 @@ def test_a_record_is_read_when_somebody_looks_and_not_before(tmp_path: Path, ope
 
 
 def test_a_rank_that_says_the_same_all_the_time_is_not_repeated(tmp_path: Path, opened: Opened) -> None:
-    taken = opened(Taken(tmp_path))
+    taken = opened(IngestAlone(tmp_path))
     before = taken.update_log.seq
     for _ in range(500):
         taken.take(b"a", make_hello(0, 4))
@@ -229,10 +229,10 @@ def test_one_key_does_not_keep_others_out_nor_watchers_who_steers() -> None:
         return subscribers.credit(name, Credit(protocol.VERSION, "", 0, 1), 0.0, key, watches)
 
     refused = [come(number, "one", True) for number in range(CLIENTS)]
-    assert refused.count(None) == CLIENTS_OF_A_KEY and "under the key one" in (refused[-1] or "")
-    for key in range(WATCHING):
+    assert refused.count(None) == CLIENTS_PER_KEY and "under the key one" in (refused[-1] or "")
+    for key in range(VIEWERS):
         come(0, f"key-{key}", True)
-    assert len(subscribers) == WATCHING and "only watch" in (come(1, "another", True) or "")
+    assert len(subscribers) == VIEWERS and "only watch" in (come(1, "another", True) or "")
     assert come(0, "who-steers", False) is None and come(0, "", False) is None
 
 

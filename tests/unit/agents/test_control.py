@@ -38,7 +38,7 @@ class Desk:
         """The ranks say hello, the leader with its board."""
         for rank in range(WORLD):
             self.membership.hello(bytes([rank]), make_hello(rank, WORLD, revision=revision), 0.0)
-            self.control.seen_revision(revision)
+            self.control.note_revision(revision)
         knobs = [
             KnobState("micro_batches", 4, Legal([1, 2, 4, 8]), True),
             KnobState("lr", 0.1, Legal([]), False),
@@ -67,10 +67,10 @@ class Desk:
     def ack(
         self, revision: int, *ranks: int, state: str = "applied", digest: str = "d1", why: str = ""
     ) -> None:
-        self.control.due(-1e9)  # the first that waits is with the leader by now
+        self.control.next_command(-1e9)  # the first that waits is with the leader by now
         for rank in ranks:
             self.control.ack(Ack(rank, revision, state, 12, digest, why))  # type: ignore[arg-type]
-        self.control.tell_acks()
+        self.control.publish_acks()
 
     @property
     def errors(self) -> list[str]:
@@ -99,7 +99,7 @@ def test_what_takes_long_is_applied_when_it_is_done_and_keeps_nobody_waiting(con
         0,
         False,
     )
-    command = controller.control.due(0.0)
+    command = controller.control.next_command(0.0)
     assert command and command.revision == 2, "what is behind it in the queue goes on"
     controller.ack(2, 0, 1, 2)
     controller.ack(1, 1, state="rejected", why="disk full")
@@ -118,14 +118,14 @@ def test_what_was_under_way_when_the_leader_went_is_settled(controller: Desk, en
     elif end == "hub restart":
         controller.restart()
         controller.train(revision=1)
-        command = controller.control.due(0.0)
+        command = controller.control.next_command(0.0)
         assert command and command.revision == 1, "the leader says again how far it is"
         controller.ack(1, 0, state="agreed", why="it is being written")
         controller.ack(1, 0, 1, 2)
     else:
         revision = int(end == "goes on after")  # the checkpoint that the run goes on from has it, or not
         controller.control.leader_began(make_hello(0, WORLD, revision=revision, began_s=time.time()))
-        command = controller.control.due(1e9)
+        command = controller.control.next_command(1e9)
         assert (command is not None) == bool(revision)
         if command:
             controller.ack(1, 0, 1, 2)
@@ -147,7 +147,7 @@ def test_accepted_applied_and_settled(controller: Desk) -> None:
         {"micro_batches": 4},
         "me",
     )
-    command = controller.control.due(0.0)
+    command = controller.control.next_command(0.0)
     assert command is not None and (command.revision, command.id, command.changes) == (1, "a", EIGHT)
     controller.ack(1, 0, 1)
     known = controller.update_log.state.commands["a"]
@@ -161,7 +161,9 @@ def test_accepted_applied_and_settled(controller: Desk) -> None:
     controller.ack(1, 2)
     assert controller.update_log.state.commands["a"].settled
     assert (
-        controller.control.due(99.0) is None and controller.control.revision == 1 and controller.errors == []
+        controller.control.next_command(99.0) is None
+        and controller.control.revision == 1
+        and controller.errors == []
     )
 
 
@@ -216,9 +218,9 @@ def test_what_is_asked_before_the_ranks_are_here_waits_for_them(tmp_path: Path) 
     leader = structs.replace(make_hello(0, WORLD), began_s=time.time() + 1)
     controller.control.leader_began(leader)
     controller.train()
-    controller.control.tell_waits()
+    controller.control.publish_waiting()
     assert controller.update_log.state.commands["a"].why == ""
-    command = controller.control.due(0.0)
+    command = controller.control.next_command(0.0)
     assert command and command.changes == EIGHT
     controller.control.leader_began(
         structs.replace(leader, revision=1)
@@ -282,10 +284,10 @@ def test_of_two_with_one_base_one_loses_cleanly(controller: Desk) -> None:
 def test_one_at_a_time_in_order_and_again_until_acknowledged(controller: Desk) -> None:
     for id in ("a", "b"):
         controller.propose(id, EIGHT)
-    sent = [controller.control.due(now) for now in (0.0, 0.1, RESEND_S, RESEND_S + 0.1)]
+    sent = [controller.control.next_command(now) for now in (0.0, 0.1, RESEND_S, RESEND_S + 0.1)]
     assert [command.revision if command else None for command in sent] == [1, None, 1, None]
     controller.ack(1, 0)
-    second = controller.control.due(RESEND_S + 0.2)
+    second = controller.control.next_command(RESEND_S + 0.2)
     assert second is not None and second.revision == 2
 
 
@@ -317,11 +319,11 @@ def test_what_some_ranks_have_said_is_journalled(controller: Desk) -> None:
     controller.propose("a", EIGHT)
     controller.ack(1, 0)
     controller.ack(1, 1)
-    controller.control.keep_counts()
+    controller.control.journal_counts()
     controller.restart()
     assert controller.update_log.state.commands["a"].acks == 2
     controller.control.rank_lost(2)
-    controller.control.tell_acks()
+    controller.control.publish_acks()
     lost = controller.update_log.state.commands["a"]
     assert (lost.acks, lost.why, lost.final) == (2, "rank 2 was lost before it said so", False)
     controller.restart()
@@ -375,7 +377,7 @@ def test_a_restart_knows_ids_and_goes_on_numbering(controller: Desk) -> None:
     assert (states["a"].state, states["a"].acks, states["b"].state, states["no"].state) == (
         *("applied", 3, "accepted", "rejected"),
     )
-    command = controller.control.due(0.0)
+    command = controller.control.next_command(0.0)
     assert command is not None and (command.revision, command.expires_step) == (2, 30), (
         "what waited is delivered again"
     )
@@ -395,7 +397,7 @@ def test_acknowledgements_lost_with_a_hub_are_counted_when_repeated(controller: 
 
 
 def test_a_number_that_a_rank_has_seen_is_never_given_again(controller: Desk) -> None:
-    controller.control.seen_revision(41)
+    controller.control.note_revision(41)
     assert controller.propose("a", EIGHT).revision == 42
 
 
@@ -474,11 +476,11 @@ def test_a_run_that_goes_on_from_a_snapshot_has_its_revision(controller: Desk) -
     states = {id: command.state for id, command in controller.update_log.state.commands.items()}
     assert states == {"kept": "applied", "lost": "rolled_back", "waits": "expired"}
     assert controller.update_log.state.commands["lost"].why == "the run went on from step 5, at revision 1"
-    assert controller.control.due(began) is None
+    assert controller.control.next_command(began) is None
     after = controller.propose("after", {"micro_batches": 8})
     assert (after.state, after.revision) == ("accepted", 4), "no number is used twice"
     controller.control.leader_began(leader)  # a hub that has started anew asks for hello again
-    command = controller.control.due(began)
+    command = controller.control.next_command(began)
     assert command and command.revision == 4
     controller.restart()
     assert controller.update_log.state.commands["lost"].state == "rolled_back", "on disk too"

@@ -18,7 +18,7 @@ BESIDE = ("", "-wal", "-shm")
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"OPEN_S": 0.01, "RETRY_S": 0.02, "LOOK_S": 0.01}.items():
+    for name, seconds in {"OPEN_S": 0.01, "RETRY_S": 0.02, "CHECK_S": 0.01}.items():
         monkeypatch.setattr(f"agents.hub.commands.journal.{name}", seconds)
     monkeypatch.setattr("agents.recording.database.BETWEEN_S", 0.0)
 
@@ -55,9 +55,9 @@ def test_one_that_cannot_be_opened_at_start_is_tried_again(tmp_path: Path) -> No
     refused = journal.propose("early", {"micro_batches": 2})
     assert refused.state == "rejected" and "cannot be opened (database is locked)" in refused.why
     lock.close()
-    until(journal.journal.reopened)
-    journal.control.recall()
-    assert [event.text for event in journal.journal.told()] == [
+    until(journal.journal.take_reopened)
+    journal.control.load_journal()
+    assert [event.text for event in journal.journal.take_events()] == [
         f"the journal {journal.path} is open: changes are taken again"
     ]
     known = journal.update_log.state.commands
@@ -76,7 +76,7 @@ def test_a_file_that_is_removed_is_put_back(tmp_path: Path, removed: tuple[str, 
     for beside in removed:
         journal.path.with_name(f"commands.db{beside}").unlink()
     said: list[str] = []
-    until(lambda: said.extend(event.text for event in journal.journal.told()) or said)  # type: ignore[func-returns-value]
+    until(lambda: said.extend(event.text for event in journal.journal.take_events()) or said)  # type: ignore[func-returns-value]
     assert said == [f"the journal {journal.path} was removed; it is put back, with all that was in it"]
     journal.propose("after", {"micro_batches": 2})
     killed = tmp_path / "killed"
@@ -103,7 +103,7 @@ def test_while_it_cannot_be_put_back_changes_are_refused(tmp_path: Path) -> None
     (tmp_path / "run").mkdir()
     until(lambda: not journal.journal._removed)
     assert journal.propose("after", {"micro_batches": 2}).state == "accepted"
-    levels = [event.level for event in journal.journal.told()]
+    levels = [event.level for event in journal.journal.take_events()]
     assert levels == ["error", "warning"], "each is said once"
     journal.journal.close()
     assert states(journal.path) == {"before": "accepted", "after": "accepted"}

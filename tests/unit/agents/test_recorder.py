@@ -17,7 +17,8 @@ from agents.hub.recorder import Limits, Recorder
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Event, Update
 from agents.recording.format import OF_A_MOMENT, RecordingError, pack_row, unpack, unpack_row
-from agents.recording.reader import Recording, Replay
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
 from tests.unit.agents.fleet import make_hello, make_step, make_summary
 from tests.unit.agents.test_replay import digest
 
@@ -56,7 +57,7 @@ class Run:
             time.sleep(0.005)
 
     def written(self) -> bool:
-        return self.recorder._written == self.recorder._handed and self.recorder._queue.empty()
+        return self.recorder._written_bytes == self.recorder._queued_bytes and self.recorder._queue.empty()
 
     @property
     def events(self) -> list[str]:
@@ -72,7 +73,7 @@ def make_run(tmp_path: Path) -> Iterator[MakeRun]:
 
     def make(update_log: UpdateLog | None = None, **limits: object) -> Run:
         run = Run(
-            tmp_path / "run.db", Limits(**{"commit_s": 0.01, "snapshots_worth": 0, **limits}), update_log
+            tmp_path / "run.db", Limits(**{"commit_s": 0.01, "snapshot_multiple": 0, **limits}), update_log
         )  # type: ignore[arg-type]
         runs.append(run)
         return run
@@ -205,7 +206,7 @@ def digest_at(replay: Replay, seq: int) -> list[bytes]:
 
 
 def test_who_does_not_keep_up_has_a_gap_and_then_a_snapshot(make_run: MakeRun) -> None:
-    run = make_run(UpdateLog(log_updates=64), queue_bytes=0, commit_s=0.2, patience_s=0.0)
+    run = make_run(UpdateLog(log_updates=64), queue_bytes=0, commit_s=0.2, gap_interval_s=0.0)
     run.begin()
     run.train(100)  # handed over: the first of them; the log keeps 64; the thread sleeps
     run.until(lambda: any("a gap of" in text for text in run.events))

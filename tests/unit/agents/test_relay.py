@@ -8,7 +8,7 @@ import pytest
 
 from agents import protocol
 from agents.client import Client
-from agents.hub.relay import Node
+from agents.hub.relay.node import Node
 from agents.hub.relay_queue import KEPT, PATIENCE, RelayQueue
 from agents.hub.telemetry.membership import SUCCESSION_S
 from agents.protocol import Event, Pulse, Refused, Relay, Welcome, codec

@@ -6,7 +6,8 @@ from pathlib import Path
 from agents.client import Client
 from agents.protocol import AnyMessage, Update, Updates, codec
 from agents.recording.format import RecordingError
-from agents.recording.reader import Recording, Replay
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
 from agents.state.run_state import RunState
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until

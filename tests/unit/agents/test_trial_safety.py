@@ -61,7 +61,7 @@ class Bench(Desk):
         """The ranks carry out what waits for them."""
         self.trials.tick()
         self.settle()
-        command = self.control.due(1e9 + self.step)
+        command = self.control.next_command(1e9 + self.step)
         assert command is not None
         for rank in range(WORLD):
             ack = Ack(rank, command.revision, "applied", self.step, "d", before={"micro_batches": 4})
@@ -241,7 +241,7 @@ def test_a_refusal_is_the_leaders_to_say(bench: Bench) -> None:
     bench.propose("a", {"micro_batches": 8})
     no = Ack(2, 1, "rejected", 5, "x", "nope")
     bench.control.ack(no)
-    assert bench.control.due(0.0) is not None
+    assert bench.control.next_command(0.0) is not None
     bench.control.ack(no)
     assert bench.update_log.state.commands["a"].state == "accepted"
     bench.ack(1, 0, 1)
@@ -253,14 +253,14 @@ def test_a_refusal_is_the_leaders_to_say(bench: Bench) -> None:
 def test_nobody_has_applied_what_was_not_sent(bench: Bench) -> None:
     bench.propose("a", {"micro_batches": 8})
     bench.propose("b", {"micro_batches": 2})
-    bench.control.due(0.0)
+    bench.control.next_command(0.0)
     bench.control.ack(Ack(0, 2, "applied", 5, "x"))
     assert bench.update_log.state.commands["b"].state == "accepted"
 
 
 def test_refusals_do_not_fill_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agents.hub.commands.journal.REFUSED_KEPT", 5)
-    monkeypatch.setattr("agents.hub.commands.journal.PRUNE_EVERY", 10)
+    monkeypatch.setattr("agents.hub.commands.journal.PRUNE_PERIOD", 10)
     bench.propose("good", {"lr": 0.5})
     for number in range(40):
         bench.propose(f"no{number}", {"nothing": 1})

@@ -54,14 +54,14 @@ class Lab(Desk):
 
     def obey(self) -> None:
         self.settle()
-        while command := self.control.due(float(self.step)):
+        while command := self.control.next_command(float(self.step)):
             before: Values = {n: self.values[n] for n in command.changes if n in self.values}  # type: ignore[misc]
             self.values |= {n: v for n, v in command.changes.items() if n in self.values}
             self.board_revision = command.revision
             self.show()
             for rank in range(WORLD):
                 self.control.ack(Ack(rank, command.revision, "applied", self.step, "d", before=dict(before)))
-            self.control.tell_acks()
+            self.control.publish_acks()
             self.trials.tick()
             self.settle()
 
@@ -212,7 +212,7 @@ def test_what_is_tried_is_taken_back_even_if_the_ranks_were_away_when_it_was_due
     lab.trials.tick()
     assert lab.trial.state == "reverting" and lab.values["micro_batches"] == 8
     back = lab.membership.connection(bytes([0]))
-    assert back and back.ranks[0].hear(101.0)
+    assert back and back.ranks[0].mark_heard(101.0)
     lab.run(4)
     assert (lab.trial.state, lab.values["micro_batches"]) == ("reverted", 4)
 

@@ -20,7 +20,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "bare").mkdir()
     sequence = UpdateLog()
     recorder = Recorder(
-        folder / "r-1" / "run.db", sequence, Limits(segment_bytes=5000, commit_s=0.01, snapshots_worth=0)
+        folder / "r-1" / "run.db", sequence, Limits(segment_bytes=5000, commit_s=0.01, snapshot_multiple=0)
     )
     board = make_board()
     for rank in range(2):

@@ -14,7 +14,8 @@ from agents.hub.telemetry.history import History
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Summary, Update
 from agents.recording.detail import curve_between
-from agents.recording.reader import Recording, Replay
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
 from agents.state.curve import Curve
 from agents.state.run_state import HISTORY, RunState
 from cockpit.data.curves import Stretch, beside, closer, extent, runs, stretches, within

@@ -172,7 +172,7 @@ def test_prometheus_of_a_live_run(own_hub: HubProcess, opened: Opened, capsys: S
 def test_a_gap_is_bridged_once(make_run: MakeRun) -> None:
     from agents.hub.telemetry.update_log import UpdateLog
 
-    run = make_run(UpdateLog(log_updates=64), queue_bytes=0, commit_s=0.2, patience_s=0.0)
+    run = make_run(UpdateLog(log_updates=64), queue_bytes=0, commit_s=0.2, gap_interval_s=0.0)
     run.begin()
     run.train(100)
     run.until(lambda: any("a gap of" in text for text in run.events))

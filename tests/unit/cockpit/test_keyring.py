@@ -129,7 +129,7 @@ def test_who_only_watches_may_ask_what_a_change_would_do(
     opened(Fleet(hub.endpoints.ranks))
     capsys.readouterr()
     assert run(["preview", "micro_batches=8", "--run", found.tcp.clients]) == REFUSED
-    assert "the ranks of this run do not say what a change would do" in capsys.readouterr().out
+    assert "the ranks of this run do not support previews" in capsys.readouterr().out
     assert run(["set", "micro_batches=8", "--run", found.tcp.clients]) == 2
     assert "wants a key of role operator" in capsys.readouterr().err
 

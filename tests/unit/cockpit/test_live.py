@@ -89,7 +89,7 @@ def test_what_a_feed_asks_is_answered_to_it_alone(hub: HubProcess) -> None:
                 viewer.ask(ask)
         viewer.ask(Preview("q", {"micro_batches": 8}))
         until(lambda: "q" in store.previews, fleet.turn)
-        assert "do not say what a change would do" in store.previews["q"].why
+        assert "do not support previews" in store.previews["q"].why
         assert not other.previews
         operator.ask(Try("t" * 49, {"micro_batches": 8}, 4))  # too long a name: refused before it is sent
         until(lambda: other.denied, fleet.turn)

@@ -5,12 +5,12 @@ import pytest
 from agents.client import Client
 from agents.hub.telemetry import sampling_leases as leases_module
 from agents.hub.telemetry.sampling_leases import (
-    A_SECOND,
     CLIENTS,
-    LOOK_S,
-    RANKS_A_TURN,
+    MESSAGES_PER_S,
+    RANKS_PER_TURN,
     RENEW_S,
-    TOLD_S,
+    REQUEST_S,
+    SAMPLE_PERIOD_S,
     SamplingLeases,
 )
 from agents.protocol import Experts, LayerLoad, Sample
@@ -22,7 +22,7 @@ HERE = {rank: b"%d" % rank for rank in range(8)}
 
 
 def asked(leases: SamplingLeases, now: float, step_ms: float = 100.0) -> dict[bytes, dict[str, int]]:
-    told = leases.due(HERE, step_ms, now)
+    told = leases.requests_due(HERE, step_ms, now)
     return {identity: {sample.kinds[0]: sample.every for sample in samples} for identity, samples in told}
 
 
@@ -53,7 +53,7 @@ def test_ranks_are_told_what_is_looked_at_and_again_in_time() -> None:
         b"3": {"peers": 8},
     }  # twice a second, in steps of 100 ms
     assert asked(leases, 0.5) == {}
-    assert RENEW_S < TOLD_S
+    assert RENEW_S < REQUEST_S
     assert set(asked(leases, RENEW_S)) == {b"2", b"3"}
     assert leases.ask(b"b", Sample(["experts"], 1.0), RENEW_S) is None
     assert asked(leases, RENEW_S)[b"2"] == {"experts": 8, "peers": 8}
@@ -66,7 +66,7 @@ def test_a_rank_on_a_new_connection_is_told_anew() -> None:
     leases = SamplingLeases()
     leases.ask(b"a", Sample(["peers"], 60.0, [2]), 0.0)
     assert asked(leases, 0.0)
-    assert [identity for identity, _ in leases.due(HERE | {2: b"new"}, 100.0, 0.1)] == [b"new"]
+    assert [identity for identity, _ in leases.requests_due(HERE | {2: b"new"}, 100.0, 0.1)] == [b"new"]
 
 
 def test_however_many_look_what_comes_in_is_bounded() -> None:
@@ -75,12 +75,12 @@ def test_however_many_look_what_comes_in_is_bounded() -> None:
         assert leases.ask(b"%d" % client, Sample(["peers"], 60.0), 0.0) is None
     assert "256 clients look" in (leases.ask(b"one more", Sample(["peers"], 60.0), 0.0) or "")
     world = {rank: b"%d" % rank for rank in range(16_384)}
-    told = list(leases.due(world, 100.0, 0.0))
-    assert len(told) == RANKS_A_TURN
+    told = list(leases.requests_due(world, 100.0, 0.0))
+    assert len(told) == RANKS_PER_TURN
     every = told[0][1][0].every
-    assert len(world) / (every * 0.1) <= A_SECOND
-    fast = next(leases.due(HERE, 0.0, 9.0))[1][0]  # a step time of nothing
-    assert fast.every * 1e-3 >= LOOK_S / 1000
+    assert len(world) / (every * 0.1) <= MESSAGES_PER_S
+    fast = next(leases.requests_due(HERE, 0.0, 9.0))[1][0]  # a step time of nothing
+    assert fast.every * 1e-3 >= SAMPLE_PERIOD_S / 1000
 
 
 def test_what_leases_cost_does_not_grow_with_ranks_times_leases() -> None:
@@ -97,7 +97,7 @@ def test_what_leases_cost_does_not_grow_with_ranks_times_leases() -> None:
     for lease in leases._sampling_leases.values():
         lease.ranks = Counted(lease.ranks)
     world = {rank: b"%d" % rank for rank in range(1000)}
-    told = [identity for identity, _ in leases.due(world, 100.0, 0.0)]
+    told = [identity for identity, _ in leases.requests_due(world, 100.0, 0.0)]
     assert told == [b"%d" % rank for rank in range(CLIENTS)] and Counted.looks <= len(world)
 
 
@@ -115,7 +115,7 @@ def test_what_a_client_looks_at_reaches_the_rank_through_the_hub(hub: HubProcess
         if agent.wants("experts", step):
             agent.send(Experts(step, [LayerLoad(0, [1, 2], 0)]))
 
-    assert leases_module.LOOK_S == 0.5  # of steps of 10 ms that is each 64th
+    assert leases_module.SAMPLE_PERIOD_S == 0.5  # of steps of 10 ms that is each 64th
     poll_until(
         client, lambda: client.state.experts and client.state.experts.step % 64 == 0 and step % EVERY, train
     )

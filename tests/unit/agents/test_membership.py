@@ -53,13 +53,13 @@ def test_one_connection_is_one_rank(membership: Membership) -> None:
 
 def test_a_silent_rank_is_lost_once_and_comes_back(membership: Membership) -> None:
     membership.hello(b"b", make_hello(1, 4), 0.0)
-    assert not on(membership, b"b", 1).hear(4.0)
+    assert not on(membership, b"b", 1).mark_heard(4.0)
     lost = membership.newly_lost(LOST_AFTER_S + 0.1)
     assert [(gone.rank, gone.clean) for gone in lost] == [(0, False)]
     assert f"process {os.getpid()} is alive but silent" in lost[0].text
     assert lost[0].process == "alive" and not lost[0].over
     assert membership.newly_lost(LOST_AFTER_S + 0.2) == [] and membership.leader is None
-    assert on(membership, b"a", 0).hear(7.0) and not on(membership, b"a", 0).hear(7.0)
+    assert on(membership, b"a", 0).mark_heard(7.0) and not on(membership, b"a", 0).mark_heard(7.0)
     assert membership.leader is not None
 
 
@@ -101,9 +101,9 @@ def test_a_leader_that_comes_back_finds_its_place_taken() -> None:
     membership.hello(b"a", make_hello(0, 2), 0.0)
     membership.newly_lost(LOST_AFTER_S + 0.1)
     assert membership.hello(b"b", make_hello(1, 2, leader=True), LOST_AFTER_S + 0.2) is None
-    assert membership.leader is not None and (membership.leader.rank, membership.led) == (1, 1)
-    assert on(membership, b"a", 0).hear(7.0) and not on(membership, b"a", 0).hello.leader
+    assert membership.leader is not None and (membership.leader.rank, membership.last_leader) == (1, 1)
+    assert on(membership, b"a", 0).mark_heard(7.0) and not on(membership, b"a", 0).hello.leader
     assert membership.leader.rank == 1
     assert "rank 1 leads this run" in (membership.hello(b"a", make_hello(0, 2), 7.0) or "")
     membership.leave(1)
-    assert membership.leader is None and membership.led == 1
+    assert membership.leader is None and membership.last_leader == 1

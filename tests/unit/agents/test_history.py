@@ -13,7 +13,7 @@ from msgspec import structs
 
 from agents.alerts.detection import Detection, all_detectors
 from agents.client import Client
-from agents.hub.telemetry.history import History, Past, belonging
+from agents.hub.telemetry.history import History, RestoredHistory, belonging
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Event, Recalled, Update, codec
 from agents.recording import endings as reading
@@ -280,15 +280,15 @@ def ending(leader: object, first: int, last: int, *told: Event) -> Ending:
     ],
 )
 def test_what_belongs_to_the_run(found: list[Ending], known: int | None, belongs: list[int] | None) -> None:
-    past = belonging(found, HERE, known)
-    assert (None if past is None else [one.step for one in past.summaries]) == belongs
+    restored = belonging(found, HERE, known)
+    assert (None if restored is None else [one.step for one in restored.summaries]) == belongs
 
 
 def test_events_are_told_once() -> None:
     a, b, c = event("a", 1.0), event("b", 2.0), event("c", 3.0)
-    past = belonging([ending(HERE, 3, 4, b, c), ending(HERE, 0, 4, a, b)], HERE, None)
-    assert past is not None and past.events == [a, b, c]
-    assert belonging([ending(OTHER, 0, 4, a)], HERE, 0) == Past()
+    restored = belonging([ending(HERE, 3, 4, b, c), ending(HERE, 0, 4, a, b)], HERE, None)
+    assert restored is not None and restored.events == [a, b, c]
+    assert belonging([ending(OTHER, 0, 4, a)], HERE, 0) == RestoredHistory()
 
 
 def test_it_goes_in_front_of_what_is_known_by_then(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_the_past_is_no_news_to_the_detectors() -> None:
     state.apply(make_hello(0, 1))
     state.apply(Recalled(broken))
     watch = Detection(all_detectors())
-    watch.acquaint(state, 0.0)
-    assert watch.look(state, 1.0) == []
+    watch.learn(state, 0.0)
+    assert watch.check(state, 1.0) == []
     state.apply(structs.replace(make_summary(100), loss=50.0))
-    assert [alert.name for alert in watch.look(state, 2.0)] == ["loss_spike"], "it has learned what is usual"
+    assert [alert.name for alert in watch.check(state, 2.0)] == ["loss_spike"], "it has learned what is usual"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from agents.alerts.detection import TELL_ANEW_S, Detection, all_detectors
+from agents.alerts.detection import REPUBLISH_S, Detection, all_detectors
 from agents.alerts.devices import Memory, Throttle
-from agents.alerts.finding import GRAVITY, Finding, by_gravity
+from agents.alerts.finding import SEVERITY_ORDER, Finding, by_severity
 from agents.alerts.ranks import Lost, Stall
 from agents.alerts.stragglers import Slowdown, Straggler
 from agents.alerts.training import DeadExperts, Loss, Routing
@@ -68,7 +68,7 @@ def stalled(
                 if rank not in silent or second == 0
             ),
         )
-        found = stall.look(state, float(second))
+        found = stall.check(state, float(second))
     return found
 
 
@@ -95,10 +95,10 @@ def test_a_suspended_rank_is_whom_the_others_wait_for() -> None:
     state, stall = run_of(), Stall()
     feed(state, (Pulse(rank, 7, "waiting for a pipeline neighbour", 60_000.0) for rank in range(WORLD)))
     state.apply(Gone(5, clean=False, text="process 9 is suspended", process="stopped"))
-    (found,) = stall.look(state, 0.0)
+    (found,) = stall.check(state, 0.0)
     assert found.ranks == (5,)
     assert "7 of 8 ranks wait for a pipeline neighbour; rank 5 (pp1 dp1) not heard" in found.text
-    assert [one.name for one in Lost().look(state, 0.0)] == ["silent"]
+    assert [one.name for one in Lost().check(state, 0.0)] == ["silent"]
 
 
 def test_a_paused_run_and_a_long_checkpoint_are_no_stall() -> None:
@@ -109,9 +109,9 @@ def test_a_paused_run_and_a_long_checkpoint_are_no_stall() -> None:
 def test_what_takes_long_in_a_slow_run_is_no_stall() -> None:
     state, stall = run_of(step_ms=60_000.0), Stall()
     feed(state, (Pulse(rank, 7, WAIT, 200_000.0) for rank in range(WORLD)))
-    assert stall.look(state, 0.0) == []
+    assert stall.check(state, 0.0) == []
     feed(state, (Pulse(rank, 7, WAIT, 301_000.0) for rank in range(WORLD)))
-    assert stall.look(state, 1.0)
+    assert stall.check(state, 1.0)
 
 
 # --------------------------------------------------------------------------------------------- straggler
@@ -137,7 +137,7 @@ def watched_steps(
     for step in range(steps):
         own = {rank: own and own + step % 3 for rank, own in own_ms.items()}
         feed(state, [record for record in steps_of(step, own) if record.rank < world])
-        found = straggler.look(state, float(step))
+        found = straggler.check(state, float(step))
     return found or []
 
 
@@ -159,7 +159,7 @@ def test_one_slow_step_is_no_straggler() -> None:
     state, straggler = run_of(), Straggler()
     for step in range(9):
         feed(state, steps_of(step, {6: 95.0} if step == 8 else {}))
-        found = straggler.look(state, float(step))
+        found = straggler.check(state, float(step))
     assert found == []
 
 
@@ -168,7 +168,7 @@ def test_a_rank_that_was_slow_is_so_until_it_is_well_under_the_limit() -> None:
     said = []
     for step, own in enumerate([90.0] * 6 + [66.0] * 6 + [62.0] * 6 + [66.0] * 6):
         feed(state, steps_of(step, {6: own}))
-        said.append(bool(straggler.look(state, float(step))))
+        said.append(bool(straggler.check(state, float(step))))
     assert said == [False] * 4 + [True] * 10 + [False] * 10
 
 
@@ -183,7 +183,7 @@ def test_a_rank_alone_in_its_stage_is_compared_with_its_own_past() -> None:
     said = []
     for step in range(40):
         feed(state, steps_of(step, {1: 90.0 if step >= 25 else 60.0})[:2])
-        said.append([one.text for one in straggler.look(state, float(step)) or []])
+        said.append([one.text for one in straggler.check(state, float(step)) or []])
     assert not any(said[:27]) and said[-1] == [
         "rank 1 (pp1 dp0) needs 90 ms of its own a step, +50% against its own 60 ms before"
     ]
@@ -194,7 +194,7 @@ def test_a_knob_that_was_turned_makes_a_new_past() -> None:
     for step in range(40):
         slow = {1: 90.0 if step >= 25 else 60.0}
         feed(state, [structs.replace(one, revision=int(step >= 25)) for one in steps_of(step, slow)[:2]])
-        assert not straggler.look(state, float(step))
+        assert not straggler.check(state, float(step))
 
 
 def test_ranks_that_share_cores_are_judged_over_more_steps_and_by_more() -> None:
@@ -210,8 +210,8 @@ def slowed(*step_ms: float, shared: bool = False, revisions: dict[int, int] | No
         revision = max((to for at, to in (revisions or {}).items() if step >= at), default=0)
         summary = structs.replace(make_summary(step), step_ms=ms, revision=revision, oversubscribed=shared)
         state.apply(summary)
-        said.append([one.text for one in slowdown.look(state, 0.0) or []])
-    assert slowdown.look(state, 0.0) is None
+        said.append([one.text for one in slowdown.check(state, 0.0) or []])
+    assert slowdown.check(state, 0.0) is None
     return said
 
 
@@ -238,8 +238,8 @@ def losses(*values: float) -> list[list[Finding] | None]:
     state, loss, said = RunState(), Loss(), []
     for step, value in enumerate(values):
         state.apply(structs.replace(make_summary(step), loss=value))
-        said.append(loss.look(state, float(step)))
-    assert loss.look(state, 99.0) is None
+        said.append(loss.check(state, float(step)))
+    assert loss.check(state, 99.0) is None
     return said
 
 
@@ -266,7 +266,7 @@ def test_a_gradient_norm_far_above_the_usual() -> None:
     state, loss = RunState(), Loss()
     for step in range(12):
         state.apply(structs.replace(make_summary(step), grad_norm=35.0 if step == 11 else 1.0))
-    (found,) = loss.look(state, 0.0) or []
+    (found,) = loss.check(state, 0.0) or []
     assert found.name == "gradient_spike" and "35 times" in found.text
 
 
@@ -274,8 +274,8 @@ def dead(*loads: list[int], every: int = 1) -> list[Finding]:
     state, detector = RunState(), DeadExperts()
     for sample, load in enumerate(loads):
         state.apply(Experts(sample * every, [LayerLoad(2, load, 0)]))
-        found = detector.look(state, 0.0)
-        assert detector.look(state, 0.0) is None
+        found = detector.check(state, 0.0)
+        assert detector.check(state, 0.0) is None
     return found or []
 
 
@@ -308,7 +308,7 @@ def test_dead_experts_of_many_layers_are_one_alert_whose_count_is_updated() -> N
             if sample < 15 or layer < 23
         ]
         state.apply(Experts(2 * sample, layers))
-        for alert in watch.look(state, float(sample)):
+        for alert in watch.check(state, float(sample)):
             state.apply(alert)
             said.append(alert.text)
     assert len(said) == 2 and list(state.alerts) == [("dead_experts", "run")]
@@ -325,10 +325,10 @@ def test_the_gravest_alert_comes_first() -> None:
     names = [("drops", "warning"), ("new_kind", "error"), ("collapse", "error"), ("straggler", "warning")]
     alerts = [Alert(name, "run", level, True, 1, 1.0, "") for name, level in names]  # type: ignore[arg-type]
     alerts += [Alert("collapse", "older", "error", True, 1, 0.5, "")]
-    order = [(alert.name, alert.subject) for alert in by_gravity(alerts)]
+    order = [(alert.name, alert.subject) for alert in by_severity(alerts)]
     assert [name for name, _ in order] == ["collapse", "collapse", "new_kind", "straggler", "drops"]
     assert order[1] == ("collapse", "older")
-    assert {one for detector in all_detectors() for one in names_in(detector)} <= set(GRAVITY)
+    assert {one for detector in all_detectors() for one in names_in(detector)} <= set(SEVERITY_ORDER)
 
 
 def names_in(detector: object) -> set[str]:
@@ -341,8 +341,8 @@ def routed(*layers: LoadSummary) -> list[str]:
     state, detector = RunState(), Routing()
     for step, layer in enumerate(layers):
         state.apply(Loads(step, [layer]))
-        found = detector.look(state, 0.0)
-        assert detector.look(state, 0.0) is None
+        found = detector.check(state, 0.0)
+        assert detector.check(state, 0.0) is None
     return [finding.text for finding in found or []]
 
 
@@ -360,7 +360,7 @@ def test_layers_that_do_the_same_are_one_finding_and_the_worst_is_named() -> Non
     state, detector = RunState(), Routing()
     bad = [structs.replace(summary_of(0.1 + 0.02 * n, 60 + 10 * n), layer=n) for n in range(8)]
     state.apply(Loads(0, [*bad, structs.replace(summary_of(), layer=8)]))
-    collapse, drops = detector.look(state, 0.0) or []
+    collapse, drops = detector.check(state, 0.0) or []
     assert collapse.text.startswith(
         "the router of layer 0 collapses: expert 0 gets 86% of the tokens, evenness 0.10"
     )
@@ -387,22 +387,22 @@ def test_memory_near_its_limit_on_a_device_and_on_a_machine() -> None:
     for device, host in ((70, 10), (78, 61), (75, 60), (70, 10)):
         memory_of = {"device_memory_total": 80 * GIB, "host_memory_total": 64 * GIB}
         state.apply(Vitals(3, 7, device_memory_bytes=device * GIB, host_memory_bytes=host * GIB, **memory_of))
-        said.append([finding.subject.split()[0] for finding in memory.look(state, 0.0) or []])
+        said.append([finding.subject.split()[0] for finding in memory.check(state, 0.0) or []])
     assert said == [[], ["rank", "host"], ["rank", "host"], []]
-    assert memory.look(state, 0.0) is None, "one reading counts once"
+    assert memory.check(state, 0.0) is None, "one reading counts once"
 
 
 def test_no_data_is_no_finding() -> None:
     state = run_of()
     state.apply(Vitals(3, 7))
-    assert Memory().look(state, 0.0) == Throttle().look(state, 0.0) == []
+    assert Memory().check(state, 0.0) == Throttle().check(state, 0.0) == []
 
 
 def test_devices_that_one_reason_slows_down_are_one_alert() -> None:
     state = run_of()
     for rank in (2, 5):
         state.apply(Vitals(rank, 7, throttle=["thermal slowdown", "idle"], temperature_c=88.4, power_w=612.0))
-    (found,) = Throttle().look(state, 0.0) or []
+    (found,) = Throttle().check(state, 0.0) or []
     assert found.text == "ranks 2, 5: clocks held down by thermal slowdown (88 °C, 612 W on rank 2)"
 
 
@@ -417,7 +417,7 @@ class Said:
     def __init__(self) -> None:
         self.next: list[Finding] | None = []
 
-    def look(self, state: RunState, now_s: float) -> list[Finding] | None:
+    def check(self, state: RunState, now_s: float) -> list[Finding] | None:
         return self.next
 
 
@@ -428,25 +428,25 @@ def test_an_alert_is_raised_late_ends_late_and_is_told_anew() -> None:
     story = [there, [], there, None, there, changed, [], there, [], [], []]
     told = []
     for second, said.next in enumerate(story):
-        told += [(second, alert.active) for alert in watch.look(state, float(second))]
+        told += [(second, alert.active) for alert in watch.check(state, float(second))]
     assert told == [(4, True), (10, False)]
     said.next = there
-    assert not watch.look(state, 20.0) and watch.look(state, 21.0)
+    assert not watch.check(state, 20.0) and watch.check(state, 21.0)
     said.next = changed
-    assert not watch.look(state, 22.0)
-    assert [alert.text for alert in watch.look(state, 21.0 + TELL_ANEW_S)] == ["b"]
+    assert not watch.check(state, 22.0)
+    assert [alert.text for alert in watch.check(state, 21.0 + REPUBLISH_S)] == ["b"]
 
 
 def test_a_detector_that_fails_is_left_out_and_the_others_go_on() -> None:
     class Failing(Said):
-        def look(self, state: RunState, now_s: float) -> list[Finding] | None:
+        def check(self, state: RunState, now_s: float) -> list[Finding] | None:
             raise ZeroDivisionError
 
     said = Said()
     watch = Detection([Failing(), said], cpu_s=lambda: 0.0)
     said.next = [Finding("stall", "run", "error", "a")]
-    assert [len(watch.look(RunState(), float(second))) for second in range(3)] == [0, 1, 0]
-    assert watch.problems == ["the detector Failing failed and is left out: ZeroDivisionError()"]
+    assert [len(watch.check(RunState(), float(second))) for second in range(3)] == [0, 1, 0]
+    assert watch.problems == ["the detector Failing failed and is disabled: ZeroDivisionError()"]
 
 
 def test_looks_are_spaced_by_what_they_cost() -> None:
@@ -454,7 +454,7 @@ def test_looks_are_spaced_by_what_they_cost() -> None:
     said = Said()
     watch = Detection([said], cpu_s=lambda: next(clock))
     said.next = [Finding("stall", "run", "error", "a")]
-    told = [second for second in range(20) if watch.look(RunState(), float(second))]
+    told = [second for second in range(20) if watch.check(RunState(), float(second))]
     assert told == [5]  # 0.1 s of work is 2 % of 5 s
 
 
@@ -462,11 +462,11 @@ def test_a_lost_rank_is_found_by_all_detectors_together() -> None:
     state = run_of()
     state.apply(Gone(3, clean=False, text="no word for 5 s: process 7 has ended", process="ended"))
     state.apply(Gone(4, clean=True))
-    (alert,) = Detection(all_detectors(), cpu_s=lambda: 0.0).look(state, 0.0)
+    (alert,) = Detection(all_detectors(), cpu_s=lambda: 0.0).check(state, 0.0)
     assert alert.text == "rank 3 (pp0 dp3) is lost: no word for 5 s: process 7 has ended" and alert.ranks == [
         3
     ]
-    assert Lost().look(run_of(), 0.0) == []
+    assert Lost().check(run_of(), 0.0) == []
 
 
 @pytest.mark.parametrize(
@@ -481,6 +481,6 @@ def test_a_lost_rank_is_found_by_all_detectors_together() -> None:
 def test_a_rank_that_is_not_heard_is_told_by_its_process(process: Any, name: str, words: str) -> None:
     state = run_of()
     state.apply(Gone(3, clean=False, text="no word for 5 s", process=process))
-    (found,) = Lost().look(state, 0.0)
+    (found,) = Lost().check(state, 0.0)
     assert (found.name, found.text) == (name, f"rank 3 (pp0 dp3) is {words}: no word for 5 s")
     assert state.gone[3].over == (process == "ended"), "only a process that has ended is never heard again"

@@ -7,7 +7,7 @@ from agents.hub.telemetry.latest import Latest
 from agents.hub.telemetry.subscribers import (
     CLIENTS,
     FORGOTTEN_AFTER_S,
-    FRAMES_A_ROUND,
+    FRAMES_PER_ROUND,
     HEARTBEAT_S,
     Subscribers,
 )
@@ -160,7 +160,7 @@ def test_one_client_gets_a_bounded_share_of_a_round() -> None:
     subscribers = Subscribers(update_log, sent.send)
     subscribers.credit(b"c", Credit(1, update_log.epoch, 0, 64), 0.0)
     assert subscribers.serve(0.0) is True
-    assert len(sent.take()) == FRAMES_A_ROUND
+    assert len(sent.take()) == FRAMES_PER_ROUND
 
 
 def test_clients_are_bounded_and_silent_ones_forgotten(update_log: UpdateLog) -> None:
@@ -267,7 +267,7 @@ def test_who_wants_no_ranks_gets_the_job_alone(many: UpdateLog) -> None:
 
 def test_news_is_bounded_and_who_is_further_behind_gets_a_snapshot() -> None:
     state = RunState()
-    newest = Latest(state, news=10)
+    newest = Latest(state, updates=10)
     for number in range(1, 31):
         newest.add(number, text(number), b"packed")
     assert newest.reaches == 20 and len(list(newest.after(20))) == 10

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agents.hub.commands.preview_queries import A_SECOND, AGAIN_S, PreviewQueries
+from agents.hub.commands.preview_queries import QUERIES_PER_S, RETRY_S, PreviewQueries
 from agents.hub.telemetry.membership import Membership
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import PREVIEWS, Board, Message, Preview, Previewed
@@ -34,16 +34,16 @@ def test_a_client_has_one_question_on_its_way(questions: PreviewQueries, told: T
     assert told == [(b"leader", _ask("a"))]
     questions.answer(Previewed("a", {"lr": 1}, 0))
     questions.ask(b"c", _ask("b"), 10.1)
-    questions.ask(b"c", _ask("b"), 10.2 + AGAIN_S)
+    questions.ask(b"c", _ask("b"), 10.2 + RETRY_S)
     assert told[1:] == [(b"c", Previewed("a", {"lr": 1}, 0)), *[(b"leader", _ask("b"))] * 2]
 
 
 def test_all_together_ask_few_a_second(questions: PreviewQueries, told: Told) -> None:
     for number in range(100):
         questions.ask(b"c%d" % number, _ask(f"q{number}"), 10.0)
-    assert len(told) == A_SECOND
+    assert len(told) == QUERIES_PER_S
     questions.ask(b"c99", _ask("q99"), 11.0)
-    assert len(told) == A_SECOND + 1
+    assert len(told) == QUERIES_PER_S + 1
 
 
 def test_a_name_that_another_uses_too_takes_no_answer_away(questions: PreviewQueries, told: Told) -> None:

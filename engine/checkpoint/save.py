@@ -1,7 +1,7 @@
-"""Saving and loading a run with torch.distributed.checkpoint, beside training.
+"""Saves and restores a run with torch.distributed.checkpoint, in the background of training.
 
-A save copies the state to host memory between two steps; a thread of its own, with a process group of its own, writes
-it while the next steps run. Only a save that comes while the one before is still being written waits for it.
+A save copies the state to host memory between two steps. A thread with its own process group writes the copy while the
+next steps run. A step waits only if the previous save is still being written when the next one starts.
 """
 
 import threading
@@ -20,24 +20,25 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from agents.protocol import Ack, Changes, clip
-from engine.checkpoint.folders import PARTIAL, Checkpoint, Manifest, name_of, prune, remove, seal, sweep
+from engine.checkpoint.manifest import PARTIAL, Checkpoint, Manifest, folder_name
 from engine.checkpoint.state import State
 from engine.checkpoint.storage import Planner, Reader, Writer
+from engine.checkpoint.writing import prune, remove, remove_partial, seal
 from engine.config.layout import CheckpointSettings as Settings
 from engine.config.refusal import RefusedError
 
-WORD_EVERY_S = 5.0  # how often a rank that waits for a save says so
+REPORT_EVERY_S = 5.0  # how often a rank that waits for a save reports that it waits
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What became of a save."""
+    """The result of a save."""
 
     step: int
     folder: Path
     seconds: float
     bytes: int = 0
-    why: str = ""  # it failed, and this is the cause
+    why: str = ""  # the cause, if the save failed
 
     def __str__(self) -> str:
         if self.why:
@@ -46,9 +47,9 @@ class Saved:
 
 
 def restore(checkpoint: Checkpoint, state: State) -> None:
-    """Take over the state saved in `checkpoint`, whatever the layout it was saved in; the same call on every rank.
+    """Load the state in `checkpoint`, which may have been saved in another layout. Collective over all ranks.
 
-    RefusedError on all ranks if it cannot be read or holds another model.
+    RefusedError on all ranks if the checkpoint cannot be read or holds another model.
     """
     group = dist.new_group(backend="gloo")
     reader = Reader(checkpoint.folder, checkpoint.manifest.files)
@@ -60,10 +61,10 @@ def restore(checkpoint: Checkpoint, state: State) -> None:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in the folder `checkpoints_dir`; the same calls on every rank.
+    """The checkpoints of one run, in the folder `checkpoints_dir`. All ranks make the same calls.
 
-    Make it before the first step, then tell it of each step's end. `at` is told, again and again, that it waits for a
-    save to end: a run that is stopping and says nothing new is taken for stuck.
+    Create it before the first step; it creates a process group. `describe` makes the manifest of a save. `report` is
+    called every few seconds while a rank waits for a save, because a stopping run without reports counts as stuck.
     """
 
     def __init__(
@@ -72,27 +73,22 @@ class Checkpoints:
         settings: Settings,
         state: State,
         describe: Callable[[int], Manifest],
-        at: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
     ):
-        self.checkpoints_dir, self._settings, self._state, self._describe = (
-            checkpoints_dir,
-            settings,
-            state,
-            describe,
-        )
-        self._at = at
+        self.checkpoints_dir, self._settings, self._state = checkpoints_dir, settings, state
+        self._describe, self._report = describe, report
         self._requested = False
-        self._begun: int | None = None  # steps done at the newest save
+        self._saved_at: int | None = None  # steps done at the newest save
         self._rank, self._leads = dist.get_rank(), dist.get_rank() == 0
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._finished: deque[Saved] = deque()
         self._newest: Saved | None = None  # of the finished ones
         if self._leads:
-            sweep(checkpoints_dir)
+            remove_partial(checkpoints_dir)
 
     def request(self, _: object = None) -> None:
-        """Have the state saved when this step ends, on all ranks alike."""
+        """Request a save at the end of this step. All ranks must request it in the same step."""
         self._requested = True
 
     @property
@@ -100,9 +96,12 @@ class Checkpoints:
         return self._requested
 
     def due(self, done: int, last: bool) -> bool:
-        """Whether to save now that `done` steps are done, of which this is the last. Twice after the same step, at
-        which a paused run stays, only if the first has failed; every rank knows by then, for it has waited."""
-        if done == self._begun:
+        """Whether to save after `done` steps; `last`: no step follows. The same result on every rank.
+
+        A paused run stays at one step. There a second save is due only if the first has failed; every rank waits for
+        the first, so all know its result.
+        """
+        if done == self._saved_at:
             if not self._requested:
                 return False
             self._requested = False
@@ -112,8 +111,8 @@ class Checkpoints:
         return self._requested or (every > 0 and (last or done % every == 0))
 
     def save(self, done: int) -> None:
-        """Begin to save the state as it is after `done` steps. Waits for an earlier save, and for nothing else."""
-        self._requested, self._begun = False, done
+        """Start to save the state after `done` steps. Waits for an earlier save and for nothing else."""
+        self._requested, self._saved_at = False, done
         self.wait()
         tensors, manifest = self._state.copy(), self._describe(done)
         self._thread = threading.Thread(
@@ -122,31 +121,31 @@ class Checkpoints:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until nothing is being saved."""
+        """Wait until no save is under way."""
         if not self._thread:
             return
-        began = time.monotonic()
+        start = time.monotonic()
         while True:
-            self._thread.join(WORD_EVERY_S)
+            self._thread.join(REPORT_EVERY_S)
             if not self._thread.is_alive():
                 break
-            self._at(f"waiting for the checkpoint, {time.monotonic() - began:.1f} s")
+            self._report(f"waiting for the checkpoint, {time.monotonic() - start:.1f} s")
         self._thread = None
 
-    def fate(self, step: int) -> Saved | None:
-        """What became of the newest save, if it is of this step and no longer on its way; the same on every rank."""
+    def result_of(self, step: int) -> Saved | None:
+        """The result of the newest save if it is of this step and finished; the same on every rank."""
         if self._thread and self._thread.is_alive():
             return None
         return self._newest if self._newest and self._newest.step == step else None
 
     def take_finished(self) -> list[Saved]:
-        """What became of saves since the last call."""
+        """Results of the saves that finished since the last call."""
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def _save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
-        """In the thread: write, then, on the leader, seal. Every rank hears whether it is saved."""
+        """In the thread: write, then seal on rank 0. Every rank gets the result."""
         start = time.monotonic()
-        folder = self.checkpoints_dir / name_of(manifest.step)
+        folder = self.checkpoints_dir / folder_name(manifest.step)
         partial = folder.with_name(folder.name + PARTIAL)
         sums: dict[str, int] = {}
         why, size = "", 0
@@ -155,19 +154,19 @@ class Checkpoints:
         except BaseException as error:  # noqa: BLE001 - torch's CheckpointException is not an Exception
             why = _first_line(error)
         try:
-            told: list[tuple[dict[str, int], str]] = [({}, "")] * dist.get_world_size()
-            dist.all_gather_object(told, (sums, why), group=self._group)
-            why = next((of_rank for _, of_rank in told if of_rank), "")
+            by_rank: list[tuple[dict[str, int], str]] = [({}, "")] * dist.get_world_size()
+            dist.all_gather_object(by_rank, (sums, why), group=self._group)
+            why = next((of_rank for _, of_rank in by_rank if of_rank), "")
             if self._leads and not why:
                 try:
-                    known = {name: value for of_rank, _ in told for name, value in of_rank.items()}
+                    known = {name: value for of_rank, _ in by_rank for name, value in of_rank.items()}
                     size = sum(seal(partial, manifest, known).manifest.files.values())
                     prune(self.checkpoints_dir, self._settings.keep)
                 except OSError as error:
                     why = _first_line(error)
-            fate = [why]
-            dist.broadcast_object_list(fate, src=0, group=self._group)
-            why = fate[0]
+            result = [why]
+            dist.broadcast_object_list(result, src=0, group=self._group)
+            why = result[0]
         except Exception as error:  # noqa: BLE001 - another rank is gone
             why = why or _first_line(error)
         if why and self._leads:
@@ -176,14 +175,14 @@ class Checkpoints:
         self._finished.append(self._newest)
 
     def write(self, tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
-        """Each rank its part; done, and on disk, on all ranks when it returns. Checksums of what this rank wrote."""
+        """Write this rank's part and return the checksums of its files. On return all ranks' files are on disk."""
         writer = Writer(partial, self._rank)
         save(tensors, storage_writer=writer, process_group=self._group)
         return writer.sums
 
 
 class SaveAcks:
-    """Acks of changes that ask for a save, held until it is on disk or has failed: applied means saved."""
+    """Acks of changes that request a save. They wait until the save is on disk or has failed: applied means saved."""
 
     def __init__(self, checkpoints: Checkpoints, settle: Callable[[Ack], None]):
         self._checkpoints, self._settle = checkpoints, settle
@@ -191,17 +190,20 @@ class SaveAcks:
         self._leads = dist.get_rank() == 0
 
     def hold(self, ack: Ack, changes: Changes) -> None:
-        """Settle later what has just been applied at a step boundary; `save` is among its changes."""
+        """Hold the ack of a change with `save` that was applied at a step boundary; meanwhile report `agreed`."""
         self._held.append((ack, len(changes) == 1))
         if self._leads:
             text = f"the checkpoint of step {ack.step} is being written"
             self._settle(structs.replace(ack, state="agreed", why=text))
 
-    def tell(self) -> None:
-        """Settle what is decided. A change that asked for more than the save is in force whatever became of that."""
+    def settle_finished(self) -> None:
+        """Settle the acks of finished saves.
+
+        A change that contains more than the save is applied even if the save failed.
+        """
         for held in list(self._held):
             ack, alone = held
-            saved = self._checkpoints.fate(ack.step)
+            saved = self._checkpoints.result_of(ack.step)
             if saved is None:
                 continue
             self._held.remove(held)
@@ -212,7 +214,7 @@ class SaveAcks:
 
 
 def _first_line(error: BaseException) -> str:
-    """Of torch's report on all ranks, the first one's cause."""
+    """The first line of an error; of torch's report on all ranks, the cause on the first failed rank."""
     failures = getattr(error, "failures", None)
     if failures:
         rank, (cause, _) = next(iter(failures.items()))

@@ -1,7 +1,7 @@
-"""Re-placement: at an operator's word, experts move to other ranks between two steps, on all ranks or on none.
+"""Expert placement: on an operator's request, experts move to other ranks between two steps, on all ranks or on none.
 
-All ranks plan the same maps from the same recent counts (one exchange), make room, and hear each other's votes; a
-single no leaves everything as it was. Moved values are the same to the bit, so training goes on as if nothing was.
+All ranks compute the same new maps from the same recent loads (one all-reduce), allocate buffers and vote. One vote
+against leaves all experts where they are. Moved values are bit-identical, so the placement does not change training.
 """
 
 import hashlib
@@ -20,39 +20,39 @@ from engine.parallel.mesh import World
 from engine.planner.expert_placement import Map, Sent, imbalance, local_share, plan_map
 from engine.sharding.expert_rows import moe_layers
 
-WINDOW = 16  # steps: an expert's load is the exponential mean over about so many
+WINDOW = 16  # steps in the exponential moving average of an expert's load
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a plan does to the layers of one stage: sums over its layers, which count equally."""
+    """Effect of a plan on one pipeline stage, as sums over its layers."""
 
-    agreed: float  # a digest of the stage's new maps
+    maps_digest: float  # of the stage's new maps: all ranks of the stage must have the same
     layers: float = 0.0
     imbalance: float = 0.0
     imbalance_after: float = 0.0
     at_home: float = 0.0
     at_home_after: float = 0.0
-    experts: float = 0.0  # that move
-    bytes: float = 0.0
+    experts: float = 0.0  # moved
+    bytes: float = 0.0  # moved
 
 
 class ExpertPlacement:
-    """One rank's side of it. `request`, a goal of the planner, is carried out by the next `carry_out`."""
+    """Expert placement on one rank. `request` is a goal of the planner; the next `carry_out` carries it out."""
 
     def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, world: World):
         self.request: str | None = None
         self._layers, self._optimizer, self._world = moe_layers(stages), optimizer, world
         self._recent: Tensor | None = None
 
-    def note(self, load: Tensor) -> None:
-        """Count a step's pairs, [layer, expert], of this rank's tokens."""
+    def record_load(self, load: Tensor) -> None:
+        """Add a step's (token, expert) pairs of this rank, [layer, expert], to the recent load."""
         if self._recent is None:
             self._recent = torch.zeros_like(load, dtype=torch.float64, device="cpu")
         self._recent.mul_(1.0 - 1.0 / WINDOW).add_(load.cpu(), alpha=1.0 / WINDOW)
 
     def carry_out(self) -> Event | None:
-        """Do what is wished, if anything is; what became of it."""
+        """Carry out the pending request, if any, and return its result as an event. Collective over all ranks."""
         goal, self.request = self.request, None
         if goal is None:
             return None
@@ -63,26 +63,27 @@ class ExpertPlacement:
             figures = self._figures(maps, sent)
             if figures.experts:
                 move = Move(self._layers, maps, self._optimizer, self._world)
-        except Exception as refusal:  # noqa: BLE001 - a rank that cannot must still vote, or the others hang
+        except Exception as refusal:  # noqa: BLE001 - a rank that fails must still vote, or the others hang
             why = str(refusal) or type(refusal).__name__
         refused, total = self._agree(why, figures)
         if refused:
             return Event(time.time(), "warning", "engine", f"experts stay where they are: {refused}")
         if move:
             move.run()
-        return Event(time.time(), "info", "engine", _told(goal, total))
+        return Event(time.time(), "info", "engine", _description(goal, total))
 
     def _sent(self) -> dict[int, Sent]:
-        """Layer -> recent pairs [ep rank they come from, expert], of the whole job."""
+        """Layer -> recent pairs of the whole job, [ep rank of the token, expert]."""
         world = self._world
         recent = self._recent
-        assert recent is not None, "no step has been counted"
+        assert recent is not None, "no step has been recorded"
         from_E = torch.zeros(world.grid.ep, *recent.shape, dtype=torch.float64)
         from_E[world.at["ep"]] = recent
         whole = world.control.all_reduce(from_E)
         return {n: whole[:, n].numpy() for n in self._layers}
 
     def _figures(self, maps: dict[int, Map], sent: dict[int, Sent]) -> Figures:
+        """The effect of the new maps on this rank's stage."""
         digest = hashlib.blake2b(msgspec.msgpack.encode(sorted(maps.items())), digest_size=6).digest()
         now = {n: layer.placement.logical for n, layer in self._layers.items()}
         moved = {n: sum(a != b for a, b in zip(now[n], new, strict=True)) for n, new in maps.items()}
@@ -99,21 +100,21 @@ class ExpertPlacement:
         )
 
     def _agree(self, why: str, figures: Figures) -> tuple[str, Figures]:
-        """The first objection of any rank, or none; and the figures of all stages together."""
+        """Vote. The first objection of a rank, or ""; and the figures of all stages together."""
         mine = torch.tensor(astuple(figures), dtype=torch.float64)
         rows = self._world.control.all_gather(torch.cat((Vote(why).packed(), mine.view(torch.uint8))))
-        told = rows[:, -mine.nbytes :].contiguous().view(torch.float64)
+        figures_by_rank = rows[:, -mine.nbytes :].contiguous().view(torch.float64)
         votes = [Vote.unpacked(row[: -mine.nbytes]) for row in rows]
         for rank, vote in enumerate(votes):
             if vote.why:
                 return f"rank {rank}: {vote.why}", figures
-        stages = told.view(self._world.grid.pp, -1, told.shape[1])
+        stages = figures_by_rank.view(self._world.grid.pp, -1, figures_by_rank.shape[1])
         if (stages[:, :, 0] != stages[:, :1, 0]).any():
             return "ranks of one stage planned different maps", figures
         return "", Figures(*stages[:, 0].sum(0).tolist())
 
 
-def _told(goal: str, total: Figures) -> str:
+def _description(goal: str, total: Figures) -> str:
     if not total.experts:
         return f"experts are placed for {goal} already: none moves"
     load, after = total.imbalance / total.layers, total.imbalance_after / total.layers

@@ -1,8 +1,8 @@
-"""Experts from rank to rank with their optimizer state, all of a stage's layers in one all-to-all.
+"""Moves experts and their optimizer state between ranks, for all layers of a stage in one all-to-all.
 
-FSDP keeps a rank's stack of experts cut along dim 0, so an expert lies whole on one rank of the expert view's
-[efsdp, ep] ranks, and goes from there to the holder of its new slot. Bytes are moved, not numbers: nothing rounds.
-Everything that may fail (memory) happens in `Move`; `Move.run` only sends and copies.
+FSDP shards a rank's stack of experts along dim 0, so one rank of the [efsdp, ep] mesh holds a whole expert and sends it
+to the holder of its new slot. The transfer copies bytes, so values are not rounded. All that may fail (allocation)
+happens in the constructor of `Move`; `Move.run` only sends and copies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,7 @@ from engine.planner.expert_placement import Map, slots_per_rank
 
 
 class Move:
-    """The move of this rank's layers to new maps, prepared: buffers made, nothing sent yet.
-
-    `maps` gives the new map of each layer in `layers`.
-    """
+    """A prepared move of experts: buffers are allocated, nothing is sent yet. `maps` has the new map of each layer."""
 
     def __init__(
         self,
@@ -31,9 +28,11 @@ class Move:
     ):
         self._layers, self._maps, self._axis = layers, maps, world.expert_ranks
         self._shards = {n: _shards(layer.experts, optimizer) for n, layer in layers.items()}
-        P, me = self._axis.size, self._axis.rank
-        self._going: list[list[tuple[int, int]]] = [[] for _ in range(P)]  # by destination: (layer, row here)
-        self._coming: list[list[tuple[int, int]]] = [[] for _ in range(P)]
+        P, rank_here = self._axis.size, self._axis.rank
+        self._sends: list[list[tuple[int, int]]] = [
+            [] for _ in range(P)
+        ]  # by destination: (layer, row on this rank)
+        self._receives: list[list[tuple[int, int]]] = [[] for _ in range(P)]
         for n, layer in layers.items():
             now = layer.placement.logical
             held = slots_per_rank(len(now), world.grid.ep, world.grid.efsdp)
@@ -41,23 +40,24 @@ class Move:
             for slot, expert in enumerate(maps[n]):
                 (source, row), (target, new_row) = at[now.index(expert)], at[slot]
                 if (source, row) != (target, new_row):
-                    if source == me:
-                        self._going[target].append((n, row))
-                    if target == me:
-                        self._coming[source].append((n, new_row))
+                    if source == rank_here:
+                        self._sends[target].append((n, row))
+                    if target == rank_here:
+                        self._receives[source].append((n, new_row))
         width = sum(_width(shard) for shard in next(iter(self._shards.values())))
-        rows = [_packed(self._shards[n], row) for going in self._going for n, row in going]
+        rows = [_packed(self._shards[n], row) for send_rows in self._sends for n, row in send_rows]
         self._out = (
             torch.stack(rows) if rows else torch.empty(0, width, dtype=torch.uint8, device=world.device)
         )
-        self._in = self._out.new_empty((sum(map(len, self._coming)), width))
+        self._in = self._out.new_empty((sum(map(len, self._receives)), width))
 
     @torch.no_grad()
     def run(self) -> None:
-        send, receive = [len(rows) for rows in self._going], [len(rows) for rows in self._coming]
+        """Send and receive the experts, and set the new maps. Collective over the expert ranks."""
+        send, receive = [len(rows) for rows in self._sends], [len(rows) for rows in self._receives]
         self._axis.all_to_all(self._out, send, receive, self._in)
-        places = [place for coming in self._coming for place in coming]
-        for packed, (n, row) in zip(self._in, places, strict=True):
+        slots = [slot for receive_rows in self._receives for slot in receive_rows]
+        for packed, (n, row) in zip(self._in, slots, strict=True):
             widths = [_width(shard) for shard in self._shards[n]]
             for shard, raw in zip(self._shards[n], packed.split(widths), strict=True):
                 shard[row].view(-1).view(torch.uint8).copy_(raw)
@@ -66,26 +66,29 @@ class Move:
 
 
 def _shards(experts: nn.Module, optimizer: torch.optim.Optimizer) -> Sequence[Tensor]:
-    """Everything that belongs to this rank's experts, [rows, ...] each: parameters, then their optimizer state."""
+    """Parameters of this rank's experts, each followed by its optimizer state; every tensor is [experts, ...]."""
     shards: list[Tensor] = []
-    kept = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for _, parameter in sorted(experts.named_parameters()):
-        assert id(parameter) in kept, "FSDP holds experts gathered: what is written to them would be lost"
+        assert id(parameter) in optimized, "FSDP holds the experts gathered: values written now would be lost"
         state = optimizer.state.get(parameter, {})
-        alike = [x for _, x in sorted(state.items()) if isinstance(x, Tensor) and x.shape == parameter.shape]
-        shards += [local_shard(x.detach()) for x in (parameter, *alike)]
+        moments = [
+            x for _, x in sorted(state.items()) if isinstance(x, Tensor) and x.shape == parameter.shape
+        ]
+        shards += [local_shard(x.detach()) for x in (parameter, *moments)]
     return shards
 
 
 def _width(shard: Tensor) -> int:
-    """Bytes of one expert."""
+    """Bytes of one expert in `shard`."""
     return shard.shape[1:].numel() * shard.element_size()
 
 
 def _packed(shards: Sequence[Tensor], row: int) -> Tensor:
+    """All bytes of the expert in `row`."""
     return torch.cat([shard[row].contiguous().view(-1).view(torch.uint8) for shard in shards])
 
 
 def bytes_of_an_expert(layer: MoeLayer, optimizer: torch.optim.Optimizer) -> int:
-    """With its optimizer state."""
+    """Bytes of one expert of the layer with its optimizer state."""
     return sum(_width(shard) for shard in _shards(layer.experts, optimizer))

@@ -1,4 +1,4 @@
-"""The knobs of a training run, as a table: what each may be, what it does, and how it is put in force."""
+"""The knobs of a training run: legal values, help text, and how each is applied."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,14 +17,17 @@ from engine.sharding.fsdp import Shards
 from engine.sharding.pipeline import Pipeline, Plan
 
 CAPACITY = {
-    "token_choice": "most an expert takes of a sequence, over an even share; the rest is dropped; none = dropless",
-    "expert_choice": "tokens an expert takes of a sequence, over an even share; none = 1",
+    "token_choice": "limit on tokens per expert and sequence, over an even share; others are dropped; none = dropless",
+    "expert_choice": "tokens per expert and sequence, over an even share; none = 1",
 }
 
-
 BALANCE = {
-    "aux": ("aux_loss_coef", LOSS_COEF, "weight of the loss that evens out the experts' load"),
-    "bias": ("bias_rate", BIAS_RATE, "what a step adds to the bias of an expert that too few chose"),
+    "aux": ("aux_loss_coef", LOSS_COEF, "weight of the loss that balances the experts' load"),
+    "bias": (
+        "bias_rate",
+        BIAS_RATE,
+        "what a step adds to the router bias of an expert with less than average load",
+    ),
 }
 
 
@@ -37,7 +40,7 @@ def make_board(
     save: Callable[[Any], None] | None = None,
     actions: Sequence[Knob] = (),
 ) -> KnobBoard:
-    """The board with the layout's start values; commits swap values that the next step reads.
+    """The knob board with the layout's start values. A commit sets values that the next step reads.
 
     `expert_placement` and `save` carry out the actions of these names; without them the board does not offer these
     actions. `actions` are further actions.
@@ -62,7 +65,7 @@ def make_board(
             "micro_batches",
             lambda values: Legal(choices=list(legal_micro_batches(layout, schedule(values)))),
             True,
-            "parts that a step's batch is cut into; more make the pipeline bubble smaller and each part less efficient",
+            "micro-batches per step; more of them make the pipeline bubble smaller and each one less efficient",
             use_plan,
             prepare_plan,
         ),
@@ -70,36 +73,36 @@ def make_board(
             "recompute",
             lambda values: Legal(choices=list(legal_recompute(schedule(values)))),
             True,
-            "activations computed again in backward instead of kept: less memory, more work",
+            "activations recomputed in backward instead of kept: less memory, more computation",
             lambda value: setattr(knob_values, "recompute", value),
             lambda values: values["recompute"],
         ),
-        _dial(knob_values, "lr_scale", LR_SCALE, "factor on the learning rate"),
-        _dial(
+        _number(knob_values, "lr_scale", LR_SCALE, "factor on the learning rate"),
+        _number(
             knob_values,
             "grad_clip",
             GRAD_CLIP,
-            "the gradient is scaled down to this global norm where it is larger; none = left as it is",
+            "a gradient with a larger global norm is scaled down to this norm; none = no clipping",
             optional=True,
         ),
     ]
     if layout.model.moe:
         moe = layout.model.moe
         knobs.insert(
-            1, _dial(knob_values, "capacity_factor", CAPACITY_FACTOR, CAPACITY[moe.router], optional=True)
+            1, _number(knob_values, "capacity_factor", CAPACITY_FACTOR, CAPACITY[moe.router], optional=True)
         )
-        knobs += [_dial(knob_values, *BALANCE[means]) for means in moe.balances]
+        knobs += [_number(knob_values, *BALANCE[method]) for method in moe.balances]
         knobs.append(
-            _dial(knob_values, "z_loss_coef", LOSS_COEF, "weight of the loss on large router logits")
+            _number(knob_values, "z_loss_coef", LOSS_COEF, "weight of the loss on large router logits")
         )
-    if layout.ranks.fsdp > 1:  # or nothing is sharded
+    if layout.ranks.fsdp > 1:  # else nothing is sharded
         knobs.append(
             Knob(
                 "zero",
                 lambda values: Legal(choices=list(legal_zero_stages(layout, schedule(values)))),
                 True,
-                "ZeRO: 1 gathers and reduces once a step, 2 reduces each micro-batch, 3 also gathers at each use; with "
-                "a pipeline 1 and 2 are alike, and 3 is for runs that began with it",
+                "ZeRO: 1 gathers and reduces once a step, 2 reduces each micro-batch, 3 also gathers at each use; "
+                "with a pipeline 1 and 2 are equal, and 3 is only for runs that started with it",
                 shards.use_zero,
                 lambda values: values["zero"],
             )
@@ -111,7 +114,7 @@ def make_board(
                 "schedule",
                 lambda values: Legal(choices=list(legal_schedules(layout, zero(values)))),
                 True,
-                "order in which stages run forwards and backwards: memory against bubble",
+                "order of forward and backward passes on the stages: memory against bubble",
                 use_plan,
                 prepare_plan,
             ),
@@ -122,7 +125,7 @@ def make_board(
                 "expert_placement",
                 lambda _: Legal(choices=list(GOALS)),
                 True,
-                "move experts: load evens out ranks, traffic puts them where their tokens are, logical puts them back",
+                "move experts: load balances ranks, traffic puts experts near their tokens, logical restores the order",
                 lambda value: setattr(expert_placement, "request", value),
                 lambda values: values["expert_placement"],
                 action=True,
@@ -130,16 +133,16 @@ def make_board(
         )
     if save:
         knobs.append(
-            action("save", "a checkpoint of the run when the step ends, written while it trains on", save)
+            action("save", "save a checkpoint when the step ends, in the background of training", save)
         )
     knobs += actions
     return KnobBoard(knobs, {knob.name: start_value(layout, knob.name) for knob in knobs if not knob.action})
 
 
-def _dial(
+def _number(
     knob_values: KnobValues, name: str, bounds: tuple[float, float], about: str, optional: bool = False
 ) -> Knob:
-    """A number that the next step reads, and that changes the loss."""
+    """A number in `knob_values`. It is not loss-neutral."""
     legal = Legal(low=bounds[0], high=bounds[1], optional=optional)
     return Knob(
         name,

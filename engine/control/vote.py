@@ -1,9 +1,9 @@
-"""The agreement at a step boundary: ZeroMQ proposes, the collective disposes.
+"""The vote on a change of knobs at a step boundary: ZeroMQ proposes, the collective disposes.
 
-At the start of a step the leader (rank 0) broadcasts 24 bytes that nobody waits for until the step's end: the newest
-pending revision, the size of its command, and whether to stop. Only when there is a newer revision do the ranks
-exchange the command, prepare it, gather each other's votes, and commit all or none. So a switch lands between two
-steps, on every rank at the same one, and no rank can be left behind holding another value.
+At the start of a step the leader (rank 0) starts a broadcast of 24 bytes, which the ranks complete at the end of the
+step: the newest pending revision, the size of its command, and whether to stop. If the revision is new, the ranks
+broadcast the command, prepare it, gather all votes, and commit on all ranks or on none. So all ranks apply a change
+between the same two steps, and no rank can keep an old value.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from torch import Tensor
 from agents.protocol import Ack, Changes, Command
 from agents.rank.errors import sentence
 from agents.rank.knob_board import KnobBoard
-from engine.checkpoint.folders import Applied
+from engine.checkpoint.manifest import Applied
 from engine.parallel.collectives import AsyncCollective, Axis
 
 LEADER = 0
@@ -28,7 +28,7 @@ Pending = Callable[[], Command | None]
 
 @dataclass(frozen=True)
 class Vote:
-    """One rank's word on a command: empty `why` is a yes."""
+    """One rank's vote on a command. An empty `why` is a vote in favour; otherwise `why` is the objection."""
 
     why: str
 
@@ -42,28 +42,28 @@ class Vote:
 
 
 class KnobVote:
-    """One rank's side of the agreement. `begin` and `end` frame each step."""
+    """The vote on one rank. Call `begin` at the start and `end` at the end of each step."""
 
     def __init__(self, control: Axis, board: KnobBoard, pending: Pending, settle: Callable[[Ack], None]):
         self._control, self._board, self._pending, self._settle = control, board, pending, settle
         self._rank = control.rank
         self._payload = b""
-        self._word = torch.zeros(3, dtype=torch.int64)
-        self._told: AsyncCollective | None = None
+        self._header = torch.zeros(3, dtype=torch.int64)  # revision, bytes of the command, stop
+        self._broadcast: AsyncCollective | None = None
         self.history: list[Applied] = []
 
     def begin(self, step: int, stop: bool) -> None:
-        """Start telling (leader) or hearing what is pending; `stop` counts on the leader only."""
+        """Start the broadcast of the header. `stop` counts on the leader only."""
         if self._rank == LEADER:
-            # Nothing is agreed on after the last step: it would be in force at a step that never runs.
-            offer = None if stop else self._choose(step)
-            self._payload = msgspec.msgpack.encode(offer) if offer else b""
-            revision = offer.revision if offer else self._board.revision
-            self._word = torch.tensor([revision, len(self._payload), int(stop)])
-        self._told = self._control.start_broadcast(self._word, LEADER)
+            # No vote after the last step: the change would apply to a step that never runs.
+            command = None if stop else self._choose(step)
+            self._payload = msgspec.msgpack.encode(command) if command else b""
+            revision = command.revision if command else self._board.revision
+            self._header = torch.tensor([revision, len(self._payload), int(stop)])
+        self._broadcast = self._control.start_broadcast(self._header, LEADER)
 
     def _choose(self, step: int) -> Command | None:
-        """The pending command, unless the leader can already tell that nothing will come of it."""
+        """The pending command. The leader settles an expired or illegal one at once, without a vote."""
         command = self._pending()
         if command is None or command.revision <= self._board.revision:
             return None
@@ -78,32 +78,34 @@ class KnobVote:
         return command
 
     def end(self, step: int) -> bool:
-        """Agree on what was pending at the step's start. True when the run shall stop after this step."""
-        if self._told:
-            self._told.wait()
-        revision, size, stop = self._word.tolist()
+        """Vote on the command of `begin` and apply it if all agree. True if the run must stop after this step."""
+        if self._broadcast:
+            self._broadcast.wait()
+        revision, size, stop = self._header.tolist()
         if revision > self._board.revision and size:
-            self._agree(self._share(size), step)
+            self._decide(self._share(size), step)
         return bool(stop)
 
     def _share(self, size: int) -> Command:
+        """Broadcast the command, which has `size` bytes, from the leader."""
         payload = torch.zeros(size, dtype=torch.uint8)
         if self._rank == LEADER:
             payload = torch.frombuffer(bytearray(self._payload), dtype=torch.uint8)
         self._control.start_broadcast(payload, LEADER).wait()
         return msgspec.msgpack.decode(bytes(payload.tolist()), type=Command)
 
-    def _agree(self, command: Command, step: int) -> None:
+    def _decide(self, command: Command, step: int) -> None:
+        """Prepare the command, gather the votes, and commit if no rank objects."""
         why, prepared = "", []
         try:
             prepared = self._board.prepare(command.changes)
         except Exception as refusal:  # noqa: BLE001 - a rank that cannot prepare must still vote, or the others hang
             why = sentence(refusal)
         votes = [Vote.unpacked(row) for row in self._control.all_gather(Vote(why).packed())]
-        against = [f"rank {rank}: {vote.why}" for rank, vote in enumerate(votes) if vote.why]
-        if against:
+        objections = [f"rank {rank}: {vote.why}" for rank, vote in enumerate(votes) if vote.why]
+        if objections:
             if self._rank == LEADER:
-                self._settle(self._ack(command, "rejected", step, against[0]))
+                self._settle(self._ack(command, "rejected", step, objections[0]))
             return
         before = self._board.in_force(command.changes)
         self._board.commit(command.revision, command.changes, prepared)

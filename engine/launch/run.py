@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from agents.protocol import Step, Summary
 from agents.rundir.hub_supervisor import named_hub, say
 from agents.rundir.runs import RunError
-from engine.checkpoint.folders import checkpoints_folder, damage, hold
-from engine.checkpoint.resume import find_start, restarted, started
+from engine.checkpoint.folder_lock import lock_folder
+from engine.checkpoint.manifest import checkpoints_folder
+from engine.checkpoint.reading import damage
+from engine.checkpoint.resume import find_start, is_restart, start_time
 from engine.config.checks import advice
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
@@ -73,7 +75,7 @@ def run_layout(
     if layout.train.compile and device != "cuda" and (refusal := compiler_refusal()):
         raise LayoutError(refusal)
     corpus = read_corpus(layout)
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(started(os.environ, os.getppid())))
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(start_time(os.environ, os.getppid())))
     named = Path(layout.run.dir) / f"{layout.run.name}-{stamp}"
     try:
         place = joined_place(named)
@@ -85,16 +87,18 @@ def run_layout(
         layout,
         resume,
         named=named,
-        again=restarted(os.environ),
+        restarted=is_restart(os.environ),
         fixed=fixed,
         data=corpus.digest,
-        damage=cache(damage) if leads else nothing,  # one rank reads it all, and once: its word counts
+        damage=cache(damage) if leads else nothing,  # only rank 0 reads the content, and only once
     )
-    told: list[str] = []  # said once the shelf is held: until then another run may write and prune there
+    warnings: list[
+        str
+    ] = []  # printed once the folders are locked: until then another run may save and prune there
     try:
-        start = find(run_dir, tell=told.append)
+        start = find(run_dir, warn=warnings.append)
     except LayoutError:
-        say("".join(f"{line}\n" for line in told))
+        say("".join(f"{line}\n" for line in warnings))
         raise
     named_hub(hub, start.run_dir or named, listen)  # refused before a folder is made
     if place:
@@ -110,15 +114,17 @@ def run_layout(
             make_folder(Path(layout.checkpoint.dir), named, "the folder of checkpoints")
         folder = make_folder(place.run_dir if place else start.run_dir, named)
     checkpoints_dir = checkpoints_folder(layout, folder)
-    with ExitStack() as held:
-        for mine in (folder, checkpoints_dir) if leads else ():
-            held.enter_context(hold(mine, told=lambda why: say(f"{why}\n")))
-        if leads and start.run_dir:  # another run may have saved on the shelf while this one waited for it
-            told.clear()
-            start = find(start.run_dir, tell=told.append)
+    with ExitStack() as locks:
+        for own_dir in (folder, checkpoints_dir) if leads else ():
+            locks.enter_context(lock_folder(own_dir, warn=lambda why: say(f"{why}\n")))
+        if (
+            leads and start.run_dir
+        ):  # another run may have saved a checkpoint while this one waited for the lock
+            warnings.clear()
+            start = find(start.run_dir, warn=warnings.append)
         if leads:
             on_folder(folder)
-            say("".join(f"{line}\n" for line in (*told, *advice(layout))))
+            say("".join(f"{line}\n" for line in (*warnings, *advice(layout))))
             write_layout(layout, folder)
         checkpoint = start.checkpoint
 

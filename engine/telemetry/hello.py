@@ -1,4 +1,4 @@
-"""How a rank introduces itself to a hub: who it is, and what may be turned."""
+"""The messages that introduce a rank to a hub: its identity, facts of the run, and the knob board."""
 
 import os
 import socket
@@ -19,6 +19,7 @@ from engine.rendezvous import usable_cores
 def hello(
     layout: Layout, world: World, board: KnobBoard, oversubscribed: bool, step: int, began_s: float
 ) -> Hello:
+    """This rank's identity, coordinates and capabilities, as of `step`."""
     return Hello(
         version=VERSION,
         run=layout.run.name,
@@ -39,7 +40,7 @@ def hello(
 
 
 def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
-    """What a screen shows of the run beside its numbers."""
+    """Fixed facts of the run, for screens to show beside the measurements."""
     model, train = layout.model, layout.train
     return {
         "layers": model.layers,
@@ -51,7 +52,7 @@ def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
         "zero": train.zero,
         "steps": train.steps,
         "global_batch": train.global_batch,
-        "checkpoint_every": layout.checkpoint.every,  # above 0, a last one is saved when the run ends, too
+        "checkpoint_every": layout.checkpoint.every,  # if above 0, the end of the run saves too
         "optimizer": train.optimizer,
         "precision": train.precision,
         "data": layout.data.source,
@@ -62,4 +63,5 @@ def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
 
 
 def knob_board(board: KnobBoard) -> BoardMessage:
+    """The state of all knobs, as the leader reports it."""
     return BoardMessage(LEADER, board.revision, board.digest(), board.states())

@@ -1,4 +1,4 @@
-"""The ranks of a pipeline tell each other how long their actions took, so that each can say why it idled."""
+"""Idle time of a pipeline: its ranks exchange the durations of their actions, and each derives why it was idle."""
 
 import torch
 from torch import Tensor
@@ -11,15 +11,17 @@ from engine.planner.schedule import ScheduleClock
 
 
 class IdleTimes:
-    """`tell` at the end of a step's pipeline, without waiting; `split` when the step is over."""
+    """Exchange of durations: `send` after the pipeline of a step, without waiting; `split` at the end of the step."""
 
     def __init__(self, world: World):
         self._world = world
-        self.durations: list[list[float]] | None = None  # seconds, of the step split last: rank by rank
-        self._told: tuple[AsyncCollective, list[Tensor], ScheduleClock, float] | None = None
+        self.durations: list[list[float]] | None = (
+            None  # seconds by rank and action, of the last step that was split
+        )
+        self._exchange: tuple[AsyncCollective, list[Tensor], ScheduleClock, float] | None = None
 
-    def tell(self, readings: Readings, clock: ScheduleClock) -> None:
-        """Send this rank's own window and the times of its actions to the other ranks of its pipeline."""
+    def send(self, readings: Readings, clock: ScheduleClock) -> None:
+        """Send this rank's step window and the durations of its actions to the other ranks of its pipeline."""
         world = self._world
         if world.pp.size == 1:
             return
@@ -28,19 +30,19 @@ class IdleTimes:
         mine = torch.zeros(1 + max(map(len, clock.acts)), dtype=torch.float64)
         mine[: 1 + len(spans)] = torch.tensor([readings.window, *(s.end - s.start for s in spans)])
         started, rows = world.control.start_exchange(mine, world.pp.peers)
-        self._told = (started, rows, clock, readings.waited)
+        self._exchange = (started, rows, clock, readings.waited)
 
     def split(self) -> Idle | None:
-        """Why this rank idled in the step told last; None without a pipeline, or without its times."""
+        """Why this rank was idle in the step sent last; None without a pipeline, or if no durations are known yet."""
         self.durations = None
-        if self._told is None:
+        if self._exchange is None:
             return None
-        started, rows, clock, waited = self._told
-        self._told = None
+        started, rows, clock, waited = self._exchange
+        self._exchange = None
         started.wait()
         table = [row.tolist() for row in rows]
         if not any(row[0] for row in table):
-            return None  # a device so far behind that it could not tell yet
+            return None  # the devices are so far behind that they have no times yet
         durations = [row[1 : 1 + len(acts)] for row, acts in zip(table, clock.acts, strict=True)]
         self.durations = durations
         return split_idle(clock, self._world.pp.rank, durations, [row[0] for row in table], waited)

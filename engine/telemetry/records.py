@@ -1,4 +1,4 @@
-"""What one rank tells of one of its steps: its record, and now and then whom it sent bytes and when its actions ran."""
+"""Records of one rank's steps; for sampled steps also the bytes sent to each peer and the times of pipeline actions."""
 
 from agents.protocol import Action, Peers, Step, Timeline, ToPeer, Traffic
 from engine.config.layout import Layout
@@ -6,11 +6,11 @@ from engine.device import DeviceMemory, matmul_peak
 from engine.metering.meter import Readings
 from engine.parallel.mesh import World
 from engine.planner.hardware import step_flops
-from engine.telemetry.step_summary import Known, Measured
+from engine.telemetry.step_summary import Measured, StepConditions
 
 
 class StepRecords:
-    """Makes the records of one rank; it holds `layers`, and of the whole model the `head` or not."""
+    """Makes the records of one rank, which holds `layers` and, if `head`, the output head."""
 
     def __init__(self, layout: Layout, world: World, layers: list[int], head: bool):
         self._layout, self._world, self._layers, self._head = layout, world, layers, head
@@ -18,15 +18,15 @@ class StepRecords:
         self._peak = matmul_peak(world.device, layout.train.precision)
         self._tokens = layout.local_batch * layout.model.seq_len // layout.ranks.cp
 
-    def step(self, readings: Readings, measured: Measured, known: Known) -> Step:
+    def step(self, readings: Readings, measured: Measured, conditions: StepConditions) -> Step:
         idle = measured.idle
         phases = {"forward": readings.busy("F"), "backward": readings.busy("B", "I", "W")} | readings.phases
         dropped = int(readings.dropped.sum())
         return Step(
             rank=self._world.rank,
-            step=known.step,
+            step=conditions.step,
             seq=0,
-            revision=known.revision,
+            revision=conditions.revision,
             step_ms=measured.step_s * 1e3,
             phases={name: seconds * 1e3 for name, seconds in phases.items()},
             tokens=self._tokens,
@@ -44,27 +44,27 @@ class StepRecords:
         )
 
     def _mfu(self, step_s: float, pairs: int) -> float | None:
-        """What the model asked for this rank's tokens, over what its device could; over ranks it adds up to the job's.
+        """Model FLOPs utilisation: FLOPs that the model needs for this rank's tokens, over the peak of its device.
 
-        Ranks of a tp axis share their tokens and their layers' products. Of experts, those count that its own tokens
-        went to, wherever they are: over ranks that is the same.
+        Summed over ranks, the FLOPs are those of the whole job: ranks of a tp axis share tokens and matrix products,
+        and the (token, expert) pairs of a rank count there, on whichever rank the expert is.
         """
         if self._peak is None:
             return None
-        return self.asked(pairs) / step_s / self._peak
+        return self.model_flops(pairs) / step_s / self._peak
 
-    def asked(self, pairs: int) -> float:
-        """FLOPs that the model asks of this rank in a step, where `pairs` of its (token, expert) pairs ran."""
+    def model_flops(self, pairs: int) -> float:
+        """FLOPs of the model on this rank in a step in which `pairs` of its (token, expert) pairs ran."""
         shared = self._tokens / self._world.tp.size
         return step_flops(self._layout.model, shared, pairs, self._layers, self._head)
 
     def peers(self, readings: Readings, step: int) -> Peers:
-        """All-to-all bytes by the rank they went to."""
+        """All-to-all bytes by destination rank."""
         sent = [ToPeer(peer, size) for peer, size in sorted(readings.a2a_to.items())]
         return Peers(self._world.rank, step, sent)
 
     def timeline(self, readings: Readings, step: int) -> Timeline:
-        """Every action of this rank's pipeline."""
+        """Times of every action of this rank's pipeline in a step."""
         actions = [
             Action(
                 "B" if span.kind == "I" else span.kind,

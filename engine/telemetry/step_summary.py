@@ -1,7 +1,7 @@
-"""A step of the whole job from the readings of all ranks, gathered without anybody waiting for it.
+"""Summary of a step of the whole job, from the readings of all ranks.
 
-Each rank sends rank 0 one vector on the control group, asynchronously; rank 0 looks at it a step later. So the record
-is one step late, needs no hub, and costs the step nothing.
+Each rank sends one vector to rank 0 on the control group, asynchronously; rank 0 reads it one step later. So the
+summary is one step late, needs no hub, and adds no waiting to a step.
 """
 
 import math
@@ -24,8 +24,8 @@ from engine.planner.idle_time import Idle
 
 
 @dataclass(frozen=True)
-class Known:
-    """What rank 0 knows of a step without asking."""
+class StepConditions:
+    """The conditions of a step, which are the same on every rank: its number, the knobs in force, the learning rate."""
 
     step: int
     revision: int
@@ -36,7 +36,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a rank measured beside its meter's readings; `loss` is its share of the sum."""
+    """Measurements of a rank's step beside the meter's readings; the job's loss is the sum of all ranks' `loss`."""
 
     loss: float
     grad_norm: float
@@ -48,15 +48,15 @@ _HEAD = ("loss", "grad_norm", "step_s", *Idle.SHARES, "a2a_bytes")
 
 
 class StepSummaries:
-    """Collects on every rank; yields summaries on rank 0."""
+    """Gathers the measurements of every rank and makes summaries of them on rank 0."""
 
     def __init__(self, layout: Layout, world: World, oversubscribed: bool):
         self._layout, self._world, self._oversubscribed = layout, world, oversubscribed
         self._peak = matmul_peak(world.device, layout.train.precision)
-        self._waiting: tuple[AsyncCollective, list[Tensor], Known] | None = None
+        self._pending: tuple[AsyncCollective, list[Tensor], StepConditions] | None = None
 
-    def gather(self, readings: Readings, measured: Measured, known: Known) -> None:
-        """Send this rank's step on its way to rank 0."""
+    def gather(self, readings: Readings, measured: Measured, conditions: StepConditions) -> None:
+        """Start to send this rank's measurements of a step to rank 0."""
         head = (
             measured.loss,
             measured.grad_norm,
@@ -72,27 +72,27 @@ class StepSummaries:
                 readings.load.double().flatten(),
             )
         )
-        self._waiting = (*self._world.control.start_gather(mine, 0), known)
+        self._pending = (*self._world.control.start_gather(mine, 0), conditions)
 
     def collect(self) -> "Collected | None":
-        """The step that was gathered last, on rank 0; None elsewhere and when there is none."""
-        if self._waiting is None:
+        """Complete the last `gather`: the step, on rank 0; None elsewhere, and if none is pending."""
+        if self._pending is None:
             return None
-        started, rows, known = self._waiting
-        self._waiting = None
+        started, rows, conditions = self._pending
+        self._pending = None
         started.wait()
-        return self._summary(torch.stack(rows).numpy(), known) if rows else None
+        return self._summary(torch.stack(rows).numpy(), conditions) if rows else None
 
     def _mfu(self, step_s: float, pairs: int) -> float | None:
-        """Share of what all devices could do together; None where their peak is not known, as of a CPU."""
+        """Model FLOPs utilisation of the job; None where the peak of the devices is not known, as for CPUs."""
         if self._peak is None:
             return None
         model = self._layout.model
-        asked = step_flops(model, self._layout.train.global_batch * model.seq_len, pairs)
-        return asked / step_s / (self._peak * self._world.grid.world)
+        flops = step_flops(model, self._layout.train.global_batch * model.seq_len, pairs)
+        return flops / step_s / (self._peak * self._world.grid.world)
 
-    def _summary(self, table: NDArray[np.float64], known: Known) -> "Collected":
-        """Of a row a rank. In numpy, whose small operations take a fraction of torch's."""
+    def _summary(self, table: NDArray[np.float64], conditions: StepConditions) -> "Collected":
+        """The summary of a step from `table`, one row a rank. Small operations are faster in numpy than in torch."""
         layers = self._layout.model.layers
         head = dict(zip(_HEAD, table[:, : len(_HEAD)].T, strict=True))
         start = len(_HEAD)
@@ -107,9 +107,9 @@ class StepSummaries:
         comm = {axis: Traffic(int(sent[n]), ms[n], exposed_ms[n]) for n, axis in enumerate(AXES)}
         routed = [row for row in loads if row.size and row.sum() > 0]
         summary = Summary(
-            step=known.step,
-            revision=known.revision,
-            time_s=known.time_s,
+            step=conditions.step,
+            revision=conditions.revision,
+            time_s=conditions.time_s,
             loss=float(head["loss"].sum()),
             grad_norm=float(head["grad_norm"][0]),
             step_ms=step_s * 1e3,
@@ -122,8 +122,8 @@ class StepSummaries:
             comm=comm,
             dropped=int(dropped.sum()),
             load_max_over_mean=max((float(row.max() / row.mean()) for row in routed), default=None),
-            knobs=known.knobs,
-            lr=known.lr,
+            knobs=conditions.knobs,
+            lr=conditions.lr,
             skipped=not math.isfinite(float(head["grad_norm"][0])),
             bubble_parts={part: idle[part] for part in Idle.PARTS} if piped else None,
         )
@@ -132,14 +132,14 @@ class StepSummaries:
 
 @dataclass(frozen=True)
 class Collected:
-    """One step of the whole job: its summary, and how many pairs each layer's router sent to each expert."""
+    """One step of the whole job: its summary, and the (token, expert) pairs by layer and expert."""
 
     summary: Summary
     load: NDArray[np.int64]  # [layer, expert]
     dropped: NDArray[np.int64]  # [layer]
 
     def experts(self) -> Experts:
-        """The vectors, of the layers that have experts."""
+        """The full load vectors of the layers that have experts."""
         rows = zip(self.load.tolist(), self.dropped.tolist(), strict=True)
         return Experts(
             self.summary.step,
@@ -147,7 +147,7 @@ class Collected:
         )
 
     def loads(self) -> Loads:
-        """The same in a few numbers a layer."""
+        """The load in a few numbers for each layer."""
         (with_experts,) = self.load.sum(1).nonzero()
         if not len(with_experts):
             return Loads(self.summary.step, [])

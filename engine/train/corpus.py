@@ -1,4 +1,4 @@
-"""Training text as bytes, found on this machine. Torch-free: checked, and read once, before the ranks are forked."""
+"""The training text as bytes, from files on this machine. Torch-free: the parent reads it once and then forks ranks."""
 
 import glob
 import hashlib
@@ -18,21 +18,21 @@ from engine.config.refusal import LayoutError
 
 @dataclass(frozen=True)
 class Corpus:
-    """Training text, a byte a token."""
+    """Training text; each byte is a token."""
 
     text: npt.NDArray[np.uint8]
 
     @cached_property
     def digest(self) -> str:
-        """Equal for equal text. Asked before the ranks are forked, it is computed once, at some 1 GB/s."""
+        """Equal for equal text. About 1 GB/s; computed once if the parent reads it before it forks the ranks."""
         return f"blake2b-{hashlib.blake2b(self.text.data, digest_size=8).hexdigest()}"
 
 
 def read_corpus(layout: Layout) -> Corpus:
-    """Every byte of the source's files, in the order of their names, files apart by a zero byte.
+    """All bytes of the files that `data.source` names, sorted by name, with a zero byte between two files.
 
-    LayoutError: there is no file, one cannot be read, they are too short for one sequence, or are others than
-    `data.digest` says.
+    LayoutError if there is no file, if a file cannot be read, if the text is too short for one sequence, or if its
+    digest is not `data.digest`.
     """
     source, seq_len = layout.data.source, layout.model.seq_len
     files = _files(source)
@@ -44,20 +44,20 @@ def read_corpus(layout: Layout) -> Corpus:
             f"data.source = {source!r} holds {size} bytes, too few for model.seq_len = {seq_len}"
         )
     whole = np.zeros(size, np.uint8)
-    at = 0
+    end = 0
     for path in files:
         try:
             text = np.fromfile(path, np.uint8)
         except OSError as error:
             raise LayoutError(f"data.source = {source!r}: {path} cannot be read: {error.strerror}") from None
-        text = text[: size - at]  # a file that has grown since is cut
-        whole[at : at + len(text)] = text
-        at += len(text) + 1
+        text = text[: size - end]  # cut a file that has grown since
+        whole[end : end + len(text)] = text
+        end += len(text) + 1
     corpus = Corpus(whole)
     if layout.data.digest not in (None, corpus.digest):
         raise LayoutError(
-            f"data.digest = {layout.data.digest}, but what data.source = {source!r} names on this machine has "
-            f"{corpus.digest}; legal: that, none, or the files that are meant"
+            f"data.digest = {layout.data.digest}, but the files of data.source = {source!r} on this machine have "
+            f"{corpus.digest}; legal: this digest, none, or the intended files"
         )
     return corpus
 
@@ -70,7 +70,7 @@ def _files(source: str) -> list[Path]:
 
 
 def _standard_library() -> list[Path]:
-    """Modules and packages of the standard library itself, not what is installed beside them."""
+    """Modules and packages of the standard library, without installed packages."""
     library = Path(sysconfig.get_paths()["stdlib"])
     names = sys.stdlib_module_names
     modules = [path for path in library.glob("*.py") if path.stem in names]

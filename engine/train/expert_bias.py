@@ -1,4 +1,4 @@
-"""Loss-free balancing: each router's bias follows the load of the whole job, once a step (Wang et al. 2024)."""
+"""Loss-free load balancing: once a step, each router's bias follows the load of the whole job (Wang et al. 2024)."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ from engine.model.moe import MoeLayer
 from engine.parallel.mesh import World
 
 
-class Balancing:
-    """The biases of a rank's stages. Every rank of a pipeline stage nudges them alike; nothing to do without biases."""
+class LossFreeBalancing:
+    """Updates the router biases of a rank's stages, equally on all ranks of a stage. Does nothing without biases."""
 
     def __init__(self, stages: Sequence[nn.Module], world: World):
         self._device = world.device
-        # Between them, all ranks that route tokens at these layers.
+        # Together these axes span all ranks that route tokens in these layers.
         self._axes = (world.tp, world.dp, world.replicas)
         self._routers = {
             module.layer: module.router
@@ -23,7 +23,7 @@ class Balancing:
         }
 
     def __call__(self, load_LE: Tensor) -> None:
-        """Nudge every bias by a step's load: the pairs of this rank's tokens, counted once a logical forward."""
+        """Update every bias. `load_LE` counts the (token, expert) pairs of this rank's tokens by layer and expert."""
         if not self._routers:
             return
         loads = load_LE[list(self._routers)].to(self._device)

@@ -68,10 +68,10 @@ def measure(place: RankContext, size: str) -> None:
     meter = Meter(layout.model.layers, numbers[3])
     agent = Agent(place.hub, lambda: meter.doing, Sensors(host=place.rank == 0))
     trainer = Trainer(layout, meter, agent, local_world=place.world)
-    switch = trainer.switch
+    switch = trainer.steering.vote
     step = 0
 
-    told_s = timed(trainer, "_record", "_publish")
+    told_s = timed(trainer.reporting, "step", "publish")
 
     def run(steps: int) -> list[float]:
         nonlocal step
@@ -93,7 +93,7 @@ def measure(place: RankContext, size: str) -> None:
         agent.mute(not on)
 
     def turn_control(on: bool) -> None:
-        trainer.switch = switch if on else NoSwitch()  # type: ignore[assignment]
+        trainer.steering.vote = switch if on else NoSwitch()  # type: ignore[assignment]
 
     run(WARM_UP)
     step_s = agreed(median(run(WARM_UP)))

@@ -110,7 +110,7 @@ def expected(
 ) -> dict[str, Any]:
     """Bytes by axis of this rank in one step, after docs/bytes.md; `before` it, experts were placed so."""
     model, grid, world = layout.model, layout.ranks, trainer.world
-    m = trainer.pipeline.plan.micro_batches
+    m = trainer.computation.pipeline.plan.micro_batches
     t, c, e, W = grid.tp, grid.cp, grid.ep, grid.world
     b, S, D = layout.local_batch // m, model.seq_len // c, model.d_model
     mine = stages_of_rank(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
@@ -164,7 +164,7 @@ def expected(
 
     control = (W - 1) * 4 + (24 if world.rank == 0 else 0) if W > 1 else 0
     # F and B of each stage and micro-batch, B in two parts where a schedule splits it: the longest list of a rank.
-    split = sum(act.kind == "I" for act in max(trainer.pipeline.plan.clock.acts, key=len))
+    split = sum(act.kind == "I" for act in max(trainer.computation.pipeline.plan.clock.acts, key=len))
     control += (grid.pp - 1) * 8 * (1 + 2 * m * len(mine) + split)
     if before:
         assert before != maps(trainer), "nothing was moved"
@@ -229,7 +229,11 @@ def _units(layout: Layout, trainer: Trainer) -> list[Unit]:
 
 
 def _unit_bytes(layout: Layout, trainer: Trainer, unit: Unit) -> int:
-    grid, zero, micro_batches = layout.ranks, trainer.shards.zero, trainer.pipeline.plan.micro_batches
+    grid, zero, micro_batches = (
+        layout.ranks,
+        trainer.computation.shards.zero,
+        trainer.computation.pipeline.plan.micro_batches,
+    )
     once_a_micro_batch = micro_batches if grid.pp == 1 else 1
     gathers = 1
     if zero == 3 and unit.root:
@@ -271,12 +275,12 @@ def maps(trainer: Trainer) -> dict[int, list[int]]:
 
 def step(trainer: Trainer, number: int) -> None:
     trainer.meter.start_step(number)
-    trainer.switch.begin(number, stop=False)
-    trainer.forward_backward(number)
-    trainer.idle_times.tell(trainer.meter.readings, trainer.pipeline.plan.clock)
-    trainer.update(number, trainer.gradient_norm())
-    trainer.switch.end(number)
-    trainer.idle_times.split()
+    trainer.steering.vote.begin(number, stop=False)
+    trainer.computation.forward_backward(number)
+    trainer.reporting.idle_times.send(trainer.meter.readings, trainer.computation.pipeline.plan.clock)
+    trainer.computation.update(number, trainer.computation.gradient_norm())
+    trainer.steering.vote.end(number)
+    trainer.reporting.idle_times.split()
 
 
 def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:
@@ -299,10 +303,10 @@ def compare(place: RankContext, layout: Layout, out: Path, moving: bool) -> None
             decide = module._decide
             module._decide = lambda probs, decide=decide: routings.append(decide(probs)) or routings[-1]
     before: dict[int, list[int]] = {}
-    if moving and trainer.expert_placement:
+    if moving and trainer.computation.expert_placement:
         step(trainer, 0)
         routings.clear()
-        before, trainer.expert_placement.request = maps(trainer), "load"
+        before, trainer.computation.expert_placement.request = maps(trainer), "load"
     step(trainer, 1)
     metered: dict[str, Any] = {axis: lane.bytes for axis, lane in meter.readings.lanes.items()}
     metered["a2a"] = {str(peer): sent for peer, sent in meter.readings.a2a_to.items()}

@@ -183,20 +183,22 @@ def as_laid_out(place: RankContext, layout: Layout, script: Script, out: Path) -
         expert_placement.Move = _no_room_at_first(expert_placement.Move)
     for step in range(STEPS):
         meter.start_step(step)
-        trainer.switch.begin(step, stop=False)
-        loss = trainer.forward_backward(step)
-        mine = torch.tensor([trainer.counted(loss), float(meter.readings.dropped.sum())], dtype=torch.float64)
+        trainer.steering.vote.begin(step, stop=False)
+        loss = trainer.computation.forward_backward(step)
+        mine = torch.tensor(
+            [trainer.computation.counted_loss(loss), float(meter.readings.dropped.sum())], dtype=torch.float64
+        )
         total = trainer.world.control.all_gather(mine).sum(0)
         trace.losses.append(float(total[0]))
         trace.dropped.append(int(total[1]))
         trace.loads.append(trainer.world.control.all_gather(meter.readings.load).sum(0))
         trace.grads.append(logical(trainer))
         trace.maps.append({n: layer.placement.logical for n, layer in moe_layers(trainer.stages).items()})
-        trace.norms.append(norm := trainer.gradient_norm())
-        trainer.update(step, norm)
+        trace.norms.append(norm := trainer.computation.gradient_norm())
+        trainer.computation.update(step, norm)
         biases = (router_biases(stage) for stage in trainer.stages)
         trace.biases.append({name: bias.clone() for stage in biases for name, bias in stage.items()})
-        trainer.switch.end(step)
+        trainer.steering.vote.end(step)
     for name, p in named_parameters(trainer.stages):
         if name == EMBEDDING:
             alike(trace.embeddings, {name: whole(p.detach())})

@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from agents.protocol import Ack, Command, KnobState, Summary, Value
 from agents.rank.agent import Agent
-from engine.checkpoint.folders import read
-from engine.checkpoint.resume import turned
+from engine.checkpoint.reading import read
+from engine.checkpoint.resume import with_knob_values
 from engine.checkpoint.save import Checkpoints
 from engine.checkpoint.storage import DTYPES, Reader
 from engine.checkpoint.tensor_index import read_index
@@ -161,7 +161,7 @@ def train(
         agent.rows = trainer.board.states
     trainer.run()
     run.revision = trainer.board.revision
-    run.history = [(applied.revision, applied.step) for applied in trainer.switch.history]
+    run.history = [(applied.revision, applied.step) for applied in trainer.steering.vote.history]
     run.switches = agent.applied if isinstance(agent, Fickle) else 0
     if place.rank == 0:
         out.with_suffix(".json").write_text(json.dumps(vars(run)))
@@ -221,7 +221,7 @@ def switched_and_launched(folder: Path, only: str | None = None) -> None:
             script: Script = {SWITCHED_AT - 1: {knob.name: value}}
             before, at = (begun / f"checkpoints/step-{step}" for step in (SWITCHED_AT - 1, SWITCHED_AT))
             train(place, KNOBS, folder / f"switched-{knob.name}", before, script)
-            train(place, turned(KNOBS, {knob.name: value}), folder / f"launched-{knob.name}", at)
+            train(place, with_knob_values(KNOBS, {knob.name: value}), folder / f"launched-{knob.name}", at)
 
     scenario(KNOBS.ranks.world, folder, work)
 
@@ -263,8 +263,8 @@ def cut_short(folder: Path) -> None:
     def work(place: RankContext) -> None:
         meter = Meter(2, 8, place.set_operation)
         trainer = Trainer(layout, meter, checkpoints_dir=folder / "run/checkpoints")
-        assert trainer.checkpoints
-        trainer.checkpoints.__class__ = Slow
+        assert trainer.saving.checkpoints
+        trainer.saving.checkpoints.__class__ = Slow
         for step in range(layout.train.steps):
             (folder / f"step-{step}").touch()
             trainer.train_step(step)

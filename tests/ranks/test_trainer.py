@@ -20,11 +20,11 @@ TINY = [*SMALL, "grid.dp_shard=2", "model.moe=none", "model.layers=1", "knobs.mi
 
 def late(trainer):
     "This rank joins the gather of statistics so late that the leader is far ahead."
-    gather = trainer._statistics.gather
+    gather = trainer.reporting.summaries.gather
     def delayed(*step):
         time.sleep(0.005)
         gather(*step)
-    trainer._statistics.gather = delayed
+    trainer.reporting.summaries.gather = delayed
 """
 
 PROFILED = (
@@ -50,7 +50,7 @@ def work(place):
     agent = Asking(None, lambda: meter.doing)
     over = lambda: agent.done >= PROFILES
     trainer = Trainer(load(LAYOUT, TINY), meter, agent, over, traces=RUN / "traces")
-    trainer.tracer._write = lambda *_: None  # what it costs is not the subject
+    trainer.steering.profiler._write = lambda *_: None  # what it costs is not the subject
     works, caught = [], []
     begun = Started.__init__
     def noted(self, axis, kind, sent, given, *more, **options):
@@ -95,7 +95,7 @@ def work(place):
             late(trainer)
         for step in range(3):
             trainer.train_step(step)
-    note(place, "under_way", trainer._statistics._waiting)
+    note(place, "under_way", trainer.reporting.summaries._pending)
     note(place, "seen", seen)
     dist.destroy_process_group()
 """
@@ -119,7 +119,7 @@ def gradients(schedule):
     "Of the whole model, by name, after one step's micro-batches."
     trainer = Trainer(load(LAYOUT, [*DENSE, f"schedule.name={schedule}"]))
     trainer.meter.start_step(0)
-    trainer.forward_backward(0)
+    trainer.computation.forward_backward(0)
     mine = {name: shard_of(p.grad) for name, p in named_parameters(trainer.stages)}
     everybodys = [None, None]
     dist.all_gather_object(everybodys, mine)

@@ -12,22 +12,12 @@ import pytest
 
 from agents.protocol import Value
 from agents.rundir.runs import RunError
-from engine.checkpoint.folders import (
-    LOCK,
-    MANIFEST,
-    PARTIAL,
-    IncompleteError,
-    Manifest,
-    hold,
-    name_of,
-    prune,
-    read,
-    seal,
-    sweep,
-    whole,
-)
-from engine.checkpoint.resume import Start, find_start, restarted, started, turned
+from engine.checkpoint.folder_lock import LOCK, lock_folder
+from engine.checkpoint.manifest import MANIFEST, PARTIAL, IncompleteError, Manifest, folder_name
+from engine.checkpoint.reading import read, whole_checkpoints
+from engine.checkpoint.resume import Start, find_start, is_restart, start_time, with_knob_values
 from engine.checkpoint.tensor_index import INDEX
+from engine.checkpoint.writing import prune, remove_partial, seal
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.config.toml import load
@@ -40,7 +30,7 @@ TEXT, OTHER = (f"blake2b-{n:016x}" for n in (1, 2))
 def save(
     checkpoints_dir: Path, step: int, layout: Layout = LAYOUT, knobs: dict[str, Value] | None = None
 ) -> Path:
-    partial = checkpoints_dir / (name_of(step) + PARTIAL)
+    partial = checkpoints_dir / (folder_name(step) + PARTIAL)
     partial.mkdir(parents=True)
     (partial / "rank-0.bin").write_bytes(b"weights")
     (partial / INDEX).write_bytes(b"{}")
@@ -51,7 +41,7 @@ def save(
 
 
 def steps(checkpoints_dir: Path) -> list[int]:
-    return [checkpoint.manifest.step for checkpoint in whole(checkpoints_dir)]
+    return [checkpoint.manifest.step for checkpoint in whole_checkpoints(checkpoints_dir)]
 
 
 def test_a_sealed_one_is_read_back(tmp_path: Path) -> None:
@@ -75,7 +65,7 @@ def test_a_sealed_one_is_read_back(tmp_path: Path) -> None:
         (lambda folder: (folder / MANIFEST).write_bytes(b"\xff\x00"), "manifest.json cannot be read"),
         (
             lambda folder: (folder / MANIFEST).write_text('{"format": 1}'),
-            "is written in format 1, and this engine",
+            "has format 1, and this engine",
         ),
         (lambda folder: (folder / "rank-0.bin").write_bytes(b"weig"), "rank-0.bin has 4 of 7 bytes"),
         (lambda folder: (folder / "rank-0.bin").unlink(), "rank-0.bin has 0 of 7 bytes"),
@@ -87,7 +77,7 @@ def test_a_torn_one_is_never_chosen(tmp_path: Path, spoil, why: str) -> None:  #
     torn = save(checkpoints_dir, 6)
     spoil(torn)
     told: list[str] = []
-    start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", False, tell=told.append)
+    start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", False, warn=told.append)
     assert start.checkpoint and start.checkpoint.manifest.step == 3
     assert len(told) == 1 and why in told[0]
     with pytest.raises(LayoutError, match="there is nothing to resume: ") as refused:
@@ -112,7 +102,7 @@ def test_one_with_a_flipped_bit_is_never_chosen(tmp_path: Path, name: str, byte:
     spoilt = save(checkpoints_dir, 6)
     flip(spoilt / name, (spoilt / name).read_bytes().index(byte))
     told: list[str] = []
-    start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", again, tell=told.append)
+    start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", again, warn=told.append)
     assert start.checkpoint and start.checkpoint.manifest.step == 3
     why = f"{spoilt} is damaged: {name} is not what was written"
     assert told == [f"passed over: {why}"]
@@ -152,7 +142,7 @@ def test_one_saved_again_takes_the_others_place_and_is_the_newest(tmp_path: Path
     """A run that went on from step 2 leaves the future of the run before behind."""
     for step in (2, 4, 6):
         save(tmp_path, step)
-    again = save(tmp_path, 4, turned(LAYOUT, {"lr_scale": 2.0}))
+    again = save(tmp_path, 4, with_knob_values(LAYOUT, {"lr_scale": 2.0}))
     assert steps(tmp_path) == [2, 6, 4]
     assert read(again).manifest.layout.knobs.lr_scale == 2.0
     prune(tmp_path, 1)
@@ -164,14 +154,14 @@ def test_what_a_killed_save_left_is_swept(tmp_path: Path) -> None:
     (tmp_path / f"step-4{PARTIAL}").mkdir()
     (tmp_path / f"step-2.old{PARTIAL}").mkdir()
     assert steps(tmp_path) == [2]
-    sweep(tmp_path)
+    remove_partial(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
-    sweep(tmp_path / "nowhere")
+    remove_partial(tmp_path / "nowhere")
 
 
 def find(tmp_path: Path, layout: Layout = LAYOUT, resume: bool | Path = True, **options: object) -> Start:
     named = Path(layout.run.dir) / "demo-20260101-000000"
-    return find_start(layout, resume, options.pop("run_dir", None), named, **({"again": False} | options))  # type: ignore[arg-type]
+    return find_start(layout, resume, options.pop("run_dir", None), named, **({"restarted": False} | options))  # type: ignore[arg-type]
 
 
 def test_the_newest_run_of_the_name_goes_on(tmp_path: Path) -> None:
@@ -223,14 +213,14 @@ def test_a_folder_without_a_whole_one_is_named_as_such(tmp_path: Path) -> None:
     (save(tmp_path / "a/checkpoints", 2) / MANIFEST).unlink()
     told: list[str] = []
     with pytest.raises(LayoutError) as refused:
-        find(tmp_path, resume=tmp_path / "a", tell=told.append)
+        find(tmp_path, resume=tmp_path / "a", warn=told.append)
     assert str(refused.value) == f"there is nothing to resume: no whole checkpoint in {tmp_path / 'a'}"
     assert "step-2 is not a whole checkpoint: manifest.json: No such file" in told[0]
 
 
 HOLDER = """
-import sys, time, pathlib, engine.checkpoint.folders as s
-with s.hold(pathlib.Path(sys.argv[1])):
+import sys, time, pathlib, engine.checkpoint.folder_lock as s
+with s.lock_folder(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -243,12 +233,12 @@ def test_a_shelf_has_one_run_at_a_time(tmp_path: Path) -> None:
     try:
         assert other.stdout and other.stdout.readline() == b"held\n"
         with pytest.raises(RunError, match=f"checkpoints is in use by process {other.pid} on ") as refused:
-            hold(checkpoints_dir, patience_s=0.1).__enter__()
+            lock_folder(checkpoints_dir, wait_s=0.1).__enter__()
         assert "\n" not in str(refused.value)
         other.send_signal(signal.SIGKILL)
-        with hold(checkpoints_dir):
+        with lock_folder(checkpoints_dir):
             assert (checkpoints_dir / LOCK).read_text().startswith(f"process {os.getpid()} on ")
-        with hold(checkpoints_dir, patience_s=0.0):
+        with lock_folder(checkpoints_dir, wait_s=0.0):
             pass
     finally:
         other.kill()
@@ -258,7 +248,7 @@ def test_a_shelf_has_one_run_at_a_time(tmp_path: Path) -> None:
 def test_a_shelf_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("")
     with pytest.raises(RunError, match=r"nothing can be saved in .*/blocked/a: Not a directory"):
-        hold(tmp_path / "blocked/a").__enter__()
+        lock_folder(tmp_path / "blocked/a").__enter__()
 
 
 def test_where_there_are_no_locks_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,28 +257,28 @@ def test_where_there_are_no_locks_it_is_said(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr("fcntl.flock", none)
     told: list[str] = []
-    with hold(tmp_path, told=told.append):
+    with lock_folder(tmp_path, warn=told.append):
         assert "has no locks (No locks available)" in told[0]
 
 
 def test_torchrun_started_again(tmp_path: Path) -> None:
     """The run's own checkpoints, else where it was asked to begin."""
     layout = load(DEMO, [f"run.dir={tmp_path}"])
-    assert find(tmp_path, layout, resume=False, again=True) == Start(layout, None)
-    assert find(tmp_path, layout, resume=True, again=True) == Start(layout, None)
+    assert find(tmp_path, layout, resume=False, restarted=True) == Start(layout, None)
+    assert find(tmp_path, layout, resume=True, restarted=True) == Start(layout, None)
     other = save(tmp_path / "other/checkpoints", 2)
-    start = find(tmp_path, layout, resume=tmp_path / "other", again=True)
+    start = find(tmp_path, layout, resume=tmp_path / "other", restarted=True)
     assert start.checkpoint and start.checkpoint.folder == other
     own = save(tmp_path / "demo-20260101-000000/checkpoints", 4)
-    start = find(tmp_path, layout, resume=tmp_path / "other", again=True)
+    start = find(tmp_path, layout, resume=tmp_path / "other", restarted=True)
     assert start.checkpoint and start.checkpoint.folder == own and start.run_dir == own.parents[1]
-    assert restarted({"TORCHELASTIC_RESTART_COUNT": "1"})
-    assert not restarted({"TORCHELASTIC_RESTART_COUNT": "0"}) and not restarted({})
+    assert is_restart({"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert not is_restart({"TORCHELASTIC_RESTART_COUNT": "0"}) and not is_restart({})
 
 
 def test_a_run_is_named_after_the_time_torchrun_began() -> None:
     under = {"TORCHELASTIC_RUN_ID": "x"}
-    assert started(under, os.getpid()) == started(under, os.getpid()) < started({}, os.getpid())
+    assert start_time(under, os.getpid()) == start_time(under, os.getpid()) < start_time({}, os.getpid())
 
 
 def test_what_was_turned_stays_turned(tmp_path: Path) -> None:
@@ -308,7 +298,9 @@ def test_the_same_command_again_turns_nothing_back(tmp_path: Path) -> None:
     again = {"run_dir": tmp_path / "a", "fixed": ["knobs.micro_batches"]}
     save(tmp_path / "a/checkpoints", 2, layout, {"micro_batches": 8})
     assert find(tmp_path, layout, **again).layout.knobs.micro_batches == 8
-    assert find(tmp_path, layout, resume=tmp_path / "a", again=True, **again).layout.knobs.micro_batches == 8
+    assert (
+        find(tmp_path, layout, resume=tmp_path / "a", restarted=True, **again).layout.knobs.micro_batches == 8
+    )
     other = load(DEMO, ["knobs.micro_batches=16"])
     assert find(tmp_path, other, **again).layout.knobs.micro_batches == 16
 
@@ -327,13 +319,13 @@ def test_a_value_that_the_new_layout_does_not_take_gives_way(tmp_path: Path) -> 
     save(tmp_path / "a/checkpoints", 2, begun, knobs=knobs)
     told: list[str] = []
     layout = load(DEMO, ["grid.pp=1", "model.layers=8"])
-    start = find(tmp_path, layout, tmp_path / "a", tell=told.append)
+    start = find(tmp_path, layout, tmp_path / "a", warn=told.append)
     assert start.layout.schedule.name == "1f1b" and start.layout.knobs.recompute == "full"
     assert start.layout.knobs.micro_batches == 2
     assert len(told) == 1 and "schedule.name = 1f1b instead of interleaved_zb: " in told[0]
     assert "\n" not in told[0]
     layout = load(DEMO, ["grid.pp=4", "model.layers=8"])
-    start = find(tmp_path, layout, tmp_path / "a", tell=told.append)
+    start = find(tmp_path, layout, tmp_path / "a", warn=told.append)
     assert any("knobs.micro_batches" in line and "legal: 4, 8, 16" in line for line in told[1:])
 
 
@@ -367,7 +359,7 @@ def test_another_text_is_refused_unless_the_layout_says_so(tmp_path: Path) -> No
         )
     told: list[str] = []
     meant = load(DEMO, [f"data.digest={OTHER}"])
-    assert find(tmp_path, meant, tmp_path / "a", data=OTHER, tell=told.append).checkpoint
+    assert find(tmp_path, meant, tmp_path / "a", data=OTHER, warn=told.append).checkpoint
     assert len(told) == 1 and f"as data.digest = {OTHER} says" in told[0]
 
 

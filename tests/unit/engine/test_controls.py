@@ -88,7 +88,7 @@ def test_a_paused_run_heeds_its_launcher(trainer: Trainer) -> None:
     agent = trainer.agent
     assert isinstance(agent, Told)
     agent.tell({"pause": True})
-    trainer._stop_requested = lambda: trainer.controls.paused
+    trainer._stop_requested = lambda: trainer.steering.run_actions.paused
     trainer.run()
     assert agent.steps == [0]
 
@@ -112,7 +112,7 @@ def test_no_trace_begins_or_ends_while_statistics_are_under_way(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that ends by itself, one that the next ends early, and one that the run's end ends."""
-    agent, statistics, log = trainer.agent, trainer._statistics, list[str]()
+    agent, statistics, log = trainer.agent, trainer.reporting.summaries, list[str]()
     assert isinstance(agent, Told)
 
     class Profile:
@@ -122,10 +122,10 @@ def test_no_trace_begins_or_ends_while_statistics_are_under_way(
             pass
 
         def start(self) -> None:
-            log.append(f"start {statistics._waiting is not None}")
+            log.append(f"start {statistics._pending is not None}")
 
         def stop(self) -> None:
-            log.append(f"stop {statistics._waiting is not None}")
+            log.append(f"stop {statistics._pending is not None}")
 
         def export_chrome_trace(self, _: str) -> None:
             pass

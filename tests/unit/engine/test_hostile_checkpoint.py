@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from engine.checkpoint.folders import MANIFEST, MANIFEST_SUM, damage
+from engine.checkpoint.manifest import MANIFEST, MANIFEST_SUM
+from engine.checkpoint.reading import damage
 from engine.checkpoint.resume import find_start
 from engine.checkpoint.tensor_index import INDEX
 from engine.config.refusal import LayoutError
@@ -51,7 +52,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
     dist.init_process_group("gloo", store=single_rank_context(folder).store(), rank=0, world_size=1)
     try:
-        checkpoints_dir = Trainer(LAYOUT, checkpoints_dir=folder).checkpoints
+        checkpoints_dir = Trainer(LAYOUT, checkpoints_dir=folder).saving.checkpoints
         assert checkpoints_dir
         checkpoints_dir.save(1)
         checkpoints_dir.wait()
@@ -195,7 +196,7 @@ def test_a_wrong_manifest_does_not_block_an_older_checkpoint(
     (bad / MANIFEST_SUM).write_text(f"{zlib.crc32(raw):08x}\n")
     shutil.copytree(saved, bad.parent / "step-1")
     told: list[str] = []
-    start = find_start(LAYOUT, True, folder.parent / "run", folder / "new", False, tell=told.append)
+    start = find_start(LAYOUT, True, folder.parent / "run", folder / "new", False, warn=told.append)
     assert start.checkpoint and start.checkpoint.manifest.step == 1
     assert len(told) == 1 and told[0].startswith(f"passed over: {bad} ") and len(told[0]) < 600, told
 

@@ -38,7 +38,7 @@ def test_only_what_is_computed_with_is_rounded(trainers: list[Trainer]) -> None:
             module.register_forward_hook(
                 lambda _m, _i, out: dtypes.update(logits=out[0].dtype, scores=out[1].dtype)
             )
-    losses = [trainer.forward_backward(0) for trainer in (full, half)]
+    losses = [trainer.computation.forward_backward(0) for trainer in (full, half)]
     assert dtypes == {"hidden": torch.bfloat16, "logits": torch.float32, "scores": torch.float32}
     assert losses[1].dtype == torch.float32
     assert float(losses[1]) == pytest.approx(float(losses[0]), rel=2e-3)

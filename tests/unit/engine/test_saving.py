@@ -13,7 +13,8 @@ from torch import Tensor
 import engine.checkpoint.save as saving
 from agents.protocol import Ack, Changes, Command
 from agents.rank.agent import Agent
-from engine.checkpoint.folders import PARTIAL, damage, read
+from engine.checkpoint.manifest import PARTIAL
+from engine.checkpoint.reading import damage, read
 from engine.config.toml import load
 from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
@@ -33,7 +34,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def checkpoints(tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch) -> saving.Checkpoints:
     """A trainer's, that write next to nothing."""
-    found = Trainer(LAYOUT, checkpoints_dir=tmp_path / "checkpoints").checkpoints
+    found = Trainer(LAYOUT, checkpoints_dir=tmp_path / "checkpoints").saving.checkpoints
     assert found
     monkeypatch.setattr(found, "write", lambda _, partial: partial.mkdir(parents=True) or {})
     return found
@@ -68,8 +69,8 @@ def test_who_waits_for_a_save_says_so_again_and_again(
         if len(set(said)) == 2:
             enough.set()
 
-    monkeypatch.setattr(saving, "WORD_EVERY_S", 0.06)
-    monkeypatch.setattr(checkpoints, "_at", hear)
+    monkeypatch.setattr(saving, "REPORT_EVERY_S", 0.06)
+    monkeypatch.setattr(checkpoints, "_report", hear)
     monkeypatch.setattr(checkpoints, "write", lambda _, __: {"": enough.wait(10)})
     checkpoints.save(1)
     checkpoints.wait()
@@ -77,7 +78,7 @@ def test_who_waits_for_a_save_says_so_again_and_again(
 
 
 def test_what_is_written_has_its_checksums(tmp_path: Path, group: None) -> None:
-    checkpoints = Trainer(LAYOUT, checkpoints_dir=tmp_path).checkpoints
+    checkpoints = Trainer(LAYOUT, checkpoints_dir=tmp_path).saving.checkpoints
     assert checkpoints
     checkpoints.save(1)
     checkpoints.wait()
@@ -116,7 +117,7 @@ class Operator(Agent):
 def test_a_save_is_applied_when_it_is_on_disk(tmp_path: Path, group: None) -> None:
     operator = Operator({"save": True})
     trainer = Trainer(LAYOUT, agent=operator, checkpoints_dir=tmp_path / "a")
-    checkpoints_dir, written = trainer.checkpoints, threading.Event()
+    checkpoints_dir, written = trainer.saving.checkpoints, threading.Event()
     assert checkpoints_dir
     write = checkpoints_dir.write
 
@@ -131,7 +132,7 @@ def test_a_save_is_applied_when_it_is_on_disk(tmp_path: Path, group: None) -> No
     assert operator.acks[0].why == "the checkpoint of step 1 is being written"
     written.set()
     checkpoints_dir.wait()
-    trainer._tell_saved()
+    trainer.saving.report()
     assert operator.told == [(1, "agreed"), (1, "applied")] and not operator.acks[1].why
     assert read(tmp_path / "a/step-1")
 
@@ -158,7 +159,7 @@ def test_a_paused_run_saves_once_and_again_only_after_a_failure(tmp_path: Path, 
         {"pause": True, "save": True}, {"save": True}, {"save": True}, {"save": True}, {"stop": True}
     )
     trainer = Trainer(LAYOUT, agent=operator, checkpoints_dir=tmp_path)
-    checkpoints_dir, tries = trainer.checkpoints, 0
+    checkpoints_dir, tries = trainer.saving.checkpoints, 0
     assert checkpoints_dir
     write = checkpoints_dir.write
 
@@ -179,11 +180,11 @@ def test_a_paused_run_saves_once_and_again_only_after_a_failure(tmp_path: Path, 
 
 def test_a_trainer_goes_on_without_a_shelf_of_its_own(tmp_path: Path, group: None) -> None:
     first = Trainer(LAYOUT, checkpoints_dir=tmp_path / "checkpoints")
-    assert first.checkpoints
+    assert first.saving.checkpoints
     first.train_step(0)
-    first.checkpoints.save(1)
-    first.checkpoints.wait()
+    first.saving.checkpoints.save(1)
+    first.saving.checkpoints.wait()
     second = Trainer(LAYOUT, resume=tmp_path / "checkpoints/step-1")
-    assert second.first_step == 1 and second.checkpoints is None
+    assert second.first_step == 1 and second.saving.checkpoints is None
     ours, theirs = (list(trainer.stages[0].parameters()) for trainer in (second, first))
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

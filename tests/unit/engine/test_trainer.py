@@ -49,11 +49,11 @@ def test_a_broken_gradient_leaves_the_weights_alone(trainer: Trainer, norm: floa
     agent = trainer.agent
     assert isinstance(agent, Heard)
     before = weights(trainer)
-    right = trainer.norm
-    trainer.norm = lambda: torch.tensor(norm)  # type: ignore[assignment]
+    right = trainer.computation.norm
+    trainer.computation.norm = lambda: torch.tensor(norm)  # type: ignore[assignment]
     trainer.train_step(0)
     assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
-    trainer.norm = right
+    trainer.computation.norm = right
     trainer.train_step(1)
     assert not all(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
     assert any(isinstance(m, Event) and "step 0: the gradient norm is" in m.text for m in agent.messages)
@@ -75,15 +75,15 @@ def test_mfu_is_what_was_asked_over_what_the_device_can_do(
 ) -> None:
     agent, peak = trainer.agent, 1e12
     assert isinstance(agent, Heard)
-    monkeypatch.setattr(trainer._statistics, "_peak", peak)
+    monkeypatch.setattr(trainer.reporting.summaries, "_peak", peak)
     last = trainer.run()
     model, tokens = trainer.layout.model, 8 * 32
     assert last is not None
     asked = step_flops(model, tokens, pairs=2 * 2 * tokens)  # two layers, top 2, dropless
     assert last.mfu == pytest.approx(asked / (last.step_ms / 1e3) / peak)
-    monkeypatch.setattr(trainer._statistics, "_peak", None)
+    monkeypatch.setattr(trainer.reporting.summaries, "_peak", None)
     trainer.train_step(3)
-    summary = trainer._publish()
+    summary = trainer.reporting.publish()
     assert summary is not None and summary.mfu is None
 
 

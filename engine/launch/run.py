@@ -92,9 +92,8 @@ def run_layout(
         data=corpus.digest,
         damage=cache(damage) if leads else nothing,  # only rank 0 reads the content, and only once
     )
-    warnings: list[
-        str
-    ] = []  # printed once the folders are locked: until then another run may save and prune there
+    # Printed once the folders are locked: until then another run may save and prune there.
+    warnings: list[str] = []
     try:
         start = find(run_dir, warn=warnings.append)
     except LayoutError:
@@ -117,9 +116,8 @@ def run_layout(
     with ExitStack() as locks:
         for own_dir in (folder, checkpoints_dir) if leads else ():
             locks.enter_context(lock_folder(own_dir, warn=lambda why: say(f"{why}\n")))
-        if (
-            leads and start.run_dir
-        ):  # another run may have saved a checkpoint while this one waited for the lock
+        if leads and start.run_dir:
+            # Search again: another run may have saved a checkpoint while this one waited for the lock.
             warnings.clear()
             start = find(start.run_dir, warn=warnings.append)
         if leads:

@@ -15,9 +15,8 @@ class IdleTimes:
 
     def __init__(self, world: World):
         self._world = world
-        self.durations: list[list[float]] | None = (
-            None  # seconds by rank and action, of the last step that was split
-        )
+        # Seconds by rank and action, of the last step that was split.
+        self.durations: list[list[float]] | None = None
         self._exchange: tuple[AsyncCollective, list[Tensor], ScheduleClock, float] | None = None
 
     def send(self, readings: Readings, clock: ScheduleClock) -> None:

@@ -2,7 +2,7 @@
 
 A frame is one msgpack value ``[version, [message, ...]]``; a message is ``[kind, field, ...]`` (an array-like
 Struct), so a newer peer may append fields and an older one ignores them. Batches are lists inside one frame,
-never multipart. `codec.decode` is the only way in: it checks size, version and types before anything is looked at.
+never multipart. `codec.decode` reads every frame: it checks size, version and types before any field is used.
 
 Units: ``_ms`` milliseconds, ``bytes`` bytes sent to other ranks, times ``_s`` seconds since the epoch.
 ``None`` is "no data" and is never the same as zero.

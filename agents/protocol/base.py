@@ -1,16 +1,16 @@
-"""What all messages are made of: limits, the types of their fields, and their base."""
+"""Limits, field types and base class of all messages."""
 
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
 VERSION: Final = 1
-MAX_FRAME_BYTES: Final = 1 << 20  # what a socket takes at most
-FRAME_BYTES: Final = 1 << 18  # what we put into one frame at most
-MESSAGE_BYTES: Final = FRAME_BYTES - 512  # one message, with room for what a frame wraps around it
+MAX_FRAME_BYTES: Final = 1 << 20  # the most that a socket receives
+FRAME_BYTES: Final = 1 << 18  # the most that we put into one frame
+MESSAGE_BYTES: Final = FRAME_BYTES - 512  # one message; the rest is for the frame around it
 
 Value = None | bool | int | float | Annotated[str, Meta(max_length=256)]
-"""What a knob may hold."""
+"""The value of a knob."""
 
 Name = Annotated[str, Meta(min_length=1, max_length=64)]
 TEXT: Final = 4096
@@ -22,34 +22,33 @@ Changes = Annotated[dict[Name, Value], Meta(max_length=64)]
 Facts = Annotated[dict[Name, Value], Meta(max_length=256)]
 Coords = Annotated[dict[Name, int], Meta(max_length=16)]
 Real = Annotated[float, Meta(ge=-1e300, le=1e300)]
-"""A number that is finite: neither NaN nor infinite."""
+"""A finite number."""
 FiniteValue = None | bool | int | Real | Annotated[str, Meta(max_length=256)]
 Phases = Annotated[dict[Name, Real], Meta(max_length=64)]
 Parts = Annotated[dict[Name, Real], Meta(max_length=16)]
 
 
 class RunError(ValueError):
-    """A run, its folder, its sockets or its keys cannot be used; the text is one sentence for a person."""
+    """A run, its folder, its sockets or its keys cannot be used; the text is one sentence for the user."""
 
 
 class WireError(ValueError):
-    """A frame that is not ours, too large, of another version, or malformed. The text is for a person."""
+    """A frame is foreign, too large, of another version, or malformed. The text is for the user."""
 
 
 class Message(Struct, array_like=True, tag=str.lower, frozen=True, gc=False):
-    """Base of all messages; trees all, so that the garbage collector need not look for cycles."""
+    """Base class of all messages. Messages hold no cycles, so the garbage collector need not track them."""
 
 
 class Unknown(Message, frozen=True):
-    """Stands for a message of a kind that this release does not know, or (`why`) for one that is malformed: `codec`
-    puts it there, nobody sends it."""
+    """Placeholder that `codec` returns for a message of an unknown kind, or for a malformed one (`why`). Never sent."""
 
     kind: Text = ""
     why: Text = ""
 
 
 def spell(value: Value) -> str:
-    """A knob value as the command line writes it, and no other value: ``none``, ``true``, ``0.5``, ``full``."""
+    """A knob value as the command line writes it, without ambiguity: ``none``, ``true``, ``0.5``, ``full``."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -61,10 +60,10 @@ def spell(value: Value) -> str:
 
 
 def clean(text: str) -> str:
-    """`text` without what steers a terminal: control characters, line ends, and marks that turn the direction."""
+    """`text` with a space for each character that controls a terminal: control characters, line ends, bidi marks."""
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 def clip(text: str) -> str:
-    """As much of `text` as a field of type `Text` takes."""
+    """`text`, shortened to what a field of type `Text` takes."""
     return text if len(text) <= TEXT else f"{text[: TEXT - 1]}…"

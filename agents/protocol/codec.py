@@ -1,11 +1,11 @@
-"""Frames: messages to bytes and back. `decode` is the only way in, and trusts nothing.
+"""Encodes messages into frames and decodes frames, which may come from a faulty or hostile peer.
 
-A frame is one msgpack value ``[version, [message, ...]]``. What is sent to many is packed once (`pack`) and framed
-for each (`frame`, `updates_frame`).
+A frame is one msgpack value ``[version, [message, ...]]``. A message for many receivers is packed once (`pack`) and
+framed for each (`frame`, `updates_frame`).
 
-A message of a kind that this release does not know, from a newer peer, becomes `Unknown` and costs the others in its
-frame nothing; with `decode_each` so does one that is malformed, and in `Updates` always. Only then is a frame looked at
-message by message. `skim` reads of ranks' records no more than whose they are.
+A message of an unknown kind, from a newer peer, becomes `Unknown` and does not affect the others in its frame. So does
+a malformed one with `decode_each`, and always inside `Updates`. A frame is decoded message by message only if decoding
+it as a whole fails. `skim` reads only the kind and rank of ranks' records.
 """
 
 import re
@@ -32,9 +32,9 @@ from agents.protocol import (
 )
 from agents.protocol.change_checks import check_changes
 
-QUOTED = 200  # characters of why a frame is none
-UNKNOWN = 16_384  # messages looked at one by one in a frame; no honest one has more
-RECORD_BYTES = 4 << 10  # of one that is skimmed; ours have some hundred
+QUOTED = 200  # characters of msgspec's error in a sentence of ours
+UNKNOWN = 16_384  # the most messages decoded one by one in a frame; real frames have fewer
+RECORD_BYTES = 4 << 10  # the largest record that is skimmed; real ones have a few hundred bytes
 
 
 class _Frame(Struct, array_like=True, frozen=True):
@@ -69,7 +69,7 @@ class _Each(Struct, array_like=True, frozen=True):
 
 
 Small = Step | Pulse | Vitals
-"""What a rank says again and again and is short. As all records do, each begins with its rank."""
+"""Small records that a rank sends repeatedly. The first field of each is the rank."""
 
 _SMALL: dict[type[Struct], type[Small]] = {_OfStep: Step, _OfPulse: Pulse, _OfVitals: Vitals}
 _heads_decoder = msgspec.msgpack.Decoder(_Heads)
@@ -83,13 +83,15 @@ _each_decoder = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_le
 _kind_decoder = msgspec.msgpack.Decoder(_Kind)
 _KINDS = {kind.__struct_config__.tag for kind in get_args(AnyMessage)}
 _OF_UPDATES = {kind.__struct_config__.tag for kind in get_args(Update)}
-_UPDATES_AT = 3  # the place of `Updates.updates`, after kind, epoch and number
+_UPDATES_INDEX = 3  # of `Updates.updates`, after kind, epoch and seq
 _encoder = msgspec.msgpack.Encoder()
-_NOT_FINITE = re.compile(r"Expected `float` [<>]= -?1e\+300")  # what msgspec says of a `Real` that is none
+_NOT_FINITE = re.compile(
+    r"Expected `float` [<>]= -?1e\+300"
+)  # msgspec's error for a `Real` that is NaN or infinite
 
 
 def encode(messages: Iterable[Message]) -> bytes:
-    """One frame. WireError: a message holds what msgpack has no word for."""
+    """Encode one frame. WireError: a message holds a value that msgpack cannot represent."""
     try:
         return _encoder.encode([VERSION, list(messages)])
     except (TypeError, OverflowError, UnicodeEncodeError) as error:
@@ -97,9 +99,9 @@ def encode(messages: Iterable[Message]) -> bytes:
 
 
 def pack(message: Message) -> bytes:
-    """One message on its own, of at most `MESSAGE_BYTES`, for `frame` and `updates_frame`.
+    """Encode one message of at most `MESSAGE_BYTES`, for `frame` and `updates_frame`.
 
-    WireError: it is too large, or holds what msgpack has no word for (a number of numpy, say).
+    WireError: it is too large, or holds a value that msgpack cannot represent (a numpy number, for example).
     """
     try:
         packed = _encoder.encode(message)
@@ -113,7 +115,7 @@ def pack(message: Message) -> bytes:
 
 
 def unreadable(packed: bytes) -> str:
-    """Why nobody could read this message, which `pack` made, or nothing: a text over its limit, say."""
+    """Why a receiver would refuse this packed message, such as a text over its limit; empty if it would not."""
     try:
         _message_decoder.decode(packed)
     except (msgspec.DecodeError, RecursionError, OverflowError) as error:
@@ -122,7 +124,7 @@ def unreadable(packed: bytes) -> str:
 
 
 def frame(packed: Iterable[bytes]) -> bytes:
-    """One frame of messages that are packed already: equal to `encode` of them."""
+    """One frame of packed messages: equal to `encode` of these messages."""
     return _encoder.encode([VERSION, [msgspec.Raw(one) for one in packed]])
 
 
@@ -136,28 +138,28 @@ def updates_frame(
     time_s: float = 0.0,
     since: int | None = None,
 ) -> bytes:
-    """One frame of one `Updates` whose updates are packed already: once, for all clients."""
+    """One frame with one `Updates` whose updates are packed already, once for all clients."""
     updates = [msgspec.Raw(one) for one in packed]
     return _encoder.encode([VERSION, [["updates", epoch, seq, updates, begins, snapshot, time_s, since]]])
 
 
 def version_refusal(version: int) -> str:
-    """What to tell one who speaks another version of this wire."""
+    """The sentence for a peer with another version of this protocol."""
     return f"the peer speaks wire version {version}, this side {VERSION}; install the same release on both"
 
 
 def decode(received: bytes | memoryview) -> list[AnyMessage]:
-    """The messages of one frame; `WireError` says in one sentence why there are none."""
+    """Decode the messages of one frame; `WireError` says in one sentence why it is refused."""
     return _decode(received, strictly=True)
 
 
 def decode_each(received: bytes | memoryview) -> list[AnyMessage]:
-    """As `decode`, but a message that is malformed costs only itself: it becomes an `Unknown` that says why."""
+    """As `decode`, but a malformed message becomes an `Unknown` with the reason, and the others are kept."""
     return _decode(received, strictly=False)
 
 
 class Skimmed(Struct, frozen=True, gc=False):
-    """A record as it came; `read` is yet to find whether it is one."""
+    """A record as received; only its kind and rank are checked, `read` checks the rest."""
 
     kind: type[Small]
     rank: int
@@ -165,7 +167,7 @@ class Skimmed(Struct, frozen=True, gc=False):
 
 
 def skim(received: bytes | memoryview) -> list[Skimmed] | None:
-    """The records of a frame that holds nothing but small ones, with only their kind and rank checked; else None."""
+    """The records of a frame of small records, with only kind and rank checked; None for any other frame."""
     if len(received) > MAX_FRAME_BYTES:
         return None
     try:
@@ -185,7 +187,7 @@ def skim(received: bytes | memoryview) -> list[Skimmed] | None:
 
 
 def read(record: Skimmed) -> Small | Unknown:
-    """What was skimmed, checked as `decode` would; an `Unknown` that says why, if it is malformed."""
+    """Decode and check a skimmed record; an `Unknown` with the reason if it is malformed."""
     try:
         return _small_decoder.decode(record.packed)
     except _UNREADABLE as error:
@@ -207,7 +209,7 @@ def _decode(received: bytes | memoryview, strictly: bool) -> list[AnyMessage]:
 
 
 def _short(why: str) -> str:
-    """A word of msgspec's, which may quote what it was sent, as part of a sentence."""
+    """An error text of msgspec on one line and shortened, since it may quote the frame."""
     why = " ".join(why.split())
     return why if len(why) <= QUOTED else f"{why[:QUOTED]}…"
 
@@ -227,8 +229,11 @@ def _messages(raw: msgspec.Raw, strictly: bool) -> list[AnyMessage]:
 
 
 def _one_by_one(raw: msgspec.Raw, kinds: Container[object], why: Exception | None) -> tuple[list[Any], int]:
-    """Every message, those not of `kinds` as `Unknown`, and how many of those. A malformed one raises
-    `why`; without it, is `Unknown` too, as it is among updates, of which a hub has not read all."""
+    """Decode messages one by one; returns them and the number of those that became `Unknown`.
+
+    A message whose kind is not in `kinds` becomes `Unknown`. A malformed one raises `why`, or becomes `Unknown` if
+    `why` is None. Updates are always decoded like that, because a hub forwards records that it has only skimmed.
+    """
     found: list[Any] = []
     unknown = 0
     for one in _each_decoder.decode(raw):
@@ -238,10 +243,10 @@ def _one_by_one(raw: msgspec.Raw, kinds: Container[object], why: Exception | Non
             found.append(Unknown(kind[:64]))
         elif kind == "updates":
             fields = _each_decoder.decode(one)
-            if why is None or found or len(fields) <= _UPDATES_AT:  # ours are alone in their frame
-                raise why or msgspec.ValidationError("updates come from a hub alone")
-            updates, more = _one_by_one(fields[_UPDATES_AT], _OF_UPDATES, None)
-            fields[_UPDATES_AT] = msgspec.Raw(_encoder.encode(updates))
+            if why is None or found or len(fields) <= _UPDATES_INDEX:  # a hub sends one `Updates` per frame
+                raise why or msgspec.ValidationError("only a hub sends updates")
+            updates, more = _one_by_one(fields[_UPDATES_INDEX], _OF_UPDATES, None)
+            fields[_UPDATES_INDEX] = msgspec.Raw(_encoder.encode(updates))
             found.append(_message_decoder.decode(_encoder.encode(fields)))
             unknown += more
         else:

@@ -1,4 +1,4 @@
-"""Messages about changing a run: proposals and their fate, trials, and what a change would do."""
+"""Messages that change a run: proposals, commands and acks, trials, and preview queries."""
 
 from typing import Annotated, Final, Literal
 
@@ -7,35 +7,37 @@ from msgspec import Meta, Struct
 from agents.protocol.base import Changes, Count, Message, Name, Rank, Real, Revision, Text
 
 PAUSED: Final = "paused"
-"""What a rank does (`Pulse.doing`) while it holds still at an operator's word: it is neither stalled nor hung."""
+"""The operation (`Pulse.doing`) of a rank that an operator has paused; it counts neither as stalled nor as hung."""
 
 PREVIEWS: Final = "preview"
-"""The capability (`Hello.capabilities`) of a rank that can say what a change would do."""
+"""The capability (`Hello.capabilities`) of a rank that answers preview queries."""
 
 MOST_TRIAL_STEPS: Final = 10_000
-"""Steps that a trial measures before, and after, at most."""
+"""The most steps that a trial measures before the change, and after it."""
 
-TrialName = Annotated[str, Meta(min_length=1, max_length=48)]  # with room for what its proposals are called
+TrialName = Annotated[
+    str, Meta(min_length=1, max_length=48)
+]  # shorter than a Name: its proposals append a suffix
 
 
 # ------------------------------------------------------------------------------------------------ changes
 
 
 class Propose(Message, frozen=True):
-    """A client asks for a change of one or several knobs, all or none; or, with `undo`, that the newest change that
-    is not undone yet be taken back: then `changes` are the hub's to fill in."""
+    """A client proposes to change one or several knobs, all or none. With `undo` it proposes to undo the newest change
+    that is not undone yet; the hub then fills in `changes`."""
 
-    id: Name  # the client's own, so that sending it twice asks once
+    id: Name  # chosen by the client, so that a repeated proposal is applied once
     changes: Changes
-    base_revision: Revision | None = None  # refuse if the board has moved on
+    base_revision: Revision | None = None  # refuse if the board has a newer revision
     expires_step: Count | None = None
     who: Text = ""
-    reason: Text = ""  # in the operator's words, for the log
+    reason: Text = ""  # given by the operator, for the log
     undo: bool = False
 
 
 class Command(Message, frozen=True):
-    """The hub hands a journalled proposal to the leader; repeated until it is acknowledged."""
+    """A proposal that the hub has written to its journal, sent to the leader until the leader acknowledges it."""
 
     revision: Revision
     id: Name
@@ -44,10 +46,10 @@ class Command(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
-    """A rank says what became of a command; `digest` is of its whole board after it.
+    """A rank reports the outcome of a command; `digest` is of its whole board after it.
 
-    "agreed" comes from the leader alone, of a command that takes longer than a step, such as a save: `why` says what is
-    under way, later commands need not wait for it, and another ack follows.
+    Only the leader sends "agreed", for a command that takes longer than a step, such as a save: `why` describes the
+    work, later commands need not wait for it, and another ack follows.
     """
 
     rank: Rank
@@ -56,38 +58,38 @@ class Ack(Message, frozen=True):
     step: Count
     digest: Name
     why: Text = ""
-    before: Changes = {}  # values of the changed knobs until then
+    before: Changes = {}  # earlier values of the changed knobs
 
 
 class CommandState(Message, frozen=True):
-    """What is known of one proposal, published at every change. Revision 0: refused before it had one."""
+    """The state of one proposal, published whenever it changes. Revision 0: refused before it got one."""
 
     id: Name
     revision: Revision
     state: Literal["accepted", "applied", "rejected", "expired", "rolled_back"]
     changes: Changes
-    before: Changes  # until it is applied: as of the proposal
+    before: Changes  # values before the change; until it is applied, those at the time of the proposal
     who: Text
     time_s: float
     acks: Count = 0
     world: Count = 0
     applied_step: Count | None = None
-    why: Text = ""  # it was refused; or, of one that is accepted, what it waits for
+    why: Text = ""  # why it was refused; if it is accepted, what it waits for
     reason: Text = ""
     asked_s: float = 0.0
-    undoes: Revision = 0  # the revision that this one takes back
-    failed: Count = 0  # ranks that say that it is not in force there
+    undoes: Revision = 0  # the revision that this one undoes
+    failed: Count = 0  # ranks that report that it is not in force there
 
     @property
     def settled(self) -> bool:
-        """It is in force on every rank, or nowhere."""
+        """Whether it is in force on every rank, or on none."""
         if self.state == "applied":
             return self.acks >= self.world
         return self.state != "accepted"
 
     @property
     def final(self) -> bool:
-        """Every rank has answered: nothing more will become of it while they go on."""
+        """Whether every rank has answered, so that the state no longer changes."""
         return self.settled or (self.state == "applied" and self.acks + self.failed >= self.world)
 
 
@@ -95,8 +97,8 @@ class CommandState(Message, frozen=True):
 
 
 class Try(Message, frozen=True):
-    """A client asks that one knob be tried: `steps` are measured before and after, and the value is taken back unless
-    the run is clearly faster, or someone decides to keep it."""
+    """A client starts a trial of one knob: `steps` are measured before and after the change, and the value is reverted
+    unless the run is significantly faster or an operator decides to keep it."""
 
     id: TrialName
     changes: Changes
@@ -106,7 +108,7 @@ class Try(Message, frozen=True):
 
 
 class Decide(Message, frozen=True):
-    """An operator ends a trial: what is tried stays, or is taken back now. No `id`: the one under way."""
+    """An operator ends a trial: its value is kept, or reverted now. An empty `id` means the running trial."""
 
     keep: bool
     id: Annotated[str, Meta(max_length=48)] = ""
@@ -114,7 +116,7 @@ class Decide(Message, frozen=True):
 
 
 class TrialState(Message, frozen=True):
-    """How a trial stands, published at every change of state and now and then in between.
+    """Progress of a trial, published at every change of state and from time to time in between.
 
     The ratio is of geometric means of step times, after over before, in a 95 % interval.
     """
@@ -129,8 +131,8 @@ class TrialState(Message, frozen=True):
     loss_neutral: bool
     began_s: float
     reason: Text = ""
-    measured: Count = 0  # steps of the present window
-    revision: Revision = 0  # under which it is tried
+    measured: Count = 0  # steps measured in the current window
+    revision: Revision = 0  # of the tried change
     before_ms: float | None = None
     after_ms: float | None = None
     ratio: float | None = None
@@ -138,37 +140,39 @@ class TrialState(Message, frozen=True):
     high: float | None = None
     loss_before: float | None = None
     loss_after: float | None = None
-    why: Text = ""  # for what became of it
+    why: Text = ""  # reason for the outcome
 
     @property
     def settled(self) -> bool:
-        """Nothing more will become of it."""
+        """Whether the trial has ended."""
         return self.state in ("kept", "reverted", "failed")
 
 
-# ---------------------------------------------------------------------------------------------- questions
+# ---------------------------------------------------------------------------------------------- previews
 
 
 class Preview(Message, frozen=True):
-    """What would these changes do? Asked by a client, handed on to the leader; nothing is changed."""
+    """A preview query: what would these changes do? The hub passes it from a client to the leader; nothing changes."""
 
     id: Name
     changes: Changes
 
 
-NARROW: Final = 0.2  # of the estimate: in a wider interval no one value is likelier than the others
+NARROW: Final = 0.2  # width relative to the estimate; a wider interval is shown without a single value
 
 
 class Estimate(Struct, array_like=True, frozen=True):
-    """One quantity now and as it would be: an interval, and a value where the interval is narrow or there is none.
-    Without any of the three there is no data."""
+    """One quantity now and after the change: an interval, and a value if the interval is narrow or missing.
+
+    None in all three fields means no data.
+    """
 
     quantity: Name  # its unit is in its name: step_ms, bubble, memory_bytes, comm_bytes, dropped
     now: Real | None = None
     after: Real | None = None
     low: Real | None = None
     high: Real | None = None
-    source: Text = ""  # where they come from, or why there are none
+    source: Text = ""  # where the estimates come from, or why there are none
 
     @property
     def known(self) -> bool:
@@ -180,7 +184,7 @@ class Estimate(Struct, array_like=True, frozen=True):
 
     @property
     def point(self) -> float | None:
-        """`after`, unless its interval is wide, whoever sent it."""
+        """`after`, or None if its interval is wide."""
         if self.after is None or self.interval is None:
             return self.after
         low, high = self.interval
@@ -188,11 +192,11 @@ class Estimate(Struct, array_like=True, frozen=True):
 
 
 class Previewed(Message, frozen=True):
-    """The answer. `why`: the changes are not legal, or nobody can say."""
+    """The answer to a preview query. `why`: the changes are not legal, or no estimate is available."""
 
     id: Name
     changes: Changes
     revision: Revision
     why: Text = ""
-    loss_neutral: bool | None = None  # None: nobody can say
+    loss_neutral: bool | None = None  # None: unknown
     estimates: Annotated[list[Estimate], Meta(max_length=32)] = []

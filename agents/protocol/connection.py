@@ -1,4 +1,4 @@
-"""What a hub and its peers say to each other about their connection: welcomes, credit, updates, refusals."""
+"""Messages about the connection between a hub and its peers: welcomes, credit, updates, refusals."""
 
 from typing import Annotated
 
@@ -34,9 +34,9 @@ from agents.protocol.records import (
 
 
 class Welcome(Message, frozen=True):
-    """The hub asks a rank it does not know (after a hub start, say) to say hello.
+    """The hub requests a Hello from a rank that it does not know, for example after a restart of the hub.
 
-    To a relay: `ranks` of its own are meant; none named: all of them, and the relay itself.
+    A relay passes it to `ranks`; an empty list means all its ranks and the relay itself.
     """
 
     epoch: Name
@@ -44,7 +44,7 @@ class Welcome(Message, frozen=True):
 
 
 class Relay(Message, frozen=True):
-    """A connection that speaks for several ranks: for those that say hello through it, and no others."""
+    """A relay introduces itself: its connection carries the messages of every rank that sends its Hello through it."""
 
     version: int
     run: Name
@@ -55,8 +55,8 @@ class Relay(Message, frozen=True):
 class Credit(Message, frozen=True):
     """A client may receive `frames` more frames, and has every update of `epoch` up to `seq`.
 
-    With `hz` it wants of each rank and kind only the newest, so many times a second; without `ranks` nothing of
-    single ranks at all; and at most `frame_bytes` a frame (0: as a frame may have).
+    With `hz` it receives only the newest record of each rank and kind, `hz` times a second; without `ranks`, no records
+    of single ranks; with `frame_bytes`, frames of about that size at most (0: up to the limit of a frame).
     """
 
     version: int
@@ -90,12 +90,11 @@ Update = (
 
 
 class Updates(Message, frozen=True):
-    """Updates of `epoch`, the last of which has number `seq`.
+    """Updates of `epoch`; the last one has number `seq`.
 
-    `snapshot` counts down the frames of a snapshot, n .. 1 (whose updates rebuild the state from nothing; the
-    first of them has `begins`); 0 is a run of live updates that follow on `seq - len(updates)`, and with no
-    updates at all it is the hub's heartbeat. With `since`, updates between it and `seq` that newer ones replace
-    are left out.
+    The updates of a snapshot rebuild the state from nothing: `snapshot` counts down its frames, n .. 1, and the first
+    has `begins`. With `snapshot` 0 these are live updates that follow update `seq - len(updates)`, or the hub's
+    heartbeat if the list is empty. With `since`, updates after `since` that newer ones replace are left out.
     """
 
     epoch: Name
@@ -108,8 +107,8 @@ class Updates(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """A peer whose frames the hub cannot take, and why, in a sentence. To a relay: which of its ranks; None: itself.
-    To a client: the id of what it asked and may not ask."""
+    """The hub refuses a peer or its request; `why` is one sentence. `rank`: to a relay, which of its ranks (None: the
+    relay itself). `asked`: to a client, the id of the refused request."""
 
     why: Text
     rank: Rank | None = None

@@ -1,4 +1,4 @@
-"""The rows of the knob board, and what each knob may be set to."""
+"""The rows of the knob board, and the legal values of each knob."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from agents.protocol.base import FiniteValue, Name, Text, Value, spell
 
 
 class Legal(Struct, array_like=True, frozen=True):
-    """What a knob may be set to: one of `choices`, or a number in [low, high]; and `none` if `optional`."""
+    """Legal values of a knob: one of `choices`, or a number in [low, high]; also `none` if `optional`."""
 
     choices: Annotated[list[Value], Meta(max_length=256)] = []
     low: float | None = None
@@ -34,15 +34,15 @@ class Legal(Struct, array_like=True, frozen=True):
 
 
 class KnobState(Struct, array_like=True, frozen=True, gc=False):
-    """One row of the knob board, with what is legal now, given the whole board and the layout."""
+    """One row of the knob board. `legal` depends on the other knobs and the layout."""
 
     name: Name
     value: FiniteValue
     legal: Legal
     loss_neutral: bool
     about: Text = ""
-    action: bool = False  # done once when it is set, and holds no value
-    ends: bool = False  # setting it ends the run: a screen asks once more
+    action: bool = False  # setting it triggers an action once; it holds no value
+    ends: bool = False  # setting it ends the run; a screen asks for confirmation
 
     def refusal(self, value: Value) -> str | None:
         """One sentence when `value` is not legal, else None."""

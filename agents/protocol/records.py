@@ -1,4 +1,4 @@
-"""What ranks say of themselves and of the job, and what the hub has to say of them: passed on to who watches."""
+"""Records that ranks send about themselves and the job, and records of the hub: all are published to subscribers."""
 
 from typing import Annotated, Final, Literal
 
@@ -21,7 +21,7 @@ from agents.protocol.knobs import KnobState
 
 
 class Hello(Message, frozen=True):
-    """A rank introduces itself: on connecting, and again whenever a hub asks."""
+    """A rank introduces itself: when it connects, and whenever a hub requests it."""
 
     version: int
     run: Name
@@ -31,15 +31,15 @@ class Hello(Message, frozen=True):
     host: Text
     pid: Count
     device: Text
-    layout: Text  # digest of layout and data; ranks that differ are not one run
+    layout: Text  # digest of layout and data, equal on all ranks of a run
     revision: Revision  # the last applied knob revision
     step: Count
     leader: bool
-    facts: Facts = {}  # what a screen shows of the run: model size, cores, schedule ...
+    facts: Facts = {}  # properties of the run to show: model size, cores, schedule ...
     capabilities: Annotated[list[Name], Meta(max_length=64)] = []
-    began_s: float = 0.0  # when this process of the run began to train, by its own clock; 0: it does not say
+    began_s: float = 0.0  # when this process began to train, by its own clock; 0: unknown
     age_s: float | None = (
-        None  # how long ago that was when this was sent: the only word on it that two machines share
+        None  # seconds since `began_s` when this was sent; does not depend on clocks agreeing
     )
 
 
@@ -53,7 +53,7 @@ class Board(Message, frozen=True):
 
 
 class Traffic(Struct, array_like=True, frozen=True):
-    """One axis of one step: bytes sent to other ranks, time in collectives, the part compute did not hide."""
+    """Traffic of one axis in one step: bytes sent to other ranks, time in collectives, time not hidden by compute."""
 
     bytes: Count
     ms: Real
@@ -80,22 +80,20 @@ class Step(Message, frozen=True):
     bubble_bound: Real | None = None
     dropped: Count | None = None  # routed (token, expert) pairs over capacity
     memory_bytes: Count | None = None
-    lost_records: Count = 0  # records this agent dropped because its queue was full
-    bubble_parts: Parts | None = (
-        None  # schedule, wait, overhead: shares of the window that add up to `bubble`
-    )
+    lost_records: Count = 0  # records that this agent dropped because its queue was full
+    bubble_parts: Parts | None = None  # schedule, wait, overhead: shares of the window, with sum `bubble`
     tokens_per_s: Real | None = None  # of this rank's batch slice
-    mfu: Real | None = None  # what this rank computed over what its device could
-    loss: float | None = None  # where each rank has one of its own; the job's is the summary's
+    mfu: Real | None = None  # achieved FLOP/s over the peak of the device
+    loss: float | None = None  # of this rank, if it has its own; the summary has the loss of the job
 
     @property
     def waited_ms(self) -> float:
-        """What this rank waited for others, in collectives and for its pipeline neighbours, where nothing hid it."""
+        """Time that this rank waited for others in collectives and pipeline transfers, not hidden by compute."""
         return sum(traffic.exposed_ms for traffic in self.comm.values())
 
     @property
     def own_ms(self) -> float:
-        """The step less what it waited. Everybody's step takes as long as the slowest's; own time tells them apart."""
+        """Step time without waiting. All ranks have the step time of the slowest; own time shows which one it is."""
         return max(0.0, self.step_ms - self.waited_ms)
 
 
@@ -119,12 +117,12 @@ class Summary(Message, frozen=True):
     load_max_over_mean: Real | None
     knobs: Facts
     lr: Real | None = None
-    skipped: bool = False  # the gradient was not finite, and the weights were left as they were
-    bubble_parts: Parts | None = None  # as a rank's, mean over ranks
+    skipped: bool = False  # the gradient was not finite, so the weights were not updated
+    bubble_parts: Parts | None = None  # as in `Step`, mean over ranks
 
 
 class LayerLoad(Struct, array_like=True, frozen=True, gc=False):
-    """Where one layer's router sent its tokens, over the whole job: `load[e]` of (token, expert) pairs."""
+    """Expert load of one layer over the whole job: `load[e]` counts (token, expert) pairs."""
 
     layer: Count
     load: Annotated[list[Count], Meta(max_length=4096)]
@@ -139,8 +137,10 @@ class Experts(Message, frozen=True):
 
 
 class Action(Struct, array_like=True, frozen=True, gc=False):
-    """One pipeline action: kind F, B or W of a micro-batch, in ms since the pipeline window opened. Where W comes
-    by itself, B is the input gradients alone."""
+    """One pipeline action: kind F, B or W of a micro-batch, in ms since the start of the pipeline window.
+
+    If the schedule has separate W actions, B computes only the input gradients.
+    """
 
     kind: Literal["F", "B", "W"]
     micro_batch: Count
@@ -166,7 +166,7 @@ class ToPeer(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Peers(Message, frozen=True):
-    """To whom one rank sent its all-to-all bytes in one step (sampled); their sum is the step's `a2a_bytes`."""
+    """All-to-all bytes that one rank sent to each other rank in one step (sampled); their sum is `Step.a2a_bytes`."""
 
     rank: Rank
     step: Count
@@ -174,31 +174,31 @@ class Peers(Message, frozen=True):
 
 
 class Pulse(Message, frozen=True):
-    """From a thread of the rank's own, once a second. A call into C that holds Python's lock (the GIL) stops it too."""
+    """Sent once a second by the agent's thread in the rank. A call into C that holds the GIL stops it too."""
 
     rank: Rank
     step: Count
     doing: Text  # "tp all-gather, layer 2, micro-batch 1"
-    since_ms: Real  # how long it has been doing that
+    since_ms: Real  # how long the operation has lasted
     cpu_percent: Real | None = None
 
 
 CHECKPOINT_STEP: Final = "checkpoint_step"
-"""The fact of an event that tells of a checkpoint on disk: the steps that had been done when it was saved."""
+"""Fact of an event about a checkpoint on disk: the number of steps completed when it was saved."""
 
 
 class Event(Message, frozen=True):
-    """Something a person should know."""
+    """A notable event, shown to the user."""
 
     time_s: Real
     level: Literal["info", "warning", "error"]
     source: Text  # "hub", "rank 3"
     text: Text
-    facts: Facts = {}  # what a program may want of it: CHECKPOINT_STEP
+    facts: Facts = {}  # machine-readable details, such as CHECKPOINT_STEP
 
 
 class Bucketed(Struct, array_like=True, frozen=True):
-    """Part of a run's curve (`agents.state.curve`): of one metric's buckets of `width` steps what is kept, by step."""
+    """Part of a run's curve (`agents.state.curve`): the kept values of one metric in buckets of `width` steps."""
 
     metric: Name
     width: Annotated[int, Meta(ge=1, le=2**53)]
@@ -207,10 +207,10 @@ class Bucketed(Struct, array_like=True, frozen=True):
 
 
 class Recalled(Message, frozen=True):
-    """Something older than all that is known by now: the past that a hub which was started again reads from the
-    run's recording, and in a snapshot the curve before its newest summaries.
+    """History older than everything sent before: what a restarted hub reads from the run's recording, and in a
+    snapshot the curve before the newest summaries.
 
-    Several of them go back in time, each oldest first in itself; `curve` is older than `summaries`.
+    Several such messages go back in time; each one is in order of time. `curve` is older than `summaries`.
     """
 
     summaries: Annotated[list[Summary], Meta(max_length=4096)] = []
@@ -219,28 +219,28 @@ class Recalled(Message, frozen=True):
 
 
 class Alert(Message, frozen=True):
-    """Something the hub has found and holds to be so: raised, now and then told anew, and at last not `active`."""
+    """A condition found by a detector of the hub: raised, repeated from time to time, and finally not `active`."""
 
     name: Name  # of the detector: "straggler", "stall", ...
-    subject: Name  # what it is about: "rank 3", "layer 2", "run"; both together are the alert's key
+    subject: Name  # "rank 3", "layer 2", "run"; name and subject identify the alert
     level: Literal["warning", "error"]
     active: bool
     step: Count  # of the run when it was found
-    time_s: Real  # of this word on it
+    time_s: Real  # of this message
     text: Text  # one sentence, with its evidence
     evidence: Facts = {}  # the numbers behind the sentence
-    ranks: Annotated[list[Rank], Meta(max_length=64)] = []  # the first of those it is about
+    ranks: Annotated[list[Rank], Meta(max_length=64)] = []  # the first of the ranks concerned
 
 
 class Gone(Message, frozen=True):
-    """The hub lost sight of a rank, or the rank said goodbye (`clean`)."""
+    """A rank is lost, or has left in order (`clean`)."""
 
     rank: Rank
     clean: bool
     text: Text = ""
-    process: Literal["unknown", "ended", "stopped", "alive"] = "unknown"  # as the hub's machine sees it
+    process: Literal["unknown", "ended", "stopped", "alive"] = "unknown"  # known on the hub's machine
 
     @property
     def over(self) -> bool:
-        """It will not be heard again. A suspended or silent process may be, and so may one that cannot be looked at."""
+        """Whether the rank will never return. A stopped or silent process, or one on another machine, may return."""
         return self.clean or self.process == "ended"

@@ -1,4 +1,4 @@
-"""The agent's end of the socket: used by the agent's own thread alone."""
+"""The agent's connection to the hub; only the agent's thread uses it."""
 
 import threading
 import time
@@ -32,21 +32,21 @@ from agents.rank.vitals import Reader, Sensors
 from agents.transport.keys import Key
 from agents.transport.reconnecting import ReconnectingSocket
 
-POLL_MS = 200  # a wake-up takes the interpreter from the trainer; what the hub says wakes us at once
+POLL_MS = 200  # each wake-up takes the GIL from the trainer; a message of the hub wakes the thread at once
 PULSE_S = 1.0
 FRAMES_A_TURN = 16
-WELCOME_PAUSE_S = 0.2  # a hub asks once a frame; the answer to the first is on its way already
+WELCOME_PAUSE_S = 0.2  # a hub sends a Welcome for each frame of an unknown rank; one answer is enough
 REFUSED_PAUSE_S = 2.0  # before a refused rank introduces itself again
 
 NONE = Sensors()
 
 Doing = Callable[[], tuple[int, str, float]]
-Foresee = Callable[[Changes], Previewed]
-"""What changes would do; ValueError with a sentence if they are not legal."""
+Previewer = Callable[[Changes], Previewed]
+"""Estimates what changes would do; raises ValueError with a sentence if they are not legal."""
 
 
 class HubLink:
-    """Sends what is in the outbox, a pulse and vital signs each second, and takes what the hub says, turn by turn."""
+    """Sends the outbox, and a pulse and vital signs each second; receives messages of the hub."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class HubLink:
         key: Key | None = None,
     ) -> None:
         self.introduction: tuple[Hello, Board | None] | None = None
-        # Held while one is queued, for a few appends: an older board queued after a newer one would stand.
+        # Held while an introduction is queued, so that an older board is never queued after a newer one.
         self.introducing = threading.Lock()
         self._refused: str | None = None
-        self.preview: Foresee | None = None
+        self.preview: Previewer | None = None
         self._doing = doing
         self._outbox = outbox
         self._orders = orders
@@ -73,8 +73,8 @@ class HubLink:
         self._refused_s = 0.0
         self._pulsed_s = 0.0
         self._cpu_s = time.process_time()
-        # Immediate: nothing is queued for a hub that is not there. The outbox keeps the newest, libzmq would
-        # keep the oldest.
+        # Immediate: libzmq queues nothing for an absent hub. Its queue would keep the oldest messages; the outbox
+        # keeps the newest.
         self._line = ReconnectingSocket(
             endpoint, key, immediate=True, high_water=FRAMES_A_TURN, reconnect_max_ms=2000
         )
@@ -82,11 +82,11 @@ class HubLink:
 
     @property
     def refused(self) -> str | None:
-        """Why the hub does not let this rank in or does not take it; None if all is well."""
+        """Why the hub refuses this rank; None if it does not."""
         return self._line.refusal or self._refused
 
     def turn(self) -> None:
-        """Wait a moment for the hub, then say what there is to say."""
+        """Wait briefly for messages of the hub, then send what is due."""
         self._dealer.poll(POLL_MS)
         self._line.look()
         self._receive()
@@ -94,11 +94,11 @@ class HubLink:
         if self.introduction is None or self._is_refused(now):
             return
         if now - self._pulsed_s >= PULSE_S:
-            self._feel(self.introduction[0].rank, now)
+            self._measure(self.introduction[0].rank, now)
         self._flush()
 
     def leave(self, linger_s: float) -> None:
-        """Send what fits into `linger_s`, then goodbye; the socket is closed after."""
+        """Send for at most `linger_s`, then send Gone and close the socket."""
         deadline = time.monotonic() + linger_s
         if self.introduction and self.refused is None:
             while not self._flush() and time.monotonic() < deadline:
@@ -117,17 +117,17 @@ class HubLink:
         if self.introduction is None or now - self._introduced_s < WELCOME_PAUSE_S:
             return
         self._introduced_s = now
-        step = self._at()[0]
+        step = self._current()[0]
         with self.introducing:
             hello, board = self.introduction
             self._outbox.put(structs.replace(hello, step=max(hello.step, step)))
             for message in (*([board] if board else []), *self._orders.latest_acks()):
                 self._outbox.put(message)
 
-    def _feel(self, rank: int, now: float) -> None:
+    def _measure(self, rank: int, now: float) -> None:
         pulse = self._pulse(rank, now)
         self._outbox.put(pulse)
-        self._flush()  # a device that is slow to answer does not keep the pulse back
+        self._flush()  # sent first, because reading a device may be slow
         if self._reader is None:
             self._reader = self._sensors.open()
         vitals = self._reader.read(rank, pulse.step)
@@ -138,17 +138,17 @@ class HubLink:
         cpu_s = time.process_time()
         busy = 100 * (cpu_s - self._cpu_s) / (now - self._pulsed_s) if self._pulsed_s else None
         self._cpu_s, self._pulsed_s = cpu_s, now
-        step, operation, since = self._at()
+        step, operation, since = self._current()
         return Pulse(rank, step, protocol.clip(operation), max(0.0, 1000 * (now - since)), busy)
 
-    def _at(self) -> tuple[int, str, float]:
+    def _current(self) -> tuple[int, str, float]:
         try:
             return self._doing()
-        except Exception as error:  # noqa: BLE001 - whatever the trainer's word does, the pulse goes on
+        except Exception as error:  # noqa: BLE001 - an error of the trainer's hook must not stop the pulse
             return 0, f"unknown: {named(error)}", time.monotonic()
 
     def _flush(self) -> bool:
-        """Send until the outbox is empty (True) or the hub takes no more."""
+        """Send until the outbox is empty (True) or the socket's queue is full."""
         for _ in range(FRAMES_A_TURN):
             frame = self._unsent or self._outbox.frame()
             if frame is None:
@@ -192,11 +192,11 @@ class HubLink:
             case Preview() if self.introduction:
                 self._outbox.put(self._answer(message, self.introduction[0]))
 
-    def _answer(self, asked: Preview, hello: Hello) -> Previewed:
-        why = "this rank does not say what a change would do"
+    def _answer(self, query: Preview, hello: Hello) -> Previewed:
+        why = "this rank does not answer preview queries"
         try:
             if self.preview:
-                return structs.replace(self.preview(asked.changes), id=asked.id)
-        except Exception as error:  # noqa: BLE001 - whatever a question does to the trainer's word, the pulse goes on
+                return structs.replace(self.preview(query.changes), id=query.id)
+        except Exception as error:  # noqa: BLE001 - an error of the trainer's hook must not stop the pulse
             why = protocol.clip(sentence(error))
-        return Previewed(asked.id, asked.changes, hello.revision, why)
+        return Previewed(query.id, query.changes, hello.revision, why)

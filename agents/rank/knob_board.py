@@ -1,8 +1,8 @@
-"""The knob board: what an operator may turn, what is legal now, and the swap that cannot fail half-way.
+"""The knob board of a rank: the knobs, their legal values, and changes that apply completely or not at all.
 
-A knob's legal values may depend on the whole board (micro-batches on the schedule, say), so legality is asked
-of the board as it *would* be. A change has two parts: `prepare`, which may refuse and builds whatever the new
-value needs, and `commit`, which only swaps it in.
+A knob's legal values may depend on other knobs (micro-batches on the schedule, for example), so a change is checked
+against the board as it would be after the change. A change has two parts: `prepare`, which may refuse and builds what
+the new values need, and `commit`, which only swaps the new values in.
 """
 
 import hashlib
@@ -18,23 +18,23 @@ Values = Mapping[str, Value]
 
 
 class NotAppliedError(Exception):
-    """A `commit` that is not ours failed, and the knob is as it was; the text says which and why."""
+    """A `commit` in foreign code failed and the knob keeps its value; the text says which and why."""
 
 
-def _as_it_is(value: Value) -> Value:
+def _unchanged(value: Value) -> Value:
     return value
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One thing an operator may turn.
+    """One knob.
 
-    `legal` is given the board's values as they would be. `prepare` is given them too, may raise ValueError
-    with a sentence, and returns what `commit` needs; `commit` must not fail, or if it calls what is not ours, with
+    `legal` and `prepare` get the board's values as they would be after the change. `prepare` may raise ValueError with
+    a sentence, and returns what `commit` needs. `commit` must not fail; if it calls foreign code, it may raise
     NotAppliedError.
 
-    An `action` holds no value: setting it asks for something to be done once, such as a snapshot, and `commit` only
-    takes note of the wish.
+    An `action` holds no value: setting it requests an action once, such as a checkpoint, and `commit` only records the
+    request.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Knob:
     action: bool = False
     ends: bool = False  # the action ends the run
     cast: Callable[[Value], Value] = (
-        _as_it_is  # a legal value as it is kept; may raise ValueError with a sentence
+        _unchanged  # converts a legal value; may raise ValueError with a sentence
     )
 
 
@@ -77,19 +77,19 @@ class KnobBoard:
         ]
 
     def prepare(self, changes: Values) -> list[tuple[Callable[[Any], None], Any]]:
-        """Check `changes` as one whole and build what they need; ValueError says in a sentence why not."""
+        """Check `changes` together and build what they need; ValueError says in a sentence why they are refused."""
         would_be = self.check(changes)
         return [(self._knobs[name].commit, self._knobs[name].prepare(would_be)) for name in changes]
 
     def check(self, changes: Values) -> Values:
-        """All values as they would be; ValueError says in a sentence why they are not legal."""
+        """All values as they would be after `changes`; ValueError says in a sentence why these are not legal."""
         unknown = [name for name in changes if name not in self._knobs]
         if unknown:
             raise ValueError(f"there is no knob {unknown[0]}; the knobs are {', '.join(self._knobs)}")
         would_be = self._values | dict(changes)
-        # Every knob is asked again: a new schedule may make an untouched micro-batch count illegal.
+        # Every knob is checked: a new schedule may make an unchanged micro-batch count illegal.
         for knob in self._knobs.values():
-            if knob.name not in would_be:  # an action that was not asked for
+            if knob.name not in would_be:  # an action that is not requested
                 continue
             value = would_be[knob.name]
             refusal = KnobState(knob.name, value, knob.legal(would_be), knob.loss_neutral).refusal(value)
@@ -100,8 +100,10 @@ class KnobBoard:
     def commit(
         self, revision: int, changes: Values, prepared: list[tuple[Callable[[Any], None], Any]]
     ) -> str:
-        """Swap them in. Returns what was not applied and why, or nothing: then this board differs from those where it
-        was, in its digest too."""
+        """Apply prepared changes. Returns which were not applied and why, or an empty text.
+
+        A change that is not applied makes this board, and its digest, differ from those of the other ranks.
+        """
         failed: dict[str, str] = {}
         for name, (swap, built) in zip(changes, prepared, strict=False):
             try:
@@ -122,6 +124,6 @@ class KnobBoard:
         return {name: self._values[name] for name in changes if name in self._values}
 
     def digest(self) -> str:
-        """Equal on two ranks exactly when revision and every value are."""
+        """Equal on two ranks if and only if the revision and all values are equal."""
         state = msgspec.msgpack.encode([self.revision, sorted(self._values.items())])
         return hashlib.blake2b(state, digest_size=8).hexdigest()

@@ -235,9 +235,13 @@ def test_torchrun_goes_on_by_itself(tmp_path: Path) -> None:
     ("arguments", "names"),
     [
         (["model.layers=3"], ["model.layers = 2, the layout says 3"]),
-        (["run.seed=7"], ["run.seed = 1, the layout says 7"]),
-        (["train.optimizer=sgd"], ["train.optimizer = adamw, the layout says sgd"]),
-        (["model.moe=none", "grid.ep=1"], ["model.moe"]),
+        pytest.param(["run.seed=7"], ["run.seed = 1, the layout says 7"], marks=pytest.mark.exhaustive),
+        pytest.param(
+            ["train.optimizer=sgd"],
+            ["train.optimizer = adamw, the layout says sgd"],
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(["model.moe=none", "grid.ep=1"], ["model.moe"], marks=pytest.mark.exhaustive),
         (["train.steps=2"], ["step-2 is of step 2", "legal: more than that"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""A collective that is started early: its total time, and the part of it that was waited for."""
+"""Asynchronous collectives: total time, and the exposed part of it."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class Future:
 
 
 class Slow(dist.Work):
-    """Work that takes `wait_s` once it is waited for, unless it was over before."""
+    """Work whose `wait` takes `wait_s`; its future may complete earlier."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__()
@@ -48,19 +48,19 @@ def run(compute_s: float, wait_s: float) -> tuple[float, float]:
     return lane.ms, lane.exposed_ms
 
 
-def test_what_was_over_before_is_hidden_up_to_its_end() -> None:
+def test_a_collective_that_ends_before_the_wait_is_hidden() -> None:
     ms, exposed = run(compute_s=0.1, wait_s=0.0)
     assert exposed < 20
-    assert ms == pytest.approx(50, abs=25)  # half of the computation, then it was over
+    assert ms == pytest.approx(50, abs=25)  # complete after half of the computation
 
 
-def test_what_is_waited_for_is_exposed_from_the_wait_on() -> None:
+def test_time_in_the_wait_is_exposed() -> None:
     ms, exposed = run(compute_s=0.1, wait_s=0.05)
     assert exposed == pytest.approx(50, abs=25)
     assert ms == pytest.approx(150, abs=40)
 
 
-def test_nothing_under_way_costs_nothing() -> None:
+def test_without_work_the_wait_costs_nothing() -> None:
     meter = Meter()
     finished: list[int] = []
     AsyncCollective(Axis("dp", None, meter), "gather", 0, (), lambda: finished.append(1)).wait()

@@ -1,4 +1,4 @@
-"""A GPU's clock on events that come to pass when they like: what is told, when, and that nobody waits."""
+"""The event clock on a simulated GPU: when callbacks run, which step they belong to, and that nothing blocks."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from engine.metering.meter import Meter
 
 
 class Gpu:
-    """A device whose events happen, in order, when the test says so; the time of each is its number, in ms."""
+    """A device that passes its events in order when the test lets it; the time of event n is n ms."""
 
     def __init__(self) -> None:
         self.made: list[Event] = []
@@ -35,7 +35,7 @@ class Event:
         return self.at <= self.gpu.passed
 
     def elapsed_time(self, end: "Event") -> float:
-        assert self.query() and end.query(), "CUDA raises where an event has not come to pass"
+        assert self.query() and end.query(), "CUDA raises if an event is still pending"
         return end.at - self.at
 
     def synchronize(self) -> None:
@@ -57,19 +57,19 @@ def meter(gpu: Gpu) -> Iterator[Meter]:
     yield meter
 
 
-def test_nothing_is_told_before_it_has_come_to_pass(gpu: Gpu) -> None:
-    clock, told = EventClock(gpu.make), list[float]()
+def test_callbacks_run_after_the_gpu_has_passed_both_events(gpu: Gpu) -> None:
+    clock, seconds = EventClock(gpu.make), list[float]()
     begin = clock.mark()
     clock.mark()
-    clock.between(begin, clock.mark(), told.append)
+    clock.between(begin, clock.mark(), seconds.append)
     clock.collect()
     gpu.catch_up(behind=1)
     clock.collect()
-    assert told == []
+    assert seconds == []
     gpu.catch_up()
     clock.collect()
     clock.collect()
-    assert told == [0.002]
+    assert seconds == [0.002]
 
 
 def step(meter: Meter) -> None:
@@ -85,7 +85,7 @@ def step(meter: Meter) -> None:
             pass
 
 
-def test_a_step_is_read_as_on_the_wall(meter: Meter, gpu: Gpu) -> None:
+def test_a_step_gets_its_times(meter: Meter, gpu: Gpu) -> None:
     step(meter)
     readings = meter.readings
     assert (
@@ -93,8 +93,8 @@ def test_a_step_is_read_as_on_the_wall(meter: Meter, gpu: Gpu) -> None:
     )  # bytes are known at once, times are not
     gpu.catch_up()
     meter.settle()
-    # opened 1, resting 2; awake 3, F 4 to 7 with tp 5 to 6, resting 8; awake 9, dp 10 to 11, resting 12; awake 13, B 14
-    # to 15, resting 16; the loss, resting 17, B to 18
+    # start 1, idle from 2 to 3, F 4 to 7 with tp 5 to 6, idle 8 to 9, dp 10 to 11, idle 12 to 13, B 14 to 15, idle from
+    # 16; the loss extends B to 18
     assert [(span.start, span.end) for span in readings.spans] == [(0.003, 0.006), (0.013, 0.017)]
     assert readings.lanes["tp"].ms == readings.lanes["tp"].exposed_ms == pytest.approx(1)
     assert readings.lanes["dp"].ms == pytest.approx(1)
@@ -102,7 +102,7 @@ def test_a_step_is_read_as_on_the_wall(meter: Meter, gpu: Gpu) -> None:
     assert readings.lanes["pp"].ms == readings.lanes["pp"].exposed_ms == pytest.approx(3)
 
 
-def test_what_is_late_goes_to_its_own_step(meter: Meter, gpu: Gpu) -> None:
+def test_late_times_go_to_their_own_step(meter: Meter, gpu: Gpu) -> None:
     step(meter)
     first = meter.readings
     meter.start_step(1)
@@ -112,7 +112,7 @@ def test_what_is_late_goes_to_its_own_step(meter: Meter, gpu: Gpu) -> None:
     assert first.window == 0.017 and meter.readings.window == 0.0
 
 
-def test_events_are_used_again(meter: Meter, gpu: Gpu) -> None:
+def test_events_are_reused(meter: Meter, gpu: Gpu) -> None:
     for number in range(1, 50):
         step(meter)
         gpu.catch_up()
@@ -121,13 +121,13 @@ def test_events_are_used_again(meter: Meter, gpu: Gpu) -> None:
     assert len(gpu.made) == 18
 
 
-def test_a_gpu_that_never_answers_costs_a_bounded_number_of_events(meter: Meter, gpu: Gpu) -> None:
+def test_the_number_of_events_is_bounded_if_the_gpu_hangs(meter: Meter, gpu: Gpu) -> None:
     for number in range(1, 50):
         step(meter)
         meter.start_step(number)
     assert len(gpu.made) <= 18 * EventClock.STEPS
     gpu.catch_up()
-    meter.settle()  # whatever is still to be told is of events that nobody has recorded again since
+    meter.settle()  # pending measurements use no event that was recorded again
 
 
 def test_an_event_in_use_is_not_recorded_again(meter: Meter, gpu: Gpu) -> None:
@@ -139,8 +139,8 @@ def test_an_event_in_use_is_not_recorded_again(meter: Meter, gpu: Gpu) -> None:
     assert id(fresh) not in held
 
 
-def test_the_wall_tells_at_once() -> None:
-    clock, told = WallClock(), list[float]()
+def test_the_wall_clock_calls_back_at_once() -> None:
+    clock, seconds = WallClock(), list[float]()
     begin = clock.mark()
-    clock.between(begin, begin + 2.0, told.append)
-    assert told == [2.0]
+    clock.between(begin, begin + 2.0, seconds.append)
+    assert seconds == [2.0]

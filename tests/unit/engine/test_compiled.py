@@ -1,4 +1,4 @@
-"""What is compiled computes what it did, for any number of rows, and is refused where it cannot be."""
+"""Compiled functions give equal results for any number of rows; unsupported layouts and machines are refused."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_a_compiled_model_is_the_same_model() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_rows_of_experts_are_compiled_for_once() -> None:
+def test_expert_rows_of_any_number_are_compiled_once() -> None:
     run = Compiler(on=True)(gated, any_size=True)
     for rows in (5, 7, 64):
         gate, up = (torch.randn(rows, 16, requires_grad=True) for _ in range(2))
@@ -56,13 +56,13 @@ def test_rows_of_experts_are_compiled_for_once() -> None:
         torch.testing.assert_close(out, gated(gate, up))
 
 
-def test_a_backward_in_two_parts_is_not_compiled() -> None:
+def test_split_backward_with_compile_is_refused() -> None:
     whole = ["train.compile=true", "model.layers=4", "schedule.name=interleaved"]
     assert legal_schedules(load(DEMO, whole), 2) == ["interleaved"]
     with pytest.raises(LayoutError, match=r"legal: false, or schedule.name = gpipe, 1f1b, interleaved$"):
         load(DEMO, [*whole, "schedule.name=interleaved_zb"])
 
 
-def test_a_machine_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "there is no no-such-compiler; legal: CXX set to" in (compiler_refusal() or "")

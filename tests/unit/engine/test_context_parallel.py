@@ -1,4 +1,4 @@
-"""Attention over a sequence cut head and tail, against torch's own over the whole one; the cuts themselves."""
+"""Ring and Ulysses attention against torch's attention on the whole sequence; the zigzag split of sequences."""
 
 import threading
 from collections import Counter
@@ -63,7 +63,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("method", ATTENTION_METHODS)
-def test_half_precision_stays_near_the_truth(method: str, device: str) -> None:
+def test_half_precision_stays_near_fp64(method: str, device: str) -> None:
     near_the_truth(method, device)
 
 
@@ -77,7 +77,7 @@ def near_the_truth(method: str, device: str) -> None:
         out = ATTENTION_METHODS[method](*leaves, axis)
         with torch.autograd.set_multithreading_enabled(
             False
-        ):  # a GPU's one thread for backward would wait for itself
+        ):  # a GPU has one backward thread, which would wait for itself
             return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
     truth = by_torch(*(x.double() for x in whole))
@@ -89,10 +89,8 @@ def near_the_truth(method: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("method", ATTENTION_METHODS)
-def test_a_kernel_may_read_the_log_sum_exp_by_bare_pointer(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the one for CUDA does, which the CPU's does not: it heeds strides."""
+def test_kernels_get_a_contiguous_log_sum_exp(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CUDA kernel ignores its strides; the CPU kernel does not."""
     kernel = flash_attention.backward
 
     def by_pointer(
@@ -106,8 +104,8 @@ def test_a_kernel_may_read_the_log_sum_exp_by_bare_pointer(
 
 
 @pytest.mark.parametrize("cp", range(1, 9))
-def test_a_ring_sees_what_the_causal_mask_leaves_and_no_more(cp: int) -> None:
-    """Each pair of a query and an earlier key is in exactly one part, and no other pair is."""
+def test_a_ring_covers_the_causal_mask_exactly(cp: int) -> None:
+    """Each pair of a query and an earlier key is in exactly one visible block, and no other pair is in any."""
     W = 4 * cp
     for rank in range(cp):
         mine = positions(W, cp, rank)
@@ -122,8 +120,8 @@ def test_a_ring_sees_what_the_causal_mask_leaves_and_no_more(cp: int) -> None:
 
 
 @pytest.mark.parametrize("cp", [2, 3, 4])
-def test_a_ring_gives_each_rank_equally_much_to_do(cp: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pairs of a query and a key that reach the kernels, forward and backward, counted as they run."""
+def test_a_ring_balances_the_work_of_the_ranks(cp: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count the pairs of a query and a key that reach the kernels, forward and backward."""
     work: Counter[tuple[int, str]] = Counter()
     S = 8
 
@@ -148,7 +146,7 @@ def test_a_ring_gives_each_rank_equally_much_to_do(cp: int, monkeypatch: pytest.
         return threading.get_ident()
 
     on_each(cp, rank)
-    everything = cp * S * (cp * S + 1) // 2  # of one causal sequence, in one pass
+    everything = cp * S * (cp * S + 1) // 2  # pairs of one causal sequence in one pass
     assert len(work) == 2 * cp
     assert set(work.values()) == {everything // cp}
 
@@ -160,7 +158,7 @@ def test_a_ring_gives_each_rank_equally_much_to_do(cp: int, monkeypatch: pytest.
 def test_blocks_merge_to_the_whole(
     device: str, dtype: torch.dtype, G: int, plain: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two blocks of keys, one causal, against torch; `plain` is the path for what no fused kernel takes."""
+    """Two blocks of keys, one causal, against torch; `plain` is the path without a fused kernel."""
     monkeypatch.setattr(flash_attention, "ROWS", 5)
     forward = flash_attention.plain_forward if plain else flash_attention.forward
     backward = flash_attention.plain_backward if plain else flash_attention.backward
@@ -186,7 +184,7 @@ def test_blocks_merge_to_the_whole(
         assert (mine.cpu() - true).norm() < tolerance * true.norm()
 
 
-# ----------------------------------------------------------------------------------------------------- the cuts
+# ----------------------------------------------------------------------------------------------------- the split
 
 
 @pytest.mark.parametrize(
@@ -205,7 +203,7 @@ def test_pieces_by_rank(cp: int, tp: int, pieces: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize(("cp", "tp"), [(1, 1), (1, 4), (2, 1), (2, 2), (2, 3), (4, 1), (4, 2), (3, 2)])
-def test_slices_know_the_whole_sequence(cp: int, tp: int) -> None:
+def test_slices_count_over_the_whole_sequence(cp: int, tp: int) -> None:
     W, E = 4 * cp * tp, 3
     chosen = torch.randint(0, 2, (2, W, E), generator=torch.Generator().manual_seed(3))
 

@@ -1,4 +1,4 @@
-"""Dispatch against the textbook: each token asks its experts one by one, and adds up what they say."""
+"""Dispatch and combine against a plain loop over tokens and their experts."""
 
 import pytest
 import torch
@@ -32,9 +32,9 @@ def test_each_token_gets_its_experts_sum(drops: bool, logical: list[int]) -> Non
 
     dispatch = plan_dispatch(top_TK, keep_TK, Placement([], logical))
     ours = dispatch.combine(dispatch.run(x_TD, stack), weights_TK)
-    told = torch.randn(T, D, generator=coin)
+    grad_out = torch.randn(T, D, generator=coin)
     leaves = (x_TD, matrices, weights_TK)
-    grads = torch.autograd.grad(ours, leaves, told)
+    grads = torch.autograd.grad(ours, leaves, grad_out)
 
     kept = torch.ones(T, K, dtype=torch.bool) if keep_TK is None else keep_TK
     rows = [
@@ -46,7 +46,7 @@ def test_each_token_gets_its_experts_sum(drops: bool, logical: list[int]) -> Non
     ]
     textbook = torch.stack(rows)
     torch.testing.assert_close(ours, textbook, rtol=1e-12, atol=1e-12)
-    for ours_, theirs in zip(grads, torch.autograd.grad(textbook, leaves, told), strict=True):
+    for ours_, theirs in zip(grads, torch.autograd.grad(textbook, leaves, grad_out), strict=True):
         torch.testing.assert_close(ours_, theirs, rtol=1e-12, atol=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""A torch whose FSDP2 works in another way is refused at start, in one sentence; on a rank alone in this process."""
+"""The probe refuses a torch whose FSDP2 reduces gradients differently; one rank in this process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_this_torch_passes(precision: str, dtype: torch.dtype, world: World) -> 
 
 
 def test_sums_in_bf16_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject.FsdpUnit, "accumulate", lambda _: None)  # what it calls does nothing any more
+    monkeypatch.setattr(subject.FsdpUnit, "accumulate", lambda _: None)  # as if it had no effect
     with pytest.raises(RuntimeError, match=r"a gradient that is 258 came out as 257"):
         probe(world, "bf16")
 

@@ -1,4 +1,4 @@
-"""The model against the plainest reading of its formulas, and its drops against a count by hand."""
+"""The model against a plain implementation of its formulas, and its drops against a count in a loop."""
 
 import math
 from collections import Counter
@@ -105,7 +105,7 @@ def plain_moe(h: Tensor, w: dict[str, Tensor], top_k: int) -> Tensor:
     return out
 
 
-def test_equals_the_plain_reading(layout: Layout, tokens: Tensor) -> None:
+def test_equals_a_plain_implementation(layout: Layout, tokens: Tensor) -> None:
     stage, _ = build(layout, KnobValues())
     with torch.no_grad():
         torch.testing.assert_close(stage(tokens), plain(stage, layout, tokens), atol=2e-6, rtol=1e-5)
@@ -126,8 +126,8 @@ def test_recompute_changes_nothing_and_counts_once(layout: Layout, tokens: Tenso
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.25])
-def test_drops_what_a_count_by_hand_drops(layout: Layout, factor: float) -> None:
-    """Each sequence's expert takes its first ceil(factor S K / E) pairs and no more."""
+def test_drops_equal_a_count_in_a_loop(layout: Layout, factor: float) -> None:
+    """An expert keeps the first ceil(factor S K / E) pairs of each sequence."""
     meter = Meter(1, 8)
     weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     moe = layout.model.moe
@@ -172,7 +172,7 @@ def test_the_balancing_loss_reaches_the_router_with_its_own_scale(layout: Layout
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_the_loss_reaches_the_router(layout: Layout, top_k: int) -> None:
-    """Also with top-1, where a weight divided by itself would be a constant."""
+    """Also with top-1, where a normalised weight would be constant."""
     assert layout.model.moe is not None
     moe = msgspec.structs.replace(layout.model.moe, top_k=top_k, balance="none")
     meter = Meter(1, 8)
@@ -183,7 +183,7 @@ def test_the_loss_reaches_the_router(layout: Layout, top_k: int) -> None:
     assert layer.router.weight.grad is not None and layer.router.weight.grad.norm() > 1e-7
 
 
-def test_initial_weights_depend_on_name_and_seed_alone() -> None:
+def test_initial_weights_depend_on_name_and_seed_only() -> None:
     one = initial_values("layers.0.attention.q", (8, 4), 0.02, 1)
     assert torch.equal(one, initial_values("layers.0.attention.q", (8, 4), 0.02, 1))
     assert not torch.equal(one, initial_values("layers.1.attention.q", (8, 4), 0.02, 1))
@@ -210,8 +210,8 @@ def test_a_tied_weight_gets_the_gradients_of_both_uses(layout: Layout, tokens: T
     torch.testing.assert_close(one.embedding.weight.grad, both[0] + both[1])
 
 
-def test_what_is_kept_for_backward_grows_with_the_tokens_alone(tokens: Tensor) -> None:
-    """A copy of weights would be kept once a micro-batch, however few tokens it has."""
+def test_memory_saved_for_backward_depends_on_tokens_only(tokens: Tensor) -> None:
+    """A copy of weights would be saved once a micro-batch, for any number of tokens."""
     layout = load(DEMO, [*SMALL, "model.moe=none"])
     stage, _ = build(layout, KnobValues())
     held = {x.untyped_storage().data_ptr() for x in (*stage.parameters(), *stage.buffers())}
@@ -231,7 +231,7 @@ def test_what_is_kept_for_backward_grows_with_the_tokens_alone(tokens: Tensor) -
     assert kept(2) == 2 * kept(1) > 0
 
 
-def test_targets_below_zero_do_not_count() -> None:
+def test_targets_below_zero_are_ignored() -> None:
     meter = Meter()
     logits = torch.randn(2, 5, 16, requires_grad=True)
     targets = torch.tensor([[1, 2, -1, 4, 5], [6, -1, -1, 9, 15]])
@@ -242,7 +242,7 @@ def test_targets_below_zero_do_not_count() -> None:
     torch.testing.assert_close(mine, theirs)
 
 
-def test_rms_norm_is_torchs_own_forward_and_backward() -> None:
+def test_rms_norm_equals_torch_forward_and_backward() -> None:
     weights = ParameterFactory(0, Axis("tp", None, Meter()), Axis("ep", None, Meter()))
     norm = RMSNorm(weights, 24, 1e-5).double()
     x = torch.randn(3, 5, 24, dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""bf16: what is rounded (activations, gathered weights) and what is not (weights, gradients, scores, loss)."""
+"""bf16: activations and gathered weights are rounded; weights, gradients, scores and loss are not."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ def trainers(tmp_path: Path) -> Iterator[list[Trainer]]:
     dist.destroy_process_group()
 
 
-def test_only_what_is_computed_with_is_rounded(trainers: list[Trainer]) -> None:
+def test_only_activations_and_gathered_weights_are_rounded(trainers: list[Trainer]) -> None:
     dtypes: dict[str, torch.dtype] = {}
     full, half = trainers
     for module in half.stages[0].modules():

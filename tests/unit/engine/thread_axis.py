@@ -1,4 +1,4 @@
-"""An axis whose ranks are threads of this process: what one rank of a group does, tested without a group."""
+"""An axis whose ranks are threads of this process, for tests without a process group."""
 
 import threading
 from collections.abc import Callable
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class ThreadAxis(Axis):
-    """The collectives over a list that all ranks write to; they are done when they return."""
+    """Blocking collectives over a list that all ranks write to."""
 
     def __init__(self, rank: int, size: int, box: list[Tensor], barrier: threading.Barrier):
         super().__init__("cp", None, Meter())
@@ -40,7 +40,7 @@ class ThreadAxis(Axis):
 
 
 def on_each(size: int, work: Callable[[ThreadAxis], T]) -> list[T]:
-    """What `work` returns on each of `size` ranks. A rank that fails breaks the barrier for all."""
+    """The results of `work` on each of `size` ranks. A rank that fails breaks the barrier for all."""
     box: list[Tensor] = [torch.empty(0)] * size
     barrier = threading.Barrier(size, timeout=20)
 

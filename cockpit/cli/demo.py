@@ -15,7 +15,7 @@ from agents.rundir.runs import RunError
 from cockpit.data import format
 from cockpit.data.connection import CockpitError, runs_dir
 from cockpit.data.diagnosis import diagnosis
-from cockpit.data.engine_process import EngineProcess
+from cockpit.data.sources.engine_process import EngineProcess
 from cockpit.data.sources.live import LiveSource
 from cockpit.data.sources.source import ViewerError, faults_told
 from cockpit.data.store import LinkState, Store

@@ -8,9 +8,11 @@ from agents.recording.format import RecordingError
 from agents.waiting import wait_for_command
 from cockpit.data import format, plain
 from cockpit.data.connection import CockpitError, Connection
-from cockpit.data.diagnosis import LOST, diagnosis, headline, verdict
+from cockpit.data.diagnosis import LOST, diagnosis
 from cockpit.data.metrics import OWN_TIME, STEP_TIME, read
+from cockpit.data.run_log import log_entries
 from cockpit.data.sources.recorded import is_over, look, open_recording, story
+from cockpit.data.status import status_fields, status_word
 from cockpit.data.store import LinkState, Store
 from cockpit.knobs.values import actions, effect_text, fit, held, legal_text, only, split_change, value_text
 from cockpit.printing import complain, say_json, tell_missing
@@ -27,9 +29,11 @@ def snapshot(run: str | None, at: str | None, as_json: bool) -> int:
     if as_json:
         say_json(plain.snapshot(store, picture.epoch, picture.seq) | {"missing": picture.missing})
         return tell_missing(picture.missing, picture.note)
-    word, level = headline(store)
+    word, level = status_word(store)
     _say(
-        " · ".join([f"{level.value} {word}", *(item.text.strip() for item in verdict(store, operator=False))])
+        " · ".join(
+            [f"{level.value} {word}", *(item.text.strip() for item in status_fields(store, operator=False))]
+        )
     )
     said = diagnosis(store)
     _say(f"{said.level.value} {said.text}")
@@ -245,7 +249,7 @@ def log(run: str | None, as_json: bool) -> int:
         for record in plain.log(store):
             say_json(record)
         return status
-    for entry in store.journal():
+    for entry in log_entries(store):
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time_s))
         _say(f"{stamp}  {entry.level:<7}  {entry.text} · {entry.source}")
     return status

@@ -1,10 +1,11 @@
-"""What the rank grid can show of a rank: a table, plus one row for each phase the ranks happen to report."""
+"""Metrics of a rank: a table of what the rank grid can show, plus one metric per phase that ranks report."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agents.alerts.finding import peer_baseline
+from agents.alerts import finding
 from agents.protocol import Step, Vitals
 from cockpit.data.store import Store, Topic
 
@@ -16,9 +17,9 @@ GiB = 1 << 30
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of a rank's step. `worse` +1: more is worse; -1: less is worse; 0: neither.
+    """One number per rank, from its step records, or with `vital` from its vital signs (about once a second).
 
-    With `vital` it is not the step's but its vital signs', which come by themselves about once a second.
+    `worse` +1: more is worse; -1: less is worse; 0: neither.
     """
 
     key: str
@@ -39,17 +40,17 @@ def _over(get: Callable[[S], float | None], divisor: float) -> Callable[[S], flo
 
 
 def _phase(name: str, waits: bool) -> Metric:
-    """The time of a phase. Where ranks wait for each other in phases, a longer one is not a worse one."""
+    """The time of a phase. A longer phase is not worse where ranks wait for each other within phases."""
     return Metric(
         f"phase:{name}", f"{name} time", "ms", lambda step: step.phases.get(name), worse=int(not waits)
     )
 
 
 STEP_TIME = Metric("step", "step time", "ms", lambda step: step.step_ms)
-# A rank without metered traffic does not know what it waited.
+# A rank without metered traffic cannot tell how long it waited.
 OWN_TIME = Metric("own", "own time", "ms", lambda step: step.own_ms if step.comm else None)
 
-# Whoever others wait for waits least: of bubble and waiting, less is not better.
+# The rank that others wait for waits least, so less bubble and less waiting are not better.
 METRICS = (
     Metric("bubble", "bubble", "%", _over(lambda step: step.bubble, 0.01), 1, 0),
     Metric("comm", "time in collectives", "ms", lambda step: sum(t.ms for t in step.comm.values()), worse=0),
@@ -71,7 +72,7 @@ METRICS = (
 
 
 def available(store: Store) -> list[Metric]:
-    """The metrics that at least one rank has a value for, in a settled order."""
+    """The metrics that at least one rank has a value for, in a fixed order."""
     return store.once("metrics", (Topic.RANKS,), lambda: _available(store))
 
 
@@ -82,36 +83,58 @@ def _available(store: Store) -> list[Metric]:
     metrics = [OWN_TIME, STEP_TIME, *(_phase(name, waits) for name in phases), *METRICS]
     vitals = list(store.state.vitals.values())
 
-    def known(metric: Metric) -> bool:
+    def has_value(metric: Metric) -> bool:
         if metric.vital:
             return any(metric.vital(one) is not None for one in vitals)
         return any(metric.get(step) is not None for step in steps)
 
-    return [metric for metric in metrics if known(metric)] or [STEP_TIME]
-
-
-def judged(store: Store) -> Metric:
-    """By which ranks are told slow: own time, where they know what they waited."""
-    return next((metric for metric in available(store) if metric is OWN_TIME), STEP_TIME)
+    return [metric for metric in metrics if has_value(metric)] or [STEP_TIME]
 
 
 def peers(store: Store) -> dict[int, tuple[int, ...]]:
-    """Rank -> the key of those it is fairly compared with: the ranks of its own pipeline stage."""
+    """Rank -> key of its peer group: the ranks of its own pipeline stage."""
     return {rank: (hello.coords.get("pp", 0),) for rank, hello in store.state.hellos.items()}
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One rank's number, and how far its typical value is from its peers' (0.1 = ten per cent above): from their
-    median, or of two from the other's."""
+    """One rank's number, and the relative distance of its typical value from its peers (0.1: 10 % above): from their
+    median, or in a group of two from the other rank."""
 
     value: float | None
     apart: float
-    weight: float = 1.0  # of a time: how much of a step it is apart; twice a phase of 1 % is next to nothing
+    weight: float = (
+        1.0  # of a time: the distance as a share of a step, since twice a phase of 1 % matters little
+    )
+
+
+OUTLIER = 0.25  # distance from the peers from which the grid marks a rank in the metric it shows;
+OUTLIER_SHARED = 0.5  # where ranks share cores, and are slow in turn
+
+
+def outlier_distance(store: Store) -> float:
+    """Distance from its peers from which the grid marks a rank in any metric; slow ranks are the hub's alerts."""
+    return OUTLIER_SHARED if store.oversubscribed else OUTLIER
+
+
+def median(values: Iterable[float]) -> float | None:
+    """The median of the finite values, as the hub's detectors compute it; None of nothing."""
+    middle = finding.median(values)
+    return None if math.isnan(middle) else middle
+
+
+def typical(store: Store, rank: int, get: Callable[[Step], float | None]) -> float | None:
+    """The median over a rank's recent step records."""
+    return median(value for step in store.recent.get(rank, ()) if (value := get(step)) is not None)
+
+
+def drop_share(load: list[int], dropped: int) -> float:
+    """Dropped (token, expert) pairs over all routed pairs."""
+    return dropped / sum(load) if sum(load) else 0.0
 
 
 def settled_step(store: Store) -> int | None:
-    """The newest step that every reporting rank has finished: ranks side by side are of one step."""
+    """The newest step that every reporting rank has finished, so that the grid compares ranks at one step."""
     return min((store.state.steps[rank].step for rank in store.reporting), default=None)
 
 
@@ -125,22 +148,24 @@ def read(store: Store, metric: Metric) -> dict[int, Reading]:
 def _read(store: Store, metric: Metric) -> dict[int, Reading]:
     settled = settled_step(store)
     groups: dict[tuple[int, ...], dict[int, float]] = {}
-    typical: dict[int, float | None] = {}
+    values_by_rank: dict[int, float | None] = {}
     by_peer = peers(store)
     for rank in store.unlost:
-        value = typical[rank] = (
-            _vital(store, rank, metric) if metric.vital else store.typical(rank, metric.get)
+        value = values_by_rank[rank] = (
+            _vital(store, rank, metric) if metric.vital else typical(store, rank, metric.get)
         )
         if value is not None:
             groups.setdefault(by_peer[rank], {})[rank] = value
-    middles = {rank: middle for values in groups.values() for rank, middle in peer_baseline(values).items()}
+    middles = {
+        rank: middle for values in groups.values() for rank, middle in finding.peer_baseline(values).items()
+    }
     readings = {}
     for rank in store.state.hellos:
-        value, middle = typical.get(rank), middles.get(rank)
+        value, middle = values_by_rank.get(rank), middles.get(rank)
         latest = next((step for step in store.recent.get(rank, ()) if step.step == settled), None)
         latest = latest or store.state.steps.get(rank)
         readings[rank] = Reading(
-            _now(metric, latest, value) if rank in typical else None,
+            _now(metric, latest, value) if rank in values_by_rank else None,
             value / middle - 1 if value is not None and middle else 0.0,
             _weight(store, rank, metric, value, middle),
         )
@@ -148,7 +173,7 @@ def _read(store: Store, metric: Metric) -> dict[int, Reading]:
 
 
 def _weight(store: Store, rank: int, metric: Metric, value: float | None, middle: float | None) -> float:
-    step_ms = store.typical(rank, STEP_TIME.get)
+    step_ms = typical(store, rank, STEP_TIME.get)
     if metric.unit != STEP_TIME.unit or value is None or middle is None or not step_ms:
         return 1.0
     return abs(value - middle) / step_ms
@@ -160,7 +185,7 @@ def _vital(store: Store, rank: int, metric: Metric) -> float | None:
 
 
 def _now(metric: Metric, latest: Step | None, typical: float | None) -> float | None:
-    """Of a step, the one that all have done; a vital sign is what it is."""
+    """The value at the settled step; a vital sign has no step, so its typical value."""
     if metric.vital:
         return typical
     return metric.get(latest) if latest else None

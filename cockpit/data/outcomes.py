@@ -1,13 +1,13 @@
-"""What became of a proposal or a trial, in a line. Textual-free."""
+"""One-line outcomes of proposals and trials. Textual-free."""
 
 from agents.protocol import CommandState, TrialState
 from cockpit.data import format
 
 
 def changes_text(command: CommandState) -> str:
-    """``micro_batches 4→8, recompute none→full``."""
+    """The changes of a command: ``micro_batches 4→8, recompute none→full``."""
     if not command.changes:
-        return "undo"  # of which the hub found nothing to take back
+        return "undo"  # the hub found nothing to undo
     return ", ".join(
         f"{format.clean(name)} {format.change(command.before[name], after)}"
         if name in command.before
@@ -16,8 +16,8 @@ def changes_text(command: CommandState) -> str:
     )
 
 
-def taken_back(command: CommandState) -> str:
-    """What an undo of `command` changes: ``micro_batches 8→4``."""
+def reverted_text(command: CommandState) -> str:
+    """The changes that an undo of `command` makes: ``micro_batches 8→4``."""
     return ", ".join(
         f"{format.clean(name)} {format.change(command.changes.get(name), value)}"
         for name, value in command.before.items()
@@ -25,20 +25,20 @@ def taken_back(command: CommandState) -> str:
 
 
 def command_text(command: CommandState) -> str:
-    """What became of a proposal, in a line."""
-    said = f"{changes_text(command)} · {command.state}"
+    """The outcome of a proposal, in one line."""
+    text = f"{changes_text(command)} · {command.state}"
     if command.state == "applied":
-        said += f" {command.acks}/{command.world} at step {format.grouped(command.applied_step)}"
+        text += f" {command.acks}/{command.world} at step {format.grouped(command.applied_step)}"
     if command.revision:
-        said += f" · revision {command.revision}"
+        text += f" · revision {command.revision}"
     if command.undoes:
-        said += f", which takes back {command.undoes}"
-    said += f" · {format.clean(command.why)}" if command.why else ""
-    return f"{said} · “{format.clean(command.reason)}”" if command.reason else said
+        text += f", which takes back {command.undoes}"
+    text += f" · {format.clean(command.why)}" if command.why else ""
+    return f"{text} · “{format.clean(command.reason)}”" if command.reason else text
 
 
 def tried(trial: TrialState) -> str:
-    """``micro_batches 4→8``."""
+    """The changes of a trial: ``micro_batches 4→8``."""
     return ", ".join(
         f"{format.clean(name)} {format.change(trial.before.get(name), value)}"
         for name, value in trial.changes.items()
@@ -46,24 +46,24 @@ def tried(trial: TrialState) -> str:
 
 
 def how_far(trial: TrialState) -> str:
-    """``after 12/30``: the window that is being measured; else what the trial is doing."""
+    """Progress of a trial: ``after 12/30`` while it measures a window, else its state."""
     if trial.state in ("before", "after"):
         return f"{trial.state} {trial.measured}/{trial.steps}"
     return trial.state
 
 
 def ratio_text(trial: TrialState) -> str:
-    """``-8.3% (95 %: -10.1% to -6.2%)``, of step times; nothing before the verdict."""
+    """Change of the step time: ``-8.3% (95 %: -10.1% to -6.2%)``; "" before the trial is decided."""
     if trial.ratio is None or trial.low is None or trial.high is None:
         return ""
     return f"{trial.ratio - 1:+.1%} (95 %: {trial.low - 1:+.1%} to {trial.high - 1:+.1%})"
 
 
 def trial_text(trial: TrialState) -> str:
-    """How a trial stands, in a line."""
-    said = f"trial {tried(trial)} · {trial.state}"
-    if found := ratio_text(trial):
-        said += f" · step time {found} over {trial.steps} steps"
+    """The state of a trial, in one line."""
+    text = f"trial {tried(trial)} · {trial.state}"
+    if ratio := ratio_text(trial):
+        text += f" · step time {ratio} over {trial.steps} steps"
     elif not trial.settled:
-        said += f" · {trial.measured}/{trial.steps} steps"
-    return f"{said} · {format.clean(trial.why)}" if trial.why else said
+        text += f" · {trial.measured}/{trial.steps} steps"
+    return f"{text} · {format.clean(trial.why)}" if trial.why else text

@@ -8,7 +8,9 @@ from msgspec import Struct, structs
 
 from agents.alerts.finding import by_severity
 from agents.protocol import CommandState, Step, Update
-from cockpit.data.diagnosis import diagnosis, headline
+from cockpit.data.diagnosis import diagnosis
+from cockpit.data.run_log import log_entries
+from cockpit.data.status import status_word
 from cockpit.data.store import Store
 
 
@@ -76,7 +78,7 @@ def _own_ms(step: Step | None) -> float | None:
 
 def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
     """The whole state: what a screen would show now."""
-    word, _ = headline(store)
+    word, _ = status_word(store)
     said = diagnosis(store)
     hello = next(iter(store.state.hellos.values()), None)
     return {
@@ -121,7 +123,7 @@ def verdict(command: CommandState) -> dict[str, Any]:
 
 
 def log(store: Store) -> Iterable[dict[str, Any]]:
-    for entry in store.journal():
+    for entry in log_entries(store):
         about = {"command": plain(entry.command)} if entry.command else {}
         about |= {"trial": plain(entry.trial)} if entry.trial else {}
         yield plain_entry(entry.time_s, entry.level, entry.source, entry.text) | about

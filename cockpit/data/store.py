@@ -1,11 +1,10 @@
-"""All a screen knows of a run: the run's state, and the facts of the view that are no part of it.
+"""The store: the state of a run, and what a client adds to it (connection, playback position, answers).
 
-Textual-free, and fed alike by a live stream, a recording or a test. One thread feeds, another looks; both hold
-`lock`. Each kind of thing has a revision, so that a panel redraws only when what it shows has changed.
+A live stream, a recording or a test fills it in the same way. One thread writes and another reads; both hold `lock`.
+Each topic has a revision, so that a panel redraws only when its own data has changed. Textual-free.
 """
 
 import copy
-import math
 import threading
 import time
 from collections import Counter, deque
@@ -14,24 +13,25 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from agents.protocol import CommandState, Event, Previewed, Pulse, Step, Summary, TrialState, Update, Value
+from agents.protocol import Previewed, Step, Summary, TrialState, Update, Value
 from agents.state.curve import Curve
 from agents.state.run_state import RunState
 from cockpit.data import format
 from cockpit.data.curves import View
-from cockpit.data.outcomes import changes_text, command_text, trial_text
 from cockpit.data.topics import TOPICS
 from cockpit.data.topics import Topic as Topic
 
 T = TypeVar("T")
 
 STALE_AFTER_S = 3.0
-LAG_MS = 1000.0  # records of ranks come by turns: so far behind the newest step, a rank still reports
-RECENT_STEPS = 8  # records kept per rank: enough to tell a slow rank from one slow step
+LAG_MS = (
+    1000.0  # a rank that is this far behind the newest step still reports: records of ranks arrive in turn
+)
+RECENT_STEPS = 8  # step records kept per rank, so that one slow step does not make a slow rank
 
 
 class LinkState(Enum):
-    """How the picture stands to the run; the value is what the status line says."""
+    """Relation of the store to the run; the value is the state word of the status line."""
 
     WAITING = "WAITING"
     LIVE = "LIVE"
@@ -43,45 +43,25 @@ class LinkState(Enum):
 
 @dataclass(frozen=True)
 class Playing:
-    """Where in a recording the picture is from; times in seconds since the epoch, of the hub's clock."""
+    """Position in a recording; times in seconds since the epoch, by the clock of the hub."""
 
     at_s: float
     first_s: float
     last_s: float
     speed: float
     paused: bool
-    thinned: bool  # what single ranks said then is no longer kept
+    thinned: bool  # records of single ranks at this time are no longer kept
 
     @property
     def share(self) -> float:
-        """0 at the beginning of the recording, 1 at its end."""
+        """Position as a share: 0 at the beginning of the recording, 1 at its end."""
         length = self.last_s - self.first_s
         return min(1.0, max(0.0, (self.at_s - self.first_s) / length)) if length > 0 else 1.0
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A knob change, as drawn on a curve."""
-
-    step: int
-    label: str
-
-
-@dataclass(frozen=True)
-class LogEntry:
-    """One line of the run's log."""
-
-    time_s: float
-    level: str
-    source: str
-    text: str
-    command: CommandState | None = None  # that it is about
-    trial: TrialState | None = None
-
-
-@dataclass(frozen=True)
 class Fault:
-    """What ended a feed unforeseen: the error in a line, how to go on, and the traceback for a report."""
+    """Unexpected error that ended a source: the error in one line, how to continue, and the traceback."""
 
     error: str
     go_on: str
@@ -89,7 +69,7 @@ class Fault:
 
 
 class Store:
-    """The run as the screens see it. `clock` gives monotonic seconds."""
+    """The run as screens and commands see it. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -97,74 +77,70 @@ class Store:
         self.state = RunState()
         self.revisions: Counter[Topic] = Counter()
         self.recent: dict[int, deque[Step]] = {}
-        self.pulse_seen: dict[int, float] = {}
-        self.refused: str | None = None  # why the hub does not serve us
-        self.trouble: str | None = None  # what went wrong with a run of our own
-        self.fault: Fault | None = None  # of the cockpit's own, that ended the feed
-        self.playing: Playing | None = None  # where in a recording this is; None: it is the run itself
-        self.previews: dict[str, Previewed] = {}  # what this cockpit asked, and was told
-        self.denied: dict[str, str] = {}  # why the hub does not take what this cockpit asked, by its id
-        self.view: View | None = None  # the steps that curves show; None: all
-        self.detail: Curve | None = None  # of those, every step, where a recording has it
+        self.refused: str | None = None  # why the hub refuses this client
+        self.trouble: str | None = None  # error of the source, such as an engine that ended
+        self.fault: Fault | None = None  # unexpected error of the cockpit that ended the source
+        self.playing: Playing | None = None  # position in a recording; None: the run itself
+        self.previews: dict[str, Previewed] = {}  # answers to the preview queries of this client, by id
+        self.denied: dict[str, str] = {}  # why the hub refused a request of this client, by its id
+        self.view: View | None = None  # steps that curves show; None: all
+        self.detail: Curve | None = None  # every step of `view`, where a recording has them
         self.heard_at: float | None = None
-        self._known: dict[object, tuple[tuple[object, ...], Any]] = {}
+        self._cache: dict[object, tuple[tuple[object, ...], Any]] = {}
 
-    # ------------------------------------------------------------------------------------------- feeding
+    # ------------------------------------------------------------------------------------------- writing
 
     def apply(self, updates: Iterable[Update]) -> None:
+        """Apply updates to the state."""
         updates = list(updates)
         for update in updates:
             self.state.apply(update)
         self.note(updates)
 
     def note(self, updates: Iterable[Update]) -> None:
-        """Take updates that `state` holds already: it may be a client's or a replay's own, so that none is applied
-        twice."""
+        """Account for updates that are already part of `state`, which may belong to a client or a replay."""
         for update in updates:
             for topic in TOPICS[type(update)]:
                 self.revisions[topic] += 1
             match update:
                 case Step():
                     self._remember(update)
-                case Pulse():
-                    self.pulse_seen[update.rank] = self.clock()
                 case Summary() if self.detail:
-                    self.detail.cut(update.step)  # done anew
+                    self.detail.cut(update.step)  # the step was repeated after a resume
 
     def adopt(self, state: RunState) -> None:
-        """Go on with another state. What is remembered of the ranks stays where it follows on."""
+        """Replace the state; recent step records of its ranks are kept."""
         self.state = state
-        self.pulse_seen.clear()
         self.note(state.replay())
         for rank in [rank for rank in self.recent if rank not in state.hellos]:
             del self.recent[rank]
         self.revisions.update(Topic)
 
     def rebuild(self, updates: Iterable[Update]) -> None:
-        """Begin again from a snapshot."""
+        """Replace the state by a snapshot."""
         state = RunState()
         for update in updates:
             state.apply(update)
         self.adopt(state)
 
     def heard(self, age_s: float | None) -> None:
-        """The hub was last heard `age_s` seconds ago."""
+        """Set the age of the last message from the hub."""
         if age_s is not None:
             self.heard_at = self.clock() - age_s
 
-    def told(self, previews: Mapping[str, Previewed], denied: Mapping[str, str]) -> None:
-        """What the hub has answered to this cockpit alone."""
+    def set_answers(self, previews: Mapping[str, Previewed], denied: Mapping[str, str]) -> None:
+        """Set the answers that the hub sent to this client alone."""
         if previews.keys() != self.previews.keys() or denied.keys() != self.denied.keys():
             self.previews, self.denied = dict(previews), dict(denied)
             self.revisions[Topic.BOARD] += 1
 
-    def look_at(self, view: View | None) -> None:
-        """Have curves show the steps of `view` alone; None: all."""
+    def set_view(self, view: View | None) -> None:
+        """Set the steps that curves show; None: all."""
         self.view, self.detail = view, None
         self.revisions[Topic.CURVES] += 1
 
-    def found(self, view: View, detail: Curve) -> None:
-        """Take what a recording has of a view, unless another is looked at by now."""
+    def set_detail(self, view: View, detail: Curve) -> None:
+        """Set every step of `view`, read from a recording; ignored if the view has changed meanwhile."""
         if view == self.view:
             self.detail = detail
             self.revisions[Topic.CURVES] += 1
@@ -174,44 +150,43 @@ class Store:
         if recent and step.step <= recent[-1].step:
             if step.step == recent[-1].step:
                 return
-            recent.clear()  # resumed from an earlier snapshot
+            recent.clear()  # resumed from an earlier checkpoint
         recent.append(step)
 
-    # -------------------------------------------------------------------------------------------- looking
+    # -------------------------------------------------------------------------------------------- reading
 
     def once(
         self, name: object, topics: tuple[Topic, ...], compute: Callable[[], T], also: object = None
     ) -> T:
-        """`compute()`, but only when one of `topics` has moved on, or `also` is another: many panels ask the same of
-        many ranks."""
-        seen = (also, *(self.revisions[topic] for topic in topics))
-        known = self._known.get(name)
-        if known is None or known[0] != seen:
-            known = self._known[name] = (seen, compute())
-        value: T = known[1]
+        """The cached result of `compute()`, renewed when a revision of `topics` or `also` has changed."""
+        version = (also, *(self.revisions[topic] for topic in topics))
+        cached = self._cache.get(name)
+        if cached is None or cached[0] != version:
+            cached = self._cache[name] = (version, compute())
+        value: T = cached[1]
         return value
 
     def frozen(self) -> "Store":
-        """The picture as it is now, apart from the stream (messages are immutable: only containers are copied)."""
+        """A copy that updates no longer change (messages are immutable, so only containers are copied)."""
         still = copy.copy(self)
         still.state = copy.copy(self.state)
         for name, value in vars(self.state).items():
             setattr(still.state, name, copy.copy(value))
         still.revisions = self.revisions.copy()
         still.recent = {rank: recent.copy() for rank, recent in self.recent.items()}
-        still.pulse_seen = dict(self.pulse_seen)
-        still._known = {}
+        still._cache = {}
         now = self.clock()
         still.clock = lambda: now
         return still
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the hub was last heard."""
+        """Seconds since the last message from the hub."""
         return None if self.heard_at is None else max(0.0, self.clock() - self.heard_at)
 
     @property
     def link(self) -> LinkState:
+        """Relation to the run, from goodbyes, playback and the age of the last message."""
         state, age = self.state, self.age_s
         if not state.hellos:
             return LinkState.WAITING
@@ -235,20 +210,21 @@ class Store:
 
     @property
     def run(self) -> str:
-        """The run's name, for people."""
+        """The name of the run as it is shown."""
         name = self.fact("name")
         if isinstance(name, str):
             return format.clean(name)
         return next((format.clean(hello.run) for hello in self.state.hellos.values()), format.MISSING)
 
     def fact(self, name: str) -> Value:
-        """Something the ranks say of the run (the first that says it is believed)."""
+        """A fact that ranks report about the run, from the first rank that reports it."""
         for hello in self.state.hellos.values():
             if name in hello.facts:
                 return hello.facts[name]
         return None
 
     def number(self, name: str) -> int | None:
+        """A fact that is an integer; None otherwise."""
         value = self.fact(name)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -262,7 +238,7 @@ class Store:
 
     @property
     def step(self) -> int | None:
-        """The newest step anybody has reported."""
+        """The newest step that any rank has reported."""
         return self.once("step", (Topic.RANKS, Topic.CURVES), self._step)
 
     def _step(self) -> int | None:
@@ -278,88 +254,44 @@ class Store:
 
     @property
     def here(self) -> list[int]:
-        """Ranks that have said hello and are not gone."""
+        """Ranks that have joined and have not left."""
         return [rank for rank in self.state.hellos if rank not in self.state.gone]
 
     @property
     def unlost(self) -> list[int]:
-        """Those, and the ranks that said goodbye: their last word stands."""
+        """Ranks that have joined and were not lost: those that left in order keep their last record."""
         gone = self.state.gone
         return [rank for rank in self.state.hellos if rank not in gone or gone[rank].clean]
 
     @property
     def reporting(self) -> list[int]:
-        """Ranks whose record is of the newest step or the one before, or of a step that ended a moment before it."""
+        """Ranks whose newest record is at most one step, or `LAG_MS`, behind the newest step of the run."""
         return self.once("reporting", (Topic.GRID, Topic.RANKS, Topic.CURVES), self._reporting)
 
     def _reporting(self) -> list[int]:
-        front = self.step
-        if front is None:
+        newest = self.step
+        if newest is None:
             return []
-        known, step_ms = self.state.steps, self.state.step_ms
-        behind = max(1, int(LAG_MS / step_ms)) if step_ms else 1
-        return [rank for rank in self.here if rank in known and known[rank].step >= front - behind]
+        steps, step_ms = self.state.steps, self.state.step_ms
+        lag = max(1, int(LAG_MS / step_ms)) if step_ms else 1
+        return [rank for rank in self.here if rank in steps and steps[rank].step >= newest - lag]
 
     def coverage(self) -> str:
-        """``8/8``."""
+        """Ranks that report, of all: ``8/8``."""
         width = len(str(self.world))
         return f"{len(self.reporting):>{width}}/{self.world}"
 
     def axes(self) -> list[str]:
-        """Axes of the grid, outermost first, as the ranks name them."""
+        """Axes of the grid, outermost first."""
         hello = next(iter(self.state.hellos.values()), None)
         return list(hello.coords) if hello else []
 
     def name(self, rank: int) -> str:
-        """``rank 5 (pp1 dp0 tp1)``."""
+        """The name of a rank: ``rank 5 (pp1 dp0 tp1)``."""
         hello = self.state.hellos.get(rank)
         return f"rank {rank} ({format.coords(hello.coords)})" if hello and hello.coords else f"rank {rank}"
 
     @property
     def trial(self) -> TrialState | None:
-        """The trial that is under way; there is one at a time."""
+        """The running trial; there is at most one."""
         return next((trial for trial in self.state.trials.values() if not trial.settled), None)
-
-    def marks(self) -> list[Mark]:
-        """Applied knob changes, oldest first."""
-        applied = [
-            c for c in self.state.commands.values() if c.state == "applied" and c.applied_step is not None
-        ]
-        return [
-            Mark(
-                command.applied_step or 0,
-                changes_text(command),
-            )
-            for command in sorted(applied, key=lambda command: command.revision)
-        ]
-
-    def journal(self) -> list[LogEntry]:
-        """What has happened; not to be changed, for it is made once for all who ask."""
-        return self.once("journal", (Topic.BOARD, Topic.EVENTS), self._journal)
-
-    def _journal(self) -> list[LogEntry]:
-        """Events, and what became of each command, in the order in which the hub told them."""
-        return [_entry(told) for told in self.state.log()]
-
-    def typical(self, rank: int, get: Callable[[Step], float | None]) -> float | None:
-        """The median of a rank's recent records: one odd step does not make a slow rank."""
-        values = [value for step in self.recent.get(rank, ()) if (value := get(step)) is not None]
-        return median(values)
-
-
-def _entry(told: Event | CommandState | TrialState) -> LogEntry:
-    match told:
-        case CommandState():
-            level = "info" if told.state in ("accepted", "applied") else "warning"
-            return LogEntry(told.time_s, level, format.clean(told.who), command_text(told), told)
-        case TrialState():
-            level = "warning" if told.state == "failed" else "info"
-            return LogEntry(told.time_s, level, format.clean(told.who), trial_text(told), trial=told)
-        case Event():
-            return LogEntry(told.time_s, told.level, format.clean(told.source), format.clean(told.text))
-
-
-def median(values: Iterable[float]) -> float | None:
-    """The middle value (the upper of two), None of nothing; not-a-number does not take part."""
-    ordered = sorted(value for value in values if not math.isnan(value))
-    return ordered[len(ordered) // 2] if ordered else None

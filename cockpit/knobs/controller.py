@@ -1,11 +1,14 @@
-"""What a person does at the knob board, and what they are told: each deed of a key. Textual-free.
+"""Controller of the knob board: one method per key. Textual-free.
 
-Nothing here waits: what is asked goes to the feed, and the store tells later what became of it.
+The controller holds the edits and the preview query; the board only draws them. No method waits: requests go to the
+source, and the store later receives their outcome.
 """
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from agents.client import whoami
 from agents.protocol import CommandState, Decide, KnobState, Propose, Try, Value
@@ -13,215 +16,250 @@ from agents.requests import Request
 from agents.state.undo import newest_undoable
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.data.outcomes import taken_back
+from cockpit.data.outcomes import reverted_text
 from cockpit.data.sources.source import Source, ViewerError, viewer_text
 from cockpit.data.store import LinkState, Store, Topic
 from cockpit.knobs import values
 from cockpit.knobs.edits import Edits
 from cockpit.knobs.preview import PreviewQuery
 
-CHOOSE = "nothing is marked: choose a value with ← → or type one"
+NOTHING_CHOSEN = "no change is chosen: choose a value with ← → or type one"
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Said:
-    """A word to the person, until they do something else."""
+class Message:
+    """Feedback to the user, shown until the next key."""
 
     level: Level
     text: str
 
 
+def _key(
+    method: Callable[Concatenate["BoardController", P], T],
+) -> Callable[Concatenate["BoardController", P], T]:
+    """A method that a key calls: holds the store's lock, clears the last message, and reports the change."""
+
+    @wraps(method)
+    def run(self: "BoardController", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.store.lock:
+            self._armed_revision, self._undo_revision = self._undo_revision, 0
+            self.had_message, self.message = self.message is not None, None
+            result = method(self, *args, **kwargs)
+            self.update()
+            self._changed()
+        return result
+
+    return run
+
+
 class BoardController:
-    """One board's marks, question, and what was asked of the run. All deeds are called with the store's lock held."""
+    """The edits and the preview query of one board, and the requests it sent; `changed` is called after each key."""
 
-    def __init__(self, feed: Source) -> None:
-        self.feed = feed
-        self.marks = Edits()
-        self.asking = PreviewQuery(feed.ask)
-        self.said: Said | None = None
-        self.sent = ""  # the id of the newest proposal or trial
-        self.watched = ""  # the id of the trial that is shown
-        self.word: Decide | None = None  # on the trial, under way to the hub
-        self.ending: dict[str, Value] = {}  # proposed, but it ends the run: to be confirmed
-        self._armed = 0  # the revision that one more press takes back
+    def __init__(self, source: Source, store: Store, changed: Callable[[], None] = lambda: None) -> None:
+        self.source = source
+        self.store = store
+        self.edits = Edits()
+        self.preview = PreviewQuery(source.ask)
+        self.message: Message | None = None
+        self.had_message = False  # before the present key
+        self.request_id = ""  # of the newest proposal or trial
+        self.trial_id = ""  # of the trial that the board shows
+        self.decision: Decide | None = None  # on the trial, not yet applied by the hub
+        self.unconfirmed: dict[str, Value] = {}  # a proposal that ends the run, until the user confirms it
+        self._changed = changed
+        self._undo_revision = 0  # the revision that a second press of the undo key takes back
+        self._armed_revision = 0  # the same, before the present key
 
-    def state(self) -> object:
-        """All that what is drawn depends on, beside the store."""
-        marks = self.marks
+    def version(self) -> object:
+        """Everything that the board draws, apart from the store: compared to decide on a redraw."""
+        edits = self.edits
         return (
-            (marks.row, marks.typed, tuple(marks.values.items())),
-            (self.said, self.sent, self.watched, self.word, tuple(self.ending)),
-            (self.asking.word, self.asking.answer and self.asking.answer.id),
+            (edits.row, edits.typed, tuple(edits.changes.items())),
+            (self.message, self.request_id, self.trial_id, self.decision, tuple(self.unconfirmed)),
+            (self.preview.status, self.preview.answer and self.preview.answer.id),
         )
 
-    def look(self, store: Store) -> None:
-        """Note what became of what was asked, and ask what the marked changes would do."""
-        trial = store.trial
+    def update(self) -> None:
+        """Take outcomes from the store, and query a preview of the edits. Called with the store's lock held."""
+        store, trial = self.store, self.store.trial
         if trial:
-            self.watched = trial.id
-        if self.word and (self.word.id in store.denied or not trial or trial.state == "reverting"):
-            self.word = None
-        self.asking.look(store, self.marks.meant(rows(store)))
+            self.trial_id = trial.id
+        if self.decision and (self.decision.id in store.denied or not trial or trial.state == "reverting"):
+            self.decision = None
+        self.preview.update(store, self.edits.pending(rows(store)))
 
-    # ------------------------------------------------------------------------------------- choosing
+    # -------------------------------------------------------------------------------------- editing
 
-    def move(self, store: Store, by: int) -> None:
-        self._begin()
-        if self._take(store) and rows(store):
-            self.marks.row = (self.marks.row + by) % len(rows(store))
+    @_key
+    def move_cursor(self, by: int) -> None:
+        """Move to another row; a typed value becomes an edit."""
+        if self._accept_typed() and rows(self.store):
+            self.edits.row = (self.edits.row + by) % len(rows(self.store))
 
-    def turn(self, store: Store, by: int) -> None:
-        self._begin()
-        if rows(store):
-            self.marks.turn(rows(store), by, _revision(store))
+    @_key
+    def next_value(self, by: int) -> None:
+        """Choose the legal value `by` places further."""
+        if rows(self.store):
+            self.edits.next_value(rows(self.store), by, self._revision)
 
-    def type(self, store: Store, letter: str) -> None:
-        self._begin()
-        self.marks.type(letter)
+    @_key
+    def type_character(self, character: str) -> None:
+        self.edits.type(character)
 
-    def rub_out(self, store: Store) -> None:
-        self._begin()
-        self.marks.typed = self.marks.typed[:-1]
+    @_key
+    def delete_character(self) -> None:
+        self.edits.typed = self.edits.typed[:-1]
 
-    def drop(self, store: Store) -> bool:
-        """Forget what is typed, marked or said; False if there was nothing."""
-        had = self.marks.drop() or self.said is not None
-        self._begin()
-        return had
+    @_key
+    def discard(self) -> bool:
+        """Discard edits, typed text and the message; False if there were none."""
+        return self.edits.discard() or self.had_message
 
-    # --------------------------------------------------------------------------------------- asking
+    # ------------------------------------------------------------------------------------ proposing
 
-    def propose(self, store: Store) -> None:
-        self._begin()
-        if not (self._may(store) and self._take(store)):
+    @_key
+    def propose(self) -> None:
+        """Propose the edits; with none, the action under the cursor. A change that ends the run is confirmed first."""
+        if not (self._may_change() and self._accept_typed()):
             return
-        if not self.marks.values and rows(store):
-            knob = self.marks.chosen(rows(store))
-            if (do := values.only(knob)) is not None:
-                self.marks.mark(knob, do, _revision(store))
-        if not self.marks.values:
-            self._say(CHOOSE)
-        elif any(knob.ends and knob.name in self.marks.values for knob in rows(store)):
-            self.ending = dict(self.marks.values)
+        here = rows(self.store)
+        if not self.edits.changes and here:
+            knob = self.edits.selected(here)
+            if (value := values.only(knob)) is not None:
+                self.edits.set(knob, value, self._revision)
+        if not self.edits.changes:
+            self._warn(NOTHING_CHOSEN)
+        elif any(knob.ends and knob.name in self.edits.changes for knob in here):
+            self.unconfirmed = dict(self.edits.changes)
         else:
-            self._propose(self.marks.values)
+            self._propose(self.edits.changes)
 
-    def end(self, store: Store, save: bool) -> None:
-        """Propose what ends the run, which is confirmed now; `save`: with a checkpoint at the same step boundary."""
-        ending, self.ending = self.ending, {}
-        if ending and self._may(store):
+    @_key
+    def confirm_end(self, save: bool) -> None:
+        """Propose the change that ends the run; `save`: with a checkpoint at the same step boundary."""
+        ending, self.unconfirmed = self.unconfirmed, {}
+        if ending and self._may_change():
             self._propose({**ending, "save": True} if save else ending)
 
-    def stay(self, store: Store) -> None:
-        """Do not end the run after all."""
-        self.ending = {}
-        self.marks.drop()
+    @_key
+    def cancel_end(self) -> None:
+        """Discard the change that would end the run."""
+        self.unconfirmed = {}
+        self.edits.discard()
 
     def _propose(self, changes: Mapping[str, Value]) -> None:
-        if self._send(Propose(_new(), dict(changes), self.marks.base, who=whoami())):
-            self.marks.taken()
+        if self._send(Propose(_new_id(), dict(changes), self.edits.base, who=whoami())):
+            self.edits.changes = {}
 
-    def try_out(self, store: Store) -> None:
-        """Try the one marked knob."""
-        self._begin()
-        if not (self._may(store) and self._take(store)):
+    @_key
+    def undo(self) -> None:
+        """Name the change that undo would take back; at the second press, take it back."""
+        if not self._may_change():
             return
-        if why := self._untriable(store):
-            self._say(why)
-            return
-        ask = Try(_new(), dict(self.marks.values), values.TRIAL_STEPS, whoami())
-        if self._send(ask):
-            self.watched = ask.id
-            self.marks.taken()
+        store = self.store
+        newest = newest_undoable(store.state.commands.values())
+        if newest is None:
+            self._warn("there is no change to undo")
+        elif (
+            newest.revision != self._armed_revision
+        ):  # also if another operator made a change between the presses
+            self._undo_revision = newest.revision
+            ends = ", which ends the trial" if store.trial and newest.id.startswith(store.trial.id) else ""
+            text = f"press it again to take back revision {newest.revision}: {reverted_text(newest)}{ends}"
+            self._warn(text)
+        else:
+            self._send(Propose(_new_id(), {}, self._revision, who=whoami(), undo=True))
 
-    def _untriable(self, store: Store) -> str:
-        """Why there is nothing that could be tried now, as the hub would say it."""
-        marked = [knob for knob in rows(store) if knob.name in self.marks.values]
-        if trial := store.trial:
+    # --------------------------------------------------------------------------------------- trials
+
+    @_key
+    def start_trial(self) -> None:
+        """Start a trial of the one edited knob."""
+        if not (self._may_change() and self._accept_typed()):
+            return
+        if why := self._trial_refusal():
+            self._warn(why)
+            return
+        request = Try(_new_id(), dict(self.edits.changes), values.TRIAL_STEPS, whoami())
+        if self._send(request):
+            self.trial_id = request.id
+            self.edits.changes = {}
+
+    def _trial_refusal(self) -> str:
+        """Why no trial can start now, in the words of the hub; "" if it can."""
+        edited = [knob for knob in rows(self.store) if knob.name in self.edits.changes]
+        if trial := self.store.trial:
             return f"another trial is under way, by {format.clean(trial.who) or 'someone'}"
-        if not marked:
-            return CHOOSE
-        if len(marked) > 1:
-            return f"a trial is of one knob, and {len(marked)} are marked"
-        if marked[0].action:
-            return f"{format.clean(marked[0].name)} is an action, done once, and cannot be tried"
+        if not edited:
+            return NOTHING_CHOSEN
+        if len(edited) > 1:
+            return f"a trial is of one knob, and {len(edited)} are changed"
+        if edited[0].action:
+            return f"{format.clean(edited[0].name)} is an action, done once, and cannot be tried"
         return ""
 
-    def decide(self, store: Store, keep: bool) -> None:
-        """Keep what is tried, or end the trial now."""
-        self._begin()
-        if not self._may(store):
+    @_key
+    def end_trial(self, keep: bool) -> None:
+        """Keep the value under trial, or revert it now."""
+        if not self._may_change():
             return
-        trial = store.trial
+        trial = self.store.trial
         if trial is None:
-            self._say("no trial is under way")
+            self._warn("no trial is under way")
         elif trial.state == "reverting":
-            self._say("the trial is being taken back already")
+            self._warn("the trial is being taken back already")
         elif keep and trial.state == "before":
-            self._say("nothing is turned yet, so there is nothing to keep")
+            self._warn("the trial has not changed the knob yet, so there is nothing to keep")
         else:
-            word = Decide(keep, trial.id, whoami())
-            if self._send(word):
-                self.word = word
+            decision = Decide(keep, trial.id, whoami())
+            if self._send(decision):
+                self.decision = decision
 
-    def undo(self, store: Store) -> None:
-        """Say what would be taken back; asked again, take it back."""
-        armed = self._armed
-        self._begin()
-        if not self._may(store):
-            return
-        found = newest_undoable(store.state.commands.values())
-        if found is None:
-            self._say("there is no change to undo")
-        elif found.revision != armed:  # somebody may have been faster between the two
-            self._armed = found.revision
-            ends = ", which ends the trial" if store.trial and found.id.startswith(store.trial.id) else ""
-            self._say(f"press it again to take back revision {found.revision}: {taken_back(found)}{ends}")
-        else:
-            self._send(Propose(_new(), {}, _revision(store), who=whoami(), undo=True))
+    # -------------------------------------------------------------------------------------- helpers
 
-    # -------------------------------------------------------------------------------------- machinery
+    @property
+    def _revision(self) -> int:
+        return self.store.state.board.revision if self.store.state.board else 0
 
-    def _begin(self) -> None:
-        """Of every deed: what was said before is over."""
-        self.said, self._armed = None, 0
+    def _warn(self, text: str) -> None:
+        self.message = Message(Level.WARN, text)
 
-    def _say(self, text: str) -> None:
-        self.said = Said(Level.WARN, text)
-
-    def _may(self, store: Store) -> bool:
-        """Whether anything can be asked of the run from here; if not, it is said why."""
-        if over(store):
-            self._say("the run is over: nothing can be changed any more")
-        elif not self.feed.operator:
-            self._say(viewer_text(self.feed))
+    def _may_change(self) -> bool:
+        """Whether this cockpit may change the run; otherwise the message says why not."""
+        if over(self.store):
+            self._warn("the run is over: nothing can be changed any more")
+        elif not self.source.operator:
+            self._warn(viewer_text(self.source))
         else:
             return True
         return False
 
-    def _take(self, store: Store) -> bool:
-        refusal = self.marks.take(rows(store), _revision(store))
+    def _accept_typed(self) -> bool:
+        refusal = self.edits.accept_typed(rows(self.store), self._revision)
         if refusal:
-            self._say(refusal)
+            self._warn(refusal)
         return not refusal
 
-    def _send(self, asked: Request) -> bool:
+    def _send(self, request: Request) -> bool:
         try:
-            self.feed.ask(asked)
+            self.source.ask(request)
         except ViewerError as error:
-            self._say(str(error))
+            self._warn(str(error))
             return False
-        self.sent = asked.id
+        self.request_id = request.id
         return True
 
 
 def rows(store: Store) -> list[KnobState]:
-    """What the cursor goes through: the knobs, then the actions."""
+    """The rows of the board: knobs, then actions."""
     return [*values.held(store.state.board), *values.actions(store.state.board)]
 
 
 def over(store: Store) -> bool:
-    """Whether the run has ended, well or not."""
+    """Whether the run has ended, with or without a failure."""
     return store.link in (LinkState.ENDED, LinkState.FAILED)
 
 
@@ -230,9 +268,5 @@ def undoable(store: Store) -> CommandState | None:
     return store.once("undoable", (Topic.BOARD,), lambda: newest_undoable(store.state.commands.values()))
 
 
-def _revision(store: Store) -> int:
-    return store.state.board.revision if store.state.board else 0
-
-
-def _new() -> str:
+def _new_id() -> str:
     return uuid.uuid4().hex

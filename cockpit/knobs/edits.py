@@ -1,84 +1,82 @@
-"""What is chosen on the knob board: a row, a value being typed, and the changes that are marked. Textual-free."""
+"""Edits on the knob board: the selected row, the text being typed, and the chosen changes. Textual-free."""
 
 from collections.abc import Sequence
 
 from agents.protocol import KnobState, Value
-from cockpit.knobs import values as knobs
+from cockpit.knobs import values
 
-TYPED = 24  # longest value that may be typed
+TYPED = 24  # characters of a typed value at most
 
 
 class Edits:
-    """The choice of one person at one board, of which the rows are handed in: they change under the hand."""
+    """Unsent edits of one board. Each method gets the present rows, because a board may change while it is edited."""
 
     def __init__(self) -> None:
         self.row = 0
         self.typed = ""
-        self.values: dict[str, Value] = {}
-        self.base: int | None = None  # the revision at the first mark: a faster operator refuses this one
+        self.changes: dict[str, Value] = {}
+        self.base: int | None = (
+            None  # revision at the first edit: the hub refuses the proposal if it is outdated
+        )
 
-    def chosen(self, rows: Sequence[KnobState]) -> KnobState:
-        """The row with the cursor; there must be one."""
+    def selected(self, rows: Sequence[KnobState]) -> KnobState:
+        """The row under the cursor; `rows` must not be empty."""
         return rows[min(self.row, len(rows) - 1)]
 
-    def mark(self, knob: KnobState, value: Value, revision: int) -> None:
-        """`value` is to be proposed; the one in force takes the mark away."""
-        if not self.values:
+    def set(self, knob: KnobState, value: Value, revision: int) -> None:
+        """Change `knob` to `value`; the value in force removes the edit."""
+        if not self.changes:
             self.base = revision
         if same(value, knob.value):
-            self.values.pop(knob.name, None)
+            self.changes.pop(knob.name, None)
         else:
-            self.values[knob.name] = value
+            self.changes[knob.name] = value
 
-    def turn(self, rows: Sequence[KnobState], by: int, revision: int) -> None:
-        """The next legal value, or the one before."""
-        knob = self.chosen(rows)
+    def next_value(self, rows: Sequence[KnobState], by: int, revision: int) -> None:
+        """Change the selected knob to the legal value `by` places further."""
+        knob = self.selected(rows)
         self.typed = ""
-        self.mark(knob, knobs.step(knob, self.values.get(knob.name, knob.value), by), revision)
+        self.set(knob, values.step(knob, self.changes.get(knob.name, knob.value), by), revision)
 
-    def type(self, letter: str) -> None:
+    def type(self, character: str) -> None:
+        """Append to the typed text."""
         if len(self.typed) < TYPED:
-            self.typed += letter
+            self.typed += character
 
-    def take(self, rows: Sequence[KnobState], revision: int) -> str:
-        """What was typed becomes a mark; else one sentence why it cannot."""
+    def accept_typed(self, rows: Sequence[KnobState], revision: int) -> str:
+        """Turn the typed text into a change; returns the refusal if it is not legal, else ""."""
         if not self.typed or not rows:
             return ""
-        knob = self.chosen(rows)
-        value = knobs.fit(knob, knobs.parse(self.typed))
+        knob = self.selected(rows)
+        value = values.fit(knob, values.parse(self.typed))
         refusal = knob.refusal(value)
         if refusal:
             return refusal
-        self.mark(knob, value, revision)
+        self.set(knob, value, revision)
         self.typed = ""
         return ""
 
-    def meant(self, rows: Sequence[KnobState]) -> dict[str, Value]:
-        """What would be proposed now: the marks, and what is being typed if it is legal so far."""
-        here = {knob.name for knob in rows}
-        marked = {name: value for name, value in self.values.items() if name in here}
+    def pending(self, rows: Sequence[KnobState]) -> dict[str, Value]:
+        """The changes that a proposal would contain now, with the typed text if it is a legal value."""
+        names = {knob.name for knob in rows}
+        changes = {name: value for name, value in self.changes.items() if name in names}
         if not self.typed or not rows:
-            return marked
-        knob = self.chosen(rows)
-        value = knobs.fit(knob, knobs.parse(self.typed))
+            return changes
+        knob = self.selected(rows)
+        value = values.fit(knob, values.parse(self.typed))
         if knob.refusal(value):
-            return marked
-        others = {name: to for name, to in marked.items() if name != knob.name}
+            return changes
+        others = {name: to for name, to in changes.items() if name != knob.name}
         return others if same(value, knob.value) else {**others, knob.name: value}
 
-    def taken(self) -> dict[str, Value]:
-        """The marks, which are none any more."""
-        values, self.values = self.values, {}
-        return values
-
-    def drop(self) -> bool:
-        """Forget what is typed and marked; False if there was nothing."""
-        had = bool(self.typed or self.values)
+    def discard(self) -> bool:
+        """Discard the typed text and all changes; False if there were none."""
+        had = bool(self.typed or self.changes)
         self.typed = ""
-        self.values = {}
+        self.changes = {}
         return had
 
 
 def same(one: Value, other: Value) -> bool:
-    """1 is 1.0, and neither is true."""
+    """Whether two values are equal: 1 equals 1.0, but neither equals true."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)

@@ -58,11 +58,11 @@ class ScriptedFeed:
         question = self.questions[number]
         said = Previewed(question.id, question.changes, 0, why, neutral, list(estimates))
         with self._store.lock:
-            self._store.told({**self._store.previews, question.id: said}, self._store.denied)
+            self._store.set_answers({**self._store.previews, question.id: said}, self._store.denied)
 
     def deny(self, id: str, why: str) -> None:
         with self._store.lock:
-            self._store.told(self._store.previews, {**self._store.denied, id: why})
+            self._store.set_answers(self._store.previews, {**self._store.denied, id: why})
 
 
 class Clock:

@@ -89,7 +89,7 @@ async def test_what_is_not_legal_is_said_and_not_sent(make_cockpit: MakeCockpit)
         await press(cockpit, pilot, "backspace", "q", "escape")  # a letter is typed, not obeyed
         assert isinstance(cockpit.app.screen, BoardScreen)
         await press(cockpit, pilot, "enter")
-        assert "nothing is marked" in said(cockpit)
+        assert "no change is chosen" in said(cockpit)
         await press(cockpit, pilot, "escape", "escape")
         assert isinstance(cockpit.app.screen, Overview)
 
@@ -144,8 +144,8 @@ async def test_a_key_that_comes_before_the_first_look_is_of_this_run(make_cockpi
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await settle(cockpit, pilot)
         board = BoardScreen(cockpit.feed, cockpit.store)
-        board.table.controller.turn(board.table._store, 1)
-        board.table.controller.propose(board.table._store)
+        board.controller.next_value(1)
+        board.controller.propose()
     assert cockpit.feed.asked == [{"micro_batches": 16}]
 
 

@@ -7,7 +7,7 @@ import pytest
 from textual.app import App
 from textual.pilot import Pilot
 
-from agents.protocol import Gone, Pulse
+from agents.protocol import Alert, Gone, Pulse
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.help import Help
 from cockpit.tui.screens.overview import Overview
@@ -178,10 +178,12 @@ async def test_stale_and_back(make_cockpit: MakeCockpit) -> None:
 async def test_ended_lost_and_stalled(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
-        cockpit.feed.tell(iter([Pulse(4, 159, "pp recv, micro-batch 3", 20_000.0)]))
+        text = "the run stands at step 159; rank 4 (pp1 dp0 tp0 ep0) not arrived: in pp recv, micro-batch 3"
+        stall = Alert("stall", "run", "error", True, 159, 0.0, text, {}, [4])
+        cockpit.feed.tell(iter([Pulse(4, 159, "pp recv, micro-batch 3", 20_000.0), stall]))
         await settle(cockpit, pilot)
         lines = shown(cockpit.app)
-        assert lines[1].startswith(" ✗ stalled: rank 4 (pp1 dp0 tp0 ep0) in pp recv, micro-batch 3 for 20 s")
+        assert lines[0].startswith(" ✗ STALLED") and lines[1].startswith(f" ✗ {text}")
         assert any("r4" in line and "!" in line for line in lines[2:])
         cockpit.feed.tell(iter([Gone(4, clean=False, text="killed by signal 9", process="ended")]))
         await settle(cockpit, pilot)

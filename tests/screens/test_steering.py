@@ -36,7 +36,7 @@ async def test_what_is_marked_is_asked_about_and_told(
         assert cockpit.feed.questions == [], "the mark may be on its way to another value"
         await later(cockpit, pilot)
         assert [question.changes for question in cockpit.feed.questions] == [{"micro_batches": 16}]
-        assert "· asking the run what this would do" in said(cockpit)
+        assert "· waiting for the run's preview" in said(cockpit)
         cockpit.feed.answer(FASTER, SAME, UNKNOWN)
         await settle(cockpit, pilot)
         screen = said(cockpit)
@@ -100,7 +100,7 @@ async def test_no_answer_a_refusal_and_a_denial_are_told(make_cockpit: MakeCockp
         await press(cockpit, pilot, "k", "right")
         await later(cockpit, pilot)
         await later(cockpit, pilot, PATIENCE_S)
-        assert "nobody has said yet what this would do" in said(cockpit)
+        assert "no preview answer within 5 s" in said(cockpit)
         cockpit.feed.answer(why="recompute = full does not go with it")
         await settle(cockpit, pilot)
         assert "✗ recompute = full does not go with it" in said(cockpit)
@@ -116,7 +116,7 @@ async def test_a_run_that_answers_no_previews_is_not_asked(make_cockpit: MakeCoc
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right")
         await later(cockpit, pilot)
-        assert said(cockpit).count("· this run does not say what a change would do") == 1
+        assert said(cockpit).count("· this run does not support previews") == 1
         assert cockpit.feed.questions == []
         await press(cockpit, pilot, "enter")
         assert cockpit.feed.asked == [{"micro_batches": 16}]
@@ -201,8 +201,8 @@ async def test_a_knob_on_trial_is_named_in_the_panel(make_cockpit: MakeCockpit) 
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        (("ctrl+t",), "nothing is marked"),
-        (("right", "down", "1", "ctrl+t"), "a trial is of one knob, and 2 are marked"),
+        (("ctrl+t",), "no change is chosen"),
+        (("right", "down", "1", "ctrl+t"), "a trial is of one knob, and 2 are changed"),
         (("ctrl+t", "down", "1", "x", "ctrl+t"), "capacity_factor = 1x is not legal"),
         (("ctrl+k",), "no trial is under way"),
     ],
@@ -215,9 +215,7 @@ async def test_what_cannot_be_tried_is_said_in_a_sentence(
         await press(cockpit, pilot, "k", *keys)
         if keys == ("ctrl+k",):
             assert isinstance(cockpit.app.screen, BoardScreen)
-            cockpit.app.screen.table.do(
-                cockpit.app.screen.table.controller.decide, True
-            )  # as an old footer may
+            cockpit.app.screen.controller.end_trial(True)  # as a footer that is not yet redrawn may
             await settle(cockpit, pilot)
         assert f"! {why}" in said(cockpit)
         assert cockpit.feed.requests == []
@@ -236,7 +234,7 @@ async def test_a_second_trial_is_refused_here_and_by_the_hub(make_cockpit: MakeC
         await press(cockpit, pilot, "right", "ctrl+t")
         assert f"! {why}" in said(cockpit) and len(cockpit.feed.requests) == 1
         await press(cockpit, pilot, "ctrl+k")
-        assert "nothing is turned yet, so there is nothing to keep" in said(cockpit)
+        assert "the trial has not changed the knob yet, so there is nothing to keep" in said(cockpit)
 
 
 # -------------------------------------------------------------------------------------------------- undo

@@ -79,7 +79,7 @@ class LiveSource:
                         store.note(updates)
                     store.heard(client.age_s)
                     store.refused = client.refused
-                    store.told(client.previews, client.denied)
+                    store.set_answers(client.previews, client.denied)
                 while not self._wishes.empty():
                     self._pass_on(self._wishes.get(), client)
         finally:

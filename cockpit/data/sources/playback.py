@@ -170,7 +170,7 @@ class Playback:
                 detailed = resets
                 detail = curve_between(self._recording, *view, replay.epoch, replay.seq)
                 with store.lock:
-                    store.found(view, detail)
+                    store.set_detail(view, detail)
 
     def _moved(self, replay: Replay) -> bool:
         """Do what is asked, or wait a moment; True if the place is another."""

@@ -9,6 +9,7 @@ from textual.screen import ModalScreen
 
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
+from cockpit.knobs.controller import BoardController
 from cockpit.tui.keys import BOARD, BOARD_KEYS
 from cockpit.tui.screens.ending import Answer, Ending
 from cockpit.tui.screens.help import Help
@@ -25,7 +26,8 @@ class BoardScreen(ModalScreen[None]):
 
     def __init__(self, feed: Source, store: Store) -> None:
         super().__init__()
-        self.table = KnobTable(feed, store)
+        self.controller = BoardController(feed, store, lambda: self.table.look(store))
+        self.table = KnobTable(self.controller)
         self._trying = False
         self._offered = [action for action in BOARD if feed.operator or not action.operator]
 
@@ -34,6 +36,7 @@ class BoardScreen(ModalScreen[None]):
         yield FittedFooter(without={action.id for action in BOARD} - {action.id for action in self._offered})
 
     def look(self, store: Store) -> None:
+        self.controller.update()
         self.table.look(store)
         if self._trying != (store.trial is not None):
             self._trying = not self._trying
@@ -45,42 +48,42 @@ class BoardScreen(ModalScreen[None]):
 
     def on_key(self, event: events.Key) -> None:
         if event.key == "backspace":
-            self.table.do(self.table.controller.rub_out)
+            self.controller.delete_character()
         elif event.character and event.character.isprintable() and event.character not in " ?":
-            self.table.do(self.table.controller.type, event.character)
+            self.controller.type_character(event.character)
         else:
             return
         event.stop()
 
     def action_move(self, by: int) -> None:
-        self.table.do(self.table.controller.move, by)
+        self.controller.move_cursor(by)
 
     def action_turn(self, by: int) -> None:
-        self.table.do(self.table.controller.turn, by)
+        self.controller.next_value(by)
 
     def action_propose(self) -> None:
-        self.table.do(self.table.controller.propose)
-        if self.table.controller.ending:
+        self.controller.propose()
+        if self.controller.unconfirmed:
             self.app.push_screen(Ending(), self._end)
 
     def _end(self, answer: Answer | None) -> None:
         if answer in ("save", "end"):
-            self.table.do(self.table.controller.end, answer == "save")
+            self.controller.confirm_end(answer == "save")
         else:
-            self.table.do(self.table.controller.stay)
+            self.controller.cancel_end()
 
     def action_try(self) -> None:
-        self.table.do(self.table.controller.try_out)
+        self.controller.start_trial()
 
     def action_decide(self, keep: bool) -> None:
-        self.table.do(self.table.controller.decide, keep)
+        self.controller.end_trial(keep)
 
     def action_undo(self) -> None:
-        self.table.do(self.table.controller.undo)
+        self.controller.undo()
 
     def action_help(self) -> None:
         self.app.push_screen(Help(self.table.TITLE, self.table.HELP, {self.table.TITLE: self._offered}))
 
     def action_close(self) -> None:
-        if not self.table.drop():
+        if not self.controller.discard():
             self.dismiss()

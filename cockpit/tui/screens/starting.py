@@ -12,7 +12,7 @@ from textual.widgets import Static
 
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.data.engine_process import EngineProcess
+from cockpit.data.sources.engine_process import EngineProcess
 from cockpit.data.store import Store
 from cockpit.tui.theme import palette
 

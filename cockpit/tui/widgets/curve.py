@@ -14,7 +14,8 @@ from agents.state.curve import Point
 from cockpit.data import format
 from cockpit.data.curves import Stretch, beside, closer, extent, runs, stretches, within
 from cockpit.data.diagnosis import Level
-from cockpit.data.store import Mark, Store, Topic
+from cockpit.data.run_log import Mark, marks
+from cockpit.data.store import Store, Topic
 from cockpit.tui.keys import CURVES, CURVES_KEYS
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
@@ -63,15 +64,15 @@ class Curve(Panel):
         return f"{self.series.title} · {spelled} {self.series.unit}".rstrip()
 
     def subtitle(self, store: Store) -> str:
-        marks = store.marks()
-        return f"╷ step {format.grouped(marks[-1].step)}: {marks[-1].label}" if marks else ""
+        changes = marks(store)
+        return f"╷ step {format.grouped(changes[-1].step)}: {changes[-1].label}" if changes else ""
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         found = stretches(store.state, self.series.metric, store.view, store.detail)
         if sum(len(one.points) for one in found) < 2:
             why = "no two of these steps are known · 0 shows all" if store.view else _NOT_YET
             return [StripLine().add(f"{format.MISSING} {why}", colours.faint)]
-        return plot(found, store.marks(), width, height, colours)
+        return plot(found, marks(store), width, height, colours)
 
     # -------------------------------------------------------------------------------------- what is looked at
 
@@ -79,19 +80,19 @@ class Curve(Panel):
         with self._store.lock:
             whole = extent(self._store.state)
             if whole:
-                self._store.look_at(within(closer(self._store.view or whole, by), whole))
+                self._store.set_view(within(closer(self._store.view or whole, by), whole))
         self.again()
 
     def action_pan(self, by: float) -> None:
         with self._store.lock:
             whole, view = extent(self._store.state), self._store.view
             if whole and view:
-                self._store.look_at(within(beside(view, by), whole))
+                self._store.set_view(within(beside(view, by), whole))
         self.again()
 
     def action_all(self) -> None:
         with self._store.lock:
-            self._store.look_at(None)
+            self._store.set_view(None)
         self.again()
 
 

@@ -4,6 +4,7 @@ import time
 
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
+from cockpit.data.run_log import log_entries
 from cockpit.data.store import Store, Topic
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
@@ -20,10 +21,10 @@ class Events(Panel):
     HELP = "What a person should know, and every change an operator asked for, with what became of it."
 
     def subtitle(self, store: Store) -> str:
-        return f"{len(store.journal())} in all" if store.state.events else ""
+        return f"{len(log_entries(store))} in all" if store.state.events else ""
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-        entries = store.journal()[-height:]
+        entries = log_entries(store)[-height:]
         if not entries:
             return [StripLine().add(f"{format.MISSING} nothing has happened yet", colours.faint)]
         lines = []

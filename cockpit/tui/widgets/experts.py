@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 from rich.style import Style
 
+from agents.alerts.training import DROPPED
 from agents.protocol import LayerLoad
 from cockpit.data import format
-from cockpit.data.diagnosis import DROP_SHARE, IMBALANCE, Level, drop_share
+from cockpit.data.diagnosis import IMBALANCE, Level
+from cockpit.data.metrics import drop_share
 from cockpit.data.store import Store, Topic
 from cockpit.tui.strips import StripLine, column
 from cockpit.tui.theme import Palette
@@ -153,6 +155,6 @@ class _Drawing:
         text, warn = self.colours.text, self.colours.level[Level.WARN]
         line.add(f"  {format.fixed(most, 5, 2)}×", warn if most >= IMBALANCE else text)
         line.add(f"  {format.fixed(least, 4, 2)}×", warn if least <= DEAD else text)
-        line.add(f"  {format.percent(drop, 4)}", warn if drop >= DROP_SHARE else text)
-        wrong = most >= IMBALANCE or least <= DEAD or drop >= DROP_SHARE
+        line.add(f"  {format.percent(drop, 4)}", warn if drop >= DROPPED else text)
+        wrong = most >= IMBALANCE or least <= DEAD or drop >= DROPPED
         line.add(f" {Level.WARN.value if wrong else ' '}", warn)

@@ -4,7 +4,8 @@ from rich.style import Style
 
 from agents.protocol import Action, Timeline
 from cockpit.data import format
-from cockpit.data.store import Store, Topic, median
+from cockpit.data.metrics import median
+from cockpit.data.store import Store, Topic
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel

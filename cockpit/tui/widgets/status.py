@@ -4,7 +4,8 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
-from cockpit.data.diagnosis import Item, Level, diagnosis, headline, verdict
+from cockpit.data.diagnosis import Level, diagnosis
+from cockpit.data.status import StatusField, status_fields, status_word
 from cockpit.data.store import Store
 from cockpit.tui.strips import StripLine, blank
 from cockpit.tui.theme import Palette, palette
@@ -13,7 +14,7 @@ _GAP = " · "
 
 
 class Status(Widget):
-    """Line one is the verdict, line two the diagnosis with its evidence."""
+    """Line one is the status, line two the diagnosis with its evidence."""
 
     def __init__(self, operator: bool) -> None:
         super().__init__(id="status")
@@ -43,8 +44,8 @@ class Status(Widget):
 
 def verdict_line(store: Store, operator: bool, frozen: bool, width: int, colours: Palette) -> StripLine:
     """As many fields as fit, the least important left out first."""
-    word, level = headline(store, frozen)
-    items = list(verdict(store, operator))
+    word, level = status_word(store, frozen)
+    items = list(status_fields(store, operator))
     while len(items) > 1 and _width(word, items) > width:
         items.remove(max(items, key=lambda item: item.rank))
     line = StripLine().add(" ", colours.text).add(f"{level.value} {word}", colours.level[level])
@@ -60,5 +61,5 @@ def diagnosis_line(store: Store, colours: Palette) -> StripLine:
     return StripLine().add(f" {said.level.value} ", colours.level[said.level]).add(said.text, text)
 
 
-def _width(word: str, items: list[Item]) -> int:
+def _width(word: str, items: list[StatusField]) -> int:
     return 4 + len(word) + sum(len(_GAP) + len(item.text) for item in items)

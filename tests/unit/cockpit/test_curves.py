@@ -19,8 +19,9 @@ from agents.recording.replay import Replay
 from agents.state.curve import Curve
 from agents.state.run_state import HISTORY, RunState
 from cockpit.data.curves import Stretch, beside, closer, extent, runs, stretches, within
+from cockpit.data.run_log import Mark
 from cockpit.data.sources.playback import Playback
-from cockpit.data.store import Mark, Store
+from cockpit.data.store import Store
 from cockpit.tui.theme import palette
 from cockpit.tui.widgets.curve import plot
 from tests.unit.agents.fleet import make_hello, make_summary
@@ -134,12 +135,12 @@ def test_a_replay_shows_every_step_of_a_view(played: Store) -> None:
     coarse = stretches(played.state, "loss", (3000, 3900))
     assert [one.width for one in coarse] == [32] and len(coarse[0].points) < 200
     with played.lock:
-        played.look_at((3000, 3900))
+        played.set_view((3000, 3900))
     until(played, lambda: played.detail is not None)
     fine = stretches(played.state, "loss", played.view, played.detail)
     assert [(one.width, len(one.points)) for one in fine] == [(1, 901)]
     with played.lock:
-        played.look_at((18_000, STEPS - 1))
+        played.set_view((18_000, STEPS - 1))
     until(played, lambda: played.detail is not None)
     fine = stretches(played.state, "loss", played.view, played.detail)
     steps = [step for one in fine for step, _ in one.points]
@@ -154,9 +155,9 @@ def test_what_is_done_anew_is_no_detail_any_more() -> None:
     store.apply(map(at, range(2000)))
     detail = Curve()
     detail.extend(map(at, range(100, 900)))
-    store.look_at((100, 900))
-    store.found((100, 900), detail)
-    store.found((0, 50), Curve())
+    store.set_view((100, 900))
+    store.set_detail((100, 900), detail)
+    store.set_detail((0, 50), Curve())
     store.apply([at(500)])
     assert store.detail is detail and detail.last == 499
     assert [step for one in stretches(store.state, "loss", store.view, detail) for step, _ in one.points] == [

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from agents.protocol import Board, Experts, KnobState, LayerLoad, Legal, Traffic
 from cockpit.data import format
 from cockpit.data.curves import Stretch
-from cockpit.data.store import Mark, Store
+from cockpit.data.run_log import Mark
+from cockpit.data.store import Store
 from cockpit.tui.strips import StripLine, bar, column
 from cockpit.tui.theme import THEMES, palette
 from cockpit.tui.widgets import traffic

@@ -8,9 +8,11 @@ import pytest
 
 from agents.protocol import Decide, Preview, Propose, Summary, Try, Update
 from agents.state.run_state import RunState
-from cockpit.data.diagnosis import Level, diagnosis, headline
+from cockpit.data.diagnosis import Level, diagnosis
+from cockpit.data.run_log import marks
 from cockpit.data.sources.live import LiveSource
 from cockpit.data.sources.source import ViewerError
+from cockpit.data.status import status_word
 from cockpit.data.store import Store, Topic
 from cockpit.tui.open import report_fault
 from tests.unit.agents.fleet import Fleet, HubProcess
@@ -71,7 +73,7 @@ def test_a_feed_fills_the_store_and_carries_a_change(hub: HubProcess) -> None:
         hub.start()
         step = store.step or 0
         until(lambda: (store.step or 0) > step + 3 and (store.age_s or 9.0) < 1.0, fleet.turn)
-        assert [mark.label for mark in store.marks()] == ["micro_batches 4→8"]
+        assert [mark.label for mark in marks(store)] == ["micro_batches 4→8"]
     finally:
         operator.stop()
         fleet.close()
@@ -125,7 +127,7 @@ def test_a_fault_in_the_feeds_thread_is_told(
     feed.start(store)
     assert feed._thread
     feed._thread.join()
-    assert headline(store) == ("DETACHED", Level.BAD)
+    assert status_word(store) == ("DETACHED", Level.BAD)
     said = diagnosis(store)
     assert said.level is Level.BAD
     assert said.text == (

@@ -6,7 +6,7 @@ from rich.style import Style
 
 from agents.protocol import PAUSED, Alert, Gone, Pulse, Step, Traffic, Vitals
 from cockpit.data.diagnosis import Level
-from cockpit.data.metrics import OWN_TIME, STEP_TIME, available, judged, read
+from cockpit.data.metrics import OWN_TIME, STEP_TIME, available, read
 from cockpit.data.plain import ranks
 from cockpit.data.store import Store
 from cockpit.tui.strips import StripLine
@@ -54,7 +54,7 @@ def test_a_phase_is_marked_where_it_matters_to_the_step(ms: float, level: Level)
 def test_a_lost_rank_has_no_number_to_compare() -> None:
     store = store_with()
     store.apply([Gone(3, clean=False, text="no word since 12:00:00: process 7 has ended", process="ended")])
-    metric = judged(store)
+    metric = available(store)[0]
     lines = inspector(store, metric, read(store, metric), 3, palette("cockpit-dark"))
     text = [line.strip(160, Style(color="white")).text.strip() for line in lines]
     assert text[1].startswith("· no own time") and "against" not in text[1]
@@ -108,7 +108,7 @@ def pair(slow_ms: float, waits: bool = True) -> Store:
 
 def test_a_slow_rank_is_told_by_its_own_time_also_in_a_stage_of_two() -> None:
     store = pair(90.0)
-    assert available(store)[0] is judged(store) is OWN_TIME
+    assert available(store)[0] is OWN_TIME
     readings = read(store, OWN_TIME)
     assert readings[3].apart == pytest.approx(0.5) and readings[2].apart == pytest.approx(-1 / 3)
     assert levels_of(store, OWN_TIME, readings) == dict.fromkeys(range(3), Level.GOOD) | {3: Level.WARN}
@@ -127,7 +127,7 @@ def test_whoever_waits_least_is_not_painted_better() -> None:
 
 def test_where_nobody_knows_what_it_waited_the_step_is_what_there_is() -> None:
     store = pair(90.0, waits=False)
-    assert available(store)[0] is judged(store) is STEP_TIME
+    assert available(store)[0] is STEP_TIME
 
 
 def test_whom_the_hub_found_slow_is_marked_whatever_the_grid_shows() -> None:

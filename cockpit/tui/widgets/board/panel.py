@@ -1,12 +1,11 @@
 """The knob board as a panel: the knobs, what one may do with them, and what became of what was done."""
 
-from collections.abc import Callable, Collection
-from typing import Concatenate, ParamSpec
+from collections.abc import Collection
 
 from agents.protocol import Board, KnobState, Value
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.data.sources.source import Source, viewer_text
+from cockpit.data.sources.source import viewer_text
 from cockpit.data.store import Store, Topic
 from cockpit.knobs import values
 from cockpit.knobs.controller import BoardController, over, rows
@@ -17,8 +16,6 @@ from cockpit.tui.widgets.board.estimates import estimate_lines
 from cockpit.tui.widgets.board.outcomes import TRIAL, newest_lines, progress, trial_lines
 from cockpit.tui.widgets.board.rows import about_height, about_lines, action_strip, knob_rows, strip_height
 from cockpit.tui.widgets.panel import Panel
-
-Deed = ParamSpec("Deed")
 
 # Lines of each part of the board, beside the knobs, the actions, the explanation and a trial; and where there is no
 # room for all of them, to what each is cut, in this order, until they fit. No part depends on what is marked: nothing
@@ -54,32 +51,12 @@ class KnobTable(Panel):
         "is asked once more. esc drops what is marked."
     )
 
-    def __init__(self, feed: Source, store: Store) -> None:
+    def __init__(self, controller: BoardController) -> None:
         super().__init__("board")
-        self._store = store  # a key may come before the first look
-        self.controller = BoardController(feed)
+        self.controller = controller
 
     def choice(self) -> object:
-        return self.controller.state()
-
-    def look(self, store: Store) -> None:
-        self.controller.look(store)
-        super().look(store)
-
-    def do(
-        self, deed: Callable[Concatenate[Store, Deed], object], *args: Deed.args, **kwargs: Deed.kwargs
-    ) -> None:
-        """A deed of the desk's, seen at once."""
-        with self._store.lock:
-            deed(self._store, *args, **kwargs)
-            self.look(self._store)
-
-    def drop(self) -> bool:
-        """Forget what is typed, marked or said; False if there was nothing."""
-        with self._store.lock:
-            had = self.controller.drop(self._store)
-            self.look(self._store)
-        return had
+        return self.controller.version()
 
     # -------------------------------------------------------------------------------------- drawing
 
@@ -88,28 +65,28 @@ class KnobTable(Panel):
         return f"Knobs · revision {board.revision}" if board else "Knobs"
 
     def subtitle(self, store: Store) -> str:
-        return "OPERATOR" if self.controller.feed.operator else "VIEWER"
+        return "OPERATOR" if self.controller.source.operator else "VIEWER"
 
     def natural_height(self, store: Store) -> int:
-        trial = TRIAL if self.controller.watched in store.state.trials else 0
+        trial = TRIAL if self.controller.trial_id in store.state.trials else 0
         return max(1, sum(wanted(store, self.content_size.width).values())) + trial
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         board = store.state.board
         if not board or not board.knobs:
             return [StripLine().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
-        marks, here = self.controller.marks, rows(store)
-        at = min(marks.row, len(here) - 1)
+        edits, here = self.controller.edits, rows(store)
+        at = min(edits.row, len(here) - 1)
         held, actions = values.held(board), values.actions(board)
-        trial = store.state.trials.get(self.controller.watched)
+        trial = store.state.trials.get(self.controller.trial_id)
         part = shares(wanted(store, width), height - (TRIAL if trial else 0))
-        lines = knob_rows(held, at, marks, part["knobs"], width, colours)
-        lines += action_strip(actions, at - len(held), marks, width, colours)[: part["actions"]]
+        lines = knob_rows(held, at, edits, part["knobs"], width, colours)
+        lines += action_strip(actions, at - len(held), edits, width, colours)[: part["actions"]]
         lines += [StripLine()] * part["gap"]
         lines.append(self._foot(store, board, width, colours))
         # A preview takes the room that the explanation had where there is not enough for both.
         below = part["about"] + part["below"]
-        reserved = part["about"] if marks.meant(here) else min(below, about_height(here, held, width))
+        reserved = part["about"] if edits.pending(here) else min(below, about_height(here, held, width))
         lines += _about(about_lines(here[at], held, width), reserved, colours)
         if trial:
             lines += trial_lines(trial, width, colours)
@@ -118,27 +95,29 @@ class KnobTable(Panel):
     def _foot(self, store: Store, board: Board, width: int, colours: Palette) -> StripLine:
         """The one line that says what is going on, or what the next key would do."""
         controller, line = self.controller, StripLine().add("  ", colours.text)
-        if said := controller.said:
-            return line.add(f"{said.level.value} {said.text}", colours.level[said.level])
-        if marked := controller.marks.meant(rows(store)):
+        if message := controller.message:
+            return line.add(f"{message.level.value} {message.text}", colours.level[message.level])
+        if marked := controller.edits.pending(rows(store)):
             return self._marked(line, store, board, marked, width, colours)
-        if controller.word:
-            return line.add(f"asked to {'keep it' if controller.word.keep else 'end the trial'}", colours.dim)
-        if controller.sent in store.denied:
-            return line.add(f"{Level.BAD.value} refused ", colours.level[Level.BAD]).add(
-                store.denied[controller.sent], colours.text
+        if controller.decision:
+            return line.add(
+                f"asked to {'keep it' if controller.decision.keep else 'end the trial'}", colours.dim
             )
-        trial = store.state.trials.get(controller.sent)
-        if controller.sent and trial is None:
-            return progress(store.state.commands.get(controller.sent), colours)
-        if trial and trial.state == "failed" and controller.watched != trial.id:
+        if controller.request_id in store.denied:
+            return line.add(f"{Level.BAD.value} refused ", colours.level[Level.BAD]).add(
+                store.denied[controller.request_id], colours.text
+            )
+        trial = store.state.trials.get(controller.request_id)
+        if controller.request_id and trial is None:
+            return progress(store.state.commands.get(controller.request_id), colours)
+        if trial and trial.state == "failed" and controller.trial_id != trial.id:
             line.add(f"{Level.BAD.value} no trial ", colours.level[Level.BAD])
             return line.add(format.clean(trial.why), colours.text)
         if over(store):
             return line.add("the run is over: this is what it had at its end", colours.dim)
-        if not controller.feed.operator:
-            return line.add(viewer_text(controller.feed), colours.dim)
-        return line.add(_next_keys(controller.marks.chosen(rows(store))), colours.dim)
+        if not controller.source.operator:
+            return line.add(viewer_text(controller.source), colours.dim)
+        return line.add(_next_keys(controller.edits.selected(rows(store))), colours.dim)
 
     def _marked(
         self,
@@ -151,35 +130,35 @@ class KnobTable(Panel):
     ) -> StripLine:
         changing = [knob for knob in board.knobs if knob.name in marked]
         words = ", ".join(values.change_text(knob, marked[knob.name]) for knob in changing)
-        does = "enter proposes " if self.controller.feed.operator else "only looking at "
+        does = "enter proposes " if self.controller.source.operator else "only looking at "
         line.add(does, colours.dim).add(words, colours.strong)
         if held := [knob for knob in changing if not knob.action]:
             neutral = all(knob.loss_neutral for knob in held)
             line.add(f" · {values.NEUTRAL[neutral]}", colours.dim if neutral else colours.level[Level.WARN])
         tries = f" · or try it for {values.TRIAL_STEPS} steps"
         one = len(changing) == len(held) == 1
-        may = self.controller.feed.operator and one and not store.trial
+        may = self.controller.source.operator and one and not store.trial
         return line.add(tries if may and line.width + len(tries) <= width else "", colours.dim)
 
     def _below(
         self, store: Store, board: Board, height: int, width: int, colours: Palette
     ) -> list[StripLine]:
         """What the marked changes would do; with none marked, and where it leaves room, the newest changes."""
-        marked = self.controller.marks.meant(rows(store))
+        marked = self.controller.edits.pending(rows(store))
         if not marked or height < 2:
             return newest_lines(store, height, width, colours)
-        asking = self.controller.asking
-        if asking.answer:
-            lines = estimate_lines(asking.answer, width, height - 1, colours)
+        preview = self.controller.preview
+        if preview.answer:
+            lines = estimate_lines(preview.answer, width, height - 1, colours)
         else:
-            lines = [StripLine().add(f"  {format.MISSING} {asking.word}", colours.faint)]
+            lines = [StripLine().add(f"  {format.MISSING} {preview.status}", colours.faint)]
         head = rule(self._would(board, marked), width, colours.text, colours.faint)
         room = height - 1 - len(lines)
         return [head, *lines, *newest_lines(store, room, width, colours)]
 
     def _would(self, board: Board, marked: Collection[str]) -> str:
         """The heading of a preview; whether it changes the loss is the run's own word."""
-        answer = self.controller.asking.answer
+        answer = self.controller.preview.answer
         held = any(knob.name in marked for knob in values.held(board))
         neutral = answer.loss_neutral if answer and not answer.why and held else None
         return "What it would do" + ("" if neutral is None else f" · {values.NEUTRAL[neutral]}")

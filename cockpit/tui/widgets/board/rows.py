@@ -20,14 +20,14 @@ LONGEST_ABOUT = 3  # lines
 
 
 def knob_rows(
-    held: Sequence[KnobState], cursor: int, marks: Edits, height: int, width: int, colours: Palette
+    held: Sequence[KnobState], cursor: int, edits: Edits, height: int, width: int, colours: Palette
 ) -> list[StripLine]:
     """As many as there is room for, around the cursor; arrows tell that there are more."""
     at = min(cursor, len(held) - 1)
     top = max(0, min(at - height // 2, len(held) - height))
     columns = _columns(held, width)
     return [
-        _knob_row(knob, i == cursor, _more(i, top, height, len(held)), columns, marks, colours)
+        _knob_row(knob, i == cursor, _more(i, top, height, len(held)), columns, edits, colours)
         for i, knob in list(enumerate(held))[top : top + height]
     ]
 
@@ -55,16 +55,16 @@ def _more(i: int, top: int, height: int, count: int) -> str:
 
 
 def _knob_row(
-    knob: KnobState, here: bool, more: str, at: Columns, marks: Edits, colours: Palette
+    knob: KnobState, here: bool, more: str, at: Columns, edits: Edits, colours: Palette
 ) -> StripLine:
     """``▌ micro_batches  4 → 8   2 4 8 16   loss-neutral``"""
     line = StripLine().add("▌ " if here else more, colours.accent if here else colours.faint)
     line.add(knob.name, colours.strong if here else colours.text).pad_to(at.value, colours.text)
     value = knobs.value_text(knob)
-    if here and marks.typed:
-        line.add(f"{value} → ", colours.dim).add(f"{marks.typed}▏", colours.cursor)
-    elif knob.name in marks.values:
-        line.add(f"{value} → ", colours.dim).add(f" {format.knob(marks.values[knob.name])} ", colours.cursor)
+    if here and edits.typed:
+        line.add(f"{value} → ", colours.dim).add(f"{edits.typed}▏", colours.cursor)
+    elif knob.name in edits.changes:
+        line.add(f"{value} → ", colours.dim).add(f" {format.knob(edits.changes[knob.name])} ", colours.cursor)
     else:
         line.add(value, colours.strong if here else colours.text)
     line.pad_to(at.legal, colours.text)
@@ -84,7 +84,7 @@ def strip_height(actions: Sequence[KnobState], width: int) -> int:
 
 
 def action_strip(
-    actions: Sequence[KnobState], cursor: int, marks: Edits, width: int, colours: Palette
+    actions: Sequence[KnobState], cursor: int, edits: Edits, width: int, colours: Palette
 ) -> list[StripLine]:
     """The cursor is at the action of that number, or at none of them."""
     if not actions:
@@ -97,9 +97,9 @@ def action_strip(
             line.add(" ", colours.text)
             here = at == cursor
             text = f"▌{knob.name}" if here else f" {knob.name}"
-            chosen = f"{marks.typed}▏" if here and marks.typed else ""
-            if knob.name in marks.values and not chosen:
-                chosen = format.knob(marks.values[knob.name]) if knobs.only(knob) is None else "✓"
+            chosen = f"{edits.typed}▏" if here and edits.typed else ""
+            if knob.name in edits.changes and not chosen:
+                chosen = format.knob(edits.changes[knob.name]) if knobs.only(knob) is None else "✓"
             style = colours.level[Level.WARN] if knob.ends else colours.text
             line.add(text, colours.cursor if here else style)
             if chosen:

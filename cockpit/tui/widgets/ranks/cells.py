@@ -5,8 +5,8 @@ from functools import lru_cache
 from rich.style import Style
 
 from cockpit.data import format
-from cockpit.data.diagnosis import Level, slow_from, stalled
-from cockpit.data.metrics import Metric, Reading
+from cockpit.data.diagnosis import Level, alerted_ranks
+from cockpit.data.metrics import Metric, Reading, outlier_distance
 from cockpit.data.store import Store
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
@@ -22,27 +22,20 @@ WORTH = 0.05  # of a step: a time that is less apart is not worth a mark
 
 def levels_of(store: Store, metric: Metric, readings: dict[int, Reading]) -> dict[int, Level]:
     """What to think of each rank, beside its number."""
-    named = set(stalled(store)) | slow_ranks(store)
-    slow = slow_from(store)
+    named = alerted_ranks(store, "stall", "straggler")
+    far = outlier_distance(store)
     levels = {}
     for rank, reading in readings.items():
         gone = store.state.gone.get(rank)
         if gone and not gone.clean:
             levels[rank] = Level.BAD
         elif rank in named or (
-            metric.worse and reading.apart * metric.worse >= slow and reading.weight >= WORTH
+            metric.worse and reading.apart * metric.worse >= far and reading.weight >= WORTH
         ):
             levels[rank] = Level.WARN
         else:
             levels[rank] = Level.NOTE if reading.value is None else Level.GOOD
     return levels
-
-
-def slow_ranks(store: Store) -> set[int]:
-    """Those that the hub has found slow, whatever the grid shows of them."""
-    return {
-        rank for alert in store.state.alerts.values() if alert.name == "straggler" for rank in alert.ranks
-    }
 
 
 class Cells:

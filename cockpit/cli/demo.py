@@ -17,9 +17,9 @@ from cockpit.data.connection import CockpitError, runs_dir
 from cockpit.data.diagnosis import diagnosis
 from cockpit.data.sources.engine_process import EngineProcess
 from cockpit.data.sources.live import LiveSource
-from cockpit.data.sources.source import ViewerError, faults_told
+from cockpit.data.sources.source import ViewerError, faults_reported
 from cockpit.data.store import LinkState, Store
-from cockpit.printing import complain, say
+from cockpit.printing import complain, print_line
 
 LAYOUT = "layouts/demo.toml"
 LOOK_S = 0.1
@@ -56,7 +56,7 @@ class DemoSource:
         self._live.ask(asked)
 
     def _run(self, store: Store) -> None:
-        with faults_told(store, f"the run goes on: cockpit attach {self.target}"):
+        with faults_reported(store, f"the run goes on: cockpit attach {self.target}"):
             self._attend(store)
 
     def _attend(self, store: Store) -> None:
@@ -102,8 +102,8 @@ def run_demo(words: Sequence[str]) -> int:
                 _tell_failure(app.store, engine)
                 return status or 1
             if status is None:
-                say("stopping the run ...")
-    say(f"the run's folder is {folder}")
+                print_line("stopping the run ...")
+    print_line(f"the run's folder is {folder}")
     return 0
 
 

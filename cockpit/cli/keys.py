@@ -9,7 +9,7 @@ from agents.protocol.base import RunError
 from agents.transport.keys import KeyStore, Listed, Role, keys_folder, load_key
 from cockpit.data import format
 from cockpit.data.connection import CockpitError
-from cockpit.printing import say, say_json, table
+from cockpit.printing import print_json, print_line, print_table
 
 Options = argparse.Namespace
 
@@ -20,7 +20,9 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     for name, (call, about) in ACTIONS.items():
         action = actions.add_parser(name, help=about, description=about)
         if name != "list":
-            action.add_argument("name", metavar="NAME", help="of the key: of a person, say, or of a cluster")
+            action.add_argument(
+                "name", metavar="NAME", help="of the key: of a person, print_line, or of a cluster"
+            )
         if name == "make":
             action.add_argument(
                 "--role",
@@ -51,31 +53,31 @@ def _make(options: Options, store: KeyStore) -> int:
     path = store.make(options.name, Role(options.role))
     key = load_key(path)
     if options.json:
-        say_json({"name": key.name, "role": key.role, "public": key.public, "file": str(path)})
+        print_json({"name": key.name, "role": key.role, "public": key.public, "file": str(path)})
     else:
-        say(f"{path}: give this file to who is to have it, and to nobody else")
+        print_line(f"{path}: give this file to who is to have it, and to nobody else")
     return 0
 
 
 def _list(options: Options, store: KeyStore) -> int:
     listed = store.listed()
     if options.json:
-        say_json({"folder": str(store.folder), "keys": [_record(row, store) for row in listed]})
+        print_json({"folder": str(store.folder), "keys": [_record(row, store) for row in listed]})
         return 0
     rows = [["key", "role", "made", "state", "public"]]
     for row in listed:
         state = "in force" if row.revoked_s is None else f"revoked {_day(row.revoked_s)}"
         rows.append([format.clean(row.name), row.role, _day(row.made_s), state, row.public])
-    table(rows)
+    print_table(rows)
     return 0
 
 
 def _revoke(options: Options, store: KeyStore) -> int:
     row = store.revoke(options.name)
     if options.json:
-        say_json(_record(row, store))
+        print_json(_record(row, store))
     else:
-        say(f"the key {row.name} is revoked; hubs that run take notice within a second")
+        print_line(f"the key {row.name} is revoked; hubs that run take notice within a second")
     return 0
 
 

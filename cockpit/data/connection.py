@@ -1,4 +1,4 @@
-"""Finding a run and talking to its hub, for scripts and screens alike. Textual-free."""
+"""Addresses of runs, and the connection of a command to a hub. Textual-free."""
 
 import os
 import time
@@ -12,28 +12,28 @@ from agents.transport.keys import Key, Role, find_key, key_folder
 from cockpit.data.store import Store
 
 ANSWER_S = 5.0
-RESTART_S = 5.0  # a hub that was killed is back well before
+RESTART_S = 5.0  # a hub that was killed is restarted well within this time
 POLL_S = 0.2
 
 
 class CockpitError(Exception):
-    """Something the person at the keyboard can put right; the text is one sentence."""
+    """An error that the user can correct; the text is one sentence."""
 
 
 def runs_dir() -> Path:
-    """Where runs lie: ``runs`` of the directory one is in, unless COCKPIT_RUNS names another."""
+    """The folder of runs: COCKPIT_RUNS, else ``runs`` in the current directory."""
     return Path(os.environ.get("COCKPIT_RUNS", "runs"))
 
 
 class Address(NamedTuple):
-    """Where a run's hub listens for watchers; over TCP, with the key to come under."""
+    """Where a hub listens for clients; over TCP, with the key of this client."""
 
     endpoint: str
     key: Key | None = None
 
 
 def address(run: str | None, operator: bool = False, key_file: Path | None = None) -> Address:
-    """Of a run named by name, folder or URL, None for the newest live; `operator`: who will change it, too."""
+    """The address of a run given by name, folder or URL; None: the newest live run. `operator`: to change the run."""
     try:
         found = _resolved(run)
         if not is_tcp(found.clients):
@@ -45,66 +45,66 @@ def address(run: str | None, operator: bool = False, key_file: Path | None = Non
 
 
 def _resolved(run: str | None) -> Endpoints:
-    """The run's hub; one that was killed is waited for. RunError: there is none."""
+    """The sockets of the run's hub; waits for a hub that was killed to restart. RunError: there is no hub."""
     deadline = time.monotonic() + RESTART_S
     while True:
-        back = _may_be_back(run)  # before too: it may be back just after it was found to be dead
+        restarting = _may_restart(run)  # checked before, too: the hub may restart just after `resolve` failed
         try:
             return resolve(run, runs_dir())
         except RunError:
-            if time.monotonic() >= deadline or not (back or _may_be_back(run)):
+            if time.monotonic() >= deadline or not (restarting or _may_restart(run)):
                 raise
         time.sleep(0.1)
 
 
-def _may_be_back(run: str | None) -> bool:
-    """Whether the hub meant was killed and has left its sockets: whoever keeps it starts it again on them."""
-    known = list_runs(runs_dir())
+def _may_restart(run: str | None) -> bool:
+    """Whether the run's hub was killed and left its sockets, so that its supervisor restarts it there."""
+    runs = list_runs(runs_dir())
     if run is not None:
-        meant = Path(run).resolve()
-        known = [
+        folder = Path(run).resolve()
+        runs = [
             one
-            for one in [*known, *list_runs(meant.parent)]
-            if one.name == run or one.folder.resolve() == meant
+            for one in [*runs, *list_runs(folder.parent)]
+            if one.name == run or one.folder.resolve() == folder
         ]
-    return any(one.hub and not one.live and one.hub.endpoints.directory.is_dir() for one in known)
+    return any(one.hub and not one.live and one.hub.endpoints.directory.is_dir() for one in runs)
 
 
 def target(run: str | None) -> str:
-    """The same run, by a name that will still mean it later."""
+    """A name that still means the same run later."""
     if run is not None:
         return run
     newest = newest_live(runs_dir())
     return newest.name if newest else "RUN"
 
 
-CROWD = 256  # ranks from which on a screen is sent only the newest of each, so many times a second
-CROWD_HZ = 4.0
-LOW_HZ = 1.0  # and nothing of single ranks: for a thin line to a large run
+MANY_RANKS = 256  # from this many ranks, a screen receives only the latest record per rank, at this rate
+MANY_RANKS_HZ = 4.0
+LOW_HZ = 1.0  # over a slow connection to a large run, without records of single ranks
 LOW_FRAME_BYTES = 32 << 10
 
 
-def want_little(client: Client) -> None:
-    """Ask for what a thin line carries: the job's own records, once a second."""
+def request_low_bandwidth(client: Client) -> None:
+    """Request only job-wide records, once a second."""
     client.want(LOW_HZ, ranks=False, frame_bytes=LOW_FRAME_BYTES)
 
 
 class Connection:
-    """A client with a store beside it, for commands that look once or follow along."""
+    """A client with its store, for headless commands; a context manager that closes the client."""
 
     def __init__(self, run: str | None, operator: bool = False, low_bandwidth: bool = False) -> None:
         self.store = Store(time.monotonic)
         self.client = Client(*address(run, operator), self.store.lock)
         if low_bandwidth:
-            want_little(self.client)
+            request_low_bandwidth(self.client)
         self._resets = 0
 
     def poll(self, timeout_s: float = POLL_S) -> bool:
-        """Take what there is; True if the store was built anew from a snapshot."""
+        """Receive updates into `last` and the store; True if a snapshot replaced the state."""
         updates = self.client.poll(timeout_s)
-        anew = self.client.resets != self._resets
+        rebuilt = self.client.resets != self._resets
         with self.store.lock:
-            if anew:
+            if rebuilt:
                 self._resets = self.client.resets
                 self.store.adopt(self.client.state)
             else:
@@ -113,10 +113,10 @@ class Connection:
         self.last = updates
         if self.client.refused:
             raise CockpitError(self.client.refused)
-        return anew
+        return rebuilt
 
     def until_known(self, timeout_s: float = ANSWER_S) -> None:
-        """Wait for the first snapshot with a rank and its board in it."""
+        """Wait for a snapshot with at least one rank and its knobs."""
         deadline = time.monotonic() + timeout_s
         while not (self._resets and self.store.state.hellos and self.store.state.board):
             if time.monotonic() > deadline:
@@ -125,13 +125,20 @@ class Connection:
 
     @property
     def answered(self) -> bool:
-        """The hub has told what it knows, if only that no rank is there."""
+        """Whether the hub has sent a snapshot, even one without ranks."""
         return self._resets > 0
 
     def _why_nothing(self, timeout_s: float) -> str:
         if self.client.age_s is None:
             return f"no hub answered at {self.client.endpoint} within {timeout_s:g} s"
-        return "the hub answers, but no rank has reported to it yet; ask again when the run has started"
+        return "the hub answers, but no rank has reported to it yet; try again when the run has started"
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
+        """Close the client."""
         self.client.close()

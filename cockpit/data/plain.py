@@ -1,4 +1,4 @@
-"""The run as plain data, for scripts: what ``--json`` prints. Missing is null, never zero."""
+"""The run as plain data: what ``--json`` prints. A missing value is null, never zero."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +15,7 @@ from cockpit.data.store import Store
 
 
 def plain(value: Any) -> Any:
-    """A message as dictionaries by field name (on the wire it is an array)."""
+    """A message as dictionaries by field name (on the wire, a message is an array)."""
     if isinstance(value, Struct):
         return {field.name: plain(getattr(value, field.name)) for field in structs.fields(value)}
     if isinstance(value, dict):
@@ -26,22 +26,24 @@ def plain(value: Any) -> Any:
 
 
 def to_json(record: Any) -> str:
-    """One line of JSON; not-a-number is null. What would steer a terminal is escaped."""
+    """One line of JSON; NaN is null, and unprintable characters are escaped."""
     text = msgspec.json.encode(record).decode()
     return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
 def _escaped(letter: str) -> str:
-    """As JSON writes it, beyond what msgspec escapes: C1 controls, marks of direction, and the like."""
+    """The JSON escape of a character that msgspec does not escape, such as a C1 control or a direction mark."""
     units = letter.encode("utf-16-be")
     return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 
 
 def update(message: Update) -> dict[str, Any]:
+    """An update with its kind, by field name."""
     return {"kind": type(message).__name__.lower(), **plain(message)}
 
 
 def knobs(store: Store) -> dict[str, Any]:
+    """The knobs with the revision and digest of their values."""
     board = store.state.board
     return {
         "revision": board.revision if board else None,
@@ -51,6 +53,7 @@ def knobs(store: Store) -> dict[str, Any]:
 
 
 def ranks(store: Store) -> list[dict[str, Any]]:
+    """The newest records of each rank."""
     state = store.state
     return [
         {
@@ -72,14 +75,14 @@ def ranks(store: Store) -> list[dict[str, Any]]:
 
 
 def _own_ms(step: Step | None) -> float | None:
-    """None where the rank does not know what it waited."""
+    """None where the rank has no metered traffic and so cannot tell how long it waited."""
     return step.own_ms if step and step.comm else None
 
 
 def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
-    """The whole state: what a screen would show now."""
+    """The whole state, as a screen shows it."""
     word, _ = status_word(store)
-    said = diagnosis(store)
+    found = diagnosis(store)
     hello = next(iter(store.state.hellos.values()), None)
     return {
         "run": hello.run if hello else None,
@@ -88,7 +91,7 @@ def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
         "age_s": store.age_s,
         "link": store.link.name.lower(),
         "verdict": word,
-        "diagnosis": {"level": said.level.name.lower(), "text": said.text, "rank": said.rank},
+        "diagnosis": {"level": found.level.name.lower(), "text": found.text, "rank": found.rank},
         "step": store.step,
         "world": store.world,
         "coverage": {"reporting": len(store.reporting), "world": store.world},
@@ -106,8 +109,8 @@ def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
 REFUSALS = ("rejected", "expired", "rolled_back")
 
 
-def verdict(command: CommandState) -> dict[str, Any]:
-    """What a script needs to know of its own proposal."""
+def outcome(command: CommandState) -> dict[str, Any]:
+    """The outcome of a proposal, for the script that sent it."""
     if command.state in REFUSALS:
         return {"state": command.state, "why": command.why, "id": command.id}
     return {
@@ -123,6 +126,7 @@ def verdict(command: CommandState) -> dict[str, Any]:
 
 
 def log(store: Store) -> Iterable[dict[str, Any]]:
+    """The lines of the log, each with its command or trial."""
     for entry in log_entries(store):
         about = {"command": plain(entry.command)} if entry.command else {}
         about |= {"trial": plain(entry.trial)} if entry.trial else {}
@@ -130,4 +134,5 @@ def log(store: Store) -> Iterable[dict[str, Any]]:
 
 
 def plain_entry(time_s: float | None, level: str, source: str, text: str) -> dict[str, Any]:
+    """A line of the log without a command or trial."""
     return {"time_s": time_s, "level": level, "source": source, "text": text}

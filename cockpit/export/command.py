@@ -12,7 +12,7 @@ from agents.transport.addresses import every_address
 from cockpit.data import format
 from cockpit.data.connection import CockpitError
 from cockpit.data.sources.recorded import folder_of, open_recording
-from cockpit.printing import say, say_json, tell_missing
+from cockpit.printing import print_json, print_line, report_missing
 
 EXTRA = "train-cockpit[export]"
 LOOPBACK = "127.0.0.1"
@@ -77,10 +77,10 @@ def export(run: str | None, form: str, out: Path | None, as_json: bool) -> int:
         record = {"format": form, "out": str(where), made.unit: count, "missing": recording.damage}
         text = f"{format.grouped(count)} {made.unit} in {where}"
         if as_json:
-            say_json(record)
+            print_json(record)
         else:
-            say(text)
-    return tell_missing(recording.damage)
+            print_line(text)
+    return report_missing(recording.damage)
 
 
 def listen_address(text: str) -> tuple[str, int]:
@@ -108,6 +108,6 @@ def serve(run: str | None, prometheus: str) -> int:
 
     def told(port: int) -> None:
         shown = f"[{host}]" if ":" in host else host
-        say(f"http://{shown}:{port}/metrics")
+        print_line(f"http://{shown}:{port}/metrics")
 
     return serve_run(run, host, port, told)

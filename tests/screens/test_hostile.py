@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agents.protocol import Estimate
-from cockpit.knobs.preview import SETTLED_S
+from cockpit.knobs.preview import STABLE_S
 from cockpit.tui.screens.starting import Starting
 from cockpit.tui.widgets.panel import Panel
 from tests.screens.conftest import MakeCockpit
@@ -46,7 +46,7 @@ async def test_the_board_with_a_change_marked_and_answered(make_cockpit: MakeCoc
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)
         await pilot.press("k", "down", "down", "down", "right")
-        cockpit.clock.now += SETTLED_S
+        cockpit.clock.now += STABLE_S
         await settle(cockpit, pilot)
         cockpit.feed.answer(Estimate("[/q]", 1.0, 2.0, source=f"[/s]{TURN}"))
         await settle(cockpit, pilot)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from textual.pilot import Pilot
 
-from cockpit.knobs.preview import SETTLED_S
+from cockpit.knobs.preview import STABLE_S
 from tests.screens.conftest import Cockpit, MakeCockpit
 from tests.screens.fake_run import big
 from tests.screens.test_overview import settle
@@ -43,7 +43,7 @@ def test_board(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int
         cockpit.feed.tell(iter([cockpit.run.trial("t", "after", 16, measured=12, before_ms=655.0)]))
         await pilot.press("k", "right")
         await settle(cockpit, pilot)
-        cockpit.clock.now += SETTLED_S
+        cockpit.clock.now += STABLE_S
         await settle(cockpit, pilot)
         cockpit.feed.answer(FASTER, SAME, UNKNOWN)
         await settle(cockpit, pilot)

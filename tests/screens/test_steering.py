@@ -4,7 +4,7 @@ import pytest
 from textual.pilot import Pilot
 
 from agents.protocol import CommandState, Decide, Estimate, Preview, Propose, Try
-from cockpit.knobs.preview import AGAIN_S, GAP_S, PATIENCE_S, SETTLED_S
+from cockpit.knobs.preview import GAP_S, PATIENCE_S, REPEAT_S, STABLE_S
 from cockpit.knobs.values import TRIAL_STEPS
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.help import Help
@@ -18,7 +18,7 @@ SAME = Estimate("a2a_bytes", 12.6e6, 12.6e6, source="micro_batches does not touc
 UNKNOWN = Estimate("memory_bytes", 3e8, source="no data: this run had no step with these values")
 
 
-async def later(cockpit: Cockpit, pilot: Pilot[None], seconds: float = SETTLED_S) -> None:
+async def later(cockpit: Cockpit, pilot: Pilot[None], seconds: float = STABLE_S) -> None:
     cockpit.clock.now += seconds
     await settle(cockpit, pilot)
 
@@ -79,17 +79,17 @@ async def test_few_questions_whatever_is_pressed(make_cockpit: MakeCockpit) -> N
         await press(cockpit, pilot, "k", "down", "down", "down")
         for letter in "1.25":
             await press(cockpit, pilot, letter)
-            await later(cockpit, pilot, SETTLED_S)
+            await later(cockpit, pilot, STABLE_S)
             if letter == ".":
                 assert "enter proposes lr_scale" not in said(cockpit), "1 is what it is"
         asked = [one.changes["lr_scale"] for one in cockpit.feed.questions]
         assert asked == [1.2], "1 changes nothing, and 1.25 comes less than half a second later"
-        await later(cockpit, pilot, GAP_S - SETTLED_S)
+        await later(cockpit, pilot, GAP_S - STABLE_S)
         assert [one.changes["lr_scale"] for one in cockpit.feed.questions] == [1.2, 1.25]
         cockpit.feed.answer(FASTER, neutral=False)
         await settle(cockpit, pilot)
         assert "What it would do · changes the loss" in said(cockpit)
-        await later(cockpit, pilot, AGAIN_S)
+        await later(cockpit, pilot, REPEAT_S)
         assert len(cockpit.feed.questions) == 3, "the run has gone on meanwhile"
         assert "655 → 588 .. 621 ms (603)" in said(cockpit), "the answer stays until there is a newer one"
 

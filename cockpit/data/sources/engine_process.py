@@ -1,4 +1,4 @@
-"""A run that the cockpit itself started: watched, and never left behind."""
+"""The engine process of a run that the cockpit started; it ends with the cockpit."""
 
 import contextlib
 import os
@@ -16,14 +16,14 @@ TAIL_BYTES = 64 << 10
 
 
 class EngineProcess:
-    """``engine run`` in a session of its own: a Ctrl-C meant for the cockpit does not reach it first."""
+    """``engine run`` in its own session, so that Ctrl-C reaches only the cockpit."""
 
     def __init__(self, layout: Path, overrides: Sequence[str], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.log = folder / LOG
         command = [sys.executable, "-m", "engine", "run", str(layout), *overrides, "--run-dir", str(folder)]
-        command.append("--end-with-parent")  # a cockpit that is killed leaves no run behind
+        command.append("--end-with-parent")  # also if the cockpit is killed
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -43,11 +43,11 @@ class EngineProcess:
 
     @property
     def exit_status(self) -> int | None:
-        """None while it runs."""
+        """None while the engine runs."""
         return self._process.poll()
 
     def last_lines(self, count: int) -> list[str]:
-        """The end of what it printed."""
+        """The last lines that the engine printed."""
         with contextlib.suppress(OSError), self.log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
             return [line for line in log.read().decode(errors="replace").splitlines() if line.strip()][
@@ -56,7 +56,7 @@ class EngineProcess:
         return []
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Ask it to end, wait, kill what is left of its session. An interrupt while waiting kills at once."""
+        """Terminate the engine, wait, and kill the rest of its session. An interrupt while waiting kills at once."""
         try:
             if self.exit_status is None:
                 self._process.terminate()
@@ -66,7 +66,7 @@ class EngineProcess:
         except KeyboardInterrupt:
             pass
         finally:
-            # The session's other members too: a rank whose launcher was killed, say.
+            # The other members of the session too, such as a rank whose launcher was killed.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

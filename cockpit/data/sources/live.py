@@ -1,4 +1,4 @@
-"""A run's hub as a feed: the one thread that owns the client."""
+"""Live source: a thread that owns the client of a run's hub."""
 
 import queue
 import threading
@@ -7,15 +7,15 @@ from agents.client import Client
 from agents.protocol import Preview
 from agents.requests import Request
 from agents.transport.keys import Key
-from cockpit.data.connection import CROWD, CROWD_HZ, want_little
-from cockpit.data.sources.source import ViewerError, faults_told, viewer_text
+from cockpit.data.connection import MANY_RANKS, MANY_RANKS_HZ, request_low_bandwidth
+from cockpit.data.sources.source import ViewerError, faults_reported, viewer_text
 from cockpit.data.store import Store
 
 POLL_S = 0.1
 
 
 class LiveSource:
-    """A run's hub. One thread owns the client; what is asked reaches it through a queue."""
+    """Source that follows a run's hub. One thread owns the client and takes requests from a queue."""
 
     owns_run = False
 
@@ -32,15 +32,15 @@ class LiveSource:
         self._endpoint = endpoint
         self._key = key
         self._low_bandwidth = low_bandwidth
-        self._wishes: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._question = ""  # the newest that this cockpit has asked
+        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._preview_id = ""  # of the newest preview query
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._store: Store | None = None
 
     def start(self, store: Store) -> None:
         self._store = store
-        self._thread = threading.Thread(target=self._run, args=(store,), name="cockpit-feed", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(store,), name="cockpit-live", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -53,16 +53,16 @@ class LiveSource:
             raise ViewerError(viewer_text(self))
         if self._store and self._store.fault:
             raise ViewerError(f"this cockpit is detached; {self._store.fault.go_on}")
-        self._wishes.put(asked)
+        self._requests.put(asked)
 
     def _run(self, store: Store) -> None:
-        with faults_told(store, f"the run goes on: cockpit attach {self.target}"):
-            self._drain(store)
+        with faults_reported(store, f"the run goes on: cockpit attach {self.target}"):
+            self._follow(store)
 
-    def _drain(self, store: Store) -> None:
+    def _follow(self, store: Store) -> None:
         client = Client(self._endpoint, self._key, store.lock)
         if self._low_bandwidth:
-            want_little(client)
+            request_low_bandwidth(client)
         else:
             client.look("experts", "timeline")  # what the overview draws
         resets = client.resets
@@ -72,23 +72,23 @@ class LiveSource:
                 with store.lock:
                     if client.resets != resets:
                         resets = client.resets
-                        if client.state.world >= CROWD and not self._low_bandwidth:
-                            client.want(CROWD_HZ)
+                        if client.state.world >= MANY_RANKS and not self._low_bandwidth:
+                            client.want(MANY_RANKS_HZ)
                         store.adopt(client.state)
                     elif updates:
                         store.note(updates)
                     store.heard(client.age_s)
                     store.refused = client.refused
                     store.set_answers(client.previews, client.denied)
-                while not self._wishes.empty():
-                    self._pass_on(self._wishes.get(), client)
+                while not self._requests.empty():
+                    self._send(self._requests.get(), client)
         finally:
             client.close()
 
-    def _pass_on(self, asked: Request, client: Client) -> None:
+    def _send(self, asked: Request, client: Client) -> None:
         if isinstance(asked, Preview):
-            client.withdraw(self._question)
-            self._question = asked.id
+            client.withdraw(self._preview_id)
+            self._preview_id = asked.id
         try:
             client.request(asked)
         except ValueError as error:

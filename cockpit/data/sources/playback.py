@@ -1,4 +1,4 @@
-"""A recording as a feed: a store is moved along it as it happened, faster, slower, or not at all."""
+"""Playback source: fills a store from a recording, at a speed from paused to 1024 times."""
 
 import queue
 import threading
@@ -12,20 +12,20 @@ from agents.recording.reader import Moment, Position, Recording
 from agents.recording.replay import Replay
 from agents.requests import Request
 from cockpit.data.sources.recorded import playing
-from cockpit.data.sources.source import ViewerError, faults_told
+from cockpit.data.sources.source import ViewerError, faults_reported
 from cockpit.data.store import Store
 
 TICK_S = 0.05
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
-NOTHING_S = 5.0  # a longer silence in the recording is passed over: a run may have rested for a night
+SKIP_S = 5.0  # longer gaps in the recording are skipped: a run may have been suspended overnight
 JUMP = 0.05  # of the whole recording
 
 Move = Callable[[Replay], None]
 
 
 class Playback:
-    """Plays `recording` into a store, from its beginning, or paused from the place `begin`. Nothing can be asked of
-    a recording: `ask` refuses. What moves it may be called from any thread; one thread of ours carries it out."""
+    """Plays `recording` into a store, from its beginning, or paused at position `begin`. `ask` refuses every request.
+    The methods that move the position may be called from any thread; the thread of this source executes them."""
 
     operator = False
     owns_run = False
@@ -38,13 +38,13 @@ class Playback:
         self.paused = begin is not None
         self._recording = recording
         self._begin = begin
-        self._at_s = 0.0  # of the recording's time
+        self._at_s = 0.0  # position, in the time of the recording
         self._moves: queue.SimpleQueue[Move] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def clock(self) -> float:
-        """The recording's time: a store in playback has no other."""
+        """The time at the position: the clock of a store in playback."""
         return self._at_s
 
     def start(self, store: Store) -> None:
@@ -57,12 +57,12 @@ class Playback:
             self._thread.join(2.0)
 
     def ask(self, asked: Request) -> None:
-        raise ViewerError("this is a recording: nothing of it can be asked or changed")
+        raise ViewerError("this is a recording: it can neither be queried nor changed")
 
     # ---------------------------------------------------------------------------------------------- moving
 
     def toggle(self) -> None:
-        """Pause, or play on; from the end, play it all again."""
+        """Pause or continue; at the end, play again from the beginning."""
 
         def move(replay: Replay) -> None:
             if self.paused and replay.ended:
@@ -72,7 +72,7 @@ class Playback:
         self._moves.put(move)
 
     def faster(self, by: int) -> None:
-        """`by` places up the table of speeds, or down."""
+        """Change the speed by `by` places in the table of speeds."""
 
         def move(_: Replay) -> None:
             nearest = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
@@ -81,7 +81,7 @@ class Playback:
         self._moves.put(move)
 
     def step(self, by: int) -> None:
-        """Pause one step of training on, or back."""
+        """Pause at the next training step, or the previous one."""
 
         def move(replay: Replay) -> None:
             self.paused = True
@@ -92,13 +92,13 @@ class Playback:
             now = replay.state.summaries[-1].step if replay.state.summaries else 0
             try:
                 self._go(replay, self._recording.at_step(now - 1))
-            except RecordingError:  # that step is not in it
+            except RecordingError:  # the recording does not have that step
                 self._go(replay, self._recording.at_start())
 
         self._moves.put(move)
 
     def jump(self, by: int) -> None:
-        """Forwards or back by twentieths of the recording."""
+        """Move forwards or back by twentieths of the recording."""
 
         def move(replay: Replay) -> None:
             span = self._recording.span()
@@ -110,7 +110,7 @@ class Playback:
         self._moves.put(move)
 
     def ends(self, by: int) -> None:
-        """To the beginning, or to the end of what is recorded by now."""
+        """Move to the beginning, or to the present end of the recording."""
         at = self._recording.at_end if by > 0 else self._recording.at_start
         self._moves.put(lambda replay: self._go(replay, at()))
 
@@ -121,7 +121,7 @@ class Playback:
     # ------------------------------------------------------------------------------------------ the thread
 
     def _run(self, store: Store) -> None:
-        with faults_told(store, f"cockpit replay {self.target} opens it again"):
+        with faults_reported(store, f"cockpit replay {self.target} opens it again"):
             try:
                 self._play(store)
             except RecordingError as error:
@@ -135,18 +135,18 @@ class Playback:
         self._go(replay, self._begin or self._recording.at_start())
         resets = -1
         span = self._recording.span()
-        looked = time.monotonic()
+        last_s = time.monotonic()
         detailed, noted = -1, 0
         while not self._stop.is_set():
             moved = self._moved(replay)
             now = time.monotonic()
-            elapsed, looked = min(now - looked, 1.0), now
-            came = []
+            elapsed, last_s = min(now - last_s, 1.0), now
+            updates = []
             if not self.paused:
                 self._at_s += elapsed * self.speed
-                if (next_s := replay.next_s) is not None and next_s - self._at_s > NOTHING_S:
+                if (next_s := replay.next_s) is not None and next_s - self._at_s > SKIP_S:
                     self._at_s = next_s
-                came = replay.forward(lambda moment: moment.time_s > self._at_s)
+                updates = replay.forward(lambda moment: moment.time_s > self._at_s)
                 if replay.ended:
                     self.paused, self._at_s = True, replay.time_s
             with store.lock:
@@ -158,7 +158,7 @@ class Playback:
                     noted = 0
                     span = self._recording.span()
                 else:
-                    store.note(came)
+                    store.note(updates)
                 damage = self._recording.damage
                 for text in damage[noted:]:
                     store.apply([Event(self._at_s, "error", "recording", clip(f"this is not all: {text}"))])
@@ -173,7 +173,7 @@ class Playback:
                     store.set_detail(view, detail)
 
     def _moved(self, replay: Replay) -> bool:
-        """Do what is asked, or wait a moment; True if the place is another."""
+        """Execute the requested moves, or wait for a tick; True if the position changed."""
         place = replay.resets, replay.epoch, replay.seq
         try:
             move = self._moves.get(timeout=TICK_S)
@@ -185,14 +185,14 @@ class Playback:
 
 
 def _after_summary() -> Callable[[Moment], bool]:
-    """Up to the next summary, and with it."""
-    come = False
+    """A condition that holds from the first moment after the next summary."""
+    found = False
 
     def beyond(moment: Moment) -> bool:
-        nonlocal come
-        if come:
+        nonlocal found
+        if found:
             return True
-        come = isinstance(moment.update, Summary)
+        found = isinstance(moment.update, Summary)
         return False
 
     return beyond

@@ -1,4 +1,4 @@
-"""A run as it was recorded, for commands that look at a place of it. Textual-free."""
+"""A run at a position of its recording, for commands. Textual-free."""
 
 import re
 import time
@@ -30,7 +30,7 @@ _AT = re.compile(r"(?:(?P<epoch>\w+):)?(?P<number>\d{1,15})")
 
 
 def folder_of(run: str | None) -> Path:
-    """The folder of a run, by name or folder; the newest live one, else the one touched last, if none is named."""
+    """The folder of a run, by name or path; None: of the newest live run, else of the newest run."""
     if run is not None:
         try:
             return find_folder(run, runs_dir())
@@ -43,6 +43,7 @@ def folder_of(run: str | None) -> Path:
 
 
 def open_recording(run: str | None) -> Recording:
+    """The recording of a run; CockpitError: there is none, or it cannot be read."""
     folder = folder_of(run)
     try:
         check_readable(folder)
@@ -52,7 +53,7 @@ def open_recording(run: str | None) -> Recording:
 
 
 def is_over(run: str | None) -> bool:
-    """Whether `run` names a folder that no hub serves: then its recording is all there is to ask."""
+    """Whether `run` names a folder that no hub serves, so that only its recording can answer."""
     if run is None or "://" in run:
         return False
     try:
@@ -65,12 +66,12 @@ def is_over(run: str | None) -> bool:
 
 
 def place(recording: Recording, at: str | None) -> Position:
-    """Where `at` is (see `AT`); the end for None. CockpitError: the recording holds no such place."""
+    """The position that `at` names (see `AT`); None: the end. CockpitError: the recording has no such position."""
     if at is None:
         return recording.at_end()
     asked = _AT.fullmatch(at)
     if asked is None:
-        raise CockpitError(f"there is no place {at[:40]!r} in a recording; legal: {AT}")
+        raise CockpitError(f"{at[:40]!r} is no position in a recording; legal: {AT}")
     epoch, number = asked["epoch"], int(asked["number"])
     try:
         if epoch is None:
@@ -84,7 +85,7 @@ UNENDED = "its hub was killed, or the end of the file is lost"
 
 
 class Past:
-    """A place in the recording of a run, with a store of how the run was there."""
+    """A position in the recording of a run, with a store of the state there."""
 
     def __init__(self, run: str | None, at: str | None = None) -> None:
         self.note = ""
@@ -101,7 +102,7 @@ class Past:
         self.missing = list(self.recording.damage)
         if at is None and any(rank not in self.store.state.gone for rank in self.store.state.hellos):
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(span.last_s))
-            self.note = f"{when} is the end of the recording, and not of the run: {UNENDED}"
+            self.note = f"the recording ends at {when}, before the end of the run: {UNENDED}"
         if at is not None:
             self.store.playing = playing(self.replay, span.first_s, span.last_s)
 
@@ -119,50 +120,52 @@ class Past:
 
 @dataclass(frozen=True)
 class Picture:
-    """A run at one moment: now, or as it was recorded."""
+    """A run at one moment: now, or at a position of its recording."""
 
     store: Store
     epoch: str
     seq: int
-    missing: list[str] = field(default_factory=list)  # of the recording: what cannot be read, a sentence each
-    note: str = ""  # what one should know of it besides
+    missing: list[str] = field(
+        default_factory=list
+    )  # parts of the recording that cannot be read, one sentence each
+    note: str = ""  # a remark for the user
 
 
-def story(run: str | None) -> Picture:
-    """What happened in a run that is over: as recorded, and every command; those are there even if it was not."""
+def run_history(run: str | None) -> Picture:
+    """Events of a run that is over, from its recording, and every command, from its journal."""
     try:
         picture = look(run)
     except CockpitError as error:
         folder = folder_of(run)
         unrecorded = not (folder / RECORD_FILE).exists()
-        note = f"events of this run are not known: {error}"
+        note = f"the events of this run cannot be read: {error}"
         picture = Picture(
             Store(time.monotonic), "", 0, [] if unrecorded else [note], note if unrecorded else ""
         )
     store = picture.store
-    journalled = read_commands(commands_file(folder_of(run)))
+    journal = read_commands(commands_file(folder_of(run)))
     commands, trials = store.state.commands, store.state.trials
-    for command in (entry.state for entry in journalled.commands):
-        if command.id not in commands or _command_reached(command) > _command_reached(commands[command.id]):
+    for command in (entry.state for entry in journal.commands):
+        if command.id not in commands or _command_progress(command) > _command_progress(commands[command.id]):
             store.apply([command])
-    for trial in (entry.state for entry in journalled.trials):
-        if trial.id not in trials or _trial_reached(trial) > _trial_reached(trials[trial.id]):
+    for trial in (entry.state for entry in journal.trials):
+        if trial.id not in trials or _trial_progress(trial) > _trial_progress(trials[trial.id]):
             store.apply([trial])
     why = "the hub was killed before this was decided"
     store.apply([structs.replace(one, why=why) for one in commands.values() if one.state == "accepted"])
     store.apply([structs.replace(one, why=why) for one in trials.values() if not one.settled])
-    return replace(picture, missing=[*picture.missing, *journalled.damage])
+    return replace(picture, missing=[*picture.missing, *journal.damage])
 
 
-# Of the recording and the journal of a hub that was killed, one is behind: how far each has come.
+# When a hub is killed, its recording or its journal is behind: these order two states of the same command.
 
 
-def _command_reached(command: CommandState) -> tuple[int, int, bool]:
+def _command_progress(command: CommandState) -> tuple[int, int, bool]:
     stage = {"accepted": 0, "rolled_back": 2}.get(command.state, 1)
     return stage, command.acks + command.failed, bool(command.why)
 
 
-def _trial_reached(trial: TrialState) -> tuple[int, int]:
+def _trial_progress(trial: TrialState) -> tuple[int, int]:
     stages = ("before", "applying", "after", "reverting")
     return stages.index(trial.state) if trial.state in stages else len(stages), trial.measured
 
@@ -170,18 +173,16 @@ def _trial_reached(trial: TrialState) -> tuple[int, int]:
 def playing(
     replay: Replay, first_s: float, last_s: float, speed: float = 1.0, paused: bool = True
 ) -> Playing:
+    """The position of a replay, for the store."""
     return Playing(replay.time_s, first_s, last_s, speed, paused, replay.thinned)
 
 
 def look(run: str | None, at: str | None = None) -> Picture:
-    """The run as its hub knows it now; from its recording if it is over, or if a place `at` is named."""
+    """The run now, from its hub; from its recording if the run is over or `at` names a position."""
     if at is not None or is_over(run):
         past = Past(run, at)
         past.close()
         return Picture(past.store, past.epoch, past.seq, past.missing, past.note)
-    watch = Connection(run)
-    try:
-        watch.until_known()
-    finally:
-        watch.close()
-    return Picture(watch.store, watch.client.epoch, watch.client.seq)
+    with Connection(run) as connection:
+        connection.until_known()
+    return Picture(connection.store, connection.client.epoch, connection.client.seq)

@@ -1,4 +1,4 @@
-"""Where a screen's store is fed from, and where its wishes go."""
+"""Source of a store: a live run, a recording or a simulation, and the target of requests."""
 
 import traceback
 from collections.abc import Iterator
@@ -10,41 +10,44 @@ from cockpit.data.store import Fault, Store, Topic
 
 
 class ViewerError(PermissionError):
-    """This cockpit only watches; the text is one sentence for a person."""
+    """A request that this source does not accept; the text is one sentence for the user."""
 
 
 class Source(Protocol):
     """Fills a store from a thread of its own, until `stop`."""
 
     operator: bool
-    owns_run: bool  # which ends with this cockpit
+    owns_run: bool  # the run ends with this cockpit
     target: str  # the run, as `cockpit attach` takes it
 
-    def start(self, store: Store) -> None: ...
+    def start(self, store: Store) -> None:
+        """Start the thread that fills `store`."""
+        ...
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """Stop the thread."""
+        ...
 
     def ask(self, asked: Request) -> None:
-        """Pass a proposal, a trial, a word on one, or a question on; by its id the store tells what becomes of it.
+        """Send a proposal, trial, trial decision or preview query; the store receives the outcome under its id.
 
-        Returns at once. A newer question what a change would do takes the place of an older one. `ViewerError`: not
-        from here.
+        Returns at once. A new preview query replaces the previous one. ViewerError: not accepted from here.
         """
         ...
 
 
 @contextmanager
-def faults_told(store: Store, go_on: str) -> Iterator[None]:
-    """Around the work of a feed's thread: what ends it unforeseen is put in the store, where a screen says so."""
+def faults_reported(store: Store, go_on: str) -> Iterator[None]:
+    """Context of a source's thread: an unexpected error is stored as the fault that the screen shows."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - a thread that ends without a word leaves a picture that seems to wait
+    except Exception as error:  # noqa: BLE001 - otherwise the thread would end and the screen would seem to wait
         line = traceback.format_exception_only(error)[-1].strip()
         with store.lock:
             store.fault = Fault(line, go_on, traceback.format_exc())
             store.revisions.update(Topic)
 
 
-def viewer_text(feed: Source) -> str:
-    """What one who only watches is told."""
-    return f"only watching · to operate: cockpit attach {feed.target} --operator"
+def viewer_text(source: Source) -> str:
+    """Why a viewer cannot change the run, and how to become an operator."""
+    return f"only watching · to operate: cockpit attach {source.target} --operator"

@@ -16,7 +16,7 @@ import cockpit
 from agents.client import Client
 from agents.protocol import Changes, CommandState
 from agents.rundir.runs import newest_live
-from cockpit.cli import headless
+from cockpit.cli import steering
 from cockpit.cli.main import run
 from cockpit.data.connection import Connection
 from cockpit.data.plain import to_json
@@ -99,11 +99,11 @@ def test_set_says_what_of_an_applied_change_was_not_done(
     changes: Changes = {"save": True, "lr_scale": 0.5}
     why = "the snapshot of step 7 was not saved: disk full"
     told = CommandState("a", 3, "applied", changes, {}, "me", 0.0, acks=2, world=2, applied_step=7, why=why)
-    monkeypatch.setattr(headless, "wait_for_command", lambda *_, **__: told)
+    monkeypatch.setattr(steering, "wait_for_command", lambda *_, **__: told)
     watch = cast(Connection, SimpleNamespace(client=None))
-    assert headless.answer(watch, "a", True, 1.0, as_json=False) == 3
+    assert steering._report_command(watch, "a", True, 1.0, as_json=False) == 3
     assert capsys.readouterr().out == f"✗ applied 2/2 at step 7 · revision 3: {why}\n"
-    assert headless.answer(watch, "a", True, 1.0, as_json=True) == 3
+    assert steering._report_command(watch, "a", True, 1.0, as_json=True) == 3
     assert json.loads(capsys.readouterr().out)["why"] == why
 
 

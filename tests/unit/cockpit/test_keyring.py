@@ -12,7 +12,7 @@ from agents.rundir import hub_file as hub_file_module
 from agents.rundir.hub_file import HubFile, read_hub_file
 from agents.rundir.local_machine import this_host
 from agents.transport.keys import KEY_VARIABLE
-from cockpit.cli.headless import REFUSED
+from cockpit.cli.exit_status import REFUSED
 from cockpit.cli.main import run
 from cockpit.data.connection import address
 from tests.unit.agents.conftest import Opened, opened

@@ -3,7 +3,7 @@
 import pytest
 
 from agents.protocol import KnobState, Legal, Value
-from cockpit.cli.headless import _changes
+from cockpit.cli.steering import parse_changes
 from cockpit.data.connection import CockpitError
 from cockpit.knobs.values import (
     candidates,
@@ -115,4 +115,4 @@ def test_every_action_exists() -> None:
 def test_an_action_with_several_ways_names_them() -> None:
     place = KnobState("expert_placement", None, Legal(["load", "logical"]), True, action=True)
     with pytest.raises(CockpitError, match="legal: expert_placement=load, expert_placement=logical"):
-        _changes(["expert_placement"], {"expert_placement": place})
+        parse_changes(["expert_placement"], {"expert_placement": place})

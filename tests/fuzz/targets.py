@@ -31,7 +31,8 @@ from agents.transport.keys import KeyStore, Role, load_key
 from agents.transport.reconnecting import ReconnectingSocket
 from agents.transport.server_sockets import ServerSocket
 from cockpit.data import plain
-from cockpit.data.diagnosis import diagnosis, headline, verdict
+from cockpit.data.diagnosis import diagnosis
+from cockpit.data.status import status_fields, status_word
 from cockpit.data.store import Store
 from tests.fuzz import sockets
 from tests.fuzz.clock import scripted
@@ -247,10 +248,10 @@ class ClientTarget:
         self._store.refused = self._client.refused
         for said in (
             diagnosis(self._store).text,
-            *(item.text for item in verdict(self._store, operator=True)),
+            *(item.text for item in status_fields(self._store, operator=True)),
         ):
             assert said.isprintable(), "control characters on a terminal"
-        headline(self._store)
+        status_word(self._store)
         plain.to_json(plain.snapshot(self._store, self._client.epoch, self._client.seq))
         while self._socket.sent:
             sent_well(self._socket.sent.popleft()[-1])

@@ -114,7 +114,7 @@ def test_a_recording_that_ends_too_early_says_so(
     with closing(sqlite3.connect(damaged / "r-1" / "run.db", isolation_level=None)) as db:
         db.execute("DELETE FROM feed WHERE id = (SELECT MAX(id) FROM feed)")
     assert run(["log", "r-1"]) == 0
-    assert "is the end of the recording, and not of the run" in capsys.readouterr().err
+    assert "before the end of the run" in capsys.readouterr().err
 
 
 def test_a_journal_and_a_recording_of_which_one_is_behind(

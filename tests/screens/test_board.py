@@ -128,7 +128,7 @@ async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
         ) and "expert_placement load · loss" not in said(cockpit)
         assert "or try it" not in said(cockpit)
         await press(cockpit, pilot, "ctrl+t")
-        assert "! place is an action, done once, and cannot be tried" in said(cockpit)
+        assert "! expert_placement is an action, done once, and cannot be tried" in said(cockpit)
         await press(cockpit, pilot, "right", "enter")
         assert cockpit.feed.asked[-1] == {"expert_placement": "traffic"}
         done = CommandState(

@@ -101,7 +101,7 @@ def test_a_key_of_a_rank_is_none_for_a_cockpit(capsys: Said, keys: Path) -> None
     run(["keys", "make", "node", "--role", "rank"])
     assert run(["attach", "tcp://127.0.0.1:5555", "--key", str(keys / "node.key")]) == 2
     assert (
-        "node.key is a key of role rank, and this takes one of role viewer or operator"
+        "node.key is a key of role rank; the cockpit needs one of role viewer or operator"
         in capsys.readouterr().err
     )
 

@@ -115,7 +115,7 @@ class Client:
         deadline = time.monotonic() + timeout_s
         applied: list[Update] = []
         while True:
-            self._line.look()
+            self._line.check_handshakes()
             self._send_due()
             remaining = deadline - time.monotonic()
             if self._dealer.poll(int(1000 * max(0.0, min(remaining, WAIT_S)))):

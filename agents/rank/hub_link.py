@@ -88,7 +88,7 @@ class HubLink:
     def turn(self) -> None:
         """Wait briefly for messages of the hub, then send what is due."""
         self._dealer.poll(POLL_MS)
-        self._line.look()
+        self._line.check_handshakes()
         self._receive()
         now = time.monotonic()
         if self.introduction is None or self._is_refused(now):

@@ -1,4 +1,4 @@
-"""Addresses of hubs over TCP: what may be listened on, and what may be connected to."""
+"""TCP addresses of hubs: which addresses a hub may listen on, and which a peer may connect to."""
 
 import contextlib
 import ipaddress
@@ -16,11 +16,11 @@ LEGAL = "tcp://ADDRESS:PORT, tcp://ADDRESS:auto, or auto"
 
 
 class Endpoints(Struct, frozen=True, omit_defaults=True):
-    """Where a hub listens: ranks connect to the one, watchers and operators to the other."""
+    """Where a hub listens: ranks connect to `ranks`, cockpits and scripts to `clients`."""
 
     ranks: str
     clients: str
-    keys: str = ""  # over TCP: the folder of keys that the hub uses
+    keys: str = ""  # over TCP: the hub's key folder
     hub: str = ""  # over TCP: the hub's public key
 
     @property
@@ -30,28 +30,28 @@ class Endpoints(Struct, frozen=True, omit_defaults=True):
 
     @property
     def directory(self) -> Path:
-        """The directory both sockets lie in."""
+        """The directory that holds both sockets."""
         return Path(self.clients.removeprefix("ipc://")).parent
 
 
 def listen_address(text: str) -> tuple[str, int]:
     """Host and port (0: a free one) of ``tcp://ADDRESS:PORT|auto``, or of ``auto``: the loopback.
 
-    RunError: it is no such thing, or every address of the machine at once.
+    RunError: `text` is not such an address, or it means every address of the machine.
     """
     if text == "auto":
         return LOOPBACK, 0
     host, port = _parse(text, LEGAL)
     if every_address(host):
         raise RunError(
-            f"{text} would listen on every address of this machine, which is not offered; name one, such as "
+            f"{text} would listen on every address of this machine, which is not allowed; name one, such as "
             f"tcp://{LOOPBACK}:auto"
         )
     return host, port
 
 
 def connect_address(text: str) -> str:
-    """``tcp://HOST:PORT`` as it was given; RunError if nothing can be reached at it."""
+    """Check that `text` is ``tcp://HOST:PORT`` and return it; RunError if it is not."""
     legal = "tcp://HOST:PORT"
     host, port = _parse(text, legal)
     if port == 0 or every_address(host):
@@ -64,9 +64,9 @@ def endpoint(host: str, port: int | str) -> str:
 
 
 def own_address(met_at: str) -> str:
-    """The address of this machine by which others reach it, who meet at the host `met_at`; RunError: it is unclear.
+    """The address of this machine for other machines that can reach the host `met_at`; RunError if there is none.
 
-    That host's own address where it is this machine; else the one from which we would speak to it.
+    It is the source address that this machine would use towards that host.
     """
     try:
         found = socket.getaddrinfo(met_at, None, type=socket.SOCK_DGRAM)
@@ -74,12 +74,12 @@ def own_address(met_at: str) -> str:
         raise RunError(f"the host {met_at} cannot be found: {error.strerror}") from None
     for family, kind, _, _, address in found:
         with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
-            probe.connect((address[0], 9))  # sends nothing: it only looks for the way
+            probe.connect((address[0], 9))  # sends nothing; the kernel only selects a route
             host = str(probe.getsockname()[0])
             if not _plain(host).is_loopback:
                 return f"[{host}]" if family == socket.AF_INET6 else host
     raise RunError(
-        f"{met_at} is this machine by its loopback only, which no other reaches; name an address with "
+        f"{met_at} resolves to the loopback of this machine, which other machines cannot reach; name an address with "
         "--listen tcp://ADDRESS:auto"
     )
 
@@ -99,18 +99,20 @@ def _parse(text: str, legal: str) -> tuple[str, int]:
 
 
 def every_address(host: str) -> bool:
-    """Whether to listen there is to listen on every address of the machine."""
+    """Whether `host` means every address of the machine."""
     if host == "*":
         return True
     try:
         return _plain(host.strip("[]")).is_unspecified
     except ValueError:
-        with contextlib.suppress(OSError):  # else a name; "0", "0x0.0" and the like are read as libc does
+        with contextlib.suppress(
+            OSError
+        ):  # otherwise a host name; libc also reads "0" and "0x0.0" as addresses
             return socket.inet_aton(host) == bytes(4)
         return False
 
 
 def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """An address; one of IPv4 also where it is written as one of IPv6 (``::ffff:0.0.0.0``). ValueError: it is none."""
+    """Parse an address; a mapped one (``::ffff:0.0.0.0``) becomes IPv4. ValueError: it is not an address."""
     found = ipaddress.ip_address(address)
     return getattr(found, "ipv4_mapped", None) or found

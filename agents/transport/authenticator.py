@@ -1,7 +1,7 @@
-"""Who may come in over TCP, and as what: answers ZAP for libzmq, from a list that is reread as it changes.
+"""ZAP authenticator: decides which CURVE keys may connect, from the list of keys, which it rereads when it changes.
 
-A CURVE socket without ZAP takes any key. The answers come from a thread of their own, and so does the reading:
-a key folder on a slow network disk never holds up the hub.
+A CURVE socket without ZAP accepts any key. The authenticator has its own thread, which also reads the list, so that a
+key folder on a slow network disk does not block the hub.
 """
 
 import errno
@@ -18,24 +18,26 @@ from agents.transport.keys import LIST_FILE, KeyStore, Listed
 
 DOMAIN = b"hub"
 REREAD_S = 0.25
-TOLD = 16  # refusals kept for the hub to tell
+REFUSALS_KEPT = 16  # until the hub publishes them
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
 
 class ZapAuthenticator:
-    """The keys in force. `grant` is asked for every message, and is one look into a dictionary."""
+    """The keys in force. `grant` is called for every message and costs one dictionary lookup."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], store: KeyStore) -> None:
-        self.told: deque[str] = deque(maxlen=TOLD)  # of keys turned away, and of a list that cannot be read
+        self.told: deque[str] = deque(maxlen=REFUSALS_KEPT)  # refused keys, and errors in reading the list
         self._store = store
         self._by_key: dict[bytes, Listed] = {}
         self._read: tuple[int, int, int] | None = None
         self._stopping = threading.Event()
         self._reread()
-        self._zap = context.socket(zmq.REP)  # bound before any door is, or CURVE would let everyone in
+        self._zap = context.socket(
+            zmq.REP
+        )  # bound before any CURVE socket, which would accept every key without it
         self._zap.set(zmq.LINGER, 0)
         self._zap.bind(ZAP_ENDPOINT)
-        self._thread = threading.Thread(target=self._work, name="gate", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="zap", daemon=True)
         self._thread.start()
 
     def known(self, key: bytes) -> Listed | None:
@@ -51,13 +53,13 @@ class ZapAuthenticator:
         self._stopping.set()
         self._thread.join()
 
-    # ------------------------------------------------------------------------------------------ the thread
+    # ----------------------------------------------------------------------------- in the authenticator's thread
 
     def _work(self) -> None:
         while not self._stopping.is_set():
             if self._zap.poll(int(1000 * REREAD_S)):
                 request = self._zap.recv_multipart()
-                self._reread()  # a key made a moment ago
+                self._reread()  # the key may have been made a moment ago
                 self._zap.send_multipart(self._answer(request))
             self._reread()
         self._zap.close()
@@ -72,7 +74,7 @@ class ZapAuthenticator:
                 return [version, asked, b"200", b"OK", key, b""]
             row = self.known(key)
             refusal = f"the key {row.name} is revoked" if row else "a key that is not listed"
-        self.told.append(f"{refusal}: turned away at the door, from {address.decode(errors='replace')}")
+        self.told.append(f"{refusal}: refused, from {address.decode(errors='replace')}")
         return [version, asked, b"400", refusal.encode(), b"", b""]
 
     def _reread(self) -> None:
@@ -83,23 +85,23 @@ class ZapAuthenticator:
         try:
             rows = self._store.listed()
         except (RunError, OSError) as error:
-            rows = []  # nobody, rather than those of a list that may have been tampered with
-            self.told.append(f"{error}; until it can be read no key is let in")
+            rows = []  # accept no key, because the list may have been tampered with
+            self.told.append(f"{error}; no key is accepted until the list can be read")
         self._by_key = {row.public.encode(): row for row in rows}
         self._read = found
 
 
 def _signature(path: Path) -> tuple[int, int, int]:
-    """Different whenever the file was replaced or touched, or its mode changed.
+    """A value that changes whenever the file is replaced or modified, or its mode changes.
 
-    The file is opened: what `stat` of a path says, NFS may remember for a minute, and at an open it asks its server.
+    The file is opened because NFS may cache the attributes of a path for a minute, but asks its server at an open.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             return (0, 0, 0)
-        found = path.stat()  # that this process has too many files open says nothing of the list
+        found = path.stat()  # too many open files in this process is not an error of the list
     else:
         found = os.fstat(descriptor)
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Files: how many, and so connections, a process may have open; and lock files."""
+"""The limit of open files, which bounds the connections of a process; and lock files."""
 
 import errno
 import os
@@ -7,11 +7,11 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-FILES = 65_536  # one a connection
+FILES = 65_536  # each connection takes one
 
 
 def raise_file_limit() -> None:
-    """As many as the system lets us, up to what we can use."""
+    """Raise the limit of open files to `FILES`, or as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -19,8 +19,8 @@ def raise_file_limit() -> None:
 
 
 def open_lock(path: Path) -> BinaryIO:
-    """A file to lock, made if it is not there. Nothing is written to it, and no link is followed: where it lies, others
-    may have put one. OSError: it is a link, or no file."""
+    """Open a file for locking and create it if needed. Nothing is written to it. A symbolic link is not followed:
+    another user may have placed it. OSError: `path` is a link or not a regular file."""
     try:
         descriptor = os.open(
             path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666

@@ -1,7 +1,7 @@
-"""A socket to a hub, for agents and clients alike: it tries again by itself, and can say why it is not let in.
+"""The socket of agents and clients: reconnects to the hub by itself, and reports why the hub refuses it.
 
-Over TCP a hub that does not take our key ends the handshake without a message; only the socket's monitor hears
-of it. After some refusals libzmq gives up, so we dial again: the key may be listed meanwhile.
+Over TCP a hub that refuses a key ends the handshake without a message; only the socket's monitor shows it. After some
+refusals libzmq gives up, so the socket reconnects explicitly: the key may have been listed in the meantime.
 """
 
 import errno
@@ -15,11 +15,11 @@ from agents.protocol.base import RunError
 from agents.transport.addresses import is_tcp
 from agents.transport.keys import Key
 
-REDIAL_S = 2.0
-FAILURES = 2  # in a row, before one that may be a hub that is just being killed is told
-HEARTBEAT_MS = 2000  # over TCP, so that a network that has come back finds a new connection, not an old wait
+RECONNECT_S = 2.0
+FAILURES = 2  # consecutive failures before a report; a single one may be a hub that is being killed
+HEARTBEAT_MS = 2000  # over TCP, so that after a network failure a new connection replaces the dead one
 DEAD_AFTER_MS = 8000
-HEARD = (
+MONITORED = (
     zmq.EVENT_CONNECTED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -30,20 +30,20 @@ HEARD = (
 
 
 class ReconnectingSocket:
-    """A DEALER to `endpoint`, under `key` if that is TCP. RunError: TCP without a key.
+    """A DEALER socket to `endpoint`, with `key` if that is TCP. RunError: TCP without a key.
 
-    `immediate`: nothing is queued for a hub that is not there. `high_water`: messages queued at most.
+    `immediate`: nothing is queued for an absent hub. `high_water`: the most queued messages.
     """
 
     def __init__(
         self, endpoint: str, key: Key | None, *, immediate: bool, high_water: int, reconnect_max_ms: int
     ) -> None:
         self.endpoint = endpoint
-        self.refusal: str | None = None  # why the hub does not let us in; None again once it does
+        self.refusal: str | None = None  # why the hub refuses the connection; None once it accepts it
         self._key = key
         self._failures = 0  # in a row
         self._failed_s: float | None = None
-        self._shaking = False  # connected, and the handshake is not over
+        self._in_handshake = False  # connected, but the handshake is not finished
         self._monitor: zmq.Socket[bytes] | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
@@ -55,70 +55,68 @@ class ReconnectingSocket:
         self.socket.set(zmq.RECONNECT_IVL_MAX, reconnect_max_ms)
         if is_tcp(endpoint):
             self._guard()
-        # No routing id: the hub then knows this connection by one of its own, which nobody can claim.
+        # No routing id: the hub assigns its own id to this connection, which no peer can claim.
         self.socket.connect(endpoint)
 
     def _guard(self) -> None:
         if self._key is None:
             self.close(0)
-            raise RunError(
-                f"{self.endpoint} is reached with a key only; name its file with --key or COCKPIT_KEY"
-            )
+            raise RunError(f"{self.endpoint} needs a key; name its file with --key or COCKPIT_KEY")
         self.socket.set(zmq.CURVE_SERVERKEY, self._key.hub.encode())
         self.socket.set(zmq.CURVE_PUBLICKEY, self._key.public.encode())
         self.socket.set(zmq.CURVE_SECRETKEY, self._key.secret.encode())
         self.socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self.socket.set(zmq.HEARTBEAT_TIMEOUT, DEAD_AFTER_MS)
         self.socket.set(zmq.IPV6, int("[" in self.endpoint))
-        self._monitor = self.socket.get_monitor_socket(HEARD)
+        self._monitor = self.socket.get_monitor_socket(MONITORED)
 
-    def look(self) -> None:
-        """Take note of how handshakes went, and dial again if need be."""
+    def check_handshakes(self) -> None:
+        """Process the results of handshakes, and reconnect if needed."""
         while self._monitor is not None and self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             if event == zmq.EVENT_CONNECTED:
-                self._shaking = True
+                self._in_handshake = True
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._shaking = False
+                self._in_handshake = False
                 self._failures, self._failed_s, self.refusal = 0, None, None
             elif event != zmq.EVENT_DISCONNECTED:
-                self._shaking = False
+                self._in_handshake = False
                 self._failed(event)
-            elif self._shaking:  # closed without a word, as a web server does
-                self._shaking = False
+            elif self._in_handshake:  # closed without an error, as a web server does
+                self._in_handshake = False
                 self._failed(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
         now = time.monotonic()
-        if self._failed_s is not None and now - self._failed_s >= REDIAL_S:
+        if self._failed_s is not None and now - self._failed_s >= RECONNECT_S:
             self._failed_s = None
-            self._dial_again()
+            self._reconnect()
 
     def _failed(self, event: int) -> None:
         self._failures += 1
         if self._failed_s is None:
             self._failed_s = time.monotonic()
         assert self._key is not None
-        mine = f"the key {self._key.name}"
+        own = f"the key {self._key.name}"
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refusal = (
-                f"the hub at {self.endpoint} does not take {mine}: it is revoked or on no list there; "
+                f"the hub at {self.endpoint} does not take {own}: it is revoked or on no list there; "
                 "ask the owner of the run for another"
             )
         elif self._failures >= FAILURES:
             self.refusal = (
-                f"what listens at {self.endpoint} is not the hub that {mine} is for, or no hub at all; look at the "
+                f"what listens at {self.endpoint} is not the hub that {own} is for, or no hub at all; look at the "
                 "address, and use a key made in the hub's key folder"
             )
 
-    def _dial_again(self) -> None:
+    def _reconnect(self) -> None:
         try:
             self.socket.disconnect(self.endpoint)
-        except zmq.ZMQError as error:  # libzmq has given it up by itself
+        except zmq.ZMQError as error:  # libzmq has given up this connection already
             if error.errno != errno.ENOENT:
                 raise
         self.socket.connect(self.endpoint)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Leave; what is queued has `linger_ms` to go out. A second call does nothing."""
+        """Close; queued messages are sent for at most `linger_ms`. A second call does nothing."""
         if self.socket.closed:
             return
         if self._monitor is not None:

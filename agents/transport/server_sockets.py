@@ -1,7 +1,7 @@
-"""The hub's sockets. Whoever speaks has a role: by the socket over ipc, and over TCP by a verified key.
+"""The hub's sockets. Each peer has a role: over ipc from the socket, over TCP from its verified key.
 
-Over ipc the private directory decides who may come in. Over TCP every message names the key it came under, and
-the key's role is looked up anew for each message and each frame sent: a connection outlives its key.
+Over ipc the permissions of the private directory decide who can connect. Over TCP every message carries its key, and
+the role of the key is looked up for each message received and each frame sent, since a key may be revoked at any time.
 """
 
 import os
@@ -21,63 +21,65 @@ from agents.transport.admission import RESERVE_IPC, RESERVE_TCP, Admission
 from agents.transport.authenticator import DOMAIN, ZapAuthenticator
 from agents.transport.keys import KeyStore, Role
 
-LEAVE_S = 0.5  # for the last frames to go out
-HANDSHAKE_MS = 5000  # for a peer that connects to say who it is
-HEARTBEAT_MS = 5000  # over TCP, so that a machine that has vanished is noticed
+LEAVE_S = 0.5  # time to send the last frames on closing
+HANDSHAKE_MS = 5000  # time for a peer to finish its handshake
+HEARTBEAT_MS = 5000  # over TCP, to detect machines that have vanished
 DEAD_AFTER_MS = 20_000
 KEY_BYTES = 40  # of a public key in Z85
-CHANGES = (Propose, Try, Decide)  # each with `who` asks for it
-ASKS = (Propose, Try, Preview)  # each with an `id`, by which the answer is known
-OF_TRIALS = re.compile(r"\.(try|revert\d+)$")  # as `trials` calls its own proposals
+CHANGES = (Propose, Try, Decide)  # each has a field `who`
+ASKS = (Propose, Try, Preview)  # each has an `id` that its answer repeats
+OF_TRIALS = re.compile(r"\.(try|revert\d+)$")  # ids that `trials` gives to its own proposals
 MAY: dict[Role, tuple[type[Message], ...]] = {
     Role.VIEWER: (Credit, Preview, Sample),
     Role.OPERATOR: (Credit, Preview, Sample, *CHANGES),
 }
-"""What a client may send; a rank may send what is not a client's, and `Intake` looks at that."""
+"""Messages that a client may send. A rank may send all others; `Ingest` checks these."""
 
 
 class Received(NamedTuple):
     """Frames from one peer."""
 
-    peer: bytes  # the hub's name of this connection, and of the key it came under
-    role: Role | None  # None: the key is not in force any more
-    name: str  # of the key; "" over ipc
-    frames: list[bytes]  # all but the first empty: a message of ours has one, and no other is copied
+    peer: bytes  # the hub's id of this connection, with its key
+    role: Role | None  # None: the key is no longer in force
+    name: str  # name of the key; "" over ipc
+    frames: list[
+        bytes
+    ]  # parts after the first are empty: our messages have one part, and others are not copied
 
 
 class ServerSocket:
-    """A socket in a private directory: who can enter the directory has the door's role."""
+    """A Unix socket in a private directory: whoever can enter the directory has the role of the socket."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], mark: bytes, role: Role) -> None:
-        self.mark = mark  # the first byte of the names of its peers
+        self.mark = mark  # the first byte of the ids of its peers
         self._role = role
         self.socket = context.socket(zmq.ROUTER)
         self.socket.set(zmq.LINGER, int(LEAVE_S * 1000))
         self.socket.set(zmq.MAXMSGSIZE, protocol.MAX_FRAME_BYTES)
         self.socket.set(zmq.SNDHWM, 64)  # the most credit a client can grant at once
         self.socket.set(zmq.RCVHWM, 64)
-        self.socket.set(zmq.ROUTER_MANDATORY, 1)  # say when a peer's queue is full or it has left
+        self.socket.set(zmq.ROUTER_MANDATORY, 1)  # raise an error if a peer's queue is full or it has left
         self.socket.set(zmq.BACKLOG, 1024)
 
     def bind(self, url: str) -> str:
-        """Listen; the URL with the port that was chosen. Over ipc a killed hub's socket is replaced."""
+        """Listen; returns the URL with the chosen port. Over ipc it readdresses the socket of a killed hub."""
         try:
             self.socket.bind(url)
         except zmq.ZMQError as error:
-            raise RunError(f"nothing can listen on {url}: {os.strerror(error.errno or 0)}") from None
+            raise RunError(f"cannot listen on {url}: {os.strerror(error.errno or 0)}") from None
         return self.socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def receive(self) -> Received:
         """The next frames; raises zmq.Again when there are none."""
         identity = self.socket.recv(zmq.NOBLOCK)
-        frames = [self.socket.recv()]  # it has come with its sender's identity
+        frames = [self.socket.recv()]  # arrives together with its sender's identity
         while self.socket.get(zmq.RCVMORE):
             self.socket.recv()
             frames.append(b"")
         return Received(self.mark + identity, self._role, "", frames)
 
     def role(self, _peer: bytes) -> Role | None:
-        """What the peer may be now."""
+        """The peer's current role; None if its key is no longer in force."""
         return self._role
 
     def send(self, peer: bytes, frame: bytes) -> bool:
@@ -91,12 +93,12 @@ class ServerSocket:
         return True
 
     def identity(self, peer: bytes) -> bytes:
-        """By which the socket knows the peer."""
+        """The peer's routing id on the socket."""
         return peer[1:]
 
 
 class CurveSocket(ServerSocket):
-    """A TCP socket with CURVE and ZAP; a peer's name holds its verified key, which nobody else can claim."""
+    """A TCP socket with CURVE and ZAP; a peer's id contains its verified key, which no other peer can claim."""
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class CurveSocket(ServerSocket):
         self.socket.set(zmq.CURVE_SERVER, 1)
         self.socket.set(zmq.CURVE_SECRETKEY, secret.encode())
         self.socket.set(zmq.ZAP_DOMAIN, DOMAIN)
-        self.socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no handler, no entry
+        self.socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a ZAP handler no peer is accepted
         self.socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self.socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self.socket.set(zmq.HEARTBEAT_TIMEOUT, DEAD_AFTER_MS)
@@ -133,7 +135,7 @@ class CurveSocket(ServerSocket):
 
 
 class ServerSockets:
-    """All sockets of one hub: ranks and clients over ipc, and both over one TCP port if it is to `listen` there."""
+    """All sockets of one hub: for ranks and clients over ipc, and for both over one TCP port if `listen` is given."""
 
     def __init__(
         self,
@@ -164,23 +166,23 @@ class ServerSockets:
 
     @property
     def waited_for(self) -> list[zmq.Socket[bytes]]:
-        """The sockets at which something may come."""
+        """The sockets to poll."""
         return [*(server_socket.socket for server_socket in self), *(one.monitor for one in self._admissions)]
 
     def admit(self) -> None:
-        """Look at who has come; called whenever one may have."""
+        """Check new connections; called after each poll."""
         for one in self._admissions:
-            one.look()
+            one.close_excess()
 
     def turned_away(self) -> int:
-        """How many connections were closed since the last call, for want of file descriptors."""
+        """How many connections were closed since the last call because file descriptors ran short."""
         count = sum(one.turned_away for one in self._admissions)
         for one in self._admissions:
             one.turned_away = 0
         return count
 
     def bind_again(self) -> None:
-        """Listen in the private directory, where somebody may have removed a socket since; the other is left alone."""
+        """Bind again each ipc socket whose file has been removed."""
         for server_socket, url in self._private:
             if not Path(url.removeprefix("ipc://")).exists():
                 server_socket.bind(url)
@@ -188,45 +190,47 @@ class ServerSockets:
     def __iter__(self) -> Iterator[ServerSocket]:
         return iter(self._sockets.values())
 
-    def _listen(self, context: zmq.Context[zmq.Socket[bytes]], places: Sequence[str], keys: KeyStore) -> None:
-        """At the first of `places` where that can be."""
+    def _listen(
+        self, context: zmq.Context[zmq.Socket[bytes]], addresses: Sequence[str], keys: KeyStore
+    ) -> None:
+        """Listen on the first of `addresses` that is possible."""
         own = keys.hub_key()
         self.authenticator = ZapAuthenticator(context, keys)
         server_socket = CurveSocket(context, b"t", self.authenticator, own.secret)
         self._sockets[server_socket.mark] = server_socket
-        for place in places:
-            host, port = listen_address(place)
+        for address in addresses:
+            host, port = listen_address(address)
             server_socket.socket.set(zmq.IPV6, int(host.startswith("[")))
             try:
                 url = server_socket.bind(endpoint(host, port or "*"))
-                self._check(server_socket, url, place)
+                self._check(server_socket, url, address)
                 break
             except RunError:
-                if place == places[-1]:
+                if address == addresses[-1]:
                     self.close()
                     raise
         self.tcp = Endpoints(ranks=url, clients=url, keys=str(keys.folder.absolute()), hub=own.public)
 
     @staticmethod
-    def _check(server_socket: ServerSocket, url: str, place: str) -> None:
-        """RunError if `place` is a name for every address of the machine; only the system knows what a name is."""
+    def _check(server_socket: ServerSocket, url: str, address: str) -> None:
+        """RunError if the system resolved `address`, a host name, to every address of the machine."""
         try:
             listen_address(url)
         except RunError as error:
             server_socket.socket.unbind(url)
-            raise RunError(f"{place} is the same as {error}") from None
+            raise RunError(f"{address} is the same as {error}") from None
 
     def role(self, peer: bytes) -> Role | None:
-        """What a peer may be now; None: nothing any more."""
+        """A peer's current role; None if its key is no longer in force."""
         return self._sockets[peer[:1]].role(peer)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
-        """False if the peer's queue is full, it has left, or its key is not in force any more."""
+        """False if the peer's queue is full, it has left, or its key is no longer in force."""
         server_socket = self._sockets[peer[:1]]
         return server_socket.role(peer) is not None and server_socket.send(peer, frame)
 
     def answer(self, peer: bytes, frame: bytes) -> bool:
-        """As `send`, also to a peer whose key is not in force: to tell it so."""
+        """As `send`, but also to a peer whose key is no longer in force, to report that."""
         return self._sockets[peer[:1]].send(peer, frame)
 
     def close(self) -> None:
@@ -239,21 +243,21 @@ class ServerSockets:
 
 
 def refusal(came: Received, message: Message) -> str | None:
-    """One sentence if the peer's key does not allow `message`; over ipc there is no key to speak of."""
+    """One sentence if the peer's role does not allow `message`, else None."""
     if came.role is None:
         return f"the key {came.name} is not in force any more; ask the owner of the run for another"
     kind = message.kind if isinstance(message, Unknown) else type(message).__name__.lower()
-    mine = f"the key {came.name} has the role {came.role}"
+    key = f"the key {came.name} has the role {came.role}"
     if came.role is Role.RANK:
         if came.name and isinstance(message, MAY[Role.OPERATOR]):
-            return f"{mine} and reports; watching takes the role viewer, changes take the role operator"
+            return f"{key} and reports; watching takes the role viewer, changes take the role operator"
         return None
     if not isinstance(message, MAY[Role.OPERATOR]):
         if came.name:
-            return f"{mine}; only one with the role rank may send a {kind}"
+            return f"{key}; only one with the role rank may send a {kind}"
         return f"a client sends credit and proposals, and this is a {kind}"
     if not isinstance(message, MAY[came.role]):
-        return f"{mine} and only watches; changes take the role operator"
+        return f"{key} and only watches; changes take the role operator"
     if isinstance(message, Propose) and OF_TRIALS.search(message.id):
         return (
             f"proposals of a name like {message.id} are the hub's own, of its trials; ask under another name"
@@ -262,7 +266,7 @@ def refusal(came: Received, message: Message) -> str | None:
 
 
 def signed(came: Received, message: AnyMessage) -> AnyMessage:
-    """The message with the name of its key in front of what the client says of itself, which is a claim."""
+    """The message with the name of its key before `who`, which the client can set to anything."""
     if came.name and isinstance(message, CHANGES):
         return structs.replace(message, who=clip(f"{came.name}: {message.who}"))
     return message

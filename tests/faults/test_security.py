@@ -205,7 +205,7 @@ def test_an_unlisted_key_is_turned_away_and_told(guarded: Guarded, opened: Opene
     poll_until(client, lambda: client.refused, guarded.fleet.turn)
     assert client.refused and "does not take the key eve: it is revoked or on no list there" in client.refused
     assert client.resets == 0
-    turned = "a key that is not listed: turned away at the door, from 127.0.0.1"
+    turned = "a key that is not listed: refused, from 127.0.0.1"
     poll_until(watcher, lambda: any(turned in e.text for e in watcher.state.events), guarded.fleet.turn)
 
 
@@ -270,7 +270,7 @@ def test_a_key_for_another_hub_is_told_so(guarded: Guarded, opened: Opened, tmp_
 def test_what_is_no_hub_at_all_is_told_so(
     guarded: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.transport.reconnecting.REDIAL_S", 0.2)
+    monkeypatch.setattr("agents.transport.reconnecting.RECONNECT_S", 0.2)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as open_to_all:
         port = open_to_all.bind_to_random_port("tcp://127.0.0.1")
         client = opened(Client(f"tcp://127.0.0.1:{port}", guarded.viewer))
@@ -336,7 +336,7 @@ def test_a_rank_revoked_on_an_open_connection_is_heard_no_more(guarded: Guarded,
 def test_a_list_that_cannot_be_trusted_lets_nobody_in(
     guarded: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.transport.reconnecting.REDIAL_S", 0.2)
+    monkeypatch.setattr("agents.transport.reconnecting.RECONNECT_S", 0.2)
     monkeypatch.setattr("agents.client.SILENCE_S", 0.5)
     client = watch(guarded, opened)
     path = guarded.store.folder / LIST_FILE

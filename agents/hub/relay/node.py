@@ -99,7 +99,7 @@ class Node:
         with contextlib.suppress(zmq.Again):
             for _ in range(FRAMES_PER_ROUND):
                 self._from_hub(self._hub_socket.socket.recv(zmq.NOBLOCK), now)
-        self._hub_socket.look()
+        self._hub_socket.check_handshakes()
         if self._hub_socket.refusal != self._refusal_text:
             self._refusal_text = self._hub_socket.refusal
             self._report_refusal()

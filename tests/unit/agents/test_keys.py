@@ -269,7 +269,7 @@ def test_where_a_hub_may_listen() -> None:
         "tcp://0.0x0:auto",
         "tcp://000.0:auto",
     ):
-        with pytest.raises(RunError, match="every address of this machine, which is not offered"):
+        with pytest.raises(RunError, match="every address of this machine, which is not allowed"):
             listen_address(every)
     for wrong in ("tcp://host", "tcp://host:0", "tcp://host:65536", "ipc:///x", "tcp://a b:1", "5555", ""):
         with pytest.raises(RunError, match=r"is not a TCP address; legal|has no port; legal"):

@@ -57,7 +57,7 @@ def restore(checkpoint: Checkpoint, state: State) -> None:
         load(state.tensors(), storage_reader=reader, planner=Planner(), process_group=group)
     except CheckpointException as error:
         raise RefusedError(f"{checkpoint.folder} cannot be resumed from: {_first_line(error)}") from None
-    state.spread()
+    state.update_tied_copies()
 
 
 class Checkpoints:

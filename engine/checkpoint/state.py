@@ -1,12 +1,12 @@
-"""All that a run continues from, as tensors under names that no layout changes.
+"""The state of a run as tensors, under names that do not depend on the layout.
 
     model.layers.3.attention.q                   a DTensor: saved by shard, loaded by any other sharding
-    model.layers.3.mlp.experts.gate.7            expert 7, whole, wherever it lives
-    optimizer.exp_avg.layers.3.attention.q       likewise
+    model.layers.3.mlp.experts.gate.7            expert 7, whole, on whichever rank it is
+    optimizer.exp_avg.layers.3.attention.q       also a DTensor
     optimizer.step.layers.3.attention.q          a number
 
-Experts are stacked, and FSDP cuts the stack along its first dimension, so that a rank has whole experts, or none. No
-generator has a state to keep: initial values and samples are functions of the seed, and nothing else is drawn.
+Experts are stacked, and FSDP shards the stack along its first dimension, so a rank holds whole experts. There is no
+random state to save: initial values and samples are functions of the seed, and training draws no other random numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,15 +22,15 @@ from engine.sharding.fsdp import named_parameters
 
 
 class State:
-    """Parameters, optimizer state and persistent buffers of a rank, live: what is written to them is in force."""
+    """Parameters, optimizer state and persistent buffers of a rank. The tensors share memory with the run."""
 
     def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, world: World):
         self._stages, self._optimizer, self._world = stages, optimizer, world
-        # As FSDP keeps them between steps; while it has them gathered, a stage would name others.
+        # The shards that FSDP keeps between steps; while it has them gathered, a stage has other parameters.
         self._parameters = dict(named_parameters(stages))
-        # An embedding whose copy in the head is on this rank too: one name stands for both.
-        self._twins = [(n, p) for n, p in named_parameters(stages) if p is not self._parameters[n]]
-        self._layer_of = {  # of an expert's parameter
+        # If an embedding and its tied copy in the head are both on this rank, they share one name.
+        self._tied_copies = [(n, p) for n, p in named_parameters(stages) if p is not self._parameters[n]]
+        self._layer_of = {  # by the name of an expert's parameter
             f"{prefix}.experts.{name}": module
             for stage in stages
             for prefix, module in stage.named_modules()
@@ -41,21 +41,21 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         """Name -> tensor, sharing memory with the run."""
         if not self._optimizer.state:
-            self._begin_optimizer()
+            self._initialise_optimizer()
         return dict(self._tensors())
 
     def copy(self) -> dict[str, Tensor]:
-        """`tensors` as they are now, in host memory."""
+        """A copy of `tensors` in host memory."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in self.tensors().items()}
 
     @torch.no_grad()
-    def spread(self) -> None:
-        """After `tensors` were written to: give what was loaded to all that it stands for."""
-        for name, twin in self._twins:
+    def update_tied_copies(self) -> None:
+        """Copy loaded values to tied parameters. Call it after writing to `tensors`."""
+        for name, tied_copy in self._tied_copies:
             loaded = self._parameters[name]
-            local_shard(twin).copy_(local_shard(loaded))
+            local_shard(tied_copy).copy_(local_shard(loaded))
             for key, value in self._optimizer.state[loaded].items():
-                local_shard(self._optimizer.state[twin][key]).copy_(local_shard(value))
+                local_shard(self._optimizer.state[tied_copy][key]).copy_(local_shard(value))
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._parameters.items():
@@ -76,8 +76,8 @@ class State:
         for row, expert in zip(local_shard(value.detach()), experts, strict=True):
             yield f"{kind}.{name}.{expert}", row
 
-    def _begin_optimizer(self) -> None:
-        """The state that the optimizer makes at its first step, with zeros in it."""
+    def _initialise_optimizer(self) -> None:
+        """Create the state that the optimizer makes at its first step, filled with zeros."""
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0

@@ -1,7 +1,7 @@
-"""How torch.distributed.checkpoint's tensors lie on disk: as plain bytes beside a JSON index.
+"""Storage for torch.distributed.checkpoint (DCP): tensors as plain bytes, with a JSON index.
 
-torch's own storage keeps its index as a pickle and hands other items to `torch.load`. A pickle runs what its writer
-wants, so neither is used here: DCP plans who saves and who loads what, and this writes and reads it.
+torch's own storage keeps its index as a pickle and passes other items to `torch.load`. A pickle can run any code, so
+neither is used here: DCP plans which rank saves and loads what, and this module writes and reads the bytes.
 """
 
 import math
@@ -46,22 +46,25 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class _At:
-    """Where a rank has put a chunk."""
+    """File and offset of a chunk."""
 
     file: str
     offset: int
 
 
 class Writer(StorageWriter):
-    """Writes one file a rank, and on rank 0 the index. `sums` are then the CRC-32 of what this rank has written, taken
-    of the bytes in memory: what a disk spoils on the way is found, too."""
+    """Writes one file per rank, and the index on rank 0.
+
+    `sums` are the CRC-32 of this rank's files, computed from the bytes in memory, so that write errors of a disk are
+    detected too.
+    """
 
     def __init__(self, folder: Path, rank: int):
         self._folder, self._name = folder, f"rank-{rank}.bin"
         self.sums: dict[str, int] = {}
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        assert checkpoint_id is None, "a writer is for one folder"
+        assert checkpoint_id is None, "a writer has one folder"
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         pass
@@ -104,7 +107,7 @@ class Writer(StorageWriter):
 
 
 class Reader(StorageReader):
-    """Reads what `Writer` wrote in `folder`; its `files` have so many bytes, by the manifest."""
+    """Reads the files of a `Writer` in `folder`; `files` are their sizes in the manifest."""
 
     def __init__(self, folder: Path, files: Mapping[str, int]):
         self._folder, self._files = folder, files
@@ -113,14 +116,13 @@ class Reader(StorageReader):
         self._refusal: RefusedError | None = None
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        assert checkpoint_id is None, "a reader is of one folder"
+        assert checkpoint_id is None, "a reader has one folder"
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         try:
             self._index = read_index(self._folder, self._files)
-        except (
-            RefusedError
-        ) as refusal:  # DCP would log it with a traceback, and look for the index of one rank
+        except RefusedError as refusal:
+            # Raised later: DCP would log it here with a traceback, and look for an index of one rank.
             self._refusal = refusal
         for name, stored in self._index.items():
             self._chunks |= {MetadataIndex(name, chunk.offsets): chunk for chunk in stored.chunks}
@@ -163,7 +165,7 @@ class Reader(StorageReader):
 
 
 class Planner(DefaultLoadPlanner):
-    """Plans what a rank reads; RefusedError for a checkpoint of other tensors than the run's."""
+    """Plans what a rank reads; RefusedError if the checkpoint's tensors are not those of the run."""
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
@@ -179,7 +181,7 @@ class Planner(DefaultLoadPlanner):
 
 
 def _stored(name: str, entry: Any, places: dict[MetadataIndex, _At]) -> Stored:
-    """What the index says of a tensor that was saved. A shard without a number in it is nowhere."""
+    """The index entry of a saved tensor. Empty shards are not stored."""
     chunks = []
     for chunk in entry.chunks:
         if math.prod(chunk.sizes):
@@ -194,12 +196,12 @@ def _entry(stored: Stored) -> TensorStorageMetadata:
 
 
 def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
-    """Its numbers as they lie in memory, which is shared."""
+    """The bytes of a tensor; they share its memory."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def _read(file: FileIO, chunk: Chunk, dtype: torch.dtype) -> Tensor:
-    """The chunk, in memory of its own; no more is taken than the index was checked for."""
+    """Read a chunk into new memory, whose size the checks of the index have bounded."""
     tensor = torch.empty(chunk.sizes, dtype=dtype)
     rest = _bytes_of(tensor).data
     file.seek(chunk.at)

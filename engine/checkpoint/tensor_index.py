@@ -1,7 +1,7 @@
-"""Index of a checkpoint's tensors: which part of which tensor lies where in which file. Torch-free.
+"""Index of a checkpoint's tensors: the file and offset of each part of each tensor. Torch-free.
 
-It is JSON of fixed types, and whatever it says is checked before anything is read or allocated by it: somebody else
-may have written it. The files beside it hold nothing but numbers, little-endian and in C order.
+The index is JSON of fixed types. Its content may be hostile, so it is checked before anything is read or allocated
+from it. The other files hold only numbers, little-endian and in C order.
 """
 
 import math
@@ -16,7 +16,7 @@ from agents.rundir.bounded_read import read_ordinary
 from engine.config.refusal import RefusedError
 
 INDEX = "tensors.json"
-MOST_BYTES = 2**30  # of the index: some ten million parts
+MAX_INDEX_BYTES = 2**30  # about ten million parts
 ITEM_BYTES = {  # by dtype, as torch names it
     "float64": 8,
     "float32": 4,
@@ -33,7 +33,7 @@ Shape = Annotated[tuple[Natural, ...], Meta(max_length=8)]
 
 
 class Chunk(Struct, frozen=True, forbid_unknown_fields=True):
-    """A box of a tensor, which lies in `file` from byte `at` on."""
+    """A box of a tensor, stored in `file` from byte `at` on."""
 
     offsets: Shape
     sizes: Shape
@@ -42,7 +42,7 @@ class Chunk(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stored(Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor, in the chunks that ranks have written."""
+    """A tensor, stored in the chunks that the ranks have written."""
 
     dtype: str
     shape: Shape
@@ -53,10 +53,9 @@ Index = dict[str, Stored]
 
 
 def read_index(folder: Path, files: Mapping[str, int]) -> Index:
-    """The index of the checkpoint in `folder`, whose `files` have so many bytes; RefusedError where it cannot
-    be true."""
+    """The index of the checkpoint in `folder`; RefusedError if it contradicts itself or the sizes of `files`."""
     try:
-        raw = read_ordinary(folder / INDEX, MOST_BYTES, links=False)
+        raw = read_ordinary(folder / INDEX, MAX_INDEX_BYTES, links=False)
         index = msgspec.json.decode(raw, type=Index)
     except OSError as error:
         raise RefusedError(f"{folder} is not a whole checkpoint: {INDEX}: {error.strerror}") from None
@@ -73,7 +72,7 @@ def write_index(index: Index) -> bytes:
 
 
 def _refusal(stored: Stored, files: Mapping[str, int]) -> str | None:
-    """Why a tensor cannot be stored so, or None."""
+    """Why the entry of a tensor is invalid, or None."""
     item_bytes = ITEM_BYTES.get(stored.dtype)
     if item_bytes is None:
         return f"has an unknown dtype; legal: {', '.join(ITEM_BYTES)}"

@@ -1,9 +1,8 @@
-"""What a change would do, as far as this run itself can tell; where it cannot, it says so and gives no number.
+"""Predicts the effect of a change of knobs from measurements of this run; without a basis it gives no number.
 
-An interval, and one value only where that is narrow (`Estimate.point`). Three sources, the first that knows: steps of
-this run that had the very values asked for; that a knob does not touch a quantity; and the schedule, simulated with the
-times that the pipeline's actions take now (`engine.planner.schedule`). A planner that predicts memory and traffic will
-be a fourth.
+A prediction is an interval, and a single value if the interval is narrow (`Estimate.point`). The sources, in order:
+the knob does not affect the quantity; earlier steps of this run had the requested values; the schedule, simulated with
+the current times of the pipeline's actions (`engine.planner.schedule`).
 """
 
 import threading
@@ -21,17 +20,20 @@ from engine.config.schedule_traits import SCHEDULES
 from engine.planner.idle_time import mean_times
 from engine.planner.schedule import ScheduleClock
 
-SETTLING = 2  # steps after a switch that are left out
+SETTLING = 2  # steps after a change that are ignored
 KEPT = 128  # newest steps kept of each set of values
 SETS = 64  # of values, the oldest forgotten first
-FEWEST = 4  # steps that a word on a set of values takes
+MIN_STEPS = 4  # measured steps that a prediction needs
 
 QUANTITIES = ("step_ms", "bubble", "bubble_bound", "memory_bytes", "comm_bytes", "a2a_bytes", "dropped")
 WALL_TIMES = {"step_ms", "bubble"}
 TIMES = {*WALL_TIMES, "bubble_bound"}
 SHARED_CORES = "no data: ranks share cores, so a step's time follows the other ranks; a trial tells"
 ROUTED = {"a2a_bytes", "dropped"}
-DIALS = {"lr_scale", "grad_clip"}  # what the optimizer reads: nothing of a step's work depends on it
+OPTIMIZER_KNOBS = {
+    "lr_scale",
+    "grad_clip",
+}  # only the optimizer reads them: the work of a step does not change
 
 Values = Mapping[str, Value]
 Costs = dict[str, dict[int, float]]
@@ -40,7 +42,7 @@ Costs = dict[str, dict[int, float]]
 
 @dataclass
 class _Seen:
-    """What was measured with one set of values."""
+    """Measurements with one set of knob values."""
 
     steps: int = 0
     kept: dict[str, deque[float]] = field(default_factory=dict)
@@ -52,7 +54,7 @@ class _Seen:
 
 
 class Previewer:
-    """On the leader: `note` each step, and ask. Asked by another thread than the one that notes."""
+    """Answers preview queries on the leader. `note` records a step; queries come from another thread."""
 
     def __init__(self, layout: Layout, board: KnobBoard, oversubscribed: bool) -> None:
         self._layout, self._board, self._oversubscribed = layout, board, oversubscribed
@@ -62,7 +64,7 @@ class Previewer:
         self._costs: dict[tuple[bool, int], Costs] = {}  # by (split backward, micro-batches), the newest
 
     def note(self, summary: Summary) -> None:
-        """A step of the whole job."""
+        """Record a step of the whole job."""
         with self._lock:
             seen = self._seen.setdefault(_key(summary.knobs), _Seen())
             seen.steps += 1
@@ -74,7 +76,7 @@ class Previewer:
     def note_rank(
         self, record: Step, clock: ScheduleClock, durations: Sequence[Sequence[float]] | None
     ) -> None:
-        """The leader's own record of a step, and the times of its pipeline's actions, rank by rank as in the clock."""
+        """Record the leader's own step and the times of its pipeline's actions, by rank as in `clock`."""
         with self._lock:
             self._memory = record.memory_bytes
             if durations:
@@ -82,7 +84,7 @@ class Previewer:
                 self._costs[_splits(clock), micro_batches] = mean_times(clock, durations)
 
     def __call__(self, changes: Changes) -> Previewed:
-        """What `changes` would do. ValueError, with a sentence, if they are not legal."""
+        """The predicted effect of `changes`. ValueError, one sentence, if they are not legal."""
         self._board.check(changes)
         values = self._board.values
         would_be = values | {name: value for name, value in changes.items() if name in values}
@@ -104,7 +106,7 @@ class Previewer:
                 )
             elif quantity in WALL_TIMES and self._oversubscribed:
                 found = Estimate(quantity, here, source=SHARED_CORES)
-            elif len(known.get(quantity, ())) >= FEWEST:
+            elif len(known.get(quantity, ())) >= MIN_STEPS:
                 found = _measured(quantity, here, known[quantity])
             else:
                 found = self._simulated(quantity, now, values, would_be, turned, costs)
@@ -112,15 +114,15 @@ class Previewer:
         return Previewed("", changes, self._board.revision, "", neutral, estimates)
 
     def _untouched(self, quantity: str, turned: set[str], would_be: Values) -> bool:
-        """Whether none of the knobs that are `turned` has to do with `quantity`, at once."""
-        if turned <= DIALS:
-            return quantity != "dropped"  # which follows the weights, and they take another way
+        """Whether the changed knobs `turned` have no immediate effect on `quantity`."""
+        if turned <= OPTIMIZER_KNOBS:
+            return quantity != "dropped"  # dropping follows the weights, which change
         cut = turned <= {"micro_batches", "schedule"}
         if quantity in ROUTED:
             return cut or (
                 turned <= {"micro_batches", "schedule", "recompute", "zero"} and quantity == "dropped"
             )
-        # Parts of a batch send together what the batch sends, unless each part gathers or reduces weights too.
+        # Micro-batches send the same bytes in total, unless each of them also gathers or reduces weights.
         once = self._zero(would_be) <= (2 if self._layout.grid.pp > 1 else 1)
         return quantity == "comm_bytes" and cut and once
 
@@ -161,7 +163,7 @@ class Previewer:
             return nothing
         if quantity == "bubble":
             rest = max(0.0, here - bound_now)
-            # What idles beside the schedule does so as it does now, or once more for each more micro-batch.
+            # Idle time outside the schedule stays as it is, or grows with the number of micro-batches.
             likely, most = bound + rest, bound + rest * max(1.0, after[1] / before[1])
             return Estimate(quantity, here, likely, bound, most, f"{source}; other idle time as now, or more")
         base = here - 1e3 * _window(clocks[0], measured)
@@ -197,14 +199,14 @@ def _means(seen: _Seen | None) -> dict[str, float]:
 
 
 def _measured(quantity: str, now: float | None, steps: list[float]) -> Estimate:
-    """The middle 95 of 100 steps, or all of fewer than 40."""
+    """Interval of the middle 95 % of steps, or of all if there are fewer than 40."""
     ordered, out = sorted(steps), len(steps) // 40
     source = f"measured in this run: {len(steps)} steps with these values"
     return Estimate(quantity, now, fmean(steps), ordered[out], ordered[-1 - out], source)
 
 
 def _window(clock: ScheduleClock, costs: Costs) -> float:
-    """Seconds of the whole pipeline."""
+    """Step time of the whole pipeline, in seconds."""
     return clock.idle([[costs[act.kind][act.stage] for act in its] for its in clock.acts])[0]
 
 

@@ -26,8 +26,8 @@ LAYERS, EXPERTS = 4, 8
 APP = """
 import sys
 from cockpit.tui.app import CockpitApp
-from cockpit.data.sources.live import LiveFeed
-CockpitApp(LiveFeed(sys.argv[1], operator=True)).run(headless=True, size=(200, 60))
+from cockpit.data.sources.live import LiveSource
+CockpitApp(LiveSource(sys.argv[1], operator=True)).run(headless=True, size=(200, 60))
 """
 
 

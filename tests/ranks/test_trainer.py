@@ -12,7 +12,7 @@ from agents.rank.agent import Agent
 from agents.protocol import Command
 from engine.config.toml import load
 from engine.metering.meter import Meter
-from engine.parallel.collectives import Started
+from engine.parallel.collectives import AsyncCollective
 from engine.train.trainer import Trainer
 from tests.ranks.case import LAYOUT, SMALL
 
@@ -52,11 +52,11 @@ def work(place):
     trainer = Trainer(load(LAYOUT, TINY), meter, agent, over, traces=RUN / "traces")
     trainer.steering.profiler._write = lambda *_: None  # what it costs is not the subject
     works, caught = [], []
-    begun = Started.__init__
+    begun = AsyncCollective.__init__
     def noted(self, axis, kind, sent, given, *more, **options):
         works.extend((kind, work) for work in given)
         begun(self, axis, kind, sent, given, *more, **options)
-    Started.__init__ = noted
+    AsyncCollective.__init__ = noted
     def checked(turn):
         def turned(profile):
             caught.extend(kind for kind, work in works if not work.is_completed())
@@ -120,14 +120,15 @@ def gradients(schedule):
     trainer = Trainer(load(LAYOUT, [*DENSE, f"schedule.name={schedule}"]))
     trainer.meter.start_step(0)
     trainer.computation.forward_backward(0)
-    mine = {name: shard_of(p.grad) for name, p in named_parameters(trainer.stages)}
+    mine = {name: local_shard(p.grad) for name, p in named_parameters(trainer.stages)}
     everybodys = [None, None]
     dist.all_gather_object(everybodys, mine)
     return everybodys[0] | everybodys[1]
 
 def work(place):
-    from engine.sharding.fsdp import named_parameters, shard_of
-    globals().update(named_parameters=named_parameters, shard_of=shard_of)
+    from engine.parallel.local_shards import local_shard
+    from engine.sharding.fsdp import named_parameters
+    globals().update(named_parameters=named_parameters, local_shard=local_shard)
     meet(place)
     torch.set_num_threads(1)
     whole = gradients("interleaved")

@@ -24,7 +24,7 @@ from engine.parallel.expert_all_to_all import Placement
 from engine.parallel.parameters import ParameterFactory
 from engine.preflight.memory import device_refusal, too_few_gpus
 from engine.rendezvous import single_rank_context
-from engine.train.expert_bias import Balancing
+from engine.train.expert_bias import LossFreeBalancing
 from tests.ranks.cases import SMALL
 from tests.unit.engine.test_layout import DEMO
 
@@ -164,4 +164,4 @@ def test_biases_follow_counts_that_lie_on_the_host() -> None:
         device = META
 
     stage = stage_of(layout_of("bias"), Meter(), World.device)
-    Balancing([stage], World())(torch.ones(2, 8, dtype=torch.int64))  # type: ignore[arg-type]
+    LossFreeBalancing([stage], World())(torch.ones(2, 8, dtype=torch.int64))  # type: ignore[arg-type]

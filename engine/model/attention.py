@@ -38,18 +38,18 @@ def rotate_both(q_BSHC: Tensor, k_BSGC: Tensor, table: Tensor) -> tuple[Tensor, 
 class Attention(nn.Module):
     """Causal grouped-query attention. Heads are split over tp, the sequence over cp."""
 
-    def __init__(self, weights: ParameterFactory, name: str, model: Model, out_std: float):
+    def __init__(self, factory: ParameterFactory, name: str, model: Model, out_std: float):
         super().__init__()
-        self.tp, self.context, self.head_dim = weights.tp, weights.context, model.head_dim
+        self.tp, self.context, self.head_dim = factory.tp, factory.context, model.head_dim
         D, C = model.d_model, model.head_dim
-        self.q = weights.sharded(f"{name}.q", (model.heads * C, D), 0.02, 0)
-        self.k = weights.sharded(f"{name}.k", (model.kv * C, D), 0.02, 0)
-        self.v = weights.sharded(f"{name}.v", (model.kv * C, D), 0.02, 0)
-        self.o = weights.sharded(f"{name}.o", (D, model.heads * C), out_std, 1)
+        self.q = factory.sharded(f"{name}.q", (model.heads * C, D), 0.02, 0)
+        self.k = factory.sharded(f"{name}.k", (model.kv * C, D), 0.02, 0)
+        self.v = factory.sharded(f"{name}.v", (model.kv * C, D), 0.02, 0)
+        self.o = factory.sharded(f"{name}.o", (D, model.heads * C), out_std, 1)
         table = rope_table(model.seq_len, C, model.rope_theta)[:, self.context.positions(model.seq_len)]
-        self.register_buffer("rope", table.to(weights.device), persistent=False)
+        self.register_buffer("rope", table.to(factory.device), persistent=False)
         self.rope: Tensor
-        self._rotated = weights.compiled(rotate_both)
+        self._rotated = factory.compiled(rotate_both)
 
     def forward(self, x_BsD: Tensor) -> Tensor:
         x_BSD = gather_sequence(x_BsD, self.tp)

@@ -10,11 +10,11 @@ from engine.parallel.parameters import ParameterFactory
 class Embedding(nn.Module):
     """Token ids of the whole sequence [B, S] to this rank's slice [B, S/tp, D]. Each rank holds V/tp rows."""
 
-    def __init__(self, weights: ParameterFactory, vocab: int, d_model: int):
+    def __init__(self, factory: ParameterFactory, vocab: int, d_model: int):
         super().__init__()
-        self.tp = weights.tp
+        self.tp = factory.tp
         self.rows = vocab // self.tp.size
-        self.weight = weights.sharded("embedding", (vocab, d_model), 0.02, 0)
+        self.weight = factory.sharded("embedding", (vocab, d_model), 0.02, 0)
 
     def forward(self, tokens_BS: Tensor) -> Tensor:
         local_BS = tokens_BS - self.tp.rank * self.rows

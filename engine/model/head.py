@@ -17,16 +17,16 @@ class Head(nn.Module):
 
     def __init__(
         self,
-        weights: ParameterFactory,
+        factory: ParameterFactory,
         vocab: int,
         d_model: int,
         tied: nn.Parameter | None = None,
         copied: bool = False,
     ):
         super().__init__()
-        self.tp, self.copied = weights.tp, copied
+        self.tp, self.copied = factory.tp, copied
         name = "embedding" if copied else "head"
-        self.weight = weights.sharded(name, (vocab, d_model), 0.02, 0) if tied is None else tied
+        self.weight = factory.sharded(name, (vocab, d_model), 0.02, 0) if tied is None else tied
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         return nn.functional.linear(gather_sequence(x_BSD, self.tp), local_weight(self.weight))

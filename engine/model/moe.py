@@ -31,12 +31,12 @@ class Routing:
 class Experts(nn.Module):
     """This rank's SwiGLU experts, stacked: rows [R, D] sorted by expert -> [R, D]."""
 
-    def __init__(self, weights: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):
+    def __init__(self, factory: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):
         super().__init__()
-        self.gate = weights.experts(f"{name}.gate", moe.experts, (d_model, moe.d_expert), 0.02)
-        self.up = weights.experts(f"{name}.up", moe.experts, (d_model, moe.d_expert), 0.02)
-        self.down = weights.experts(f"{name}.down", moe.experts, (moe.d_expert, d_model), out_std)
-        self._gated = gated_function(weights.compiled, any_size=True)
+        self.gate = factory.experts(f"{name}.gate", moe.experts, (d_model, moe.d_expert), 0.02)
+        self.up = factory.experts(f"{name}.up", moe.experts, (d_model, moe.d_expert), 0.02)
+        self.down = factory.experts(f"{name}.down", moe.experts, (moe.d_expert, d_model), out_std)
+        self._gated = gated_function(factory.compiled, any_size=True)
 
     def forward(self, rows_RD: Tensor, offsets: Tensor) -> Tensor:
         gate = grouped(rows_RD, local_weight(self.gate), offsets)
@@ -52,13 +52,13 @@ class SharedExperts(nn.Module):
     if a step has more than 1.5 tokens for each unit of their width (docs/bytes.md).
     """
 
-    def __init__(self, weights: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):
+    def __init__(self, factory: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):
         super().__init__()
         width = moe.shared_experts * moe.d_expert
-        self.gate = weights.replicated(f"{name}.gate", (width, d_model), 0.02)
-        self.up = weights.replicated(f"{name}.up", (width, d_model), 0.02)
-        self.down = weights.replicated(f"{name}.down", (d_model, width), out_std)
-        self._gated = gated_function(weights.compiled)
+        self.gate = factory.replicated(f"{name}.gate", (width, d_model), 0.02)
+        self.up = factory.replicated(f"{name}.up", (width, d_model), 0.02)
+        self.down = factory.replicated(f"{name}.down", (d_model, width), out_std)
+        self._gated = gated_function(factory.compiled)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         hidden = self._gated(F.linear(x_TD, self.gate), F.linear(x_TD, self.up))
@@ -82,7 +82,7 @@ class MoeLayer(nn.Module):
 
     def __init__(
         self,
-        weights: ParameterFactory,
+        factory: ParameterFactory,
         layer: int,
         moe: Moe,
         d_model: int,
@@ -92,12 +92,12 @@ class MoeLayer(nn.Module):
     ):
         super().__init__()
         self.layer, self.meter = layer, meter
-        self.placement = Placement(weights.ep_hops, range(moe.experts), weights.device)
-        self.router = ROUTERS[moe.router](weights, f"layers.{layer}.router", moe, d_model, knob_values)
-        self.experts = Experts(weights, f"layers.{layer}.experts", moe, d_model, out_std)
+        self.placement = Placement(factory.ep_hops, range(moe.experts), factory.device)
+        self.router = ROUTERS[moe.router](factory, f"layers.{layer}.router", moe, d_model, knob_values)
+        self.experts = Experts(factory, f"layers.{layer}.experts", moe, d_model, out_std)
         self.shared: SharedExperts | None = None
         if moe.shared_experts:
-            self.shared = SharedExperts(weights, f"layers.{layer}.shared", moe, d_model, out_std)
+            self.shared = SharedExperts(factory, f"layers.{layer}.shared", moe, d_model, out_std)
 
     def set_placement(self, logical: Sequence[int]) -> None:
         """From now on expert `logical[slot]` is in `slot`. The caller moves the weights."""

@@ -1,4 +1,4 @@
-"""RMSNorm, with its own backward on the CPU: torch has no CPU kernel for RMSNorm and takes twice as long."""
+"""RMSNorm, with its own backward on the CPU: torch has no CPU kernel for it, and is half as fast."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ from engine.parallel.parameters import ParameterFactory
 class RMSNorm(nn.Module):
     """x / rms(x) * weight (Zhang and Sennrich 2019)."""
 
-    def __init__(self, weights: ParameterFactory, d_model: int, eps: float):
+    def __init__(self, factory: ParameterFactory, d_model: int, eps: float):
         super().__init__()
-        self.weight = weights.ones((d_model,))
+        self.weight = factory.ones((d_model,))
         self.eps = eps
-        self._norm = weights.compiled(rms_norm) if weights.compiled.on else _rms_norm
+        self._norm = factory.compiled(rms_norm) if factory.compiled.on else _rms_norm
 
     def forward(self, x: Tensor) -> Tensor:
         return self._norm(x, self.weight, self.eps)

@@ -20,7 +20,7 @@ from engine.config.knob_values import KnobValues
 from engine.config.layout import Moe
 from engine.kernels.precision import at_least_fp32
 from engine.model.balancing_losses import attach_loss, sequence_balance, updated_bias, z_loss
-from engine.model.token_dropping import WITHIN_CAPACITY, among_highest, highest, in_half
+from engine.model.token_dropping import WITHIN_CAPACITY, among_highest, expert_capacity, highest, in_half
 from engine.parallel.parameters import ParameterFactory
 
 
@@ -46,16 +46,16 @@ class Router(nn.Module, ABC):
 
     bias: Tensor | None
 
-    def __init__(self, weights: ParameterFactory, name: str, moe: Moe, d_model: int, knob_values: KnobValues):
+    def __init__(self, factory: ParameterFactory, name: str, moe: Moe, d_model: int, knob_values: KnobValues):
         super().__init__()
-        self.moe, self.knob_values, self.slices = moe, knob_values, weights.slices
-        self.weight = weights.replicated(name, (moe.experts, d_model), 0.02)
+        self.moe, self.knob_values, self.slices = moe, knob_values, factory.slices
+        self.weight = factory.replicated(name, (moe.experts, d_model), 0.02)
         bias = (
-            at_least_fp32(torch.zeros(moe.experts, device=weights.device)) if "bias" in moe.balances else None
+            at_least_fp32(torch.zeros(moe.experts, device=factory.device)) if "bias" in moe.balances else None
         )
         self.register_buffer("bias", bias)  # a buffer: checkpoints contain it
-        self._score = weights.compiled(SCORES[moe.score])
-        self._balance, self._z_loss = weights.compiled(sequence_balance), weights.compiled(z_loss)
+        self._score = factory.compiled(SCORES[moe.score])
+        self._balance, self._z_loss = factory.compiled(sequence_balance), factory.compiled(z_loss)
 
     def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and scores of each token, both [B, S, E], in at least fp32."""
@@ -91,10 +91,6 @@ class Router(nn.Module, ABC):
     def _whole(self, x_BSE: Tensor) -> int:
         return x_BSE.shape[1] * self.slices.count
 
-    def _capacity(self, factor: float, whole: int) -> int:
-        """Capacity of an expert for one sequence: `factor` times an even share of the pairs, at most one per token."""
-        return min(whole, math.ceil(factor * whole * self.moe.top_k / self.moe.experts))
-
 
 class TokenChoice(Router):
     """Each token chooses its K best experts (Shazeer et al. 2017), from its best groups if groups are limited.
@@ -110,7 +106,7 @@ class TokenChoice(Router):
         whole, keep_TK, total_BE = self._whole(scores_BSE), None, None
         dropped = torch.zeros((), dtype=torch.int64, device=scores_BSE.device)
         if self.knob_values.capacity_factor is not None:
-            capacity = self._capacity(self.knob_values.capacity_factor, whole)
+            capacity = expert_capacity(self.moe, self.knob_values.capacity_factor, whole)
             within_BSE, total_BE = WITHIN_CAPACITY[self.moe.drop](
                 self.slices, chosen_BSE, scores_BSE, capacity
             )
@@ -162,7 +158,7 @@ class ExpertChoice(Router):
     def choose(self, scores_BSE: Tensor) -> Choice:
         B, S, E = scores_BSE.shape
         factor = self.knob_values.capacity_factor
-        capacity = self._capacity(1.0 if factor is None else factor, self._whole(scores_BSE))
+        capacity = expert_capacity(self.moe, 1.0 if factor is None else factor, self._whole(scores_BSE))
         taken_BSE = self.slices.own_slice(among_highest(self.slices.gather(in_half(scores_BSE)), capacity))
         all_experts_TE = torch.arange(E, device=scores_BSE.device).expand(B * S, E)
         no_drops = torch.zeros((), dtype=torch.int64, device=scores_BSE.device)

@@ -8,7 +8,13 @@ import math
 import torch
 from torch import Tensor
 
+from engine.config.layout import Moe
 from engine.parallel.sequence_split import SequenceSlices
+
+
+def expert_capacity(moe: Moe, factor: float, whole: int) -> int:
+    """Pairs that an expert takes of a sequence of `whole` tokens: `factor` times an even share, at most one a token."""
+    return min(whole, math.ceil(factor * whole * moe.top_k / moe.experts))
 
 
 def highest(x: Tensor, k: int, dim: int = -1) -> Tensor:

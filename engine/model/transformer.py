@@ -29,13 +29,13 @@ from engine.parallel.parameters import ParameterFactory
 class Mlp(nn.Module):
     """Dense SwiGLU (Shazeer 2020), its width split over tp."""
 
-    def __init__(self, weights: ParameterFactory, name: str, model: Model, out_std: float):
+    def __init__(self, factory: ParameterFactory, name: str, model: Model, out_std: float):
         super().__init__()
-        self.tp = weights.tp
-        self.gate = weights.sharded(f"{name}.gate", (model.ff, model.d_model), 0.02, 0)
-        self.up = weights.sharded(f"{name}.up", (model.ff, model.d_model), 0.02, 0)
-        self.down = weights.sharded(f"{name}.down", (model.d_model, model.ff), out_std, 1)
-        self._gated = gated_function(weights.compiled)
+        self.tp = factory.tp
+        self.gate = factory.sharded(f"{name}.gate", (model.ff, model.d_model), 0.02, 0)
+        self.up = factory.sharded(f"{name}.up", (model.ff, model.d_model), 0.02, 0)
+        self.down = factory.sharded(f"{name}.down", (model.d_model, model.ff), out_std, 1)
+        self._gated = gated_function(factory.compiled)
 
     def forward(self, x_BsD: Tensor) -> Tensor:
         x = gather_sequence(x_BsD, self.tp)
@@ -47,21 +47,21 @@ class Block(nn.Module):
     """One layer. Each forward reads from the knob values what to recompute in backward."""
 
     def __init__(
-        self, weights: ParameterFactory, layer: int, model: Model, knob_values: KnobValues, meter: Meter
+        self, factory: ParameterFactory, layer: int, model: Model, knob_values: KnobValues, meter: Meter
     ):
         super().__init__()
         self.layer, self.knob_values, self.meter = layer, knob_values, meter
         # Scale residual outputs down with depth, so that their sum over the layers keeps its size (GPT-2).
         out_std = 0.02 / (2 * model.layers) ** 0.5
         name = f"layers.{layer}"
-        self.attention_norm = RMSNorm(weights, model.d_model, model.norm_eps)
-        self.attention = Attention(weights, f"{name}.attention", model, out_std)
-        self.mlp_norm = RMSNorm(weights, model.d_model, model.norm_eps)
+        self.attention_norm = RMSNorm(factory, model.d_model, model.norm_eps)
+        self.attention = Attention(factory, f"{name}.attention", model, out_std)
+        self.mlp_norm = RMSNorm(factory, model.d_model, model.norm_eps)
         self.mlp: MoeLayer | Mlp
         if model.moe and model.has_experts(layer):
-            self.mlp = MoeLayer(weights, layer, model.moe, model.d_model, out_std, knob_values, meter)
+            self.mlp = MoeLayer(factory, layer, model.moe, model.d_model, out_std, knob_values, meter)
         else:
-            self.mlp = Mlp(weights, f"{name}.mlp", model, out_std)
+            self.mlp = Mlp(factory, f"{name}.mlp", model, out_std)
 
     def forward(self, x: Tensor) -> Tensor:
         with self.meter.in_layer(self.layer):
@@ -102,17 +102,17 @@ class Stage(nn.Module):
     """Consecutive layers. The first stage has the embedding, the last one the head: logits [B, S, V/tp]."""
 
     def __init__(
-        self, weights: ParameterFactory, model: Model, layers: range, knob_values: KnobValues, meter: Meter
+        self, factory: ParameterFactory, model: Model, layers: range, knob_values: KnobValues, meter: Meter
     ):
         super().__init__()
         first, last = layers.start == 0, layers.stop == model.layers
-        self.embedding = Embedding(weights, model.vocab, model.d_model) if first else None
-        self.layers = nn.ModuleDict({str(n): Block(weights, n, model, knob_values, meter) for n in layers})
-        self.norm = RMSNorm(weights, model.d_model, model.norm_eps) if last else None
+        self.embedding = Embedding(factory, model.vocab, model.d_model) if first else None
+        self.layers = nn.ModuleDict({str(n): Block(factory, n, model, knob_values, meter) for n in layers})
+        self.norm = RMSNorm(factory, model.d_model, model.norm_eps) if last else None
         tied = self.embedding.weight if self.embedding is not None and model.tie_embeddings else None
         self.tied = tied is not None
         copied = model.tie_embeddings and not first
-        self.head = Head(weights, model.vocab, model.d_model, tied, copied) if last else None
+        self.head = Head(factory, model.vocab, model.d_model, tied, copied) if last else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embedding is not None:

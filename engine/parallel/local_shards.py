@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This rank's shard of a parameter or gradient, outside autograd; a plain tensor is returned as it is."""
+    """This rank's shard of a parameter or gradient, outside autograd; a plain tensor is returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

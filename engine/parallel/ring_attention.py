@@ -32,9 +32,8 @@ def visible_block(rank: int, owner: int, S: int) -> VisibleBlock:
         return VisibleBlock(slice(0, S), slice(0, S), causal=True)
     if owner < rank:  # the owner's first chunk precedes both of ours, its second follows both
         return VisibleBlock(slice(0, S), slice(0, S // 2), causal=False)
-    return VisibleBlock(
-        slice(S // 2, S), slice(0, S), causal=False
-    )  # both of the owner's chunks lie between ours
+    # Both of the owner's chunks lie between ours.
+    return VisibleBlock(slice(S // 2, S), slice(0, S), causal=False)
 
 
 def ring_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> Tensor:

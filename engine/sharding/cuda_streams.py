@@ -1,7 +1,7 @@
-"""The order of CUDA streams when gradients are reduced. On the CPU, where nothing runs on a stream, each does nothing.
+"""Synchronises CUDA streams when gradients are reduced; on the CPU these functions do nothing.
 
-FSDP2 reduces on a stream of its own, and makes the compute stream wait for it only after the last backward. So the
-engine orders its own reads of earlier reductions.
+FSDP2 reduces on a separate stream, and the compute stream waits for it only after the last backward. So the engine
+itself must order reads of earlier reductions.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""A check at start, by a tiny step with a known gradient, that this torch's FSDP2 reduces gradients as expected.
+"""Checks at start, with a tiny step of known gradient, that this torch's FSDP2 reduces gradients as expected.
 
 `engine/sharding/gradient_reductions.py` relies on undocumented behaviour that has changed between versions: a flat
 gradient may be filled after FSDP2 took it, reductions are sums and not means, and bf16 gradients are summed in fp32. If

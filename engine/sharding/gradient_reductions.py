@@ -4,8 +4,8 @@ FSDP2 (torch 2.13) reduces a unit in two calls: a custom reduce-scatter from a f
 the all-reduce hook with that `output`. The gradients of the unit become views of `output`. FSDP2 does not read them
 when they are new (the reduction keeps its dtype and divides by 1), so `output` may be filled later.
 
-On the CPU (gloo), that is what happens: the reduce-scatter runs in the background, and `GradientReductions` waits for
-it before it uses the gradients. On CUDA (NCCL), the reduce-scatter is queued on a stream of FSDP2, and the order of
+On the CPU (gloo), the reduce-scatter fills `output` in the background, and `GradientReductions` waits for it before it
+uses the gradients. On CUDA (NCCL), the reduce-scatter is queued on a stream of FSDP2, and the order of
 streams is kept by the functions of `engine/sharding/cuda_streams.py`; these do nothing on the CPU.
 """
 

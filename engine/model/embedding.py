@@ -8,7 +8,7 @@ from engine.parallel.parameters import ParameterFactory
 
 
 class Embedding(nn.Module):
-    """Token ids of the whole sequence [B, S] to this rank's slice [B, S/tp, D]. Each rank holds V/tp rows."""
+    """Maps token ids of the whole sequence [B, S] to this rank's slice [B, S/tp, D]. Each rank holds V/tp rows."""
 
     def __init__(self, factory: ParameterFactory, vocab: int, d_model: int):
         super().__init__()

@@ -8,7 +8,7 @@ from engine.parallel.parameters import ParameterFactory
 
 
 class Head(nn.Module):
-    """This rank's slice [B, S/tp, D] to logits of the whole sequence over a share of the vocabulary, [B, S, V/tp].
+    """Maps this rank's slice [B, S/tp, D] to logits of the whole sequence and a share of the vocabulary, [B, S, V/tp].
 
     `tied` is the weight of the embedding, when the head shares it (Press and Wolf 2017); both are sharded alike. If the
     embedding is on another stage, `copied` is True: the head has a copy of the weight with the same initial values, and

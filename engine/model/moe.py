@@ -100,7 +100,7 @@ class MoeLayer(nn.Module):
             self.shared = SharedExperts(factory, f"layers.{layer}.shared", moe, d_model, out_std)
 
     def set_placement(self, logical: Sequence[int]) -> None:
-        """From now on expert `logical[slot]` is in `slot`. The caller moves the weights."""
+        """Set the placement: expert `logical[slot]` is in `slot`. The caller moves the weights."""
         self.placement = Placement(self.placement.hops, logical, self.placement.device)
 
     def forward(self, x_BSD: Tensor, cache: dict[str, Routing]) -> Tensor:

@@ -12,12 +12,12 @@ from engine.parallel.collectives import Axis
 
 
 def gather_sequence(x_BSD: Tensor, axis: Axis) -> Tensor:
-    """Sequence slices to the whole sequence, [B, S, D] -> [B, P S, D]; backward reduce-scatters."""
+    """Gather sequence slices to the whole sequence, [B, S, D] -> [B, P S, D]; backward reduce-scatters."""
     return x_BSD if axis.size == 1 else _call(_GatherSequence, x_BSD, axis)
 
 
 def scatter_sequence(x_BSD: Tensor, axis: Axis) -> Tensor:
-    """Partial sums of the whole sequence to this rank's slice, [B, P S, D] -> [B, S, D]; backward all-gathers."""
+    """Reduce-scatter partial sums of the whole sequence to slices, [B, P S, D] -> [B, S, D]; backward all-gathers."""
     return x_BSD if axis.size == 1 else _call(_ScatterSequence, x_BSD, axis)
 
 

@@ -24,7 +24,7 @@ SMALL_ALL_REDUCE_BYTES = 1 << 20
 
 
 class AsyncCollective:
-    """A collective that runs in the background. `wait` meters it: time in `wait` is exposed, time before it hidden.
+    """A collective that runs in the background. `wait` meters it: the time in `wait` is exposed, earlier time hidden.
 
     `wait` calls `finish` when the data has arrived. With no `works` there is nothing to wait for. gloo's sends have no
     future that reports completion: with `has_future` False the collective counts as running until `wait` is called.

@@ -50,14 +50,14 @@ class ParameterFactory:
         self._tp_mesh, self._ep_mesh = tp_mesh, ep_mesh
 
     def replicated(self, name: str, shape: tuple[int, ...], std: float) -> nn.Parameter:
-        """Equal on all tensor ranks. Each sees a slice of the sequence, so the gradients are summed over tp."""
+        """A parameter that all tensor ranks hold. Each sees a slice of the sequence, so gradients sum over tp."""
         return nn.Parameter(initial_values(name, shape, std, self.seed).to(self.device))
 
     def ones(self, shape: tuple[int, ...]) -> nn.Parameter:
         return nn.Parameter(torch.ones(shape, device=self.device))
 
     def sharded(self, name: str, shape: tuple[int, ...], std: float, dim: int) -> nn.Parameter:
-        """Split over tp along `dim`: 0 for column-parallel weights [out, in], 1 for row-parallel ones."""
+        """A parameter split over tp along `dim`: 0 for column-parallel weights [out, in], 1 for row-parallel ones."""
         part = initial_values(name, shape, std, self.seed).chunk(self.tp.size, dim)[self.tp.rank].contiguous()
         return nn.Parameter(_on_mesh(part.to(self.device), self._tp_mesh, dim))
 

@@ -48,7 +48,7 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> Tensor:
         out = lse = torch.empty(0)
-        for block, (k, v) in _travelling_keys_and_values(k_BGSC, v_BGSC, cp):
+        for block, (k, v) in _visible_keys_and_values(k_BGSC, v_BGSC, cp):
             more, more_lse = flash_attention.forward(q_BHSC[:, :, block.queries], k, v, block.causal)
             if block.causal:  # the rank's own block comes first: each query sees at least its own key
                 out, lse = more.to(more_lse.dtype), more_lse
@@ -68,7 +68,7 @@ class _Ring(torch.autograd.Function):
         own = sums = torch.zeros(2, *k_BGSC.shape, dtype=lse.dtype, device=lse.device)
         with cp.meter.in_layer(ctx.layer):
             transfer: AsyncCollective | None = None
-            for block, (k, v) in _travelling_keys_and_values(k_BGSC, v_BGSC, cp):
+            for block, (k, v) in _visible_keys_and_values(k_BGSC, v_BGSC, cp):
                 grad, q, o, log = (x[:, :, block.queries] for x in (grad_BHSC, q_BHSC, out, lse))
                 # The CUDA kernel ignores the strides of the log-sum-exp.
                 more, d_k, d_v = flash_attention.backward(grad, q, k, v, o, log.contiguous(), block.causal)
@@ -86,7 +86,7 @@ class _Ring(torch.autograd.Function):
         return d_q.to(q_BHSC.dtype), d_k, d_v, None
 
 
-def _travelling_keys_and_values(
+def _visible_keys_and_values(
     k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis
 ) -> Iterator[tuple[VisibleBlock, Tensor]]:
     """Yield the visible keys and values, [2, B, G, keys, C], of this rank and then of each previous rank.

@@ -55,7 +55,7 @@ class FsdpUnit:
 
 
 class GradientReductions:
-    """The reductions of a step, in the order in which backward starts them, which is equal on all ranks.
+    """Runs the reductions of a step in the order in which backward starts them, which is the same on all ranks.
 
     Within a replica, each micro-batch may be reduced. Over the replicas, the sum of all micro-batches is reduced once.
     """

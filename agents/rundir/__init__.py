@@ -1,1 +1,1 @@
-"""How a hub is found, kept alive and spoken to: folders, addresses, keys, sockets."""
+"""Run folders, the files and sockets through which a hub is found, and the supervisor that keeps it alive."""

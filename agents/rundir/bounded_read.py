@@ -1,4 +1,4 @@
-"""Reading files that somebody else may have put there: ordinary ones, of a bounded size."""
+"""Reads files that another user may have written: only regular files, and of bounded size."""
 
 import os
 import stat
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def open_ordinary(path: Path, links: bool = True) -> FileIO:
-    """The file at `path`, unbuffered; OSError, with its reason in `strerror`, for whatever is no ordinary file.
+    """The file at `path`, unbuffered; OSError, with its reason in `strerror`, if it is not a regular file.
 
-    To open a pipe waits for its writer, and a device may never end. `links` says whether a symbolic link is followed.
+    A pipe would block until it has a writer, and a device may never end. `links`: whether to follow a symbolic link.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
     try:
@@ -23,7 +23,7 @@ def open_ordinary(path: Path, links: bool = True) -> FileIO:
 
 
 def check_ordinary(*paths: Path) -> None:
-    """OSError if something lies there that is no ordinary file, for a library that opens files by itself."""
+    """OSError if a path exists and is not a regular file; for libraries that open files themselves."""
     for path in paths:
         try:
             mode = path.stat().st_mode
@@ -34,7 +34,7 @@ def check_ordinary(*paths: Path) -> None:
 
 
 def read_ordinary(path: Path, most: int, links: bool = True) -> bytes:
-    """All of it; OSError also where it has more than `most` bytes."""
+    """Read the whole file; OSError also if it has more than `most` bytes."""
     with open_ordinary(path, links) as file:
         size = os.fstat(file.fileno()).st_size
         content = bytearray()

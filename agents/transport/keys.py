@@ -1,10 +1,10 @@
-"""CURVE keys: a private folder of key files, and the list that says what each key may do.
+"""CURVE keys: a private folder of key files, and the list of keys with their roles.
 
-    hub.key        the hub's own; made when first needed
-    NAME.key       a rank's, viewer's or operator's, with the hub's public key in it: all that is needed to connect
-    allowed.json   the keys made here, their roles, and when they were revoked; hubs reread it as it changes
+    hub.key        key of the hub, created when first needed
+    NAME.key       key of a rank, viewer or operator, with the hub's public key: all that is needed to connect
+    allowed.json   the keys made here, their roles and revocation times; hubs reread it when it changes
 
-Keys are in Z85, as ZeroMQ writes them. A public key says who it is; a secret key is never printed.
+Keys are encoded in Z85, as in ZeroMQ. A public key identifies its holder; a secret key is never printed.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from agents.protocol.base import RunError
 from agents.transport.addresses import Endpoints
 from agents.transport.open_files import open_lock
 
-KEY_VARIABLE = "COCKPIT_KEY"  # names key files, as PATH does folders
-FOLDER_VARIABLE = "COCKPIT_KEYS"  # names the folder of keys
+KEY_VARIABLE = "COCKPIT_KEY"  # key files, separated as in PATH
+FOLDER_VARIABLE = "COCKPIT_KEYS"  # the key folder
 LIST_FILE = "allowed.json"
-SHOWN = 20  # names in an error
-HUB = "hub"  # the name that no other key may have
+SHOWN = 20  # the most names in an error
+HUB = "hub"  # reserved name
 LONGEST_KEY_FILE = 4096  # bytes
-MOST_KEYS = 1024  # in force
-REVOKED_KEPT = 256  # the newest; a key on no list is refused like a revoked one
-LONGEST_LIST = 16 << 20  # bytes; what is written here has less than 1 MiB, an older release pruned nothing
+MOST_KEYS = 1024  # the most keys in force
+REVOKED_KEPT = 256  # the newest revoked keys; an unlisted key is refused like a revoked one
+LONGEST_LIST = 16 << 20  # bytes; our list is below 1 MiB, but an older release never pruned it
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 KeyName = Annotated[str, Meta(pattern=f"^{_NAME.pattern}$", max_length=64)]
@@ -41,7 +41,7 @@ Z85Key = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}
 
 
 class Role(StrEnum):
-    """What a key may do: report as a rank; watch; watch and change knobs."""
+    """Role of a key. rank: report; viewer: watch; operator: watch and change."""
 
     RANK = "rank"
     VIEWER = "viewer"
@@ -49,16 +49,16 @@ class Role(StrEnum):
 
 
 class Key(Struct, frozen=True):
-    """A key file. Its role is a label: what counts is the list that the hub reads."""
+    """A key file. Its role is only a label; the hub uses the role in its list."""
 
     name: KeyName
     role: str
     public: Z85Key
     secret: Z85Key
-    hub: Z85Key  # the public key of the hub it is for
+    hub: Z85Key  # public key of the hub that accepts it
 
     def __repr__(self) -> str:
-        return f"Key({self.name!r}, {self.role!r}, {self.public!r})"  # no traceback shows the secret
+        return f"Key({self.name!r}, {self.role!r}, {self.public!r})"  # keeps the secret out of tracebacks
 
 
 class Listed(Struct, frozen=True):
@@ -72,34 +72,34 @@ class Listed(Struct, frozen=True):
 
 
 def keys_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """``COCKPIT_KEYS``, else ``cockpit/keys`` in the user's configuration; RunError if there is no such place."""
+    """``COCKPIT_KEYS``, else ``cockpit/keys`` in the user's configuration; RunError without a home directory."""
     if named := environ.get(FOLDER_VARIABLE):
         return Path(named)
     if configuration := environ.get("XDG_CONFIG_HOME"):
         return Path(configuration) / "cockpit" / "keys"
     try:
         return Path.home() / ".config" / "cockpit" / "keys"
-    except RuntimeError:  # a container's user without a name
+    except RuntimeError:  # a user id without a passwd entry, in a container
         raise RunError(f"there is no home directory; name a folder of keys with {FOLDER_VARIABLE}") from None
 
 
 def key_folder(endpoints: Endpoints) -> Path:
-    """Where to look for a key to a hub: where it has its own, if that is seen here, else in the usual place."""
+    """The folder to search for a key to a hub: the hub's key folder if it is readable here, else the default one."""
     named = Path(endpoints.keys) if endpoints.keys else None
     return named if named and named.is_dir() and os.access(named, os.R_OK | os.X_OK) else keys_folder()
 
 
 def load_key(path: Path) -> Key:
-    """The key in a file; RunError if there is none, or if it is no secret."""
+    """Read a key file; RunError if it is missing, not a key file, or readable by other users."""
     raw = _read_private(path, LONGEST_KEY_FILE)
     try:
         key = msgspec.json.decode(raw, type=Key)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise RunError(f"{path} is not a key file; cockpit keys make NAME --role ROLE makes one") from None
-    import zmq  # a launcher that meets no key does without it
+    import zmq  # imported only when needed, to keep launchers light
 
     if zmq.curve_public(key.secret.encode()) != key.public.encode():
-        raise RunError(f"{path} is not a key file: its two halves do not belong together")
+        raise RunError(f"{path} is not a key file: its public and secret key do not match")
     return key
 
 
@@ -108,15 +108,15 @@ def find_key(
 ) -> Key:
     """The file `given`, else a key that ``COCKPIT_KEY`` names, else the first of `folder` with one of `roles`.
 
-    `roles` are in order of preference. RunError: there is none, or it is of another role, or not for the hub of public
-    key `hub`.
+    `roles` are in order of preference. RunError: there is no key, it has another role, or it is not for the hub with
+    public key `hub`.
     """
     named, passed_over = (given, "") if given else _named(roles)
     store = KeyStore(folder or keys_folder())
     path = named or next(store.files(roles), None)
     if path is None:
         raise RunError(
-            f"this hub wants a key of role {' or '.join(roles)}, and there is none in {store.folder}{passed_over}; "
+            f"this hub requires a key of role {' or '.join(roles)}, and there is none in {store.folder}{passed_over}; "
             f"name its file with --key or COCKPIT_KEY, or make one: cockpit keys make NAME --role {roles[0]}"
         )
     key = load_key(path)
@@ -128,19 +128,21 @@ def find_key(
 
 
 def _named(roles: Sequence[Role]) -> tuple[Path | None, str]:
-    """The file of ``COCKPIT_KEY`` to use, and which were passed over. A rank's key is not meant for a cockpit, nor the
-    other way round, though both may be exported."""
+    """The file of ``COCKPIT_KEY`` to use, and a text on the others. Both kinds of keys may be exported: a cockpit skips
+    keys of ranks, and a rank skips keys of cockpits."""
     files = [Path(file) for file in os.environ.get(KEY_VARIABLE, "").split(os.pathsep) if file]
     found = [(file, load_key(file).role) for file in files]
-    of_a_rank = Role.RANK in roles
-    meant = [(file, role) for file, role in found if (role == Role.RANK) is of_a_rank]
-    fits = next((file for file, role in meant if role in roles), None)
+    for_rank = Role.RANK in roles
+    candidates = [(file, role) for file, role in found if (role == Role.RANK) is for_rank]
+    fits = next((file for file, role in candidates if role in roles), None)
     others = ", ".join(f"{file} of role {role}" for file, role in found)
-    return fits or (meant[0][0] if meant else None), f" (COCKPIT_KEY names {others})" if others else ""
+    return fits or (
+        candidates[0][0] if candidates else None
+    ), f" (COCKPIT_KEY names {others})" if others else ""
 
 
 class KeyStore:
-    """A folder of keys. It is made when the first key is, and is ours alone or refused."""
+    """A key folder. It is created with the first key, and refused unless only this user can enter it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -149,7 +151,7 @@ class KeyStore:
         return self.folder / f"{name}.key"
 
     def listed(self) -> list[Listed]:
-        """All keys in force and the newest revoked ones, oldest first. RunError if the list cannot be trusted."""
+        """All keys in force and the newest revoked ones, oldest first. RunError if other users can change the list."""
         if not self.folder.exists():
             return []
         _check_folder(self.folder)
@@ -162,7 +164,7 @@ class KeyStore:
             raise RunError(f"{path} is not a list of keys: {error}") from None
 
     def files(self, roles: Sequence[Role]) -> Iterator[Path]:
-        """The files of keys that are in force, in order of `roles`."""
+        """The files of keys in force, in order of `roles`."""
         in_force = [row for row in self.listed() if row.revoked_s is None]
         for role in roles:
             for row in in_force:
@@ -170,8 +172,8 @@ class KeyStore:
                     yield self.file(row.name)
 
     def hub_key(self) -> Key:
-        """The hub's own key, made if there is none yet."""
-        with self._alone():
+        """The hub's own key; created if it does not exist."""
+        with self._locked():
             path = self.file(HUB)
             if not path.exists():
                 public, secret = _new_pair()
@@ -179,20 +181,20 @@ class KeyStore:
             return load_key(path)
 
     def make(self, name: str, role: Role) -> Path:
-        """A new key and its place in the list; the file of it. RunError: the name is taken or cannot be."""
+        """Make a key, list it, and return its file. RunError: the name is taken or not legal."""
         if not _NAME.fullmatch(name) or name == HUB:
             raise RunError(
                 f"a key cannot be named {name[:70]!r}; legal: letters, digits, '.', '_' and '-', and not {HUB}"
             )
         hub = self.hub_key().public
-        with self._alone():
+        with self._locked():
             listed = self.listed()
             if any(row.name == name and row.revoked_s is None for row in listed):
                 raise RunError(f"there is a key {name} already; revoke it first, or choose another name")
             if sum(row.revoked_s is None for row in listed) >= MOST_KEYS:
                 raise RunError(
-                    f"there are {MOST_KEYS} keys in force in {self.folder}, which is the most; revoke one, or make the "
-                    "key in another folder"
+                    f"there are {MOST_KEYS} keys in force in {self.folder}, the limit; revoke one, or make the key in "
+                    "another folder"
                 )
             public, secret = _new_pair()
             path = self.file(name)
@@ -201,8 +203,8 @@ class KeyStore:
         return path
 
     def revoke(self, name: str) -> Listed:
-        """Take a key out of force; hubs that run take notice within a second. RunError: there is no such key."""
-        with self._alone():
+        """Revoke a key; running hubs apply it within a second. RunError: no such key is in force."""
+        with self._locked():
             listed = self.listed()
             found = next((row for row in listed if row.name == name and row.revoked_s is None), None)
             if found is None:
@@ -214,19 +216,21 @@ class KeyStore:
                     f"there is no key {name[:70]} in force; the keys in force are: {names or 'none'}"
                 )
             revoked = structs.replace(found, revoked_s=time.time())
-            self.file(name).unlink(missing_ok=True)  # first: a full disk then has room for the list
+            self.file(name).unlink(
+                missing_ok=True
+            )  # deleted first, so that a full disk has room for the list
             self._write_list([revoked if row is found else row for row in listed])
         return revoked
 
     def _write_list(self, rows: list[Listed]) -> None:
-        """Write the list without the keys that were revoked long ago, so that it stays small enough to be read."""
+        """Write the list without the oldest revoked keys, so that its size stays bounded."""
         revoked = sorted(row.revoked_s for row in rows if row.revoked_s is not None)[-REVOKED_KEPT:]
         kept = [row for row in rows if row.revoked_s is None or row.revoked_s >= revoked[0]]
         _write_private(self.folder / LIST_FILE, kept)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One writer at a time."""
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the folder, so that there is one writer at a time."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_folder(self.folder)
@@ -251,12 +255,12 @@ def _check_folder(folder: Path) -> None:
 
 
 def _read_private(path: Path, longest: int) -> bytes:
-    """A file that nobody else can read or write, of at most `longest` bytes."""
+    """Read a file of at most `longest` bytes; RunError if other users can read or write it."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise RunError(f"{path} is no file")
+                raise RunError(f"{path} is not a regular file")
             if found.st_mode & 0o077:
                 raise RunError(
                     f"{path} can be read or written by others; keep it to yourself: chmod 600 {path}"
@@ -265,18 +269,18 @@ def _read_private(path: Path, longest: int) -> bytes:
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
     if len(raw) > longest:
-        raise RunError(f"{path} has over {longest} bytes, which no file of ours has")
+        raise RunError(f"{path} has over {longest} bytes, the limit")
     return raw
 
 
-def _write_private(path: Path, what: Key | list[Listed]) -> None:
-    """Whole or not at all, and never for a moment readable by others."""
+def _write_private(path: Path, content: Key | list[Listed]) -> None:
+    """Write a file atomically; it is never readable by other users."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.unlink(missing_ok=True)
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(what), indent=2) + b"\n")
+            file.write(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)

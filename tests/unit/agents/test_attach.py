@@ -74,7 +74,7 @@ def test_without_a_key_the_other_machine_goes_unseen(
     with ExitStack() as stack:
         first, second = machines.join(stack)
         assert isinstance(first, Reach) and second is None
-    assert "the hub runs on machine-0, and this rank cannot reach it: this hub wants a key" in caplog.text
+    assert "the hub runs on machine-0, and this rank cannot reach it: this hub requires a key" in caplog.text
 
 
 def test_a_hub_that_cannot_be_is_told_to_all(machines: Machines, tmp_path: Path) -> None:

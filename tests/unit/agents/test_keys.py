@@ -91,7 +91,7 @@ def test_the_list_stays_readable_however_many_keys_there_were(
     assert size < 1 << 20
     in_force = [structs.replace(ann, name=f"n{number}") for number in range(MOST_KEYS)]
     _write_private(store.folder / LIST_FILE, in_force)
-    with pytest.raises(RunError, match=r"1024 keys in force in .*, which is the most; revoke one"):
+    with pytest.raises(RunError, match=r"1024 keys in force in .*, the limit; revoke one"):
         store.make("more", Role.VIEWER)
     with pytest.raises(RunError, match=r"are: n0, n1, .*n19 and 1004 more$"):
         store.revoke("more")
@@ -129,7 +129,7 @@ def test_a_list_that_is_no_file_is_refused(store: KeyStore) -> None:
     store.make("ann", Role.VIEWER)
     (store.folder / LIST_FILE).unlink()
     os.mkfifo(store.folder / LIST_FILE, 0o600)
-    with pytest.raises(RunError, match=r"allowed.json is no file"):
+    with pytest.raises(RunError, match=r"allowed.json is not a regular file"):
         store.listed()
 
 
@@ -166,7 +166,7 @@ def test_a_name_that_is_no_file_name_is_refused(store: KeyStore, name: str) -> N
 def test_a_key_is_found_by_role_and_named_by_variable(
     store: KeyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RunError, match=r"wants a key of role viewer or operator.*cockpit keys make NAME"):
+    with pytest.raises(RunError, match=r"requires a key of role viewer or operator.*cockpit keys make NAME"):
         find_key((Role.VIEWER, Role.OPERATOR))
     store.make("node", Role.RANK)
     operator = store.make("bob", Role.OPERATOR)
@@ -227,7 +227,7 @@ def test_what_is_no_key_file_is_one_sentence(store: KeyStore, tmp_path: Path) ->
         "": "is not a key file",
         "[1]": "is not a key file",
         "x" * 5000: "over 4096 bytes",
-        swapped: "do not belong together",
+        swapped: "do not match",
     }.items():
         path = tmp_path / "bad.key"
         path.touch(0o600)

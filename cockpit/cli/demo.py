@@ -1,4 +1,4 @@
-"""``cockpit demo``: a real run on this machine, with a cockpit on it as its operator."""
+"""``cockpit demo``: starts a run on this machine and opens the screen on it as operator."""
 
 import contextlib
 import signal
@@ -27,7 +27,7 @@ SHOWN_LINES = 12
 
 
 class DemoSource:
-    """Waits for the hub of a run that is starting, then follows it; says so if the run fails."""
+    """Source that waits for the hub of a starting run, then follows it; reports an engine that fails."""
 
     operator = True
     owns_run = True
@@ -57,9 +57,9 @@ class DemoSource:
 
     def _run(self, store: Store) -> None:
         with faults_reported(store, f"the run goes on: cockpit attach {self.target}"):
-            self._attend(store)
+            self._follow(store)
 
-    def _attend(self, store: Store) -> None:
+    def _follow(self, store: Store) -> None:
         while not self._stop.wait(LOOK_S):
             if self._live is None:
                 with contextlib.suppress(RunError):
@@ -69,14 +69,14 @@ class DemoSource:
                     self._live.start(store)
             status = self.engine.exit_status
             if status:
-                last = self.engine.last_lines(1) or ["it said nothing"]
+                last = self.engine.last_lines(1) or ["it printed nothing"]
                 with store.lock:
                     store.trouble = f"the engine ended with exit {status}: {format.clean(last[0])}"
                 return
 
 
 def run_demo(words: Sequence[str]) -> int:
-    """Start the engine, show it, and end it with the cockpit. 1 if it never came to a first step."""
+    """Start the engine, open the screen, and end the engine with it. Returns 1 if no step was done."""
     from cockpit.tui.app import CockpitApp
     from cockpit.tui.open import keymap, report_fault
     from cockpit.tui.screens.starting import Starting
@@ -96,10 +96,10 @@ def run_demo(words: Sequence[str]) -> int:
             report_fault(app.store)
             failed = app.return_code or app.store.link is LinkState.FAILED
             if failed:
-                engine.stop()  # its ranks are gone, and it may be about to say why
+                engine.stop()  # its ranks are gone, and it may still print the cause
             status = engine.exit_status
             if status or failed:
-                _tell_failure(app.store, engine)
+                _print_failure(app.store, engine)
                 return status or 1
             if status is None:
                 print_line("stopping the run ...")
@@ -107,14 +107,14 @@ def run_demo(words: Sequence[str]) -> int:
     return 0
 
 
-def _tell_failure(store: Store, engine: EngineProcess) -> None:
-    """Why the run failed, once the screen that said so is gone; the end of what the engine printed, and where it is."""
+def _print_failure(store: Store, engine: EngineProcess) -> None:
+    """Print why the run failed, the last lines of the engine, and the path of its log."""
     with store.lock:
         if store.link is LinkState.FAILED:
             complain(f"the run failed: {diagnosis(store).text}")
     for line in engine.last_lines(SHOWN_LINES):
         complain(line)
-    complain(f"all that the engine printed is in {engine.log}")
+    complain(f"the whole output of the engine is in {engine.log}")
 
 
 def _split(words: Sequence[str]) -> tuple[Path, list[str]]:
@@ -131,7 +131,7 @@ def _split(words: Sequence[str]) -> tuple[Path, list[str]]:
 
 @contextlib.contextmanager
 def _signals_unwind() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind like an error does, so that what was started is ended on the way out."""
+    """Context in which SIGTERM and SIGHUP raise SystemExit, so that the engine is stopped on the way out."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

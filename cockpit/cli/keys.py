@@ -1,4 +1,4 @@
-"""``cockpit keys``: who may come to a hub over TCP. Each command returns the exit status."""
+"""``cockpit keys``: make, list and revoke keys for hubs over TCP. Each command returns the exit status."""
 
 import argparse
 import time
@@ -15,7 +15,7 @@ Options = argparse.Namespace
 
 
 def add_to(parser: argparse.ArgumentParser) -> None:
-    """The subcommands and their options."""
+    """Add the subcommands and their options."""
     actions = parser.add_subparsers(metavar="make|list|revoke", required=True)
     for name, (call, about) in ACTIONS.items():
         action = actions.add_parser(name, help=about, description=about)
@@ -28,12 +28,12 @@ def add_to(parser: argparse.ArgumentParser) -> None:
                 "--role",
                 required=True,
                 choices=[role.value for role in Role],
-                help="reports; watches; watches and changes",
+                help="rank: report · viewer: watch · operator: watch and change",
             )
         action.add_argument(
             "--folder",
             type=Path,
-            help="the folder of keys (default COCKPIT_KEYS, else ~/.config/cockpit/keys)",
+            help="folder of keys (default: COCKPIT_KEYS, else ~/.config/cockpit/keys)",
         )
         action.add_argument("--json", action="store_true", help="print JSON")
         action.set_defaults(call=_guarded(call))
@@ -55,7 +55,7 @@ def _make(options: Options, store: KeyStore) -> int:
     if options.json:
         print_json({"name": key.name, "role": key.role, "public": key.public, "file": str(path)})
     else:
-        print_line(f"{path}: give this file to who is to have it, and to nobody else")
+        print_line(f"{path}: give this file only to the owner of the key")
     return 0
 
 
@@ -77,7 +77,7 @@ def _revoke(options: Options, store: KeyStore) -> int:
     if options.json:
         print_json(_record(row, store))
     else:
-        print_line(f"the key {row.name} is revoked; hubs that run take notice within a second")
+        print_line(f"the key {row.name} is revoked; running hubs apply it within a second")
     return 0
 
 
@@ -98,7 +98,7 @@ def _day(time_s: float) -> str:
 
 
 ACTIONS: dict[str, tuple[Callable[[Options, KeyStore], int], str]] = {
-    "make": (_make, "make a key, and put it on the list"),
-    "list": (_list, "the keys in force, and the newest that were revoked"),
-    "revoke": (_revoke, "take a key out of force, also on connections that are open"),
+    "make": (_make, "make a key and add it to the list"),
+    "list": (_list, "list keys in force and recently revoked keys"),
+    "revoke": (_revoke, "revoke a key and close its open connections"),
 }

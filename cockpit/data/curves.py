@@ -1,6 +1,6 @@
-"""What a chart shows of a run's curve: stretches of steps, each as finely as it is known. Textual-free.
+"""Curves of a run for a chart: stretches of steps, each at the best known resolution. Textual-free.
 
-Of old steps a live run keeps buckets (`agents.state.curve`); a recording also has every step of the visible stretch,
+A live run keeps buckets of old steps (`agents.state.curve`); a recording also has every step of the visible stretch,
 `detail`.
 """
 
@@ -9,18 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from agents.alerts.finding import median
 from agents.state.curve import Curve, Point
 from agents.state.run_state import RunState
 
 View = tuple[int, int]
-"""The first and last step that is looked at."""
+"""The first and last visible step."""
 
-FEWEST = 16  # steps of a view
+FEWEST = 16  # steps of a view, at least
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Values by step. Each `width` steps have at most their first, lowest, highest and last; 1: all there are."""
+    """Values by step. A bucket of `width` steps has at most its first, lowest, highest and last; width 1 has all."""
 
     points: Sequence[Point]
     width: int = 1
@@ -56,8 +57,8 @@ def stretches(
 
 
 def runs(found: Sequence[Stretch], step_columns: float) -> Iterator[list[Point]]:
-    """The points that a line may join. It ends where steps are missing, if that is wider than a column of the chart
-    (of which a step takes `step_columns`), and at a value that is no finite number."""
+    """Runs of points that a line joins. A run ends at a value that is not finite, and where missing steps are wider than
+    a column of the chart (a step takes `step_columns` columns)."""
     known = [(point, one.width) for one in found for point in one.points]
     usual = _usual(found)
     run: list[Point] = []
@@ -75,13 +76,13 @@ def runs(found: Sequence[Stretch], step_columns: float) -> Iterator[list[Point]]
 
 
 def _usual(found: Sequence[Stretch]) -> int:
-    """How many steps apart neighbours usually are: some loops report each tenth."""
-    apart = sorted(b[0] - a[0] for one in found if one.width == 1 for a, b in pairwise(one.points))
-    return apart[len(apart) // 2] if apart else 1
+    """The usual distance of neighbouring points in steps: some loops report only every tenth step."""
+    apart = [b[0] - a[0] for one in found if one.width == 1 for a, b in pairwise(one.points)]
+    return int(median(apart)) if apart else 1
 
 
 def closer(view: View, by: float) -> View:
-    """The middle of a view, or (`by` above 1) more around it."""
+    """A view around the same middle, `by` times as wide."""
     first, last = view
     middle, half = (first + last) / 2, max(FEWEST, (last - first) * by) / 2
     return max(0, math.floor(middle - half)), math.ceil(middle + half)
@@ -94,7 +95,7 @@ def beside(view: View, by: float) -> View:
 
 
 def within(view: View, whole: View) -> View | None:
-    """A view kept inside the run; None where it is all of it."""
+    """A view moved inside the run; None if it covers the whole run."""
     first, last = view
     if last - first >= whole[1] - whole[0]:
         return None

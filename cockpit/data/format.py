@@ -1,6 +1,6 @@
-"""Numbers and words as every screen writes them: fixed width, right-aligned, so nothing jitters.
+"""Formats of numbers and words on every screen: fixed width and right-aligned, so that values do not jitter.
 
-Missing is never zero: `None` and not-a-number are written `·`.
+A missing value is never zero: `None` and NaN are written `·`.
 """
 
 import math
@@ -10,11 +10,11 @@ from agents.protocol import PAUSED, Value, spell
 from agents.protocol import clean as clean
 
 MISSING = "·"
-STATES = (PAUSED, "starting", "waiting")  # what a rank is, rather than is in
+STATES = (PAUSED, "starting", "waiting")  # states of a rank that are not operations
 
 
 def fixed(value: float | None, width: int, digits: int = 1) -> str:
-    """`value` right-aligned in `width` cells; digits give way before the width does."""
+    """`value` right-aligned in `width` cells; with fewer digits if they do not fit."""
     if value is None or math.isnan(value):
         return MISSING.rjust(width)
     if math.isinf(value):
@@ -44,7 +44,7 @@ def duration_ms(value: float | None) -> str:
 
 
 def age(seconds: float) -> str:
-    """How old something is, coarser as it gets older: ``0.4 s``, ``12 s``, ``3 min``, ``2 h``."""
+    """An age, in coarser units as it grows: ``0.4 s``, ``12 s``, ``3 min``, ``2 h``."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 120:
@@ -55,9 +55,9 @@ def age(seconds: float) -> str:
 
 
 def doing(operation: str) -> tuple[str, str]:
-    """What a rank does, in two parts: ``in `` ``backward, micro-batch 2``, but nothing before ``paused``."""
-    said = clean(operation) or "an unnamed operation"
-    return "" if said.startswith(STATES) else "in ", said
+    """What a rank does, in two parts: ``in `` and ``backward, micro-batch 2``; "" before a state such as ``paused``."""
+    text = clean(operation) or "an unnamed operation"
+    return "" if text.startswith(STATES) else "in ", text
 
 
 def percent(value: float | None, width: int = 4) -> str:
@@ -81,7 +81,7 @@ def coords(axes: Mapping[str, int]) -> str:
 
 
 def knob(value: Value) -> str:
-    """A knob's value as it is typed and shown."""
+    """A knob's value, as typed and shown."""
     return clean(spell(value))
 
 

@@ -1,4 +1,4 @@
-"""What a panel may depend on, and which updates touch it."""
+"""Topics that panels depend on, and the topics that each update changes."""
 
 from enum import Enum
 
@@ -25,9 +25,9 @@ from agents.protocol import (
 
 
 class Topic(Enum):
-    """What a panel may depend on."""
+    """A kind of data that panels depend on."""
 
-    GRID = "grid"  # who is there, and where
+    GRID = "grid"  # ranks and their coordinates
     RANKS = "ranks"
     CURVES = "curves"
     EXPERTS = "experts"

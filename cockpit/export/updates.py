@@ -1,4 +1,4 @@
-"""All that a recording tells, once: what every export is made of."""
+"""Every update of a recording, once: the input of every export."""
 
 from collections.abc import Iterator
 
@@ -7,8 +7,8 @@ from agents.recording.reader import Moment, Recording
 from agents.state.run_state import RunState
 
 
-def told(recording: Recording) -> Iterator[tuple[Moment, Update]]:
-    """Every update with the moment it was told. After a gap, of the snapshot only what is new in it."""
+def updates(recording: Recording) -> Iterator[tuple[Moment, Update]]:
+    """Every update with the moment at which it was recorded. After a gap, only the new updates of the snapshot."""
     state = RunState()
     place = ("", 0)
     for moment in recording.moments():

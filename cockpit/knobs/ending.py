@@ -1,4 +1,4 @@
-"""What the end of a run loses, in a sentence for who is asked whether to end it. Textual-free."""
+"""Text for the confirmation before a run ends: the steps that no checkpoint holds. Textual-free."""
 
 from agents.protocol import CHECKPOINT_STEP
 from cockpit.data import format
@@ -7,7 +7,7 @@ from cockpit.knobs import values
 
 
 def at_stake(store: Store) -> str:
-    """How far the run is, and how much of that no checkpoint holds."""
+    """The number of steps done, and how many of them no checkpoint holds."""
     done = 0 if store.step is None else store.step + 1  # steps are counted from 0
     planned = store.steps_planned
     of = f" of {format.grouped(planned)}" if planned else ""
@@ -27,17 +27,18 @@ def _lost(store: Store, done: int) -> str:
 
 
 def newest_checkpoint(store: Store) -> int | None:
-    """Steps that had been done when the newest checkpoint was saved, as the run has told; None: it told of none."""
-    told = (event.facts.get(CHECKPOINT_STEP) for event in reversed(store.state.events))
-    return next((step for step in told if isinstance(step, int)), None)
+    """Steps done at the newest checkpoint, from the events of the run; None: no checkpoint."""
+    steps = (event.facts.get(CHECKPOINT_STEP) for event in reversed(store.state.events))
+    return next((step for step in steps if isinstance(step, int)), None)
 
 
 def saves_at_its_end(store: Store) -> bool:
+    """Whether the run saves a last checkpoint before it ends."""
     return (store.number("checkpoint_every") or 0) > 0
 
 
 def can_save(store: Store) -> bool:
-    """Whether a checkpoint can be asked for before the end, and would add anything."""
+    """Whether a checkpoint can be requested before the end, and the run does not save one itself."""
     board = store.state.board
     save = next((knob for knob in board.knobs if knob.name == "save"), None) if board else None
     return save is not None and values.only(save) is not None and not saves_at_its_end(store)

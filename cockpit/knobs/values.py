@@ -1,4 +1,4 @@
-"""Choosing a knob's value: what is legal, what comes next, and what a typed word means. Textual-free."""
+"""Values of knobs: parsing, legal values, the next value, and their texts. Textual-free."""
 
 import math
 import re
@@ -9,8 +9,8 @@ from cockpit.data import format
 _WORDS: dict[str, Value] = {"none": None, "true": True, "false": False}
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
 _DECIMAL = re.compile(r"[+-]?(\d{1,18}\.?\d{0,18}|\.\d{1,18})([eE][+-]?\d{1,3})?")
-LONGEST = 200  # characters of a value: what travels, and more than any knob's
-TRIAL_STEPS = 30  # that a trial measures before, and again after, unless it is told how many
+LONGEST = 200  # characters of a name or value: more than any knob needs
+TRIAL_STEPS = 30  # steps that a trial measures before the change, and again after, by default
 _STOPS = (0.0, 0.1, 0.2, 0.5, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0)
 
 
@@ -27,7 +27,7 @@ def parse(text: str) -> Value:
 
 
 def fit(knob: KnobState, value: Value) -> Value:
-    """`value` as the knob's own where they only differ in writing: 1 for 1.0, 8.0 for 8, none for the word "none"."""
+    """`value` in the type of the knob, where they differ only in notation: 1 for 1.0, 8.0 for 8, none for "none"."""
     if knob.legal.admits(value):
         return value
     other: Value = value
@@ -53,7 +53,7 @@ def split_change(text: str) -> tuple[str, Value]:
 
 
 def candidates(knob: KnobState) -> list[Value]:
-    """Values to step through with the arrow keys: all choices, or round stops of a range; and the present one."""
+    """Values for the arrow keys: all choices, or round values of a range, and the present value."""
     legal = knob.legal
     values: list[Value] = list(legal.choices)
     if legal.low is not None and legal.high is not None:
@@ -67,7 +67,7 @@ def candidates(knob: KnobState) -> list[Value]:
 
 
 def step(knob: KnobState, value: Value, by: int) -> Value:
-    """The candidate `by` places from `value`; the ends hold."""
+    """The candidate `by` places from `value`; it stops at the first and the last."""
     values = candidates(knob)
     if not values:
         return value
@@ -76,35 +76,35 @@ def step(knob: KnobState, value: Value, by: int) -> Value:
 
 
 def only(knob: KnobState) -> Value:
-    """What an action that can be done in one way only is set to; None if a value has to be chosen."""
+    """The value of an action with only one legal value; None if a value must be chosen."""
     one = knob.action and len(knob.legal.choices) == 1 and knob.legal.low is None and not knob.legal.optional
     return knob.legal.choices[0] if one else None
 
 
 def held(board: Board | None) -> list[KnobState]:
-    """The knobs proper, which hold a value."""
+    """The knobs that hold a value, without actions."""
     return [knob for knob in board.knobs if not knob.action] if board else []
 
 
 def actions(board: Board | None) -> list[KnobState]:
-    """What is done once when it is asked for."""
+    """The actions of a board: done once when requested."""
     return [knob for knob in board.knobs if knob.action] if board else []
 
 
 def value_text(knob: KnobState) -> str:
-    """The value in force; an action has none."""
+    """The value in force as text; an action has none."""
     return format.MISSING if knob.action else format.knob(knob.value)
 
 
 def change_text(knob: KnobState, to: Value) -> str:
-    """``micro_batches 4→8``; of an action, which comes from nowhere, ``save`` or ``place load``."""
+    """``micro_batches 4→8``; for an action, which has no value before, ``save`` or ``expert_placement load``."""
     if not knob.action:
         return f"{knob.name} {format.change(knob.value, to)}"
     return knob.name if only(knob) == to else f"{knob.name} {format.knob(to)}"
 
 
 def legal_text(knob: KnobState) -> str:
-    """``2 4 8 16`` or ``0.1 .. 8 | none``."""
+    """The legal values: ``2 4 8 16`` or ``0.1 .. 8 | none``."""
     legal = knob.legal
     if only(knob) is not None:
         return "done once"
@@ -120,7 +120,7 @@ NEUTRAL = {True: "loss-neutral", False: "changes the loss"}
 
 
 def effect_text(knob: KnobState) -> str:
-    """``loss-neutral``; an action holds no value that could be."""
+    """``loss-neutral`` or ``changes the loss``; ``action`` for an action."""
     if knob.ends:
         return "ends the run"
     return "action" if knob.action else NEUTRAL[knob.loss_neutral]

@@ -20,9 +20,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     for name, (call, about) in ACTIONS.items():
         action = actions.add_parser(name, help=about, description=about)
         if name != "list":
-            action.add_argument(
-                "name", metavar="NAME", help="of the key: of a person, print_line, or of a cluster"
-            )
+            action.add_argument("name", metavar="NAME", help="name of the key, such as a person or a cluster")
         if name == "make":
             action.add_argument(
                 "--role",

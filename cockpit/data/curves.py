@@ -57,8 +57,8 @@ def stretches(
 
 
 def runs(found: Sequence[Stretch], step_columns: float) -> Iterator[list[Point]]:
-    """Runs of points that a line joins. A run ends at a value that is not finite, and where missing steps are wider than
-    a column of the chart (a step takes `step_columns` columns)."""
+    """Runs of points that a line joins. A run ends at a value that is not finite, and where more steps are missing than
+    fit in a column of the chart (a step takes `step_columns` columns)."""
     known = [(point, one.width) for one in found for point in one.points]
     usual = _usual(found)
     run: list[Point] = []

@@ -1,9 +1,9 @@
-"""The curve of a long run in bounded memory: per metric and bucket of steps its first, lowest, highest and last value.
+"""The curve of a long run in bounded memory: first, lowest, highest and last value per metric and bucket of steps.
 
 Buckets are even and aligned: step s lies in bucket s // width, and the width is the smallest power of two that gives at
-most `BUCKETS` of them. So a curve depends on the values alone, not on when they came or in which pieces: bucketing in
-two stages is the same as bucketing once. A line chart with a bucket or more to a column is drawn from these values as
-it would be from all (M4: Jugel et al., VLDB 2014). What is kept are real values of real steps.
+most `BUCKETS` of them. So a curve depends only on the values, not on the order or grouping of their arrival: bucketing
+in two stages equals bucketing once. A line chart with at least one bucket per column looks the same as one of all
+values (M4: Jugel et al., VLDB 2014). The kept values are real values of real steps.
 """
 
 import math
@@ -57,7 +57,7 @@ class Series:
             self.values[start:] = array("d", [self.values[place] for place in places])
 
     def thin(self, width: int) -> None:
-        """Keep of each bucket what counts."""
+        """Reduce each bucket to its kept values."""
         places: list[int] = []
         start, end = 0, len(self.steps)
         while start < end:
@@ -68,13 +68,13 @@ class Series:
         self.values = array("d", [self.values[place] for place in places])
 
     def insert(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Add values of steps in any order; those that are known already stay."""
+        """Add values of steps in any order; present values are not replaced."""
         points = dict(zip(steps, values, strict=False)) | dict(zip(self.steps, self.values, strict=True))
         self.steps = array("q", sorted(points))
         self.values = array("d", [points[step] for step in self.steps])
 
     def cut(self, step: int) -> None:
-        """Forget `step` and all later ones."""
+        """Remove `step` and all later steps."""
         place = bisect_left(self.steps, step)
         del self.steps[place:], self.values[place:]
 
@@ -102,12 +102,12 @@ class Curve:
         return max((series.steps[-1] for series in self.series.values()), default=None)
 
     def points(self, metric: str) -> list[Point]:
-        """Step and value of what is kept of a metric, by step; a value may be no finite number."""
+        """Kept steps and values of a metric, in order of steps; a value may be NaN or infinite."""
         series = self.series.get(metric)
         return list(zip(series.steps, series.values, strict=True)) if series else []
 
     def extend(self, summaries: Iterable[Summary]) -> None:
-        """Take the metrics of summaries; of a step that is known already they change nothing."""
+        """Add the metrics of summaries; values of a step that are present already are not replaced."""
         for metric, points in _columns(summaries).items():
             series = self.series.setdefault(metric, Series())
             if len(points) == 1 and (not series.steps or series.steps[-1] < points[0][0]):
@@ -118,7 +118,7 @@ class Curve:
         self._widen()
 
     def insert(self, part: Bucketed, before: int | None = None) -> None:
-        """Put a part of another curve in front: of its metric what is older than what is known, or than `before`."""
+        """Insert the part of another curve that is older than the present values of its metric, or than `before`."""
         series = self.series.get(part.metric, Series())
         first = series.steps[0] if series.steps else before
         older = {
@@ -133,7 +133,7 @@ class Curve:
             self._widen(part.width)
 
     def cut(self, step: int) -> None:
-        """Forget `step` and all later ones. What is left of the bucket it lies in may lack its lowest or highest."""
+        """Remove `step` and all later steps. The bucket of `step` may lose its lowest or highest value."""
         for series in self.series.values():
             series.cut(step)
         self.series = {metric: series for metric, series in self.series.items() if series.steps}
@@ -141,7 +141,7 @@ class Curve:
             self.width = 1
 
     def parts(self) -> Iterator[Bucketed]:
-        """What `insert` rebuilds this from."""
+        """Messages from which `insert` rebuilds this curve."""
         for metric, series in self.series.items():
             yield Bucketed(metric, self.width, series.steps.tolist(), series.values.tolist())
 
@@ -159,7 +159,7 @@ class Curve:
 
 
 def _columns(summaries: Iterable[Summary]) -> dict[str, list[Point]]:
-    """Step and value by metric, of those that have one."""
+    """Steps and values by metric, without missing values."""
     columns: dict[str, list[Point]] = {}
     for summary in summaries:
         for metric in METRICS:
@@ -170,10 +170,10 @@ def _columns(summaries: Iterable[Summary]) -> dict[str, list[Point]]:
 
 
 def kept(values: "Sequence[float] | array[float]") -> list[int]:
-    """The places of a bucket's values that are kept: first, last, lowest, highest, and the first that is no number."""
+    """Indices of the kept values of a bucket: first, last, lowest, highest, and the first that is not finite."""
     if len(values) <= 2:
         return list(range(len(values)))
-    if math.isfinite(sum(values)):  # so each of them is
+    if math.isfinite(sum(values)):  # so every value is finite
         return sorted({0, len(values) - 1, values.index(min(values)), values.index(max(values))})
     places = {0, len(values) - 1}
     finite = [place for place, value in enumerate(values) if math.isfinite(value)]

@@ -1,7 +1,7 @@
-"""The state of a run as a watcher knows it: a pure reducer of updates.
+"""The state of a run, built from updates by a pure reducer.
 
-The hub keeps one to answer newcomers (`replay` gives the shortest list of updates that rebuilds it), a client
-keeps one to be asked, a recording rebuilds one at any sequence number. No clock is read here.
+The hub keeps one for snapshots (`replay` gives the shortest list of updates that rebuilds it), each client keeps one,
+and a recording rebuilds one for any sequence number. No clock is read here.
 """
 
 from bisect import bisect_left, bisect_right
@@ -29,16 +29,16 @@ from agents.protocol import (
 )
 from agents.state.curve import Curve, Point
 
-HISTORY = 1024  # summaries kept whole, the newest; of older ones the curve
-COMMANDS = 1024  # commands kept; the oldest refused one goes first, then the oldest settled
+HISTORY = 1024  # newest summaries kept completely; older ones are kept as a curve
+COMMANDS = 1024  # commands kept; the oldest refused one is dropped first, then the oldest settled one
 TRIALS = 64  # trials kept
 EVENTS = 1024  # events kept
 Record = Step | Pulse | Vitals | Timeline | Peers
-"""What a rank says again and again, and only the newest counts of each kind."""
+"""Records that a rank sends repeatedly; only the newest of each kind is kept."""
 
 
 class RunState:
-    """Latest of everything by rank, the run's curves, its commands and events."""
+    """The newest records of each rank, and the run's curves, commands and events."""
 
     def __init__(self) -> None:
         self.hellos: dict[int, Hello] = {}
@@ -52,11 +52,11 @@ class RunState:
         self.experts: Experts | None = None
         self.loads: Loads | None = None
         self.summaries: list[Summary] = []  # the newest, by step
-        self.curve = Curve()  # of the steps before them
+        self.curve = Curve()  # of the steps before `summaries`
         self.commands: dict[str, CommandState] = {}
         self.trials: dict[str, TrialState] = {}
         self.events: deque[Event] = deque(maxlen=EVENTS)
-        self._events_told = self._count = 0  # events, and changes of commands and trials, ever
+        self._events_count = self._count = 0  # total of events, and of changes of commands and trials
         self._places: dict[
             tuple[type, str], tuple[int, int]
         ] = {}  # of commands and trials in the log: see `log`
@@ -78,7 +78,7 @@ class RunState:
 
     @property
     def step_ms(self) -> float | None:
-        """How long the newest step took; None before the first."""
+        """Time of the newest step; None before the first."""
         if self.summaries:
             return self.summaries[-1].step_ms
         return next((step.step_ms for step in self.steps.values()), None)
@@ -122,7 +122,7 @@ class RunState:
                     del self.trials[gone], self._places[TrialState, gone]
             case Event():
                 self.events.append(update)
-                self._events_told += 1
+                self._events_count += 1
             case Alert():
                 self.alerts.pop((update.name, update.subject), None)
                 if update.active:
@@ -136,22 +136,22 @@ class RunState:
         self._place(command, self.commands.get(command.id))
         self.commands[command.id] = command
         if len(self.commands) > COMMANDS:
-            # Refusals first: however many there are, what was changed can be found and undone.
+            # Refused ones are dropped first, so that applied changes can still be found and undone.
             others = [known for known in self.commands.values() if known.id != command.id]
             refused = (known.id for known in others if not known.revision)
             settled = (known.id for known in others if known.settled)
             gone = next(refused, next(settled, others[0].id))
             del self.commands[gone], self._places[CommandState, gone]
 
-    def _place(self, told: CommandState | TrialState, known: CommandState | TrialState | None) -> None:
-        """Its place in the log is where it was told; one that says more of the same moment stays where it is."""
-        if known is None or known.time_s != told.time_s:
+    def _place(self, new: CommandState | TrialState, known: CommandState | TrialState | None) -> None:
+        """Put it at the end of the log. If its time is unchanged, it only adds details and keeps its position."""
+        if known is None or known.time_s != new.time_s:
             self._count += 1
-            self._places[type(told), told.id] = (self._events_told, self._count)
+            self._places[type(new), new.id] = (self._events_count, self._count)
 
     def log(self) -> Iterator[Event | CommandState | TrialState]:
-        """Events, commands and trials in the order in which the hub told them: its clock may jump."""
-        first = self._events_told - len(self.events) + 1
+        """Events, commands and trials in the order in which the hub published them, since its clock may jump."""
+        first = self._events_count - len(self.events) + 1
         entries: list[tuple[tuple[int, int], Event | CommandState | TrialState]] = []
         entries += [((first + number, 0), event) for number, event in enumerate(self.events)]
         entries += [(self._places[CommandState, id], known) for id, known in self.commands.items()]
@@ -161,14 +161,14 @@ class RunState:
     def _add_summary(self, summary: Summary) -> None:
         newest = self.summaries[-1].step if self.summaries else self.curve.last
         if newest is not None and summary.step <= newest:
-            # A run resumed from a checkpoint, or a summary sent again: the newer word for a step holds.
+            # The run resumed from a checkpoint, or the summary was sent again: the newer summary of a step counts.
             del self.summaries[bisect_left(self.summaries, summary.step, key=_step) :]
             self.curve.cut(summary.step)
         self.summaries.append(summary)
         self._fold()
 
     def _recall(self, past: Recalled) -> None:
-        """Put what is older than all that is known in front of it."""
+        """Insert history that is older than all present data."""
         first = self.curve.first if self.curve else self.summaries[0].step if self.summaries else None
         self.summaries[:0] = [one for one in past.summaries if first is None or one.step < first]
         self._fold()
@@ -178,7 +178,7 @@ class RunState:
         self._put_in_front(past.events[-room:] if room else [])
 
     def _put_in_front(self, events: list[Event]) -> None:
-        """Events of a hub before this one; what this one knew from the journal lies between them, by time."""
+        """Insert events of an earlier hub; commands and trials from the journal are placed between them by time."""
         between = 0
         for key, (after, count) in sorted(self._places.items(), key=lambda item: item[1]):
             known = (self.commands if key[0] is CommandState else self.trials)[key[1]]
@@ -187,10 +187,10 @@ class RunState:
                     between += 1
             self._places[key] = (between if after == 0 else after + len(events), count)
         self.events.extendleft(reversed(events))
-        self._events_told += len(events)
+        self._events_count += len(events)
 
     def _fold(self) -> None:
-        """Keep whole only the newest summaries, and none that is older than what the curve has already."""
+        """Move summaries into the curve: all but the newest, and those of steps that the curve already covers."""
         last = self.curve.last
         covered = 0 if last is None else bisect_right(self.summaries, last, key=_step)
         most = max(covered, len(self.summaries) - HISTORY)

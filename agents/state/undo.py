@@ -1,4 +1,4 @@
-"""Which change an undo takes back."""
+"""Selects the change that an undo reverts."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from agents.protocol import CommandState
 
 
 def newest_undoable(commands: Iterable[CommandState]) -> CommandState | None:
-    """The newest change in force that is no undo itself and not undone yet; actions leave nothing to undo."""
+    """The newest applied change that is not an undo and not undone yet; actions cannot be undone."""
     applied = sorted((one for one in commands if one.state == "applied"), key=lambda one: -one.revision)
     undone = {one.undoes for one in applied}
     return next(

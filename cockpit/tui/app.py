@@ -32,7 +32,7 @@ from cockpit.tui.terminal import TerminalDriver
 from cockpit.tui.theme import THEMES
 from cockpit.tui.widgets.panel import Panel
 
-LOOKS_PER_S = 8
+REFRESHES_PER_S = 8
 SAVING_S = 120.0  # that the notice of a checkpoint before the end stays, if it takes that long
 
 
@@ -54,14 +54,14 @@ class CockpitApp(App[None]):
         store: Store | None = None,
         keymap: dict[str, str] | None = None,
         theme: str = "cockpit-dark",
-        looks_per_s: int = LOOKS_PER_S,
+        refreshes_per_s: int = REFRESHES_PER_S,
     ) -> None:
         super().__init__(driver_class=TerminalDriver)
         self.feed = feed
         self.store = store or Store(time.monotonic)
         self.opening: Starting | None = None  # shown until it dismisses itself
         self._still: Store | None = None
-        self._looks_per_s = looks_per_s
+        self._refreshes_per_s = refreshes_per_s
         self._rung: set[tuple[str, str]] = set()  # the alerts the bell has rung for
         self._tick = 0
         self._leaving: Propose | None = None  # asked of the run before we leave: to save, and to end
@@ -79,7 +79,7 @@ class CockpitApp(App[None]):
         self.feed.start(self.store)
         if not self.is_headless:
             self._obey_signals()
-        self.set_interval(1 / self._looks_per_s, self.look)
+        self.set_interval(1 / self._refreshes_per_s, self.refresh_from_store)
 
     def overview(self) -> Overview:
         return Overview(self.feed.operator)
@@ -95,16 +95,16 @@ class CockpitApp(App[None]):
 
     # ------------------------------------------------------------------------------------- looking
 
-    def look(self) -> None:
+    def refresh_from_store(self) -> None:
         """Let everything visible compare itself with the store, and draw where it differs."""
         self._tick += 1
         store = self._still or self.store
         with store.lock:
             for screen in self.screen_stack:
                 if isinstance(screen, Overview):
-                    screen.look(store, self._still is not None, self._tick)
+                    screen.update_from(store, self._still is not None, self._tick)
                 elif isinstance(screen, BoardScreen | Starting | Ending):
-                    screen.look(self.store)  # what acts on the run sees it as it is
+                    screen.update_from(self.store)  # what acts on the run sees it as it is
             self._leave_if_over()
             alerts = {key for key, alert in self.store.state.alerts.items() if alert.level == "error"}
         if alerts - self._rung and not self.store.playing:
@@ -167,7 +167,7 @@ class CockpitApp(App[None]):
     def action_freeze(self) -> None:
         with self.store.lock:
             self._still = None if self._still else self.store.frozen()
-        self.look()
+        self.refresh_from_store()
 
     def action_save(self) -> None:
         step = self.store.step
@@ -193,7 +193,7 @@ class CockpitApp(App[None]):
     def action_theme(self) -> None:
         names = list(THEMES)
         self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
-        self.look()
+        self.refresh_from_store()
 
     def action_help(self) -> None:
         focused = self.focused

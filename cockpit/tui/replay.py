@@ -24,9 +24,9 @@ class ReplayApp(CockpitApp, inherit_bindings=False):
     BINDINGS: ClassVar[list[Binding]] = bindings(ACTIONS)
 
     def __init__(
-        self, playback: Playback, keymap: dict[str, str] | None = None, looks_per_s: int = 16
+        self, playback: Playback, keymap: dict[str, str] | None = None, refreshes_per_s: int = 16
     ) -> None:
-        super().__init__(playback, Store(playback.clock), keymap, looks_per_s=looks_per_s)
+        super().__init__(playback, Store(playback.clock), keymap, refreshes_per_s=refreshes_per_s)
         self.playback = playback
 
     def overview(self) -> Overview:

@@ -81,7 +81,7 @@ class Cockpit:
         self.clock = Clock()
         self.feed = ScriptedFeed(run.story(steps, change_at), operator)
         self.store = Store(self.clock)
-        self.app = CockpitApp(self.feed, self.store, looks_per_s=20)
+        self.app = CockpitApp(self.feed, self.store, refreshes_per_s=1)
 
 
 MakeCockpit = Callable[..., Cockpit]

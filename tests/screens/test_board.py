@@ -2,23 +2,12 @@
 
 import pytest
 from msgspec import structs
-from textual.pilot import Pilot
 
 from agents.protocol import CommandState, KnobState, Legal
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.overview import Overview
-from tests.screens.conftest import Cockpit, MakeCockpit
-from tests.screens.test_overview import settle, shown
-
-
-def said(cockpit: Cockpit) -> str:
-    return "\n".join(shown(cockpit.app))
-
-
-async def press(cockpit: Cockpit, pilot: Pilot[None], *keys: str) -> None:
-    await settle(cockpit, pilot)
-    await pilot.press(*keys)
-    await settle(cockpit, pilot)
+from tests.screens.conftest import MakeCockpit
+from tests.screens.driver import press, said, settle
 
 
 async def test_a_change_from_choice_to_the_last_rank(make_cockpit: MakeCockpit) -> None:

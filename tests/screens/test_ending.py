@@ -11,8 +11,8 @@ from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.ending import Ending
 from cockpit.tui.screens.overview import Overview
 from tests.screens.conftest import Cockpit, MakeCockpit
+from tests.screens.driver import press, said
 from tests.screens.fake_run import FakeRun
-from tests.screens.test_board import press, said
 
 SAVE = KnobState("save", None, Legal([True]), True, "a checkpoint of the run", action=True)
 STOP = KnobState("stop", None, Legal([True]), True, "end the run", action=True, ends=True)
@@ -113,7 +113,7 @@ async def test_quitting_with_a_checkpoint_waits_for_the_runs_end(make_cockpit: M
         await press(cockpit, pilot, "q", "s")
         assert cockpit.app.is_running
         cockpit.feed.tell(Gone(rank, clean=True) for rank in range(8))
-        cockpit.app.look()
+        cockpit.app.refresh_from_store()
         await pilot.pause()
     assert cockpit.feed.stopped and len(cockpit.feed.requests) == 2
 

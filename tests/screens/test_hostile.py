@@ -9,8 +9,8 @@ from cockpit.knobs.preview import STABLE_S
 from cockpit.tui.screens.starting import Starting
 from cockpit.tui.widgets.panel import Panel
 from tests.screens.conftest import MakeCockpit
+from tests.screens.driver import settle, shown
 from tests.screens.hostile_run import TURN, HostileRun
-from tests.screens.test_overview import settle, shown
 
 PLAIN = ("demo[/x]", "fwd[/x]", "attn[qkv]", "dp[/x]", "1f[/]1b")
 
@@ -30,7 +30,7 @@ async def test_every_panel_metric_and_grouping(
             for key in ("m", "g", "m", "g", "m", "g") if panel.id == "ranks" else ("right",):
                 await pilot.press(key)
                 await pilot.pause()
-                cockpit.app.look()
+                cockpit.app.refresh_from_store()
                 await pilot.pause()
                 seen += shown(cockpit.app)
         await pilot.press("s", "question_mark")  # the file's name is in a notice

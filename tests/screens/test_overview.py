@@ -4,8 +4,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from textual.app import App
-from textual.pilot import Pilot
 
 from agents.protocol import Alert, Gone, Pulse
 from cockpit.tui.screens.board import BoardScreen
@@ -13,24 +11,11 @@ from cockpit.tui.screens.help import Help
 from cockpit.tui.screens.overview import Overview
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.ranks.grid import RankGrid
-from tests.screens.conftest import Cockpit, MakeCockpit
+from tests.screens.conftest import MakeCockpit
+from tests.screens.driver import settle, shown
 from tests.screens.fake_run import big
 
 SIZES = [(80, 24), (120, 36), (200, 60)]
-
-
-def shown(app: App[None]) -> list[str]:
-    """What stands on the terminal, line by line."""
-    return [strip.text for strip in app.screen._compositor.render_strips()]
-
-
-async def settle(cockpit: Cockpit, pilot: Pilot[None]) -> None:
-    """Let the app look at the store and lay out, until the screen stays as it is: a busy machine takes its time."""
-    screens: list[list[str]] = []
-    while len(screens) < 60 and (len(screens) < 4 or any(screen != screens[-1] for screen in screens[-4:])):
-        cockpit.app.look()
-        await pilot.pause(0.1)
-        screens.append(shown(cockpit.app))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -156,7 +141,7 @@ async def test_a_wish_for_room_that_is_lost_is_made_again(
         grid._layout_required = True  # a wish is on its way already: Textual does not count another
         monkeypatch.setattr(RankGrid, "natural_height", lambda _grid, _store: 14)
         grid._seen = ()
-        cockpit.app.look()
+        cockpit.app.refresh_from_store()
         await settle(cockpit, pilot)
         assert grid.size.height == 14
 

@@ -1,11 +1,9 @@
 """A recorded run under a person's keys."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from textual.pilot import Pilot
 
 from agents.hub.recorder import Limits, Recorder
 from agents.hub.telemetry.update_log import UpdateLog
@@ -15,8 +13,8 @@ from cockpit.data.sources.playback import Playback
 from cockpit.data.sources.source import ViewerError
 from cockpit.tui.replay import ReplayApp
 from cockpit.tui.screens.board import BoardScreen
+from tests.screens.driver import shown, until
 from tests.screens.fake_run import FakeRun
-from tests.screens.test_overview import shown
 
 pytestmark = pytest.mark.xdist_group("replay")  # its tests share a fixture
 
@@ -41,14 +39,6 @@ def run_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recorder.close()
     clock.undo()
     return path
-
-
-async def until(app: ReplayApp, pilot: Pilot[None], true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 15
-    while not true():
-        assert time.monotonic() < deadline, shown(app)[:3]
-        await pilot.pause(0.02)
-        app.look()
 
 
 async def test_play_pause_step_and_seek(run_db: Path) -> None:

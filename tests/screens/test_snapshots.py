@@ -10,8 +10,8 @@ from textual.pilot import Pilot
 
 from cockpit.knobs.preview import STABLE_S
 from tests.screens.conftest import Cockpit, MakeCockpit
+from tests.screens.driver import settle
 from tests.screens.fake_run import big
-from tests.screens.test_overview import settle
 from tests.screens.test_steering import FASTER, SAME, UNKNOWN
 
 Compare = Callable[..., bool]

@@ -26,7 +26,7 @@ class BoardScreen(ModalScreen[None]):
 
     def __init__(self, feed: Source, store: Store) -> None:
         super().__init__()
-        self.controller = BoardController(feed, store, lambda: self.table.look(store))
+        self.controller = BoardController(feed, store, lambda: self.table.update_from(store))
         self.table = KnobTable(self.controller)
         self._trying = False
         self._offered = [action for action in BOARD if feed.operator or not action.operator]
@@ -35,9 +35,9 @@ class BoardScreen(ModalScreen[None]):
         yield self.table
         yield FittedFooter(without={action.id for action in BOARD} - {action.id for action in self._offered})
 
-    def look(self, store: Store) -> None:
+    def update_from(self, store: Store) -> None:
         self.controller.update()
-        self.table.look(store)
+        self.table.update_from(store)
         if self._trying != (store.trial is not None):
             self._trying = not self._trying
             self.refresh_bindings()

@@ -38,7 +38,7 @@ class Ending(ModalScreen[Answer]):
         for key in filter(None, self._again.split(",")):
             self._bindings.bind(key, "end", show=False)
 
-    def look(self, store: Store) -> None:
+    def update_from(self, store: Store) -> None:
         """The run goes on while a person thinks: what is lost is as of now."""
         if not self.is_mounted:
             return

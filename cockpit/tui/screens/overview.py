@@ -10,13 +10,13 @@ from textual.screen import Screen
 
 from cockpit.data.store import Store
 from cockpit.tui.keys import OVERVIEW_KEYS
-from cockpit.tui.widgets.curve import LOSS, THROUGHPUT, Curve
-from cockpit.tui.widgets.events import Events
+from cockpit.tui.widgets.curve import LOSS, THROUGHPUT, CurvePanel
+from cockpit.tui.widgets.events import EventsPanel
 from cockpit.tui.widgets.experts import ExpertLoad
 from cockpit.tui.widgets.footer import FittedFooter
 from cockpit.tui.widgets.knobs import KnobSummary
 from cockpit.tui.widgets.panel import Panel
-from cockpit.tui.widgets.pipeline import Pipeline
+from cockpit.tui.widgets.pipeline import PipelinePanel
 from cockpit.tui.widgets.ranks.grid import RankGrid
 from cockpit.tui.widgets.scrubber import Scrubber
 from cockpit.tui.widgets.status import Status
@@ -45,12 +45,12 @@ class Overview(Screen[None]):
             RankGrid(),
             ExpertLoad("experts"),
             TrafficByAxis("traffic"),
-            Events("events"),
+            EventsPanel("events"),
         ]
         self._right: list[Panel] = [
-            Pipeline("pipeline"),
-            Curve(LOSS),
-            Curve(THROUGHPUT),
+            PipelinePanel("pipeline"),
+            CurvePanel(LOSS),
+            CurvePanel(THROUGHPUT),
             KnobSummary("knobs"),
         ]
         self._panels = {panel.id or "": panel for panel in self._left + self._right}
@@ -66,14 +66,14 @@ class Overview(Screen[None]):
 
     # ------------------------------------------------------------------------------------- looking
 
-    def look(self, store: Store, frozen: bool, tick: int) -> None:
+    def update_from(self, store: Store, frozen: bool, tick: int) -> None:
         """Show what the store holds. Called with its lock held."""
-        self._status.look(store, frozen)
+        self._status.update_from(store, frozen)
         if self._scrubber:
-            self._scrubber.look(store)
+            self._scrubber.update_from(store)
         for panel in self._panels.values():
             if tick % panel.EVERY == 0 or not panel.drawn:
-                panel.look(store)
+                panel.update_from(store)
 
     # ------------------------------------------------------------------------------------- layout
 

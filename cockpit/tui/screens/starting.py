@@ -36,7 +36,7 @@ class Starting(ModalScreen[bool]):
             dialog.border_subtitle = "q stops it"
             yield Static(id="progress")
 
-    def look(self, store: Store) -> None:
+    def update_from(self, store: Store) -> None:
         if store.summary:
             self.dismiss(True)
         elif self._engine.exit_status is not None:

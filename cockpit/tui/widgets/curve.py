@@ -81,19 +81,19 @@ class Curve(Panel):
             whole = extent(self._store.state)
             if whole:
                 self._store.set_view(within(closer(self._store.view or whole, by), whole))
-        self.again()
+        self.redraw()
 
     def action_pan(self, by: float) -> None:
         with self._store.lock:
             whole, view = extent(self._store.state), self._store.view
             if whole and view:
                 self._store.set_view(within(beside(view, by), whole))
-        self.again()
+        self.redraw()
 
     def action_all(self) -> None:
         with self._store.lock:
             self._store.set_view(None)
-        self.again()
+        self.redraw()
 
 
 _NOT_YET = "the curve begins with the second step"

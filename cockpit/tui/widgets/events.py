@@ -13,7 +13,7 @@ from cockpit.tui.widgets.panel import Panel
 LEVELS = {"info": Level.NOTE, "warning": Level.WARN, "error": Level.BAD}
 
 
-class Events(Panel):
+class EventsPanel(Panel):
     """The end of the run's log, the newest line last."""
 
     TOPICS = frozenset({Topic.EVENTS})

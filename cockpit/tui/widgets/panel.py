@@ -66,7 +66,7 @@ class Panel(Widget, can_focus=True):
     def colours(self) -> Palette:
         return palette(self.app.theme)
 
-    def look(self, store: Store) -> None:
+    def update_from(self, store: Store) -> None:
         """Show what the store holds now. Called with the store's lock held."""
         self._store = store
         if not self.is_on_screen:
@@ -130,10 +130,10 @@ class Panel(Widget, can_focus=True):
     def drawn(self) -> bool:
         return bool(self._strips)
 
-    def again(self) -> None:
+    def redraw(self) -> None:
         """Something of the person's choice changed: draw at once."""
         with self._store.lock:
-            self.look(self._store)
+            self.update_from(self._store)
 
     def render_line(self, y: int) -> Strip:
         if y < len(self._strips) and self._strips[y].cell_length == self.content_size.width:
@@ -145,7 +145,7 @@ class Panel(Widget, can_focus=True):
         return self._wanted
 
     def on_resize(self, event: events.Resize) -> None:
-        self.again()
+        self.redraw()
 
     def on_show(self) -> None:
-        self.again()
+        self.redraw()

@@ -16,7 +16,7 @@ WORDS = ("busy ", "bubble ", "bound ")
 TRACK = "─"
 
 
-class Pipeline(Panel):
+class PipelinePanel(Panel):
     """The newest sampled step of each stage, with what it measured beside the schedule's bound."""
 
     TOPICS = frozenset({Topic.PIPELINE, Topic.RANKS})

@@ -21,7 +21,7 @@ class Scrubber(Widget):
         super().__init__(id="scrubber")
         self._strip = Strip([])
 
-    def look(self, store: Store) -> None:
+    def update_from(self, store: Store) -> None:
         """Called with the store's lock held."""
         width = self.size.width
         if not self.is_attached or width < 2:

@@ -21,7 +21,7 @@ class Status(Widget):
         self._operator = operator
         self._strips: list[Strip] = []
 
-    def look(self, store: Store, frozen: bool) -> None:
+    def update_from(self, store: Store, frozen: bool) -> None:
         """Called with the store's lock held."""
         width = self.size.width
         if not self.is_attached or width < 2:

@@ -61,7 +61,7 @@ class RankGrid(Panel):
             keys = [metric.key for metric in available(self._store)]
         at = keys.index(self.metric) if self.metric in keys else 0
         self.metric = keys[(at + step) % len(keys)]
-        self.again()
+        self.redraw()
 
     def action_regroup(self) -> None:
         with self._store.lock:
@@ -70,18 +70,18 @@ class RankGrid(Panel):
         if axes:
             current = self._group(coords)
             self.group = axes[(axes.index(current) + 1) % len(axes)] if current in axes else axes[0]
-        self.again()
+        self.redraw()
 
     def action_cursor(self, dx: int, dy: int) -> None:
         if self._plan:
             self.selected = step_from(self._plan.grid, self.selected, dx, dy)
-            self.again()
+            self.redraw()
 
     def on_click(self, event: events.Click) -> None:
         at = event.get_content_offset(self)
         if at and self._plan and (slot := self._plan.at(at.x, at.y, 1 if self._plan.columns else 0)):
             self.selected = slot[0]
-            self.again()
+            self.redraw()
 
     # ---------------------------------------------------------------------------------------- drawing
 

@@ -1,4 +1,4 @@
-"""The application: one feed fills one store, one timer lets what is visible look at it."""
+"""The application: one source fills one store, and a timer updates the visible screens from that store."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ from cockpit.tui.theme import THEMES
 from cockpit.tui.widgets.panel import Panel
 
 REFRESHES_PER_S = 8
-SAVING_S = 120.0  # that the notice of a checkpoint before the end stays, if it takes that long
+SAVING_S = 120.0  # how long the notice about the final checkpoint stays
 
 
 _NOT_IN_PALETTE = {"app.palette", "panel.next", "panel.previous", "panel.back"}
@@ -59,12 +59,14 @@ class CockpitApp(App[None]):
         super().__init__(driver_class=TerminalDriver)
         self.feed = feed
         self.store = store or Store(time.monotonic)
-        self.opening: Starting | None = None  # shown until it dismisses itself
-        self._still: Store | None = None
+        self.opening: Starting | None = None  # a screen that dismisses itself at the first step
+        self._frozen_store: Store | None = None
         self._refreshes_per_s = refreshes_per_s
-        self._rung: set[tuple[str, str]] = set()  # the alerts the bell has rung for
+        self._rung: set[tuple[str, str]] = set()  # alerts that have rung the bell
         self._tick = 0
-        self._leaving: Propose | None = None  # asked of the run before we leave: to save, and to end
+        self._leaving: Propose | None = (
+            None  # the request to save and end the run, sent before the cockpit exits
+        )
         for name in THEMES:
             self.register_theme(THEMES[name])
         self.theme = theme
@@ -78,7 +80,7 @@ class CockpitApp(App[None]):
             self.push_screen(self.opening)
         self.feed.start(self.store)
         if not self.is_headless:
-            self._obey_signals()
+            self._exit_on_signals()
         self.set_interval(1 / self._refreshes_per_s, self.refresh_from_store)
 
     def overview(self) -> Overview:
@@ -87,24 +89,24 @@ class CockpitApp(App[None]):
     def on_unmount(self) -> None:
         self.feed.stop()
 
-    def _obey_signals(self) -> None:
-        """A signal that ends the cockpit ends it in order: the terminal restored, what it started stopped."""
+    def _exit_on_signals(self) -> None:
+        """Exit in order on SIGTERM, SIGHUP and SIGINT: restore the terminal, stop the processes we started."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             loop.add_signal_handler(number, self.exit)
 
-    # ------------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------------------------------- refresh
 
     def refresh_from_store(self) -> None:
-        """Let everything visible compare itself with the store, and draw where it differs."""
+        """Update each visible screen from the store; each draws only what changed."""
         self._tick += 1
-        store = self._still or self.store
+        store = self._frozen_store or self.store
         with store.lock:
             for screen in self.screen_stack:
                 if isinstance(screen, Overview):
-                    screen.update_from(store, self._still is not None, self._tick)
+                    screen.update_from(store, self._frozen_store is not None, self._tick)
                 elif isinstance(screen, BoardScreen | Starting | Ending):
-                    screen.update_from(self.store)  # what acts on the run sees it as it is
+                    screen.update_from(self.store)  # dialogs that act on the run show its present state
             self._leave_if_over()
             alerts = {key for key, alert in self.store.state.alerts.items() if alert.level == "error"}
         if alerts - self._rung and not self.store.playing:
@@ -117,21 +119,21 @@ class CockpitApp(App[None]):
         self.push_screen(BoardScreen(self.feed, self.store))
 
     def action_undo(self) -> None:
-        """The knob board, with the change named that would be taken back."""
+        """Open the knob board and name the change that an undo would revert."""
         board = BoardScreen(self.feed, self.store)
         self.push_screen(board)
         board.call_after_refresh(board.action_undo)
 
     def action_suspend_process(self) -> None:
-        """Stop, with whoever waits for us in the terminal (`make`, a script): else the shell would not come back."""
+        """Suspend the whole process group: with `make` or a script as parent, the shell would not return otherwise."""
         if self._driver is None or not self._driver.can_suspend:
-            self._say("this terminal has no job control to suspend the cockpit with")
+            self._notify_text("this terminal has no job control to suspend the cockpit with")
             return
         self.app_suspend_signal.publish(self)
         os.killpg(0, signal.SIGTSTP)
 
     async def action_quit(self) -> None:
-        """Leave; where that ends the run, not before it is confirmed."""
+        """Exit; ask for confirmation first if that ends the run."""
         with self.store.lock:
             ends = self.feed.owns_run and self.store.step is not None and not over(self.store)
         if not ends or isinstance(self.screen, Ending):
@@ -140,33 +142,33 @@ class CockpitApp(App[None]):
             self.push_screen(Ending(again="q,ctrl+c"), self._end)
 
     def _end(self, answer: Answer | None) -> None:
-        """End the run of our own. With a checkpoint the run ends by itself, and `look` leaves when it has."""
+        """End the run of this cockpit. After a final checkpoint the run ends by itself; then the app exits."""
         if answer == "end":
             self.exit()
         elif answer == "save":
             self._leaving = Propose(uuid.uuid4().hex, {"save": True, "stop": True}, who=whoami())
             self.feed.ask(self._leaving)
-            self._say("A checkpoint is saved, then the run ends; q leaves at once", timeout=SAVING_S)
+            self._notify_text("A checkpoint is saved, then the run ends; q leaves at once", timeout=SAVING_S)
 
     def _leave_if_over(self) -> None:
-        """Once the run that was asked to save and end has ended; if it was refused, say so and stay."""
-        asked = self._leaving
-        if asked is None:
+        """Exit when the run has saved and ended; if the run rejected the request, show why and stay."""
+        request = self._leaving
+        if request is None:
             return
-        command = self.store.state.commands.get(asked.id)
-        why = self.store.denied.get(asked.id) or (
+        command = self.store.state.commands.get(request.id)
+        why = self.store.denied.get(request.id) or (
             command.why if command and command.state in REFUSALS else ""
         )
         if why:
             self._leaving = None
             self.clear_notifications()
-            self._say(f"the run goes on: {why}", severity="error")
+            self._notify_text(f"the run goes on: {why}", severity="error")
         elif over(self.store):
             self.exit()
 
     def action_freeze(self) -> None:
         with self.store.lock:
-            self._still = None if self._still else self.store.frozen()
+            self._frozen_store = None if self._frozen_store else self.store.frozen()
         self.refresh_from_store()
 
     def action_save(self) -> None:
@@ -176,18 +178,18 @@ class CockpitApp(App[None]):
         try:
             path.write_text(self.export_screenshot(title=f"cockpit · {self.store.run}"), encoding="utf-8")
         except OSError as error:
-            self._say(f"{path} cannot be written: {error.strerror}", severity="error")
+            self._notify_text(f"{path} cannot be written: {error.strerror}", severity="error")
         else:
-            self._say(str(path), title="Saved")
+            self._notify_text(str(path), title="Saved")
 
-    def _say(
+    def _notify_text(
         self,
         text: str,
         title: str = "",
         severity: SeverityLevel = "information",
         timeout: float | None = None,
     ) -> None:
-        """A notice whose text is content, never markup: it may hold what a run or a file is called."""
+        """Show a notice as plain text, not markup: names of runs and files may contain brackets."""
         self.notify(clean(text), title=title, severity=severity, timeout=timeout, markup=False)
 
     def action_theme(self) -> None:
@@ -199,7 +201,9 @@ class CockpitApp(App[None]):
         focused = self.focused
         panel = focused if isinstance(focused, Panel) else None
         title, about, own = (panel.TITLE, panel.HELP, panel.ACTIONS) if panel else ("Cockpit", "", ())
-        board = BOARD if any(action.id == "app.knobs" for action in self.ACTIONS) else ()  # where it opens
+        board = (
+            BOARD if any(action.id == "app.knobs" for action in self.ACTIONS) else ()
+        )  # only where the board can be opened
         self.push_screen(
             Help(
                 title, about, {title: own, "Panels": OVERVIEW, "Anywhere": self.ACTIONS, "Knob board": board}
@@ -207,7 +211,7 @@ class CockpitApp(App[None]):
         )
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Our own actions, by name, in the palette."""
+        """Our actions, by name, for the command palette."""
         for action in self.ACTIONS:
             if action.id not in _NOT_IN_PALETTE:
                 yield SystemCommand(action.label.capitalize(), action.about, self._run(action.action))

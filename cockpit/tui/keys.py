@@ -1,7 +1,7 @@
-"""Every key, as data: an id that does not change, the keys that reach it, and what it does in a sentence.
+"""Key bindings as data: a stable id, the keys, the action and a sentence that explains it.
 
 A user remaps by id in ``keys.toml`` of the configuration directory, e.g. ``"app.knobs" = "b"``.
-Never only ctrl+a or ctrl+b (tmux and screen take them) or Alt.
+No action has only ctrl+a or ctrl+b (prefix keys of screen and tmux) or an Alt key.
 """
 
 import os
@@ -16,7 +16,7 @@ from cockpit.data import format
 
 @dataclass(frozen=True)
 class Action:
-    """One thing a key does. `footer` puts it there: 1 stays longest where room is short, 0 is never shown."""
+    """One key binding. `footer`: 0 is not in the footer; the lowest other number is dropped last on a narrow screen."""
 
     id: str
     keys: str
@@ -25,7 +25,7 @@ class Action:
     about: str
     footer: int = 0
     priority: bool = False
-    operator: bool = False  # for who may change the run; a footer does not offer it to others
+    operator: bool = False  # changes the run; the footer hides it from viewers
 
 
 APP = (
@@ -35,20 +35,20 @@ APP = (
         "u",
         "undo",
         "undo",
-        "On the knob board, say which change would be taken back",
+        "Open the knob board and name the change that undo would revert",
         operator=True,
     ),
-    Action("app.freeze", "space", "freeze", "freeze", "Hold the picture still; again to let it run", 5),
+    Action("app.freeze", "space", "freeze", "freeze", "Freeze the screen; press again to go on", 5),
     Action("app.save", "s", "save", "save", "Save the screen as an SVG file"),
-    Action("app.theme", "t", "theme", "theme", "Dark or light"),
-    Action("app.help", "question_mark,f1", "help", "help", "What the focused panel shows, and all keys", 2),
+    Action("app.theme", "t", "theme", "theme", "Switch between dark and light"),
+    Action("app.help", "question_mark,f1", "help", "help", "Explain the focused panel and list all keys", 2),
     Action("app.palette", "ctrl+p", "command_palette", "palette", "Find an action by name"),
     Action(
         "app.suspend",
         "ctrl+z",
         "suspend_process",
         "suspend",
-        "Back to the shell; `fg` there returns",
+        "Suspend the cockpit; `fg` in the shell returns to it",
         priority=True,
     ),
     Action(
@@ -56,7 +56,7 @@ APP = (
         "q,ctrl+c",
         "quit",
         "quit",
-        "Leave the cockpit; asked once more where that ends the run",
+        "Quit the cockpit; asks for confirmation if that ends the run",
         1,
     ),
 )
@@ -64,17 +64,24 @@ APP = (
 OVERVIEW = (
     Action("panel.next", "tab", "turn(1)", "panel", "Go to the next panel", 4, priority=True),
     Action(
-        "panel.previous", "shift+tab", "turn(-1)", "previous panel", "Go to the panel before", priority=True
+        "panel.previous", "shift+tab", "turn(-1)", "previous panel", "Go to the previous panel", priority=True
     ),
-    Action("panel.zoom", "z", "zoom", "zoom", "Give the focused panel the whole screen; again to go back", 6),
+    Action(
+        "panel.zoom",
+        "z",
+        "zoom",
+        "zoom",
+        "Show the focused panel on the whole screen; press again to go back",
+        6,
+    ),
     Action("panel.back", "escape", "back", "back", "Back from a maximised panel"),
 )
 
 GRID = (
     Action("ranks.metric", "m", "metric(1)", "metric", "Show the next metric", 7),
-    Action("ranks.metric_back", "M", "metric(-1)", "metric before", "Show the metric before"),
+    Action("ranks.metric_back", "M", "metric(-1)", "previous metric", "Show the previous metric"),
     Action("ranks.group", "g", "regroup", "group", "Group the ranks by the next axis", 8),
-    # `k` is the knob board on every screen, so the way up by letters is its capital.
+    # `k` opens the knob board on every screen, so capital K moves up.
     Action("ranks.left", "left,h", "cursor(-1,0)", "left", "Move the cursor left"),
     Action("ranks.down", "down,j", "cursor(0,1)", "down", "Move the cursor down"),
     Action("ranks.up", "up,K", "cursor(0,-1)", "up", "Move the cursor up"),
@@ -83,25 +90,25 @@ GRID = (
 
 CURVES = (
     Action(
-        "curves.in", "up,K", "scale(0.5)", "closer", "Half as many steps, each drawn as finely as it is known"
+        "curves.in", "up,K", "scale(0.5)", "closer", "Show half as many steps, at the finest resolution known"
     ),
-    Action("curves.out", "down,j", "scale(2)", "wider", "Twice as many steps"),
-    Action("curves.back", "left,h", "pan(-0.25)", "earlier", "Earlier steps"),
-    Action("curves.on", "right,l", "pan(0.25)", "later", "Later steps"),
-    Action("curves.all", "0", "all", "all steps", "The whole run again"),
+    Action("curves.out", "down,j", "scale(2)", "wider", "Show twice as many steps"),
+    Action("curves.back", "left,h", "pan(-0.25)", "earlier", "Show earlier steps"),
+    Action("curves.on", "right,l", "pan(0.25)", "later", "Show later steps"),
+    Action("curves.all", "0", "all", "all steps", "Show the whole run"),
 )
 
 BOARD = (
-    Action("board.up", "up,shift+tab", "move(-1)", "knob", "The knob or action above"),
-    Action("board.down", "down,tab", "move(1)", "knob", "The knob or action below"),
-    Action("board.less", "left", "turn(-1)", "value", "The legal value before"),
-    Action("board.more", "right", "turn(1)", "value", "The next legal value"),
+    Action("board.up", "up,shift+tab", "move(-1)", "knob", "Go to the knob or action above"),
+    Action("board.down", "down,tab", "move(1)", "knob", "Go to the knob or action below"),
+    Action("board.less", "left", "turn(-1)", "value", "Choose the previous legal value"),
+    Action("board.more", "right", "turn(1)", "value", "Choose the next legal value"),
     Action(
         "board.propose",
         "enter",
         "propose",
         "propose",
-        "Ask the run to make the marked changes, all or none",
+        "Propose the edited values to the run; all are applied, or none",
         3,
         operator=True,
     ),
@@ -110,7 +117,7 @@ BOARD = (
         "ctrl+t",
         "try",
         "try",
-        "Try the one marked knob: measured before and after, taken back unless clearly faster",
+        "Try the one edited knob: measure before and after, revert unless clearly faster",
         6,
         operator=True,
     ),
@@ -119,7 +126,7 @@ BOARD = (
         "ctrl+k",
         "decide(True)",
         "keep",
-        "Keep what the trial under way tries",
+        "Keep the value under trial",
         4,
         operator=True,
     ),
@@ -128,7 +135,7 @@ BOARD = (
         "ctrl+r",
         "decide(False)",
         "end trial",
-        "End the trial, and take it back now",
+        "End the trial and revert it now",
         5,
         operator=True,
     ),
@@ -137,30 +144,45 @@ BOARD = (
         "ctrl+u",
         "undo",
         "undo",
-        "Say which change would be taken back; again to take it back",
+        "Name the change that would be reverted; press again to revert it",
         7,
         operator=True,
     ),
-    Action("board.help", "question_mark,f1", "help", "help", "What the board shows, and its keys", 1),
-    Action("board.close", "escape", "close", "close", "Drop what is marked; again to close", 2),
+    Action("board.help", "question_mark,f1", "help", "help", "Explain the board and list its keys", 1),
+    Action("board.close", "escape", "close", "close", "Discard the edits; press again to close", 2),
 )
 
 ENDING = (
     Action("ending.save", "s", "save", "save, then end", "Save a checkpoint, then end the run", 3),
     Action("ending.end", "y", "end", "end", "End the run now", 2),
-    Action("ending.stay", "escape,n", "stay", "let it go on", "Let the run go on", 1),
+    Action("ending.stay", "escape,n", "stay", "let it go on", "Let the run continue", 1),
 )
 
 REPLAY = (
-    Action("replay.pause", "space", "pause", "play/pause", "Play on, or pause; at the end, play again", 3),
-    Action("replay.back", "comma", "step(-1)", "step back", "Go one step of training back, and pause", 7),
-    Action("replay.on", "full_stop", "step(1)", "step on", "Go one step of training on, and pause", 8),
-    Action("replay.slower", "minus", "faster(-1)", "slower", "Play half as fast", 9),
-    Action("replay.faster", "plus,equals_sign", "faster(1)", "faster", "Play twice as fast", 9),
-    Action("replay.rewind", "left_square_bracket", "jump(-1)", "rewind", "Go back a twentieth of it all"),
-    Action("replay.forward", "right_square_bracket", "jump(1)", "forward", "Go on a twentieth of it all"),
+    Action(
+        "replay.pause",
+        "space",
+        "pause",
+        "play/pause",
+        "Play or pause; at the end, play from the beginning",
+        3,
+    ),
+    Action("replay.back", "comma", "step(-1)", "step back", "Go back one training step and pause", 7),
+    Action("replay.on", "full_stop", "step(1)", "step on", "Go forward one training step and pause", 8),
+    Action("replay.slower", "minus", "faster(-1)", "slower", "Halve the speed", 9),
+    Action("replay.faster", "plus,equals_sign", "faster(1)", "faster", "Double the speed", 9),
+    Action(
+        "replay.rewind", "left_square_bracket", "jump(-1)", "rewind", "Go back a twentieth of the recording"
+    ),
+    Action(
+        "replay.forward",
+        "right_square_bracket",
+        "jump(1)",
+        "forward",
+        "Go forward a twentieth of the recording",
+    ),
     Action("replay.begin", "home", "ends(-1)", "beginning", "Go to the beginning"),
-    Action("replay.end", "end", "ends(1)", "end", "Go to the end of what is recorded by now"),
+    Action("replay.end", "end", "ends(1)", "end", "Go to the end of the recording so far"),
 )
 
 
@@ -207,16 +229,16 @@ _NAMES = {
 
 
 def spelled(keys: str) -> str:
-    """``left,h`` as it is shown: ``← h``."""
+    """The text of keys on screen: ``← h`` for ``left,h``."""
     return " ".join(_NAMES.get(key, key) for key in keys.split(","))
 
 
 class KeymapError(ValueError):
-    """A keymap file that cannot be used; the text is one sentence."""
+    """The keymap file is invalid; the text is one sentence."""
 
 
 def load_keymap(path: Path | None = None) -> dict[str, str]:
-    """The user's keys by action id; none if there is no file. `KeymapError`: no table of known ids."""
+    """The user's keys by action id; empty without a file. KeymapError: invalid file or unknown id."""
     path = path or config_dir() / "keys.toml"
     try:
         keymap = tomllib.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What every command with a screen needs before it opens one."""
+"""Open the screen for the commands `attach` and `replay`; errors are reported before Textual takes the terminal."""
 
 from cockpit.data.connection import CockpitError, address, target
 from cockpit.data.sources.recorded import folder_of, open_recording, place
@@ -16,20 +16,18 @@ def keymap() -> dict[str, str]:
 
 
 def report_fault(store: Store) -> bool:
-    """Whether a fault of the cockpit's own ended the picture; its traceback is printed, for a report."""
+    """Print the traceback if an error in the cockpit itself stopped its updates; return whether there was one."""
     if store.fault is None:
         return False
     for line in store.fault.trace.splitlines():
         complain(line)
-    complain(f"this cockpit was detached by a fault of its own; {store.fault.go_on}")
+    complain(f"an internal error detached this cockpit; {store.fault.go_on}")
     return True
 
 
 def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
     """Open the screen on a live run."""
-    hub = address(
-        run, operator
-    )  # says what is wrong before the screen is taken, and before Textual is loaded
+    hub = address(run, operator)  # raises its errors before Textual is imported
     from cockpit.data.sources.live import LiveSource
     from cockpit.tui.app import CockpitApp
 
@@ -41,7 +39,7 @@ def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
 
 def replay(run: str | None, at: str | None, speed: float) -> int:
     """Open the screen on a recorded run."""
-    recording = open_recording(run)  # says what is wrong before the screen is taken
+    recording = open_recording(run)  # raises its errors before Textual takes the screen
     begin = place(recording, at) if at is not None else None
     from cockpit.data.sources.playback import Playback
     from cockpit.tui.replay import ReplayApp

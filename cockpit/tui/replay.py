@@ -1,4 +1,4 @@
-"""The application on a recorded run: the same screen, with a line that says when, and keys that move in time."""
+"""The application for a recorded run: the overview with a position line and keys that move in time."""
 
 from typing import ClassVar
 
@@ -10,11 +10,15 @@ from cockpit.tui.app import CockpitApp
 from cockpit.tui.keys import APP, REPLAY, Action, bindings
 from cockpit.tui.screens.overview import Overview
 
-NOT_HERE = {"app.knobs", "app.undo", "app.freeze"}  # nothing can be changed, and pausing holds the picture
+NOT_HERE = {
+    "app.knobs",
+    "app.undo",
+    "app.freeze",
+}  # a recording has no knobs to change, and pause replaces freeze
 
 
 class ReplayApp(CockpitApp, inherit_bindings=False):
-    """See what a run was like."""
+    """Replay one recorded run."""
 
     TITLE = "cockpit replay"
     ACTIONS: ClassVar[tuple[Action, ...]] = (

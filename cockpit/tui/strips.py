@@ -1,4 +1,4 @@
-"""Drawing one line of cells: text and styles in, a `Strip` of an exact width out."""
+"""Build one line of terminal cells from text and styles, as a Textual `Strip` of an exact width."""
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -12,7 +12,7 @@ LEFT_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class StripLine:
-    """A line under construction; equal neighbours are merged as they come."""
+    """A line under construction; neighbours of equal style are merged."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[str, Style]] = []
@@ -31,7 +31,7 @@ class StripLine:
         return self
 
     def pad_to(self, width: int, style: Style, fill: str = " ") -> "StripLine":
-        """Up to column `width`."""
+        """Fill up to column `width`."""
         return self.add(fill * max(0, width - self.width), style)
 
     def extend(self, other: "StripLine") -> "StripLine":
@@ -40,7 +40,7 @@ class StripLine:
         return self
 
     def strip(self, width: int, style: Style) -> Strip:
-        """Exactly `width` cells; too much ends in `…`. `style` fills the rest (NO_COLOR needs one)."""
+        """The line as exactly `width` cells: longer text ends in `…`, shorter text is filled in `style`."""
         if self.width > width > 0:
             strip = Strip([Segment(text, part) for text, part in self._parts], self.width).crop(0, width - 1)
             return Strip.join([strip, Strip([Segment("…", style)], 1)])
@@ -50,12 +50,12 @@ class StripLine:
 
 
 def rule(title: str, width: int, label: Style, line: Style) -> StripLine:
-    """``── title ─────``, over what belongs together."""
+    """A heading with a line: ``── title ─────``."""
     return StripLine().add("── ", line).add(f"{title} ", label).pad_to(width, line, "─")
 
 
 def blank(width: int, style: Style) -> Strip:
-    """An empty line, with a style: a Strip without one breaks the NO_COLOR filter."""
+    """An empty line. It has a style because Textual's NO_COLOR filter fails on a Strip without one."""
     return Strip.blank(width, style)
 
 
@@ -67,6 +67,6 @@ def bar(share: float, width: int) -> str:
 
 
 def column(share: float, rows: int) -> list[str]:
-    """A vertical bar, `share` 0..1 of `rows` cells, top first; never empty: zero is not missing."""
+    """A vertical bar, `share` 0..1 of `rows` cells, top first; at least an eighth: zero is not missing data."""
     eighths = max(1, round(max(0.0, min(1.0, share)) * rows * 8))
     return [EIGHTHS[max(0, min(8, eighths - 8 * row))] for row in range(rows - 1, -1, -1)]

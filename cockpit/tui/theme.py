@@ -1,7 +1,7 @@
-"""Colours: two themes and, derived from them, the table of styles that every panel draws with.
+"""Colours: two themes, and for each the table of styles that all panels use.
 
-A style is looked up, never computed, while drawing. Each status colour also has a glyph, and the ramps are
-ordered by lightness, so that a screen without colour still reads: brighter is worse.
+Drawing looks styles up and computes none. Each status colour also has a glyph, and the ramps are ordered by
+lightness, so that a screen without colour stays readable: brighter is worse.
 """
 
 from dataclasses import dataclass
@@ -63,14 +63,14 @@ LIGHT = Theme(
 THEMES = {theme.name: theme for theme in (DARK, LIGHT)}
 
 
-# Deviation from the peers' median that opens each of the bins of `Palette.apart`: fixed, so that a colour
-# keeps its meaning while the numbers move.
+# Lower edges of the bins of `Palette.apart`, as deviation from the median of the peers. They are constants, so that
+# a colour keeps its meaning while the numbers change.
 APART_EDGES = (-0.25, -0.10, -0.04, 0.04, 0.10, 0.25, 0.50)
 
 
 @dataclass(frozen=True)
 class Palette:
-    """Every style a panel draws with, for one theme."""
+    """All styles of one theme."""
 
     text: Style
     strong: Style
@@ -90,7 +90,7 @@ class Palette:
 
     @staticmethod
     def bin(deviation: float) -> int:
-        """Which of `apart` shows a deviation (0.1 = ten per cent above)."""
+        """Index into `apart` for a deviation (0.1 = ten per cent above the median)."""
         return sum(deviation >= edge for edge in APART_EDGES)
 
 
@@ -138,7 +138,7 @@ _HUES: dict[str, dict[str, list[str]]] = {
 
 @lru_cache(maxsize=8)
 def palette(theme_name: str) -> Palette:
-    """The styles of a theme; of the dark one for a theme that is not ours."""
+    """The styles of a theme; the dark styles for a theme that is not ours."""
     theme = THEMES.get(theme_name, DARK)
     hues = _HUES[theme.name]
     background = theme.background or "#000000"

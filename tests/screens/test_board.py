@@ -105,9 +105,7 @@ async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
         )
         cockpit.feed.tell(iter([structs.replace(board, knobs=[*board.knobs, place, save])]))
         await press(cockpit, pilot, "up")
-        assert "save (done once) · a snapshot" in said(cockpit) and "enter asks the run to do it" in said(
-            cockpit
-        )
+        assert "save (done once) · a snapshot" in said(cockpit) and "enter requests it" in said(cockpit)
         assert "none→true" not in said(cockpit)
         await press(cockpit, pilot, "enter")
         assert cockpit.feed.asked == [{"save": True}]

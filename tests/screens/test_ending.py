@@ -1,4 +1,4 @@
-"""What ends a run asks once more, and says what is lost; an ended run takes no more changes."""
+"""An action that ends the run asks for confirmation and states what is lost; an ended run accepts no changes."""
 
 from collections.abc import Iterator
 
@@ -49,7 +49,7 @@ async def test_stop_says_what_is_lost_and_is_confirmed(
     cockpit = make_cockpit(StoppableRun())
     async with cockpit.app.run_test(size=size) as pilot:
         await to_stop(cockpit, pilot)
-        assert "enter ends the run, and asks once more" in said(cockpit)
+        assert "enter ends the run, after a confirmation" in said(cockpit)
         assert not any("stop" in line and "loss" in line for line in said(cockpit).splitlines())
         await press(cockpit, pilot, "enter", "enter", "enter")
         assert isinstance(cockpit.app.screen, Ending) and cockpit.feed.requests == []

@@ -41,6 +41,7 @@ def test_board(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int
     async def run_before(pilot: Pilot[None]) -> None:
         await settle(cockpit, pilot)
         cockpit.feed.tell(iter([cockpit.run.trial("t", "after", 16, measured=12, before_ms=655.0)]))
+        await settle(cockpit, pilot)  # draw the trial on the overview before the board covers it
         await pilot.press("k", "right")
         await settle(cockpit, pilot)
         cockpit.clock.now += STABLE_S

@@ -178,7 +178,7 @@ async def test_a_trial_of_somebody_else_is_seen_and_ended(
         assert "trial micro_batches 8→16 (after 12/30)" in said(cockpit), "in the line of the verdict"
         await press(cockpit, pilot, "k")
         assert "by bob@login" in said(cockpit)
-        assert "it changes the loss, so it is taken back unless somebody keeps it" in said(cockpit)
+        assert "it changes the loss, so it is reverted unless an operator keeps it" in said(cockpit)
         await press(cockpit, pilot, key)
         (word,) = cockpit.feed.requests
         assert isinstance(word, Decide) and (word.id, word.keep) == ("t", keep)
@@ -186,7 +186,7 @@ async def test_a_trial_of_somebody_else_is_seen_and_ended(
         state, why = ("kept", "kept by me") if keep else ("reverting", "ended by me")
         cockpit.feed.tell(iter([cockpit.run.trial("t", state, 16, why=why)]))
         await settle(cockpit, pilot)
-        assert ("✓ kept · kept by me" if keep else "taking it back: ended by me") in said(cockpit)
+        assert ("✓ kept · kept by me" if keep else "reverting: ended by me") in said(cockpit)
         assert "asked to" not in said(cockpit)
 
 
@@ -244,7 +244,7 @@ async def test_an_undo_says_what_it_takes_back_and_is_pressed_twice(make_cockpit
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
-        assert "undo takes this back" in said(cockpit)
+        assert "undo reverts this" in said(cockpit)
         await press(cockpit, pilot, "ctrl+u")
         assert "press it again to take back revision 1: micro_batches 8→4" in said(cockpit)
         await press(cockpit, pilot, "down", "ctrl+u")
@@ -263,7 +263,7 @@ async def test_an_undo_says_what_it_takes_back_and_is_pressed_twice(make_cockpit
         )
         cockpit.feed.tell(iter([done]))
         await settle(cockpit, pilot)
-        assert "✓ applied ████████████ 8/8 at step 170 · revision 3, which takes back 2" in said(cockpit)
+        assert "✓ applied ████████████ 8/8 at step 170 · revision 3, which reverts 2" in said(cockpit)
         await press(cockpit, pilot, "ctrl+u")
         assert "press it again to take back revision 1: micro_batches 8→4" in said(cockpit)
 

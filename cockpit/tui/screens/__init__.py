@@ -1,1 +1,1 @@
-"""Screens: what fills the terminal, and what opens over it."""
+"""Full screens and modal dialogs."""

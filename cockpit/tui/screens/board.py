@@ -1,4 +1,4 @@
-"""The knob board over a screen: its keys."""
+"""The knob board as a modal screen: each key calls one method of the board controller."""
 
 from typing import ClassVar
 
@@ -16,11 +16,11 @@ from cockpit.tui.screens.help import Help
 from cockpit.tui.widgets.board.panel import KnobTable
 from cockpit.tui.widgets.footer import FittedFooter
 
-OF_A_TRIAL = {"decide"}  # actions that mean something only while one is under way
+TRIAL_ACTIONS = {"decide"}  # offered only while a trial is running
 
 
 class BoardScreen(ModalScreen[None]):
-    """Choose values, see what they would do, propose or try them, take changes back; and watch the ranks take them."""
+    """Edit knob values, preview, propose or try them, undo changes, and watch the ranks apply them."""
 
     BINDINGS: ClassVar[list[Binding]] = BOARD_KEYS  # type: ignore[assignment]
 
@@ -28,7 +28,7 @@ class BoardScreen(ModalScreen[None]):
         super().__init__()
         self.controller = BoardController(feed, store, lambda: self.table.update_from(store))
         self.table = KnobTable(self.controller)
-        self._trying = False
+        self._trial_running = False
         self._offered = [action for action in BOARD if feed.operator or not action.operator]
 
     def compose(self) -> ComposeResult:
@@ -38,13 +38,13 @@ class BoardScreen(ModalScreen[None]):
     def update_from(self, store: Store) -> None:
         self.controller.update()
         self.table.update_from(store)
-        if self._trying != (store.trial is not None):
-            self._trying = not self._trying
+        if self._trial_running != (store.trial is not None):
+            self._trial_running = not self._trial_running
             self.refresh_bindings()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """What the footer shows: a trial's keys are there with it."""
-        return self._trying or action not in OF_A_TRIAL
+        """Hide the keys of a trial from the footer while no trial is running."""
+        return self._trial_running or action not in TRIAL_ACTIONS
 
     def on_key(self, event: events.Key) -> None:
         if event.key == "backspace":

@@ -1,4 +1,4 @@
-"""Asked once before a run is ended: what is lost, and whether to save it first."""
+"""Confirmation before a run is ended: which steps are lost, and whether to save a checkpoint first."""
 
 from typing import ClassVar, Literal
 
@@ -19,7 +19,7 @@ Answer = Literal["save", "end", "stay"]
 
 
 class Ending(ModalScreen[Answer]):
-    """A question with three answers; `again` are the keys that asked it: pressed once more they end the run."""
+    """A dialog with three answers. `again`: the keys that opened the dialog; pressed once more, they end the run."""
 
     BINDINGS: ClassVar[list[Binding]] = ENDING_KEYS  # type: ignore[assignment]
 
@@ -39,7 +39,7 @@ class Ending(ModalScreen[Answer]):
             self._bindings.bind(key, "end", show=False)
 
     def update_from(self, store: Store) -> None:
-        """The run goes on while a person thinks: what is lost is as of now."""
+        """Show the steps at stake. The number grows while the dialog is open, because the run continues."""
         if not self.is_mounted:
             return
         self._saves = can_save(store)

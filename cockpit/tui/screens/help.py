@@ -1,4 +1,4 @@
-"""Help for what has the focus, and every key."""
+"""Help for the focused panel, and a list of all keys."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -13,19 +13,19 @@ from textual.widgets import Static
 from cockpit.tui.keys import Action, spelled
 from cockpit.tui.theme import palette
 
-OVER_SSH = "Over a slow line, `ssh -C` shrinks the stream some twenty times."
-GLYPHS = "✓ well   ! look here   ✗ lost or broken   · no data (never zero)"
+OVER_SSH = "Over a slow line, `ssh -C` compresses the stream about twentyfold."
+GLYPHS = "✓ good   ! needs attention   ✗ lost or broken   · no data (not zero)"
 
 
 class Help(ModalScreen[None]):
-    """A page of text; any of its keys closes it."""
+    """A page of text that several keys close."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
         Binding("escape,question_mark,f1,q,enter", "dismiss", "close", id="help.close")
     ]
 
     def __init__(self, title: str, about: str, sections: Mapping[str, Sequence[Action]]) -> None:
-        """`sections` are the keys to tell, by heading."""
+        """`sections`: the actions to list, by heading."""
         super().__init__()
         self._title, self._about, self._sections = title, about, sections
 

@@ -1,4 +1,4 @@
-"""The overview: the verdict, and all its evidence at a glance."""
+"""The overview: the diagnosis of the run and all panels."""
 
 from typing import ClassVar
 
@@ -22,13 +22,13 @@ from cockpit.tui.widgets.scrubber import Scrubber
 from cockpit.tui.widgets.status import Status
 from cockpit.tui.widgets.traffic import TrafficByAxis
 
-# From the largest: least width and height, and the class its rules in the style sheet carry.
+# Minimum width and height of each layout, largest first, and its class in the style sheet.
 LAYOUTS = ((170, 48, "-wide"), (108, 32, "-medium"), (0, 0, "-narrow"))
-NOT_MEDIUM = {"throughput", "events"}  # as in the style sheet
+NOT_MEDIUM = {"throughput", "events"}  # hidden by the style sheet in the medium layout
 
 
 class Overview(Screen[None]):
-    """Panels side by side where there is room, one at a time where there is not."""
+    """Panels side by side on a large terminal, one at a time on a small one."""
 
     BINDINGS: ClassVar[list[Binding]] = OVERVIEW_KEYS  # type: ignore[assignment]
     AUTO_FOCUS = "#ranks"
@@ -39,7 +39,7 @@ class Overview(Screen[None]):
         self._layout_class = ""
         self._zoomed = False
         self._current = "ranks"
-        # Held, not queried for: the timer may ask before the first is mounted, and after the last is gone.
+        # Kept in attributes because the timer also runs before panels are mounted and after they are removed.
         self._status = Status(operator)
         self._left: list[Panel] = [
             RankGrid(),
@@ -64,10 +64,10 @@ class Overview(Screen[None]):
             yield Vertical(*self._right, id="right", classes="column")
         yield FittedFooter()
 
-    # ------------------------------------------------------------------------------------- looking
+    # ------------------------------------------------------------------------------------- refresh
 
     def update_from(self, store: Store, frozen: bool, tick: int) -> None:
-        """Show what the store holds. Called with its lock held."""
+        """Update all panels from the store. The caller holds the store's lock."""
         self._status.update_from(store, frozen)
         if self._scrubber:
             self._scrubber.update_from(store)
@@ -93,7 +93,7 @@ class Overview(Screen[None]):
             column.set_class(bool(column.query(f"#{self._current}")), "-current")
 
     def _reachable(self) -> list[str]:
-        """Panels that this layout has, in reading order."""
+        """Names of the panels in this layout, in reading order."""
         return [name for name in self._panels if self._layout_class != "-medium" or name not in NOT_MEDIUM]
 
     def on_descendant_focus(self, event: events.DescendantFocus) -> None:

@@ -1,4 +1,4 @@
-"""While a run of our own is coming up: what has happened, what is awaited, and what it says."""
+"""Progress of a run that the cockpit started itself: stages reached, the next stage, and the last lines of output."""
 
 import time
 from typing import ClassVar
@@ -18,7 +18,7 @@ from cockpit.tui.theme import palette
 
 
 class Starting(ModalScreen[bool]):
-    """Closes itself at the first step; closes the app, with exit 1, if the engine ends before."""
+    """Dismissed at the first step. If the engine exits before that, the app exits with status 1."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
         Binding("q,ctrl+c,escape", "app.quit", "stop the run and quit", id="starting.quit")
@@ -28,7 +28,7 @@ class Starting(ModalScreen[bool]):
         super().__init__()
         self._engine = engine
         self._since = time.monotonic()
-        self._said = Text()
+        self._shown = Text()
 
     def compose(self) -> ComposeResult:
         with Vertical(id="dialog") as dialog:
@@ -55,13 +55,13 @@ class Starting(ModalScreen[bool]):
         )
         text = Text()
         waiting = True
-        for done, what in stages:
+        for done, stage in stages:
             if done:
                 text.append(f" {Level.GOOD.value} ", colours.level[Level.GOOD])
-                text.append(f"{what}\n", colours.text)
+                text.append(f"{stage}\n", colours.text)
             else:
                 glyph = "▸" if waiting else format.MISSING
-                text.append(f" {glyph} {what}", colours.accent if waiting else colours.faint)
+                text.append(f" {glyph} {stage}", colours.accent if waiting else colours.faint)
                 if waiting:
                     text.append(f"  {time.monotonic() - self._since:.0f} s", colours.dim)
                 text.append("\n")
@@ -69,6 +69,6 @@ class Starting(ModalScreen[bool]):
         text.append("\n")
         for line in self._engine.last_lines(3):
             text.append(f" {format.clean(line)[:120]}\n", colours.faint)
-        if text != self._said:
-            self._said = text
+        if text != self._shown:
+            self._shown = text
             self.query_one("#progress", Static).update(text)

@@ -1,4 +1,4 @@
-"""Curves: plotext behind one adapter, decimated to the width, with knob changes as marks."""
+"""Panel with a curve of one metric over steps, decimated to the width, with a mark at each knob change."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from cockpit.tui.widgets.panel import Panel
 
 @dataclass(frozen=True)
 class Series:
-    """A number of the whole job over steps."""
+    """A metric of the whole job over steps."""
 
     key: str
     title: str
@@ -37,21 +37,21 @@ LOSS = Series("loss", "Loss", "", "loss", lambda summary: summary.loss)
 THROUGHPUT = Series("throughput", "Throughput", "tok/s", "tokens_per_s", lambda summary: summary.tokens_per_s)
 
 
-class Curve(Panel):
-    """One series, whole run or the steps looked at."""
+class CurvePanel(Panel):
+    """The curve of one metric, over the whole run or the steps in view."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Curve"
     BINDINGS: ClassVar[list[Binding]] = CURVES_KEYS  # type: ignore[assignment]
     ACTIONS = CURVES
     HELP = (
-        "One number of the job over its steps. `╷` marks a knob change; the newest is written below. A column shows "
-        "the lowest and the highest of its steps. The line is broken where steps are missing; `✗` marks values that "
-        "are no finite number. Of a run's older steps a live screen knows even buckets: where one is wider than a "
-        "column, `╌` runs under it, and what joins its first, lowest, highest and last value is no data. A "
-        "replay reads every step of what you look at from the recording."
+        "One metric of the job over steps. `╷` marks a knob change; the newest change is written below. A column shows "
+        "the lowest and the highest value of its steps. The line has gaps where steps are missing; `✗` marks values "
+        "that are not finite. A live screen keeps older steps as buckets of equal size: where a bucket is wider than "
+        "a column, `╌` runs under it, and the line joins its first, lowest, highest and last value. A replay reads "
+        "every step in view from the recording."
     )
-    EVERY = 3  # under three times a second: a curve costs more than all the rest of the screen
+    EVERY = 3  # less than three times a second: a curve costs more time than the rest of the screen
 
     def __init__(self, series: Series) -> None:
         super().__init__(series.key)
@@ -74,7 +74,7 @@ class Curve(Panel):
             return [StripLine().add(f"{format.MISSING} {why}", colours.faint)]
         return plot(found, marks(store), width, height, colours)
 
-    # -------------------------------------------------------------------------------------- what is looked at
+    # -------------------------------------------------------------------------------------- view
 
     def action_scale(self, by: float) -> None:
         with self._store.lock:
@@ -102,7 +102,7 @@ _NOT_YET = "the curve begins with the second step"
 def plot(
     found: Sequence[Stretch], marks: Sequence[Mark], width: int, height: int, colours: Palette
 ) -> list[StripLine]:
-    """The curve with its two rulers, `width` x `height` cells."""
+    """The curve with both axes, in `width` x `height` cells."""
     axis, rows = 8, height - 1
     if rows < 1 or width < axis + 8:
         return []
@@ -140,18 +140,17 @@ def plot(
         bucketed[begin : end + 1] = [True] * (end + 1 - begin)
     widest = max((one.width for one in coarse), default=0)
     left, right = format.grouped(first), format.grouped(last)
-    said = f"╌ lowest and highest of {format.grouped(widest)} steps" if widest else ""
+    note = f"╌ lowest and highest of {format.grouped(widest)} steps" if widest else ""
     under = "".join("╌" if here else " " for here in bucketed)[len(left) : columns - len(right)]
-    if said and len(said) + 4 <= len(under):
-        under = f"{under[:2]} {said} {under[len(said) + 4 :]}"
+    if note and len(note) + 4 <= len(under):
+        under = f"{under[:2]} {note} {under[len(note) + 4 :]}"
     ruler = StripLine().add("└".rjust(axis), colours.dim).add(left, colours.dim).add(under, colours.faint)
     lines.append(ruler.pad_to(width - len(right), colours.faint).add(right, colours.dim))
     return lines
 
 
 def decimate(run: Sequence[Point], first: int, last: int, columns: int) -> list[Point]:
-    """Of each of `columns` even stretches of the steps `first` to `last` the lowest and the highest point, and the ends
-    of the run: plotext takes 40 us a point."""
+    """Keep the lowest and the highest point of each column, and both ends of the run: plotext takes 40 us a point."""
     if len(run) <= 2 * columns:
         return list(run)
     chosen = {run[0], run[-1]}
@@ -166,7 +165,7 @@ def _value(point: Point) -> float:
 
 
 def nice_range(low: float, high: float) -> tuple[float, float]:
-    """A range with round ends, so that the scale moves seldom."""
+    """A range with round limits, so that the scale changes rarely."""
     if high - low < 1e-12:
         pad = abs(high) * 0.05 or 1.0
         return low - pad, high + pad

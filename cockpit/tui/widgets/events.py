@@ -1,4 +1,4 @@
-"""What happened: events, and every change with what became of it."""
+"""Panel with the run's log: events, and each proposed change with its outcome."""
 
 import time
 
@@ -14,11 +14,11 @@ LEVELS = {"info": Level.NOTE, "warning": Level.WARN, "error": Level.BAD}
 
 
 class EventsPanel(Panel):
-    """The end of the run's log, the newest line last."""
+    """The last lines of the run's log, newest last."""
 
     TOPICS = frozenset({Topic.EVENTS})
     TITLE = "Events"
-    HELP = "What a person should know, and every change an operator asked for, with what became of it."
+    HELP = "Events of the run, and each change that an operator proposed, with its outcome."
 
     def subtitle(self, store: Store) -> str:
         return f"{len(log_entries(store))} in all" if store.state.events else ""

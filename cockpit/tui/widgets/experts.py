@@ -1,4 +1,4 @@
-"""Expert load: a row a layer, a column an expert, as high as its load over the ideal."""
+"""Panel with expert load: a row per layer, a column per expert, height = load over the ideal."""
 
 from dataclasses import dataclass
 
@@ -16,21 +16,21 @@ from cockpit.tui.widgets.panel import Panel
 
 SIDE = 25  # `  1.62×  0.31×   0.0 % !`
 FULL = 2.0  # load over ideal at which a column is full; half height is the ideal
-DEAD = 0.05  # of the ideal: hardly a token comes
+DEAD = 0.05  # load over ideal at or below which an expert counts as dead
 DEAD_GLYPH = "╳"
 
 
 class ExpertLoad(Panel):
-    """Where the router sends tokens, over the whole job."""
+    """Tokens per expert, over the whole job."""
 
     TOPICS = frozenset({Topic.EXPERTS})
     TITLE = "Experts"
     NATURAL = True
     HELP = (
         "Height and colour are an expert's load over its fair share: half height is the ideal, full is twice it "
-        "or more; orange is over, blue under, `╳` gets hardly a token. `most` and `least` are the hottest and the "
-        "coldest expert, `drop` is the share of routed tokens over capacity. Where there is no room for all, a cell "
-        "holds several, as the first line says: its upper half is the hottest of them, its lower half the coldest."
+        "or more; orange is above, blue below, `╳` is a dead expert (at most 5 % of its share). `most` and `least` are "
+        "the hottest and the coldest expert, `drop` is the share of routed tokens over capacity. Where not all fit, a "
+        "cell holds several, as the first line states: its upper half shows the hottest, its lower half the coldest."
     )
 
     def title(self, store: Store) -> str:
@@ -68,7 +68,7 @@ class ExpertLoad(Panel):
 
 
 def load_bin(ratio: float) -> int:
-    """The colour of a load: routing is never even, so the bins of the grid are taken four times as wide."""
+    """The colour bin of a load. The bins are four times as wide as those of ranks, as load varies more than time."""
     return Palette.bin((ratio - 1) / 4) if ratio > DEAD else 0
 
 
@@ -79,7 +79,7 @@ def ratios(layer: LayerLoad) -> list[float]:
 
 
 def _rows(layers: list[LayerLoad], most: int) -> list[tuple[str, list[LayerLoad]]]:
-    """A row a layer; where there is no room for that, consecutive layers share one."""
+    """One row per layer, or per group of consecutive layers if not all fit."""
     per_row = -(-len(layers) // most)
     chunks = [layers[i : i + per_row] for i in range(0, len(layers), per_row)]
     return [
@@ -88,7 +88,7 @@ def _rows(layers: list[LayerLoad], most: int) -> list[tuple[str, list[LayerLoad]
 
 
 def _head(count: int, down: int, across: int, name: int, wide: int, colours: Palette) -> StripLine:
-    """The names of the columns, and before them, in `wide` columns, what shares a cell: as fully as fits."""
+    """The head line: what a cell holds, in the longest wording that fits, then the names of the columns."""
     shared = _folded(down, across)
     text = f"{count} experts"
     if shared:
@@ -103,14 +103,14 @@ def _head(count: int, down: int, across: int, name: int, wide: int, colours: Pal
 
 
 def _folded(layers: int, experts: int) -> str:
-    """What shares a cell: ``2 layers × 4 experts``."""
+    """The content of a shared cell: ``2 layers × 4 experts``; empty if each cell holds one expert."""
     words = [f"{layers} layers"] * (layers > 1) + [f"{experts} experts"] * (experts > 1)
     return " × ".join(words)
 
 
 @dataclass(frozen=True)
 class _Drawing:
-    """How rows are drawn: the width of their name, experts and columns of a cell, and the lines there are for one."""
+    """Sizes of a row: width of its name, experts per cell, columns per cell, and lines per row."""
 
     name: int
     across: int
@@ -136,14 +136,14 @@ class _Drawing:
         return lines
 
     def _column(self, ratio: float, tall: int) -> list[tuple[str, Style]]:
-        """One expert, as high as its load."""
+        """One expert as a vertical bar."""
         style = self.colours.apart[load_bin(ratio)]
         if ratio <= DEAD:
             return [(" ", style)] * (tall - 1) + [(DEAD_GLYPH, style)]
         return [(glyph, style) for glyph in column(ratio / FULL, tall)]
 
     def _folded(self, cell: list[float]) -> tuple[str, Style]:
-        """Several: the colour of the hottest over that of the coldest; a dead one is seen beside any other."""
+        """Several experts: hottest above coldest; a dead expert is always visible."""
         hot, cold = (self.colours.apart[load_bin(ratio)] for ratio in (max(cell), min(cell)))
         if min(cell) <= DEAD:
             return DEAD_GLYPH, hot

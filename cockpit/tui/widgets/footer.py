@@ -1,4 +1,4 @@
-"""The footer: keys that do something here, and where there is no room for all of them, the most important."""
+"""The footer: the keys of this screen, the most important ones where not all fit."""
 
 from collections.abc import Collection
 
@@ -12,7 +12,7 @@ from cockpit.tui.keys import BY_ID
 
 
 class FittedFooter(Footer):
-    """Textual's footer without what does not fit; `without` are ids of actions that it does not offer."""
+    """Textual's footer, reduced to the keys that fit; `without`: ids of actions to leave out."""
 
     def __init__(self, without: Collection[str] = ()) -> None:
         super().__init__(show_command_palette=False)
@@ -36,10 +36,10 @@ class FittedFooter(Footer):
 
 
 def _width(key: FooterKey) -> int:
-    """Cells it takes: `` k knobs ``."""
+    """Width of a key in cells, as drawn: `` k knobs ``."""
     return cell_len(key.key_display) + cell_len(key.description) + 3
 
 
 def _importance(id: str) -> int:
-    """The place of an action in its footer; what is not ours comes last."""
+    """Footer position of an action; actions that are not ours come last."""
     return BY_ID[id].footer if id in BY_ID else 99

@@ -1,4 +1,4 @@
-"""The knob board in a panel: what is set, and what could be."""
+"""Panel with the knobs: their values and legal values."""
 
 from collections.abc import Sequence
 
@@ -13,15 +13,15 @@ from cockpit.tui.widgets.panel import Panel
 
 
 class KnobSummary(Panel):
-    """One row a knob, and a last row that names the actions, and the knobs that there is no room for."""
+    """One row per knob; the last row names the actions and the knobs that do not fit."""
 
     TOPICS = frozenset({Topic.BOARD})
     TITLE = "Knobs"
     NATURAL = True
     HELP = (
-        "What an operator may turn while the run goes on. A loss-neutral knob changes only speed and memory; "
-        "one that changes the loss says so, and one that is on trial how far that is. `k` opens "
-        "the board over any screen."
+        "The knobs that an operator can change during the run. A loss-neutral knob changes only speed and memory; "
+        "a knob that changes the loss is labelled so, and a knob on trial shows the steps measured so far. `k` opens "
+        "the knob board from any screen."
     )
 
     def title(self, store: Store) -> str:
@@ -39,11 +39,11 @@ class KnobSummary(Panel):
         board = store.state.board
         if not board:
             return [StripLine().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
-        shown, asked = held(board), actions(board)
+        shown, pressed = held(board), actions(board)
         name = max((len(knob.name) for knob in shown), default=0) + 1
         value = max((len(value_text(knob)) for knob in shown), default=0)
         legal = max(0, min(30, width - name - max(6, value) - 19))
-        if len(shown) + (1 if asked else 0) <= height:
+        if len(shown) + (1 if pressed else 0) <= height:
             rows, rest = len(shown), []
         else:
             rows, rest = height - 1, shown[height - 1 :]
@@ -60,22 +60,22 @@ class KnobSummary(Panel):
                 line.add(f" {effect_text(knob)}", effect)
             lines.append(line)
         if rest:
-            lines.append(_rest([*rest, *asked], width, colours))
-        elif asked:
+            lines.append(_rest([*rest, *pressed], width, colours))
+        elif pressed:
             lines.append(
                 StripLine()
                 .add("actions ".ljust(name), colours.faint)
-                .add("  ".join(knob.name for knob in asked), colours.dim)
+                .add("  ".join(knob.name for knob in pressed), colours.dim)
             )
         return lines
 
 
 def _rest(knobs: Sequence[KnobState], width: int, colours: Palette) -> StripLine:
-    """``+4  z_loss_coef 0  zero 2  place  save``: as many by name as fit, and all of them counted."""
+    """The row ``+4  z_loss_coef 0  zero 2  pause  save``: the count of the rest, and the names that fit."""
     line = StripLine().add(f"+{len(knobs)}", colours.text)
     for n, knob in enumerate(knobs):
         name, value = format.clean(knob.name), "" if knob.action else f" {value_text(knob)}"
-        keep = 2 if n + 1 < len(knobs) else 0  # for what tells that more would follow
+        keep = 2 if n + 1 < len(knobs) else 0  # room for the `…` that marks more
         if line.width + len(name + value) + 2 + keep > width:
             return line.add(" …", colours.dim)
         line.add(f"  {name}", colours.dim).add(value, colours.strong)

@@ -1,8 +1,8 @@
-"""A panel: a bordered area that draws lines of the store, only when what it shows has changed.
+"""Base class of panels: a bordered area that shows part of the store and redraws only changed lines.
 
-A panel is asked to `look` by the app's one timer. It draws all its lines then, as plain strips, and hands the
-compositor only the lines that differ. `draw` is a function of the store, the size and the palette, and of
-what the person at the keyboard chose; it reads no clock and touches no socket.
+The app's timer calls `update_from`. The panel then draws all its lines as strips and passes only the changed ones
+to the compositor. `draw` depends on the store, the size, the palette and the user's choices; it reads no clock and
+no socket.
 """
 
 from typing import ClassVar
@@ -21,13 +21,13 @@ from cockpit.tui.theme import Palette, palette
 
 
 class Panel(Widget, can_focus=True):
-    """Base of all panels of a screen."""
+    """Base class of all panels."""
 
     TOPICS: ClassVar[frozenset[Topic]] = frozenset()
     TITLE: ClassVar[str] = ""
     HELP: ClassVar[str] = ""
-    NATURAL: ClassVar[bool] = False  # as high as its content wants, instead of a share of the space
-    EVERY: ClassVar[int] = 1  # looks at every n-th tick only
+    NATURAL: ClassVar[bool] = False  # its height follows its content instead of a share of the screen
+    EVERY: ClassVar[int] = 1  # updates at every n-th tick of the timer only
     ACTIONS: ClassVar[tuple[Action, ...]] = ()
 
     def __init__(self, id: str) -> None:
@@ -37,13 +37,13 @@ class Panel(Widget, can_focus=True):
         self._store = Store()
         self._seen: tuple[object, ...] = ()
         self._strips: list[Strip] = []
-        self._wanted = 1
-        self._laid_out = 1  # of `_wanted`, what the last layout has heard
+        self._wanted_height = 1
+        self._laid_out_height = 1  # `_wanted_height` at the last layout
 
-    # ------------------------------------------------------------------------------ what a panel says
+    # ------------------------------------------------------------------------------ for subclasses
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-        """The lines, from the top; fewer than `height` leave the rest empty."""
+        """Lines from the top, at most `height`; the rest of the panel stays empty."""
         raise NotImplementedError
 
     def title(self, store: Store) -> str:
@@ -53,11 +53,11 @@ class Panel(Widget, can_focus=True):
         return ""
 
     def natural_height(self, store: Store) -> int:
-        """Lines the content wants (only asked of a NATURAL panel)."""
+        """Lines that the content needs (used by NATURAL panels only)."""
         return 1
 
     def choice(self) -> object:
-        """What the person chose of this panel's ways to show; part of what makes it stale."""
+        """The user's choices of how to display the data; a new value causes a redraw."""
         return None
 
     # --------------------------------------------------------------------------------- machinery
@@ -67,12 +67,12 @@ class Panel(Widget, can_focus=True):
         return palette(self.app.theme)
 
     def update_from(self, store: Store) -> None:
-        """Show what the store holds now. Called with the store's lock held."""
+        """Redraw if the data, the size or the user's choices changed. The caller holds the store's lock."""
         self._store = store
         if not self.is_on_screen:
             return
-        if self._wanted != self._laid_out and self._is_as_high_as_it_wants:
-            self.refresh(layout=True)  # Textual does not count a wish while another is on its way
+        if self._wanted_height != self._laid_out_height and self._has_auto_height:
+            self.refresh(layout=True)  # Textual drops a layout request while another is pending
         size = self.content_size
         seen = (
             id(store),
@@ -85,14 +85,18 @@ class Panel(Widget, can_focus=True):
         if seen == self._seen:
             return
         self._seen = seen
-        # Compared first: setting either redraws the whole panel, even if it is the same.
+        # Compare first, because setting a title redraws the whole panel even if the text is equal.
         titles = self.title(store), self.subtitle(store)
         if titles != self._titles:
             self._titles = titles
-            # As content: a run's own names stand in them, and Textual would read a string as markup.
+            # `Content`, because Textual reads a plain string as markup and names from a run may contain brackets.
             self.border_title, self.border_subtitle = (Content(clean(text)) for text in titles)
-        if self.NATURAL and store.state.hellos and (wanted := self.natural_height(store)) != self._wanted:
-            self._wanted = wanted
+        if (
+            self.NATURAL
+            and store.state.hellos
+            and (wanted := self.natural_height(store)) != self._wanted_height
+        ):
+            self._wanted_height = wanted
             self.refresh(layout=True)
         self._show(self._strips_of(store, size))
 
@@ -114,7 +118,7 @@ class Panel(Widget, can_focus=True):
         width = self.content_size.width
         changed = [y for y, (was, now) in enumerate(zip(old, strips, strict=True)) if was != now]
         if changed:
-            # Whole lines: a region that starts inside one makes the terminal redraw all that is left of it.
+            # Whole lines, because Textual redraws a line up to the start of a partial region.
             self.refresh(*[Region(0, y, width, 1) for y in changed])
 
     @property
@@ -122,7 +126,7 @@ class Panel(Widget, can_focus=True):
         return self.is_attached and self.display and self.region.area > 0
 
     @property
-    def _is_as_high_as_it_wants(self) -> bool:
+    def _has_auto_height(self) -> bool:
         height = self.styles.height
         return height is not None and height.is_auto
 
@@ -131,7 +135,7 @@ class Panel(Widget, can_focus=True):
         return bool(self._strips)
 
     def redraw(self) -> None:
-        """Something of the person's choice changed: draw at once."""
+        """Draw at once, after the user changed a choice."""
         with self._store.lock:
             self.update_from(self._store)
 
@@ -141,8 +145,8 @@ class Panel(Widget, can_focus=True):
         return blank(self.content_size.width, self.colours.text)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
-        self._laid_out = self._wanted
-        return self._wanted
+        self._laid_out_height = self._wanted_height
+        return self._wanted_height
 
     def on_resize(self, event: events.Resize) -> None:
         self.redraw()

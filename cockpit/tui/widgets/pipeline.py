@@ -1,4 +1,4 @@
-"""The pipeline in one step: rows are stages, columns are time, blocks forwards and backwards."""
+"""Panel with the pipeline timeline of one step: a row per stage, a block per forward or backward."""
 
 from rich.style import Style
 
@@ -11,33 +11,33 @@ from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
 SIDE = 31
-FEW = 4  # stages that get a line of their own for their numbers
+FEW = 4  # up to so many stages, the numbers have a line of their own
 WORDS = ("busy ", "bubble ", "bound ")
 TRACK = "─"
 
 
 class PipelinePanel(Panel):
-    """The newest sampled step of each stage, with what it measured beside the schedule's bound."""
+    """The newest sampled step of each stage; measured bubble beside the bound of the schedule."""
 
     TOPICS = frozenset({Topic.PIPELINE, Topic.RANKS})
     TITLE = "Pipeline"
     NATURAL = True
     HELP = (
-        "One row a pipeline rank, time to the right: `F` forwards, `B` backwards (input gradients alone where a "
-        "`W` follows with those of the weights), numbered by micro-batch; where a rank holds several stages they are "
-        "lettered and shaded apart. A thin line is idle time, the bubble. Busy and bubble are measured (the middle "
-        "rank of the row); bound is what the schedule cannot avoid. Idle is split into what the schedule itself "
-        "causes, waiting for other stages beyond that, and overhead."
+        "One row per pipeline rank, time to the right: `F` forward, `B` backward (input gradients only if a `W` for "
+        "the weight gradients follows), numbered by micro-batch; several stages of one rank have letters and different "
+        "shades. A thin line is idle time, the bubble. Busy and bubble are measured (median over the ranks of the "
+        "row); bound is the bubble that the schedule cannot avoid. Idle time is split into the bubble of the schedule, "
+        "further waiting for other stages, and overhead."
     )
 
     def title(self, store: Store) -> str:
         knobs = {knob.name: knob.value for knob in store.state.board.knobs} if store.state.board else {}
         schedule = knobs.get("schedule") or store.fact("schedule")
-        words = ["Pipeline", *([format.clean(str(schedule))] if schedule else [])]
+        parts = ["Pipeline", *([format.clean(str(schedule))] if schedule else [])]
         micro = knobs.get("micro_batches")
         if micro is not None:
-            words.append(f"{format.knob(micro)} micro-batches")
-        return " · ".join(words)
+            parts.append(f"{format.knob(micro)} micro-batches")
+        return " · ".join(parts)
 
     def subtitle(self, store: Store) -> str:
         steps = [timeline.step for timeline in store.state.timelines.values()]
@@ -56,7 +56,7 @@ class PipelinePanel(Panel):
         shown = {pp: _newest(store, ranks) for pp, ranks in stages.items()}
         window = max((t.window_ms for t in shown.values() if t), default=0.0)
         name = max((len(f"pp{pp}") for pp in stages), default=0) + 1
-        # The numbers stand beside the track where that leaves it room, else under it, else nowhere.
+        # The numbers are beside the track if it stays wide enough, else under it, else left out.
         beside = width >= 100
         under = not beside and len(stages) * 2 < height
         track = width - name - (SIDE if beside else 0)
@@ -87,7 +87,7 @@ class PipelinePanel(Panel):
 
 
 def _stages(store: Store) -> dict[int, list[int]]:
-    """Ranks by stage; a run without a pipeline is one stage."""
+    """Ranks by stage; a run without pipeline parallelism has one stage."""
     return store.once("stages", (Topic.GRID,), lambda: _find_stages(store))
 
 
@@ -104,7 +104,7 @@ def _newest(store: Store, ranks: list[int]) -> Timeline | None:
 
 
 def _track(line: StripLine, actions: list[Action], window: float, width: int, colours: Palette) -> None:
-    """Time to cells. A block owns the cells whose middle it covers; its name is written where it fits."""
+    """Draw the actions in `width` cells. A block gets the cells whose centre it covers, and a name if that fits."""
     at = 0
     stages = sorted({action.stage for action in actions})
     for action in sorted(actions, key=lambda action: action.start_ms):
@@ -129,7 +129,7 @@ def _name(action: Action, part: int | None, width: int) -> str:
 
 
 def _block(action: Action, part: int | None, colours: Palette) -> Style:
-    """Neighbours are told apart by shade: micro-batches of one stage, or the stages of one rank."""
+    """The shade alternates with the micro-batch, or with the stage if a rank has several."""
     pair = {"F": colours.forward, "B": colours.backward, "W": colours.weight}[action.kind]
     return pair[(action.micro_batch if part is None else part) % 2]
 
@@ -137,7 +137,7 @@ def _block(action: Action, part: int | None, colours: Palette) -> Style:
 def _numbers(
     line: StripLine, store: Store, ranks: list[int], colours: Palette, words: tuple[str, str, str]
 ) -> StripLine:
-    """Busy and bubble as measured, and the schedule's bound: the middle one of the stage's ranks."""
+    """Busy and bubble as measured, and the bound of the schedule: medians over the ranks of the stage."""
     steps = [store.state.steps[rank] for rank in ranks if rank in store.state.steps]
     bubble = median(step.bubble for step in steps if step.bubble is not None)
     bound = median(step.bubble_bound for step in steps if step.bubble_bound is not None)

@@ -1,4 +1,4 @@
-"""Where in a recording the picture is from: one line, so that it is never taken for the run itself."""
+"""The position line of a replay; the word PLAYBACK distinguishes a replay from a live run."""
 
 import time
 
@@ -11,7 +11,7 @@ from cockpit.data.store import Playing, Store
 from cockpit.tui.strips import StripLine, blank
 from cockpit.tui.theme import Palette, palette
 
-SHORTEST = 8  # cells of the track; narrower, and there is none
+SHORTEST = 8  # minimum cells of the track; the line has no track if fewer are free
 
 
 class Scrubber(Widget):
@@ -22,7 +22,7 @@ class Scrubber(Widget):
         self._strip = Strip([])
 
     def update_from(self, store: Store) -> None:
-        """Called with the store's lock held."""
+        """Redraw if the line changed. The caller holds the store's lock."""
         width = self.size.width
         if not self.is_attached or width < 2:
             return
@@ -45,21 +45,21 @@ def scrub_line(store: Store, width: int, colours: Palette) -> StripLine:
         return line.add(" opening the recording", colours.dim)
     how = "‖ paused" if playing.paused else f"▶ {playing.speed:g}×"
     line.add(f" {how:<9}", colours.strong)
-    said = _place_text(store, playing)
-    room = width - line.width - len(said) - 3
+    position = _position_text(store, playing)
+    room = width - line.width - len(position) - 3
     if room >= SHORTEST:
         done = round(playing.share * (room - 1))
         line.add("━" * done, colours.accent).add("●", colours.strong).add(
             "─" * (room - 1 - done), colours.faint
         )
         line.add("  ", colours.text)
-    line.add(said, colours.text)
+    line.add(position, colours.text)
     if playing.thinned:
         line.add(" · without ranks", colours.level[Level.WARN])
     return line
 
 
-def _place_text(store: Store, playing: Playing) -> str:
+def _position_text(store: Store, playing: Playing) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(playing.at_s))
     gone, whole = playing.at_s - playing.first_s, playing.last_s - playing.first_s
     return f"step {format.grouped(store.step)} · {at} · {_minutes(gone)} / {_minutes(whole)}"

@@ -1,4 +1,4 @@
-"""The two lines that are always there."""
+"""The two status lines at the top of the overview."""
 
 from rich.style import Style
 from textual.strip import Strip
@@ -14,7 +14,7 @@ _GAP = " · "
 
 
 class Status(Widget):
-    """Line one is the status, line two the diagnosis with its evidence."""
+    """Line one: state of the run. Line two: the diagnosis with its evidence."""
 
     def __init__(self, operator: bool) -> None:
         super().__init__(id="status")
@@ -22,7 +22,7 @@ class Status(Widget):
         self._strips: list[Strip] = []
 
     def update_from(self, store: Store, frozen: bool) -> None:
-        """Called with the store's lock held."""
+        """Redraw if a line changed. The caller holds the store's lock."""
         width = self.size.width
         if not self.is_attached or width < 2:
             return
@@ -43,7 +43,7 @@ class Status(Widget):
 
 
 def verdict_line(store: Store, operator: bool, frozen: bool, width: int, colours: Palette) -> StripLine:
-    """As many fields as fit, the least important left out first."""
+    """The state of the run with as many fields as fit; the least important are dropped first."""
     word, level = status_word(store, frozen)
     items = list(status_fields(store, operator))
     while len(items) > 1 and _width(word, items) > width:
@@ -56,9 +56,9 @@ def verdict_line(store: Store, operator: bool, frozen: bool, width: int, colours
 
 
 def diagnosis_line(store: Store, colours: Palette) -> StripLine:
-    said = diagnosis(store)
-    text = colours.text if said.level in (Level.GOOD, Level.NOTE) else colours.level[said.level]
-    return StripLine().add(f" {said.level.value} ", colours.level[said.level]).add(said.text, text)
+    found = diagnosis(store)
+    text = colours.text if found.level in (Level.GOOD, Level.NOTE) else colours.level[found.level]
+    return StripLine().add(f" {found.level.value} ", colours.level[found.level]).add(found.text, text)
 
 
 def _width(word: str, items: list[StatusField]) -> int:

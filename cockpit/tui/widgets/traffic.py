@@ -1,4 +1,4 @@
-"""Traffic by axis: bytes, time in collectives, and the part of it that compute did not hide."""
+"""Panel with traffic by axis: bytes, time in collectives, and the exposed part of that time."""
 
 from collections.abc import Mapping
 
@@ -14,15 +14,15 @@ NUMBERS = 47  # `tp        2.1 MB    38.0 ms    38.0 ms    5.7 %  `
 
 
 class TrafficByAxis(Panel):
-    """One row an axis."""
+    """One row per axis."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Traffic"
     NATURAL = True
     HELP = (
-        "One row for each axis that carries something. Bytes are those all ranks send to other ranks in one "
-        "step; milliseconds are the mean over ranks. `of step` is the exposed part of the step. The bar is "
-        "the time: solid is exposed, grey is hidden behind compute."
+        "One row for each axis with traffic. Bytes: the sum over all ranks of what they send to other ranks in one "
+        "step. Milliseconds: the mean over ranks. `of step`: the exposed time as a share of the step. The bar shows "
+        "the time: solid is exposed, grey is overlapped with compute."
     )
 
     def title(self, store: Store) -> str:
@@ -37,11 +37,11 @@ class TrafficByAxis(Panel):
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         summary = store.summary
         if not summary or not summary.comm:
-            what = "this run does not tell its traffic" if summary else "no step is done yet"
+            what = "this run reports no traffic" if summary else "no step is done yet"
             return [StripLine().add(f"{format.MISSING} {what}", colours.faint)]
         axes = _axes(summary.comm)
         if not axes:
-            return [StripLine().add("nothing is sent: one rank alone", colours.dim)]
+            return [StripLine().add("no traffic: one rank only", colours.dim)]
         room = max(0, width - NUMBERS)
         unit, scale = ("GB", 1e9) if max(summary.comm[axis].bytes for axis in axes) >= 1e10 else ("MB", 1e6)
         longest = max(summary.comm[axis].ms for axis in axes)
@@ -62,13 +62,13 @@ class TrafficByAxis(Panel):
 
 
 def _axes(comm: Mapping[str, Traffic]) -> list[str]:
-    """Axes that carry something, the busiest kinds first, in an order that does not change."""
+    """Axes with traffic, in a fixed order."""
     used = {axis for axis, traffic in comm.items() if traffic.bytes}
     return [axis for axis in ORDER if axis in used] + sorted(used - set(ORDER))
 
 
 def _bar(traffic: Traffic, longest_ms: float, room: int) -> tuple[int, int]:
-    """Cells of the exposed and of the hidden time, against the axis that takes longest."""
+    """Cells for exposed and overlapped time; the longest axis fills `room`."""
     if longest_ms <= 0:
         return 0, 0
     whole = min(room, round(traffic.ms / longest_ms * room))

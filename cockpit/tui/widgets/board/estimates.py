@@ -1,5 +1,5 @@
-"""What a change would do, as lines: the numbers that would move, each with where it comes from; then what is not
-known; then what stays. Missing is never zero, and never left out."""
+"""A preview as lines: quantities that would change, each with the source of the estimate; then unknown ones; then
+unchanged ones. An unknown quantity is listed as such, and is not shown as zero."""
 
 import textwrap
 from collections.abc import Callable
@@ -21,7 +21,7 @@ NUMBER = 7
 THEN = 24
 CHANGE = 17
 NO_DATA = "no data: "
-ROOMY = 92  # columns from which on the change in per cent is shown too
+ROOMY = 92  # minimum width that also shows the change in per cent
 
 
 def _bytes(value: float) -> tuple[str, str]:
@@ -47,7 +47,7 @@ def _plain(value: float) -> tuple[str, str]:
     return (f"{value:.4g}" if abs(value) < 1e4 else format.grouped(round(value))), ""
 
 
-# What a run calls its quantities: how people do, and a number's writing. For all of them less is better.
+# Label and number format by quantity. For all of these, less is better.
 QUANTITIES: dict[str, tuple[str, Spell]] = {
     "step_ms": ("step time", _ms),
     "bubble": ("bubble", _share),
@@ -60,7 +60,7 @@ QUANTITIES: dict[str, tuple[str, Spell]] = {
 
 
 def named(quantity: str) -> tuple[str, Spell]:
-    """Of one we know nothing of, its own name, without its unit where it ends in one."""
+    """Label and number format; an unknown quantity keeps its own name, without its unit suffix."""
     if quantity in QUANTITIES:
         return QUANTITIES[quantity]
     for ending, spell in (("_ms", _ms), ("_bytes", _bytes)):
@@ -70,21 +70,21 @@ def named(quantity: str) -> tuple[str, Spell]:
 
 
 def estimate_lines(found: Previewed, width: int, height: int, colours: Palette) -> list[StripLine]:
-    """At most `height` lines, the last of which says how many more there would be."""
+    """At most `height` lines; the last one states how many more there are."""
     if found.why:
         bad = colours.level[Level.BAD]
         return [StripLine().add(f"  {Level.BAD.value} ", bad).add(format.clean(found.why), colours.text)]
     moving = [one for one in found.estimates if _moves(one)]
     unknown = [one for one in found.estimates if not one.known]
     staying = [one for one in found.estimates if one.known and not _moves(one)]
-    told = [_row(one, width, colours) for one in moving]
+    known = [_row(one, width, colours) for one in moving]
     groups = _groups("no data", unknown, colours) + _groups("as now", staying, colours)
-    if not told and not groups:
-        return [StripLine().add(f"  {format.MISSING} the run has no numbers for this", colours.faint)]
-    whole = [line for numbers, source in told for line in _whole(numbers, source, width, colours)] + groups
+    if not known and not groups:
+        return [StripLine().add(f"  {format.MISSING} the run has no estimate for this", colours.faint)]
+    whole = [line for numbers, source in known for line in _whole(numbers, source, width, colours)] + groups
     if len(whole) <= height:
         return whole
-    lines = [numbers.add(source, colours.dim) for numbers, source in told] + groups
+    lines = [numbers.add(source, colours.dim) for numbers, source in known] + groups
     if len(lines) > height > 0:
         rest = len(lines) - height + 1
         lines = [
@@ -95,7 +95,7 @@ def estimate_lines(found: Previewed, width: int, height: int, colours: Palette) 
 
 
 def _whole(numbers: StripLine, source: str, width: int, colours: Palette) -> list[StripLine]:
-    """A row with all of its source, on as many lines as that takes."""
+    """A row with its whole source text, wrapped over several lines."""
     at = numbers.width
     first, *more = textwrap.wrap(source, max(20, width - at)) or [""]
     line = StripLine().extend(numbers).add(first, colours.dim)
@@ -107,7 +107,7 @@ def _moves(one: Estimate) -> bool:
 
 
 def _row(one: Estimate, width: int, colours: Palette) -> tuple[StripLine, str]:
-    """``step time  346 → 309 .. 952 ms  -11 .. +175 %``, and where it comes from; in brackets the likely value."""
+    """``step time  346 → 309 .. 952 ms (400)  -11 .. +175 %`` (likely value in brackets), and its source."""
     spell = named(one.quantity)[1]
     text, unit = _then(one, spell)
     now, now_unit = (format.MISSING, unit) if one.now is None else spell(one.now)
@@ -129,7 +129,7 @@ def _row(one: Estimate, width: int, colours: Palette) -> tuple[StripLine, str]:
 
 
 def _then(one: Estimate, spell: Spell) -> tuple[str, str]:
-    """The interval, or the value where there is none, and its unit: that of the larger end."""
+    """The interval, or the value without one, and its unit (that of the upper end)."""
     if one.interval is None:
         assert one.after is not None
         return spell(one.after)
@@ -138,7 +138,7 @@ def _then(one: Estimate, spell: Spell) -> tuple[str, str]:
 
 
 def _change(one: Estimate) -> str:
-    """In per cent of now; of a share, in points of it."""
+    """The change in per cent of the present value; for a share, in percentage points."""
     ends = one.interval if one.point is None else (one.point,)
     if one.now is None or ends is None:
         return ""
@@ -149,7 +149,7 @@ def _change(one: Estimate) -> str:
 
 
 def _tone(one: Estimate, colours: Palette) -> Style:
-    """Better or worse, if all of the interval is."""
+    """The style for better or worse, if the whole interval is better or worse."""
     low, high = one.interval or (one.after, one.after)
     if one.now is None or low is None or high is None or low <= one.now <= high:
         return colours.strong
@@ -157,7 +157,7 @@ def _tone(one: Estimate, colours: Palette) -> Style:
 
 
 def _groups(label: str, estimates: list[Estimate], colours: Palette) -> list[StripLine]:
-    """``no data  step time, bubble · ranks share cores``: a line for each reason."""
+    """One line per reason: ``no data  step time, bubble · ranks share cores``."""
     lines: list[StripLine] = []
     for source, of in groupby(sorted(estimates, key=_source), _source):
         line = StripLine().add(f"  {label if not lines else '':<{LABEL}}", colours.faint)

@@ -1,4 +1,4 @@
-"""What became of what was asked, as lines: a proposal on its way, a trial and its verdict, the newest changes."""
+"""Outcomes as lines: a pending proposal, a trial with its verdict, the newest changes."""
 
 from agents.protocol import CommandState, TrialState
 from cockpit.data import format
@@ -19,18 +19,18 @@ OUTCOME = {
 VERDICT = {"kept": Level.GOOD, "reverted": Level.NOTE, "failed": Level.BAD}
 TRIAL = 3  # lines
 
-# What a trial is doing, in each of its states that is not the last.
+# Text for each state of a trial before its end.
 _DOING = {
-    "before": "measuring as it is; then it is turned",
-    "applying": "turning it: waiting for a step boundary",
-    "after": "measuring with it; taken back unless clearly faster",
-    "reverting": "taking it back",
+    "before": "measuring the present value; then the new one",
+    "applying": "applying the new value: waiting for a step boundary",
+    "after": "measuring the new value; reverted unless clearly faster",
+    "reverting": "reverting",
 }
-_BY_HAND = "measuring with it; it changes the loss, so it is taken back unless somebody keeps it"
+_BY_HAND = "measuring the new value; it changes the loss, so it is reverted unless an operator keeps it"
 
 
 def progress(command: CommandState | None, colours: Palette) -> StripLine:
-    """How far a proposal has come: sent, accepted, applied n/n, or refused and why."""
+    """Progress of a proposal: sent, accepted, applied n/n, or refused with the reason."""
     line = StripLine().add("  ", colours.text)
     if command is None:
         return line.add("sent · waiting for the hub", colours.dim)
@@ -47,18 +47,18 @@ def progress(command: CommandState | None, colours: Palette) -> StripLine:
         else f"at step {format.grouped(command.applied_step)}"
     )
     line.add(f" {at} · revision {command.revision}", colours.dim)
-    return line.add(f", which takes back {command.undoes}" if command.undoes else "", colours.dim)
+    return line.add(f", which reverts {command.undoes}" if command.undoes else "", colours.dim)
 
 
 def trial_lines(trial: TrialState, width: int, colours: Palette) -> list[StripLine]:
-    """Its name, what it has measured, and what it does or came to."""
+    """Three lines: the knob on trial, both measurements, and the state or verdict."""
     by = f" · by {format.clean(trial.who)}" if trial.who else ""
     head = rule(f"Trial · {tried(trial)}{by}", width, colours.text, colours.faint)
     return [head, _measured(trial, width, colours), _verdict(trial, width, colours)]
 
 
 def _measured(trial: TrialState, width: int, colours: Palette) -> StripLine:
-    """Both windows: how many steps each has, and how long they took."""
+    """Both windows: steps measured and their duration."""
     cells = 14 if width >= 90 else 8
     before = trial.measured if trial.state == "before" else trial.steps
     after = trial.measured if trial.state == "after" or trial.after_ms is not None else 0
@@ -91,12 +91,12 @@ def _verdict(trial: TrialState, width: int, colours: Palette) -> StripLine:
 
 
 def newest_lines(store: Store, height: int, width: int, colours: Palette) -> list[StripLine]:
-    """The newest changes under their rule, and which of them an undo would take back."""
+    """The newest changes under a heading, and which of them an undo would revert."""
     if height < 2 or not store.state.commands:
         return []
     newest = sorted(store.state.commands.values(), key=lambda command: command.time_s)[:-height:-1]
-    takes = undoable(store)
-    lines = [_outcome(command, command is takes, colours) for command in newest]
+    next_undone = undoable(store)
+    lines = [_outcome(command, command is next_undone, colours) for command in newest]
     return [rule("Changes", width, colours.dim, colours.faint), *lines]
 
 
@@ -111,6 +111,6 @@ def _outcome(command: CommandState, undone_next: bool, colours: Palette) -> Stri
         )
     elif command.why:
         line.add(f" · {format.clean(command.why)}", colours.dim)
-    line.add(f" · takes back r{command.undoes}" if command.undoes else "", colours.dim)
-    line.add(" · undo takes this back" if undone_next else "", colours.accent)
+    line.add(f" · reverts r{command.undoes}" if command.undoes else "", colours.dim)
+    line.add(" · undo reverts this" if undone_next else "", colours.accent)
     return line.add(f" · {format.clean(command.who)}" if command.who else "", colours.faint)

@@ -1,4 +1,4 @@
-"""The knob board as a panel: the knobs, what one may do with them, and what became of what was done."""
+"""The knob board as a panel: knobs, actions, the preview or trial, and the newest changes."""
 
 from collections.abc import Collection
 
@@ -17,9 +17,8 @@ from cockpit.tui.widgets.board.outcomes import TRIAL, newest_lines, progress, tr
 from cockpit.tui.widgets.board.rows import about_height, about_lines, action_strip, knob_rows, strip_height
 from cockpit.tui.widgets.panel import Panel
 
-# Lines of each part of the board, beside the knobs, the actions, the explanation and a trial; and where there is no
-# room for all of them, to what each is cut, in this order, until they fit. No part depends on what is marked: nothing
-# moves under the eye.
+# PARTS: lines of the fixed parts of the board. CUTS: on a small screen, the order in which parts shrink, and to what
+# height, until all fit. No height depends on the edits, so rows do not move while the user edits.
 PARTS = {"gap": 1, "foot": 1, "below": 8}
 CUTS = (
     ("below", 6),
@@ -36,19 +35,20 @@ CUTS = (
 
 
 class KnobTable(Panel):
-    """The board itself. Below the knobs: what the marked changes would do, or else the newest changes."""
+    """The panel of the knob board. Below the knobs: the preview of the edits, or else the newest changes."""
 
     TOPICS = frozenset({Topic.BOARD, Topic.GRID})
     NATURAL = True
     TITLE = "Knob board"
     ACTIONS = BOARD
     HELP = (
-        "↑ ↓ choose a knob or an action, ← → a legal value, or type one (`none` for no limit). What the marked changes "
-        "would do is asked of the run by itself: with what lies between, and where each number comes from. enter "
-        "proposes all that is marked: the ranks switch at one step boundary, all or none. A trial measures one knob "
-        "before and after and takes it back unless the run is clearly faster; whoever started it, it is shown, and can "
-        "be kept or ended. An action, such as save, holds no value: enter asks the run to do it, and what ends the run "
-        "is asked once more. esc drops what is marked."
+        "↑ ↓ choose a knob or an action, ← → choose a legal value, or type one (`none` for no limit). "
+        "The board requests "
+        "a preview of the edits from the run: an interval for each quantity, and its source. enter proposes all "
+        "edits: all ranks switch at one step boundary, or none does. A trial measures one knob before and after the "
+        "change and reverts it unless the run is clearly faster; each operator sees it and can keep or end it. An "
+        "action, such as save, has no value: enter requests it, and an action that ends the run asks for confirmation. "
+        "esc discards the edits."
     )
 
     def __init__(self, controller: BoardController) -> None:
@@ -69,7 +69,7 @@ class KnobTable(Panel):
 
     def natural_height(self, store: Store) -> int:
         trial = TRIAL if self.controller.trial_id in store.state.trials else 0
-        return max(1, sum(wanted(store, self.content_size.width).values())) + trial
+        return max(1, sum(needed_lines(store, self.content_size.width).values())) + trial
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         board = store.state.board
@@ -79,12 +79,12 @@ class KnobTable(Panel):
         at = min(edits.row, len(here) - 1)
         held, actions = values.held(board), values.actions(board)
         trial = store.state.trials.get(self.controller.trial_id)
-        part = shares(wanted(store, width), height - (TRIAL if trial else 0))
+        part = fit_lines(needed_lines(store, width), height - (TRIAL if trial else 0))
         lines = knob_rows(held, at, edits, part["knobs"], width, colours)
         lines += action_strip(actions, at - len(held), edits, width, colours)[: part["actions"]]
         lines += [StripLine()] * part["gap"]
         lines.append(self._foot(store, board, width, colours))
-        # A preview takes the room that the explanation had where there is not enough for both.
+        # On a small screen a preview replaces the explanation.
         below = part["about"] + part["below"]
         reserved = part["about"] if edits.pending(here) else min(below, about_height(here, held, width))
         lines += _about(about_lines(here[at], held, width), reserved, colours)
@@ -93,7 +93,7 @@ class KnobTable(Panel):
         return lines + self._below(store, board, below - reserved, width, colours)
 
     def _foot(self, store: Store, board: Board, width: int, colours: Palette) -> StripLine:
-        """The one line that says what is going on, or what the next key would do."""
+        """The line with the state of the newest request, or a hint about the next key."""
         controller, line = self.controller, StripLine().add("  ", colours.text)
         if message := controller.message:
             return line.add(f"{message.level.value} {message.text}", colours.level[message.level])
@@ -114,7 +114,7 @@ class KnobTable(Panel):
             line.add(f"{Level.BAD.value} no trial ", colours.level[Level.BAD])
             return line.add(format.clean(trial.why), colours.text)
         if over(store):
-            return line.add("the run is over: this is what it had at its end", colours.dim)
+            return line.add("the run is over: these are its last values", colours.dim)
         if not controller.source.operator:
             return line.add(viewer_text(controller.source), colours.dim)
         return line.add(_next_keys(controller.edits.selected(rows(store))), colours.dim)
@@ -143,7 +143,7 @@ class KnobTable(Panel):
     def _below(
         self, store: Store, board: Board, height: int, width: int, colours: Palette
     ) -> list[StripLine]:
-        """What the marked changes would do; with none marked, and where it leaves room, the newest changes."""
+        """The preview of the edits, if any, then the newest changes if there is room."""
         marked = self.controller.edits.pending(rows(store))
         if not marked or height < 2:
             return newest_lines(store, height, width, colours)
@@ -157,7 +157,7 @@ class KnobTable(Panel):
         return [head, *lines, *newest_lines(store, room, width, colours)]
 
     def _would(self, board: Board, marked: Collection[str]) -> str:
-        """The heading of a preview; whether it changes the loss is the run's own word."""
+        """The heading of a preview; the run states whether the change is loss-neutral."""
         answer = self.controller.preview.answer
         held = any(knob.name in marked for knob in values.held(board))
         neutral = answer.loss_neutral if answer and not answer.why and held else None
@@ -165,7 +165,7 @@ class KnobTable(Panel):
 
 
 def _about(text: list[str], height: int, colours: Palette) -> list[StripLine]:
-    """An explanation in just `height` lines; `…` tells that there is more of it."""
+    """An explanation in exactly `height` lines; it ends in `…` if it is longer."""
     if len(text) > height > 0:
         text = [*text[: height - 1], f"{text[height - 1]}…"]
     lines = [StripLine().add(f"  {line}", colours.dim) for line in text[:height]]
@@ -173,16 +173,16 @@ def _about(text: list[str], height: int, colours: Palette) -> list[StripLine]:
 
 
 def _next_keys(knob: KnobState) -> str:
-    """What may be done with the row that has the cursor."""
+    """A hint about the keys for the row at the cursor."""
     if knob.ends:
-        return "enter ends the run, and asks once more"
+        return "enter ends the run, after a confirmation"
     if values.only(knob) is not None:
-        return "enter asks the run to do it"
-    return f"← → a legal value, or type one · enter {'asks the run to do it' if knob.action else 'proposes'}"
+        return "enter requests it"
+    return f"← → a legal value, or type one · enter {'requests it' if knob.action else 'proposes'}"
 
 
-def wanted(store: Store, width: int) -> dict[str, int]:
-    """Lines of each part, were there room for all."""
+def needed_lines(store: Store, width: int) -> dict[str, int]:
+    """Lines that each part needs."""
     board = store.state.board
     return {
         "knobs": len(values.held(board)),
@@ -192,8 +192,8 @@ def wanted(store: Store, width: int) -> dict[str, int]:
     }
 
 
-def shares(part: dict[str, int], height: int) -> dict[str, int]:
-    """Of each part, its lines in `height` lines."""
+def fit_lines(part: dict[str, int], height: int) -> dict[str, int]:
+    """Lines of each part when `height` lines are available."""
     part = dict(part)
     for name, least in CUTS:
         over = sum(part.values()) - height

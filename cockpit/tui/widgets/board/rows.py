@@ -1,4 +1,4 @@
-"""The knob board's upper part: a row a knob, and the actions side by side under a rule of their own."""
+"""The upper part of the knob board: one row per knob, then the actions side by side under a heading."""
 
 import textwrap
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from cockpit.knobs.edits import Edits
 from cockpit.tui.strips import StripLine, rule
 from cockpit.tui.theme import Palette
 
-VALUES = ((92, 26), (66, 19), (0, 13))  # columns of a value, in a board at least so wide
+VALUES = ((92, 26), (66, 19), (0, 13))  # (minimum board width, columns for the value)
 LEGAL, LEAST_LEGAL = 32, 9
 EFFECT = 17
-BETWEEN = 3  # columns from one action to the next, and before the first
+BETWEEN = 3  # columns between two actions
 LONGEST_ABOUT = 3  # lines
 
 
 def knob_rows(
     held: Sequence[KnobState], cursor: int, edits: Edits, height: int, width: int, colours: Palette
 ) -> list[StripLine]:
-    """As many as there is room for, around the cursor; arrows tell that there are more."""
+    """The rows around the cursor that fit in `height`; arrows mark hidden rows."""
     at = min(cursor, len(held) - 1)
     top = max(0, min(at - height // 2, len(held) - height))
     columns = _columns(held, width)
@@ -33,7 +33,7 @@ def knob_rows(
 
 
 class Columns(NamedTuple):
-    """Where a row's value begins, and what is legal, and for how much of the latter there is room."""
+    """First column of the value and of the legal values, and the width of the latter."""
 
     value: int
     legal: int
@@ -48,7 +48,7 @@ def _columns(held: Sequence[KnobState], width: int) -> Columns:
 
 
 def _more(i: int, top: int, height: int, count: int) -> str:
-    """Before the first or the last row that is shown: whether others follow there."""
+    """The arrow in front of the first or last visible row if rows beyond it are hidden."""
     if i == top > 0:
         return "↑ "
     return "↓ " if i == top + height - 1 < count - 1 else "  "
@@ -79,14 +79,14 @@ def _knob_row(
 
 
 def strip_height(actions: Sequence[KnobState], width: int) -> int:
-    """Lines of the actions with their rule, whatever is chosen of them: what is below does not move."""
+    """Lines of the actions with their heading; independent of the edits, so that the lines below do not move."""
     return 1 + len(_wrapped(actions, width)) if actions else 0
 
 
 def action_strip(
     actions: Sequence[KnobState], cursor: int, edits: Edits, width: int, colours: Palette
 ) -> list[StripLine]:
-    """The cursor is at the action of that number, or at none of them."""
+    """The actions as lines. `cursor`: index of the chosen action; outside the range if none is chosen."""
     if not actions:
         return []
     lines = [rule("Actions", width, colours.dim, colours.faint)]
@@ -111,7 +111,7 @@ def action_strip(
 
 
 def _room(knob: KnobState) -> int:
-    """Columns of an action, with the longest value that may be chosen for it."""
+    """Columns of an action with its longest legal value."""
     values = [] if knobs.only(knob) is not None else [format.knob(value) for value in knob.legal.choices]
     chosen = len(" →  ") + 1 + max(map(len, values)) if values else 0
     return len("▌") + len(knob.name) + chosen + BETWEEN - 1
@@ -133,7 +133,7 @@ def _wrapped(actions: Sequence[KnobState], width: int) -> list[list[KnobState]]:
 
 
 def about_lines(knob: KnobState, held: Sequence[KnobState], width: int) -> list[str]:
-    """What the chosen one does; before it, what its row has no room for: an action's name, and what is legal."""
+    """The explanation of a knob or action, after the parts that its row has no room for (name, legal values)."""
     text, legal = format.clean(knob.about), format.clean(knobs.legal_text(knob))
     if knob.action:
         text = f"{format.clean(knob.name)} ({legal}) · {text}"
@@ -143,5 +143,5 @@ def about_lines(knob: KnobState, held: Sequence[KnobState], width: int) -> list[
 
 
 def about_height(rows: Sequence[KnobState], held: Sequence[KnobState], width: int) -> int:
-    """Lines of the longest explanation: they stay reserved, so that nothing moves when the cursor does."""
+    """Lines of the longest explanation; always reserved, so that nothing moves with the cursor."""
     return min(LONGEST_ABOUT, max((len(about_lines(knob, held, width)) for knob in rows), default=0))

@@ -1,20 +1,21 @@
-"""Where each rank is drawn: bands by the axis of grouping, then the largest cells that the space holds.
+"""Layout of the rank grid: one band per coordinate of the grouping axis, with the largest cells that fit.
 
-Past the space, several ranks share a cell, which then stands for the worst of them. Nothing here draws.
+If even the smallest cells do not fit, several ranks share a cell, which then shows the worst of them. Nothing here
+draws.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Coords = Mapping[str, int]
-Slot = tuple[int, ...]  # the ranks of one cell; () is an empty place
+Slot = tuple[int, ...]  # the ranks of one cell; () is an empty cell
 
 LABEL_GAP = 2
 
 
 @dataclass(frozen=True)
 class Band:
-    """The ranks of one coordinate of the grouping axis, in rows."""
+    """The ranks with one coordinate on the grouping axis, in rows."""
 
     label: str
     rows: list[tuple[str, list[Slot]]]
@@ -26,7 +27,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of text; `bottom` is what the lower half-blocks show."""
+    """One line of text; `bottom`: the cells in the lower half of the line."""
 
     label: str
     sub: str
@@ -36,18 +37,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the grid is drawn. `wide` cells carry a bar and a number, the others are bare colour."""
+    """The layout of the grid. `wide` cells have a bar and a number, others only a colour."""
 
     wide: bool
-    cell: int  # cells of width
+    cell: int  # width in terminal cells
     label: int  # width of the labels on the left
     columns: list[str]
     rows: list[Row]
-    shared: int = 1  # ranks a cell stands for
+    shared: int = 1  # ranks per cell
 
     @property
     def grid(self) -> list[list[Slot]]:
-        """All places in the order of the cursor's rows."""
+        """All slots, by row of the cursor."""
         lines: list[list[Slot]] = []
         for row in self.rows:
             if row.top:
@@ -57,7 +58,7 @@ class Plan:
         return lines
 
     def at(self, x: int, y: int, first_row: int) -> Slot:
-        """What is drawn at a cell of the panel (the upper one of a pair)."""
+        """The slot at a terminal cell of the panel (the upper one of two halves)."""
         row, column = y - first_row, (x - self.label) // self.cell
         if x < self.label or not 0 <= row < len(self.rows) or column >= len(self.rows[row].top):
             return ()
@@ -65,13 +66,13 @@ class Plan:
 
 
 def axes_of(coords: Mapping[int, Coords]) -> list[str]:
-    """Axes along which the ranks differ, outermost first."""
+    """Axes on which the ranks differ, outermost first."""
     names = list(next(iter(coords.values()), {}))
     return [axis for axis in names if len({at.get(axis) for at in coords.values()}) > 1]
 
 
 def own_axes(coords: Mapping[int, Coords]) -> list[str]:
-    """The axes that tell the ranks apart, without those derived from the others (ep borrows ranks)."""
+    """The axes that identify a rank, without axes derived from others (ep reuses the ranks of other axes)."""
     axes = axes_of(coords)
     for axis in reversed(axes):
         rest = [other for other in axes if other != axis]
@@ -81,11 +82,11 @@ def own_axes(coords: Mapping[int, Coords]) -> list[str]:
 
 
 def bands(coords: Mapping[int, Coords], group: str | None) -> tuple[list[Band], list[str]]:
-    """The ranks by band, row and column, and the columns' labels."""
+    """The ranks by band, row and column, and the column labels."""
     own = own_axes(coords)
     derived = group is not None and group not in own
     rest = [axis for axis in own if axis != group]
-    # A derived axis cuts across the grid: its members are packed, one row for each outermost coordinate.
+    # The members of a derived axis are scattered over the grid: pack them, one row per outermost coordinate.
     across = None if derived or not rest else rest[-1]
     down = rest[:1] if derived else rest[:-1]
     values = sorted({at.get(across, 0) for at in coords.values()}) if across else []
@@ -108,7 +109,7 @@ def bands(coords: Mapping[int, Coords], group: str | None) -> tuple[list[Band], 
 
 
 def plan(found: Sequence[Band], columns: list[str], width: int, height: int, wide_cell: int) -> Plan:
-    """The largest cells with which everything fits in `width` x `height`."""
+    """The layout with the largest cells that fit in `width` x `height`."""
     band_label = max((len(band.label) for band in found), default=0)
     sub_label = max((len(label) for band in found for label, _ in band.rows), default=0)
     label = band_label + (sub_label + 1 if sub_label else 0) + LABEL_GAP
@@ -140,7 +141,7 @@ def plan(found: Sequence[Band], columns: list[str], width: int, height: int, wid
 
 
 def _tiles(found: Sequence[Band], room: int, inner: int, half: bool, shared: int) -> list[Row]:
-    """Each band's ranks in order, wrapped where the innermost axis ends if it can be."""
+    """The ranks of each band in order, wrapped at the end of the innermost axis where possible."""
     rows: list[Row] = []
     for band in found:
         ranks = band.ranks
@@ -156,7 +157,7 @@ def _tiles(found: Sequence[Band], room: int, inner: int, half: bool, shared: int
 
 
 def _even(count: int, room: int, inner: int, together: int) -> int:
-    """Cells a line: lines about equally long, that end where the innermost axis does if they can."""
+    """Cells per line: lines of about equal length that end with the innermost axis where possible."""
     lines = max(1, -(-count // room))
     lines += -lines % together
     per_line = -(-count // lines)
@@ -174,7 +175,7 @@ def _spaced(rows: list[Row]) -> list[Row]:
 
 
 def step_from(grid: Sequence[Sequence[Slot]], rank: int | None, dx: int, dy: int) -> int | None:
-    """The rank that the cursor reaches from `rank`; the same one at an edge, the first if there was none."""
+    """The next rank of the cursor from `rank`: the same rank at an edge, the first one if `rank` is None."""
     places = [(y, x) for y, row in enumerate(grid) for x, slot in enumerate(row) if slot]
     if not places:
         return None

@@ -1,4 +1,4 @@
-"""Drawing the rank grid's cells and its legend, from a plan and the readings."""
+"""Draw the cells and the legend of the rank grid, from its layout and the readings."""
 
 from functools import lru_cache
 
@@ -17,11 +17,11 @@ ALARMS = (Level.BAD.value, Level.WARN.value)
 FULL = "█"
 MISSING_BAR = format.MISSING * 64
 LABEL_RIGHT = 2
-WORTH = 0.05  # of a step: a time that is less apart is not worth a mark
+WORTH = 0.05  # smallest share of a step that a deviation must amount to for a mark
 
 
 def levels_of(store: Store, metric: Metric, readings: dict[int, Reading]) -> dict[int, Level]:
-    """What to think of each rank, beside its number."""
+    """The level of each rank: lost, slow or stalled, without data, or good."""
     named = alerted_ranks(store, "stall", "straggler")
     far = outlier_distance(store)
     levels = {}
@@ -39,7 +39,7 @@ def levels_of(store: Store, metric: Metric, readings: dict[int, Reading]) -> dic
 
 
 class Cells:
-    """One frame of the grid."""
+    """Draws the grid once."""
 
     def __init__(
         self,
@@ -98,7 +98,9 @@ class Cells:
         bar_width = width - self.digits - 12
         shade = colours.faint if level in (Level.BAD, Level.NOTE) else self._shade(reading)
         share = reading.value / self.top if reading.value is not None and self.top else 0.0
-        filled = max(1, round(share * bar_width))  # whole cells: the number beside it is exact
+        filled = max(
+            1, round(share * bar_width)
+        )  # whole cells are enough: the number beside the bar is exact
         line.add("▇" * filled if share else MISSING_BAR[:bar_width], shade)
         line.add(" " * (bar_width - filled if share else 0), shade)
         number = colours.level[level] if level in (Level.WARN, Level.BAD) else colours.text
@@ -134,7 +136,7 @@ class Cells:
         if self.selected is not None and (self.selected in top or self.selected in bottom):
             line.add(alarm[0] if alarm else "◆", self.colours.cursor)
         elif alarm:
-            line.add(*alarm)  # a whole cell for what must be seen
+            line.add(*alarm)  # an alarm gets the whole cell
         elif above[0] == FULL and below and below[0] == FULL:
             line.add("▀", _halves(above[1], below[1]))
         elif above[0] == FULL:

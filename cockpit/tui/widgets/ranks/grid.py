@@ -1,4 +1,4 @@
-"""The ranks: one cell each, coloured by how far it is from its peers, and an inspector of one of them."""
+"""Panel with the rank grid: one cell per rank, coloured by its deviation from its peers, and details of one rank."""
 
 from typing import ClassVar
 
@@ -17,11 +17,11 @@ from cockpit.tui.widgets.ranks.inspector import inspector
 
 WIDE_CELL = 19
 INSPECTOR = 3
-ROOMY = 20  # lines the grid may ask for
+ROOMY = 20  # maximum lines that the grid requests
 
 
 class RankGrid(Panel):
-    """Any metric of every rank, grouped by any axis."""
+    """One metric of each rank, grouped by one axis."""
 
     TOPICS = frozenset({Topic.RANKS, Topic.PULSE})
     TITLE = "Ranks"
@@ -29,21 +29,21 @@ class RankGrid(Panel):
     BINDINGS: ClassVar[list[Binding]] = GRID_KEYS  # type: ignore[assignment]
     ACTIONS = GRID
     HELP = (
-        "One cell a rank. The number is of the newest step that all have done; the colour says how far the "
-        "rank's recent steps are from the median of its own pipeline stage: orange is worse, blue is better. "
-        "Own time is the step less what the rank waited for others; with collectives every step takes as long as "
-        "the slowest rank's, so own time tells which rank that is. "
-        "`!` slow or stalled, `✗` lost, `·` no data. Where cells are shared, a cell shows the worst of its ranks."
+        "One cell per rank. The number is from the newest step that all ranks have finished; the colour shows how far "
+        "the rank's recent steps are from the median of its pipeline stage: orange is worse, blue is better. "
+        "Own time is the step time minus the time spent waiting for other ranks. With collectives, each step takes "
+        "as long as on the slowest rank, so own time shows which rank is slow. "
+        "`!` slow or stalled, `✗` lost, `·` no data. A cell with several ranks shows the worst of them."
     )
 
     def __init__(self) -> None:
         super().__init__("ranks")
-        self.metric = ""  # until one is chosen: the first there is
+        self.metric = ""  # empty: the first available metric
         self.group: str | None = None
         self.selected: int | None = 0
         self._plan: Plan | None = None
 
-    # -------------------------------------------------------------------------------- what was chosen
+    # -------------------------------------------------------------------------------- choices
 
     def choice(self) -> object:
         return self.metric, self.group, self.selected
@@ -111,7 +111,7 @@ class RankGrid(Panel):
         metric = self._metric(store)
         readings = read(store, metric)
         levels = levels_of(store, metric, readings)
-        # The inspector gives way where the ranks would have to share cells, or lose their numbers.
+        # Drop the inspector if the ranks would otherwise share cells or lose their numbers.
         plans = [(foot, self._planned(store, width, height - foot)) for foot in (1 + INSPECTOR, 2)]
         foot, self._plan = min(plans, key=lambda choice: (choice[1].shared, not choice[1].wide))
         drawing = Cells(metric, readings, levels, colours, self.selected, len(str(store.world - 1)))

@@ -1,4 +1,4 @@
-"""One rank, in three lines."""
+"""Details of one rank, in three lines."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from cockpit.tui.theme import Palette
 def inspector(
     store: Store, metric: Metric, readings: dict[int, Reading], rank: int | None, colours: Palette
 ) -> list[StripLine]:
-    """Who it is, its last step, what it is doing."""
+    """Coordinates and process; the last step; the present operation."""
     if rank is None or rank not in store.state.hellos:
         return [StripLine().add("arrows choose a rank", colours.faint)]
     hello, step, pulse = store.state.hellos[rank], store.state.steps.get(rank), store.state.pulses.get(rank)
@@ -62,7 +62,7 @@ def inspector(
 
 
 def _vital_signs(vitals: Vitals) -> Iterator[str]:
-    """What there is of them, in a few words each."""
+    """The readings that are available, a few words each."""
     if vitals.device_percent is not None:
         yield f"device {vitals.device_percent:.0f} %"
     if vitals.device_memory_bytes is not None:

@@ -1,6 +1,6 @@
-"""Why a run failed: what each rank reports, which of them was the cause, and the sentence that says so.
+"""Why a run failed: the reports of failed ranks, the choice of the root cause, and the sentence for the user.
 
-When one rank dies the others fail too, in whatever collective they were. The art is to name the first one.
+When one rank dies, the others fail too, each in its current collective. The report must name the first one.
 """
 
 import signal
@@ -20,7 +20,7 @@ from engine.rendezvous import LastOperation
 MAX_TRACEBACK_CHARS = 60_000  # a report must fit the pipe's buffer even if its reader is stopped
 MAX_MESSAGE_CHARS = 1000
 
-# What torch, gloo and NCCL say when it is another rank that went away (compared in lower case).
+# Error texts of torch, gloo and NCCL when another rank has died (compared in lower case).
 _OF_A_PEER = (
     "connection closed by peer",
     "connection reset by peer",
@@ -41,24 +41,24 @@ _OF_A_PEER = (
 
 
 class FailureReport(msgspec.Struct, frozen=True):
-    """What a failing rank says of itself before it leaves."""
+    """The report that a failing rank sends before it exits."""
 
     rank: int
-    step: int | None  # None: it had not said where it was
+    step: int | None  # None: not known
     where: str
     type: str
     message: str
     traceback: str
     time: float  # seconds since the epoch
-    of_a_peer: bool  # the error is one that another rank's death causes
-    refused: bool = False  # the message is a sentence on what was asked for, and needs no traceback
+    of_a_peer: bool  # the error is a consequence of another rank's death
+    refused: bool = False  # the message is a sentence for the user and needs no traceback
 
 
 def report_of(rank: int, where: LastOperation | None, error: BaseException) -> FailureReport:
     """The report of an error that ended the rank's work."""
     chain = list(_chain(error))
     first = chain[-1]
-    # An error of a peer met while the rank's own error unwinds (a teardown, say) must not hide the latter.
+    # A peer's error during the teardown after the rank's own error must not hide the latter.
     shown = first if _is_of_a_peer(error) else error
     text = "".join(traceback.format_exception(error))
     return FailureReport(
@@ -75,7 +75,7 @@ def report_of(rank: int, where: LastOperation | None, error: BaseException) -> F
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it was raised from or while handling, back to the first."""
+    """The error and its causes and contexts, back to the first."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -85,8 +85,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_of_a_peer(error: BaseException) -> bool:
-    said = f"{type(error).__name__}: {error}".lower()
-    return any(words in said for words in _OF_A_PEER)
+    text = f"{type(error).__name__}: {error}".lower()
+    return any(words in text for words in _OF_A_PEER)
 
 
 def _one_line(message: str) -> str:
@@ -96,17 +96,17 @@ def _one_line(message: str) -> str:
 
 @dataclass
 class Outcome:
-    """How one rank ended, as its parent saw it."""
+    """How one rank ended, as observed by its parent."""
 
     rank: int
-    seen: float = 0.0  # when it was seen to be dead, seconds since the epoch
+    seen: float = 0.0  # when the parent noticed its end, seconds since the epoch
     status: int | None = None  # exit status, or minus the signal; None while it lives
     done: bool = False  # its work returned
     report: FailureReport | None = None
-    where: LastOperation | None = None  # its last word, also of a rank that was killed
-    overdue: str = ""  # why its parent lost patience: "did not stop when asked ..."
+    where: LastOperation | None = None  # its last reported operation, also for a killed rank
+    overdue: str = ""  # why the parent killed it after a timeout: "did not stop when asked ..."
     ended_by_us: bool = False  # the parent ended it because of another rank
-    stacks: str = ""  # what the fault handler wrote: Python stacks at a crash, or when overdue
+    stacks: str = ""  # Python stacks from the fault handler, after a crash or a timeout
 
     @property
     def failed(self) -> bool:
@@ -121,13 +121,13 @@ def root_cause(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _suspicion(outcome: Outcome) -> tuple[int, float]:
-    """Lowest is guiltiest: first the kind of the end, then its time."""
+    """Sort key of root causes, most likely first: the kind of end, then its time."""
     if outcome.report:
         return (4 if outcome.report.of_a_peer else 1), outcome.report.time
     if outcome.overdue:
         return 5, outcome.seen
     if outcome.status is not None and outcome.status < 0:
-        # gloo aborts a rank whose peer sent nonsense; any other signal came from outside or is a crash.
+        # gloo aborts a rank whose peer sent invalid data; any other signal is a crash or came from outside.
         return (2 if outcome.status == -signal.SIGABRT else 0), outcome.seen
     return 3, outcome.seen
 
@@ -138,7 +138,7 @@ def sentence(outcome: Outcome, name: str) -> str:
 
 
 def sentence_of_report(report: FailureReport, name: str) -> str:
-    """The same, for a rank that nobody watches but itself."""
+    """The same for a rank without a parent process of the engine."""
     where = None if report.step is None else LastOperation(report.step, report.where)
     return sentence(Outcome(report.rank, report=report, where=where), name)
 
@@ -148,19 +148,21 @@ def _who(rank: int, name: str) -> str:
 
 
 def _what(outcome: Outcome) -> str:
-    place = "before its first step"
+    position = "before its first step"
     if outcome.where:
-        place = f"at step {outcome.where.step}" + (f" in {outcome.where.text}" if outcome.where.text else "")
+        position = f"at step {outcome.where.step}" + (
+            f" in {outcome.where.text}" if outcome.where.text else ""
+        )
     if outcome.report and outcome.report.refused:
         return f"refuses to start: {outcome.report.message}"
     if outcome.report:
-        told = f": {outcome.report.message}" if outcome.report.message else ""
-        return f"failed {place}: {outcome.report.type}{told}"
+        message = f": {outcome.report.message}" if outcome.report.message else ""
+        return f"failed {position}: {outcome.report.type}{message}"
     if outcome.overdue:
-        return f"{outcome.overdue} and was killed {place}"
+        return f"{outcome.overdue} and was killed {position}"
     if outcome.status is not None and outcome.status < 0:
-        return f"was killed by {_signal_name(-outcome.status)} {place}"
-    return f"exited with status {outcome.status} {place}, its work unfinished"
+        return f"was killed by {_signal_name(-outcome.status)} {position}"
+    return f"exited with status {outcome.status} {position}, its work unfinished"
 
 
 def _signal_name(number: int) -> str:
@@ -171,7 +173,7 @@ def _signal_name(number: int) -> str:
 
 
 def tell(root: Outcome, outcomes: Sequence[Outcome], name_of_rank: Callable[[int], str], file: Path) -> None:
-    """The sentence on the root cause and its traceback, to stderr; what every rank reported, to `file`."""
+    """Write the root cause and its traceback to stderr, and the reports of all ranks to `file`."""
     text = sentence(root, name_of_rank(root.rank)) + "\n"
     if root.report and not root.report.refused:
         text += root.report.traceback

@@ -1,4 +1,4 @@
-"""What a forked rank does first and last: let go of its parent's things, do its work, end without hanging."""
+"""Life of a forked rank: release the parent's resources, do the work, exit without hanging."""
 
 import ctypes
 import faulthandler
@@ -19,30 +19,30 @@ from engine.launch.signals import STOP_SIGNALS
 from engine.rendezvous import RankContext, Work, usable_cores
 
 DONE = b"done\n"
-STACKS_SIGNAL = signal.SIGUSR1  # asks a rank for its Python stacks, written even while it hangs in C
+STACKS_SIGNAL = signal.SIGUSR1  # makes a rank write its Python stacks, even while it hangs in C
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Tie:
-    """What a rank keeps of its parent."""
+    """Connection of a rank to its parent."""
 
     parent: int  # its process id
-    line: socket.socket  # up: done, or a report; down: leave to end; its end of file: the parent is gone
-    stacks: IO[bytes]  # unlinked; the parent reads it when the rank has crashed or hangs
+    line: socket.socket  # sends done or a report; receives permission to exit; end of file: the parent died
+    stacks: IO[bytes]  # an unlinked file; the parent reads it when the rank has crashed or hangs
 
 
 def run(place: RankContext, work: Work, tie: Tie) -> NoReturn:
     """Run `work` in this freshly forked process and end it; never returns into the parent's code.
 
-    Comes with the stop signals blocked, so that none is lost before its handler stands.
+    The stop signals are blocked on entry, so that none is lost before its handler is installed.
     """
     status = 1
     try:
         status = _live(place, work, tie)
     finally:
-        # No destructor, no atexit handler and no buffer of the parent's: a process group torn down by an
-        # interpreter that ends would abort or wait for ranks that are dead.
+        # Skip destructors, atexit handlers and the parent's buffers: at interpreter exit, the teardown of a process
+        # group would abort or wait for dead ranks.
         os._exit(status)
 
 
@@ -51,24 +51,26 @@ def _live(place: RankContext, work: Work, tie: Tie) -> int:
         allowed_to_end = _settle(place, tie)
         work(place)
         sys.stdout.flush()
-    except BaseException as error:  # noqa: BLE001 - whatever ended the work, SystemExit too, is reported
+    except BaseException as error:  # noqa: BLE001 - report every end of the work, SystemExit too
         report = report_of(place.rank, place.last_operation(), error)
-        _say(tie, msgspec.json.encode(report) + b"\n")
+        _send(tie, msgspec.json.encode(report) + b"\n")
         flush()
         return 1
-    _say(tie, DONE)
+    _send(tie, DONE)
     if place.rank == 0:
-        # The store lives in this process: whoever is still ending may need it.
+        # This process serves the store, which other ranks may still need.
         allowed_to_end.wait()
     flush()
     return 0
 
 
 def _settle(place: RankContext, tie: Tie) -> threading.Event:
-    """Handlers, output, cores, and the two watches over the parent; gives the event that lets rank 0 end."""
+    """Set up signals, output, cores and two watches on the parent; returns the event that lets rank 0 exit."""
     signal.set_wakeup_fd(-1)  # the parent's
     signal.signal(signal.SIGTERM, place.stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process: the parent decides
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # the terminal sends SIGINT to every process; the parent handles it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -84,14 +86,14 @@ def _settle(place: RankContext, tie: Tie) -> threading.Event:
 
 
 def listen_on_loopback() -> None:
-    """Ranks of one machine meet on the loopback, whatever its host name resolves to."""
+    """Ranks of one machine connect over the loopback, whatever its host name resolves to."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
 def share_cores(local_world: int) -> None:
-    """Give torch, where it is loaded, this rank's share of the cores; OMP_NUM_THREADS goes first (torchrun sets 1)."""
+    """Limit torch, if loaded, to this rank's share of the cores. OMP_NUM_THREADS takes precedence (torchrun sets 1)."""
     torch = sys.modules.get("torch")
     if torch is not None and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, usable_cores() // local_world))
@@ -105,31 +107,31 @@ def _die_with_parent(parent: int) -> None:
 
 
 def signal_with_parent(number: int) -> None:
-    """Linux: have the kernel send this process that signal when its parent dies, however it does."""
+    """Linux: the kernel sends this process the signal `number` when its parent dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def _watch(line: socket.socket, allowed_to_end: threading.Event) -> None:
-    """Everywhere: the line ends when the parent does, however it died."""
+    """On every platform: the connection closes when the parent dies."""
     try:
-        word = line.recv(1)
+        received = line.recv(1)
     except OSError:
-        word = b""
-    if not word:
+        received = b""
+    if not received:
         os._exit(1)
     allowed_to_end.set()
 
 
-def _say(tie: Tie, word: bytes) -> None:
+def _send(tie: Tie, message: bytes) -> None:
     try:
-        tie.line.sendall(word)
+        tie.line.sendall(message)
     except OSError:
-        os._exit(1)  # no parent, nobody to tell
+        os._exit(1)  # the parent has died
 
 
 def flush() -> None:
-    """Empty this process's own output, if anyone still reads it."""
+    """Flush this process's output; errors are ignored."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

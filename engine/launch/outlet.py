@@ -1,4 +1,4 @@
-"""Where a run's words go: its standard streams, which never end it, and their copy in the run's folder."""
+"""Standard output of a run: a failed write never ends the run, and a copy goes to the run's folder."""
 
 import io
 import mmap
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 LOG = "engine.log"  # in the run's folder
 STDOUT, STDERR = 1, 2
-# A pipe that nobody reads is an error and not a wait; a link that another has put there is not followed.
+# Opening a pipe without a reader is an error instead of a wait; symbolic links are not followed.
 APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
 class Outlet(io.FileIO):
-    """A standard stream that the run can go on without: its reader has left (``| head -4``), or its disk is full.
+    """A standard stream whose failure does not end the run: a closed pipe (``| head -4``) or a full disk.
 
-    The first write of stdout that fails is told on stderr, once for a process and those it forks.
+    The first failed write to stdout is reported on stderr, once for a process and its forks.
     """
 
     def __init__(self, descriptor: int, failed: mmap.mmap, log: io.FileIO | None = None):
@@ -38,7 +38,7 @@ class Outlet(io.FileIO):
         return written
 
     def _write(self, view: memoryview) -> int:
-        """How much of it is dealt with: all, where the stream takes no more."""
+        """Write to the stream and return the bytes handled: all of them once the stream has failed."""
         if self.failed[0]:
             return len(view)
         try:
@@ -46,19 +46,21 @@ class Outlet(io.FileIO):
         except OSError as error:
             self.failed[0] = 1
             if self.fileno() != STDERR:
-                self._tell(error)
+                self._report(error)
             return len(view)
 
-    def _tell(self, error: OSError) -> None:
-        left = isinstance(error, BrokenPipeError)
-        why = "its reader has left" if left else f"it cannot be written: {error.strerror}"
+    def _report(self, error: OSError) -> None:
+        closed = isinstance(error, BrokenPipeError)
+        why = "its reader has left" if closed else f"it cannot be written: {error.strerror}"
         instead = f"; {self.log.name} has the rest" if self.log is not None else ""
         say(f"standard output is closed, {why}; the run goes on without it{instead}\n")
 
 
 def outlet(descriptor: int = STDOUT) -> io.TextIOWrapper:
-    """A line-buffered `sys.stdout` or `sys.stderr` over an `Outlet`. Where there is one already, it shares its state:
-    a forked process's is its parent's."""
+    """A line-buffered `sys.stdout` or `sys.stderr` over an `Outlet`.
+
+    It shares the state of an existing outlet, such as that of the parent of a forked process.
+    """
     before = _outlet_of(sys.stdout if descriptor == STDOUT else sys.stderr)
     raw = Outlet(descriptor, before.failed, before.log) if before else Outlet(descriptor, mmap.mmap(-1, 1))
     return io.TextIOWrapper(
@@ -67,7 +69,7 @@ def outlet(descriptor: int = STDOUT) -> io.TextIOWrapper:
 
 
 def copy_to(folder: Path) -> None:
-    """From now on append what goes through this process's outlets to ``engine.log`` in `folder` too."""
+    """Append all further output of this process to ``engine.log`` in `folder` too."""
     path = folder / LOG
     try:
         log = io.FileIO(os.open(path, APPENDING, 0o666), "w")
@@ -77,7 +79,7 @@ def copy_to(folder: Path) -> None:
         return
     for stream in (sys.stdout, sys.stderr):
         raw = _outlet_of(stream)
-        # A launcher may have sent the stream there already, as the demo does.
+        # A launcher such as the demo may have redirected the stream to this file already.
         if raw and not os.path.samestat(os.fstat(raw.fileno()), os.fstat(log.fileno())):
             stream.flush()
             raw.log = log

@@ -1,4 +1,4 @@
-"""What `engine run` prints: NDJSON for scripts, or aligned lines for people. Rank 0 alone prints."""
+"""What `engine run` prints: NDJSON for scripts, or aligned lines for people. Only rank 0 prints."""
 
 import mmap
 import struct
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Tally:
-    """How far the run got, in memory that rank 0 shares with the parent it was forked from."""
+    """Progress of the run, in memory that rank 0 shares with its parent."""
 
     _FORM = struct.Struct("<qd")
 
@@ -31,13 +31,13 @@ class Tally:
         self._FORM.pack_into(self._memory, 0, steps, loss)
 
     def read(self) -> tuple[int, float | None]:
-        """Steps done, and the last one's loss or None."""
+        """Steps done, and the last loss or None."""
         steps, loss = self._FORM.unpack_from(self._memory)
         return steps, loss if steps else None
 
 
 class Output:
-    """Prints a run as it goes; `start` and `step` on rank 0, `end` wherever the exit status is known."""
+    """Prints a run: `start` and `step` on rank 0, `end` in the process that knows the exit status."""
 
     def __init__(self, layout: Layout, as_json: bool):
         self._layout, self._json = layout, as_json
@@ -47,7 +47,7 @@ class Output:
         self._knobs: dict[str, Any] = {}
 
     def begin(self, folder: Path) -> None:
-        """Before the ranks are: the run's folder, which gets a copy of what is printed."""
+        """Set the run's folder, which gets a copy of the output. Call it before the ranks start."""
         self._folder = folder
         copy_to(folder)
 
@@ -76,7 +76,7 @@ class Output:
     def step(self, summary: Summary) -> None:
         loss, norm, rate = summary.loss, summary.grad_norm, summary.tokens_per_s
         sent, dropped = summary.a2a_bytes, summary.dropped
-        assert loss is not None and sent is not None and None not in (norm, rate, dropped), "ours have them"
+        assert loss is not None and sent is not None and None not in (norm, rate, dropped), "always sent"
         self._tally.write(summary.step + 1, loss)
         if self._json:
             _line(event_of(summary))

@@ -1,4 +1,4 @@
-"""The signals of a run's parent: noted by handlers, acted upon by its loop."""
+"""Signals of a run's parent: handlers record them, and the parent's loop acts on them."""
 
 import signal
 import socket
@@ -11,15 +11,15 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopNow(BaseException):
-    """A stop signal came while there was no rank to wait for."""
+    """A stop signal arrived before any rank was started."""
 
 
 class Signals:
-    """SIGTERM, SIGHUP, SIGINT and SIGCHLD while a run lasts; leaving brings the former handlers back."""
+    """SIGTERM, SIGHUP, SIGINT and SIGCHLD during a run; leaving the context restores the previous handlers."""
 
     def __init__(self) -> None:
         self.stop: signal.Signals | None = None  # the first stop signal
-        self.interrupts = 0  # how often Ctrl-C came
+        self.interrupts = 0  # number of Ctrl-C
         self.woken, self._waker = socket.socketpair()  # readable after any signal
         self._eager = False
         self._former: dict[signal.Signals, object] = {}
@@ -44,7 +44,7 @@ class Signals:
         self.close()
 
     def close(self) -> None:
-        """Close the wake-up pair; in a forked rank, that is all there is to do."""
+        """Close the wake-up sockets. A forked rank needs only this."""
         self.woken.close()
         self._waker.close()
 
@@ -56,7 +56,7 @@ class Signals:
 
     @contextmanager
     def eager(self) -> Iterator[None]:
-        """Within, a stop signal raises `StopNow` at once, be it in the middle of an import."""
+        """Context in which a stop signal raises `StopNow` at once, even during an import."""
         self._eager = True
         try:
             if self.stop:
@@ -65,11 +65,11 @@ class Signals:
         finally:
             self._eager = False
         if self.stop:
-            raise StopNow  # something has swallowed the first
+            raise StopNow  # other code has swallowed the first exception
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within, stop signals wait: none may fall between a fork and the note of its child."""
+        """Context that blocks stop signals, so that none arrives between a fork and the record of the child."""
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             yield
@@ -77,15 +77,16 @@ class Signals:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def waiting(self) -> bool:
-        """Whether a stop signal is being held."""
+        """Whether a blocked stop signal is pending."""
         return not signal.sigpending().isdisjoint(STOP_SIGNALS)
 
     def drain(self) -> None:
+        """Empty the wake-up socket."""
         with suppress(BlockingIOError):
             while self.woken.recv(4096):
                 pass
 
     @property
     def exit_status(self) -> int:
-        """Of a run that ended as asked: 130 after Ctrl-C, by custom; 0 after any other stop, or none."""
+        """Exit status of a run without failure: 130 after Ctrl-C, by convention; else 0."""
         return 130 if self.stop == signal.SIGINT else 0

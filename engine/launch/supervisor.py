@@ -1,4 +1,4 @@
-"""The parent of forked ranks: watches them, ends them, and says why if it went wrong. Runs no torch code."""
+"""The parent of forked ranks: watches them, ends them, and finds the cause of a failure. Runs no torch code."""
 
 import os
 import selectors
@@ -18,15 +18,15 @@ from engine.launch.forked_rank import DONE, STACKS_SIGNAL
 from engine.launch.signals import Signals
 from engine.rendezvous import LastOperations
 
-COLLECT_S = 0.5  # how long the reports of other failing ranks are waited for
+COLLECT_S = 0.5  # wait for the reports of other failing ranks
 TERM_S = 2.0  # between SIGTERM and SIGKILL for ranks whose run has failed
-STACKS_S = 0.2  # for a hanging rank to write its Python stacks
-TICK_S = 0.5  # the longest the parent sleeps
+STACKS_S = 0.2  # wait for the Python stacks of a hanging rank
+TICK_S = 0.5  # longest sleep of the parent
 
 
 @dataclass
 class RankProcess:
-    """A forked rank as its parent knows it."""
+    """A forked rank, as seen by its parent."""
 
     rank: int
     pid: int
@@ -41,25 +41,25 @@ class RankProcess:
         return self.outcome.status is None
 
     def kill(self, number: signal.Signals) -> None:
-        """Not yet reaped, its process id cannot be another's."""
+        """Send a signal. A rank that is not reaped keeps its process id, so no other process can get the signal."""
         if self.alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def stop(self) -> None:
-        """SIGTERM; and SIGCONT, since a suspended rank could not heed it."""
+        """Send SIGTERM, and SIGCONT because a suspended rank does not handle SIGTERM."""
         self.kill(signal.SIGTERM)
         self.kill(signal.SIGCONT)
 
     def release(self) -> None:
-        """Let rank 0, which serves the store, leave."""
+        """Let rank 0, which serves the store, exit."""
         if not self.released:
             self.released = True
             with suppress(OSError):
                 self.line.send(b".")
 
     def listen(self) -> None:
-        """Take in what the rank has said."""
+        """Read the rank's messages."""
         with suppress(OSError):
             while chunk := self.line.recv(1 << 16):
                 self.heard += chunk
@@ -69,11 +69,11 @@ class RankProcess:
             if word == DONE.strip():
                 self.outcome.done = True
             else:
-                with suppress(msgspec.DecodeError):  # cut short: the rank's death tells enough
+                with suppress(msgspec.DecodeError):  # incomplete: the exit status of the rank is enough
                     self.outcome.report = msgspec.json.decode(bytes(word), type=FailureReport)
 
     def reap(self) -> None:
-        """See whether it has died; if so, hear its last words. Leaves no zombie."""
+        """Check whether the rank has ended; if so, read its last messages. Leaves no zombie."""
         if self.alive:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -82,7 +82,7 @@ class RankProcess:
                 self.outcome.status = os.waitstatus_to_exitcode(status)
 
     def abandon(self) -> None:
-        """Kill it, see it dead, let go of what it shared."""
+        """Kill the rank, wait for its end, close the shared files."""
         self.kill(signal.SIGKILL)
         if self.alive:
             os.waitpid(self.pid, 0)
@@ -97,14 +97,14 @@ class RankProcess:
 
 @dataclass(frozen=True)
 class Patience:
-    """How long ranks are waited for, seconds."""
+    """Timeouts for ranks, in seconds."""
 
-    straggler_s: float = 30.0  # after the first has ended its work: ranks that still work and say nothing new
-    stuck_s: float = 300.0  # after a stop was asked: ranks of which none ended or says anything new
+    straggler_s: float = 30.0  # after the first rank is done: for ranks that report no progress
+    stuck_s: float = 300.0  # after a stop request: for ranks of which none ends or reports progress
 
 
 class Supervisor:
-    """Sees forked ranks to their end."""
+    """Supervises forked ranks until all have ended."""
 
     def __init__(
         self,
@@ -134,17 +134,17 @@ class Supervisor:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """What is known of each rank, in order of rank; complete after `watch`."""
+        """The outcome of each rank, in order of rank; complete after `watch`."""
         return [rank.outcome for rank in self._ranks]
 
     def watch(self) -> Outcome | None:
-        """Until no rank lives. Gives the first cause if the run failed, else nothing."""
+        """Wait until all ranks have ended. Returns the root cause if the run failed, else None."""
         root = None
         try:
             self._until_ended_or_failed()
             if any(outcome.failed for outcome in self.outcomes):
                 self._collect()
-                # Judged before the others are ended, who may fail of that in their own ways.
+                # Choose the cause before ending the other ranks, which may fail because of that.
                 root = root_cause(self.outcomes)
             self._end_the_others()
         finally:
@@ -153,32 +153,32 @@ class Supervisor:
         return None if self._signals.interrupts > 1 else root
 
     def _until_ended_or_failed(self) -> None:
-        told_to_stop = False
-        said, since = (b"", 0), 0.0  # where all ranks are and how many have ended, and since when
+        stop_sent = False
+        progress, since = (b"", 0), 0.0  # operations of all ranks and number of ended ranks, and since when
         while self._working and not any(outcome.failed for outcome in self.outcomes):
             self._turn(TICK_S)
             now = time.monotonic()
             if self._signals.interrupts > 1:
                 return
-            if self._signals.stop and not told_to_stop:
-                told_to_stop, since = True, now
+            if self._signals.stop and not stop_sent:
+                stop_sent, since = True, now
                 for rank in self._living:
                     rank.stop()
             ended = sum(outcome.done for outcome in self.outcomes)
-            says = self._last_operations.all_slots(), ended
-            if says != said:  # one that waits for its checkpoint to be sealed says so again and again
-                said, since = says, now
+            latest = self._last_operations.all_slots(), ended
+            if latest != progress:  # a rank that waits for its checkpoint reports that every few seconds
+                progress, since = latest, now
             elif ended and now - since > self._patience.straggler_s:
                 self._lose_patience(
                     f"said nothing for {self._patience.straggler_s:g} s after others had ended"
                 )
-            elif told_to_stop and now - since > self._patience.stuck_s:
+            elif stop_sent and now - since > self._patience.stuck_s:
                 self._lose_patience(
                     f"did not stop when asked, no rank moved for {self._patience.stuck_s:g} s,"
                 )
 
     def _turn(self, seconds: float) -> None:
-        """Sleep until something happens, at most `seconds`; take in what did."""
+        """Sleep until an event, at most `seconds`, and handle it."""
         for key, _ in self._selector.select(self._sleep(seconds)):
             if key.data is None:
                 self._signals.drain()
@@ -204,16 +204,16 @@ class Supervisor:
             return False
 
     def _for(self, seconds: float, ranks: Callable[[], Iterable[RankProcess]]) -> None:
-        """Turn for `seconds`, or until none of `ranks` is left, or Ctrl-C came again."""
+        """Handle events for `seconds`, or until `ranks` is empty, or until a second Ctrl-C."""
         end = time.monotonic() + seconds
         while any(True for _ in ranks()) and self._signals.interrupts <= 1:
-            left = end - time.monotonic()
-            if left <= 0:
+            remaining = end - time.monotonic()
+            if remaining <= 0:
                 return
-            self._turn(left)
+            self._turn(remaining)
 
     def _collect(self) -> None:
-        """Hear the other ranks that fail of the same cause."""
+        """Wait for the reports of other ranks that fail from the same cause."""
         self._for(COLLECT_S, lambda: [rank for rank in self._working if not rank.outcome.report])
 
     def _lose_patience(self, why: str) -> None:
@@ -229,7 +229,7 @@ class Supervisor:
                 rank.kill(signal.SIGKILL)
 
     def _end_the_others(self) -> None:
-        """Of a run that failed: SIGTERM, two seconds, then SIGKILL. Of one that ended: rank 0 may leave."""
+        """After a failure: SIGTERM, then SIGKILL after `TERM_S`. After a normal end: let rank 0 exit."""
         if self._working:
             for rank in self._living:
                 rank.outcome.ended_by_us = True

@@ -1,6 +1,6 @@
-"""Trains Mixture-of-Experts transformers over a grid of ranks: `engine run` on the command line, or this library.
+"""Trains Mixture-of-Experts transformers in 4D parallel, with `engine run` or as a library.
 
-`engine.config.layout`, `.grid` and `.planner` need no torch, so what needs it is imported when it is asked for.
+`engine.config` and `engine.planner` work without torch, so the names below are imported on first use (PEP 562).
 """
 
 from importlib import import_module

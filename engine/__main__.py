@@ -1,4 +1,4 @@
-"""The command `engine`, ``python -m engine`` and ``torchrun -m engine``."""
+"""Entry point of the command `engine`, of ``python -m engine`` and of ``torchrun -m engine``."""
 
 from engine.preflight.package import exit_unless_ours
 

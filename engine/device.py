@@ -1,6 +1,6 @@
-"""The device a rank computes on, and what goes with it: one GPU for each rank of this machine, or the CPU.
+"""Chooses the device of a rank (one GPU per rank of this machine, or the CPU) and reports its properties.
 
-Asked in the rank and never in the process it is forked from: a process that has spoken to CUDA cannot be forked.
+Call these functions in a rank, never in its parent: a process that has initialised CUDA must not fork.
 """
 
 from typing import Literal
@@ -21,14 +21,14 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def usable_gpus() -> int:
-    """GPUs of this machine that a rank may compute and communicate on. CUDA_VISIBLE_DEVICES counts."""
+    """Number of GPUs that CUDA and NCCL can use, limited by CUDA_VISIBLE_DEVICES."""
     return torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
 
 
 def choose_device(local_rank: int, local_world: int, wanted: str = "auto") -> torch.device:
-    """GPU number `local_rank` where this process sees one for each of the machine's `local_world` ranks, else the CPU.
+    """GPU number `local_rank` if this process sees at least `local_world` GPUs, else the CPU.
 
-    `wanted` is "auto", "cpu" or "cuda"; RunError, one sentence, where "cuda" cannot be.
+    `wanted` is "auto", "cpu" or "cuda". Raises RunError if "cuda" is wanted and there are too few GPUs.
     """
     if wanted == "cpu":
         return CPU
@@ -41,35 +41,35 @@ def choose_device(local_rank: int, local_world: int, wanted: str = "auto") -> to
 
 
 def group_device() -> torch.device:
-    """The device that the default process group communicates from."""
+    """The device whose tensors the default process group communicates."""
     if dist.get_backend() == BACKENDS["cuda"]:
         return torch.device("cuda", torch.cuda.current_device())
     return CPU
 
 
 def device_name(device: torch.device) -> str:
-    """As a person knows it: ``cpu``, or ``cuda:0 NVIDIA H100 80GB HBM3``."""
+    """Name to display: ``cpu``, or such as ``cuda:0 NVIDIA H100 80GB HBM3``."""
     return str(device) if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
 
 
 def device_uuid(device: torch.device) -> str | None:
-    """By which NVML knows it, whatever number CUDA gives it in this process; None of the CPU."""
+    """The GPU's UUID, by which NVML finds it (CUDA's device numbers differ between processes); None for the CPU."""
     return None if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 
 def set_device(device: torch.device) -> None:
-    """Make `device` the one that this process uses; before its process group is made."""
+    """Make `device` the current CUDA device. Call it before the process group is created."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """`x` of the host on `device`; through pinned memory, so that nobody waits for the copy."""
+    """Copy the host tensor `x` to `device`; through pinned memory, so that the copy is asynchronous."""
     return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
 
 
 def matmul_peak(device: torch.device, precision: str) -> float | None:
-    """Dense FLOP/s that the device can multiply matrices at, in a layout's `precision`; None where it is not known."""
+    """Dense peak FLOP/s of matrix products in a layout's `precision`; None if unknown."""
     if device.type == "cpu":
         return None
     if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
@@ -78,7 +78,7 @@ def matmul_peak(device: torch.device, precision: str) -> float | None:
 
 
 class DeviceMemory:
-    """Bytes in use: of a GPU the most that tensors took since the last call, of the CPU what the process takes now."""
+    """Bytes in use. GPU: peak of allocated tensors since the last call. CPU: resident memory of the process now."""
 
     def __init__(self, device: torch.device):
         self._device, self._process = device, psutil.Process()

@@ -1,4 +1,4 @@
-"""Why the parts of a layout do not go together, one sentence each: what, where, and what would be legal."""
+"""Checks of a layout as a whole. Each refusal is one sentence: the key, its value, the reason, the legal values."""
 
 from collections.abc import Callable, Iterator
 from math import gcd
@@ -15,17 +15,17 @@ from engine.config.schedule_traits import (
 )
 from engine.config.sizes import parameter_count
 
-# Beyond what anyone has published, so that a slip of the finger is refused here and not by a traceback much later.
+# Larger than any published run, so that a typing error is refused here and not by a later traceback.
 MOST_RANKS = 65_536  # four times Llama 3's 16,384 GPUs
 MOST_PARAMETERS = 10**13  # six times Switch-C's 1.6 trillion
-MOST_TOKENS = 2**30  # of one step: sixteen times DeepSeek-V3's 15,360 sequences of 4,096
+MOST_TOKENS = 2**30  # per step: sixteen times DeepSeek-V3's 15,360 sequences of 4,096
 
-GEMM_ALIGN = {"fp32": 4, "bf16": 8}  # rows must begin at multiples of 16 bytes
-BYTES = 256  # tokens of the byte tokenizer
+GEMM_ALIGN = {"fp32": 4, "bf16": 8}  # elements in 16 bytes, the alignment of a row
+BYTES = 256  # vocabulary of the byte tokenizer
 
 
 def refusals(layout: Layout) -> Iterator[str]:
-    """Why the parts do not go together."""
+    """Every refusal of the layout."""
     yield from size_refusals(layout)
     yield from divisor_refusals(layout)
     if refusal := layout.ranks.refusal():
@@ -39,7 +39,7 @@ def refusals(layout: Layout) -> Iterator[str]:
 
 
 def advice(layout: Layout) -> Iterator[str]:
-    """What is legal and yet hardly meant, one sentence each."""
+    """Warnings about legal values that are probably mistakes, one sentence each."""
     train = layout.train
     if train.warmup > train.steps:
         yield (
@@ -49,7 +49,7 @@ def advice(layout: Layout) -> Iterator[str]:
 
 
 def size_refusals(layout: Layout) -> Iterator[str]:
-    """Sizes that are legal one by one, and together larger than any run. Asked first: what follows may then count."""
+    """Refuses products of sizes that are larger than any run. First, so that later checks stay fast."""
     tokens = layout.train.global_batch * layout.model.seq_len
     for what, size, most in (
         ("pp x dp_replicate x dp_shard x cp x tp of [grid]", layout.ranks.world, MOST_RANKS),
@@ -57,11 +57,11 @@ def size_refusals(layout: Layout) -> Iterator[str]:
         ("the number of the model's parameters", parameter_count(layout.model), MOST_PARAMETERS),
     ):
         if size > most:
-            yield f"{what} = {size:,} is more than any run has; legal: up to {most:,}"
+            yield f"{what} = {size:,} is larger than in any run; legal: up to {most:,}"
 
 
 def divisor_refusals(layout: Layout) -> Iterator[str]:
-    """Sizes that must divide others. Legal is what divides them all; or another whole, where no other is to blame."""
+    """Sizes that must divide others. Lists the divisors that suit all of them, or a multiple for the other size."""
     grid, model = layout.ranks, layout.model
     data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
     rows: list[tuple[str, int, dict[str, int]]] = [
@@ -73,7 +73,7 @@ def divisor_refusals(layout: Layout) -> Iterator[str]:
     if model.moe:
         experts = {"model.moe.experts": model.moe.experts}
         rows += [("grid.ep", grid.ep, experts), ("model.moe.groups", model.moe.groups, experts)]
-    fits: dict[str, Callable[[int], bool]] = {  # what else is asked of a value
+    fits: dict[str, Callable[[int], bool]] = {  # other conditions on a value
         "model.heads": lambda n: not (n % grid.tp or n % (model.kv_heads or 1) or model.d_model // n % 2),
         "model.kv_heads": lambda n: n % grid.tp == 0,
         "grid.ep": lambda n: grid.fsdp * grid.tp % n == 0,
@@ -101,7 +101,7 @@ def _split_over_tp(layout: Layout) -> dict[str, int]:
 
 
 def context_refusals(layout: Layout) -> Iterator[str]:
-    """Over cp a sequence is cut head and tail, so each slice has two halves; Ulysses deals heads out to cp ranks."""
+    """Context parallelism splits a sequence into 2 cp chunks (zigzag); Ulysses distributes heads over cp ranks."""
     grid, model = layout.ranks, layout.model
     pieces = 2 * grid.cp * grid.tp
     if model.seq_len % pieces:
@@ -114,7 +114,7 @@ def context_refusals(layout: Layout) -> Iterator[str]:
         fitting = [n for n in divisors(heads) if kv % n == 0 or n % kv == 0]
         if grid.cp not in fitting:
             yield (
-                f"grid.cp = {grid.cp} does not deal out the {heads} heads and {kv} kv_heads of a tensor rank evenly; "
+                f"grid.cp = {grid.cp} does not distribute the {heads} heads and {kv} kv_heads of a tensor rank evenly; "
                 f"legal: {listed(fitting)}, or cp_method = ring"
             )
 
@@ -130,14 +130,14 @@ def model_refusals(layout: Layout) -> Iterator[str]:
                     f"legal: a multiple of {align}"
                 )
     if model.head_dim % 2:
-        yield f"model.d_model / model.heads = {model.head_dim} is odd; RoPE turns pairs, so legal: an even number"
+        yield f"model.d_model / model.heads = {model.head_dim} is odd; RoPE rotates pairs; legal: an even number"
     if model.vocab < BYTES:
-        yield f"model.vocab = {model.vocab} is too small for byte tokens; legal: from {BYTES} on"
+        yield f"model.vocab = {model.vocab} is too small for byte tokens; legal: at least {BYTES}"
     if model.moe:
         if model.moe.dense_layers >= model.layers:
             yield (
-                f"model.moe.dense_layers = {model.moe.dense_layers} leaves none of model.layers = {model.layers} to "
-                f"experts; legal: {_up_to(model.layers - 1, 0)}, or model.moe = none"
+                f"model.moe.dense_layers = {model.moe.dense_layers} leaves no layer of model.layers = {model.layers} "
+                f"for experts; legal: {_up_to(model.layers - 1, 0)}, or model.moe = none"
             )
         yield from routing_refusals(model.moe)
 
@@ -148,61 +148,61 @@ def expert_grid_refusals(layout: Layout) -> Iterator[str]:
         yield f"grid.ep = {ep} without experts; legal: 1, or a section [model.moe]"
     levels = [n for n in divisors(ep) if 1 < n < ep]
     if inner is not None and not levels:
-        yield f"grid.ep_method = hierarchical has no two levels in grid.ep = {ep}; legal: direct"
+        yield f"grid.ep_method = hierarchical needs two levels, which grid.ep = {ep} does not have; legal: direct"
     elif inner is None and layout.grid.ep_inner is not None:
-        yield f"grid.ep_inner = {layout.grid.ep_inner} is for grid.ep_method = hierarchical; legal: that, or none"
+        yield f"grid.ep_inner = {layout.grid.ep_inner} requires grid.ep_method = hierarchical; legal: that, or none"
     elif inner is not None and inner not in levels:
-        yield f"grid.ep_inner = {inner} does not part grid.ep = {ep} into levels; legal: {listed(levels)}"
+        yield f"grid.ep_inner = {inner} does not split grid.ep = {ep} into two levels; legal: {listed(levels)}"
 
 
 def train_refusals(layout: Layout) -> Iterator[str]:
     grid, train, source = layout.ranks, layout.train, layout.data.source
     if train.precision == "fp8":
-        yield "train.precision = fp8 is not offered: it needs a GPU of compute capability 8.9; legal: fp32, bf16"
+        yield "train.precision = fp8 is not supported yet; legal: fp32, bf16"
     if train.zero == 0 and grid.dp_shard > 1:
         yield (
-            f"train.zero = 0 keeps every rank whole, but grid.dp_shard = {grid.dp_shard}; legal: 1, 2, 3, or "
+            f"train.zero = 0 shards nothing, but grid.dp_shard = {grid.dp_shard}; legal: 1, 2, 3, or "
             f"grid.dp_shard = 1 with grid.dp_replicate = {grid.dp} for replicas"
         )
     if train.zero == 0 and grid.cp > 1:
-        yield f"train.zero = 0 keeps every rank whole, but grid.cp = {grid.cp} shards as dp_shard does; legal: 1, 2, 3"
+        yield f"train.zero = 0 shards nothing, but grid.cp = {grid.cp} shards like dp_shard; legal: 1, 2, 3"
     if not (source == "stdlib" or source.startswith("text:")):
         yield f"data.source = {source!r} is not legal; legal: stdlib, text:GLOB"
 
 
 def pipeline_refusals(layout: Layout) -> Iterator[str]:
     pp, name, layers = layout.grid.pp, layout.schedule.name, layout.model.layers
-    kind, given = SCHEDULES[name], layout.schedule.virtual_stages
-    if given and (given < 2 if kind.virtual_stages is None else given != kind.virtual_stages):
-        legal = kind.virtual_stages or "from 2 on"
+    traits, given = SCHEDULES[name], layout.schedule.virtual_stages
+    if given and (given < 2 if traits.virtual_stages is None else given != traits.virtual_stages):
+        legal = traits.virtual_stages or "at least 2"
         yield f"schedule.virtual_stages = {given} does not suit schedule.name = {name}; legal: {legal}"
-    if pp == 1 and kind.virtual_stages != 1:
-        yield f"schedule.name = {name} needs a pipeline, but grid.pp = 1; legal: gpipe, 1f1b, or grid.pp from 2 on"
+    if pp == 1 and traits.virtual_stages != 1:
+        yield f"schedule.name = {name} needs a pipeline, but grid.pp = 1; legal: gpipe, 1f1b, or grid.pp at least 2"
     if pp > layers:
         yield (
             f"grid.pp = {pp} is more stages than model.layers = {layers}; legal: {_up_to(layers)}, or "
-            f"model.layers from {pp} on"
+            f"model.layers at least {pp}"
         )
     elif layout.stages > layers:
         yield (
             f"grid.pp = {pp} x {layout.virtual_stages} virtual stages of schedule.name = {name} are more stages than "
-            f"model.layers = {layers}; legal: a product of at most {layers}, or model.layers from {layout.stages} on"
+            f"model.layers = {layers}; legal: a product of at most {layers}, or model.layers at least {layout.stages}"
         )
     if layout.train.zero not in compatible_zero_stages(name):
         yield (
-            f"train.zero = {layout.train.zero} reshards weights that the two-part backward of schedule.name = {name} "
-            f"comes back for; legal: {listed([n for n in compatible_zero_stages(name) if n or layout.ranks.fsdp == 1])}"
+            f"train.zero = {layout.train.zero} reshards weights that the split backward of schedule.name = {name} "
+            f"needs again; legal: {listed([n for n in compatible_zero_stages(name) if n or layout.ranks.fsdp == 1])}"
         )
     if layout.knobs.recompute not in legal_recompute(name):
         yield (
-            f"knobs.recompute = {layout.knobs.recompute} would compute a layer again for each of its weights under "
-            f"the two-part backward of schedule.name = {name}; legal: {', '.join(legal_recompute(name))}"
+            f"knobs.recompute = {layout.knobs.recompute} would recompute a layer for each of its weights under "
+            f"the split backward of schedule.name = {name}; legal: {', '.join(legal_recompute(name))}"
         )
     if not can_compile(layout, name):
-        whole = ", ".join(other for other, its in SCHEDULES.items() if not its.split_backward)
+        whole = ", ".join(other for other, traits in SCHEDULES.items() if not traits.split_backward)
         yield (
-            f"train.compile = true makes backwards that the two-part backward of schedule.name = {name} cannot go "
-            f"through twice; legal: false, or schedule.name = {whole}"
+            f"train.compile = true does not work with the split backward of schedule.name = {name}, which runs "
+            f"twice over a layer; legal: false, or schedule.name = {whole}"
         )
     micro_batches = legal_micro_batches(layout, name)
     if not micro_batches:
@@ -216,7 +216,7 @@ def pipeline_refusals(layout: Layout) -> Iterator[str]:
 
 
 def _micro_batches_refusal(layout: Layout, legal: list[int]) -> str:
-    """Either of two numbers may be the one that was meant otherwise, so both are named."""
+    """Names both numbers, since either may be the mistake."""
     given, batch, dp = layout.knobs.micro_batches, layout.train.global_batch, layout.ranks.dp
     if not accepts_micro_batches(layout.schedule.name, layout.grid.pp, layout.virtual_stages, given):
         return (
@@ -238,9 +238,13 @@ def routing_refusals(moe: Moe) -> Iterator[str]:
     if top_groups > moe.groups:
         yield f"model.moe.top_groups = {top_groups} is more than groups = {moe.groups}; legal: {_up_to(moe.groups)}"
     elif moe.top_k > within:
-        yield f"model.moe.top_k = {moe.top_k} is more than {top_groups} groups have experts; legal: {_up_to(within)}"
+        yield f"model.moe.top_k = {moe.top_k} is more than the experts of {top_groups} groups; legal: {_up_to(within)}"
     if moe.router == "expert_choice":
-        unlike = {"balance": "none", "drop": "position", "groups": 1}  # what only a choice by tokens can have
+        unlike = {
+            "balance": "none",
+            "drop": "position",
+            "groups": 1,
+        }  # keys that apply to token choice only, with their neutral values
         for key, legal in unlike.items():
             if getattr(moe, key) != legal:
                 yield (

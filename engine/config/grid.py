@@ -1,7 +1,7 @@
-"""Rank <-> coordinates: pure arithmetic, no torch.
+"""Conversion between a rank and its coordinates on the parallel axes. Torch-free.
 
 The world is pp x dp_replicate x dp_shard x cp x tp, row-major in that order (tp fastest, pp slowest). Expert
-parallelism is not a factor of the world: the experts borrow ranks. So there are two views of the same ranks:
+parallelism is not a factor of the world: it reuses the ranks of other axes. So the same ranks have two views:
 
     dense   [pp, dp_replicate, fsdp = dp_shard * cp, tp]
     expert  [pp, dp_replicate, efsdp = dp_shard * cp * tp / ep, ep]
@@ -15,7 +15,7 @@ ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 @dataclass(frozen=True)
 class Grid:
-    """The sizes of the axes. Construct it, then ask `refusal` before anything else."""
+    """Sizes of the axes. Call `refusal` after construction: the other methods need a legal grid."""
 
     pp: int = 1
     dp_replicate: int = 1
@@ -30,7 +30,7 @@ class Grid:
 
     @property
     def dp(self) -> int:
-        """How many different batches the ranks work on."""
+        """Number of data-parallel ranks: each has a batch of its own."""
         return self.dp_replicate * self.dp_shard
 
     @property
@@ -48,11 +48,11 @@ class Grid:
 
     @property
     def expert(self) -> dict[str, int]:
-        """Axis -> size, outermost first: the experts' view of the same ranks."""
+        """Axis -> size, outermost first, in the view of the experts."""
         return {"pp": self.pp, "dp_replicate": self.dp_replicate, "efsdp": self.efsdp, "ep": self.ep}
 
     def refusal(self) -> str | None:
-        """One sentence when this is not a grid, else None."""
+        """Why the sizes do not form a grid, in one sentence, or None."""
         for axis in (*ORDER, "ep"):
             if getattr(self, axis) < 1:
                 return (
@@ -67,7 +67,7 @@ class Grid:
         return None
 
     def coords(self, rank: int) -> dict[str, int]:
-        """Coordinates of `rank` on every axis of both views."""
+        """Coordinates of `rank` on all axes of both views."""
         assert 0 <= rank < self.world, f"rank {rank} of {self.world}"
         at: dict[str, int] = {}
         rest = rank
@@ -83,14 +83,14 @@ class Grid:
         }
 
     def rank(self, **at: int) -> int:
-        """The rank at dense coordinates; an axis left out is at 0."""
+        """The rank at dense coordinates; an omitted axis has coordinate 0."""
         rank = 0
         for axis in ORDER:
             rank = rank * getattr(self, axis) + at.get(axis, 0)
         return rank
 
     def groups(self, *axes: str) -> list[list[int]]:
-        """All ranks, grouped with those that differ along `axes` of the dense order alone; each group ascending."""
+        """Groups of ranks that differ only in their coordinates on `axes` (of the dense view); each group ascending."""
         together: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world):
             at = self.coords(rank)
@@ -98,22 +98,22 @@ class Grid:
         return list(together.values())
 
     def shown(self, rank: int) -> dict[str, int]:
-        """The coordinates a person is shown, outermost first; `ep` follows from the others."""
+        """The coordinates to display, outermost first; `ep` follows from the others."""
         at = self.coords(rank)
         axes = ["pp", "dp", *(["cp"] if self.cp > 1 else []), "tp", *(["ep"] if self.ep > 1 else [])]
         return {axis: at[axis] for axis in axes}
 
     def name(self, rank: int) -> str:
-        """``pp1 dp0 tp1``."""
+        """The rank's name from its coordinates, such as ``pp1 dp0 tp1``."""
         return " ".join(f"{axis}{index}" for axis, index in self.shown(rank).items() if axis != "ep")
 
 
 def divisors(n: int) -> list[int]:
-    """All of them, ascending; takes the square root of `n` trials."""
+    """All divisors of `n`, ascending; takes sqrt(n) trial divisions."""
     low = [d for d in range(1, isqrt(n) + 1) if n % d == 0]
     return low + [n // d for d in reversed(low) if d * d != n]
 
 
 def listed(numbers: list[int]) -> str:
-    """``1, 2, 4``, as a sentence lists what is legal."""
+    """Numbers as a sentence lists them, such as ``1, 2, 4``."""
     return ", ".join(map(str, numbers))

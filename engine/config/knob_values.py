@@ -1,4 +1,4 @@
-"""What a step reads afresh each time; the knobs turn it between steps."""
+"""Current values of the knobs that each step reads; a knob change sets them between steps."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,14 @@ class KnobValues:
     capacity_factor: float | None = None  # None = dropless; under expert choice, 1
     aux_loss_coef: float = 0.0
     z_loss_coef: float = 0.0
-    aux_scale: float = 1.0  # 1 / sequences of the global batch: what both losses are a mean over
+    aux_scale: float = 1.0  # 1 / sequences of the global batch: both losses are means over them
     bias_rate: float = 0.0
     lr_scale: float = 1.0
-    grad_clip: float | None = None  # the global norm's most; None = any
+    grad_clip: float | None = None  # maximum of the global gradient norm; None = no clipping
 
     @classmethod
     def of(cls, layout: Layout) -> "KnobValues":
-        """The start values of a layout."""
+        """The start values in a layout."""
         knobs = layout.knobs
         return cls(
             recompute=knobs.recompute,

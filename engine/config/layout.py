@@ -1,6 +1,6 @@
-"""A run as typed data: reads a TOML file, lays command-line overrides over it, and refuses in one sentence.
+"""Schema of a layout: the description of a run as typed sections and keys. Torch-free.
 
-Torch-free. A schedule, method or mode is legal once parity proves it: it joins a Literal below with its case.
+A schedule, method or mode is added to a Literal below together with its parity test.
 """
 
 import hashlib
@@ -12,14 +12,14 @@ from msgspec import Meta, Struct
 from engine.config.grid import ORDER, Grid, divisors
 from engine.config.schedule_traits import SCHEDULES
 
-LARGEST = 2**31 - 1  # no size of a run is larger, and arithmetic on sizes stays quick
+LARGEST = 2**31 - 1  # largest legal size; keeps arithmetic on sizes fast
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
-Layers = Annotated[int, Meta(ge=1, le=1024)]  # stages are split by trying where each may begin
+Layers = Annotated[int, Meta(ge=1, le=1024)]  # the layer split tries every start of every stage
 Experts = Annotated[int, Meta(ge=1, le=65_536)]
 Above = Annotated[float, Meta(gt=0, le=1e9)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
-# Not $, which is also before a line end that is last.
+# \Z and not $: $ also matches before a final line end.
 Word = Annotated[
     str,
     Meta(
@@ -39,7 +39,7 @@ Digest = Annotated[
     str, Meta(pattern=r"\Ablake2b-[0-9a-f]{16}\Z", description="blake2b- and 16 hexadecimal digits")
 ]
 
-# The bounds of knobs, for their start values and for every later change.
+# Bounds of knobs, for start values and for later changes.
 CAPACITY_FACTOR = (0.1, 8.0)
 LR_SCALE = (0.0, 10.0)
 LOSS_COEF = (0.0, 100.0)
@@ -48,42 +48,45 @@ GRAD_CLIP = (1e-3, 1e3)
 
 
 class Run(Struct, frozen=True):
-    """What the run is called, and where its folder is made."""
+    """The run's name, seed and folder."""
 
-    name: Annotated[Word, "what its folder's name begins with"] = "run"
-    seed: Annotated[Natural, "of the initial weights and of the samples drawn"] = 0
-    dir: Annotated[Line, "the folder that gets a folder for each run"] = "./runs"
+    name: Annotated[Word, "the first part of the folder's name"] = "run"
+    seed: Annotated[Natural, "seeds the initial weights and the order of samples"] = 0
+    dir: Annotated[Line, "parent folder of the run folders"] = "./runs"
 
 
 class Moe(Struct, frozen=True):
-    """The experts of a Mixture of Experts; absent: every layer has a dense MLP (docs/routing.md)."""
+    """Mixture of Experts (docs/routing.md). Without this section every layer has a dense MLP."""
 
-    experts: Annotated[Experts, "routed experts of a layer"]
-    top_k: Annotated[Positive, "routed experts that a token takes"]
+    experts: Annotated[Experts, "routed experts per layer"]
+    top_k: Annotated[Positive, "routed experts per token"]
     d_expert: Annotated[Positive, "hidden width of one expert"]
     dense_layers: Annotated[Natural, "leading layers without experts"] = 0
     every: Annotated[
-        Positive, "of the layers after those, one in so many has experts, the first of them too"
+        Positive, "after dense_layers, every n-th layer has experts, starting with the first"
     ] = 1
-    shared_experts: Annotated[Natural, "experts that every token takes, beside its top_k"] = 0
-    router: Annotated[Literal["token_choice", "expert_choice"], "which side chooses"] = "token_choice"
-    score: Annotated[Literal["softmax", "sigmoid"], "of all experts together, or of each by itself"] = (
-        "softmax"
-    )
-    route_scale: Annotated[Above, "factor on the weights of a token's routed experts"] = 1.0
+    shared_experts: Annotated[Natural, "experts that process every token, in addition to its top_k"] = 0
+    router: Annotated[
+        Literal["token_choice", "expert_choice"], "whether tokens choose experts or experts choose tokens"
+    ] = "token_choice"
+    score: Annotated[
+        Literal["softmax", "sigmoid"], "score over all experts (softmax) or for each expert alone (sigmoid)"
+    ] = "softmax"
+    route_scale: Annotated[Above, "factor on the weights of the routed experts"] = 1.0
     balance: Annotated[
         Literal["aux", "bias", "aux+bias", "none"],
-        "what evens out the load: a loss per sequence, a bias on the choice, both",
+        "load balancing: an auxiliary loss per sequence, a bias on expert selection, both or none",
     ] = "aux"
     drop: Annotated[
-        Literal["position", "probability"], "who stays within a capacity: the first tokens, or the surest"
+        Literal["position", "probability"],
+        "which tokens an expert keeps at its capacity: the first, or those with the highest probability",
     ] = "position"
-    groups: Annotated[Positive, "equal runs of experts"] = 1
-    top_groups: Annotated[Positive | None, "groups that a token's experts may be of; absent: all"] = None
+    groups: Annotated[Positive, "number of expert groups of equal size"] = 1
+    top_groups: Annotated[Positive | None, "expert groups that a token may use; absent: all"] = None
 
     @property
     def balances(self) -> list[str]:
-        """The means of balancing: of "aux" and "bias" one, both or none."""
+        """The balancing methods in use: "aux", "bias", both or none."""
         return [] if self.balance == "none" else self.balance.split("+")
 
 
@@ -93,13 +96,13 @@ class Model(Struct, frozen=True):
     layers: Annotated[Layers, "transformer layers"]
     d_model: Annotated[Positive, "width of the residual stream"]
     heads: Annotated[Positive, "query heads"]
-    seq_len: Annotated[Positive, "tokens of a sequence"]
+    seq_len: Annotated[Positive, "tokens per sequence"]
     kv_heads: Annotated[Positive | None, "key and value heads; absent: as many as heads"] = None
     d_ff: Annotated[Positive | None, "hidden width of a dense MLP; absent: 4 d_model"] = None
-    vocab: Annotated[Positive, "rows of the embedding; bytes take the first 256"] = 256
+    vocab: Annotated[Positive, "rows of the embedding; byte tokens use the first 256"] = 256
     norm_eps: Annotated[Above, "added to the mean square in RMSNorm"] = 1e-5
     rope_theta: Annotated[Above, "base of the rotary frequencies"] = 10_000.0
-    tie_embeddings: Annotated[bool, "whether the head multiplies by the embedding's weight"] = False
+    tie_embeddings: Annotated[bool, "whether the head shares the embedding's weight"] = False
     moe: Moe | None = None
 
     @property
@@ -123,23 +126,24 @@ class Model(Struct, frozen=True):
 
 
 class GridSizes(Struct, frozen=True):
-    """How the ranks are arranged: there are pp x dp_replicate x dp_shard x cp x tp of them."""
+    """Sizes of the parallel axes; the run has pp x dp_replicate x dp_shard x cp x tp ranks."""
 
-    pp: Annotated[Positive, "pipeline parallel"] = 1
-    dp_replicate: Annotated[Positive, "replicas of what dp_shard shards (HSDP)"] = 1
-    dp_shard: Annotated[Positive, "data parallel, sharded (ZeRO)"] = 1
-    cp: Annotated[Positive, "context parallel: ranks that share each sequence"] = 1
-    tp: Annotated[Positive, "tensor parallel, with the sequence sharded too"] = 1
-    ep: Annotated[Positive, "expert parallel: experts borrow the dp_shard x cp x tp ranks of a stage"] = 1
+    pp: Annotated[Positive, "pipeline parallel size"] = 1
+    dp_replicate: Annotated[Positive, "number of replicas of the sharded model (HSDP)"] = 1
+    dp_shard: Annotated[Positive, "sharded data parallel size (ZeRO)"] = 1
+    cp: Annotated[Positive, "context parallel size: ranks that share each sequence"] = 1
+    tp: Annotated[Positive, "tensor parallel size, with sequence parallelism"] = 1
+    ep: Annotated[Positive, "expert parallel size, over the dp_shard x cp x tp ranks of a stage"] = 1
     ep_method: Annotated[
-        Literal["direct", "hierarchical"], "all-to-all at once, or within nodes and then across"
+        Literal["direct", "hierarchical"], "one all-to-all, or one within nodes and then one across nodes"
     ] = "direct"
     ep_inner: Annotated[
-        Positive | None, "of hierarchical: ep ranks of one node; absent: nearest to ep's square root"
+        Positive | None,
+        "with hierarchical: ep ranks per node; absent: the divisor nearest to the square root of ep",
     ] = None
     cp_method: Annotated[
         Literal["ulysses", "ring"],
-        "what attention does over cp: trade tokens for heads, or pass keys and values on",
+        "attention over cp: all-to-all from tokens to heads (Ulysses), or keys and values passed around a ring",
     ] = "ring"
 
 
@@ -148,88 +152,94 @@ class Schedule(Struct, frozen=True):
 
     name: Annotated[
         Literal["gpipe", "1f1b", "interleaved", "interleaved_zb", "zbv", "dualpipev"],
-        "the last four hold several stages a rank",
+        "the last four have several stages per rank",
     ] = "1f1b"
-    virtual_stages: Annotated[
-        Positive | None, "stages of a rank; absent: the fewest that the schedule takes"
-    ] = None
+    virtual_stages: Annotated[Positive | None, "stages per rank; absent: the minimum of the schedule"] = None
 
 
 class Train(Struct, frozen=True):
     """The optimisation."""
 
-    steps: Annotated[Positive, "optimizer steps of the run"] = 100
-    global_batch: Annotated[Positive, "sequences of a step, over all ranks"] = 32
+    steps: Annotated[Positive, "number of optimizer steps"] = 100
+    global_batch: Annotated[Positive, "sequences per step over all ranks"] = 32
     optimizer: Annotated[Literal["adamw", "sgd"], "AdamW, or plain gradient descent"] = "adamw"
     lr: Annotated[AtLeast0, "learning rate after the warm-up"] = 1e-3
     warmup: Annotated[Natural, "steps over which the learning rate rises to lr"] = 0
-    weight_decay: Annotated[AtLeast0, "of matrices; norms have none"] = 0.0
+    weight_decay: Annotated[AtLeast0, "weight decay of matrices; norms have none"] = 0.0
     grad_clip: Annotated[
-        Annotated[float, Meta(ge=GRAD_CLIP[0], le=GRAD_CLIP[1])] | None, "of the global norm; absent: off"
+        Annotated[float, Meta(ge=GRAD_CLIP[0], le=GRAD_CLIP[1])] | None,
+        "maximum of the global gradient norm; absent: no clipping",
     ] = None
     precision: Annotated[
         Literal["fp32", "bf16", "fp8"],
-        "of activations; weights, sums and updates are fp32; fp8 is not offered yet",
+        "precision of activations; weights, sums and updates are fp32; fp8 is not supported yet",
     ] = "fp32"
     zero: Annotated[
         Literal[0, 1, 2, 3],
-        "ZeRO stage: 0 keeps every rank whole; 1 shards the optimizer's state, 2 gradients too, 3 weights too",
+        "ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 also gradients, 3 also weights",
     ] = 2
-    compile: Annotated[bool, "whether torch.compile makes what lies between matrix products"] = False
+    compile: Annotated[bool, "whether torch.compile fuses the operations between matrix products"] = False
 
 
 class Data(Struct, frozen=True):
-    """The text that is trained on. All ranks must find the same."""
+    """The training text; it must be the same on all ranks."""
 
     source: Annotated[
         Line,
-        "`stdlib`: the Python standard library's own source on this machine; `text:GLOB`: every readable file that the "
-        "pattern names (`**` for folders within), in the order of their names, such as `text:/data/**/*.txt`",
+        "`stdlib`: the Python standard library's own source on this machine; `text:GLOB`: every readable file that "
+        "matches the pattern (`**` matches any folders), sorted by name, such as `text:/data/**/*.txt`",
     ] = "stdlib"
     tokenizer: Annotated[Literal["bytes"], "a token is a byte"] = "bytes"
-    digest: Annotated[Digest | None, "of the text; absent: any, but on resume what the run began with"] = None
+    digest: Annotated[
+        Digest | None,
+        "digest of the text; absent: any text, but a resumed run requires the text that it began with",
+    ] = None
 
 
 class CheckpointSettings(Struct, frozen=True):
-    """When training state is saved, and where (docs/checkpoints.md)."""
+    """When and where training state is saved (docs/checkpoints.md)."""
 
     every: Annotated[
-        Natural, "steps between two; then also at the end and on a stop; 0: only when asked for"
+        Natural,
+        "steps between checkpoints; if not 0, the end of the run and a stop save too; 0: only on request",
     ] = 0
-    keep: Annotated[Positive, "how many of the newest stay"] = 3
-    dir: Annotated[Line | None, "a folder that gets one for each run; absent: the run's own"] = None
+    keep: Annotated[Positive, "number of newest checkpoints to keep"] = 3
+    dir: Annotated[
+        Line | None, "parent folder of the checkpoint folders of all runs; absent: inside the run's folder"
+    ] = None
 
 
 class Knobs(Struct, frozen=True):
-    """Start values of what can be changed while it trains (docs/control.md)."""
+    """Start values of the knobs, which can be changed while the run trains (docs/control.md)."""
 
-    micro_batches: Annotated[Positive, "parts that a data-parallel rank's batch is cut into"] = 1
+    micro_batches: Annotated[Positive, "micro-batches per step of a data-parallel rank"] = 1
     capacity_factor: Annotated[
         Annotated[float, Meta(ge=CAPACITY_FACTOR[0], le=CAPACITY_FACTOR[1])] | None,
-        "most that an expert takes of a sequence, over an even share; absent: dropless",
+        "maximum tokens of a sequence per expert, as a multiple of an even share; absent: dropless",
     ] = None
     recompute: Annotated[
         Literal["none", "selective", "full"],
-        "activation checkpointing: what is forgotten in forward and computed again in backward; selective: attention",
+        "activation checkpointing: activations that backward computes again; selective: attention only",
     ] = "none"
     lr_scale: Annotated[
         Annotated[float, Meta(ge=LR_SCALE[0], le=LR_SCALE[1])], "factor on the learning rate"
     ] = 1.0
     aux_loss_coef: Annotated[
         Annotated[float, Meta(ge=LOSS_COEF[0], le=LOSS_COEF[1])],
-        "weight of the balancing loss, where balance has aux",
+        "weight of the auxiliary load-balancing loss, if balance includes aux",
     ] = 0.01
     z_loss_coef: Annotated[
-        Annotated[float, Meta(ge=LOSS_COEF[0], le=LOSS_COEF[1])], "weight of the loss on large router logits"
+        Annotated[float, Meta(ge=LOSS_COEF[0], le=LOSS_COEF[1])],
+        "weight of the router z-loss (on large logits)",
     ] = 0.0
     bias_rate: Annotated[
         Annotated[float, Meta(ge=BIAS_RATE[0], le=BIAS_RATE[1])],
-        "what a step adds to the bias of an expert that too few chose, where balance has bias",
+        "per step, added to the bias of an underloaded expert, if balance includes bias",
     ] = 0.001
 
 
 class Layout(Struct, frozen=True, kw_only=True):
-    """A whole run. `load` and `from_toml` give checked ones."""
+    """Description of a whole run. `engine.config.toml.load` and `from_toml` return checked ones."""
 
     model: Model
     run: Run = Run()
@@ -246,7 +256,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def ep_inner(self) -> int | None:
-        """Ranks of the inner hop of a hierarchical all-to-all; None where it is direct."""
+        """Ranks in the inner hop of a hierarchical all-to-all; None if the all-to-all is direct."""
         ep = self.grid.ep
         if self.grid.ep_method == "direct":
             return None
@@ -254,12 +264,12 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def local_batch(self) -> int:
-        """Sequences a data-parallel rank works on in one step."""
+        """Sequences per step of one data-parallel rank."""
         return self.train.global_batch // self.ranks.dp
 
     @property
     def virtual_stages(self) -> int:
-        """Stages that a rank holds."""
+        """Number of stages per rank."""
         return self.schedule.virtual_stages or SCHEDULES[self.schedule.name].virtual_stages or 2
 
     @property
@@ -268,16 +278,16 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def tied_apart(self) -> bool:
-        """Whether the head is tied to an embedding that is on another rank."""
+        """Whether the head shares the weight of an embedding on another rank."""
         in_a_loop = SCHEDULES[self.schedule.name].placement == "loop"
         return self.model.tie_embeddings and self.grid.pp > 1 and in_a_loop
 
     def digest(self) -> str:
-        """Equal for ranks that train the same model on the same data; steps, names and start values do not count."""
+        """Digest of model, data and partition; steps, names and start values of knobs do not count."""
         same = (self.model, self.grid, self.schedule.name, self.data, self.run.seed, self.train.global_batch)
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 
     def whole_digest(self) -> str:
-        """Equal for ranks that may train together: everything counts but the run's name and folder."""
+        """Digest that must be equal on all ranks of a run: covers all keys but the run's name and folder."""
         same = msgspec.structs.replace(self, run=Run(seed=self.run.seed))
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()

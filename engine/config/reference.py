@@ -1,4 +1,4 @@
-"""Every key of a layout as Markdown, from the schema: `engine reference`, and docs/layout.md."""
+"""Reference of all layout keys as Markdown, generated from the schema: `engine reference`, docs/layout.md."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,11 +11,11 @@ from engine.config.types import keys, legal, section_in
 
 HEAD = """# Layout: every key
 
-<!-- Made from the schema by `engine reference > docs/layout.md`; a test holds it to that. -->
+<!-- Generated from the schema by `engine reference > docs/layout.md`; a test compares the two. -->
 
-A layout is a TOML file: sections of keys. Any key is overridden on the command line as `section.key=value`; `none` is
-the absent value. What is wrong, alone or together, is refused in one sentence before anything starts. Shipped layouts
-are in `layouts/`; the folder of a run has its own as `layout.toml`, every key spelled out and overrides included.
+A layout is a TOML file that describes a run. `section.key=value` on the command line overrides a key; the value `none`
+removes it. `engine run` refuses illegal values and combinations in one sentence before it starts any rank. Example
+layouts are in `layouts/`. The run's folder holds the complete layout, overrides included, as `layout.toml`.
 """
 
 
@@ -39,7 +39,7 @@ def _sections(kind: type[Struct], name: str) -> Iterator[str]:
 
 
 def _absent(field: Any) -> str:
-    """What a key is that is left out."""
+    """The value of an omitted key, as the table shows it."""
     if field.default is NODEFAULT:
         return "required"
     if field.default is None:

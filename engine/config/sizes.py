@@ -1,12 +1,12 @@
-"""How many numbers a model learns. Torch-free, and quick whatever the sizes."""
+"""Parameter counts from a model's sizes. Torch-free; takes the same time for any size."""
 
 from engine.config.layout import Model
 
 
 def parameter_count(model: Model, active: bool = False) -> int:
-    """All of them, whatever they are sharded over; `active`: of routed experts only those that a token visits."""
+    """Parameters of the whole, unsharded model; `active`: with only the top_k routed experts of one token."""
     D, H, G = model.d_model, model.heads * model.head_dim, model.kv * model.head_dim
-    attention = 2 * D * H + 2 * D * G + 2 * D  # with the layer's two norms
+    attention = 2 * D * H + 2 * D * G + 2 * D  # includes the two norms of the layer
     routed = len(model.layers_with_experts)
     if model.moe:
         moe = model.moe

@@ -1,4 +1,4 @@
-"""Layouts as TOML: reads a file with overrides laid over it, and writes a layout with every key spelled out."""
+"""Reads layouts from TOML files, applies command-line overrides, and writes layouts as TOML."""
 
 import difflib
 import tomllib
@@ -21,7 +21,7 @@ RENAMED = {"snapshot": "checkpoint"}  # section names of earlier releases
 
 
 def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
-    """The layout in a TOML file with ``section.key=value`` overrides; LayoutError says what is wrong."""
+    """Read a layout file and apply ``section.key=value`` overrides. Raises LayoutError."""
     try:
         text = read_ordinary(Path(path), MOST_BYTES).decode()
     except OSError as error:
@@ -32,24 +32,25 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
 
 
 def from_toml(text: str, overrides: list[str] | None = None, where: str = "layout") -> Layout:
+    """Parse and check a layout; `where` names the text in errors. Raises LayoutError."""
     try:
         tree = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number or a nesting too deep for Python is neither, too
-        raise LayoutError(f"{where} is not TOML: {_said(error)}") from None
+    except (ValueError, RecursionError) as error:  # also for numbers and nesting that exceed Python's limits
+        raise LayoutError(f"{where} is not TOML: {_parse_error(error)}") from None
     for override in overrides or []:
-        _lay_over(tree, override)
+        _apply_override(tree, override)
     layout: Layout = _read(Layout, tree, "")
     return check_layout(layout)
 
 
 def check_layout(layout: Layout) -> Layout:
-    """The layout, if its parts go together; else LayoutError."""
+    """Return the layout if it passes all checks. Raises LayoutError."""
     for refusal in refusals(layout):
         raise LayoutError(refusal)
     return layout
 
 
-def _lay_over(tree: dict[str, Any], override: str) -> None:
+def _apply_override(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     path = key.strip().split(".")
     if not equals or len(path) < 2 or not all(path):
@@ -75,12 +76,12 @@ def _literal(text: str) -> Any:
         return text
 
 
-def _said(error: Exception) -> str:
-    return "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+def _parse_error(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def _read(kind: Any, tree: Any, at: str) -> Any:
-    """`tree` as the Struct `kind`, field by field, so that each refusal names its key and what is legal."""
+    """Convert `tree` to the Struct `kind`, field by field, so that each error names its key and the legal values."""
     if not isinstance(tree, dict):
         raise LayoutError(f"{at} = {shown(tree)} is not legal; legal: a section [{at}]")
     hints = {key: hint for key, (hint, _) in keys(kind).items()}
@@ -88,37 +89,37 @@ def _read(kind: Any, tree: Any, at: str) -> Any:
         if key not in hints:
             close = [RENAMED[key]] if RENAMED.get(key) in hints else difflib.get_close_matches(key, hints, 1)
             hint = f"; did you mean {close[0]}?" if close else f"; legal: {', '.join(hints)}"
-            raise LayoutError(f"{_dot(at, key)[:200]} is not a key of a layout{hint}")
+            raise LayoutError(f"{_join(at, key)[:200]} is not a key of a layout{hint}")
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
         key, hint = field.name, hints[field.name]
         section = section_in(hint)
         if key not in tree:
             if field.required:
-                raise LayoutError(f"{_dot(at, key)} is missing; legal: {legal(hint)}")
+                raise LayoutError(f"{_join(at, key)} is missing; legal: {legal(hint)}")
         elif section and tree[key] is not None:
-            values[key] = _read(section, tree[key], _dot(at, key))
+            values[key] = _read(section, tree[key], _join(at, key))
         else:
             value = "none" if tree[key] is None and "none" in choices(hint) else tree[key]
             try:
                 values[key] = msgspec.convert(value, hint)
             except msgspec.ValidationError:
                 given = "none" if tree[key] is None else shown(tree[key])
-                raise LayoutError(f"{_dot(at, key)} = {given} is not legal; legal: {legal(hint)}") from None
+                raise LayoutError(f"{_join(at, key)} = {given} is not legal; legal: {legal(hint)}") from None
     return kind(**values)
 
 
-def _dot(at: str, key: str) -> str:
+def _join(at: str, key: str) -> str:
     return f"{at}.{key}" if at else key
 
 
 def to_toml(layout: Layout) -> str:
-    """The text that `from_toml` reads the same layout from. What is None is left out: absent means that."""
+    """TOML text from which `from_toml` reads an equal layout. Keys that are None are omitted."""
     return "\n\n".join("\n".join(lines) for lines in _sections("", msgspec.to_builtins(layout))) + "\n"
 
 
 def write_layout(layout: Layout, folder: Path) -> None:
-    """Write the layout of the run's newest start to ``layout.toml`` in its folder; where that cannot be, say so."""
+    """Write the layout to ``layout.toml`` in the run's folder; if that fails, warn on stderr and continue."""
     path, unfinished = folder / LAYOUT_FILE, folder / f".{LAYOUT_FILE}"
     try:
         unfinished.write_text(
@@ -126,7 +127,7 @@ def write_layout(layout: Layout, folder: Path) -> None:
         )
         unfinished.replace(path)
     except OSError as error:
-        say(f"{path} cannot be written: {error.strerror}; the run goes on without it\n")
+        say(f"{path} cannot be written: {error.strerror}; the run continues without it\n")
 
 
 def _sections(name: str, tree: dict[str, Any]) -> Iterator[list[str]]:
@@ -139,5 +140,5 @@ def _sections(name: str, tree: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _value(value: str | float | bool) -> str:
-    """JSON's spelling is TOML's, but for one character that TOML wants escaped."""
+    """A value in JSON syntax, which TOML shares except for DEL: TOML requires DEL to be escaped."""
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")

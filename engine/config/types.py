@@ -1,6 +1,6 @@
-"""What a key's type says of it: what it means, and which values are legal, in words.
+"""Reads the meaning of a layout key and its legal values, as text, from the key's type.
 
-A meaning is a plain string in the key's `Annotated` type, beside msgspec's bounds: ``Annotated[Positive, "tokens"]``.
+The meaning is a plain string in the key's `Annotated` type, next to the bounds: ``Annotated[Positive, "tokens"]``.
 """
 
 import types
@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 
 def keys(kind: type[Struct]) -> dict[str, tuple[Any, str]]:
-    """Each key of a section: its type without its meaning, and its meaning."""
+    """For each key of a section: its type without the meaning, and the meaning."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {key: (_without_meaning(hint), _meaning(hint)) for key, hint in hints.items()}
 
@@ -31,7 +31,7 @@ def _meaning(hint: Any) -> str:
 
 
 def section_in(hint: Any) -> Any:
-    """The Struct that a key holds, or None."""
+    """The Struct type of a key that holds a section, else None."""
     kinds = [hint, *get_args(hint)]
     return next((k for k in kinds if isinstance(k, type) and issubclass(k, Struct)), None)
 
@@ -41,7 +41,7 @@ def choices(hint: Any) -> tuple[Any, ...]:
 
 
 def legal(hint: Any) -> str:
-    """What a type admits, in words."""
+    """The legal values of a type as text."""
     if get_origin(hint) in (typing.Union, types.UnionType):
         return " or ".join("none" if arg is type(None) else legal(arg) for arg in get_args(hint))
     if get_origin(hint) is Literal:

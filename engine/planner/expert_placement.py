@@ -1,10 +1,10 @@
-"""Which expert of a layer goes where: arithmetic on counts of (token, expert) pairs, no torch.
+"""Plans expert placement: which ep rank holds which expert, from counts of (token, expert) pairs. Torch-free.
 
-A slot is (ep rank, index there), numbered ep rank by ep rank; a *map* says for each slot the logical expert in it, and
-every rank has equally many. `sent[r][e]` are the pairs that rank r's tokens send to expert e.
+A slot is (ep rank, index on that rank); slots are numbered rank by rank. A *map* gives the logical expert in each slot;
+every rank has the same number of slots. `sent[r][e]` is the number of pairs that rank r's tokens send to expert e.
 
-Evening out the load of ranks under equal counts is a partition problem (NP-hard): longest processing time first gives
-each expert, heaviest first, to the least loaded rank that has room (Graham 1969).
+Balancing the load of ranks with equal numbers of experts is a partition problem (NP-hard). The heuristic is longest
+processing time first: each expert, heaviest first, goes to the least loaded rank with a free slot (Graham 1969).
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-SLACK = 1.05  # what a map for traffic may cost in load over the evenest one
+SLACK = 1.05  # a map for traffic may have this times the maximum load of the balanced map
 
 Map = list[int]
 Sent = NDArray[np.float64]
@@ -20,36 +20,36 @@ Sent = NDArray[np.float64]
 
 
 def plan_map(goal: str, now: Map, sent: Sent) -> Map:
-    """The map for `goal`, a key of GOALS; the same on all ranks that plan from the same numbers.
+    """The map for `goal`, a key of GOALS; deterministic, so that ranks with the same counts plan the same map.
 
-    Of those for load and traffic the most loaded rank never has more than `now`, and experts that need not move stay.
+    With goals load and traffic the maximum load per rank is at most that of `now`; few experts move.
     """
     return GOALS[goal](now, sent)
 
 
 def rank_loads(logical: Map, sent: Sent) -> list[float]:
-    """Pairs that each ep rank's experts get."""
+    """Number of pairs that the experts of each ep rank receive."""
     load = sent.sum(0)[logical]
     return [float(x) for x in load.reshape(len(sent), -1).sum(1)]
 
 
 def imbalance(logical: Map, sent: Sent) -> float:
-    """Load of the most loaded rank over the mean, 1 where nothing was sent."""
+    """Maximum load of a rank over the mean load; 1 if no pairs were sent."""
     loads = rank_loads(logical, sent)
     return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 
 
 def local_share(logical: Map, sent: Sent) -> float:
-    """Share of the pairs that stay on the rank they come from, 0..1."""
+    """Share of the pairs whose expert is on the rank of the token, 0..1."""
     ranks = _ranks_of(logical, len(sent))
     stays = sent[ranks, np.arange(len(ranks))].sum()
     return float(stays / sent.sum()) if sent.any() else 0.0
 
 
 def slots_per_rank(experts: int, ep: int, efsdp: int) -> list[range]:
-    """The slots whose experts each rank of a stage holds, rank = efsdp index x ep + ep index.
+    """The slots of each rank of a stage, rank = efsdp index x ep + ep index.
 
-    An ep rank's stack of experts is cut along dim 0 into efsdp chunks as `torch.chunk` cuts; the last may be empty.
+    The experts of an ep rank are stacked and split along dim 0 like `torch.chunk`; the last chunks may be empty.
     """
     stack = experts // ep
     chunk = -(-stack // efsdp)
@@ -58,7 +58,7 @@ def slots_per_rank(experts: int, ep: int, efsdp: int) -> list[range]:
 
 
 def _ranks_of(logical: Map, ranks: int) -> list[int]:
-    """Expert -> ep rank."""
+    """The ep rank of each expert."""
     per_rank = len(logical) // ranks
     rank_of = [0] * len(logical)
     for slot, expert in enumerate(logical):
@@ -67,11 +67,11 @@ def _ranks_of(logical: Map, ranks: int) -> list[int]:
 
 
 def _by_load(now: Map, sent: Sent) -> Map:
-    return _settled(_even(_ranks_of(now, len(sent)), sent), now, len(sent))
+    return _to_map(_balanced(_ranks_of(now, len(sent)), sent), now, len(sent))
 
 
 def _by_traffic(now: Map, sent: Sent) -> Map:
-    return _settled(_at_home(_ranks_of(now, len(sent)), sent), now, len(sent))
+    return _to_map(_localized(_ranks_of(now, len(sent)), sent), now, len(sent))
 
 
 def _logical(now: Map, sent: Sent) -> Map:
@@ -81,8 +81,8 @@ def _logical(now: Map, sent: Sent) -> Map:
 GOALS: dict[str, Callable[[Map, Sent], Map]] = {"load": _by_load, "traffic": _by_traffic, "logical": _logical}
 
 
-def _even(now: list[int], sent: Sent) -> list[int]:
-    """Expert -> rank, each with equally many and about equal load."""
+def _balanced(now: list[int], sent: Sent) -> list[int]:
+    """The rank of each expert: equal numbers of experts per rank, and nearly equal loads."""
     ranks, load = len(sent), sent.sum(0)
     rank_of = [0] * len(now)
     total, room = [0.0] * ranks, [len(now) // ranks] * ranks
@@ -91,25 +91,26 @@ def _even(now: list[int], sent: Sent) -> list[int]:
         rank_of[expert] = rank
         total[rank] += load[expert]
         room[rank] -= 1
-    rank_of = _renamed(rank_of, now, ranks)
-    return rank_of if _most(rank_of, sent) < _most(now, sent) else now
+    rank_of = _matched_to_ranks(rank_of, now, ranks)
+    return rank_of if _max_load(rank_of, sent) < _max_load(now, sent) else now
 
 
-def _at_home(now: list[int], sent: Sent) -> list[int]:
-    """Expert -> rank: from the evenest map, the swap of two experts that keeps most pairs at home, again and again.
+def _localized(now: list[int], sent: Sent) -> list[int]:
+    """The rank of each expert, for few pairs between ranks: starts from the balanced map, and repeats the swap of two
+    experts that makes most pairs local.
 
-    Each swap keeps more pairs at home than before, so this ends; the most loaded rank stays within SLACK.
+    Each swap makes more pairs local, so the loop ends; the maximum load stays within SLACK.
     """
-    rank_of = np.array(_even(now, sent))
+    rank_of = np.array(_balanced(now, sent))
     load, experts = sent.sum(0), np.arange(len(now))
-    most = min(_most(now, sent), SLACK * _most(rank_of.tolist(), sent))
+    most = min(_max_load(now, sent), SLACK * _max_load(rank_of.tolist(), sent))
     while True:
         total = np.bincount(rank_of, load, len(sent))
-        home = sent[rank_of].T  # [a, b]: pairs of expert a that would stay at home on the rank of b
+        home = sent[rank_of].T  # [a, b]: local pairs of expert a if it were on the rank of b
         gain = home + home.T - (home[experts, experts][:, None] + home[experts, experts][None, :])
         grows = (
             total[rank_of][:, None] - load[:, None] + load[None, :]
-        )  # of the rank of a, were b in its place
+        )  # [a, b]: load of the rank of a if b replaced a
         gain[(grows > most) | (most < grows.T)] = 0.0
         a, b = np.unravel_index(int(gain.argmax()), gain.shape)
         if gain[a, b] <= 1e-9 * sent.sum():
@@ -117,12 +118,12 @@ def _at_home(now: list[int], sent: Sent) -> list[int]:
         rank_of[[a, b]] = rank_of[[b, a]]
 
 
-def _most(rank_of: list[int], sent: Sent) -> float:
+def _max_load(rank_of: list[int], sent: Sent) -> float:
     return float(np.bincount(rank_of, sent.sum(0), len(sent)).max())
 
 
-def _renamed(rank_of: list[int], now: list[int], ranks: int) -> list[int]:
-    """The same groups of experts under the ranks that have most of them already."""
+def _matched_to_ranks(rank_of: list[int], now: list[int], ranks: int) -> list[int]:
+    """Assign each group of experts to the rank that already has most of them."""
     common = np.zeros((ranks, ranks), dtype=np.int64)
     np.add.at(common, (rank_of, now), 1)
     name: dict[int, int] = {}
@@ -132,8 +133,8 @@ def _renamed(rank_of: list[int], now: list[int], ranks: int) -> list[int]:
     return [name[group] for group in rank_of]
 
 
-def _settled(rank_of: Sequence[int], now: Map, ranks: int) -> Map:
-    """A map with each expert on its rank: who stays on its rank keeps its slot, the others fill what is free."""
+def _to_map(rank_of: Sequence[int], now: Map, ranks: int) -> Map:
+    """A map with each expert on its rank: an expert that stays on its rank keeps its slot, others fill free slots."""
     per_rank = len(now) // ranks
     settled = [expert if rank_of[expert] == slot // per_rank else -1 for slot, expert in enumerate(now)]
     stays = set(settled)

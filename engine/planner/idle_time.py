@@ -1,12 +1,11 @@
-"""Where a stage's idle time went, from what every rank of its pipeline measured in one step.
+"""Splits a rank's idle time in the pipeline by cause, from the times that all ranks of the pipeline measured.
 
-The window is the pipeline's: from its opening to the end of its last rank's last action, the same for all its ranks.
-Idle is what of it a rank spent outside actions, and is split without a rest:
+The window is from the start of the pipeline to the end of the last action of its last rank, the same for all its
+ranks. A rank is idle when it runs no action in the window. Three causes add up to the idle time:
 
-- *schedule*: what the rank would idle if the very actions that ran, each as long as it was, were run again in the
-  schedule's order with nothing else costing time;
-- *wait*: what it slept beyond that, in sends and receives or after its own last action, on other ranks of its pipeline;
-- *overhead*: the rest, such as Python between actions and gradient reductions between them.
+- *schedule*: the idle time in a simulation of the schedule with the measured duration of each action and no other cost;
+- *wait*: further time asleep, in sends and receives or after the rank's last action, waiting for other stages;
+- *overhead*: the rest, such as Python code and gradient reductions between actions.
 """
 
 from collections import defaultdict
@@ -19,8 +18,8 @@ from engine.planner.schedule import ScheduleClock
 
 @dataclass(frozen=True)
 class Idle:
-    """Shares of the pipeline's window, 0..1; `bubble` is the sum of the other three. `bound` is the bubble, mean over
-    ranks, of a simulation of the schedule with the mean times of each stage's actions."""
+    """Shares of the pipeline's window, 0..1: `bubble` is schedule + wait + overhead. `bound` is the mean bubble over
+    ranks in a simulation of the schedule with the mean duration of each kind of action on each stage."""
 
     PARTS: ClassVar = ("schedule", "wait", "overhead")
     SHARES: ClassVar = ("bubble", *PARTS, "bound")
@@ -43,8 +42,8 @@ def split_idle(
     windows: Sequence[float],
     waited: float,
 ) -> Idle:
-    """How `rank` idled, all in seconds: `durations` of every rank's actions in the order of `clock.acts`, every rank's
-    own window, and what `rank` slept between its actions."""
+    """Split the idle time of `rank`. All arguments are in seconds: `durations` of all ranks' actions in the order of
+    `clock.acts`, `windows` of all ranks, and `waited`, the time that `rank` slept between its actions."""
     window = max(windows)
     idle = max(0.0, window - sum(durations[rank]))
     schedule = min(idle, clock.idle(durations)[1][rank])
@@ -56,10 +55,10 @@ def split_idle(
 
 
 def mean_times(clock: ScheduleClock, durations: Sequence[Sequence[float]]) -> dict[str, dict[int, float]]:
-    """Of each kind of action on each stage: kind -> stage -> seconds, from those of all ranks' actions in the order of
-    `clock.acts`."""
+    """Mean duration of each kind of action on each stage: kind -> stage -> seconds. `durations` has those of all
+    ranks' actions in the order of `clock.acts`."""
     times: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for acts, its in zip(clock.acts, durations, strict=True):
-        for act, time in zip(acts, its, strict=True):
+    for acts, seconds in zip(clock.acts, durations, strict=True):
+        for act, time in zip(acts, seconds, strict=True):
             times[act.kind][act.stage].append(time)
     return {kind: {stage: sum(ts) / len(ts) for stage, ts in by.items()} for kind, by in times.items()}

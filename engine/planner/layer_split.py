@@ -1,7 +1,8 @@
-"""Which layers each stage has: consecutive runs that weigh as equally as whole layers allow.
+"""Splits layers into pipeline stages: consecutive layers per stage, with stage costs as equal as possible.
 
-A layer weighs the multiply-adds of a token in its forward; the backward's are twice those in every part, so they change
-nothing. The embedding is a lookup and weighs next to nothing; the head weighs D V, which can be several layers.
+The weight of a layer is the number of multiply-adds per token in its forward; backward takes twice as many in every
+layer, so the split does not depend on it. The embedding is a lookup and costs little. The head costs D V, which can be
+as much as several layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +13,8 @@ from engine.config.layout import Model
 
 
 def layer_weight(model: Model, layer: int, pairs: int | None = None) -> float:
-    """Multiply-adds of one token in `layer`: projections, causal attention over half the sequence on average, and the
-    MLP or the experts it visits, `pairs` of them beside the shared ones; absent = its top_k."""
+    """Multiply-adds per token in `layer`: projections, causal attention over half the sequence on average, and the
+    dense MLP or the shared experts and `pairs` routed experts (None = top_k)."""
     D, heads, kv = model.d_model, model.heads * model.head_dim, model.kv * model.head_dim
     attention = 2 * D * heads + 2 * D * kv + model.seq_len * heads
     if model.moe and model.has_experts(layer):
@@ -24,18 +25,19 @@ def layer_weight(model: Model, layer: int, pairs: int | None = None) -> float:
 
 
 def stage_weights(model: Model, parts: Sequence[range]) -> list[float]:
-    """What each stage weighs, the embedding and the head with it."""
+    """The weight of each stage, including the embedding and the head."""
     weights = _weights(model)
     return [sum(weights[part.start : part.stop]) for part in parts]
 
 
 def split_layers(model: Model, stages: int) -> list[range]:
-    """Each stage's layers, at least one. The heaviest stage is as light as can be, and of such splits the squared
-    weights add up to the least."""
+    """The layers of each stage, at least one. Minimizes the maximum stage weight, then the sum of squared weights."""
     assert 1 <= stages <= model.layers
     upto = [0.0, *accumulate(_weights(model))]
-    heaviest, _ = _cut(upto, stages, max)
-    return _cut(upto, stages, lambda before, weight: before + weight**2 if weight <= heaviest else inf)[1]
+    heaviest, _ = _best_split(upto, stages, max)
+    return _best_split(
+        upto, stages, lambda before, weight: before + weight**2 if weight <= heaviest else inf
+    )[1]
 
 
 def _weights(model: Model) -> list[float]:
@@ -45,11 +47,13 @@ def _weights(model: Model) -> list[float]:
     return weights
 
 
-def _cut(upto: list[float], stages: int, join: Callable[[float, float], float]) -> tuple[float, list[range]]:
-    """The least that `join` of the stages' weights, one after the other, can come to, and the stages of it; `upto[n]`
-    is what the first n layers weigh. A stage more at a time, over every place where it may begin."""
+def _best_split(
+    upto: list[float], stages: int, join: Callable[[float, float], float]
+) -> tuple[float, list[range]]:
+    """The minimum of the stage weights folded with `join`, and the stages that reach it. `upto[n]` is the weight of
+    the first n layers. Dynamic programming: adds one stage at a time and tries every layer as its first."""
     layers = len(upto) - 1
-    best = [join(0.0, weight) for weight in upto]  # of the first n layers, on as many stages as gone through
+    best = [join(0.0, weight) for weight in upto]  # [n]: minimum for the first n layers on the stages so far
     begins: list[dict[int, int]] = []
     for stage in range(1, stages):
         row, begin = [inf] * (layers + 1), dict[int, int]()

@@ -1,4 +1,4 @@
-"""Whether this machine can compile what `train.compile` asks for. Torch-free: asked before anything is started."""
+"""Checks that this machine has what `train.compile` needs. Torch-free: runs before any rank is started."""
 
 import os
 import shutil
@@ -7,17 +7,18 @@ from pathlib import Path
 
 
 def compiler_refusal() -> str | None:
-    """What torch.compile lacks for the CPU, in one sentence, or None: a C++ compiler, and Python's headers."""
-    compiler = os.environ.get("CXX", "g++")  # as torch looks for it
+    """Whether the C++ compiler or Python's headers, which torch.compile needs on the CPU, are missing; one sentence or
+    None."""
+    compiler = os.environ.get("CXX", "g++")  # the same default as torch's
     if shutil.which(compiler) is None:
         return (
-            f"train.compile = true needs a C++ compiler, and there is no {compiler}; "
-            f"legal: CXX set to one that is there, or train.compile = false"
+            f"train.compile = true needs a C++ compiler, but {compiler} is not found; "
+            f"legal: CXX set to an installed compiler, or train.compile = false"
         )
     headers = sysconfig.get_path("include")
     if not Path(headers, "Python.h").is_file():
         return (
-            f"train.compile = true needs Python's headers, and there is no Python.h in {headers}; "
-            f"legal: with them installed, or train.compile = false"
+            f"train.compile = true needs Python's headers, but {headers} has no Python.h; "
+            f"legal: with the headers installed, or train.compile = false"
         )
     return None

@@ -1,30 +1,30 @@
-"""Whether `agents` is ours: another well-known package, openai-agents, is imported under the same name.
+"""Checks that `import agents` finds this project's package: openai-agents has the same import name.
 
-Asked before anything of `agents` is imported, so this imports nothing of ours.
+Runs before any import of `agents`, so it must not import modules of this project.
 """
 
 import sys
 from importlib import util
 from pathlib import Path
 
-SIGN = b"Carries telemetry out of a training run"  # how our agents/__init__.py begins
+SIGNATURE = b"Carries telemetry out of a training run"  # the first words of this project's agents/__init__.py
 
 
 def package_refusal() -> str | None:
-    """One sentence where `import agents` finds another package, or one that was installed over ours; else None."""
+    """Why `import agents` does not find this project's package, in one sentence, or None."""
     found = util.find_spec("agents")
     origin = Path(found.origin) if found and found.origin else None
-    if origin and origin.is_file() and SIGN in origin.read_bytes()[:200]:
+    if origin and origin.is_file() and SIGNATURE in origin.read_bytes()[:200]:
         return None
-    where = origin or "nowhere"
+    where = origin or "nothing"
     return (
-        f"`import agents` does not find train-cockpit's package but another ({where}), such as that of openai-agents, "
-        "which has the same name; install train-cockpit in an environment of its own"
+        f"`import agents` must find train-cockpit's package, but finds {where}; openai-agents has the same import name; "
+        "install train-cockpit in an environment of its own"
     )
 
 
 def exit_unless_ours() -> None:
-    """The sentence on stderr and exit 2."""
+    """Print the refusal on stderr and exit with status 2, if there is one."""
     if why := package_refusal():
         sys.stderr.write(f"{why}\n")
         raise SystemExit(2)

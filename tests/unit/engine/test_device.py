@@ -65,7 +65,7 @@ def test_gpus_without_nccl_are_of_no_use(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_cuda_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, 1)
     with pytest.raises(
-        RunError, match="a GPU for each of 2 ranks of this machine, and torch can use 1; legal: "
+        RunError, match="a GPU for each of 2 ranks on this machine, but torch can use 1; legal: "
     ):
         device.choose_device(0, 2, "cuda")
 

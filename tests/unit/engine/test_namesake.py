@@ -35,5 +35,5 @@ def test_another_package_of_that_name(command: list[str], status: int, tmp_path:
         timeout=60,
     )
     sentence = done.stderr.splitlines()[-1]
-    assert f"another ({other})" in sentence and "in an environment of its own" in sentence
+    assert f"but finds {other};" in sentence and "in an environment of its own" in sentence
     assert done.returncode == status and (status == 1 or done.stderr.count("\n") == 1)

@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         refuse(f"engine run has no option {unknown[0]}; see engine run --help")
     if options.layout is None or ("=" in options.layout and not Path(options.layout).exists()):
         refuse(
-            "engine run needs a layout as its first argument, a TOML file such as layouts/demo.toml "
+            "engine run needs a layout as first argument, a TOML file such as layouts/demo.toml "
             "(see engine run --help)"
         )
     if options.end_with_parent:

@@ -50,7 +50,7 @@ def too_few_gpus(gpus: int, ranks: int) -> str:
 
 
 def _usable_gpus() -> int | None:
-    """Number of GPUs that torch counts in a subprocess (a process that initialised CUDA must not fork); None: failed."""
+    """GPUs that torch counts, in a subprocess (a process that initialised CUDA must not fork); None: failed."""
     command = [sys.executable, "-c", "from engine.device import usable_gpus; print(usable_gpus())"]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with suppress(OSError, subprocess.SubprocessError, ValueError):

@@ -18,7 +18,7 @@ def package_refusal() -> str | None:
         return None
     where = origin or "nothing"
     return (
-        f"`import agents` must find train-cockpit's package, but finds {where}; openai-agents has the same import name; "
+        f"`import agents` must find train-cockpit's package, but finds {where}; openai-agents has the same name; "
         "install train-cockpit in an environment of its own"
     )
 

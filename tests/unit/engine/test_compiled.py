@@ -65,4 +65,4 @@ def test_split_backward_with_compile_is_refused() -> None:
 
 def test_a_machine_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "there is no no-such-compiler; legal: CXX set to" in (compiler_refusal() or "")
+    assert "but no-such-compiler is not found; legal: CXX set to" in (compiler_refusal() or "")

@@ -51,7 +51,7 @@ def test_overrides_lie_over_the_file() -> None:
             "train.zero=0",
             "grid.dp_shard = 2; legal: 1, 2, 3, or grid.dp_shard = 1 with grid.dp_replicate = 2",
         ),
-        ("train.precision=fp8", "train.precision = fp8 is not offered: it needs a GPU"),
+        ("train.precision=fp8", "train.precision = fp8 is not supported yet; legal: fp32, bf16"),
         ("train.precision=fp16", "legal: fp32, bf16"),
         ("grid.dp_replicate=0", "grid.dp_replicate = 0 is not legal; legal: a whole number from 1"),
         (
@@ -115,7 +115,7 @@ def test_overrides_lie_over_the_file() -> None:
             "schedule.name=zbv train.zero=3",
             "split backward of schedule.name = zbv needs again; legal: 1, 2",
         ),
-        ("schedule.name=dualpipev knobs.recompute=full", "a layer again for each of its weights"),
+        ("schedule.name=dualpipev knobs.recompute=full", "would recompute a layer for each of its weights"),
         ("schedule.name=zbv schedule.virtual_stages=3", "does not suit schedule.name = zbv; legal: 2"),
         (
             "schedule.name=dualpipev knobs.micro_batches=2",
@@ -175,8 +175,8 @@ def test_a_warm_up_past_the_end_is_said_and_not_refused() -> None:
     [
         (["grid.dp_shard=2147483647"], "tp of [grid] = 8,589,934,588 is larger than in any run; legal: up to 65,536"),
         ([f"grid.{axis}=2147483647" for axis in ("pp", "dp_shard", "cp", "tp", "ep")], "legal: up to 65,536"),
-        (["train.global_batch=2147483647"], "train.global_batch x model.seq_len = 137,438,953,408 is more"),
-        (["model.seq_len=2147483647"], "train.global_batch x model.seq_len = 68,719,476,704 is more"),
+        (["train.global_batch=2147483647"], "train.global_batch x model.seq_len = 137,438,953,408 is larger"),
+        (["model.seq_len=2147483647"], "train.global_batch x model.seq_len = 68,719,476,704 is larger"),
         (["model.d_model=2147483644"], "the number of the model's parameters = "),
         (["model.moe.d_expert=2147483647"], "parameters = 13,194,139,"),
         (["model.layers=2147483647"], "model.layers = 2147483647 is not legal; legal: a whole number from 1 to 1024"),

@@ -74,6 +74,7 @@ def work(place):
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(120)
 def test_200_profiles_beside_a_late_gather(driver: Driver) -> None:
     """Torch's profiler frees what gloo's thread writes to when a collective outlives the trace it began in."""
@@ -141,6 +142,7 @@ def work(place):
 )
 
 
+@pytest.mark.exhaustive
 def test_bf16_gradients_are_summed_in_fp32_under_every_schedule(driver: Driver) -> None:
     """A micro-batch's gradient is the same bits under each, so only the order of an fp32 sum of 8 may differ."""
     status, _, errors = driver.end(driver.start(SUMMED, preload=TORCH))

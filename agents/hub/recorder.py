@@ -1,9 +1,9 @@
-"""The recorder: the feed of a run's updates to disk, off the hub's loop.
+"""The recorder: writes a run's updates to disk from its own thread.
 
-It follows the sequence as a client does: the hub's log is its queue. Each time it is let look it hands what is new to
-a thread, which compresses and writes it; if the thread falls behind, it hands over nothing until there is room, and
-if the log has moved on by then, there is a gap: the next segment begins with a snapshot. So nothing that a disk does
-reaches the loop. A disk that is full or broken ends the recording, which is said; it is tried again in a while.
+It follows the update log as a client does. `follow` passes new updates to the thread, which compresses and writes
+them. If the thread falls behind, `follow` waits for room; if the log no longer has the next update by then, the
+recording has a gap and continues with a snapshot. The disk never delays the hub's loop. If the disk is full or broken
+the recording stops with an event, and is retried after `RETRY_S`.
 """
 
 import queue
@@ -27,14 +27,14 @@ RETRY_S = 30.0  # after a failure of the disk
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is recorded. Bytes on disk are compressed ones."""
+    """Sizes and intervals of a recording. Bytes on disk are compressed bytes."""
 
-    full_bytes: int = DEFAULT_RECORD_MB * 10**6  # of segments with every update; then the oldest is thinned
-    thin_bytes: int = DEFAULT_RECORD_MB * 10**6 // 4  # of thinned segments; then the oldest is forgotten
-    segment_bytes: int = 4 * MIB  # of updates, uncompressed, between two snapshots
-    snapshot_multiple: int = 4  # and at least so many times what a snapshot takes
-    queue_bytes: int = 16 * MIB  # of updates that wait for the disk, uncompressed, besides the hub's log
-    commit_s: float = 0.5  # between two writings
+    full_bytes: int = DEFAULT_RECORD_MB * 10**6  # segments with every update; above it the oldest is thinned
+    thin_bytes: int = DEFAULT_RECORD_MB * 10**6 // 4  # thinned segments; above it the oldest is deleted
+    segment_bytes: int = 4 * MIB  # uncompressed updates between two snapshots
+    snapshot_multiple: int = 4  # and at least this multiple of the snapshot's size
+    queue_bytes: int = 16 * MIB  # uncompressed updates queued for the thread
+    commit_s: float = 0.5  # between two commits
     gap_interval_s: float = (
         10.0  # between two gaps at first; twice as long after each, up to `max_gap_interval_s`
     )
@@ -42,29 +42,29 @@ class Limits:
 
     @classmethod
     def of(cls, megabytes: int) -> "Limits | None":
-        """For a recording of so many MB (10**6 bytes) of whole segments; None for none."""
+        """Limits for so many MB (10**6 bytes) of full segments; None for no recording."""
         if megabytes <= 0:
             return None
         size = megabytes * 10**6
-        # At least some four segments, or there is little to thin.
+        # Small recordings use smaller segments, so that there is something to thin.
         return cls(size, size // 4, min(cls.segment_bytes, max(size, MIB)))
 
 
 @dataclass(frozen=True)
 class _Begin:
-    """A segment begins with the state as of `seq`."""
+    """Work item: begin a segment with the state as of `seq`."""
 
     epoch: str
     seq: int
     time_s: float
     step: int | None
-    follows: bool  # on the segment before
+    follows: bool  # directly on the previous segment
     state: list[Update]
 
 
 @dataclass(frozen=True)
 class _Follow:
-    """Updates that follow on."""
+    """Work item: the next updates."""
 
     first: int
     time_s: float
@@ -74,18 +74,18 @@ class _Follow:
 
 
 class Recorder:
-    """Records `update_log` from its first number on. `follow` and `close` are the hub's, the rest is a thread's."""
+    """Records `update_log` from its first update on. The hub calls `follow` and `close`; a thread does the rest."""
 
     def __init__(self, path: Path, update_log: UpdateLog, limits: Limits = Limits()) -> None:
         self._path = path
         self._update_log = update_log
         self._limits = limits
         self._queue: queue.SimpleQueue[_Begin | _Follow] = queue.SimpleQueue()
-        self._seq = 0  # all up to here is handed over
-        self._queued_bytes = 0  # bytes; counted by the loop alone
-        self._written_bytes = 0  # bytes; counted by the thread alone
+        self._seq = 0  # the last update passed to the thread
+        self._queued_bytes = 0  # written by the hub's loop only
+        self._written_bytes = 0  # written by the thread only
         self._segment_size = 0
-        self._snapshot_bytes = 0  # of the newest; set by the thread
+        self._snapshot_bytes = 0  # size of the newest snapshot; set by the thread
         self._failure: str | None = None  # set by the thread; None again once a segment has begun
         self._warnings: queue.SimpleQueue[str] = (
             queue.SimpleQueue()
@@ -103,12 +103,12 @@ class Recorder:
     # -------------------------------------------------------------------------------------------- the loop
 
     def follow(self) -> None:
-        """Hand over what is new. Never waits: costs a slice of the log, and a snapshot's worth now and then."""
+        """Pass new updates to the thread. Never waits; copies a slice of the log, and sometimes the whole state."""
         now = time.monotonic()
         while not self._warnings.empty():
             self._log("warning", self._warnings.get())
         if self._is_failing(now) or self._queued_bytes - self._written_bytes > self._limits.queue_bytes:
-            return  # the log keeps it meanwhile
+            return  # the log keeps the updates meanwhile
         update_log = self._update_log
         if not update_log.holds(update_log.epoch, self._seq):
             self._resume_after_gap(now)
@@ -123,10 +123,10 @@ class Recorder:
                 self._begin(follows=True)
 
     def _is_failing(self, now: float) -> bool:
-        """Whether the disk takes nothing for now; what is to be said of it is said once."""
+        """Whether writing fails at present; logs the failure and the recovery once."""
         failure = self._failure
         if failure is None and not self._thread.is_alive():
-            failure = "its thread has failed (the hub's own log says how)"
+            failure = "its thread has failed (see the hub's own log)"
         if failure and not self._reported:
             self._log("error", f"the recording stops: {failure}; telemetry goes on")
             self._reported, self._retry_s = failure, now + RETRY_S
@@ -140,7 +140,7 @@ class Recorder:
         return failure is not None
 
     def _resume_after_gap(self, now: float) -> None:
-        """The log has moved on from where we were: once the thread is through, go on with a snapshot."""
+        """The log no longer has the next update: when the thread has caught up, continue with a snapshot."""
         if self._queued_bytes > self._written_bytes or now < self._next_gap_s:
             return
         lost = self._update_log.seq - self._seq
@@ -150,7 +150,7 @@ class Recorder:
         self._log("warning", f"the recording has a gap of {lost} updates: the disk did not keep up with them")
 
     def _begin(self, follows: bool = False) -> None:
-        """A new segment, with the state as it is. Messages are immutable: the thread packs them."""
+        """Begin a segment with the current state. Messages are immutable, so the thread can pack them."""
         update_log = self._update_log
         self._seq, self._segment_size = update_log.seq, 0
         state = list(update_log.newest.all())
@@ -169,7 +169,7 @@ class Recorder:
         self._update_log.publish(Event(time.time(), level, "hub", clip(text)))
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Hand over the rest, and end when it is written."""
+        """Pass on the remaining updates, and end the thread when they are written."""
         self.follow()
         self._ending.set()
         self._thread.join(timeout_s)
@@ -196,7 +196,7 @@ class Recorder:
                             f"the recording {self._path} was removed; it is put back, with all that was in it"
                         )
                     self._write(writer, items)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and tried again in a while
+            except Exception as error:  # noqa: BLE001 - any failure is logged and retried
                 self._failure = (
                     str(error) if isinstance(error, RecordingWriteError) else f"it had an error: {error!r}"
                 )
@@ -210,7 +210,7 @@ class Recorder:
                 return
 
     def _write(self, writer: RecordingWriter, items: list[_Begin | _Follow]) -> None:
-        """After a failure nothing is written until a snapshot comes."""
+        """Write the work items; after a failure, skip those before the next snapshot."""
         begins = [place for place, item in enumerate(items) if isinstance(item, _Begin)]
         if self._failure:
             items = items[begins[-1] :] if begins else []

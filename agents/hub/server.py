@@ -1,10 +1,10 @@
-"""The hub of a run: a process of its own between the ranks and everyone who watches or steers.
+"""The hub of a run: a separate process between the ranks and all clients.
 
     python -m agents.hub --run NAME --dir RUNDIR [--sockets DIR] [--listen tcp://ADDRESS:PORT] [--parent PID]
 
-It gives everything that happens one order (`UpdateLog`), serves it to clients (`Subscribers`), and takes their
-proposals to the leader (`Control`). It may be killed at any time: ranks go on, and a hub started again on the
-same folder listens on the same endpoints and knows every command, and the curve.
+It orders all updates (`UpdateLog`), sends them to clients (`Subscribers`), and passes their proposals to the leader
+rank (`Control`). It may be killed at any time: ranks continue, and a hub restarted on the same folder uses the same
+endpoints and loads all commands and the curve.
 """
 
 import os
@@ -66,12 +66,12 @@ from agents.transport.server_sockets import (
     signed,
 )
 
-FLUSH_MS = 10  # between two servings of the clients, so that frames carry many updates
+FLUSH_MS = 10  # between two rounds of frames to clients, so that a frame has many updates
 IDLE_MS = 100
 TICK_S = 0.5
-FRAMES_PER_ROUND = 1024  # from one socket, before the others and the clients get their turn
-DRAIN_S = 0.01  # likewise: what frames cost is for their sender to choose
-CLIENT_FRAME_BYTES = 64 << 10  # more than a client has to say at once
+FRAMES_PER_ROUND = 1024  # from one socket, so that others and the clients get their turn
+DRAIN_S = 0.01  # time for one socket in a round, since some frames cost more than others
+CLIENT_FRAME_BYTES = 64 << 10  # largest frame from a client
 CLIENT_MESSAGES = 64  # of one frame
 BUSY_FRAMES = (
     8  # after this many frames in a round, sleep REST_S so that the next wake-up handles more of them
@@ -80,7 +80,7 @@ REST_S = 0.01
 
 
 class Hub:
-    """One hub start. `run` returns when `stop` was called, or when the process `parent` has ended."""
+    """One hub process. `run` returns after `stop`, or when the process `parent` has ended."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Hub:
         record: Limits | None = None,
         memory: MemoryLimit | None = None,
     ) -> None:
-        self.outgrown = False  # it ended because it held too much memory, and is to be started again
+        self.outgrown = False  # the memory limit was exceeded, so the process must restart
         self.run_name = run
         self.folder = folder
         self.endpoints = endpoints
@@ -120,11 +120,11 @@ class Hub:
         self.self_repair = SelfRepair(folder, endpoints, self._sockets, self.file)
         self._alerts = Alerts(self._update_log, self._peer_faults, notifier, self._log)
         self._memory = memory
-        self._frames_received = 0  # frames that came in the last round
-        self._cut_short = False  # a socket had more than its share of that round
+        self._frames_received = 0  # in the last round
+        self._cut_short = False  # a socket had more frames than its share of the round
         self._served_s = 0.0
         self._ticked_s = 0.0
-        self._active_s = 0.0  # a clock that stands still while this process does
+        self._active_s = 0.0  # seconds on a clock that stops while this process is suspended
         self._round_s = time.monotonic()
         if self._journal.failure:
             self._log("error", clip(self._journal.failure))
@@ -135,9 +135,9 @@ class Hub:
         self._stopping = True
 
     def run(self) -> None:
-        """Serve until `stop`, or until the parent has ended; then leave nothing behind but the run folder.
+        """Serve until `stop` or until the parent has ended; then remove the sockets and hub.json.
 
-        If this process holds too much memory, `run` ends early (`outgrown`), and leaves all that the next start needs.
+        If the memory limit is exceeded, `run` returns early (`outgrown`) and keeps both for the restarted process.
         """
         poller = zmq.Poller()
         for waited in (*self._sockets.waited_for, self._journal.wake_fd):
@@ -155,7 +155,7 @@ class Hub:
             self._finish()
 
     def _round(self) -> bool:
-        """Take what has come, act on it, serve; True if something is left to serve."""
+        """Receive frames, handle them, serve clients; True if clients have more to receive."""
         now = time.monotonic()
         self._active_s += min(now - self._round_s, TICK_S)
         self._round_s = now
@@ -170,7 +170,7 @@ class Hub:
             self._ticked_s = self._active_s
             self._tick()
         if now - self._served_s < FLUSH_MS / 1000:
-            return True  # whatever has come by now: it is served in a moment
+            return True  # clients are served in the next round
         self._served_s = now
         self._control.publish_acks()
         if self._recorder:
@@ -186,7 +186,7 @@ class Hub:
         self._check_journal()
         self._control.publish_waiting()
         self._control.journal_counts()
-        self._bar()
+        self._drop_unauthorized()
         for level, text in self.self_repair.check():
             self._log(level, clip(text))
         if self._history and self._history.tick(self._membership.last_leader):
@@ -201,7 +201,7 @@ class Hub:
             self.stop()
 
     def _check_journal(self) -> None:
-        """Say what has become of it; it may have been opened only now."""
+        """Publish the journal's events; load its commands if it has just been opened."""
         for event in self._journal.take_events():
             self._update_log.publish(event)
         if not self._journal.take_reopened():
@@ -210,18 +210,18 @@ class Hub:
         self._trials.load_journal()
         self._log_journal_problems()
         leader = self._membership.leader
-        if leader:  # as it was published: by the clock of this machine
+        if leader:  # the published hello has its start time on this machine's clock
             self._control.leader_began(self._update_log.state.hellos[leader.rank])
 
     def _log_journal_problems(self) -> None:
         for problem in self._journal.found.problems:
             self._log("warning", clip(f"commands of this run may be missing: {problem}"))
 
-    def _bar(self) -> None:
-        """Whoever watches under a key that is not in force any more is told so, and gets no more."""
+    def _drop_unauthorized(self) -> None:
+        """Drop clients whose key was revoked, with a refusal; report connection problems."""
         for peer in [peer for peer in self._subscribers if self._sockets.role(peer) in (None, Role.RANK)]:
             self._subscribers.forget(peer)
-            why = "the key of this connection may not watch any more; ask the owner of the run for another"
+            why = "the key of this connection is no longer valid for watching; ask the owner of the run for another"
             self._sockets.answer(peer, codec.encode([Refused(why)]))
         if count := self._sockets.turned_away():
             text = f"this process has too many files open (ulimit -n): {count} connections were turned away"
@@ -237,20 +237,20 @@ class Hub:
             self.stop()
 
     def _close_for_restart(self) -> None:
-        """Write down what is to be kept. The sockets and hub.json stay: ranks and clients find the next start there."""
+        """Write the journal and close. Sockets and hub.json stay for the restarted process."""
         self._control.journal_counts()
         self._journal.flush()
         self._close()
         self._alerts.close()
 
     def _finish(self) -> None:
-        """Take what is still there, tell the clients, leave no sockets behind."""
+        """Handle the remaining frames, publish the end, close, and remove the sockets and hub.json."""
         deadline = time.monotonic() + LEAVE_S
         while (
             any(self._drain(server_socket) for server_socket in self._sockets) and time.monotonic() < deadline
         ):
             pass
-        over = self._why_over()
+        over = self._end_reason()
         if over is not None:
             self._control.leader_ended(over)
         self._journal.flush()
@@ -260,7 +260,7 @@ class Hub:
         self._control.journal_counts()
         if over is not None:
             self._trials.run_ended()
-        self._tell_the_end()
+        self._publish_end()
         self._log("info", "the hub has ended")
         while self._subscribers.serve(time.monotonic()) and time.monotonic() < deadline:
             pass
@@ -269,11 +269,11 @@ class Hub:
         remove_sockets(self.endpoints)
         self._alerts.close()
 
-    def _why_over(self) -> str | None:
-        """Why nobody will carry out what waits, in a sentence or none; None: the ranks may go on without this hub."""
+    def _end_reason(self) -> str | None:
+        """Why pending commands cannot be applied ("" if unknown); None if the ranks may continue without this hub."""
         failure = last_failure(self.folder, self._began_s)
         leader = self._membership.leader
-        if failure or leader is None:  # it said goodbye, is lost, or never came
+        if failure or leader is None:  # it left, is lost, or never connected
             return failure or ""
         if self._parent is not None and process_state(self._parent) == "ended":
             return f"process {self._parent}, which had started it, is gone"
@@ -292,8 +292,8 @@ class Hub:
         self._sockets.close()
         self._context.term()
 
-    def _tell_the_end(self) -> None:
-        """The hub ends with its run, so whoever has said no goodbye is gone: cleanly, if the leader was."""
+    def _publish_end(self) -> None:
+        """Publish the end of the run: ranks without a goodbye are gone, cleanly if the leader left cleanly."""
         state = self._update_log.state
         failure = last_failure(self.folder, self._began_s)
         if failure:
@@ -310,7 +310,7 @@ class Hub:
     # ------------------------------------------------------------------------------------------ frames
 
     def _drain(self, server_socket: ServerSocket) -> int:
-        """Take at most a round's share of frames from one socket; returns how many there were."""
+        """Handle at most a round's share of frames from one socket; returns their number."""
         taken = 0
         until = time.monotonic() + DRAIN_S
         try:
@@ -334,13 +334,13 @@ class Hub:
                 return []
             if came.role is not Role.RANK and len(frame) > CLIENT_FRAME_BYTES:
                 raise WireError(f"a client's frame has at most {CLIENT_FRAME_BYTES} bytes, not {len(frame)}")
-            # Of what a rank sends a malformed message costs only itself; a client is told that it is.
+            # A malformed message of a rank is skipped alone; a client's frame is refused as a whole.
             messages = (codec.decode_each if came.role is Role.RANK else codec.decode)(frame)
             if came.role is not Role.RANK and len(messages) > CLIENT_MESSAGES:
                 raise WireError(
                     f"a client's frame has at most {CLIENT_MESSAGES} messages, not {len(messages)}"
                 )
-            answers = self._barred(came, messages)
+            answers = self._unauthorized(came, messages)
             if answers is None and came.role is Role.RANK:
                 answers = self._ingest.take(came.peer, messages, self._active_s)
             elif answers is None:
@@ -352,8 +352,8 @@ class Hub:
             one for one in answers if not isinstance(one, Refused) or self._peer_faults.may_refuse(came.peer)
         ]
 
-    def _barred(self, came: Received, messages: list[AnyMessage]) -> list[Message] | None:
-        """What to answer when the peer may not say what it says; None when it may."""
+    def _unauthorized(self, came: Received, messages: list[AnyMessage]) -> list[Message] | None:
+        """The refusal if the peer's role does not allow one of the messages; None if all are allowed."""
         if came.role is Role.RANK and not came.name:
             return None
         for message in messages:
@@ -401,7 +401,7 @@ class Hub:
         self._sockets.send(peer, codec.encode([message]))
 
     def _request_samples(self) -> None:
-        """Tell ranks what somebody looks at."""
+        """Request from ranks the samples that clients hold leases for."""
         step_ms = self._update_log.state.step_ms
         for peer, samples in self._sampling_leases.requests_due(
             self._membership.with_capability(SAMPLES), step_ms, time.monotonic()

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its recording, written off the hub's loop, and read again at any place."""
+"""The recording of a run in SQLite: format, writing, reading, replay."""

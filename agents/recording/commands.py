@@ -1,6 +1,6 @@
-"""The tables of commands and trials in `commands.db`: their rows, and reading them all.
+"""The tables of commands and trials in `commands.db`: rows, and reading all of them.
 
-Each row has a checksum: SQLite has none of its own, so a bit that flips on a disk would change a value in silence.
+Each row has a checksum. SQLite has none of its own, so a flipped bit would silently change a value.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS trials (
     checksum INTEGER            -- of the entry
 )
 """
-LATER: Final = {  # by table: columns that a file of an earlier release has not
+LATER: Final = {  # by table: columns that files of earlier releases lack
     "commands": {
         "reason": "TEXT NOT NULL DEFAULT ''",
         "asked_s": "REAL NOT NULL DEFAULT 0",
@@ -57,12 +57,12 @@ LATER: Final = {  # by table: columns that a file of an earlier release has not
     "trials": {"checksum": "INTEGER"},
 }
 COLUMNS: Final = (*CommandState.__struct_fields__, "expires_step", "checksum")
-SUMMED: Final = (  # by the checksum; a column that a later release adds is not, or rows of this one would look damaged
+SUMMED: Final = (  # columns in the checksum; columns of later releases stay out, or older rows would look damaged
     *("id", "revision", "state", "changes", "before", "who", "time_s", "acks", "world"),
     *("applied_step", "why", "expires_step", "reason", "asked_s", "undoes", "failed"),
 )
 INSERT: Final = f"INSERT INTO commands ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
-# A refusal of an id that is older than what is remembered must not take the place of what became of it.
+# A late rejection of an old id must not replace the result of the command.
 UPSERT: Final = (
     f"{INSERT} ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in COLUMNS)} "
     "WHERE commands.revision = excluded.revision"
@@ -74,24 +74,24 @@ T = TypeVar("T")
 
 
 class Entry(Struct, frozen=True):
-    """A command as the journal holds it."""
+    """A command in the journal."""
 
     state: CommandState
     expires_step: int | None = None
 
 
 class TrialEntry(Struct, frozen=True):
-    """A trial as the journal holds it."""
+    """A trial in the journal."""
 
     state: TrialState
-    times: list[float] = []  # ms, of the steps before
+    times: list[float] = []  # step times (ms) of the steps before
     others: Changes = {}  # values of the other knobs, before
-    attempts: int = 1  # to take it back
+    attempts: int = 1  # at reverting it
 
 
 @dataclass
 class Journalled:
-    """All commands and trials of a run, the oldest first; `damage`: what cannot be read, a sentence each."""
+    """All commands and trials of a run, oldest first; `damage`: unreadable parts, a sentence each."""
 
     commands: list[Entry] = field(default_factory=list)
     trials: list[TrialEntry] = field(default_factory=list)
@@ -99,7 +99,7 @@ class Journalled:
 
 
 def read_commands(path: Path) -> Journalled:
-    """What the file holds, which is only read. A file that is not there holds nothing."""
+    """Read the file without changing it. A missing file has no commands."""
     found = Journalled()
     if not path.exists():
         return found
@@ -129,7 +129,7 @@ def read_commands(path: Path) -> Journalled:
 def readable_rows(
     found: Iterator[dict[str, object]], read: Callable[[dict[str, object]], T], unreadable: list[str]
 ) -> Iterator[T]:
-    """The rows that can be read; why each of the others cannot is put into `unreadable`."""
+    """The readable rows; adds the error of each other row to `unreadable`."""
     for row in found:
         try:
             yield read(row)
@@ -138,7 +138,7 @@ def readable_rows(
 
 
 def sentence(error: Exception) -> str:
-    """SQLite quotes what it has found, over several lines."""
+    """The error as one line; SQLite's messages may have several."""
     return " ".join((getattr(error, "strerror", None) or str(error)).split())
 
 
@@ -147,7 +147,7 @@ def tables(db: sqlite3.Connection) -> set[str]:
 
 
 def rows(db: sqlite3.Connection, table: str, *values: object) -> Iterator[dict[str, object]]:
-    """Rows of `table`, or `table WHERE ...`, by column, the oldest first; an earlier release has fewer columns."""
+    """Rows of `table`, or `table WHERE ...`, as dicts, oldest first; files of earlier releases have fewer columns."""
     found = db.execute(f"SELECT * FROM {table} ORDER BY rowid", values)
     names = [column[0] for column in found.description]
     return (dict(zip(names, row, strict=True)) for row in found)
@@ -177,7 +177,7 @@ def command_of(row: dict[str, object]) -> Entry:
         "asked_s": 0.0,
         "undoes": 0,
         "failed": 0,
-    } | row  # which earlier releases did not write
+    } | row  # defaults for rows of earlier releases
     if fields.get("checksum") not in (None, _checksum(fields)):
         raise msgspec.ValidationError("its checksum differs")
     for name in ("changes", "before"):

@@ -1,7 +1,7 @@
-"""An SQLite file in the folder of a run: whether it is still where it was opened, and what SQLite drops in silence.
+"""SQLite files in a run's folder: removed files, and damage that SQLite does not report.
 
-Whoever cleans up a folder may remove a file that a hub has open. SQLite goes on writing to the removed file, and all of
-it is lost when the hub is killed. And SQLite reads a torn or damaged write-ahead log up to the damage, without a word.
+If somebody removes a file that a hub has open, SQLite continues to write to the removed file, and all of it is lost
+when the hub is killed. SQLite also reads a torn or damaged write-ahead log up to the damage without an error.
 """
 
 import os
@@ -24,7 +24,7 @@ FRAME: Final = struct.Struct(">6I")  # page number, pages after a commit or 0, t
 RECOVERED_AT: Final = (
     16  # in the index of the log: how many frames SQLite has found to be valid and committed
 )
-LOOKS: Final = 5  # at what a live writer may just be about to commit
+READS: Final = 5  # reads of a log that a live writer may be about to commit
 BETWEEN_S: Final = 0.1
 BUSY_S: Final = 5.0
 
@@ -38,18 +38,18 @@ class OpenFile:
 
     @property
     def removed(self) -> bool:
-        """Whether one of them is not the file any more that its name names."""
+        """Whether one of the names no longer refers to the open file."""
         return _files(self.path) != self._files
 
 
 def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
-    """The database, for reading, and what of it is lost, if anything, in a sentence. sqlite3.Error or OSError: there is
-    none."""
+    """The database opened read-only, and a sentence about lost data if there is any. sqlite3.Error or OSError: it
+    cannot be opened."""
     try:
         db = _opened(path, "mode=ro")
         return db, torn(db, path)
     except sqlite3.Error:
-        # In a folder that cannot be written SQLite cannot share a file; as nobody writes it, it need not.
+        # SQLite needs a writable folder to share a file; nobody writes this one, so it can be opened as immutable.
         db = _opened(path, "mode=ro&immutable=1")
     log = path.with_name(f"{path.name}-wal")
     lost = log.exists() and log.stat().st_size
@@ -57,8 +57,7 @@ def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
 
 
 def check_files(path: Path) -> None:
-    """OSError if another thing than a file lies where the database or one of its helpers should: SQLite would wait for
-    the writer of a pipe."""
+    """OSError if the database or one of its helper files is not a regular file: SQLite would block on a pipe."""
     check_ordinary(*(path.with_name(path.name + beside) for beside in BESIDE))
 
 
@@ -76,14 +75,14 @@ def _opened(path: Path, how: str) -> sqlite3.Connection:
 
 
 def readable(text: bytes) -> str:
-    """A column of text that may be damaged: one that cannot be decoded costs itself and not its table."""
+    """Decode a text column that may be damaged, so that one bad value does not make its table unreadable."""
     return text.decode(errors="replace")
 
 
 def put_back(db: sqlite3.Connection, path: Path) -> None:
-    """Write what `db` holds, whose file was removed, under its name again; `db` is closed.
+    """Restore the removed file of `db` from its open connection, and close `db`.
 
-    sqlite3.Error or OSError: it cannot be done, and `db` is as it was.
+    sqlite3.Error or OSError: that failed, and `db` is unchanged.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -107,14 +106,14 @@ def put_back(db: sqlite3.Connection, path: Path) -> None:
 
 
 def torn(db: sqlite3.Connection, path: Path) -> str:
-    """What is lost of the write-ahead log of the open database `db`, in one sentence; nothing if all of it is there.
+    """One sentence about lost transactions in the write-ahead log of `db`; "" if there are none.
 
-    The index of the log knows it too, but is not ours to open: closing it would drop the locks that SQLite holds on it
-    in this process.
+    The index of the log has this too, but it must not be opened here: closing it would drop SQLite's locks in this
+    process.
     """
     log, first = path.with_name(f"{path.name}-wal"), None
     page = int(db.execute("PRAGMA page_size").fetchone()[0])
-    for look in range(LOOKS):
+    for look in range(READS):
         if look:
             time.sleep(BETWEEN_S)
         try:
@@ -134,7 +133,7 @@ def torn(db: sqlite3.Connection, path: Path) -> str:
 
 @dataclass(frozen=True)
 class _Frame:
-    """One page in a write-ahead log; `valid`: it and all before it are as they were written."""
+    """One page in a write-ahead log; `valid`: the checksums of this and all earlier frames are right."""
 
     number: int
     commits: bool
@@ -142,8 +141,7 @@ class _Frame:
 
 
 def _frames(log: Path, page: int) -> Iterator[_Frame]:
-    """The frames of this generation of the log. One that an older generation left behind has both salts different; in
-    one of ours a bit may be wrong."""
+    """The frames of the current generation of the log. A frame of an older generation differs in both salts."""
     if not log.exists():
         return
     with log.open("rb") as file:
@@ -167,7 +165,7 @@ def _frames(log: Path, page: int) -> Iterator[_Frame]:
 
 
 def _checksum(order: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
-    """As SQLite's format of files has it, over whole pairs of words."""
+    """The checksum of SQLite's file format, over pairs of 32-bit words."""
     one, two = sums
     for first, second in struct.iter_unpack(f"{order}2I", data[: len(data) // 8 * 8]):
         one = (one + first + two) & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""Every step of a stretch of a recorded run: a snapshot has old ones in buckets, the updates have them all."""
+"""The full curve of a range of steps, read from the recorded updates; snapshots have old steps only in buckets."""
 
 from typing import Final
 
@@ -11,11 +11,11 @@ SELECT id, segment FROM (
     SELECT id, segment, step, LAG(step) OVER (ORDER BY id) AS before FROM feed
 ) WHERE step < before OR (step >= ? AND COALESCE(before, 0) <= ?) ORDER BY id
 """
-"""Rows that may tell of the steps from one to another, and those in which the run went back to an earlier one."""
+"""Rows that may have summaries of a range of steps, and rows in which the run returned to an earlier step."""
 
 
 def curve_between(recording: Recording, first: int, last: int, epoch: str, seq: int) -> Curve:
-    """The curve of the steps `first` to `last`, as it was at update `seq` of the hub start `epoch`."""
+    """The curve of the steps `first` to `last`, as of update `seq` of the hub start `epoch`."""
     curve = Curve()
     segments = {one.id: one for one in recording.segments()}
     newest = max((one.id for one in segments.values() if one.epoch == epoch), default=0)
@@ -28,7 +28,7 @@ def curve_between(recording: Recording, first: int, last: int, epoch: str, seq: 
             summary = moment.update
             assert isinstance(summary, Summary)
             if curve.last is not None and summary.step <= curve.last:
-                curve.cut(summary.step)  # the run went on from an earlier checkpoint
+                curve.cut(summary.step)  # the run resumed from an earlier checkpoint
             if first <= summary.step <= last:
                 curve.extend([summary])
     return curve

@@ -1,7 +1,6 @@
-"""How the run stood when the hub starts in a recording ended: for a hub that is started on the same folder.
+"""The state of the run at the end of each earlier hub start, read by a hub that starts on the same folder.
 
-What lies on a disk is anybody's until it is checked. So what is read is bounded in bytes and in time, and a recording
-that cannot be read costs what it holds.
+The file is untrusted input, so reading is limited in bytes and in time.
 """
 
 import contextlib
@@ -21,24 +20,24 @@ from agents.recording.reader import Recording
 from agents.state.curve import Curve
 from agents.state.run_state import RunState
 
-STARTS = 64  # hub starts looked at, the newest,
-TOLD = 4  # until so many of them knew a leader: a hub may be killed before it has heard of what its predecessor knew
+STARTS = 64  # hub starts read, newest first,
+TOLD = 4  # until this many had a leader; one alone may have been killed before it restored its history
 MOST_S = 5.0
 ROW_BYTES = 64 << 20  # of a row, uncompressed
-KEPT_BYTES = 16 << 20  # of all that is looked at, packed
-STEPS_OF_SQLITE = 10_000  # between two looks at the clock
+KEPT_BYTES = 16 << 20  # of all updates read, packed
+STEPS_OF_SQLITE = 10_000  # between two checks of the time limit
 
 LAST_SEGMENTS: Final = (
     "SELECT MAX(id) FROM segments WHERE epoch != ? AND wire = ? GROUP BY epoch ORDER BY MAX(id) DESC LIMIT ?"
 )
 KINDS: Final = frozenset(
     str(kind.__struct_config__.tag) for kind in (Summary, Event, Recalled, Hello)
-)  # looked at
+)  # kinds of updates that are read
 
 
 @dataclass(frozen=True)
 class Ending:
-    """What the hub knew of the run led by `leader`, oldest first; `curve` is of the steps before `summaries`."""
+    """The hub's state of the run led by `leader`, oldest first; `curve` has the steps before `summaries`."""
 
     leader: Hello
     summaries: list[Summary]
@@ -47,16 +46,16 @@ class Ending:
 
 
 def endings(path: Path, epoch: str, stopping: threading.Event) -> Iterator[Ending]:
-    """The ends of the hub starts before `epoch`, newest first, of those that knew a leader; a few.
+    """The ends of the last hub starts before `epoch` that had a leader, newest first.
 
-    RecordingError: no more of them can be read, in one sentence; `NothingRecordedError`: there are none.
+    RecordingError: the rest cannot be read; `NothingRecordedError`: there are none.
     """
     with contextlib.closing(_Endings(path, stopping)) as recording:
         yield from recording.before(epoch)
 
 
 class _Endings(Recording):
-    """A recording that is read within bounds."""
+    """A recording with limits on bytes and time."""
 
     def __init__(self, path: Path, stopping: threading.Event) -> None:
         super().__init__(path)
@@ -67,7 +66,7 @@ class _Endings(Recording):
         self._db.set_progress_handler(self._is_over, STEPS_OF_SQLITE)
 
     def before(self, epoch: str) -> Iterator[Ending]:
-        self.rows(tuple[()], "BEGIN")  # one state of the file, though the recorder goes on writing
+        self.rows(tuple[()], "BEGIN")  # a consistent view of the file while the recorder writes
         told = 0
         for (segment,) in self.rows(tuple[int], LAST_SEGMENTS, epoch, VERSION, STARTS):
             ending = self._ending(segment)
@@ -89,7 +88,7 @@ class _Endings(Recording):
         return Ending(leader, state.summaries, list(state.events), state.curve) if leader else None
 
     def _updates(self, segment: int) -> Iterator[msgspec.Raw]:
-        """Those of a segment that count, in order."""
+        """The updates of a segment that are of the kinds in `KINDS`, in order."""
         rows = self.rows(tuple[int], "SELECT id FROM feed WHERE segment = ? ORDER BY id", segment)
         blobs = [("SELECT snapshot FROM segments WHERE id = ?", segment)]
         blobs += [("SELECT data FROM feed WHERE id = ?", id) for (id,) in rows]

@@ -1,12 +1,12 @@
-"""What a recording is: the feed of a run's updates in `run.db`, beside the command journal.
+"""The format of a recording: a run's updates in `run.db`, beside the command journal.
 
-It is cut into segments. Each begins with a snapshot (the state of the run as of a sequence number) and goes on with
-the updates after it; so a segment can be read without those before it, a gap is simply the beginning of the next,
-and what is old can be thinned or forgotten a segment at a time. Updates lie in rows of some hundred milliseconds:
-packed as they crossed the wire, with the hub's time, and compressed.
+A recording consists of segments. Each begins with a snapshot (the state of the run as of a sequence number), followed
+by the updates after it. So each segment can be read alone, a gap is the start of a new segment, and old segments can
+be thinned or deleted one at a time. A row holds the updates of some hundred milliseconds, packed as on the wire, with
+the hub's time, and compressed.
 
-A thinned segment has no more what single ranks said from step to step (`OF_A_MOMENT`); the run's curve, its events
-and commands, its knobs, and who was there are kept.
+A thinned segment lacks the records of single ranks (`OF_A_MOMENT`); it keeps the run's curve, events, commands, knobs
+and hellos.
 """
 
 import contextlib
@@ -44,22 +44,24 @@ CREATE INDEX IF NOT EXISTS feed_by_segment ON feed (segment);
 """
 
 OF_A_MOMENT: Final = (Step, Loads, Experts, Timeline, Peers, Pulse, Vitals, Unknown)
-"""The bulk of a feed: what one rank did or looked like at one step, which the next one supersedes."""
+"""Records of one rank at one step, superseded by the next: most of the volume of a recording."""
 
 MAX_ROW_BYTES: Final = 256 << 20  # uncompressed
-MAX_UPDATES: Final = 1 << 20  # of a batch: the largest snapshot has fewer
-LEVEL: Final = 1  # of zlib: half as large for 14 ms a megabyte; higher ones gain nothing on times
+MAX_UPDATES: Final = 1 << 20  # in a batch; the largest snapshot has fewer
+LEVEL: Final = (
+    1  # zlib level: halves the size for 14 ms per megabyte; higher levels gain nothing on these data
+)
 
 _BULK = frozenset(str(kind.__struct_config__.tag) for kind in OF_A_MOMENT)
 _KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Update))
 
 
 class RecordingError(ValueError):
-    """There is no such recording, no such place in it, or it cannot be read; one sentence for a person."""
+    """The recording or the position does not exist or cannot be read; the message is one sentence."""
 
 
 class NothingRecordedError(RecordingError):
-    """There is no recording at all."""
+    """There is no recording."""
 
 
 class Batch(Struct, array_like=True, frozen=True):
@@ -83,12 +85,12 @@ _updates: msgspec.msgpack.Decoder[Update] = msgspec.msgpack.Decoder(Update)
 
 
 def pack_row(batches: Iterable[Batch]) -> bytes:
-    """Batches as a row, or a snapshot, holds them."""
+    """Encode batches as a row or a snapshot."""
     return zlib.compress(_encoder.encode(list(batches)), LEVEL)
 
 
 def unpack_row(data: bytes) -> list[Batch]:
-    """RecordingError: this is no row of ours, or an absurdly large one."""
+    """Decode a row. RecordingError: it is damaged or too large."""
     try:
         return _batches.decode(_unzip(data, MAX_ROW_BYTES))
     except (zlib.error, msgspec.DecodeError, RecursionError) as error:
@@ -96,8 +98,8 @@ def unpack_row(data: bytes) -> list[Batch]:
 
 
 def updates_of(data: bytes, most_bytes: int) -> Iterator[msgspec.Raw]:
-    """The updates of a row of at most so many bytes uncompressed, read a batch at a time, so that not all that a row
-    pretends to hold is in memory at once. RecordingError: this is no row of ours, or a larger one."""
+    """The updates of a row of at most `most_bytes` uncompressed, decoded batch by batch to limit the memory.
+    RecordingError: it is damaged or larger."""
     try:
         for batch in _unread.decode(_unzip(data, most_bytes)):
             yield from _batch.decode(batch).updates
@@ -114,9 +116,9 @@ def _unzip(data: bytes, most_bytes: int) -> bytes:
 
 
 def unpack(packed: msgspec.Raw) -> Update:
-    """One update; `Unknown` for a kind of a newer release, and for a record that a rank sent malformed.
+    """Decode one update; `Unknown` for a kind of a newer release or a malformed record of a rank.
 
-    RecordingError: another is malformed.
+    RecordingError: an update of another kind is malformed.
     """
     try:
         return _updates.decode(packed)
@@ -127,17 +129,17 @@ def unpack(packed: msgspec.Raw) -> Update:
             if kind not in _KINDS:
                 return Unknown(clip(kind))
             if kind in _BULK:
-                return Unknown(kind, why)  # a hub passes on what ranks sent before it has read it
+                return Unknown(kind, why)  # a hub forwards records of ranks undecoded
         raise RecordingError(f"an update of the recording cannot be read: {why}") from None
 
 
 def kind_of(packed: msgspec.Raw | bytes) -> str:
-    """The kind of a packed update, without a look at the rest of it."""
+    """The kind of a packed update, without decoding the rest."""
     return _heads.decode(packed).kind
 
 
 def thin(batches: Iterable[Batch], without: frozenset[str] = frozenset()) -> Iterator[Batch]:
-    """The same without the bulk (and the kinds `without`), every update under its own number."""
+    """The batches without records of single ranks (and the kinds `without`); numbers stay."""
     dropped = _BULK | without
     for batch in batches:
         run: list[msgspec.Raw] = []
@@ -152,7 +154,7 @@ def thin(batches: Iterable[Batch], without: frozenset[str] = frozenset()) -> Ite
 
 
 def row_of(segment: int, batches: list[Batch], step: int | None) -> tuple[Any, ...]:
-    """The columns of `feed` but its id; `batches` are of one segment, in order, and not none."""
+    """The columns of `feed` except its id; `batches`: at least one, of one segment, in order."""
     newest = batches[-1]
     last = newest.first + len(newest.updates) - 1
     return segment, batches[0].first, last, newest.time_s, step, pack_row(batches)

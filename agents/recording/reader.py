@@ -1,8 +1,4 @@
-"""Reading a recording: what was recorded, and the state of the run at any place of it.
-
-`Recording` is the file, `Replay` a place in it. The state is reduced from the very updates that a client was sent
-(`RunState`), so at each sequence number it is what a subscriber had who lost nothing.
-"""
+"""Reads a recording: its segments, its updates, and positions by time, step or sequence number."""
 
 import contextlib
 import sqlite3
@@ -28,7 +24,7 @@ MOST_NOTES: Final = 32
 
 @dataclass(frozen=True)
 class Segment:
-    """One segment: the snapshot it begins with is as of `seq`, when `step` was the newest step summarised."""
+    """One segment. Its snapshot is the state as of `seq`, with `step` as the newest summarised step."""
 
     id: int
     wire: int
@@ -36,13 +32,13 @@ class Segment:
     seq: int
     time_s: float
     step: int | None
-    thinned: int  # 1: what single ranks said is not in it
+    thinned: int  # 1: without records of single ranks
     follows: int  # 1: on the segment before, with nothing missing between
 
 
 class Moment(Struct, frozen=True):
-    """One thing that happens in a recording: an update, or (`snapshot`) the beginning of a segment; neither, where a
-    segment begins with a snapshot that cannot be read."""
+    """One element of a recording: an update, or (`snapshot`) the start of a segment; neither, for a segment whose
+    snapshot cannot be read."""
 
     epoch: str
     seq: int
@@ -54,7 +50,7 @@ class Moment(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Position:
-    """Where to go: read from the segment `segment` on, and stop before the first moment that is `beyond`."""
+    """A position: read from segment `segment`, and stop before the first moment for which `beyond` is true."""
 
     segment: int
     beyond: Callable[[Moment], bool]
@@ -66,12 +62,12 @@ SELECT id, last, epoch FROM (
     FROM feed JOIN segments ON segments.id = feed.segment
 ) WHERE step >= ? AND (before IS NULL OR before < ? OR before > step) ORDER BY id DESC
 """
-"""Rows after which a step may have been reached, the last first."""
+"""Rows after which the run may have reached a step, last first."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """From where to where a recording goes; times in seconds since the epoch."""
+    """The range of a recording; times in seconds since the epoch."""
 
     first_s: float
     last_s: float
@@ -81,13 +77,13 @@ class Span:
 
 
 class Recording:
-    """A recorded run, ended or not, for one thread at a time. RecordingError: there is none that can be read."""
+    """The recording of a run, ended or live; used by one thread at a time. RecordingError: it cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.exists():
             raise NothingRecordedError(f"there is no recording: {path} is not there")
-        self.damage: list[str] = []  # what was found to be missing or unreadable by now, a sentence each
+        self.damage: list[str] = []  # missing or unreadable parts found so far, a sentence each
         try:
             self._db, lost = open_to_read(path)
         except (sqlite3.Error, OSError) as error:
@@ -113,12 +109,12 @@ class Recording:
             raise
 
     def note(self, damage: str) -> None:
-        """Remember what cannot be read, once and up to `MOST_NOTES`, for whoever shows the rest."""
+        """Add an unreadable part to `damage`, once, up to `MOST_NOTES`."""
         if damage not in self.damage and len(self.damage) < MOST_NOTES:
             self.damage.append(clip(damage))
 
     def rows(self, kind: Any, query: str, *values: object) -> list[Any]:
-        """Rows as tuples of that kind; a column of SQLite holds whatever was put there."""
+        """Rows as tuples of type `kind`, validated, since SQLite does not enforce column types."""
         try:
             return msgspec.convert(self._db.execute(query, values).fetchall(), list[kind])
         except (sqlite3.Error, msgspec.ValidationError) as error:
@@ -132,11 +128,11 @@ class Recording:
     # ------------------------------------------------------------------------------------------- what is there
 
     def segments(self) -> list[Segment]:
-        """All of them, in the order of what happened."""
+        """All segments, in order of time."""
         return [Segment(*row) for row in self.rows(SegmentRow, f"{SEGMENTS} ORDER BY id")]
 
     def span(self) -> Span:
-        """As of now: the recording of a live run grows."""
+        """The current range; the recording of a live run grows."""
         segments = self.segments()
         newest = segments[-1]
         rows = self.rows(
@@ -150,8 +146,8 @@ class Recording:
         return Span(segments[0].time_s, max(time_s, segments[0].time_s), newest.epoch, seq, step)
 
     def moments(self, segment: int = 0) -> Iterator[Moment]:
-        """Everything that can be read from the segment with the id `segment` on; the rest is noted in `damage`."""
-        before: tuple[str, int] | None = None  # the hub start and the number up to which nothing is missing
+        """All readable moments from segment `segment` on; unreadable ones are noted in `damage`."""
+        before: tuple[str, int] | None = None  # epoch and sequence number up to which nothing is missing
         for one in [one for one in self.segments() if one.id >= segment]:
             if one.follows and before and before != (one.epoch, one.seq):
                 self._note_gap(one, before[1], one.seq + 1)
@@ -178,7 +174,7 @@ class Recording:
 
     def _rows_of(self, segment: Segment) -> list[tuple[int, int, int]]:
         """Number, first and last update of each row of a segment."""
-        for table in ("feed", "feed NOT INDEXED"):  # an index that is damaged can be done without
+        for table in ("feed", "feed NOT INDEXED"):  # a damaged index can be bypassed
             query = f"SELECT id, first, last FROM {table} WHERE segment = ? ORDER BY id"
             try:
                 return self.rows(tuple[int, int, int], query, segment.id)
@@ -188,7 +184,7 @@ class Recording:
 
     def _note_gap(self, segment: Segment, after: int, before: int) -> None:
         now = self.rows(tuple[int], "SELECT thinned FROM segments WHERE id = ?", segment.id)
-        if now == [(0,)]:  # of a live run it may have been thinned since it was looked at
+        if now == [(0,)]:  # a live run may have thinned the segment meanwhile
             self.note(f"the updates {after + 1} to {before - 1} of {segment.epoch} are missing")
 
     def _snapshot(self, segment: int) -> Iterator[Update]:
@@ -197,7 +193,7 @@ class Recording:
                 yield from map(unpack, batch.updates)
 
     def _row(self, segment: Segment, id: int, kinds: frozenset[str] | None = None) -> Iterator[Moment]:
-        # The row may have been thinned away since: then it is not there, and nothing of it is told.
+        # The row may have been removed by thinning meanwhile; then there is nothing to yield.
         data_of = "SELECT data FROM feed WHERE id = ? AND segment = ?"
         for (data,) in self.rows(tuple[bytes], data_of, id, segment.id):
             for batch in unpack_row(data):
@@ -206,7 +202,7 @@ class Recording:
                         yield Moment(segment.epoch, seq, batch.time_s, unpack(packed), bool(segment.thinned))
 
     def summaries(self, segment: Segment, id: int) -> Iterator[Moment]:
-        """Those of a row, without a look at what else is in it."""
+        """The summaries in a row; other updates are not decoded."""
         try:
             yield from self._row(segment, id, frozenset({"summary"}))
         except RecordingError as error:
@@ -222,13 +218,13 @@ class Recording:
         return Position(first.id, lambda moment: moment.snapshot is None or moment.seq > first.seq)
 
     def at_time(self, time_s: float) -> Position:
-        """When the hub's clock showed `time_s`; the beginning if that was before it."""
+        """The position at time `time_s` of the hub's clock; the start if that is earlier."""
         segments = self.segments()
         before = [one for one in segments if one.time_s <= time_s] or segments[:1]
         return Position(before[-1].id, lambda moment: moment.time_s > max(time_s, segments[0].time_s))
 
     def at_seq(self, seq: int, epoch: str | None = None) -> Position:
-        """As of update `seq` of the hub start `epoch`, by default the last one."""
+        """The position after update `seq` of the hub start `epoch` (default: the last)."""
         segments = self.segments()
         epoch = epoch or segments[-1].epoch
         mine = [one for one in segments if one.epoch == epoch]
@@ -249,13 +245,13 @@ class Recording:
         return Position(start.id, lambda moment: moment.epoch != epoch or moment.seq > seq)
 
     def at_step(self, step: int) -> Position:
-        """When step `step` was summarised; the last time, if the run went back to do it again."""
+        """The position after the summary of step `step`; the last one, if the run repeated the step."""
         rows = self.rows(tuple[int, int, str], CROSSINGS, step, step)
         newest, first = self.rows(Newest, "SELECT MAX(step) FROM feed")[0][0], self.segments()[0].step
         if newest is None or newest < step or (not rows and first is not None and first > step):
             held = "no step yet" if newest is None else f"the steps {first or 0} to {newest}"
             raise RecordingError(f"{self.path} holds {held}, not {step}")
-        # A hub that is started again knows no step at first: that alone does not mean that the run went back.
+        # A restarted hub has no step at first; that alone does not mean that the run went back.
         crossings = [*rows, (0, -1, "")]
         row, last, epoch = next(
             (one for one in crossings if self._reached(one[0], step) == step), crossings[0]
@@ -277,11 +273,11 @@ class Recording:
         return Position(start, beyond)
 
     def _reached(self, row: int, step: int) -> int | None:
-        """The first step from `step` on that was summarised after a row."""
+        """The first summarised step >= `step` after a row."""
         after = "SELECT id, segment FROM feed WHERE id > ? ORDER BY id"
         segments = {one.id: one for one in self.segments()}
         for id, segment in self.rows(tuple[int, int], after, row):
-            with contextlib.suppress(RecordingError):  # whoever reads on from there will note it
+            with contextlib.suppress(RecordingError):  # noted when that row is read for its moments
                 for moment in self._row(segments[segment], id) if segment in segments else ():
                     if isinstance(moment.update, Summary) and moment.update.step >= step:
                         return moment.update.step

@@ -16,13 +16,13 @@ from agents.state.run_state import RunState
 
 
 class Replay:
-    """A place in a recording, and the run as it was there: `state`, as of update `seq` of `epoch`.
+    """A position in a recording, and the `state` of the run there, as of update `seq` of `epoch`.
 
-    `thinned`: what single ranks said is not in it. `resets` counts how often `state` was built anew.
+    `thinned`: records of single ranks are missing. `resets` counts how often `state` was rebuilt.
     """
 
     def __init__(self, recording: Recording, lock: AbstractContextManager[object] | None = None) -> None:
-        """`lock` is held while `state` changes, for another thread to look at it."""
+        """`lock` is held while `state` changes, so that another thread may read it."""
         self.recording = recording
         self._lock = lock or contextlib.nullcontext()
         self.state = RunState()
@@ -37,35 +37,35 @@ class Replay:
 
     @property
     def ended(self) -> bool:
-        """Nothing follows, of what was recorded when this place was sought."""
+        """Whether this is the end of what was recorded at the last `seek`."""
         return self._next is None
 
     @property
     def next_s(self) -> float | None:
-        """When the next thing happens; None at the end."""
+        """Time of the next moment; None at the end."""
         return self._next.time_s if self._next else None
 
     def seek(self, place: Position) -> None:
-        """Go there, forwards or back."""
+        """Move to a position, forward or back."""
         segments = self.recording.segments()
         start = next((one for one in segments if one.id >= place.segment), None)
         if start is None:
             raise RecordingError(f"{self.recording.path} has lost what it holds from there on")
         if start.thinned:
-            # The curve up to there lies in the segments before it; they are thinned too, so they are short.
+            # The curve up to there is in the earlier segments; these are thinned too, so reading them is quick.
             start = next(one for one in segments if one.epoch == start.epoch)
         for segment in reversed(segments[: segments.index(start) + 1]):
             self._moments = self.recording.moments(segment.id)
             self._next = next(self._moments, None)
             if self._next is None or self._next.snapshot is not None:
-                break  # else from the state before, with what came since
+                break  # otherwise start from the previous snapshot
         self.epoch = ""
         self.forward(place.beyond)
 
     def forward(self, beyond: Callable[[Moment], bool]) -> list[Update]:
-        """Go on to the first moment that is `beyond`; the updates that came, in order.
+        """Advance to the first moment for which `beyond` is true; returns the applied updates in order.
 
-        If `resets` has grown `state` was built anew, of what it says itself and not of these alone.
+        If `resets` has grown, `state` was rebuilt from a snapshot, so these updates alone do not describe the change.
         """
         came: list[Update] = []
         while self._next is not None and not beyond(self._next):

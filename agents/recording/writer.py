@@ -1,7 +1,7 @@
-"""The tables of a recording, for the one thread that writes them.
+"""Writes the tables of a recording; used by one thread.
 
-The journal has a file of its own, so nothing here is in its way. Commits do not fsync (`synchronous=NORMAL`): a power
-cut may cost the newest moments of a recording, never its order, and never a command, whose journal does.
+Commits do not fsync (`synchronous=NORMAL`): a power cut may lose the newest updates of a recording, never their order,
+and no command, since the journal is a separate file with fsync.
 """
 
 import contextlib
@@ -15,15 +15,15 @@ from agents.protocol import VERSION
 from agents.recording.database import OpenFile, put_back, torn
 from agents.recording.format import SCHEMA, Batch, RecordingError, pack_row, row_of, thin, unpack_row
 
-BUSY_S = 10.0  # somebody else, such as a backup, may read the file
-WAL_BYTES = 16 << 20  # what the write-ahead log keeps of the disk when it is idle
+BUSY_S = 10.0  # longest wait for another reader of the file, such as a backup
+WAL_BYTES = 16 << 20  # size of the write-ahead log on disk when idle
 
 INSERT_ROW = "INSERT INTO feed (segment, first, last, time_s, step, data) VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_SEGMENT = (
     "INSERT INTO segments (id, wire, epoch, seq, time_s, step, follows, thinned, snapshot) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?)"
 )
-CURVE = frozenset({"summary", "recalled"})  # the kinds of a snapshot that it is in
+CURVE = frozenset({"summary", "recalled"})  # the kinds of updates that hold the curve
 SIZES = (
     "SELECT id, thinned, LENGTH(snapshot) + "
     "(SELECT COALESCE(SUM(LENGTH(data)), 0) FROM feed WHERE segment = segments.id) FROM segments ORDER BY id"
@@ -31,11 +31,11 @@ SIZES = (
 
 
 class RecordingWriteError(Exception):
-    """The disk does not take it; the text is for a person."""
+    """The recording cannot be written; the message is one sentence."""
 
 
 class RecordingWriter:
-    """Adds segments and rows, in order; `commit` puts what was added on disk, all or none."""
+    """Adds segments and rows in order; `commit` writes them in one transaction."""
 
     def __init__(self, path: Path, full_bytes: int, thin_bytes: int) -> None:
         self._path = path
@@ -43,7 +43,7 @@ class RecordingWriter:
         self._added: list[tuple[str, tuple[object, ...]]] = []
         with self._sentence():
             db = self._connect()
-            self.lost = torn(db, path)  # of what was recorded before, in a sentence
+            self.lost = torn(db, path)  # a sentence about lost data of the earlier recording
             db.executescript(SCHEMA)
             found = db.execute(SIZES).fetchall()
             # Bytes by segment, oldest first.
@@ -60,7 +60,7 @@ class RecordingWriter:
         return db
 
     def put_back(self) -> bool:
-        """Whether somebody had removed the file; it is there again, with all that was in it. TapeError: it is not."""
+        """Restore the file if it was removed; True if it was. RecordingWriteError: it cannot be restored."""
         if not self._file.removed:
             return False
         try:
@@ -82,7 +82,7 @@ class RecordingWriter:
     def begin(
         self, epoch: str, seq: int, time_s: float, step: int | None, follows: bool, state: list[bytes]
     ) -> None:
-        """A segment that begins with `state`, packed updates that rebuild the run as of `seq`."""
+        """Begin a segment with `state`: packed updates that rebuild the run as of `seq`."""
         self._segment += 1
         snapshot = pack_row([Batch(time_s, seq, list(map(Raw, state)))])
         self._full[self._segment] = len(snapshot)
@@ -90,14 +90,14 @@ class RecordingWriter:
         self._added.append((INSERT_SEGMENT, row))
 
     def add(self, batches: list[Batch], step: int | None) -> None:
-        """A row of the newest segment; none for no batches."""
+        """Add a row to the newest segment, unless `batches` is empty."""
         if batches:
             row = row_of(self._segment, batches, step)
             self._full[self._segment] += len(row[-1])
             self._added.append((INSERT_ROW, row))
 
     def commit(self) -> None:
-        """TapeError: nothing of what was added is on disk, and it is forgotten."""
+        """Write what was added. RecordingWriteError: none of it is on disk, and it is discarded."""
         added = list(self._added)
         try:
             self._transact(added)
@@ -123,16 +123,16 @@ class RecordingWriter:
     # ------------------------------------------------------------------------------------------- retention
 
     def make_room(self) -> None:
-        """Thin the oldest whole segment if there is too much of them, forget the oldest thinned one likewise.
+        """Thin the oldest full segment, and delete the oldest thinned one, if they exceed their limits.
 
-        One of each at most, so that what comes in is written in between; never the newest segment.
+        At most one of each per call, so that new updates are written in between; never the newest segment.
         """
         most_full, most_thin = self._limits
         if sum(self._full.values()) > most_full and len(self._full) > 1:
             oldest = next(iter(self._full))
             try:
                 self._thin_out(oldest)
-            except RecordingError:  # damaged: nobody can read it, so nobody misses it
+            except RecordingError:  # damaged and unreadable
                 self._forget(oldest)
         if sum(self._thin.values()) > most_thin:
             self._forget(next(iter(self._thin)))
@@ -148,7 +148,7 @@ class RecordingWriter:
         self._thin.pop(segment, None)
 
     def _thin_out(self, segment: int) -> None:
-        """RecordingError: it cannot be read."""
+        """Replace a segment by its thinned form. RecordingError: it cannot be read."""
         with self._sentence():
             rows = self._db.execute(
                 "SELECT id, step, data FROM feed WHERE segment = ? ORDER BY id", (segment,)
@@ -156,7 +156,7 @@ class RecordingWriter:
             snapshot, follows = self._db.execute(
                 "SELECT snapshot, follows FROM segments WHERE id = ?", (segment,)
             ).fetchone()
-            # Where it follows on, the run's curve so far is in the segments before it already.
+            # If it follows the previous segment, the earlier ones have the curve up to here.
             snapshot = pack_row(thin(unpack_row(snapshot), CURVE if follows else frozenset()))
             kept = [batch for *_, data in rows for batch in thin(unpack_row(data))]
         size = len(snapshot)
@@ -165,7 +165,7 @@ class RecordingWriter:
             ("DELETE FROM feed WHERE segment = ?", (segment,)),
         ]
         if kept:
-            # One row under the first one's id, so that ids stay in the order of what happened.
+            # One row under the first row's id, so that ids stay in order of time.
             row = row_of(segment, kept, rows[-1][1])
             size += len(row[-1])
             statements.append(

@@ -187,7 +187,7 @@ def test_a_rank_that_dies_between_vote_and_apply(hasty_hub: HubProcess, opened: 
     poll_until(client, lambda: client.state.commands[asked].why, lambda: alive(3))
     half = client.state.commands[asked]
     assert (half.state, half.acks, half.settled) == ("applied", 3, False)
-    assert half.why == "rank 3 was lost before it said so"
+    assert half.why == "rank 3 was lost before its ack"
     with pytest.raises(TimeoutError, match="applied on 3 of 4 ranks"):
         wait_for_command(client, asked, 0.1)
     # The run ends in its next collective; one that goes on does so from before the command, on every rank.

@@ -220,7 +220,10 @@ def test_the_screen_says_why_it_shows_nothing_more(guarded: Guarded) -> None:
         guarded.store.revoke("fay")
         wait(lambda: store.refused, guarded.fleet.turn)
         said = diagnosis(store)
-        assert said.level is Level.BAD and "the key of this connection may not watch any more" in said.text
+        assert (
+            said.level is Level.BAD
+            and "the key of this connection is no longer valid for watching" in said.text
+        )
     finally:
         feed.stop()
 
@@ -284,7 +287,7 @@ def test_a_key_revoked_on_an_open_connection(guarded: Guarded, opened: Opened) -
     client = watch(guarded, opened, viewer)
     guarded.store.revoke("carl")
     poll_until(client, lambda: client.refused, guarded.fleet.turn)
-    assert client.refused and "the key of this connection may not watch any more" in client.refused
+    assert client.refused and "the key of this connection is no longer valid for watching" in client.refused
     seq, step = client.seq, guarded.fleet.step
     poll_until(staying, lambda: staying.state.steps[0].step > step + 20, guarded.fleet.turn)
     client.poll(0.1)

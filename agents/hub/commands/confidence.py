@@ -1,8 +1,9 @@
-"""Is it faster? Step times before and after, compared with an interval that is honest about their noise.
+"""Confidence interval for the ratio of step times after and before a change.
 
-Step times are skewed, so their logarithms are compared: a difference of those is a ratio. Neighbouring steps are
-alike (a busy minute slows a hundred of them), so each window is cut into at most `BATCHES` blocks of consecutive steps,
-whose means are far less so (batch means, Law and Carson 1979); then Welch's interval for two means (1947).
+Step times are skewed, so their logarithms are compared; a difference of logarithms is a ratio. Neighbouring steps are
+correlated (a busy minute slows a hundred of them), so each window is cut into at most `BATCHES` blocks of consecutive
+steps, whose means are far less correlated (batch means, Law and Carson 1979). The interval is Welch's for two means
+(1947).
 """
 
 import math
@@ -16,7 +17,7 @@ FEWEST = 4  # values a window must have
 
 
 class Ratio(NamedTuple):
-    """After over before, and the interval that holds it in 95 of 100 cases."""
+    """Step time after over before, with its 95 % confidence interval."""
 
     ratio: float
     low: float
@@ -24,8 +25,8 @@ class Ratio(NamedTuple):
 
 
 def compared(before: Sequence[float], after: Sequence[float]) -> Ratio | None:
-    """The ratio of geometric means; None if a window has fewer than `FEWEST` values, or one that is no duration, or
-    if the ratio is more than a number holds."""
+    """The ratio of geometric means; None if a window has fewer than `FEWEST` values or an invalid duration, or if the
+    ratio overflows."""
     if min(len(before), len(after)) < FEWEST or not all(0 < t < math.inf for t in (*before, *after)):
         return None
     a, b = _batch_means(before), _batch_means(after)

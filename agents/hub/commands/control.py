@@ -1,8 +1,7 @@
-"""From a proposal to a knob that is turned on every rank: the life of a command, without a socket in sight.
+"""Commands from proposal to acknowledgement on every rank; no sockets here.
 
-checked -> in the journal -> accepted (has a revision) -> with the leader, one at a time -> applied n/world,
-rejected or expired. Asking again with the same id gives the same answer; a revision number is never used
-twice.
+checked -> in the journal -> accepted (has a revision) -> sent to the leader, one at a time -> applied n/world,
+rejected or expired. A proposal repeated with the same id gets the same answer; a revision is never used twice.
 """
 
 import time
@@ -19,11 +18,11 @@ from agents.protocol import Ack, Changes, Command, CommandState, Event, Hello, P
 from agents.recording.commands import Entry
 from agents.state.undo import newest_undoable
 
-WAITING = 64  # proposals on their way at once
+WAITING = 64  # pending proposals
 TRACKED = 256  # commands whose late acknowledgements are still counted
 RESEND_S = 1.0  # to the leader, until it has acknowledged
-REFUSED = 1024  # refusals on their way to the disk; what comes beyond is not answered, and asked again
-LONG_OPERATION_MS = 1500.0  # in one operation: worth telling those who wait for the leader
+REFUSED = 1024  # proposals being written to disk; further ones are dropped, and the client repeats them
+LONG_OPERATION_MS = 1500.0  # in one operation: reported as the reason for a wait
 
 WAITS_FOR_RANKS = "it waits for the ranks, which have not shown their knobs yet"
 
@@ -37,15 +36,15 @@ class Control:
         self._journal = journal
         self._last_revision = 0
         self._being_written: dict[str, Issue] = {}
-        self._waiting: deque[Issue] = deque()  # for the leader, the first of them with it
-        self._by_revision: dict[int, Issue] = {}  # waiting and lately settled
+        self._waiting: deque[Issue] = deque()  # in order; the first one is with the leader
+        self._by_revision: dict[int, Issue] = {}  # waiting and recently settled
         self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and when
-        self._unwritten: deque[str] = deque(maxlen=WAITING)  # ids that the disk had no room for
-        self.ended: str | None = None  # the leader is gone for good; why, to be put behind a sentence
+        self._unwritten: deque[str] = deque(maxlen=WAITING)  # ids that could not be written to disk
+        self.ended: str | None = None  # set when the leader has ended: the cause, as the end of a sentence
         self.load_journal()
 
     def load_journal(self) -> None:
-        """Take over what the journal has found on disk; again when it could not be opened before."""
+        """Load the commands that the journal read from disk; called again when the journal opens late."""
         found = self._journal.found
         self._last_revision = max(self._last_revision, found.last_revision)
         for entry in found.entries:
@@ -62,7 +61,7 @@ class Control:
     # ------------------------------------------------------------------------------------------ proposals
 
     def propose(self, propose: Propose, undoes: int = 0) -> None:
-        """Take a proposal; its answer is a published CommandState. `undoes` is the revision it takes back."""
+        """Handle a proposal; the answer is a published CommandState. `undoes`: the revision it reverts."""
         known = self._update_log.state.commands.get(propose.id)
         if known:
             self._update_log.publish(known)
@@ -74,10 +73,10 @@ class Control:
             propose, undoes, refusal = self._undo_proposal(propose)
         refusal = refusal or self._refusal(propose)
         if refusal:
-            # On disk before it is told, as everything else: a hub started anew must not think better of it.
+            # Journalled before it is published, so that a restarted hub gives the same answer.
             self._write(Issue(self._state(propose, 0, "rejected", refusal), propose.expires_step))
             return
-        # The number is spent here: should the journal fail it may be on disk all the same.
+        # The revision is used up here: a failed write may still have reached the disk.
         self._last_revision += 1
         early = self._update_log.state.board is None
         state = self._state(propose, self._last_revision, "accepted", self._wait_reason(), undoes)
@@ -88,7 +87,7 @@ class Control:
         self._journal.insert(issue.entry)
 
     def _undo_proposal(self, propose: Propose) -> tuple[Propose, int, str | None]:
-        """The proposal that does it, of what revision, and why not."""
+        """The proposal that undoes the newest change, the revision it reverts, and a refusal if there is none."""
         board = self._update_log.state.board
         found = newest_undoable(self._update_log.state.commands.values())
         if board is None:
@@ -122,21 +121,21 @@ class Control:
         step = self._step(leader.rank) if leader else 0
         if propose.expires_step is not None and propose.expires_step < step:
             return f"step {propose.expires_step} is past; the run is at step {step}"
-        # What is legal depends on the whole board as it would be. Only the ranks know that; the board shows
-        # it for one change to the values in force. They judge, too, what was asked before they were here.
+        # Legality depends on the whole resulting board, which only the ranks can judge. The board of the leader
+        # covers one change to the values in force; ranks also judge proposals made before they connected.
         if len(propose.changes) == 1 and board:
             return illegal(propose.changes, knobs)
         return None
 
     @property
     def under_way(self) -> list[CommandState]:
-        """What is accepted, or being written down as such, and not settled."""
+        """Commands that are accepted (or being journalled as accepted) and not settled."""
         issues = [*self._waiting, *self._being_written.values()]
         return [issue.state for issue in issues if issue.state.state == "accepted"]
 
     @property
     def ready(self) -> bool:
-        """Whether the ranks are here and there is room: a proposal would not be refused for want of them."""
+        """Whether a leader is connected and the queue has room for another proposal."""
         return self._membership.leader is not None and len(self.under_way) < WAITING
 
     def unwritten(self, id: str) -> bool:
@@ -156,7 +155,7 @@ class Control:
         return clip(f"it waits for a step to end: rank {leader.rank} is in {pulse.doing[:200]}")
 
     def publish_waiting(self) -> None:
-        """Publish, when it changes, what the next command waits for. Called now and then."""
+        """Publish the reason why the first command waits, when it changes. Called at each tick."""
         if self._waiting:
             issue, why = self._waiting[0], self._wait_reason()
             if why != issue.state.why:
@@ -165,11 +164,11 @@ class Control:
 
     @property
     def revision(self) -> int:
-        """The knob revision in force, as far as the hub has heard."""
+        """The knob revision in force, as known to the hub."""
         board, commands = self._update_log.state.board, self._update_log.state.commands.values()
         known = self._by_revision.values() if board else ()
         applied = [issue.state.revision for issue in known if issue.state.state == "applied"]
-        if board is None:  # a hub started anew: what the journal says
+        if board is None:  # a restarted hub knows only the journal
             applied = [command.revision for command in commands if command.state == "applied"]
         return max(board.revision if board else 0, max(applied, default=0))
 
@@ -210,7 +209,7 @@ class Control:
         return {k.name: k.value for k in board.knobs if k.name in changes and not k.action} if board else {}
 
     def journal_wrote(self, written: Written) -> None:
-        """A proposal is on disk, or could not be put there."""
+        """Handle the journal's result for a proposal: written, or failed."""
         issue = self._being_written.pop(written.entry.state.id)
         if written.known:
             self._update_log.publish(written.known)
@@ -237,7 +236,7 @@ class Control:
     # ------------------------------------------------------------------------------- commands and their fate
 
     def next_command(self, now: float) -> Command | None:
-        """The command to hand to the leader now, if any: the first that waits, again each RESEND_S."""
+        """The command to send to the leader now, if any: the first in the queue, repeated every RESEND_S."""
         if not self._waiting or self._membership.leader is None:
             return None
         issue = self._waiting[0]
@@ -247,31 +246,31 @@ class Control:
             return None
         board = self._update_log.state.board
         if board and board.revision < state.revision:
-            # Those before it in the queue are settled: what is in force now is what it changes.
+            # All earlier commands are settled, so the values in force are the ones that this command replaces.
             issue.state = structs.replace(state, before=self._in_force(state.changes))
         issue.sent = True
         self._sent = (state.revision, now)
         return Command(state.revision, state.id, state.changes, issue.expires_step)
 
     def resend_now(self) -> None:
-        """The leader has said hello anew: what waits goes to it at once."""
+        """The leader has sent a new hello: send the first command again at once."""
         self._sent = (0, 0.0)
 
     def ack(self, ack: Ack) -> None:
-        """A rank tells what became of a command. All decide alike; one that differs is an error event."""
+        """Count a rank's ack. All ranks must report the same result; a different one is an error event."""
         issue = self._by_revision.get(ack.revision)
         if issue is None or ack.rank in issue.acked or not (issue.sent or issue.from_journal):
             return
         leader = self._membership.leader
         leads = leader is not None and leader.rank == ack.rank
         if ack.state == "agreed":
-            if issue in self._waiting:  # those behind it need not wait
+            if issue in self._waiting:  # later commands need not wait for it
                 self._waiting.remove(issue)
                 issue.agreed, issue.state = True, structs.replace(issue.state, why=ack.why)
                 self._update_log.publish(issue.state)
             return
         if issue.state.state == "accepted" and ack.state != "applied" and not leads:
-            issue.held_acks[ack.rank] = ack  # that nothing will become of it is the leader's to say
+            issue.held_acks[ack.rank] = ack  # only the leader's ack may reject a command
             return
         issue.acked.add(ack.rank)
         if issue.state.state == "accepted":
@@ -295,7 +294,7 @@ class Control:
             issue.state = structs.replace(issue.state, why="")
         if ack.state != issue.state.state:
             issue.contradicting.add(ack.rank)
-            says, why = f"rank {ack.rank} says {ack.state}", f": {ack.why}" if ack.why else ""
+            says, why = f"rank {ack.rank} reports {ack.state}", f": {ack.why}" if ack.why else ""
             if issue.state.state == "applied":
                 issue.state = structs.replace(issue.state, why=clip(says + why))
             self._log_error(clip(f"{says} of revision {ack.revision}, others {issue.state.state}{why}"))
@@ -306,7 +305,7 @@ class Control:
         issue.digest = issue.digest or ack.digest
 
     def publish_acks(self) -> None:
-        """Publish the acknowledgements that came in since the last call, one state a command."""
+        """Publish the acks received since the last call, one state per command."""
         for issue in self._by_revision.values():
             if issue.unpublished:
                 self._publish(issue)
@@ -323,15 +322,16 @@ class Control:
         self._journal.update(issue.entry)
 
     def journal_counts(self) -> None:
-        """Journal how many ranks have acknowledged what not all have; called now and then, and at the end."""
+        """Journal the ack counts of partially acknowledged commands; called at each tick and at the end."""
         for issue in self._by_revision.values():
             if issue.counts_outdated:
                 self._journal_state(issue)
 
     def leader_began(self, leader: Hello) -> None:
-        """A run that goes on from a snapshot has the knobs as of then: what was asked of it later is not replayed."""
+        """Handle a leader's hello. A run resumed from a checkpoint has the knobs of that step, so later commands are
+        rolled back or expired, not replayed."""
         self.ended = None
-        for one in [one for one in self._by_revision.values() if one.under_way]:  # its process is gone
+        for one in [one for one in self._by_revision.values() if one.under_way]:  # its process has ended
             one.agreed = False
             self._waiting.appendleft(one)
         goes_on = f"the run went on from step {leader.step}, at revision {leader.revision}"
@@ -357,14 +357,14 @@ class Control:
             self._journal.update(Entry(state))
 
     def leader_ended(self, cause: str = "") -> None:
-        """The leader said goodbye, died or never came: what waits will never be applied. `cause` in a sentence."""
+        """The leader has left, died or never connected: expire every pending command. `cause`: one sentence."""
         self.ended = f": {cause}" if cause else ""
         self._waiting.clear()
         for issue in self._by_revision.values():
             if issue.state.state == "accepted":
                 self._expire(issue)
             elif issue.partial and not issue.state.final and not issue.state.why:
-                why = f"the run ended before every rank had said so{self.ended}"
+                why = f"the run ended before every rank had acknowledged{self.ended}"
                 issue.state = structs.replace(issue.state, why=clip(why))
                 self._publish(issue)
 
@@ -374,19 +374,19 @@ class Control:
         self._publish(issue)
 
     def ack_missing(self, rank: int) -> bool:
-        """Whether this rank may have acknowledged a command to the hub before, and has not to this one."""
+        """Whether the rank may have sent an ack to the previous hub process that this one has not received."""
         from_journal = (issue for issue in self._by_revision.values() if issue.from_journal)
         return any(not issue.state.settled and rank not in issue.acked for issue in from_journal)
 
     def rank_lost(self, rank: int) -> None:
-        """What it has not acknowledged it will not: those who wait are told."""
+        """Note in partially acknowledged commands that this rank was lost before its ack."""
         for issue in self._by_revision.values():
             if issue.partial and rank not in issue.acked:
                 issue.state = structs.replace(issue.state, why=lost_before_ack(rank))
                 issue.unpublished = True
 
     def note_revision(self, revision: int) -> None:
-        """A rank is at this revision, so it is taken, whatever the journal says."""
+        """A rank reports this revision, so it is in use even if the journal does not have it."""
         if revision <= LARGEST_REVISION:
             self._last_revision = max(self._last_revision, revision)
 

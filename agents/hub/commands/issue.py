@@ -1,4 +1,4 @@
-"""One command on its way, or lately arrived, and what ranks have said of it."""
+"""One pending or recently settled command, with the acks received for it."""
 
 import time
 from collections.abc import Mapping
@@ -16,18 +16,20 @@ class Issue:
 
     state: CommandState
     expires_step: int | None
-    early: bool = False  # asked before the ranks of this run were here, so that it is for them
+    early: bool = False  # proposed before any rank of this run had connected
     sent: bool = False  # to the leader
-    agreed: bool = False  # by the ranks, which carry it out beside their steps: no longer in the queue
+    agreed: bool = False  # the ranks carry it out beside training, so it has left the queue
     from_journal: bool = (
-        False  # from the journal: what ranks said of it may have been said to a hub that was killed
+        False  # loaded from the journal: its acks may have gone to a hub process that was killed
     )
-    digest: str | None = None  # of the first rank's board after it; all must be equal
+    digest: str | None = None  # of the first rank's board after the command; all ranks must have the same
     acked: set[int] = field(default_factory=set)
-    contradicting: set[int] = field(default_factory=set)  # of those, who say that something else became of it
-    held_acks: dict[int, Ack] = field(default_factory=dict)  # by rank: refusals ahead of the leader's word
-    unpublished: bool = False  # acknowledgements have come in since it was last published
-    journalled: CommandState | None = None  # as the journal was given it last
+    contradicting: set[int] = field(default_factory=set)  # ranks whose ack contradicts the leader's
+    held_acks: dict[int, Ack] = field(
+        default_factory=dict
+    )  # by rank: rejections that arrived before the leader's ack
+    unpublished: bool = False  # acks have arrived since it was last published
+    journalled: CommandState | None = None  # the state last written to the journal
 
     @property
     def entry(self) -> Entry:
@@ -40,11 +42,11 @@ class Issue:
 
     @property
     def partial(self) -> bool:
-        """In force, and not every rank has said so."""
+        """In force, but not acknowledged by every rank."""
         return self.state.state == "applied" and not self.state.settled
 
     def count(self) -> None:
-        """Put into the state how many ranks have said what."""
+        """Update the ack counts in the state."""
         state = self.state
         self.state = structs.replace(
             state,
@@ -55,7 +57,7 @@ class Issue:
 
     @property
     def needs_journalling(self) -> bool:
-        """Whether the journal should have it now: the counts in between are not worth an fsync each."""
+        """Whether to write it to the journal now; intermediate ack counts are not worth an fsync each."""
         known = self.journalled
         return (
             known is None
@@ -65,7 +67,7 @@ class Issue:
 
     @property
     def counts_outdated(self) -> bool:
-        """Whether the journal has older counts."""
+        """Whether the ack counts in the journal are out of date."""
         known = self.journalled
         return (
             self.partial
@@ -75,8 +77,8 @@ class Issue:
 
 
 def lost_before_ack(rank: int) -> str:
-    """Why fewer ranks than all have said that a command is in force."""
-    return f"rank {rank} was lost before it said so"
+    """The note of a partially acknowledged command."""
+    return f"rank {rank} was lost before its ack"
 
 
 def illegal(changes: Changes, knobs: Mapping[str, KnobState]) -> str | None:

@@ -1,8 +1,7 @@
-"""The command journal: what was asked and what became of it, on disk before anyone acts on it.
+"""The command journal: every proposal and its result, on disk before anyone acts on it.
 
-SQLite in WAL mode with `synchronous=FULL`, in a file of its own, so that the recording is never in its way; its fsync
-runs on a thread of its own, so the hub never waits for a disk. A file that cannot be opened is tried again, and one
-that somebody removes is put back.
+SQLite in WAL mode with `synchronous=FULL`, in its own file so that the recording never blocks it; its own thread runs
+the fsync, so the hub never waits for a disk. A file that cannot be opened is retried; a removed file is restored.
 """
 
 import contextlib
@@ -48,20 +47,20 @@ PRUNE = (
 )
 PRUNE_TRIALS = "DELETE FROM trials WHERE rowid NOT IN (SELECT rowid FROM trials ORDER BY rowid DESC LIMIT ?)"
 NEWEST_LOADED = 1024  # commands loaded at start, besides every unsettled one
-REFUSED_KEPT = 4096  # refusals kept on disk: asking for nonsense all day must not fill it
+REFUSED_KEPT = 4096  # rejected proposals kept on disk, so that repeated bad ones cannot fill it
 TRIALS_LOADED = 64
 TRIALS_KEPT = 4096
 PRUNE_PERIOD = 1024  # commands
-PENDING_STATES = 4096  # states that wait for a disk that is full
+PENDING_STATES = 4096  # states kept in memory while the disk is full
 BATCH = 256
-BUSY_S = 10.0  # somebody else, such as a backup, may read the file
-OPEN_S = 1.0  # the same when it is opened: the hub waits, once
-RETRY_S = 5.0  # between two attempts to open it
-CHECK_S = 0.5  # between two looks whether the file is still there
+BUSY_S = 10.0  # longest wait for another reader of the file, such as a backup
+OPEN_S = 1.0  # the same at opening, when the hub does wait
+RETRY_S = 5.0  # between attempts to open the file
+CHECK_S = 0.5  # between checks that the file still exists
 
 
 class Written(Struct, frozen=True):
-    """What became of `Journal.insert`: on disk; or why not; or `known`, if the id was there already."""
+    """Result of `Journal.insert`: on disk; or `error`; or `known`, if the journal already had the id."""
 
     entry: Entry
     error: str = ""
@@ -70,12 +69,12 @@ class Written(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Found:
-    """What was on disk when the journal was opened, the oldest first."""
+    """Contents of the journal when it was opened, oldest first."""
 
     last_revision: int = 0
     entries: list[Entry] = field(default_factory=list)  # the newest, and every unsettled one
     trials: list[TrialEntry] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)  # what of it cannot be read, a sentence each
+    problems: list[str] = field(default_factory=list)  # unreadable parts, a sentence each
 
 
 _Request = tuple[bool, Entry] | TrialEntry | threading.Event | None
@@ -97,13 +96,13 @@ class Journal:
         self._written: queue.SimpleQueue[Written] = queue.SimpleQueue()
         self._late: queue.SimpleQueue[Found] = (
             queue.SimpleQueue()
-        )  # of one attempt to open it after the first
+        )  # result of a later attempt to open the file
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._pending_states: dict[tuple[str, int], Entry] = {}  # states that could not be written yet
+        self._pending_states: dict[tuple[str, int], Entry] = {}  # states not written yet
         self._pending_trials: dict[str, TrialEntry] = {}
         self._db: sqlite3.Connection | None = None
         self._file: OpenFile | None = None
-        self._removed = ""  # why a file that was removed cannot be put back
+        self._removed = ""  # why a removed file cannot be restored
         self._retry_s = time.monotonic() + RETRY_S
         self.wake_fd, self._wake = os.pipe()
         os.set_blocking(self.wake_fd, False)
@@ -117,7 +116,7 @@ class Journal:
         self._thread.start()
 
     def take_reopened(self) -> bool:
-        """Whether it was opened now, after it could not be; `found` is what was there."""
+        """Whether a file that could not be opened is open now; `found` then has its contents."""
         with contextlib.suppress(queue.Empty):
             self.found = self._late.get_nowait()
             self.failure = ""
@@ -125,31 +124,31 @@ class Journal:
         return False
 
     def take_events(self) -> Iterator[Event]:
-        """What has happened to the file since the last call, for the run's log."""
+        """Events about the file since the last call, for the run's log."""
         with contextlib.suppress(queue.Empty):
             while True:
                 yield self._events.get_nowait()
 
     def insert(self, entry: Entry) -> None:
-        """Write a new command; `take` tells when it is on disk."""
+        """Write a new command; `take` returns it when it is on disk."""
         if (
             self.failure
-        ):  # here and not in the thread: until `take_reopened` nobody knows which revisions are taken
+        ):  # checked here, not in the thread: until `take_reopened` the revisions in use are unknown
             self._written.put(Written(entry, error=self.failure))
             self._wake_up()
             return
         self._requests.put((True, entry))
 
     def update(self, entry: Entry) -> None:
-        """Write what became of a command; if the disk is full now, it is written with the next one."""
+        """Write a command's new state; if the disk is full, the next write includes it."""
         self._requests.put((False, entry))
 
     def put_trial(self, entry: TrialEntry) -> None:
-        """Write how a trial stands, ahead of every command that is inserted later."""
+        """Write a trial's state before any command that is inserted later."""
         self._requests.put(entry)
 
     def take(self) -> list[Written]:
-        """What was written since the last call; `wake_fd` is readable when there is something."""
+        """Results since the last call; `wake_fd` is readable when there are any."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_fd, 4096)
         written = []
@@ -159,13 +158,13 @@ class Journal:
         return written
 
     def flush(self, timeout_s: float = 2.0) -> None:
-        """Wait until what is asked by now is written, or cannot be."""
+        """Wait until all requests so far are written or have failed."""
         done = threading.Event()
         self._requests.put(done)
         done.wait(timeout_s)
 
     def close(self) -> None:
-        """Write what is asked, then end the thread."""
+        """Write all requests, then end the thread."""
         self._requests.put(None)
         self._thread.join(timeout=BUSY_S)
 
@@ -210,7 +209,7 @@ class Journal:
 
     @staticmethod
     def _import_earlier(db: sqlite3.Connection, earlier: Path) -> list[str]:
-        """Copy what an earlier release has journalled of this run; what of it cannot be read."""
+        """Copy the journal of an earlier release; returns its unreadable parts."""
         journalled = read_commands(earlier)
         db.executemany(INSERT, map(row_of, journalled.commands))
         db.executemany(PUT_TRIAL, map(trial_row, journalled.trials))
@@ -218,7 +217,7 @@ class Journal:
 
     def _load(self, db: sqlite3.Connection, problems: list[str]) -> Found:
         newest = db.execute("SELECT COALESCE(MAX(revision), 0) FROM commands").fetchone()[0]
-        last = msgspec.convert(newest, Revision)  # a column of SQLite holds whatever was put there
+        last = msgspec.convert(newest, Revision)  # SQLite does not enforce column types
         loaded = (
             "commands WHERE state = 'accepted' OR rowid IN "
             f"(SELECT rowid FROM commands ORDER BY rowid DESC LIMIT {NEWEST_LOADED})"
@@ -253,11 +252,11 @@ class Journal:
             self._db.close()
 
     def _wake_up(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups: it will wake
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the hub anyway
             os.write(self._wake, b"w")
 
     def _check_file(self) -> None:
-        """Open the file if it could not be opened; put it back if somebody has removed it."""
+        """Open the file if that failed before; restore it if it was removed."""
         if self._db is None:
             self._open_late()
         elif self._file and self._file.removed:
@@ -275,7 +274,7 @@ class Journal:
         try:
             put_back(db, self._path)
             self._db = self._connect(BUSY_S)
-            tables(self._db)  # it has opened its log and the index of it
+            tables(self._db)  # a read makes SQLite open its log and index
         except (sqlite3.Error, OSError) as error:
             why = f"the journal {self._path} was removed and cannot be put back ({sentence(error)})"
             if why != self._removed:
@@ -315,10 +314,10 @@ class Journal:
                 with contextlib.suppress(sqlite3.Error):
                     db.execute("ROLLBACK")
                 failure = f"the journal cannot be written ({error}); the change is refused, telemetry goes on"
-            except Exception as error:  # noqa: BLE001 - a row that is damaged, or a mistake of ours: no reason to end
+            except Exception as error:  # noqa: BLE001 - a damaged row or a bug must not end the thread
                 with contextlib.suppress(sqlite3.Error):
                     db.execute("ROLLBACK")
-                self._pending_states.clear()  # one of them may be what cannot be written
+                self._pending_states.clear()  # one of them may be the unwritable one
                 self._pending_trials.clear()
                 failure = (
                     f"the journal cannot write this ({error!r}); the change is refused, telemetry goes on"
@@ -327,7 +326,7 @@ class Journal:
             self._written.put(one)
 
     def _prune(self, db: sqlite3.Connection, inserted: int) -> None:
-        """Now and then, for a hub may run for months."""
+        """Delete the oldest rows from time to time, since a hub may run for months."""
         self._inserted += inserted
         if self._inserted >= PRUNE_PERIOD:
             self._inserted = 0

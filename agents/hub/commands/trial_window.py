@@ -9,12 +9,12 @@ from typing import NamedTuple
 from agents.protocol import MOST_TRIAL_STEPS, Changes, Summary
 
 SKIPPED_STEPS = (
-    2  # steps after a switch that are not measured: plans are new, memory is asked for, caches are cold
+    2  # steps after a switch that are not measured: plans are rebuilt, memory is allocated, caches are cold
 )
 
 
 class Measured(NamedTuple):
-    """What counts of a step."""
+    """The values of a step that a trial uses."""
 
     step: int
     step_ms: float
@@ -22,7 +22,7 @@ class Measured(NamedTuple):
 
 
 class Window:
-    """Follows the summaries of a run, of which only the newest are kept: so it counts along, however many it takes."""
+    """Collects steps from the run's summaries as they arrive, since the run state keeps only the newest ones."""
 
     def __init__(self) -> None:
         self._values: Changes | None = None
@@ -43,7 +43,7 @@ class Window:
         return list(islice(self._steps, SKIPPED_STEPS, None))
 
     def _new(self, summaries: Sequence[Summary]) -> Sequence[Summary] | None:
-        """What has come since; None if older ones were told, or steps done anew: then it begins again."""
+        """Summaries since the last call; None if older ones appeared or steps were repeated: the window restarts."""
         if self._last is None or not summaries or summaries[0].step < self._oldest:
             return None
         place = bisect_right(summaries, self._last.step, key=lambda one: one.step)
@@ -52,7 +52,7 @@ class Window:
     def _take(self, summary: Summary) -> None:
         apart = summary.step - self._last.step if self._last else 0
         if apart and apart != self._stride:
-            # Some loops report each tenth step. What is further apart than that has a gap.
+            # Some loops report every tenth step, so the smallest distance is the stride; a larger one is a gap.
             if self._stride:
                 self._steps.clear()
             self._stride = min(apart, self._stride or apart)

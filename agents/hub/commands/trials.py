@@ -1,9 +1,9 @@
-"""A trial: one knob at another value for some steps, measured against what was, and taken back unless it is clearly
+"""A trial: one knob at another value for some steps, measured against the steps before, and reverted unless clearly
 better.
 
-It lives in the hub and in its journal, so it ends as promised whatever becomes of the client that asked for it; a hub
-that is killed goes on with it when it is back. What it changes goes through `Control` like any proposal, under names of
-its own, so that nothing is done twice.
+A trial lives in the hub and its journal, so it completes even if the client that started it disconnects; a restarted
+hub continues it. Its changes go through `Control` like any proposal, under ids of their own, so that none is applied
+twice.
 
     before -> applying -> after -> kept
                                 -> reverting -> reverted
@@ -33,11 +33,11 @@ from agents.protocol import (
 )
 from agents.recording.commands import TrialEntry
 
-REVERT_RETRY_S = 5.0  # after the disk could not take that a trial is taken back
+REVERT_RETRY_S = 5.0  # after a revert that could not be journalled
 
 
 class Trials:
-    """The trials of one run, of which one at a time is under way."""
+    """The trials of one run, one at a time."""
 
     def __init__(self, update_log: UpdateLog, control: Control, journal: Journal) -> None:
         self._update_log, self._control, self._journal = update_log, control, journal
@@ -47,14 +47,14 @@ class Trials:
         self.load_journal()
 
     def load_journal(self) -> None:
-        """Take over the trials that the journal has found on disk; again when it could not be opened before."""
+        """Load the trials that the journal read from disk; called again when the journal opens late."""
         for entry in self._journal.found.trials:
             self._update_log.publish(entry.state)
             if not entry.state.settled:
                 self._entry = entry
 
     def start(self, ask: Try) -> None:
-        """Take a trial; its answer is a published TrialState."""
+        """Start a trial; the answer is a published TrialState."""
         known = self._update_log.state.trials.get(ask.id)
         if known:
             self._update_log.publish(known)
@@ -75,9 +75,7 @@ class Trials:
             why=clip(why),
         )
         if why:
-            self._update_log.publish(
-                state
-            )  # nothing was done, so there is nothing to remember: not worth the disk
+            self._update_log.publish(state)  # nothing was changed, so nothing is journalled
             return
         self._decided = None
         self._store(TrialEntry(state))
@@ -97,7 +95,7 @@ class Trials:
                 self._decide_by_hand(entry, decide)
 
     def tick(self) -> None:
-        """Look at what has been measured, and go on if it is time."""
+        """Check the measured steps and move to the next stage when the window is full."""
         entry = self._entry
         if entry is None:
             return
@@ -106,11 +104,11 @@ class Trials:
             return
         try:
             _STAGES[entry.state.state](self, entry)
-        except Exception as error:  # noqa: BLE001 - whatever it was, it costs this trial and not the hub
+        except Exception as error:  # noqa: BLE001 - an error ends this trial, not the hub
             self._give_up(entry, f"{type(error).__name__}: {error}")
 
     def run_ended(self) -> None:
-        """The ranks are gone: nothing will be measured or taken back any more."""
+        """The ranks have ended: settle the trial, since nothing can be measured or reverted."""
         if self._entry:
             self._settle("failed", f"the run ended before this was decided{self._control.ended or ''}")
 
@@ -132,7 +130,7 @@ class Trials:
                 before_ms=typical(times),
                 loss_before=_mean([step.loss for step in window if step.loss is not None]),
             )
-            # In the journal ahead of the proposal, on the same thread: never is a value tried that nobody knows of.
+            # Journalled before the proposal, so that every value in force belongs to a known trial.
             self._store(TrialEntry(state, times, self._others(state)))
             self._control.propose(
                 Propose(_try_id(state), state.changes, who=state.who, reason=f"trial {state.id}")
@@ -143,7 +141,7 @@ class Trials:
     def _applying(self, entry: TrialEntry) -> None:
         state, command = entry.state, self._command_state(_try_id(entry.state))
         if command is None:
-            # The hub was killed between the two; asked again, under the same name.
+            # The hub was killed between the two writes; propose again under the same id.
             self._control.propose(
                 Propose(_try_id(state), state.changes, who=state.who, reason=f"trial {state.id}")
             )
@@ -179,7 +177,7 @@ class Trials:
             self._propose_revert(entry)
         elif command.state == "applied":
             self._settle("reverted", state.why)
-        elif self._control.unwritten(command.id):  # a name is good for one answer
+        elif self._control.unwritten(command.id):  # an id gets one answer only
             if time.time() - command.time_s >= REVERT_RETRY_S:
                 self._store(structs.replace(entry, attempts=entry.attempts + 1))
         elif command.state != "accepted":
@@ -230,7 +228,7 @@ class Trials:
 
     def _propose_revert(self, entry: TrialEntry) -> None:
         if not self._control.ready:
-            return  # at a later tick: it would be refused for want of ranks
+            return  # retried at a later tick; without ranks it would be rejected
         state = entry.state
         reason = clip(f"trial {state.id}: {state.why}")
         back = Propose(_revert_id(entry), state.before, who=state.who, reason=reason)
@@ -241,7 +239,7 @@ class Trials:
             self._store(structs.replace(self._entry, state=self._transition(self._entry.state, to, why=why)))
 
     def _give_up(self, entry: TrialEntry, error: str) -> None:
-        """A mistake of ours, or numbers that nobody has thought of. What is tried is taken back if that is possible."""
+        """End the trial after an unexpected error; revert the tried value if possible."""
         state = entry.state
         self._log_error(f"trial {state.id} cannot go on: {error}")
         if state.state == "after":
@@ -252,7 +250,7 @@ class Trials:
     # ---------------------------------------------------------------------------------------- what is known
 
     def _check_request(self, ask: Try) -> tuple[KnobState | None, str]:
-        """The knob to try; and why it cannot be tried."""
+        """The knob to try, and a refusal if it cannot be tried."""
         board = self._update_log.state.board
         if self._journal.failure:
             return None, self._journal.failure
@@ -303,7 +301,7 @@ class Trials:
         self._update_log.publish(Event(time.time(), "error", "hub", clip(text)))
 
     def _publish_progress(self, state: TrialState) -> None:
-        """Progress, which is not worth the disk."""
+        """Publish progress without journalling it."""
         assert self._entry is not None
         self._entry = structs.replace(self._entry, state=state)
         self._update_log.publish(state)

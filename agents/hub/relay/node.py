@@ -42,9 +42,9 @@ from agents.transport.server_sockets import ServerSocket
 FLUSH_MS = 20  # between two batches to the hub
 IDLE_MS = 200
 FRAMES_PER_ROUND = 1024
-HELLO_S = 1.0  # between two introductions to a hub that keeps asking
-REPORT_S = 5.0  # between two events on what ranks sent and is not passed on
-FORGOTTEN_AFTER_S = 60.0  # a rank silent for so long is not one of ours any more
+HELLO_S = 1.0  # between introductions to a hub that asks repeatedly
+REPORT_S = 5.0  # between events about dropped messages
+FORGOTTEN_AFTER_S = 60.0  # a rank silent for this long is forgotten
 LEAVE_S = 0.5
 
 
@@ -56,7 +56,7 @@ class _Rank:
 
 
 class Node:
-    """The ranks of one node and the way to the hub; `run` returns after `stop`."""
+    """The sockets and ranks of one relay; `run` returns after `stop`."""
 
     def __init__(self, run: str, hub_socket: ReconnectingSocket, server_socket: ServerSocket) -> None:
         self._introduction = Relay(protocol.VERSION, run, this_host(), os.getpid())
@@ -68,7 +68,7 @@ class Node:
         self._relay_queue = RelayQueue()
         self._introduced_s = -HELLO_S
         self._reported_s = -REPORT_S
-        self._refusal_text: str | None = None  # why the hub does not let us in
+        self._refusal_text: str | None = None  # the hub's reason for refusing this relay
         self._stopping = False
 
     def stop(self) -> None:
@@ -86,7 +86,7 @@ class Node:
             if parent is not None and process_state(parent) == "ended":
                 self.stop()
             if self._relay_queue:
-                time.sleep(FLUSH_MS / 1000)  # so that a batch is of many ranks
+                time.sleep(FLUSH_MS / 1000)  # so that a batch has records of many ranks
         self._round(time.monotonic())
         self._hub_socket.close(int(1000 * LEAVE_S))
         self._server_socket.socket.close()
@@ -165,7 +165,7 @@ class Node:
                 self._forget(rank)
 
     def _is_allowed(self, rank: int, message: AnyMessage) -> bool:
-        """Nobody speaks for another, and nobody sends what would spoil the batch for all: the hub sees one peer."""
+        """Whether the rank may send this message. The hub sees one peer, so a bad message would spoil the batch."""
         if isinstance(message, OF_THE_JOB):
             return rank == 0 or self._ranks[rank].hello.leader
         if isinstance(message, (Hello, *OF_ITSELF)):
@@ -173,7 +173,7 @@ class Node:
         return isinstance(message, Event)
 
     def _report_dropped(self, rank: int, message: AnyMessage, now: float) -> None:
-        """What is not passed on is told to the hub, once in a while; a newer kind, which nobody here knows, is not."""
+        """Report a dropped message to the hub, at most once in `REPORT_S`; unknown newer kinds are not reported."""
         if isinstance(message, Unknown):
             what = f"a {message.kind} that cannot be: {message.why}" if message.why else ""
         else:
@@ -184,7 +184,7 @@ class Node:
             self._relay_queue.put(Event(time.time(), "warning", f"rank {rank}", text))
 
     def _register(self, peer: bytes, hello: Hello, now: float) -> str | None:
-        """Enter a rank; a sentence if another process has that number."""
+        """Register a rank; returns a refusal if another process has its number."""
         other = self._ranks.get(hello.rank)
         if other and other.peer != peer and now - other.heard_s < SUCCESSION_S:
             was = other.hello
@@ -211,7 +211,7 @@ class Node:
         try:
             messages = codec.decode_each(frame)
         except WireError:
-            return  # not a hub, or not one of this release: its ranks go without, as with no hub at all
+            return  # not a hub of this release: ranks continue as without a hub
         for message in messages:
             self._pass_down(message, now)
 
@@ -228,7 +228,7 @@ class Node:
                 self._send_to([one.peer for one in self._ranks.values() if one.hello.leader], message)
 
     def _introduce(self, now: float) -> bool:
-        """Say who this is, unless that is on its way already: a hub asks once a frame."""
+        """Send the introduction, unless one was just sent: a hub asks once per frame."""
         if now - self._introduced_s < HELLO_S:
             return False
         self._introduced_s = now
@@ -236,7 +236,7 @@ class Node:
         return True
 
     def _peers(self, ranks: Iterable[int]) -> list[bytes]:
-        """The connections of those of our ranks that are named; of all, if none is."""
+        """The connections of the named ranks of this node; of all, if none is named."""
         named = list(ranks) or list(self._ranks)
         return [self._ranks[rank].peer for rank in named if rank in self._ranks]
 

@@ -31,17 +31,15 @@ from agents.transport.server_sockets import ServerSocket
 def main(
     words: Sequence[str] | None = None, prog: str = "python -m agents.hub.relay", in_terminal: bool = False
 ) -> int:
-    """0 after SIGTERM (in a terminal, Ctrl-C) or when the parent has ended; exit 2 if it cannot start."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description="Speaks to a run's hub for the ranks of one node."
-    )
+    """Returns 0 after SIGTERM (or Ctrl-C in a terminal) or when the parent ended; exits with 2 if it cannot start."""
+    parser = argparse.ArgumentParser(prog=prog, description="Connects the ranks of one node to a run's hub.")
     parser.add_argument("--run", required=True, help="name of the run")
-    parser.add_argument("--hub", required=True, metavar="RUN|URL", help="its run's folder, ipc:// or tcp://")
+    parser.add_argument("--hub", required=True, metavar="RUN|URL", help="run folder, ipc:// or tcp://")
     parser.add_argument(
-        "--sockets", type=Path, help="the directory for the socket of the ranks; by default a new private one"
+        "--sockets", type=Path, help="directory for the ranks' socket (default: a new private one)"
     )
-    parser.add_argument("--key", type=Path, metavar="FILE", help="of the role rank, for a hub over TCP")
-    parser.add_argument("--parent", type=int, help="a process id; when it has ended, so does the relay")
+    parser.add_argument("--key", type=Path, metavar="FILE", help="key of the role rank, for a hub over TCP")
+    parser.add_argument("--parent", type=int, help="process id; the relay ends when this process ends")
     arguments = parser.parse_args(words)
     if not in_terminal:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides when the relay ends
@@ -62,7 +60,7 @@ def main(
     node = Node(arguments.run, hub_socket, server_socket)
     for ending in (signal.SIGTERM, signal.SIGHUP, *([signal.SIGINT] if in_terminal else [])):
         signal.signal(ending, lambda _signal, _frame: node.stop())
-    sys.stdout.write(f"{endpoints.ranks}\n")  # where the ranks of this node are to connect
+    sys.stdout.write(f"{endpoints.ranks}\n")  # the endpoint for the ranks of this node
     sys.stdout.flush()
     node.run(arguments.parent)
     context.term()

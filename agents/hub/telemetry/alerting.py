@@ -1,4 +1,4 @@
-"""A hub's alerts: what the detectors find, told to watchers, in the log and outside."""
+"""Publishes the detectors' alerts: to clients, to the run's log, and to the notifier."""
 
 import sys
 import time
@@ -16,7 +16,7 @@ Log = Callable[[Literal["info", "warning", "error"], str], None]
 
 
 class Alerts:
-    """`check` is called at each tick; it looks when it can afford to."""
+    """The hub calls `check` at each tick; detectors run when their CPU budget allows."""
 
     def __init__(
         self, update_log: UpdateLog, peer_faults: PeerFaults, notifier: Notifier | None, log: Log
@@ -30,18 +30,18 @@ class Alerts:
         self._detection = Detection(all_detectors())
 
     def learn(self, now_s: float) -> None:
-        """What is known by now is old: it says what is usual, and is no news."""
+        """Let the detectors learn typical values from restored history, without alerts."""
         self._detection.learn(self._update_log.state, now_s)
 
     def is_due(self, now_s: float) -> bool:
         return self._detection.is_due(now_s)
 
     def check(self, now_s: float) -> None:
-        """See whether something is wrong with the run, and tell whoever wants to know."""
+        """Run the detectors, and publish alerts that are raised, updated or over."""
         active = set(self._update_log.state.alerts)
         for alert in self._detection.check(self._update_log.state, now_s):
             if alert.active and (alert.name, alert.subject) in active:
-                self._update_log.publish(alert)  # told anew
+                self._update_log.publish(alert)  # an update of an active alert
                 continue
             self._announce(alert)
             level = alert.level if alert.active else "info"
@@ -52,17 +52,17 @@ class Alerts:
             self._peer_faults.add("notify", problem)
 
     def run_failed(self, text: str) -> None:
-        """The run is over and did not end well; the log has its own line of that."""
+        """Raise the alert that the run ended with a failure; the log already has a line for it."""
         state = self._update_log.state
         self._announce(Alert("failed", "run", "error", True, step_of(state), time.time(), text))
 
     def close(self) -> None:
-        """The last alerts go out before this process ends; nobody watches any more, so what fails is for the log."""
+        """Send the queued alerts before this process ends; failures go to stderr, since no client is left."""
         for problem in self._notifier.close() if self._notifier else ():
             sys.stderr.write(f"{problem}\n")
 
     def _announce(self, alert: Alert) -> None:
-        """Tell of an alert that is new or over, here and outside."""
+        """Publish an alert that is new or over, and notify."""
         self._update_log.publish(alert)
         if self._notifier:
             self._notifier.notify(alert)

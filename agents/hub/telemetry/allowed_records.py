@@ -1,4 +1,4 @@
-"""What ranks may say, and of whom: one table for the hub and for relays."""
+"""Which records a rank may send, for itself or for the job: one table for hub and relays."""
 
 from agents.protocol import (
     Ack,
@@ -15,6 +15,11 @@ from agents.protocol import (
     Vitals,
 )
 
-# Those that name their rank, which must be the speaker's.
+# Records that name their rank, which must be the sender.
 OF_ITSELF = (Step, Pulse, Vitals, Timeline, Peers, Board, Gone, Ack)
-OF_THE_JOB = (Summary, Experts, Loads, Previewed)  # speak for all ranks, and only rank 0 or the leader may
+OF_THE_JOB = (
+    Summary,
+    Experts,
+    Loads,
+    Previewed,
+)  # describe all ranks; only rank 0 or the leader may send them

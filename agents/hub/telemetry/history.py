@@ -1,10 +1,10 @@
-"""What hubs before this one knew of the run, told anew: its curve and its events. (Commands and trials come from the
-journal; what is wrong with the run is found anew.)
+"""Restores the history of a run after a hub restart: its curve and its events. (Commands and trials come from the
+journal; alerts are detected again.)
 
-It is read from the recording by a thread, so that no hub waits for a disk, and told when it is clear what of it
-belongs to the run that is there: all of it, if the leader is still the same process; of another process's, once the
-first step has been summarised, what is older than that step. So a run that goes on from a snapshot goes on with its
-curve, and one that begins anew in the same folder begins a new one.
+A thread reads the recording, so that the hub does not wait for the disk. The history is published once it is known
+which part belongs to the current run: all of it if the leader is the same process; otherwise, after the first step
+summary, everything before that step. A run resumed from a checkpoint keeps its curve; a new run in the same folder
+starts a new one.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from agents.recording.endings import Ending, endings
 from agents.recording.format import NothingRecordedError, RecordingError
 from agents.state.curve import Curve
 
-MESSAGE_BYTES = 32 << 10  # told at once: a watcher on a slow line takes it piece by piece
-SAME_PROCESS_S = 1.0  # between two words of one process on when it began
+MESSAGE_BYTES = 32 << 10  # size of one update, so that a client on a slow connection receives it in parts
+SAME_PROCESS_S = 1.0  # largest difference between two start times reported by the same process
 
 M = TypeVar("M", bound=Message)
 
 
 class History:
-    """Reads at once; `tick` is the hub's, and tells."""
+    """Starts reading when it is constructed; the hub calls `tick`, which publishes the result once."""
 
     def __init__(self, path: Path, update_log: UpdateLog) -> None:
         self._path, self._update_log = path, update_log
@@ -49,15 +49,15 @@ class History:
             pass
         except RecordingError as error:
             self._problem = str(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it costs the past and not the hub
+        except Exception as error:  # noqa: BLE001 - an error costs the history, not the hub
             self._problem = f"reading it had an error: {error!r}"
 
     def tick(self, leader: int | None) -> bool:
-        """Tell what is found of the run that `leader` leads, once it is clear what that is; True: it is told now."""
+        """Publish the history of the run that `leader` leads, once it is known; True when this call published it."""
         if self._done or self._thread.is_alive():
             return False
         if self._problem:
-            text = f"what was known of the run before this hub started is lost: {self._problem}"
+            text = f"the history of the run before this hub started is lost: {self._problem}"
             self._update_log.publish(Event(time.time(), "warning", "hub", clip(text)))
             self._problem = ""
         state = self._update_log.state
@@ -70,9 +70,7 @@ class History:
         if restored is None:
             return False
         for piece in _messages(restored):
-            with contextlib.suppress(
-                WireError
-            ):  # one that is as large as a message may be: it has no room here
+            with contextlib.suppress(WireError):  # one message of the largest size does not fit into another
                 self._update_log.publish(piece)
         return bool(restored.curve or restored.summaries or restored.events)
 
@@ -84,14 +82,14 @@ class History:
 
 @dataclass
 class RestoredHistory:
-    """What is known of the steps before some other, oldest first; `curve` is older than `summaries`."""
+    """The curve, summaries and events before some step, oldest first; `curve` is older than `summaries`."""
 
     curve: Curve = field(default_factory=Curve)
     summaries: list[Summary] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
 
     def put_before(self, curve: Curve, summaries: list[Summary], events: list[Event]) -> None:
-        """Put what is older still in front."""
+        """Add older history in front."""
         if self.curve:
             self.curve.extend(summaries)
         else:
@@ -103,13 +101,13 @@ class RestoredHistory:
 
 
 def first_step(curve: Curve, summaries: List[Summary]) -> int | None:
-    """The oldest step that is known."""
+    """The oldest known step."""
     return curve.first if curve else summaries[0].step if summaries else None
 
 
 def belonging(found: List[Ending], leader: Hello, known: int | None) -> RestoredHistory | None:
-    """Of the ends of hub starts, newest first, what belongs to the run that `leader` leads and of which everything
-    from step `known` on is known; None as long as that cannot be told."""
+    """The history that belongs to the run that `leader` leads, before step `known`, from the ends of hub starts (newest
+    first); None while that cannot be decided."""
     restored = RestoredHistory()
     for ending in found:
         if ending.leader.run != leader.run:
@@ -122,7 +120,7 @@ def belonging(found: List[Ending], leader: Hello, known: int | None) -> Restored
         curve = copy(ending.curve)
         curve.cut(before)
         if not older and not curve and not same:
-            break  # the run began anew, or all of this was told to the hub after it
+            break  # a new run, or the next hub start already has all of it
         restored.put_before(curve, older, ending.events)
         first = first_step(restored.curve, restored.summaries)
         known = known if first is None else first
@@ -130,27 +128,27 @@ def belonging(found: List[Ending], leader: Hello, known: int | None) -> Restored
 
 
 def _same_process(one: Hello, other: Hello) -> bool:
-    """Whether it is one process; it began when it says, by the hub's clock."""
+    """Whether both hellos are from the same process, by host, pid and start time."""
     return (one.host, one.pid) == (other.host, other.pid) and abs(
         one.began_s - other.began_s
     ) < SAME_PROCESS_S
 
 
 def _messages(restored: RestoredHistory) -> Iterator[Recalled]:
-    """Newest first, for each goes in front of what is known."""
+    """Newest first, since each is put in front of the known history."""
     yield from (Recalled(events=part) for part in _parts(restored.events))
     yield from (Recalled(summaries=part) for part in _parts(restored.summaries))
     yield from (Recalled(curve=[part]) for part in restored.curve.parts())
 
 
 def _parts(messages: list[M]) -> Iterator[list[M]]:
-    """Parts of about `MESSAGE_BYTES`, the last first."""
+    """Split into parts of about `MESSAGE_BYTES`, last part first."""
     part: list[M] = []
     size = 0
     for message in reversed(messages):
         try:
             size += len(codec.pack(message))
-        except WireError:  # more than a message may be, whoever wrote that
+        except WireError:  # larger than a message may be
             continue
         part.append(message)
         if size >= MESSAGE_BYTES:

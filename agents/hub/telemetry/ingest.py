@@ -1,4 +1,4 @@
-"""What ranks say, checked before it is believed: who speaks, for whom, and whether the numbers can be."""
+"""Ingest: checks messages from ranks (sender, rank, ranges) and publishes them."""
 
 import time
 
@@ -39,19 +39,19 @@ from agents.protocol import (
 )
 from agents.protocol.codec import Skimmed
 
-WELCOME_RANKS = 4096  # ranks asked of a relay at once
-HELLOS_A_SECOND = 64  # of one rank on one connection: more than it applies changes
-LARGE_WORLD = 256  # ranks: of so many, most records are replaced by newer ones before anybody looks at them
-EVENTS_A_SECOND = 64  # of one rank: more than anybody reads
+WELCOME_RANKS = 4096  # ranks named in one welcome to a relay
+HELLOS_A_SECOND = 64  # from one rank on one connection; a rank sends one per applied change
+LARGE_WORLD = 256  # ranks; above this, most records are replaced by newer ones before they are read
+EVENTS_A_SECOND = 64  # from one rank; more are dropped
 
 
 def _by_our_clock(hello: Hello) -> Hello:
-    """When the process began, by the clock of this machine, which is the one that commands are stamped with."""
+    """The hello with its start time on this machine's clock, the clock of the command timestamps."""
     return hello if hello.age_s is None else structs.replace(hello, began_s=time.time() - hello.age_s)
 
 
 class Ingest:
-    """Takes what ranks send, a frame at a time; what it accepts is published, the rest complained of."""
+    """Handles the frames of ranks: publishes valid messages, reports the others as peer faults."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class Ingest:
         self._control = control
         self._peer_faults = peer_faults
         self._preview_queries = preview_queries
-        self._records: list[Skimmed] = []  # not published yet
+        self._records: list[Skimmed] = []  # received, not published yet
         self._hellos = RateLimit(HELLOS_A_SECOND)
         self._events = RateLimit(EVENTS_A_SECOND)
-        self._seen: set[int] = set()  # ranks that have said hello to this hub
+        self._seen: set[int] = set()  # ranks that have sent a hello to this hub process
 
     def take_records(self, identity: bytes, frame: bytes, now: float) -> bool:
-        """Take a frame of nothing but small records, of ranks that this connection speaks for, in a run of many;
-        False if it is another. `flush` in the end."""
+        """Fast path of a large run: take a frame that has only small records of this connection's ranks. False if the
+        frame is another. Call `flush` afterwards."""
         connection = self._membership.connection(identity) if self._membership.world >= LARGE_WORLD else None
         records = codec.skim(frame) if connection else None
         if connection is None or records is None:
@@ -88,27 +88,27 @@ class Ingest:
         return True
 
     def flush(self) -> None:
-        """Publish the records that have gathered: many at once cost less than one by one."""
+        """Publish the collected records in one batch, which is cheaper than one by one."""
         if self._records:
             self._update_log.publish_records(self._records)
             self._records = []
 
     def report_malformed(self) -> None:
-        """Complain of records that were found to be malformed when somebody looked at them."""
+        """Report records that turned out to be malformed when they were decoded."""
         malformed = self._update_log.newest.malformed
         while malformed:
             rank, found = malformed.popleft()
             self._report_malformed(rank, found)
 
     def take(self, identity: bytes, messages: list[AnyMessage], now: float) -> list[Message]:
-        """Take what one connection sent in one frame; returns what to answer."""
+        """Handle the messages of one frame; returns the answers."""
         self.flush()
         connection = self._membership.connection(identity)
         unknown_senders: list[Message] = []
         answers: list[Message] = []
         for message in messages:
             if isinstance(message, Hello) and not self._hellos.allows((identity, message.rank), now):
-                self._peer_faults.add("rank", f"rank {message.rank} says hello all the time; dropped")
+                self._peer_faults.add("rank", f"rank {message.rank} sends hello too often; dropped")
             elif isinstance(message, Hello | Relay):
                 refusal = self._introduce(identity, message, now)
                 connection = self._membership.connection(identity)
@@ -123,7 +123,7 @@ class Ingest:
             elif connection is None and isinstance(message, Unknown) and message.why:
                 raise WireError(f"not a frame of ours: {message.why}")
             elif connection is None:
-                # The hub has started anew, or the rank was given up: it is asked to say hello, once a frame.
+                # The hub has restarted, or the rank was given up: ask for its hello, once per frame.
                 return [Welcome(self._update_log.epoch)]
             else:
                 sender = _sender(connection, message)
@@ -153,17 +153,17 @@ class Ingest:
         return None
 
     def _needs_welcome(self, rank: int) -> bool:
-        """Whether it has to be asked to say again what it may have acknowledged to the hub before this one."""
+        """Whether to ask the rank to repeat acks that it may have sent to the previous hub process."""
         if rank in self._seen:
             return False
         self._seen.add(rank)
         return self._control.ack_missing(rank)
 
     def _welcome_unknown(self, unknown_senders: list[Message]) -> list[Message]:
-        """What a relay brought of ranks that have not said hello through it."""
+        """Ask for the hello of ranks that sent through this relay without one."""
         ranks = {one.rank for one in unknown_senders if isinstance(one, OF_ITSELF)}
         if len(ranks) < len(unknown_senders):
-            self._peer_faults.add("rank", "a relay spoke for ranks that it has not; dropped")
+            self._peer_faults.add("rank", "a relay sent records for ranks that are not its own; dropped")
         return [Welcome(self._update_log.epoch, sorted(ranks)[:WELCOME_RANKS])] if ranks else []
 
     def _receive(self, sender: Known, message: AnyMessage, now: float) -> None:
@@ -172,7 +172,9 @@ class Ingest:
             self._publish(Event(time.time(), "info", "hub", f"rank {sender.hello.rank} is heard again"))
         if self._check(sender.hello, message):
             if isinstance(message, Event) and not self._events.allows(sender.hello.rank, now):
-                self._peer_faults.add("rank", f"rank {sender.hello.rank} has too much to say; events dropped")
+                self._peer_faults.add(
+                    "rank", f"rank {sender.hello.rank} sends more than {EVENTS_A_SECOND} events/s; dropped"
+                )
                 return
             self._accept(sender.hello, message)
 
@@ -220,7 +222,7 @@ class Ingest:
             case Previewed():
                 self._preview_queries.answer(message)
             case Event():
-                # The log is in the order of the hub's clock; a rank's may be an hour off.
+                # Events get the hub's time, since a rank's clock may be off by an hour.
                 here = structs.replace(message, source=f"rank {sender.rank}", time_s=time.time())
                 self._publish(here)
             case Gone():
@@ -242,7 +244,7 @@ class Ingest:
 
 
 def _sender(connection: Connection, message: AnyMessage) -> Known | None:
-    """Of which rank this is, as far as the connection may speak for it; what it says of itself is checked after."""
+    """The rank that sent the message, if this connection may send for it; `_check` then validates the message."""
     if not connection.relay:
         return connection.only
     if isinstance(message, OF_ITSELF):

@@ -1,7 +1,7 @@
-"""What has changed since a number, newest only: for those who want less than everything.
+"""The latest changes since a sequence number, for clients that skip intermediate updates.
 
-Of what each rank says again and again (its records) only the newest counts, and is found in the run's state. All else
-is news, kept in order. Nothing is kept for any one client.
+Of the records of a rank only the newest of each kind counts; it is in the run's state. All other updates are kept in
+order. Nothing is stored per client.
 """
 
 from collections import deque
@@ -14,10 +14,10 @@ from agents.protocol.codec import Skimmed
 from agents.state.run_state import Record, RunState
 
 UPDATES_KEPT = 16_384  # updates kept, other than records
-BYTES_KEPT = 4 << 20  # of them, packed: who has missed more is better served with a snapshot
-LATEST = (Loads, Experts)  # of the job, and only the newest counts
-RANK_DETAIL = (Experts,)  # not for those who want no ranks
-MALFORMED_KEPT = 64  # remembered until somebody asks
+BYTES_KEPT = 4 << 20  # of them, packed; a client that missed more gets a snapshot
+LATEST = (Loads, Experts)  # records of the job; only the newest counts
+RANK_DETAIL = (Experts,)  # not sent to clients that want no rank detail
+MALFORMED_KEPT = 64  # malformed records kept until they are reported
 
 
 class Latest:
@@ -38,13 +38,13 @@ class Latest:
         )  # records, and whose they are
         self._numbers: dict[type[Update], dict[int, int]] = {kind: {} for kind in self._records}
         self._latest: dict[type[Update], tuple[int, bytes]] = {}
-        # Number, packed, and packed for those who want no ranks: as objects, updates take some four times the memory.
+        # Number, packed, packed without rank detail. As objects, updates would take about four times the memory.
         self._updates: deque[tuple[int, bytes, bytes]] = deque()
         self._limits = (updates, updates_bytes)
         self._bytes = 0  # of the news
 
     def add_records(self, seq: int, records: Sequence[Skimmed]) -> None:
-        """Keep records, of which the first has number `seq`, in place of older ones of their rank."""
+        """Replace the records of their ranks by these, numbered from `seq`."""
         undecoded = self._undecoded
         for record in records:
             undecoded[record.kind][record.rank] = (seq, record)
@@ -52,7 +52,7 @@ class Latest:
         self._received_to = seq - 1
 
     def read(self) -> None:
-        """Put the records that nobody has looked at yet into the state, except for malformed ones."""
+        """Decode the records received since the last call into the state; malformed ones are kept aside."""
         for kind, undecoded in self._undecoded.items():
             newest = self._records[kind]
             for rank, (seq, skimmed) in undecoded.items():
@@ -84,7 +84,7 @@ class Latest:
             self._bytes -= len(forgotten)
 
     def after(self, seq: int, ranks: bool = True) -> Iterator[bytes]:
-        """What has changed after `seq`, packed, each as it is when it is taken here; without `ranks`, no records."""
+        """The changes after `seq`, packed, each as of the moment it is yielded; no records unless `ranks`."""
         updates = []
         for number, packed, thin in reversed(self._updates):
             if number <= seq:
@@ -102,7 +102,7 @@ class Latest:
                 yield undecoded[rank][1].packed if rank in undecoded else codec.pack(newest[rank])
 
     def all(self, ranks: bool = True) -> Iterator[Update]:
-        """The state, for one who knows nothing."""
+        """The whole state as updates, for a new client."""
         if ranks:
             self.read()
             yield from self._state.replay()
@@ -113,7 +113,7 @@ class Latest:
 
 
 def brief(update: Update) -> Update:
-    """As one wants it who looks at the job and not at ranks: facts are the same for all, and the leader tells them."""
+    """The update without per-rank detail: facts are equal on all ranks, and the leader's hello has them."""
     if isinstance(update, Hello) and not update.leader:
         return structs.replace(update, facts={}, capabilities=[])
     return update

@@ -1,4 +1,4 @@
-"""Which connection is which rank, and which ranks have fallen silent."""
+"""Membership: which connection belongs to which rank, and which ranks are lost."""
 
 import math
 import time
@@ -11,11 +11,11 @@ from agents import protocol
 from agents.protocol import Gone, Hello, Relay, codec
 from agents.rundir.local_machine import process_state, this_host
 
-LOST_AFTER_S = 5.0  # without a word; a rank's own thread sends a pulse each second
-SUCCESSION_S = 2.0  # a connection silent for so long gives way to a new one that claims its rank
+LOST_AFTER_S = 5.0  # without a message; each rank's agent thread sends a pulse every second
+SUCCESSION_S = 2.0  # a connection silent for this long is replaced by a new one of the same rank
 LARGEST_WORLD = 1 << 16
-RELAYS_WITHOUT_RANKS = 1024  # kept; an honest one has ranks a moment after it came
-LARGEST_REVISION = 1 << 40  # far from where numbers end, so that there is always a next one
+RELAYS_WITHOUT_RANKS = 1024  # connections kept; a working relay has ranks soon after it connects
+LARGEST_REVISION = 1 << 40  # far below the integer limit, so that there is always a next one
 
 Process = Literal["unknown", "ended", "stopped", "alive"]
 
@@ -31,21 +31,21 @@ class Known:
     process: Process = "unknown"  # when it was lost
 
     def mark_heard(self, now: float) -> bool:
-        """It spoke; whether it was lost till now."""
+        """Note a message from the rank; returns whether the rank was lost until now."""
         was_lost, self.lost, self.heard_s = self.lost, False, now
         return was_lost
 
 
 @dataclass
 class Connection:
-    """What one connection may speak for: the rank that said hello on it; of a relay, all that did."""
+    """The ranks that a connection may send for: the one that sent its hello on it; for a relay, all that did."""
 
     relay: Relay | None = None
     ranks: dict[int, Known] = field(default_factory=dict)
 
     @property
     def only(self) -> Known | None:
-        """The rank of a connection that is no relay's."""
+        """The rank of a direct connection; None for a relay's."""
         return None if self.relay else next(iter(self.ranks.values()), None)
 
 
@@ -57,24 +57,24 @@ class Membership:
         self.world = 0
         self._layout = ""
         self._ranks: dict[int, Known] = {}
-        self._leader: Known | None = None  # the last that was let lead
+        self._leader: Known | None = None  # the last accepted leader
         self._connections: dict[bytes, Connection] = {}
 
     @property
     def leader(self) -> Hello | None:
-        """The rank that takes commands, as long as it is not lost."""
+        """The hello of the rank that receives commands; None while it is lost."""
         return self._leader.hello if self._leader and not self._leader.lost else None
 
     @property
     def last_leader(self) -> int | None:
-        """The rank that took commands last, lost or not."""
+        """The rank that received commands last, lost or not."""
         return self._leader.hello.rank if self._leader else None
 
     def identity(self, rank: int) -> bytes:
         return self._ranks[rank].identity
 
     def with_capability(self, capability: str) -> dict[int, bytes]:
-        """Where each rank is heard that says it can do that, and is there."""
+        """The connections of the present ranks that have a capability, by rank."""
         return {
             rank: known.identity
             for rank, known in self._ranks.items()
@@ -82,7 +82,7 @@ class Membership:
         }
 
     def hello(self, identity: bytes, hello: Hello, now: float) -> str | None:
-        """Enter a rank; a sentence if it cannot be one of this run."""
+        """Register a rank; returns a refusal if it cannot belong to this run."""
         refusal = self._refusal(identity, hello, now)
         if refusal:
             return refusal
@@ -96,7 +96,7 @@ class Membership:
         return None
 
     def _succeed(self, known: Known) -> None:
-        """One rank leads: one that was lost leads no more when another has taken its place, should it be back."""
+        """Keep a single leader: a lost leader that returns after another took over does not lead again."""
         old = self._leader
         if known.hello.leader:
             if old and old.hello.rank != known.hello.rank:
@@ -106,7 +106,7 @@ class Membership:
             self._leader = None
 
     def relay(self, identity: bytes, relay: Relay) -> str | None:
-        """Let a connection speak for several ranks; a sentence if it cannot be."""
+        """Register a relay, which may send for several ranks; returns a refusal if that is not possible."""
         me = f"the relay on {relay.host}"
         if relay.version != protocol.VERSION:
             return f"{me}: {codec.version_refusal(relay.version)}"
@@ -124,7 +124,7 @@ class Membership:
         return None
 
     def _remove_from_connection(self, known: Known) -> None:
-        """A rank leaves the connection it was heard on."""
+        """Remove a rank from its connection."""
         connection = self._connections.get(known.identity)
         if connection and connection.ranks.get(known.hello.rank) is known:
             del connection.ranks[known.hello.rank]
@@ -165,17 +165,17 @@ class Membership:
         return None
 
     def connection(self, identity: bytes) -> Connection | None:
-        """What a connection may speak for; None if nobody has said hello on it."""
+        """The ranks that a connection may send for; None if no hello arrived on it."""
         return self._connections.get(identity)
 
     def leave(self, rank: int) -> None:
-        """A rank said goodbye; it has to say hello to be heard again."""
+        """Handle a rank's goodbye; it must send a hello before anything else."""
         known = self._ranks[rank]
         self._remove_from_connection(known)
         known.lost, known.process = True, "unknown"
 
     def newly_lost(self, now: float) -> list[Gone]:
-        """The ranks that have just been silent for too long, and the lost whose process is not as it was then."""
+        """Ranks that are newly silent for too long, and lost ranks whose process has changed its state since."""
         here = this_host()
         gone = []
         for rank, known in self._ranks.items():
@@ -186,7 +186,7 @@ class Membership:
                 news = now - known.heard_s > LOST_AFTER_S
             if news:
                 known.lost, known.process = True, _process(known) if local else "unknown"
-                # The moment, not how long ago: who reads it may do so much later.
+                # A time of day, not an age: the text may be read much later.
                 heard = time.localtime(time.time() - (now - known.heard_s))
                 text = f"no word since {time.strftime('%H:%M:%S', heard)}{_process_text(known)}"
                 gone.append(Gone(rank, clean=False, text=text, process=known.process))

@@ -1,7 +1,7 @@
-"""Who looks at which ranks' full vectors, and what each rank is therefore asked for.
+"""Sampling leases: which ranks' full vectors clients request, and how often each rank is asked for them.
 
-A client holds one lease, for some kinds of some ranks, and renews it while it looks; when the last that looked at a
-kind is gone, ranks fall back to their own sampling. However many look at however much, what comes in is bounded.
+A client holds one lease, for some kinds of records of some ranks, and renews it while it shows them. Without a lease
+ranks use their own sampling period. The total rate of samples is bounded for any number of clients.
 """
 
 import math
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from agents.protocol import Sample
 
 KINDS = ("experts", "timeline", "peers")
-SAMPLE_PERIOD_S = 0.5  # between two of one rank and kind: what an eye can follow
-MESSAGES_PER_S = 512.0  # messages of one kind from all ranks together, at most
+SAMPLE_PERIOD_S = 0.5  # between two samples of one rank and kind
+MESSAGES_PER_S = 512.0  # largest rate of one kind from all ranks together
 CLIENTS = 256
-REQUEST_S = 10.0  # what a rank is asked for at a time
+REQUEST_S = 10.0  # duration of one request to a rank
 RENEW_S = 4.0
-RANKS_PER_TURN = 1024  # told at once; the others a turn later
+RANKS_PER_TURN = 1024  # ranks asked in one tick; the others follow in the next
 
 
 @dataclass
@@ -34,16 +34,16 @@ class _Requested:
 
 
 class SamplingLeases:
-    """Times are monotonic seconds, given by the caller."""
+    """All leases of one hub. Times are monotonic seconds, given by the caller."""
 
     def __init__(self) -> None:
         self._sampling_leases: dict[bytes, _Lease] = {}
         self._requested: dict[int, _Requested] = {}
 
     def ask(self, client: bytes, sample: Sample, now: float) -> str | None:
-        """Take what a client wants instead of what it wanted before; a sentence if it cannot be had."""
+        """Replace a client's lease; returns a refusal if there are too many clients."""
         self._expire(now)
-        kinds = frozenset(sample.kinds).intersection(KINDS)  # a newer client may know others
+        kinds = frozenset(sample.kinds).intersection(KINDS)  # a newer client may request other kinds
         if not kinds or sample.lease_s <= 0:
             self._sampling_leases.pop(client, None)
         elif client not in self._sampling_leases and len(self._sampling_leases) >= CLIENTS:
@@ -55,8 +55,8 @@ class SamplingLeases:
     def requests_due(
         self, ranks: Mapping[int, bytes], step_ms: float | None, now: float
     ) -> Iterator[tuple[bytes, list[Sample]]]:
-        """What to tell whom now: what has changed, or is to be renewed. `ranks` are those that understand it, each with
-        the connection it is heard on."""
+        """Requests to send now, new or renewed, by connection. `ranks`: the ranks that support sampling, with their
+        connections."""
         self._expire(now)
         if not self._sampling_leases or step_ms is None:
             return
@@ -80,12 +80,12 @@ class SamplingLeases:
                 return
 
     def _requested_ranks(self, kind: str) -> frozenset[int] | None:
-        """The ranks somebody wants it of; None: of all."""
+        """The ranks with a lease for this kind; None for all."""
         those = [lease.ranks for lease in self._sampling_leases.values() if kind in lease.kinds]
         return frozenset().union(*those) if all(those) else None
 
     def _every(self, kind: str, world: int, step_ms: float) -> int:
-        """Steps between two samples: a power of two, so that a step time that wavers does not change it each time."""
+        """Steps between two samples: a power of two, so that small changes of the step time do not change it."""
         requested_ranks = [
             len(lease.ranks) or world for lease in self._sampling_leases.values() if kind in lease.kinds
         ]

@@ -1,10 +1,9 @@
-"""Who watches a run, and what each may be sent next.
+"""Subscribers of a run, and the frames that each gets next.
 
-A client grants credit for a number of frames and says how far it has come; it gets that many, from there on,
-as they fall due. Nothing is queued for a client beyond the snapshot it is in the middle of, so one that
-stalls costs only itself: when it asks again it gets what it missed, or only the newest of it if that is no
-longer kept. A client may ask for the newest alone, so many times a second: then it is sent laps, each of which is
-what has changed since the lap before.
+A client grants credit for a number of frames and names the sequence number it has reached; it receives that many
+frames from there on. Except for a snapshot in progress nothing is queued per client, so a stalled client affects
+nobody else: when it grants credit again it gets the updates it missed, or only the latest ones if the log no longer
+has them. A client may also request only the latest values at a given rate (see `LatestPass`).
 """
 
 from collections.abc import Callable, Iterator
@@ -15,13 +14,13 @@ from agents.hub.telemetry.latest_pass import LatestPass
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Credit
 
-HEARTBEAT_S = 1.0  # between frames to a client that waits, at most
-FORGOTTEN_AFTER_S = 60.0  # a client that has granted no credit for so long
+HEARTBEAT_S = 1.0  # longest interval between frames to a waiting client
+FORGOTTEN_AFTER_S = 60.0  # without credit from the client
 CLIENTS = 256
-CLIENTS_PER_KEY = 32  # so that one key does not keep all others out
-VIEWERS = 192  # of the clients, those whose key only watches: there is room left for who steers
-SNAPSHOT_PERIOD_S = 1.0  # to one client; whoever asks oftener waits, and may get one as old as this
-FRAMES_PER_ROUND = 8  # to one client, before the others and the ranks get their turn
+CLIENTS_PER_KEY = 32  # so that one key cannot take all places
+VIEWERS = 192  # clients with a viewer key; the rest is reserved for operators
+SNAPSHOT_PERIOD_S = 1.0  # between snapshots to one client; a repeated snapshot may be this old
+FRAMES_PER_ROUND = 8  # to one client, so that others and the ranks get their turn
 
 
 class _Snapshot(NamedTuple):
@@ -35,16 +34,16 @@ class _Client:
     heard_s: float
     sent_s: float
     request: Credit
-    key: str  # its name; "" over ipc
-    viewer: bool  # and may do nothing else
+    key: str  # name of its key; "" over ipc
+    viewer: bool  # its key has the viewer role
     seq: int = 0
     frames: int = 0
-    follows: bool = False  # it has every update up to `seq`, or newer ones in their place
-    snapshot: list[bytes] = field(default_factory=list)  # frames yet to be sent, last first
+    follows: bool = False  # it has every update up to `seq`, or newer values instead
+    snapshot: list[bytes] = field(default_factory=list)  # unsent frames, last first
     snapshot_seq: int = 0
-    snapshot_due_s: float = 0.0  # no other one before
+    snapshot_due_s: float = 0.0  # earliest time of the next snapshot
     latest_pass: LatestPass | None = None
-    due_s: float = 0.0  # of the next frame to a client that wants so many a second
+    due_s: float = 0.0  # time of the next frame to a client with a rate
 
 
 class Subscribers:
@@ -54,7 +53,7 @@ class Subscribers:
         self._update_log = update_log
         self._send = send
         self._clients: dict[bytes, _Client] = {}
-        self._built: dict[bool, _Snapshot] = {}  # the newest with ranks, and without
+        self._built: dict[bool, _Snapshot] = {}  # the newest, with and without rank detail
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -63,13 +62,13 @@ class Subscribers:
         return iter(self._clients)
 
     def forget(self, identity: bytes) -> None:
-        """Serve this client no more."""
+        """Stop serving a client."""
         self._clients.pop(identity, None)
 
     def credit(
         self, identity: bytes, credit: Credit, now: float, key: str = "", viewer: bool = False
     ) -> str | None:
-        """Take a client's credit; a sentence if it cannot be had as a client."""
+        """Handle a client's credit; returns a refusal if the client limit is reached."""
         client = self._clients.get(identity)
         if client is None:
             full = self._limit_reached(key, viewer)
@@ -87,7 +86,7 @@ class Subscribers:
         return None
 
     def _limit_reached(self, key: str, viewer: bool) -> str | None:
-        """Of what there is no more room for one."""
+        """The limit that a new client would exceed, in words; None if there is room."""
         clients = self._clients.values()
         if len(clients) >= CLIENTS:
             return f"{CLIENTS} clients"
@@ -98,7 +97,7 @@ class Subscribers:
         return None
 
     def serve(self, now: float) -> bool:
-        """Send every client what is due; True if there is more for one of them."""
+        """Send due frames to every client; True if a client has more to receive."""
         more = False
         for identity, client in list(self._clients.items()):
             if now - client.heard_s > FORGOTTEN_AFTER_S:
@@ -108,11 +107,11 @@ class Subscribers:
         return more
 
     def _serve(self, identity: bytes, client: _Client, now: float) -> bool:
-        """Send one client what is due; True if there is more."""
+        """Send due frames to one client; True if it has more to receive."""
         if not client.follows and not self._send_snapshot(identity, client, now):
             return bool(client.snapshot) and client.frames > 0
         if client.seq < self._update_log.newest.reaches:
-            client.follows = False  # it fell behind what is kept, during its snapshot or for want of credit
+            client.follows = False  # the log no longer has what follows: it was slow, or gave no credit
             return client.frames > 0
         thinned = client.request.hz or not client.request.ranks or client.latest_pass
         if thinned or not self._update_log.holds(self._update_log.epoch, client.seq):
@@ -124,7 +123,7 @@ class Subscribers:
         return more and client.frames > 0
 
     def _send_snapshot(self, identity: bytes, client: _Client, now: float) -> bool:
-        """True when it is sent whole."""
+        """Send snapshot frames; True when the snapshot is complete."""
         if not client.snapshot:
             if now < client.snapshot_due_s:
                 return False
@@ -141,8 +140,7 @@ class Subscribers:
         return True
 
     def _snapshot(self, ranks: bool, now: float, again: bool) -> _Snapshot:
-        """The state as it is now; for one who had it before, as it was a moment ago, since building one costs time that
-        all others wait."""
+        """The current state; for a repeated snapshot possibly a recent one, since building one delays all clients."""
         known = self._built.get(ranks)
         recent = (
             known and now - known.built_s < SNAPSHOT_PERIOD_S and known.seq >= self._update_log.newest.reaches
@@ -169,7 +167,7 @@ class Subscribers:
         frames = 1 if request.frame_bytes else min(client.frames, FRAMES_PER_ROUND)
         for _ in range(frames):
             if not self._send_frame(identity, client, client.latest_pass.frame(request.frame_bytes), now):
-                client.latest_pass = None  # what was in it is still to come, for `seq` has not moved
+                client.latest_pass = None  # `seq` has not moved, so the next pass repeats the unsent frame
                 return True
             if client.latest_pass.done:
                 client.seq, client.latest_pass = client.latest_pass.reaches, None
@@ -181,7 +179,7 @@ class Subscribers:
 
     def _send_frame(self, identity: bytes, client: _Client, frame: bytes, now: float) -> bool:
         if not self._send(identity, frame):
-            # Full or gone: what it still has to read will make it ask again, and it will say from where.
+            # Its queue is full or it has left; it grants credit again after reading, with its sequence number.
             client.frames = 0
             return False
         client.frames -= 1

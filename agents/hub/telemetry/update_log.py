@@ -1,4 +1,4 @@
-"""One order for all that happens in a run: numbered updates, the newest kept for those who follow."""
+"""The update log: numbers all updates of a run, and keeps the newest for subscribers to catch up."""
 
 import secrets
 import time
@@ -21,22 +21,22 @@ OF_THE_HUB = (
     Event,
     Alert,
     Gone,
-)  # made here of what others say; the rest was read as it is
-BATCH = 256  # updates of the log that are forgotten together
+)  # built by the hub from other data; all others were decoded as received
+BATCH = 256  # updates dropped from the log together
 
 
 @dataclass
 class _Batch:
-    """Updates in a row, packed."""
+    """Consecutive packed updates."""
 
     updates: list[bytes]
     size: int = 0  # bytes
 
 
 class UpdateLog:
-    """Numbers updates from 1, applies them to the run's state, and keeps the newest to catch up from.
+    """Numbers updates from 1, applies them to the run's state, and keeps the newest.
 
-    Ranks' small records are passed on as they came: `state` has those that `newest.read` has found to be some.
+    Small records of ranks are passed on undecoded; `newest.read` decodes the latest ones into `state`.
     """
 
     def __init__(self, log_updates: int = LOG_UPDATES, log_bytes: int = LOG_BYTES) -> None:
@@ -44,7 +44,7 @@ class UpdateLog:
         self.state = RunState()
         self.newest = Latest(self.state)
         self.seq = 0
-        self._log: deque[_Batch] = deque([_Batch([])])  # the last of them ends with update number `seq`
+        self._log: deque[_Batch] = deque([_Batch([])])  # the last one ends with update number `seq`
         self._kept = 0
         self._bytes = 0
         self._limits = (log_updates, log_bytes)
@@ -54,16 +54,16 @@ class UpdateLog:
         """Give `update` the next number. WireError, and no number is used, if it is too large for a frame."""
         packed = codec.pack(update)
         why = codec.unreadable(packed) if isinstance(update, OF_THE_HUB) else ""
-        if why:  # one such message, and no watcher could read the frame that it is in, nor any later snapshot
+        if why:  # one such message would make its frame, and every later snapshot, unreadable for clients
             kind = type(update).__name__.lower()
-            text = f"a {kind} that nobody could read is left out: {why}"
+            text = f"an unreadable {kind} is left out: {why}"
             update = Event(time.time(), "error", "hub", text)
             packed = codec.pack(update)
         self.newest.add(self.seq + 1, update, packed)
         self._keep([packed], len(packed))
 
     def publish_records(self, records: List[Skimmed]) -> None:
-        """The same for small records of ranks."""
+        """`publish` for small records of ranks."""
         self.newest.add_records(self.seq + 1, records)
         packed = [record.packed for record in records]
         self._keep(packed, sum(map(len, packed)))
@@ -86,11 +86,11 @@ class UpdateLog:
                 self._log.append(_Batch([]))
 
     def holds(self, epoch: str, seq: int) -> bool:
-        """Whether one who has everything up to `seq` of `epoch` can be served by updates alone."""
+        """Whether the log has every update after `seq` of `epoch`."""
         return epoch == self.epoch and self.seq - self._kept <= seq <= self.seq
 
     def after(self, seq: int) -> list[bytes]:
-        """Every update after `seq`, packed; `holds` must be true of it."""
+        """Every update after `seq`, packed; requires `holds`."""
         missing = self.seq - seq
         batches: list[list[bytes]] = []
         for batch in reversed(self._log):
@@ -101,17 +101,17 @@ class UpdateLog:
         return [one for batch in reversed(batches) for one in batch]
 
     def frames_after(self, seq: int) -> Iterator[tuple[int, bytes]]:
-        """Frames of the updates after `seq`, each with the number of its last; `holds` must be true of it."""
+        """Frames of the updates after `seq`, each with the number of its last update; requires `holds`."""
         for chunk in chunks(self.after(seq)):
             seq += len(chunk)
             yield seq, codec.updates_frame(self.epoch, seq, chunk, time_s=time.time())
 
     def heartbeat(self, seq: int) -> bytes:
-        """A frame that says only: nothing new after `seq`, and the hub is alive."""
+        """An empty frame: nothing new after `seq`, and the hub is alive."""
         return codec.updates_frame(self.epoch, seq, (), time_s=time.time())
 
     def snapshot(self, ranks: bool = True) -> list[bytes]:
-        """The frames that rebuild the state as of `seq`; built once for all who ask at the same number."""
+        """The frames that rebuild the current state; cached until the next update."""
         known = self._snapshots.get(ranks)
         if known is None or known[0] != self.seq:
             parts = list(chunks(map(codec.pack, self.newest.all(ranks)))) or [[]]

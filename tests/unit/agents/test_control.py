@@ -304,11 +304,11 @@ def test_ranks_that_differ_are_an_error(controller: Desk) -> None:
     controller.ack(1, 2, state="rejected", digest="d1", why="micro_batches was not applied: no memory")
     assert controller.errors == [
         "after revision 1 the knobs of rank 1 differ from those of other ranks",
-        "rank 2 says rejected of revision 1, others applied: micro_batches was not applied: no memory",
+        "rank 2 reports rejected of revision 1, others applied: micro_batches was not applied: no memory",
     ]
     state = controller.update_log.state.commands["a"]
     assert (state.state, state.acks, state.settled) == ("applied", 2, False), "not on all ranks"
-    assert state.why == "rank 2 says rejected: micro_batches was not applied: no memory"
+    assert state.why == "rank 2 reports rejected: micro_batches was not applied: no memory"
     assert (state.failed, state.final) == (1, True), "every rank has answered: nobody needs to wait"
     controller.restart()
     assert controller.update_log.state.commands["a"] == state, "a log that is read later says the same"
@@ -325,7 +325,7 @@ def test_what_some_ranks_have_said_is_journalled(controller: Desk) -> None:
     controller.control.rank_lost(2)
     controller.control.publish_acks()
     lost = controller.update_log.state.commands["a"]
-    assert (lost.acks, lost.why, lost.final) == (2, "rank 2 was lost before it said so", False)
+    assert (lost.acks, lost.why, lost.final) == (2, "rank 2 was lost before its ack", False)
     controller.restart()
     controller.train(revision=1)
     assert controller.update_log.state.commands["a"] == lost
@@ -356,7 +356,9 @@ def test_the_end_of_a_run_settles_everything_and_says_why(controller: Desk) -> N
     controller.control.leader_ended("rank 1 was killed by SIGKILL")
     states = controller.update_log.state.commands
     assert (states["half"].state, states["half"].acks) == ("applied", 1)
-    assert states["half"].why == "the run ended before every rank had said so: rank 1 was killed by SIGKILL"
+    assert (
+        states["half"].why == "the run ended before every rank had acknowledged: rank 1 was killed by SIGKILL"
+    )
     assert states["waits"].state == "expired"
     assert states["waits"].why == "the run ended before this was applied: rank 1 was killed by SIGKILL"
     controller.restart()

@@ -26,7 +26,7 @@ from tests.unit.agents.fleet import Fleet, HubProcess, make_hello, make_summary,
 from tests.unit.agents.test_replay import recorded
 
 ANOTHER = os.getpid() + 1
-LOST = "what was known of the run before this hub started is lost: "
+LOST = "the history of the run before this hub started is lost: "
 
 
 class Successor(Fleet):

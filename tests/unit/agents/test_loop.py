@@ -257,7 +257,8 @@ def test_a_rank_that_fails_to_apply_is_named_and_the_change_is_not_whole(
             client,
             lambda: (
                 half in client.state.commands
-                and client.state.commands[half].why == (why if 0 in fails else f"rank 1 says rejected: {why}")
+                and client.state.commands[half].why
+                == (why if 0 in fails else f"rank 1 reports rejected: {why}")
             ),
         )
         command = client.state.commands[half]
@@ -266,7 +267,7 @@ def test_a_rank_that_fails_to_apply_is_named_and_the_change_is_not_whole(
             assert (command.state, errors) == ("rejected", [])
         else:
             assert (command.state, command.acks, command.settled) == ("applied", 1, False)
-            assert errors == [f"rank 1 says rejected of revision 1, others applied: {why}"]
+            assert errors == [f"rank 1 reports rejected of revision 1, others applied: {why}"]
         whole = client.propose({"k": 2})
         poll_until(client, lambda: whole in client.state.commands and client.state.commands[whole].settled)
         assert (client.state.commands[whole].state, client.state.commands[whole].acks) == ("applied", 2)

@@ -205,7 +205,7 @@ def test_what_nobody_could_read_is_never_published(bench: Bench) -> None:
     bench.update_log.publish(Gone(1, clean=False, text="w" * (TEXT + 1)))
     for frame in bench.update_log.snapshot():
         codec.decode(frame)
-    assert not bench.update_log.state.gone and "a gone that nobody could read is left out" in bench.errors[0]
+    assert not bench.update_log.state.gone and "an unreadable gone is left out" in bench.errors[0]
 
 
 def test_refusals_do_not_push_out_what_can_be_undone() -> None:
@@ -247,7 +247,7 @@ def test_a_refusal_is_the_leaders_to_say(bench: Bench) -> None:
     bench.ack(1, 0, 1)
     command = bench.update_log.state.commands["a"]
     assert (command.state, command.acks) == ("applied", 2)
-    assert bench.errors == ["rank 2 says rejected of revision 1, others applied: nope"]
+    assert bench.errors == ["rank 2 reports rejected of revision 1, others applied: nope"]
 
 
 def test_nobody_has_applied_what_was_not_sent(bench: Bench) -> None:

@@ -41,7 +41,7 @@ def gone(rank: int) -> Gone:
 
 
 def test_a_rank_that_refused_for_good_ends_the_wait() -> None:
-    refused = CommandState(**{**_fields(HALF), "failed": 1, "why": "rank 1 says rejected"})  # type: ignore[arg-type]
+    refused = CommandState(**{**_fields(HALF), "failed": 1, "why": "rank 1 reports rejected"})  # type: ignore[arg-type]
     assert wait_for_command(FakeClient(HALF, refused), "c", HOUR_S) == refused  # type: ignore[arg-type]
 
 

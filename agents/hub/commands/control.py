@@ -10,21 +10,19 @@ from typing import Literal
 
 from msgspec import structs
 
-from agents.hub.commands.issue import Issue, illegal, lost_before_ack
+from agents.hub.commands import proposal_checks
+from agents.hub.commands.issue import Issue, lost_before_ack, resumed_state
 from agents.hub.commands.journal import Journal, Written
+from agents.hub.commands.proposal_checks import WAITING, values_in_force, wait_reason
 from agents.hub.telemetry.membership import LARGEST_REVISION, Membership
 from agents.hub.telemetry.update_log import UpdateLog
-from agents.protocol import Ack, Changes, Command, CommandState, Event, Hello, Propose, clip
+from agents.protocol import Ack, Command, CommandState, Event, Hello, Propose, clip
 from agents.recording.commands import Entry
 from agents.state.undo import newest_undoable
 
-WAITING = 64  # pending proposals
 TRACKED = 256  # commands whose late acknowledgements are still counted
 RESEND_S = 1.0  # to the leader, until it has acknowledged
 REFUSED = 1024  # proposals being written to disk; further ones are dropped, and the client repeats them
-LONG_OPERATION_MS = 1500.0  # in one operation: reported as the reason for a wait
-
-WAITS_FOR_RANKS = "it waits for the ranks, which have not shown their knobs yet"
 
 
 class Control:
@@ -71,7 +69,9 @@ class Control:
         refusal = None
         if propose.undo:
             propose, undoes, refusal = self._undo_proposal(propose)
-        refusal = refusal or self._refusal(propose)
+        refusal = refusal or proposal_checks.refusal(
+            propose, self._update_log.state, self._membership.leader, self.under_way, self.revision
+        )
         if refusal:
             # Journalled before it is published, so that a restarted hub gives the same answer.
             self._write(Issue(self._state(propose, 0, "rejected", refusal), propose.expires_step))
@@ -79,7 +79,13 @@ class Control:
         # The revision is used up here: a failed write may still have reached the disk.
         self._last_revision += 1
         early = self._update_log.state.board is None
-        state = self._state(propose, self._last_revision, "accepted", self._wait_reason(), undoes)
+        state = self._state(
+            propose,
+            self._last_revision,
+            "accepted",
+            wait_reason(self._update_log.state, self._membership.leader),
+            undoes,
+        )
         self._write(Issue(state, propose.expires_step, early))
 
     def _write(self, issue: Issue) -> None:
@@ -98,35 +104,6 @@ class Control:
         undoing = structs.replace(propose, changes=found.before, base_revision=base)
         return undoing, found.revision, None
 
-    def _refusal(self, propose: Propose) -> str | None:
-        board = self._update_log.state.board
-        leader = self._membership.leader
-        if board and leader is None:
-            return f"rank {board.rank}, which leads, is gone; nothing can be changed without it"
-        if not propose.changes:
-            return "nothing is asked to be changed"
-        knobs = {knob.name: knob for knob in board.knobs} if board else {}
-        for name in propose.changes:
-            if board and name not in knobs:
-                return f"there is no knob {name}; the knobs are {', '.join(knobs)}"
-        under_way = self.under_way
-        if len(under_way) >= WAITING:
-            return f"{WAITING} changes are under way already; ask again when they have settled"
-        if propose.base_revision is not None:
-            if propose.base_revision != self.revision:
-                return f"the board has moved on: revision {self.revision}, not {propose.base_revision}"
-            if under_way:
-                first = under_way[0]
-                return f"another change to revision {self.revision} is under way, by {first.who or 'someone'}"
-        step = self._step(leader.rank) if leader else 0
-        if propose.expires_step is not None and propose.expires_step < step:
-            return f"step {propose.expires_step} is past; the run is at step {step}"
-        # Legality depends on the whole resulting board, which only the ranks can judge. The board of the leader
-        # covers one change to the values in force; ranks also judge proposals made before they connected.
-        if len(propose.changes) == 1 and board:
-            return illegal(propose.changes, knobs)
-        return None
-
     @property
     def under_way(self) -> list[CommandState]:
         """Commands that are accepted (or being journalled as accepted) and not settled."""
@@ -142,22 +119,10 @@ class Control:
         """Whether a proposal was refused only because it could not be written down, lately."""
         return id in self._unwritten
 
-    def _wait_reason(self) -> str:
-        """What keeps the ranks from the next step boundary; nothing if they are just in a step."""
-        state, leader = self._update_log.state, self._membership.leader
-        if state.board is None:
-            return WAITS_FOR_RANKS
-        if leader is None:
-            return f"it waits for rank {state.board.rank}, which leads and is not heard"
-        pulse = state.pulses.get(leader.rank)
-        if pulse is None or pulse.since_ms < LONG_OPERATION_MS:
-            return ""
-        return clip(f"it waits for a step to end: rank {leader.rank} is in {pulse.doing[:200]}")
-
     def publish_waiting(self) -> None:
         """Publish the reason why the first command waits, when it changes. Called at each tick."""
         if self._waiting:
-            issue, why = self._waiting[0], self._wait_reason()
+            issue, why = self._waiting[0], wait_reason(self._update_log.state, self._membership.leader)
             if why != issue.state.why:
                 issue.state = structs.replace(issue.state, why=why)
                 self._update_log.publish(issue.state)
@@ -171,13 +136,6 @@ class Control:
         if board is None:  # a restarted hub knows only the journal
             applied = [command.revision for command in commands if command.state == "applied"]
         return max(board.revision if board else 0, max(applied, default=0))
-
-    def _step(self, leader: int) -> int:
-        state = self._update_log.state
-        summary = state.summaries[-1].step if state.summaries else 0
-        return max(
-            [summary, *(known[leader].step for known in (state.steps, state.pulses) if leader in known)]
-        )
 
     def _state(
         self,
@@ -193,7 +151,7 @@ class Control:
             revision=revision,
             state=state,
             changes=propose.changes,
-            before=self._in_force(propose.changes),
+            before=values_in_force(self._update_log.state, propose.changes),
             who=propose.who,
             time_s=now,
             world=self._membership.world,
@@ -202,11 +160,6 @@ class Control:
             asked_s=now,
             undoes=undoes,
         )
-
-    def _in_force(self, changes: Changes) -> Changes:
-        """The board's values of the knobs in `changes`; an action has none."""
-        board = self._update_log.state.board
-        return {k.name: k.value for k in board.knobs if k.name in changes and not k.action} if board else {}
 
     def journal_wrote(self, written: Written) -> None:
         """Handle the journal's result for a proposal: written, or failed."""
@@ -247,7 +200,9 @@ class Control:
         board = self._update_log.state.board
         if board and board.revision < state.revision:
             # All earlier commands are settled, so the values in force are the ones that this command replaces.
-            issue.state = structs.replace(state, before=self._in_force(state.changes))
+            issue.state = structs.replace(
+                state, before=values_in_force(self._update_log.state, state.changes)
+            )
         issue.sent = True
         self._sent = (state.revision, now)
         return Command(state.revision, state.id, state.changes, issue.expires_step)
@@ -334,22 +289,11 @@ class Control:
         for one in [one for one in self._by_revision.values() if one.under_way]:  # its process has ended
             one.agreed = False
             self._waiting.appendleft(one)
-        goes_on = f"the run went on from step {leader.step}, at revision {leader.revision}"
         for state in list(self._update_log.state.commands.values()):
-            issue = self._by_revision.get(state.revision)
-            if state.state == "accepted" and issue and issue.early:
-                if issue.sent or state.revision > leader.revision:
-                    continue  # it was asked of this run
-                why = f"{goes_on}, where this number is taken; ask again"
-                state = structs.replace(state, state="expired", why=why)
-            elif state.revision <= leader.revision or state.time_s >= leader.began_s:
+            new = resumed_state(state, self._by_revision.get(state.revision), leader)
+            if new is None:
                 continue
-            elif state.state == "applied":
-                state = structs.replace(state, state="rolled_back", why=goes_on)
-            elif state.state == "accepted":
-                state = structs.replace(state, state="expired", why=f"{goes_on}, before this was applied")
-            else:
-                continue
+            state = new
             self._waiting = deque(one for one in self._waiting if one.state.id != state.id)
             self._by_revision.pop(state.revision, None)
             state = structs.replace(state, time_s=time.time())

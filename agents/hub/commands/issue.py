@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from agents.protocol import Ack, Changes, CommandState, KnobState
+from agents.protocol import Ack, Changes, CommandState, Hello, KnobState
 from agents.recording.commands import Entry
 
 
@@ -85,3 +85,21 @@ def illegal(changes: Changes, knobs: Mapping[str, KnobState]) -> str | None:
     """Why one of `changes` is not legal beside the values in force, or None."""
     refusals = (knobs[name].refusal(value) for name, value in changes.items())
     return next((refusal for refusal in refusals if refusal), None)
+
+
+def resumed_state(state: CommandState, issue: Issue | None, leader: Hello) -> CommandState | None:
+    """The new state of a command after `leader` resumed the run from a checkpoint; None if it does not change."""
+    goes_on = f"the run went on from step {leader.step}, at revision {leader.revision}"
+    if state.state == "accepted" and issue and issue.early:
+        if issue.sent or state.revision > leader.revision:
+            return None  # it was proposed for this run
+        return structs.replace(
+            state, state="expired", why=f"{goes_on}, where this number is taken; ask again"
+        )
+    if state.revision <= leader.revision or state.time_s >= leader.began_s:
+        return None
+    if state.state == "applied":
+        return structs.replace(state, state="rolled_back", why=goes_on)
+    if state.state == "accepted":
+        return structs.replace(state, state="expired", why=f"{goes_on}, before this was applied")
+    return None

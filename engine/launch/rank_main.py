@@ -1,4 +1,4 @@
-"""What each rank of `engine run` does: meet the others, train, leave in order."""
+"""The work of each rank of `engine run`: join the process group, train, shut down in order."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +24,10 @@ from engine.train.trainer import Trainer
 LAYOUT_KEY = "engine/layout"  # in the store: the digest of rank 0's layout
 DEVICE_KEY = "engine/device"  # in the store: the kind of device that rank 0 computes on
 START_KEY = (
-    "engine/start"  # in the store: rank 0's layout with its knobs, its shelf, the checkpoint to resume from
+    "engine/start"  # in the store: rank 0's layout, its checkpoints folder, the checkpoint to resume from
 )
-TRACES = "profile"  # the folder of traces, in the run's
-STOP_KEY = "engine/stop"  # in the store: some rank was asked to stop
+TRACES = "profile"  # folder of traces, in the run's folder
+STOP_KEY = "engine/stop"  # in the store: some rank has received a stop request
 
 
 def train(
@@ -118,8 +118,11 @@ def agree_on_device(mine: torch.device, place: RankContext, store: Store) -> Non
 def told_by_leader(
     layout: Layout, checkpoints_dir: Path, resume: Path | None, place: RankContext, store: Store
 ) -> tuple[Layout, Path, Path | None, Path]:
-    """What rank 0 found: another rank may have named its run a second later, not see the newest checkpoint yet, or not
-    know that it is damaged, and then has an older one's knobs."""
+    """Layout, folders and checkpoint of rank 0, for all ranks.
+
+    Another rank may have named the run's folder a second later, may not see the newest checkpoint yet, or may not know
+    that it is damaged.
+    """
     if place.rank == LEADER:
         found = layout, checkpoints_dir, resume, place.run_dir
         places = [str(path.resolve()) if path else None for path in found[1:]]
@@ -131,7 +134,7 @@ def told_by_leader(
 
 
 class StopWord:
-    """Whether the run shall stop, for the leader to tell: SIGTERM may have reached any one rank."""
+    """Whether the run must stop. SIGTERM may reach any single rank, which then sets a key in the store for rank 0."""
 
     def __init__(self, place: RankContext, store: Store):
         self._place, self._store = place, store

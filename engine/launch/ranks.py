@@ -1,4 +1,4 @@
-"""How a run's ranks come to life: forked on this machine, or (`engine.launch.torchrun`) started by torchrun or Slurm.
+"""Starts the ranks of a run: forked on this machine, or (`engine.launch.torchrun`) started by torchrun or Slurm.
 
 The order of a local launch is its speed: the hub starts first and by itself, torch is imported once, then
 every rank is a fork of the parent that has it. The parent has no threads and runs no torch code.

@@ -1,4 +1,4 @@
-"""One rank that torchrun or Slurm has started: the same work in the same place, without a parent of ours."""
+"""A rank that torchrun or Slurm has started: the same work as a forked rank, without a parent of the engine."""
 
 import faulthandler
 import os

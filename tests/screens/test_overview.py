@@ -208,7 +208,7 @@ async def test_save_theme_help_and_palette(
         assert cockpit.app.theme == "cockpit-light"
         await pilot.press("question_mark")
         assert isinstance(cockpit.app.screen, Help)
-        assert any("One cell a rank" in line for line in shown(cockpit.app))
+        assert any("One cell per rank" in line for line in shown(cockpit.app))
         await pilot.press("escape")
         assert isinstance(cockpit.app.screen, Overview)
         names = {command.title for command in cockpit.app.get_system_commands(cockpit.app.screen)}

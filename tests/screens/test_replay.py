@@ -26,7 +26,7 @@ def run_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 40 steps, one each half second of the hub's clock."""
     path = tmp_path_factory.mktemp("run") / "run.db"
     sequence, run = UpdateLog(), FakeRun()
-    recorder = Recorder(path, sequence, Limits(segment_bytes=40_000, commit_s=0.01, snapshots_worth=0))
+    recorder = Recorder(path, sequence, Limits(segment_bytes=40_000, commit_s=0.01, snapshot_multiple=0))
     now = time.time()
     clock = pytest.MonkeyPatch()
     for update in run.begin():

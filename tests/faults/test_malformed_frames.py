@@ -44,8 +44,11 @@ FRAMES = {
     "2^64-1": (packed("credit", protocol.VERSION, "", 2**64 - 1, 1), NOT_OURS),
     "2^64-1 as a rank": (packed("gone", 2**64 - 1, True), NOT_OURS),
     "negative": (packed("credit", protocol.VERSION, "", -1, 1), NOT_OURS),
-    "NaN": (packed("propose", "a", {"micro_batches": float("nan")}), "micro_batches = nan is no value"),
-    "infinity": (packed("propose", "a", {"a": 1, "lr": float("inf")}), "lr = inf is no value"),
+    "NaN": (
+        packed("propose", "a", {"micro_batches": float("nan")}),
+        "micro_batches = nan is not a legal value",
+    ),
+    "infinity": (packed("propose", "a", {"a": 1, "lr": float("inf")}), "lr = inf is not a legal value"),
     "duplicate keys": (twice("propose"), "a change names a knob twice"),
 }
 

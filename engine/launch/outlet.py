@@ -53,7 +53,7 @@ class Outlet(io.FileIO):
         closed = isinstance(error, BrokenPipeError)
         why = "its reader has left" if closed else f"it cannot be written: {error.strerror}"
         instead = f"; {self.log.name} has the rest" if self.log is not None else ""
-        say(f"standard output is closed, {why}; the run goes on without it{instead}\n")
+        say(f"standard output is closed, {why}; the run continues without it{instead}\n")
 
 
 def outlet(descriptor: int = STDOUT) -> io.TextIOWrapper:
@@ -75,7 +75,7 @@ def copy_to(folder: Path) -> None:
         log = io.FileIO(os.open(path, APPENDING, 0o666), "w")
         log.name = str(path)
     except OSError as error:
-        say(f"{path} cannot be written: {error.strerror}; the run goes on without it\n")
+        say(f"{path} cannot be written: {error.strerror}; the run continues without it\n")
         return
     for stream in (sys.stdout, sys.stderr):
         raw = _outlet_of(stream)

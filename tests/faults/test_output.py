@@ -108,7 +108,7 @@ def engine(after: str) -> subprocess.CompletedProcess[bytes]:
 @needs_full
 def test_a_run_goes_on_without_its_output(live: Path) -> None:
     done = engine(">/dev/full")
-    told = b"standard output is closed, it cannot be written: No space left on device; the run goes on without it\n"
+    told = b"standard output is closed, it cannot be written: No space left on device; the run continues without it\n"
     assert (done.returncode, done.stderr) == (0, told), "once, for the run and all its ranks"
 
 
@@ -118,7 +118,7 @@ def test_a_run_goes_on_without_its_reader() -> None:
     command = [sys.executable, "-c", RUN]
     done = subprocess.run(command, env=environment(), stdout=writer, stderr=subprocess.PIPE, timeout=60)
     os.close(writer)
-    told = b"standard output is closed, its reader has left; the run goes on without it\n"
+    told = b"standard output is closed, its reader has left; the run continues without it\n"
     assert (done.returncode, done.stderr) == (0, told), "once, for the run and all its ranks"
 
 

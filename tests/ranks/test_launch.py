@@ -127,7 +127,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(driver: Driver) -> None:
     left = int(written.read_text() or 0)
     eventually(lambda: int(written.read_text() or 0) > left + 20)
     (driver.folder / "end").touch()
-    assert run.stderr.read() == "standard output is closed, its reader has left; the run goes on without it\n"
+    assert run.stderr.read() == "standard output is closed, its reader has left; the run continues without it\n"
     assert run.wait(PATIENCE_S) == 0
     assert int(driver.notes("finished")[0]) > left + 20
 
@@ -366,7 +366,7 @@ def test_a_hub_that_cannot_live_is_let_be(tmp_path: Path, capsys: pytest.Capture
     keeper.close()
     assert log.read_text().count("no room") == RESTARTS_A_MINUTE
     assert log.read_text().count("the hub ended with status 1; it is started again in") == RESTARTS_A_MINUTE
-    assert capsys.readouterr().err.count("the run goes on without it") == 1
+    assert capsys.readouterr().err.count("the run continues without it") == 1
 
 
 # ---------------------------------------------------------------------------------------- torchrun and Slurm

@@ -8,6 +8,7 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep each file of unit tests on one worker: its fast tests share fixtures of the module."""
     for item in items:

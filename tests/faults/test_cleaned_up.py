@@ -38,7 +38,7 @@ def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: 
     poll_until(client, lambda: said("new clients cannot find this hub"), fleet.turn)
     step = fleet.step
     poll_until(client, lambda: client.state.summaries[-1].step > step + 3, fleet.turn)
-    assert sum("nobody can find" in event.text for event in client.state.events) == 1
+    assert sum("new clients cannot find this hub" in event.text for event in client.state.events) == 1
     own_hub.endpoints.directory.unlink()
     assert own_hub.stop() == 0 and not (own_hub.folder / "hub.json").exists()
 

@@ -300,8 +300,8 @@ def compare(place: RankContext, layout: Layout, out: Path, moving: bool) -> None
     routings: list[Routing] = []
     for module in (module for stage in trainer.stages for module in stage.modules()):
         if isinstance(module, MoeLayer):
-            decide = module._decide
-            module._decide = lambda probs, decide=decide: routings.append(decide(probs)) or routings[-1]
+            route = module._route
+            module._route = lambda scores, route=route: routings.append(route(scores)) or routings[-1]
     before: dict[int, list[int]] = {}
     if moving and trainer.computation.expert_placement:
         step(trainer, 0)

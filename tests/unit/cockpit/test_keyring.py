@@ -83,8 +83,8 @@ def test_made_listed_revoked(capsys: Said, keys: Path) -> None:
         (["keys", "make", "ann"], "required: --role"),
         (["keys", "make", "ann", "--role", "boss"], "'rank', 'viewer', 'operator'"),
         (["keys", "revoke", "zed"], "no key zed in force; the keys in force are: none"),
-        (["attach", "tcp://127.0.0.1:5555"], "wants a key of role viewer or operator"),
-        (["attach", "tcp://127.0.0.1:5555", "--operator"], "wants a key of role operator"),
+        (["attach", "tcp://127.0.0.1:5555"], "requires a key of role viewer or operator"),
+        (["attach", "tcp://127.0.0.1:5555", "--operator"], "requires a key of role operator"),
         (["attach", "tcp://127.0.0.1:5555", "--key", "/nowhere"], "/nowhere cannot be read: No such file"),
         (["attach", "tcp://*:5555"], "is not the address of a hub"),
         (["snapshot", "--run", "tcp://127.0.0.1"], "is not a TCP address; legal: tcp://HOST:PORT"),
@@ -131,7 +131,7 @@ def test_who_only_watches_may_ask_what_a_change_would_do(
     assert run(["preview", "micro_batches=8", "--run", found.tcp.clients]) == REFUSED
     assert "the ranks of this run do not support previews" in capsys.readouterr().out
     assert run(["set", "micro_batches=8", "--run", found.tcp.clients]) == 2
-    assert "wants a key of role operator" in capsys.readouterr().err
+    assert "requires a key of role operator" in capsys.readouterr().err
 
 
 def test_a_hub_that_listens_elsewhere_only_says_where(

@@ -1,4 +1,4 @@
-"""A rank's context in a run: its number, the store it meets the other ranks in, its stop flag, its last operation.
+"""A rank's context in a run: its number, the store it shares with other ranks, its stop flag and its last operation.
 
 Imports torch only when `RankContext.store` is called, so that the parent of forked ranks runs without torch.
 """
@@ -46,7 +46,8 @@ class LastOperations:
         self._memory = mmap.mmap(-1, ranks * self._SLOT.size)  # shared between parent and forked children
 
     def write(self, rank: int, step: int, text: str) -> None:
-        """Copy 128 bytes into the rank's slot. Takes no lock: the parent relies on a slot only after the rank died."""
+        """Write the step and the text into the rank's slot of 128 bytes. Takes no lock, because the parent relies on a
+        slot only after the rank has died."""
         self._SLOT.pack_into(self._memory, rank * self._SLOT.size, step + 1, text.encode())
 
     def read(self, rank: int) -> LastOperation | None:
@@ -86,7 +87,8 @@ class RankContext:
     key: Key | None = field(default=None, repr=False)  # authenticates this rank to the hub over TCP
 
     def store(self) -> "Store":
-        """The store in which the ranks meet; every call returns the same one. Raises DistNetworkError without one.
+        """The store in which the ranks meet; every call returns the same one. Raises DistNetworkError if the
+        store cannot be reached.
 
         If rank 0 serves the store, rank 0 must end last: the other ranks may use the store until they end.
         """
@@ -106,11 +108,11 @@ class RankContext:
 
 
 Work = Callable[[RankContext], None]
-"""What a rank runs; it fails by raising."""
+"""The function that a rank runs; the rank fails if it raises."""
 
 
 def single_rank_context(run_dir: Path) -> RankContext:
-    """The context of the only rank of a world of one, in this process: for tests and benchmarks."""
+    """The context of a run with one rank, in this process; for tests and benchmarks."""
 
     def open_store() -> "Store":
         import torch.distributed as dist

@@ -7,8 +7,8 @@ from agents.alerts.finding import Finding, names_of
 from agents.protocol import Pulse, Value
 from agents.state.run_state import RunState
 
-STALL_S = 10.0  # in one operation,
-STALL_STEPS = 5  # and as many typical steps, whichever is longer
+STALL_S = 10.0  # a rank is stalled after this time in one operation,
+STALL_STEPS = 5  # or after the time of this many typical steps, whichever is longer
 SILENT_S = 4.0  # without a pulse; each rank's agent thread sends one per second
 AT_REST = (
     "paused",
@@ -19,7 +19,7 @@ AT_REST = (
 WAITS = ("waiting", "reduce", "agree", "all-", "gather", "scatter", "broadcast", "barrier", "exchange")
 
 
-# State of a missing rank's process -> name of the alert, and its words in the text.
+# The process state of a missing rank -> the alert's name, and its words in the text.
 WORDS_BY_PROCESS = {
     "ended": ("lost", "lost"),
     "stopped": ("silent", "silent"),
@@ -54,7 +54,7 @@ def _missing(state: RunState) -> list[int]:
 
 
 class Stall:
-    """Detects a run that makes no progress: which ranks wait, in which operation, and for which ranks."""
+    """Detects a run that makes no progress; names the waiting ranks, their operation and the ranks they wait for."""
 
     holds, releases = 2, 1
 

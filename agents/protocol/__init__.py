@@ -1,11 +1,11 @@
-"""Every message that crosses a socket: typed, versioned, plain msgpack.
+"""The messages that cross sockets. Each is typed, versioned and plain msgpack.
 
 A frame is one msgpack value ``[version, [message, ...]]``; a message is ``[kind, field, ...]`` (an array-like
 Struct), so a newer peer may append fields and an older one ignores them. Batches are lists inside one frame,
 never multipart. `codec.decode` reads every frame: it checks size, version and types before any field is used.
 
-Units: ``_ms`` milliseconds, ``bytes`` bytes sent to other ranks, times ``_s`` seconds since the epoch.
-``None`` is "no data" and is never the same as zero.
+Units: ``_ms`` is in milliseconds, ``bytes`` counts bytes sent to other ranks, a time ``_s`` is in seconds since the
+epoch. ``None`` means "no data", which is never the same as zero.
 """
 
 from agents.protocol.base import FRAME_BYTES as FRAME_BYTES

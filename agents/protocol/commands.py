@@ -29,7 +29,7 @@ class Propose(Message, frozen=True):
 
     id: Name  # chosen by the client, so that a repeated proposal is applied once
     changes: Changes
-    base_revision: Revision | None = None  # refuse if the board has a newer revision
+    base_revision: Revision | None = None  # the hub refuses the proposal if the board has a newer revision
     expires_step: Count | None = None
     who: Text = ""
     reason: Text = ""  # given by the operator, for the log
@@ -46,7 +46,7 @@ class Command(Message, frozen=True):
 
 
 class Ack(Message, frozen=True):
-    """A rank reports the outcome of a command; `digest` is of its whole board after it.
+    """A rank reports the outcome of a command; `digest` is the digest of its whole board afterwards.
 
     Only the leader sends "agreed", for a command that takes longer than a step, such as a save: `why` describes the
     work, later commands need not wait for it, and another ack follows.
@@ -62,7 +62,8 @@ class Ack(Message, frozen=True):
 
 
 class CommandState(Message, frozen=True):
-    """The state of one proposal, published whenever it changes. Revision 0: refused before it got one."""
+    """The state of one proposal, published whenever it changes. Revision 0 means that it was refused before
+    it got a revision."""
 
     id: Name
     revision: Revision
@@ -78,11 +79,11 @@ class CommandState(Message, frozen=True):
     reason: Text = ""
     asked_s: float = 0.0
     undoes: Revision = 0  # the revision that this one undoes
-    failed: Count = 0  # ranks that report that it is not in force there
+    failed: Count = 0  # ranks that report that the change is not in force there
 
     @property
     def settled(self) -> bool:
-        """Whether it is in force on every rank, or on none."""
+        """Whether the change is in force on every rank, or on none."""
         if self.state == "applied":
             return self.acks >= self.world
         return self.state != "accepted"
@@ -118,7 +119,7 @@ class Decide(Message, frozen=True):
 class TrialState(Message, frozen=True):
     """Progress of a trial, published at every change of state and from time to time in between.
 
-    The ratio is of geometric means of step times, after over before, in a 95 % interval.
+    The ratio is the geometric mean of step times after the change over that before it, with a 95 % interval.
     """
 
     id: TrialName
@@ -162,7 +163,7 @@ NARROW: Final = 0.2  # width relative to the estimate; a wider interval is shown
 
 
 class Estimate(Struct, array_like=True, frozen=True):
-    """One quantity now and after the change: an interval, and a value if the interval is narrow or missing.
+    """One quantity now and after the change. It has an interval, and a value if the interval is narrow or missing.
 
     None in all three fields means no data.
     """
@@ -192,7 +193,7 @@ class Estimate(Struct, array_like=True, frozen=True):
 
 
 class Previewed(Message, frozen=True):
-    """The answer to a preview query. `why`: the changes are not legal, or no estimate is available."""
+    """The answer to a preview query. `why` says that the changes are not legal, or that no estimate is available."""
 
     id: Name
     changes: Changes

@@ -21,7 +21,7 @@ from agents.protocol.knobs import KnobState
 
 
 class Hello(Message, frozen=True):
-    """A rank introduces itself: when it connects, and whenever a hub requests it."""
+    """A rank introduces itself when it connects, and whenever a hub requests it."""
 
     version: int
     run: Name
@@ -44,7 +44,7 @@ class Hello(Message, frozen=True):
 
 
 class Board(Message, frozen=True):
-    """The knob board in force, from the leader: on hello and after each applied revision."""
+    """The knob board in force. The leader sends it with its hello and after each applied revision."""
 
     rank: Rank
     revision: Revision
@@ -73,7 +73,7 @@ class Step(Message, frozen=True):
     revision: Revision
     step_ms: Real
     phases: Phases  # ms by phase
-    tokens: Count | None  # tokens this rank's batch slice held
+    tokens: Count | None  # tokens in this rank's batch slice
     comm: Comm
     a2a_bytes: Count | None = None
     bubble: Real | None = None  # 1 - busy / window of its pipeline, 0..1
@@ -93,7 +93,8 @@ class Step(Message, frozen=True):
 
     @property
     def own_ms(self) -> float:
-        """Step time without waiting. All ranks have the step time of the slowest; own time shows which one it is."""
+        """Step time without waiting. All ranks have the step time of the slowest rank; own time shows which rank
+        that is."""
         return max(0.0, self.step_ms - self.waited_ms)
 
 
@@ -130,7 +131,7 @@ class LayerLoad(Struct, array_like=True, frozen=True, gc=False):
 
 
 class Experts(Message, frozen=True):
-    """Expert load by layer, over all ranks (rank 0 sends it)."""
+    """The expert load of each layer over all ranks; rank 0 sends it."""
 
     step: Count
     layers: Annotated[list[LayerLoad], Meta(max_length=1024)]
@@ -174,7 +175,7 @@ class Peers(Message, frozen=True):
 
 
 class Pulse(Message, frozen=True):
-    """Sent once a second by the agent's thread in the rank. A call into C that holds the GIL stops it too."""
+    """The agent's thread in a rank sends a pulse once a second. A call into C that holds the GIL stops it too."""
 
     rank: Rank
     step: Count
@@ -210,7 +211,7 @@ class Recalled(Message, frozen=True):
     """History older than everything sent before: what a restarted hub reads from the run's recording, and in a
     snapshot the curve before the newest summaries.
 
-    Several such messages go back in time; each one is in order of time. `curve` is older than `summaries`.
+    Several such messages go back in time; each one is ordered by time. `curve` is older than `summaries`.
     """
 
     summaries: Annotated[list[Summary], Meta(max_length=4096)] = []

@@ -32,11 +32,11 @@ from agents.rank.vitals import Reader, Sensors
 from agents.transport.keys import Key
 from agents.transport.reconnecting import ReconnectingSocket
 
-POLL_MS = 200  # each wake-up takes the GIL from the trainer; a message of the hub wakes the thread at once
+POLL_MS = 200  # each wake-up takes the GIL from the trainer; a message from the hub wakes the thread at once
 PULSE_S = 1.0
 FRAMES_A_TURN = 16
 WELCOME_PAUSE_S = 0.2  # a hub sends a Welcome for each frame of an unknown rank; one answer is enough
-REFUSED_PAUSE_S = 2.0  # before a refused rank introduces itself again
+REFUSED_PAUSE_S = 2.0  # pause before a refused rank introduces itself again
 
 NONE = Sensors()
 
@@ -46,7 +46,7 @@ Previewer = Callable[[Changes], Previewed]
 
 
 class HubLink:
-    """Sends the outbox, and a pulse and vital signs each second; receives messages of the hub."""
+    """Sends the outbox, and a pulse and vital signs each second; receives messages from the hub."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class HubLink:
         return self._line.refusal or self._refused
 
     def turn(self) -> None:
-        """Wait briefly for messages of the hub, then send what is due."""
+        """Wait briefly for messages from the hub, then send what is due."""
         self._dealer.poll(POLL_MS)
         self._line.check_handshakes()
         self._receive()
@@ -148,7 +148,7 @@ class HubLink:
             return 0, f"unknown: {named(error)}", time.monotonic()
 
     def _flush(self) -> bool:
-        """Send until the outbox is empty (True) or the socket's queue is full."""
+        """Send until the outbox is empty or the socket's queue is full; return True if the outbox is empty."""
         for _ in range(FRAMES_A_TURN):
             frame = self._unsent or self._outbox.frame()
             if frame is None:

@@ -9,9 +9,9 @@ CAPABILITIES = (SAMPLES,)
 
 
 class Sampling:
-    """Used by the trainer's thread at every step, and updated by the agent's thread.
+    """Decides when to send full vectors. The trainer's thread asks at every step, and the agent's thread updates it.
 
-    Counts steps and not time, so that all ranks send vectors of the same steps.
+    It counts steps, not time, so that all ranks send vectors for the same steps.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Sampling:
         self._begun: set[str] = set()
 
     def take(self, sample: Sample) -> None:
-        """Apply a request for full vectors; it ends with its lease."""
+        """Apply a request for full vectors; it applies until its lease ends."""
         until = time.monotonic() + sample.lease_s
         for kind in sample.kinds:
             self._leases[kind] = (sample.every, until)

@@ -1,4 +1,5 @@
-"""The curve of a long run in bounded memory: first, lowest, highest and last value per metric and bucket of steps.
+"""The curve of a long run in bounded memory. A bucket of steps keeps each metric's first, lowest, highest and last
+value.
 
 Buckets are even and aligned: step s lies in bucket s // width, and the width is the smallest power of two that gives at
 most `BUCKETS` of them. So a curve depends only on the values, not on the order or grouping of their arrival: bucketing
@@ -36,7 +37,7 @@ Point = tuple[int, float]
 
 @dataclass
 class Series:
-    """Values of one metric by step, in order of steps."""
+    """The values of one metric, ordered by step."""
 
     steps: "array[int]" = field(default_factory=lambda: array("q"))
     values: "array[float]" = field(default_factory=lambda: array("d"))
@@ -45,7 +46,7 @@ class Series:
         return Series(self.steps[:], self.values[:])
 
     def append(self, step: int, value: float, width: int) -> None:
-        """Add the value of a step after all others."""
+        """Add the value of a step that is later than all others."""
         start = len(self.steps)
         while start and self.steps[start - 1] // width == step // width:
             start -= 1
@@ -68,7 +69,7 @@ class Series:
         self.values = array("d", [self.values[place] for place in places])
 
     def insert(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Add values of steps in any order; present values are not replaced."""
+        """Add values of steps, in any order; existing values are not replaced."""
         points = dict(zip(steps, values, strict=False)) | dict(zip(self.steps, self.values, strict=True))
         self.steps = array("q", sorted(points))
         self.values = array("d", [points[step] for step in self.steps])
@@ -81,7 +82,7 @@ class Series:
 
 @dataclass
 class Curve:
-    """The metrics of steps in buckets of `width` steps."""
+    """The curves of all metrics, in buckets of `width` steps."""
 
     width: int = 1
     series: dict[str, Series] = field(default_factory=dict)
@@ -102,12 +103,12 @@ class Curve:
         return max((series.steps[-1] for series in self.series.values()), default=None)
 
     def points(self, metric: str) -> list[Point]:
-        """Kept steps and values of a metric, in order of steps; a value may be NaN or infinite."""
+        """The kept (step, value) pairs of a metric, ordered by step; a value may be NaN or infinite."""
         series = self.series.get(metric)
         return list(zip(series.steps, series.values, strict=True)) if series else []
 
     def extend(self, summaries: Iterable[Summary]) -> None:
-        """Add the metrics of summaries; values of a step that are present already are not replaced."""
+        """Add the metrics of summaries; existing values are not replaced."""
         for metric, points in _columns(summaries).items():
             series = self.series.setdefault(metric, Series())
             if len(points) == 1 and (not series.steps or series.steps[-1] < points[0][0]):
@@ -118,7 +119,8 @@ class Curve:
         self._widen()
 
     def insert(self, part: Bucketed, before: int | None = None) -> None:
-        """Insert the part of another curve that is older than the present values of its metric, or than `before`."""
+        """Insert those values of `part` that are older than this curve's values of the metric; if it has none, those
+        before step `before`."""
         series = self.series.get(part.metric, Series())
         first = series.steps[0] if series.steps else before
         older = {
@@ -159,7 +161,7 @@ class Curve:
 
 
 def _columns(summaries: Iterable[Summary]) -> dict[str, list[Point]]:
-    """Steps and values by metric, without missing values."""
+    """The (step, value) pairs of each metric; missing values are left out."""
     columns: dict[str, list[Point]] = {}
     for summary in summaries:
         for metric in METRICS:

@@ -56,14 +56,14 @@ class RunState:
         self.commands: dict[str, CommandState] = {}
         self.trials: dict[str, TrialState] = {}
         self.events: deque[Event] = deque(maxlen=EVENTS)
-        self._events_count = self._count = 0  # total of events, and of changes of commands and trials
+        self._events_count = self._count = 0  # all events so far; all changes of commands and trials
         self._places: dict[
             tuple[type, str], tuple[int, int]
         ] = {}  # of commands and trials in the log: see `log`
         self.alerts: dict[tuple[str, str], Alert] = {}  # the active ones, by name and subject
 
     def records(self) -> dict[type[Update], dict[int, Record]]:
-        """The newest records by kind and rank: the dictionaries themselves."""
+        """The newest records by kind and rank; the live dictionaries, not copies."""
         return {
             Step: self.steps,  # type: ignore[dict-item]
             Pulse: self.pulses,  # type: ignore[dict-item]
@@ -78,13 +78,14 @@ class RunState:
 
     @property
     def step_ms(self) -> float | None:
-        """Time of the newest step; None before the first."""
+        """The time of the newest step; None before the first step."""
         if self.summaries:
             return self.summaries[-1].step_ms
         return next((step.step_ms for step in self.steps.values()), None)
 
     def points(self, metric: str) -> list[Point]:
-        """Step and value of a metric (`curve.METRICS`) over the run, in buckets before `summaries` begin."""
+        """The (step, value) pairs of a metric in `curve.METRICS` over the run; before the first of `summaries`, those
+        that the curve keeps."""
         newest = ((summary.step, getattr(summary, metric)) for summary in self.summaries)
         return self.curve.points(metric) + [(step, value) for step, value in newest if value is not None]
 
@@ -144,7 +145,8 @@ class RunState:
             del self.commands[gone], self._places[CommandState, gone]
 
     def _place(self, new: CommandState | TrialState, known: CommandState | TrialState | None) -> None:
-        """Put it at the end of the log. If its time is unchanged, it only adds details and keeps its position."""
+        """Put the new state at the end of the log. If its time is unchanged, it only adds details and keeps its
+        position."""
         if known is None or known.time_s != new.time_s:
             self._count += 1
             self._places[type(new), new.id] = (self._events_count, self._count)
@@ -168,7 +170,7 @@ class RunState:
         self._fold()
 
     def _recall(self, past: Recalled) -> None:
-        """Insert history that is older than all present data."""
+        """Insert history that is older than all data in this state."""
         first = self.curve.first if self.curve else self.summaries[0].step if self.summaries else None
         self.summaries[:0] = [one for one in past.summaries if first is None or one.step < first]
         self._fold()

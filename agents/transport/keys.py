@@ -41,7 +41,7 @@ Z85Key = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}
 
 
 class Role(StrEnum):
-    """Role of a key. rank: report; viewer: watch; operator: watch and change."""
+    """The role of a key: a rank reports, a viewer watches, and an operator watches and changes the run."""
 
     RANK = "rank"
     VIEWER = "viewer"
@@ -72,7 +72,8 @@ class Listed(Struct, frozen=True):
 
 
 def keys_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """``COCKPIT_KEYS``, else ``cockpit/keys`` in the user's configuration; RunError without a home directory."""
+    """The folder that ``COCKPIT_KEYS`` names, else ``cockpit/keys`` in the user's configuration folder. Raise RunError
+    if there is no home directory."""
     if named := environ.get(FOLDER_VARIABLE):
         return Path(named)
     if configuration := environ.get("XDG_CONFIG_HOME"):
@@ -84,13 +85,14 @@ def keys_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def key_folder(endpoints: Endpoints) -> Path:
-    """The folder to search for a key to a hub: the hub's key folder if it is readable here, else the default one."""
+    """The folder to search for a key that the hub accepts: the hub's own key folder if this user can read it, else
+    the default folder."""
     named = Path(endpoints.keys) if endpoints.keys else None
     return named if named and named.is_dir() and os.access(named, os.R_OK | os.X_OK) else keys_folder()
 
 
 def load_key(path: Path) -> Key:
-    """Read a key file; RunError if it is missing, not a key file, or readable by other users."""
+    """Read a key file. Raise RunError if it is missing, not a key file, or readable by other users."""
     raw = _read_private(path, LONGEST_KEY_FILE)
     try:
         key = msgspec.json.decode(raw, type=Key)
@@ -106,10 +108,11 @@ def load_key(path: Path) -> Key:
 def find_key(
     roles: Sequence[Role], given: Path | None = None, folder: Path | None = None, hub: str = ""
 ) -> Key:
-    """The file `given`, else a key that ``COCKPIT_KEY`` names, else the first of `folder` with one of `roles`.
+    """The key to use: `given` if set, else one named in ``COCKPIT_KEY``, else the first in `folder` whose role is in
+    `roles`.
 
-    `roles` are in order of preference. RunError: there is no key, it has another role, or it is not for the hub with
-    public key `hub`.
+    `roles` are in order of preference. Raise RunError if there is no key, if its role is not in `roles`, or if it is
+    not for the hub with public key `hub`.
     """
     named, passed_over = (given, "") if given else _named(roles)
     store = KeyStore(folder or keys_folder())
@@ -128,8 +131,8 @@ def find_key(
 
 
 def _named(roles: Sequence[Role]) -> tuple[Path | None, str]:
-    """The file of ``COCKPIT_KEY`` to use, and a text on the others. Both kinds of keys may be exported: a cockpit skips
-    keys of ranks, and a rank skips keys of cockpits."""
+    """The key file to use from ``COCKPIT_KEY``, if any, and a text that lists all key files named there. The variable
+    may name both kinds of keys: a cockpit ignores rank keys, and a rank ignores all others."""
     files = [Path(file) for file in os.environ.get(KEY_VARIABLE, "").split(os.pathsep) if file]
     found = [(file, load_key(file).role) for file in files]
     for_rank = Role.RANK in roles
@@ -151,7 +154,8 @@ class KeyStore:
         return self.folder / f"{name}.key"
 
     def listed(self) -> list[Listed]:
-        """All keys in force and the newest revoked ones, oldest first. RunError if other users can change the list."""
+        """All keys in force and the newest revoked ones, oldest first. Raise RunError if other users can read or
+        change the list."""
         if not self.folder.exists():
             return []
         _check_folder(self.folder)
@@ -164,7 +168,7 @@ class KeyStore:
             raise RunError(f"{path} is not a list of keys: {error}") from None
 
     def files(self, roles: Sequence[Role]) -> Iterator[Path]:
-        """The files of keys in force, in order of `roles`."""
+        """The key files in force, ordered as in `roles`."""
         in_force = [row for row in self.listed() if row.revoked_s is None]
         for role in roles:
             for row in in_force:
@@ -172,7 +176,7 @@ class KeyStore:
                     yield self.file(row.name)
 
     def hub_key(self) -> Key:
-        """The hub's own key; created if it does not exist."""
+        """The hub's own key; it is created if it does not exist."""
         with self._locked():
             path = self.file(HUB)
             if not path.exists():
@@ -181,7 +185,8 @@ class KeyStore:
             return load_key(path)
 
     def make(self, name: str, role: Role) -> Path:
-        """Make a key, list it, and return its file. RunError: the name is taken or not legal."""
+        """Make a key, list it, and return its file. Raise RunError if the name is taken or not legal, or if the
+        folder already has `MOST_KEYS` keys in force."""
         if not _NAME.fullmatch(name) or name == HUB:
             raise RunError(
                 f"a key cannot be named {name[:70]!r}; legal: letters, digits, '.', '_' and '-', and not {HUB}"
@@ -203,7 +208,7 @@ class KeyStore:
         return path
 
     def revoke(self, name: str) -> Listed:
-        """Revoke a key; running hubs apply it within a second. RunError: no such key is in force."""
+        """Revoke a key; running hubs apply it within a second. Raise RunError if no such key is in force."""
         with self._locked():
             listed = self.listed()
             found = next((row for row in listed if row.name == name and row.revoked_s is None), None)
@@ -223,14 +228,14 @@ class KeyStore:
         return revoked
 
     def _write_list(self, rows: list[Listed]) -> None:
-        """Write the list without the oldest revoked keys, so that its size stays bounded."""
+        """Write the list without the oldest revoked keys, so that its size is bounded."""
         revoked = sorted(row.revoked_s for row in rows if row.revoked_s is not None)[-REVOKED_KEPT:]
         kept = [row for row in rows if row.revoked_s is None or row.revoked_s >= revoked[0]]
         _write_private(self.folder / LIST_FILE, kept)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock of the folder, so that there is one writer at a time."""
+        """Hold the folder's lock, so that there is only one writer at a time."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_folder(self.folder)
@@ -255,7 +260,8 @@ def _check_folder(folder: Path) -> None:
 
 
 def _read_private(path: Path, longest: int) -> bytes:
-    """Read a file of at most `longest` bytes; RunError if other users can read or write it."""
+    """Read a file of at most `longest` bytes. Raise RunError if it is longer, or if other users can read or write
+    it."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             found = os.fstat(file.fileno())

@@ -1,4 +1,4 @@
-"""The hub's sockets. Each peer has a role: over ipc from the socket, over TCP from its verified key.
+"""The hub's sockets. Each peer has a role, given over ipc by the socket and over TCP by the peer's verified key.
 
 Over ipc the permissions of the private directory decide who can connect. Over TCP every message carries its key, and
 the role of the key is looked up for each message received and each frame sent, since a key may be revoked at any time.
@@ -25,7 +25,7 @@ LEAVE_S = 0.5  # time to send the last frames on closing
 HANDSHAKE_MS = 5000  # time for a peer to finish its handshake
 HEARTBEAT_MS = 5000  # over TCP, to detect machines that have vanished
 DEAD_AFTER_MS = 20_000
-KEY_BYTES = 40  # of a public key in Z85
+KEY_BYTES = 40  # size of a public key in Z85
 CHANGES = (Propose, Try, Decide)  # each has a field `who`
 ASKS = (Propose, Try, Preview)  # each has an `id` that its answer repeats
 OF_TRIALS = re.compile(r"\.(try|revert\d+)$")  # ids that `trials` gives to its own proposals
@@ -62,7 +62,7 @@ class ServerSocket:
         self.socket.set(zmq.BACKLOG, 1024)
 
     def bind(self, url: str) -> str:
-        """Listen; returns the URL with the chosen port. Over ipc it readdresses the socket of a killed hub."""
+        """Listen; return the URL with the chosen port. Over ipc it replaces the socket file of a killed hub."""
         try:
             self.socket.bind(url)
         except zmq.ZMQError as error:
@@ -83,7 +83,7 @@ class ServerSocket:
         return self._role
 
     def send(self, peer: bytes, frame: bytes) -> bool:
-        """False if the peer's queue is full, or it has left."""
+        """Send a frame; return False if the peer's queue is full or the peer has left."""
         try:
             self.socket.send_multipart([self.identity(peer), frame], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -170,7 +170,7 @@ class ServerSockets:
         return [*(server_socket.socket for server_socket in self), *(one.monitor for one in self._admissions)]
 
     def admit(self) -> None:
-        """Check new connections; called after each poll."""
+        """Check new connections. It is called after each poll."""
         for one in self._admissions:
             one.close_excess()
 
@@ -182,7 +182,7 @@ class ServerSockets:
         return count
 
     def bind_again(self) -> None:
-        """Bind again each ipc socket whose file has been removed."""
+        """Rebind every ipc socket whose file has been removed."""
         for server_socket, url in self._private:
             if not Path(url.removeprefix("ipc://")).exists():
                 server_socket.bind(url)
@@ -193,7 +193,7 @@ class ServerSockets:
     def _listen(
         self, context: zmq.Context[zmq.Socket[bytes]], addresses: Sequence[str], keys: KeyStore
     ) -> None:
-        """Listen on the first of `addresses` that is possible."""
+        """Listen on the first of `addresses` on which this is possible."""
         own = keys.hub_key()
         self.authenticator = ZapAuthenticator(context, keys)
         server_socket = CurveSocket(context, b"t", self.authenticator, own.secret)
@@ -213,7 +213,7 @@ class ServerSockets:
 
     @staticmethod
     def _check(server_socket: ServerSocket, url: str, address: str) -> None:
-        """RunError if the system resolved `address`, a host name, to every address of the machine."""
+        """Raise RunError if the system resolved `address`, a host name, to every address of the machine."""
         try:
             listen_address(url)
         except RunError as error:
@@ -225,7 +225,8 @@ class ServerSockets:
         return self._sockets[peer[:1]].role(peer)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
-        """False if the peer's queue is full, it has left, or its key is no longer in force."""
+        """Send a frame; return False if the peer's queue is full, the peer has left, or its key is no longer in
+        force."""
         server_socket = self._sockets[peer[:1]]
         return server_socket.role(peer) is not None and server_socket.send(peer, frame)
 
@@ -243,7 +244,7 @@ class ServerSockets:
 
 
 def refusal(came: Received, message: Message) -> str | None:
-    """One sentence if the peer's role does not allow `message`, else None."""
+    """One sentence that refuses `message` if the peer's role does not allow it, else None."""
     if came.role is None:
         return f"the key {came.name} is not in force any more; ask the owner of the run for another"
     kind = message.kind if isinstance(message, Unknown) else type(message).__name__.lower()
@@ -266,7 +267,7 @@ def refusal(came: Received, message: Message) -> str | None:
 
 
 def signed(came: Received, message: AnyMessage) -> AnyMessage:
-    """The message with the name of its key before `who`, which the client can set to anything."""
+    """The message with its key's name put before `who`, because a client can set `who` to anything."""
     if came.name and isinstance(message, CHANGES):
         return structs.replace(message, who=clip(f"{came.name}: {message.who}"))
     return message

@@ -1,4 +1,4 @@
-"""``cockpit keys``: make, list and revoke keys for hubs over TCP. Each command returns the exit status."""
+"""``cockpit keys`` makes, lists and revokes keys for hubs over TCP. Each command returns the exit status."""
 
 import argparse
 import time

@@ -15,12 +15,12 @@ from cockpit.data.outcomes import trial_text
 from cockpit.knobs.values import NEUTRAL, fit, only, split_change
 from cockpit.printing import complain, print_json, print_line, print_table
 
-ANSWER_S = 10.0  # for the preview answer: the leader rank answers between two turns of its agent
+ANSWER_S = 10.0  # the longest wait for a preview; the leader rank answers between two turns of its agent
 
 
 @contextmanager
 def steering(run: str | None, words: Sequence[str] = (), operator: bool = True) -> Iterator[Connection]:
-    """Connection of one command, with the board known unless the run is still starting. Malformed words are refused
+    """The connection of one command. The board is known, unless the run is still starting. Malformed words are refused
     before it connects."""
     if words and all("=" in word for word in words):
         parse_changes(words, {})
@@ -34,7 +34,7 @@ def steering(run: str | None, words: Sequence[str] = (), operator: bool = True) 
 
 
 def request(send: Callable[[], str]) -> str:
-    """Send a request; returns its id. CockpitError: the client refuses the request."""
+    """Send a request and return its id; raise CockpitError if the client refuses the request."""
     try:
         return send()
     except ValueError as error:
@@ -48,7 +48,8 @@ def requested_changes(connection: Connection, words: Sequence[str]) -> dict[str,
 
 
 def parse_changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[str, Value]:
-    """Parse ``knob=value`` or the name of an action; CockpitError if a word is malformed or names a knob twice."""
+    """Parse ``knob=value`` or the name of an action; raise CockpitError if a word is malformed or names a knob
+    twice."""
     changes: dict[str, Value] = {}
     for word in words:
         value_of_action = only(board[word]) if word in board else None
@@ -71,7 +72,8 @@ def parse_changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[
 def change(
     run: str | None, words: Sequence[str], wait: bool, timeout_s: float, as_json: bool, reason: str = ""
 ) -> int:
-    """Propose changes; the hub and the ranks accept or refuse them. `wait`: until every rank has switched."""
+    """Propose changes; the hub and the ranks accept or refuse them. With `wait`, wait until every rank has
+    switched."""
     with steering(run, words) as connection:
         changes = requested_changes(connection, words)
         id = request(lambda: connection.client.propose(changes, reason=reason))
@@ -111,7 +113,7 @@ def _report_command(connection: Connection, id: str, wait: bool, timeout_s: floa
 
 
 def _report_timeout(command: CommandState | None, why: str, as_json: bool) -> int:
-    """The change is still pending: one that no rank has applied stays in the queue."""
+    """Report that a change is still pending; a change that no rank has applied stays in the queue."""
     queued = command is None or command.state == "accepted"
     complain(f"{why}; it stays in the queue and may still be applied" if queued else why)
     if as_json:

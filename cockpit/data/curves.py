@@ -1,7 +1,7 @@
-"""Curves of a run for a chart: stretches of steps, each at the best known resolution. Textual-free.
+"""Curves of a run for a chart: ranges of steps, each at the best known resolution. Textual-free.
 
-A live run keeps buckets of old steps (`agents.state.curve`); a recording also has every step of the visible stretch,
-`detail`.
+Of old steps, the state of a run has only buckets (`agents.state.curve`); `detail` has every step in the visible range,
+read from the recording.
 """
 
 import math
@@ -16,12 +16,13 @@ from agents.state.run_state import RunState
 View = tuple[int, int]
 """The first and last visible step."""
 
-FEWEST = 16  # steps of a view, at least
+FEWEST = 16  # the fewest steps of a view
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Values by step. A bucket of `width` steps has at most its first, lowest, highest and last; width 1 has all."""
+    """A range of steps with their values. A bucket of `width` steps keeps its first, lowest, highest and last value;
+    a width of 1 keeps all values."""
 
     points: Sequence[Point]
     width: int = 1
@@ -57,8 +58,8 @@ def stretches(
 
 
 def runs(found: Sequence[Stretch], step_columns: float) -> Iterator[list[Point]]:
-    """Runs of points that a line joins. A run ends at a value that is not finite, and where more steps are missing than
-    fit in a column of the chart (a step takes `step_columns` columns)."""
+    """Sequences of points, each joined by a line. A sequence ends at a value that is not finite, and where more steps
+    are missing than fit in a column of the chart (a step takes `step_columns` columns)."""
     known = [(point, one.width) for one in found for point in one.points]
     usual = _usual(found)
     run: list[Point] = []
@@ -76,7 +77,7 @@ def runs(found: Sequence[Stretch], step_columns: float) -> Iterator[list[Point]]
 
 
 def _usual(found: Sequence[Stretch]) -> int:
-    """The usual distance of neighbouring points in steps: some loops report only every tenth step."""
+    """The usual distance between neighbouring points in steps, because some loops report only every tenth step."""
     apart = [b[0] - a[0] for one in found if one.width == 1 for a, b in pairwise(one.points)]
     return int(median(apart)) if apart else 1
 
@@ -89,13 +90,13 @@ def closer(view: View, by: float) -> View:
 
 
 def beside(view: View, by: float) -> View:
-    """A view moved by a share of its own width."""
+    """The view, moved by the fraction `by` of its width."""
     move = max(-view[0], round((view[1] - view[0]) * by))
     return view[0] + move, view[1] + move
 
 
 def within(view: View, whole: View) -> View | None:
-    """A view moved inside the run; None if it covers the whole run."""
+    """The view, moved so that it lies inside the run; None if it covers the whole run."""
     first, last = view
     if last - first >= whole[1] - whole[0]:
         return None

@@ -1,4 +1,4 @@
-"""The store: the state of a run, and what a client adds to it (connection, playback position, answers).
+"""The store holds the state of a run, and what a client adds to it (connection, playback position, answers).
 
 A live stream, a recording or a test fills it in the same way. One thread writes and another reads; both hold `lock`.
 Each topic has a revision, so that a panel redraws only when its own data has changed. Textual-free.
@@ -24,14 +24,12 @@ from cockpit.data.topics import Topic as Topic
 T = TypeVar("T")
 
 STALE_AFTER_S = 3.0
-LAG_MS = (
-    1000.0  # a rank that is this far behind the newest step still reports: records of ranks arrive in turn
-)
+LAG_MS = 1000.0  # a rank this far behind the newest step still counts as reporting, as records of ranks arrive in turn
 RECENT_STEPS = 8  # step records kept per rank, so that one slow step does not make a slow rank
 
 
 class LinkState(Enum):
-    """Relation of the store to the run; the value is the state word of the status line."""
+    """How the store relates to the run; the value is the state word in the status line."""
 
     WAITING = "WAITING"
     LIVE = "LIVE"
@@ -43,7 +41,7 @@ class LinkState(Enum):
 
 @dataclass(frozen=True)
 class Playing:
-    """Position in a recording; times in seconds since the epoch, by the clock of the hub."""
+    """A position in a recording. Times are in seconds since the epoch, by the hub's clock."""
 
     at_s: float
     first_s: float
@@ -54,14 +52,14 @@ class Playing:
 
     @property
     def share(self) -> float:
-        """Position as a share: 0 at the beginning of the recording, 1 at its end."""
+        """The position as a fraction: 0 at the beginning of the recording, 1 at its end."""
         length = self.last_s - self.first_s
         return min(1.0, max(0.0, (self.at_s - self.first_s) / length)) if length > 0 else 1.0
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Unexpected error that ended a source: the error in one line, how to continue, and the traceback."""
+    """An unexpected error that ended a source, with the error in one line, how to continue, and the traceback."""
 
     error: str
     go_on: str
@@ -186,7 +184,7 @@ class Store:
 
     @property
     def link(self) -> LinkState:
-        """Relation to the run, from goodbyes, playback and the age of the last message."""
+        """How the store relates to the run, by goodbyes, playback and the age of the last message."""
         state, age = self.state, self.age_s
         if not state.hellos:
             return LinkState.WAITING
@@ -200,7 +198,7 @@ class Store:
 
     @property
     def finished(self) -> bool:
-        """Every planned step is done."""
+        """Whether every planned step is done."""
         planned = self.steps_planned
         return planned is not None and self.step is not None and self.step + 1 >= planned
 
@@ -224,7 +222,7 @@ class Store:
         return None
 
     def number(self, name: str) -> int | None:
-        """A fact that is an integer; None otherwise."""
+        """The fact `name` if it is an integer, else None."""
         value = self.fact(name)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
@@ -259,7 +257,7 @@ class Store:
 
     @property
     def unlost(self) -> list[int]:
-        """Ranks that have joined and were not lost: those that left in order keep their last record."""
+        """Ranks that have joined and were not lost; a rank that left in order keeps its last record."""
         gone = self.state.gone
         return [rank for rank in self.state.hellos if rank not in gone or gone[rank].clean]
 
@@ -277,7 +275,7 @@ class Store:
         return [rank for rank in self.here if rank in steps and steps[rank].step >= newest - lag]
 
     def coverage(self) -> str:
-        """Ranks that report, of all: ``8/8``."""
+        """How many of all ranks report, such as ``8/8``."""
         width = len(str(self.world))
         return f"{len(self.reporting):>{width}}/{self.world}"
 
@@ -287,7 +285,7 @@ class Store:
         return list(hello.coords) if hello else []
 
     def name(self, rank: int) -> str:
-        """The name of a rank: ``rank 5 (pp1 dp0 tp1)``."""
+        """The name of a rank, such as ``rank 5 (pp1 dp0 tp1)``."""
         hello = self.state.hellos.get(rank)
         return f"rank {rank} ({format.coords(hello.coords)})" if hello and hello.coords else f"rank {rank}"
 

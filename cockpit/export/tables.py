@@ -1,7 +1,7 @@
-"""A recording as tables: their names, and the rows of each update as flat columns.
+"""Turns a recording into tables: the rows that each update adds to each table, as flat columns.
 
 A nested field is ``comm.tp.bytes``; a list becomes rows in its own table, otherwise JSON. Every row begins with its
-position: start of the hub, sequence number, and clock of the hub.
+position in the recording: the hub's epoch, the sequence number, and the time by the hub's clock.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ from cockpit.export.updates import updates
 
 Row = dict[str, Any]
 PLACE = ("hub_epoch", "hub_seq", "hub_time_s")
-AS_JSON = frozenset({"changes", "before", "evidence", "facts", "legal"})  # of any names and types
+AS_JSON = frozenset({"changes", "before", "evidence", "facts", "legal"})  # fields of varying content
 BLOCK = 4096  # rows of a table written together
 
 
@@ -101,7 +101,7 @@ def _flatten(row: Row, name: str, value: Any, as_json: bool) -> None:
 
 
 def rows(recording: Recording) -> Iterator[tuple[str, Row]]:
-    """Every row of every table, in order of arrival."""
+    """Every row of every table, in the order in which the updates arrived."""
     for moment, update in updates(recording):
         if type(update) in TABLES:
             table, made_of = TABLES[type(update)]

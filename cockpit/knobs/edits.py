@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from agents.protocol import KnobState, Value
 from cockpit.knobs import values
 
-TYPED = 24  # characters of a typed value at most
+TYPED = 24  # the most characters of a typed value
 
 
 class Edits:
-    """Unsent edits of one board. Each method gets the present rows, because a board may change while it is edited."""
+    """Unsent edits of one board. Methods get the current rows, because a board may change while it is edited."""
 
     def __init__(self) -> None:
         self.row = 0
@@ -24,7 +24,7 @@ class Edits:
         return rows[min(self.row, len(rows) - 1)]
 
     def set(self, knob: KnobState, value: Value, revision: int) -> None:
-        """Change `knob` to `value`; the value in force removes the edit."""
+        """Change `knob` to `value`; if that is the value in force, remove the edit."""
         if not self.changes:
             self.base = revision
         if same(value, knob.value):
@@ -70,7 +70,7 @@ class Edits:
         return others if same(value, knob.value) else {**others, knob.name: value}
 
     def discard(self) -> bool:
-        """Discard the typed text and all changes; False if there were none."""
+        """Discard the typed text and all changes; return False if there were none."""
         had = bool(self.typed or self.changes)
         self.typed = ""
         self.changes = {}

@@ -49,7 +49,7 @@ class Saved:
 def restore(checkpoint: Checkpoint, state: State) -> None:
     """Load the state in `checkpoint`, which may have been saved in another layout. Collective over all ranks.
 
-    RefusedError on all ranks if the checkpoint cannot be read or holds another model.
+    Raises RefusedError on all ranks if the checkpoint cannot be read or holds another model.
     """
     group = dist.new_group(backend="gloo")
     reader = Reader(checkpoint.folder, checkpoint.manifest.files)
@@ -83,7 +83,7 @@ class Checkpoints:
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
         self._finished: deque[Saved] = deque()
-        self._newest: Saved | None = None  # of the finished ones
+        self._newest: Saved | None = None  # the newest finished save
         if self._leads:
             remove_partial(checkpoints_dir)
 
@@ -96,7 +96,8 @@ class Checkpoints:
         return self._requested
 
     def due(self, done: int, last: bool) -> bool:
-        """Whether to save after `done` steps; `last`: no step follows. The same result on every rank.
+        """Whether to save a checkpoint after `done` steps; `last` is true if this is the final step. All ranks get the
+        same result.
 
         A paused run stays at one step. There a second save is due only if the first has failed; every rank waits for
         the first, so all know its result.
@@ -111,7 +112,7 @@ class Checkpoints:
         return self._requested or (every > 0 and (last or done % every == 0))
 
     def save(self, done: int) -> None:
-        """Start to save the state after `done` steps. Waits for an earlier save and for nothing else."""
+        """Start to save the state after `done` steps. Waits only for an earlier save."""
         self._requested, self._saved_at = False, done
         self.wait()
         tensors, manifest = self._state.copy(), self._describe(done)
@@ -133,7 +134,7 @@ class Checkpoints:
         self._thread = None
 
     def result_of(self, step: int) -> Saved | None:
-        """The result of the newest save if it is of this step and finished; the same on every rank."""
+        """The result of the newest finished save if that save is of `step`; the same on every rank."""
         if self._thread and self._thread.is_alive():
             return None
         return self._newest if self._newest and self._newest.step == step else None
@@ -143,7 +144,7 @@ class Checkpoints:
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def _save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
-        """In the thread: write, then seal on rank 0. Every rank gets the result."""
+        """Write the files, then seal the checkpoint on rank 0. Runs in the thread. Every rank gets the result."""
         start = time.monotonic()
         folder = self.checkpoints_dir / folder_name(manifest.step)
         partial = folder.with_name(folder.name + PARTIAL)
@@ -182,7 +183,8 @@ class Checkpoints:
 
 
 class SaveAcks:
-    """Acks of changes that request a save. They wait until the save is on disk or has failed: applied means saved."""
+    """Acks of changes that request a save. They wait until the save is on disk or has failed, so that applied means
+    saved."""
 
     def __init__(self, checkpoints: Checkpoints, settle: Callable[[Ack], None]):
         self._checkpoints, self._settle = checkpoints, settle
@@ -214,7 +216,7 @@ class SaveAcks:
 
 
 def _first_line(error: BaseException) -> str:
-    """The first line of an error; of torch's report on all ranks, the cause on the first failed rank."""
+    """The first line of an error; if torch reports the errors of all ranks, the cause on the first failed rank."""
     failures = getattr(error, "failures", None)
     if failures:
         rank, (cause, _) = next(iter(failures.items()))

@@ -46,17 +46,17 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class _At:
-    """File and offset of a chunk."""
+    """The file and the offset at which a chunk begins."""
 
     file: str
     offset: int
 
 
 class Writer(StorageWriter):
-    """Writes one file per rank, and the index on rank 0.
+    """Writes one file per rank; rank 0 also writes the index.
 
-    `sums` are the CRC-32 of this rank's files, computed from the bytes in memory, so that write errors of a disk are
-    detected too.
+    `sums` maps each file of this rank to its CRC-32, computed from the bytes in memory, so that write errors of a disk
+    are detected too.
     """
 
     def __init__(self, folder: Path, rank: int):
@@ -107,7 +107,7 @@ class Writer(StorageWriter):
 
 
 class Reader(StorageReader):
-    """Reads the files of a `Writer` in `folder`; `files` are their sizes in the manifest."""
+    """Reads what a `Writer` wrote to `folder`. `files` maps each file to its size in the manifest."""
 
     def __init__(self, folder: Path, files: Mapping[str, int]):
         self._folder, self._files = folder, files
@@ -165,7 +165,7 @@ class Reader(StorageReader):
 
 
 class Planner(DefaultLoadPlanner):
-    """Plans what a rank reads; RefusedError if the checkpoint's tensors are not those of the run."""
+    """Plans what a rank reads. Raises RefusedError if the checkpoint's tensors are not those of the run."""
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
@@ -196,12 +196,12 @@ def _entry(stored: Stored) -> TensorStorageMetadata:
 
 
 def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
-    """The bytes of a tensor; they share its memory."""
+    """A tensor's bytes, as an array that shares its memory."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 def _read(file: FileIO, chunk: Chunk, dtype: torch.dtype) -> Tensor:
-    """Read a chunk into new memory, whose size the checks of the index have bounded."""
+    """Read a chunk into new memory; the index checks have bounded its size."""
     tensor = torch.empty(chunk.sizes, dtype=dtype)
     rest = _bytes_of(tensor).data
     file.seek(chunk.at)

@@ -21,7 +21,8 @@ from engine.checkpoint.reading import checkpoint_folders, checksum, has_other_fo
 
 
 def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = None) -> Checkpoint:
-    """Turn the files in the folder `partial` into a checkpoint. Atomic: if the machine dies meanwhile, there is none.
+    """Turn the files in the folder `partial` into a checkpoint. It is atomic: if the machine fails meanwhile, no
+    checkpoint exists.
 
     `sums` are known checksums, by file name; other files are read to compute theirs.
     """
@@ -84,7 +85,7 @@ def remove_partial(checkpoints_dir: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint. The manifest goes first, so that a half-removed checkpoint is not taken for a whole one."""
+    """Remove a checkpoint, its manifest first, so that a half-removed checkpoint is not taken for a whole one."""
     with suppress(OSError):
         (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)

@@ -49,7 +49,7 @@ def advice(layout: Layout) -> Iterator[str]:
 
 
 def size_refusals(layout: Layout) -> Iterator[str]:
-    """Refuses products of sizes that are larger than any run. First, so that later checks stay fast."""
+    """Refuses sizes whose product is larger than in any run. This check runs first, so that later checks stay fast."""
     tokens = layout.train.global_batch * layout.model.seq_len
     for what, size, most in (
         ("pp x dp_replicate x dp_shard x cp x tp of [grid]", layout.ranks.world, MOST_RANKS),
@@ -61,7 +61,8 @@ def size_refusals(layout: Layout) -> Iterator[str]:
 
 
 def divisor_refusals(layout: Layout) -> Iterator[str]:
-    """Sizes that must divide others. Lists the divisors that suit all of them, or a multiple for the other size."""
+    """Refuses sizes that do not divide others. Lists the divisors that fit all of them, or a multiple for the other
+    size."""
     grid, model = layout.ranks, layout.model
     data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
     rows: list[tuple[str, int, dict[str, int]]] = [
@@ -101,7 +102,8 @@ def _split_over_tp(layout: Layout) -> dict[str, int]:
 
 
 def context_refusals(layout: Layout) -> Iterator[str]:
-    """Context parallelism splits a sequence into 2 cp chunks (zigzag); Ulysses distributes heads over cp ranks."""
+    """Refuses sizes that context parallelism cannot split: a sequence has 2 cp chunks (zigzag); Ulysses distributes
+    heads over cp ranks."""
     grid, model = layout.ranks, layout.model
     pieces = 2 * grid.cp * grid.tp
     if model.seq_len % pieces:
@@ -216,7 +218,7 @@ def pipeline_refusals(layout: Layout) -> Iterator[str]:
 
 
 def _micro_batches_refusal(layout: Layout, legal: list[int]) -> str:
-    """Names both numbers, since either may be the mistake."""
+    """The refusal names both numbers, because either may be wrong."""
     given, batch, dp = layout.knobs.micro_batches, layout.train.global_batch, layout.ranks.dp
     if not accepts_micro_batches(layout.schedule.name, layout.grid.pp, layout.virtual_stages, given):
         return (

@@ -1,4 +1,4 @@
-"""Conversion between a rank and its coordinates on the parallel axes. Torch-free.
+"""Converts ranks to coordinates on the parallel axes and back. Torch-free.
 
 The world is pp x dp_replicate x dp_shard x cp x tp, row-major in that order (tp fastest, pp slowest). Expert
 parallelism is not a factor of the world: it reuses the ranks of other axes. So the same ranks have two views:
@@ -15,7 +15,7 @@ ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 @dataclass(frozen=True)
 class Grid:
-    """Sizes of the axes. Call `refusal` after construction: the other methods need a legal grid."""
+    """The sizes of the axes. Call `refusal` after construction: the other methods need a legal grid."""
 
     pp: int = 1
     dp_replicate: int = 1
@@ -30,7 +30,7 @@ class Grid:
 
     @property
     def dp(self) -> int:
-        """Number of data-parallel ranks: each has a batch of its own."""
+        """The number of data-parallel ranks; each has its own batch."""
         return self.dp_replicate * self.dp_shard
 
     @property
@@ -115,5 +115,5 @@ def divisors(n: int) -> list[int]:
 
 
 def listed(numbers: list[int]) -> str:
-    """Numbers as a sentence lists them, such as ``1, 2, 4``."""
+    """The numbers as a list in a sentence, such as ``1, 2, 4``."""
     return ", ".join(map(str, numbers))

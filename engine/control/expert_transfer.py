@@ -1,8 +1,8 @@
 """Moves experts and their optimizer state between ranks, for all layers of a stage in one all-to-all.
 
 FSDP shards a rank's stack of experts along dim 0, so one rank of the [efsdp, ep] mesh holds a whole expert and sends it
-to the holder of its new slot. The transfer copies bytes, so values are not rounded. All that may fail (allocation)
-happens in the constructor of `Move`; `Move.run` only sends and copies.
+to the holder of its new slot. The transfer copies bytes, so values are not rounded. Everything that may fail
+(allocation) happens in the constructor of `Move`; `Move.run` only sends and copies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,8 @@ from engine.planner.expert_placement import Map, slots_per_rank
 
 
 class Move:
-    """A prepared move of experts: buffers are allocated, nothing is sent yet. `maps` has the new map of each layer."""
+    """A prepared move of experts: its buffers are allocated, and nothing is sent yet. `maps` has each layer's new
+    map."""
 
     def __init__(
         self,
@@ -80,15 +81,15 @@ def _shards(experts: nn.Module, optimizer: torch.optim.Optimizer) -> Sequence[Te
 
 
 def _width(shard: Tensor) -> int:
-    """Bytes of one expert in `shard`."""
+    """The number of bytes that one expert has in `shard`."""
     return shard.shape[1:].numel() * shard.element_size()
 
 
 def _packed(shards: Sequence[Tensor], row: int) -> Tensor:
-    """All bytes of the expert in `row`."""
+    """Everything stored for the expert in `row`, as bytes."""
     return torch.cat([shard[row].contiguous().view(-1).view(torch.uint8) for shard in shards])
 
 
 def bytes_of_an_expert(layer: MoeLayer, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of one expert of the layer with its optimizer state."""
+    """The number of bytes of one expert in the layer, with its optimizer state."""
     return sum(_width(shard) for shard in _shards(layer.experts, optimizer))

@@ -3,7 +3,7 @@
 Given the output and log-sum-exp over *all* keys, `backward` computes one block's exact share of the gradients (Dao et
 al. 2022, algorithm 4). So a long sequence is processed block by block and its full score matrix never exists.
 
-Shapes: B sequences, H query heads, G key heads (G divides H), Q queries, K keys, C head width.
+Shapes: B sequences, H query heads, G KV heads (G divides H), Q queries, K keys, C head width.
 """
 
 import math
@@ -39,7 +39,8 @@ def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, causal: bool) -> tup
 def backward(
     grad: Tensor, q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """This block's share of the gradients of q, k and v; `out` and `lse` are those over all blocks."""
+    """This block's share of the gradients of q, k and v; `out` and `lse` are the output and log-sum-exp over all
+    blocks."""
     if q_BHQC.device.type == "cpu":
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         d_q, d_k, d_v = kernel(grad, q_BHQC, k_BGKC, v_BGKC, out, lse, 0.0, causal)
@@ -90,7 +91,7 @@ def plain_backward(
 
 
 def _scores(q_BHQC: Tensor, k_BHKC: Tensor, start: int, causal: bool) -> Tensor:
-    """Scaled scores [B, H, Q, K] in at least fp32. `start` is the index in the block of the first query."""
+    """Scaled scores [B, H, Q, K] in at least fp32. `start` is the first query's index in the block."""
     scores = at_least_fp32(q_BHQC @ k_BHKC.mT) / math.sqrt(k_BHKC.shape[-1])
     if causal:
         Q, K = scores.shape[-2:]

@@ -22,7 +22,7 @@ from engine.train.corpus import Corpus
 from engine.train.trainer import Trainer
 
 LAYOUT_KEY = "engine/layout"  # in the store: the digest of rank 0's layout
-DEVICE_KEY = "engine/device"  # in the store: the kind of device that rank 0 computes on
+DEVICE_KEY = "engine/device"  # in the store: the type of the device that rank 0 computes on
 START_KEY = (
     "engine/start"  # in the store: rank 0's layout, its checkpoints folder, the checkpoint to resume from
 )
@@ -45,10 +45,9 @@ def train(
     """Train `layout` to its end as the rank that `place` says, from the checkpoint `resume` if there is one.
 
     `layout` is the layout `given` with the knob values of the checkpoint. Checkpoints are saved in `checkpoints_dir`.
-    All ranks use rank 0's folders and knob values. `device` is "cpu", "cuda", or "auto": a GPU where this machine has
-    one for each of its ranks.
-    Raises RefusedError when this rank was started with another layout than rank 0, or computes on another kind of
-    device: they would wait for each other.
+    All ranks use rank 0's folders and knob values. `device` is "cpu", "cuda", or "auto": a GPU if this machine has one
+    for each of its ranks. Raises RefusedError if the layout or the device type of this rank differs from that of rank
+    0, because the ranks would then wait for each other.
     """
     store = place.store()
     agree_on(given, place, store)
@@ -89,12 +88,12 @@ def train(
             Ack(place.rank, command.revision, "expired", meter.step, board.digest(), "the run has ended")
         )
     agent.close()
-    # In order, or gloo aborts at exit.
+    # Without this, gloo aborts at exit.
     dist.destroy_process_group()
 
 
 def agree_on(layout: Layout, place: RankContext, store: Store) -> None:
-    """RefusedError on a rank that was given another layout than rank 0."""
+    """Raise RefusedError on any rank whose layout differs from that of rank 0."""
     mine = layout.whole_digest()
     if place.rank == LEADER:
         store.set(LAYOUT_KEY, mine)
@@ -105,7 +104,7 @@ def agree_on(layout: Layout, place: RankContext, store: Store) -> None:
 
 
 def agree_on_device(mine: torch.device, place: RankContext, store: Store) -> None:
-    """RefusedError on a rank whose device is of another kind than rank 0's."""
+    """Raise RefusedError on any rank whose device type differs from that of rank 0."""
     if place.rank == LEADER:
         store.set(DEVICE_KEY, mine.type)
     elif (theirs := store.get(DEVICE_KEY).decode()) != mine.type:
@@ -118,7 +117,7 @@ def agree_on_device(mine: torch.device, place: RankContext, store: Store) -> Non
 def told_by_leader(
     layout: Layout, checkpoints_dir: Path, resume: Path | None, place: RankContext, store: Store
 ) -> tuple[Layout, Path, Path | None, Path]:
-    """Layout, folders and checkpoint of rank 0, for all ranks.
+    """The layout, folders and checkpoint of rank 0, which all ranks use.
 
     Another rank may have named the run's folder a second later, may not see the newest checkpoint yet, or may not know
     that it is damaged.

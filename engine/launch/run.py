@@ -1,4 +1,4 @@
-"""A whole run of a layout: folder, corpus, hub, and the ranks, forked here or joined."""
+"""Runs a layout as a whole: prepares the folder, the corpus and the hub, and forks the ranks or joins them."""
 
 import os
 import time
@@ -29,12 +29,12 @@ from engine.train.corpus import read_corpus
 if TYPE_CHECKING:
     from engine.checkpoint.save import Saved
 
-# What every rank needs, imported once before the fork. Named, so that this module itself needs no torch.
+# Modules that every rank needs, imported once before the fork. They are named, so that this module needs no torch.
 PRELOAD = ("torch", "torch.distributed", "engine.launch.rank_main")
 
 
 def nothing(_: object) -> None:
-    """A callback for those who want none."""
+    """A callback that does nothing."""
 
 
 def run_layout(
@@ -53,15 +53,16 @@ def run_layout(
     on_checkpoint: Callable[["Saved"], None] = nothing,
     on_end: Callable[[int], None] = nothing,
 ) -> int:
-    """Train `layout` and give its exit status: 0 done, 1 a rank failed, 2 a rank refused it, 130 Ctrl-C.
+    """Train `layout` and return the exit status: 0 done, 1 a rank failed, 2 a rank refused it, 130 Ctrl-C.
 
-    The ranks are forked from this process, or it is one of them where torchrun or Slurm started it. `hub` is "auto"
+    The ranks are forked from this process; if torchrun or Slurm started it, it is a rank itself. `hub` is "auto"
     (start one, so that a cockpit can attach; with `listen`, ``tcp://ADDRESS:PORT`` or "auto", over TCP too, for
     whoever has a key), "none", or a URL; `run_dir` is the run's folder, a new one under
-    `layout.run.dir` if left out. `resume` goes on from a checkpoint: True, of this run; a path, of whatever lies there
-    (docs/checkpoints.md); then `fixed` are keys whose values go before the checkpoint's, such as "knobs.recompute".
+    `layout.run.dir` if left out. `resume` continues from a checkpoint: True means one of this run, a path the
+    run or checkpoint at that path (docs/checkpoints.md). `fixed` then lists keys such as "knobs.recompute" whose values
+    take precedence over those of the checkpoint.
 
-    `device` is "cpu", "cuda", or "auto": a GPU for each rank where a machine has as many, else the CPU.
+    `device` is "cpu", "cuda", or "auto": a GPU for each rank if the machine has enough GPUs, else the CPU.
 
     `on_step` is called in every rank after each of its steps, with that rank's own record. The others are called for
     the run as a whole: in rank 0 `on_start` with the run's name and the step it was resumed from, `on_summary` with
@@ -69,8 +70,8 @@ def run_layout(
     outlives the ranks or, joined, in rank 0, `on_folder` with the run's folder before the first step, and `on_end` with
     the exit status.
 
-    Call it from the main thread, before any CUDA call and any other torch work: ranks are forks. Raises LayoutError or
-    `agents.rundir.runs.RunError`, one sentence, for what cannot be.
+    Call it from the main thread, before any CUDA call or other torch work, because it forks the ranks. Raises
+    LayoutError or `agents.rundir.runs.RunError`, with one sentence, if the run is impossible.
     """
     if layout.train.compile and device != "cuda" and (refusal := compiler_refusal()):
         raise LayoutError(refusal)
@@ -172,7 +173,7 @@ def run_layout(
 
 
 def make_folder(chosen: Path | None, named: Path, what: str = "the run's folder") -> Path:
-    """The one that was asked for, or a new one."""
+    """The folder that was chosen, or a new one."""
     folder = chosen or named
     try:
         # Two runs may begin in one second.

@@ -1,7 +1,7 @@
-"""The clocks of a meter: wall time on the CPU, CUDA events on a GPU, where the host runs ahead of the device.
+"""The clocks of a meter: wall time on the CPU, and CUDA events on a GPU, because the host runs ahead of the GPU.
 
-A clock takes marks and passes the seconds between two marks to a callback: at once, or when the device has reached
-both. No caller ever waits for the device.
+A clock sets marks. It passes the seconds between two marks to a callback, at once or when the device has reached both
+marks. No caller ever waits for the device.
 """
 
 import time
@@ -71,7 +71,7 @@ class _Step:
 
 
 class EventClock:
-    """Times on GPU streams: a mark is an event recorded on the current stream, read once the GPU has passed it.
+    """Measures time on GPU streams. A mark is an event recorded on the current stream, read once the GPU has passed it.
 
     Events are reused when all measurements of their step are complete. If the GPU is more than `STEPS` steps behind,
     the measurements of the oldest step are dropped, so that the number of events is bounded.

@@ -3,9 +3,9 @@
 *Bytes* are those that a rank sends to other ranks under a bandwidth-optimal algorithm, with P ranks and n bytes in all:
 all-reduce 2 (P-1)/P n, reduce-scatter (P-1)/P n, all-gather (P-1) n_local, all-to-all the rows for other ranks, send n
 (Thakur, Rabenseifner and Gropp 2005). The meter only adds up; the formulas are in `engine/parallel/collectives.py`.
-The `ms` of a lane count from start to completion of its collectives, `exposed_ms` the time the rank waits for them: all
-of it for a blocking collective, less for one that overlaps with computation. The device's clock times actions and
-collectives (`engine/metering/clocks.py`); wall time measures phases, which are the host's work.
+The `ms` of a lane count from start to completion of its collectives; `exposed_ms` is the time the rank waits for them,
+which is all of it for a blocking collective and less for one that overlaps with computation. The device's clock times
+actions and collectives (`engine/metering/clocks.py`); wall time measures phases, which are the host's work.
 """
 
 import time
@@ -35,7 +35,7 @@ ACTION_NAMES: dict[ActionKind, str] = {
 AXES = ("dp", "tp", "pp", "ep", "cp", "control")
 
 OperationCallback = Callable[[int, str], None]
-"""Called with (step, operation) at each operation, so that the last operation of a killed rank is on record."""
+"""Called with (step, operation) at each operation, so that the last operation of a killed rank is recorded."""
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Lane:
         self.exposed_ms += seconds * 1e3
 
     def add_hidden(self, seconds: float) -> None:
-        """Add time of a collective that overlapped with other work: in the total, not exposed."""
+        """Add time of a collective that overlapped with other work; it counts in the total, but not as exposed."""
         self.ms += seconds * 1e3
 
 
@@ -110,7 +110,7 @@ class Readings:
 
 
 class Meter:
-    """Adds up the measurements of a rank; `start_step` resets them. Cheap enough to be always on."""
+    """Adds up the measurements of a rank; `start_step` resets them. The meter is cheap enough to be always on."""
 
     def __init__(
         self,
@@ -133,7 +133,8 @@ class Meter:
 
     @property
     def doing(self) -> tuple[int, str, float]:
-        """(step, operation, time.monotonic() at its start); the pulse thread reads it."""
+        """The current step, its current operation, and time.monotonic() when that began; the pulse thread reads
+        them."""
         text, since = self._doing
         return self.step, self._holding or text, since
 

@@ -1,10 +1,10 @@
 """Routers: token choice (top-k, with groups and bias) and expert choice.
 
-All counts are over the whole sequence, also when its slices are on several ranks. So choices, drops, losses and
+All counts are over the whole sequence, even if its slices are on several ranks. So choices, drops, losses and
 gradients are equal in every layout. Ties go to the lower expert number or position.
 
 Shapes: B sequences, S tokens of this rank's slice, T = B S, W tokens of a whole sequence, D model, E experts, K top-k,
-G groups of experts, C capacity.
+G groups of experts, C capacity. A pair is a token and an expert that it is routed to.
 """
 
 import math
@@ -28,11 +28,11 @@ from engine.parallel.parameters import ParameterFactory
 class Choice:
     """The routing of one micro-batch. Computed once; a recomputed forward reuses it."""
 
-    experts_TK: Tensor  # candidate experts of a token: its top-k, or all of them under expert choice
+    experts_TK: Tensor  # candidate experts of each token: its top-k, or all of them under expert choice
     keep_TK: Tensor | None  # the pairs that run; None = all
-    load_E: Tensor  # pairs of this rank's tokens by expert, dropped ones included
+    load_E: Tensor  # pairs of this rank's tokens by expert, including dropped pairs
     dropped: Tensor  # number of pairs over capacity
-    share_BE: Tensor | None  # each expert's share in the pairs of a whole sequence, for the auxiliary loss
+    share_BE: Tensor | None  # each expert's share of the pairs in a whole sequence, for the auxiliary loss
 
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -42,7 +42,8 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Router(nn.Module, ABC):
-    """Scores tokens for experts and chooses pairs. `choose` has no gradient, `pair_weights` and `with_losses` have."""
+    """Scores tokens for experts and chooses (token, expert) pairs. `pair_weights` and `with_losses` have gradients,
+    `choose` has none."""
 
     bias: Tensor | None
 
@@ -64,7 +65,8 @@ class Router(nn.Module, ABC):
 
     @abstractmethod
     def choose(self, scores_BSE: Tensor) -> Choice:
-        """Choose the pairs, over whole sequences."""
+        """Choose the (token, expert) pairs. The decision is made over whole sequences, not over this rank's slices
+        alone."""
 
     @abstractmethod
     def pair_weights(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
@@ -124,15 +126,15 @@ class TokenChoice(Router):
         return top_TK / top_TK.sum(-1, keepdim=True)
 
     def _pairs_by_expert(self, scores_BSE: Tensor, chosen_BSE: Tensor, total_BE: Tensor | None) -> Tensor:
-        """How often the tokens of a sequence chose each expert, [B, E]. With a bias, the count is of the K highest
-        scores without bias and groups (DeepSeek-V3 2024, eq. 18)."""
+        """How often the tokens of a sequence chose each expert, [B, E]. With a bias, this counts each token's K highest
+        scores, without bias and groups (DeepSeek-V3 2024, eq. 18)."""
         if self.bias is not None:
             top_BSK = highest(scores_BSE, self.moe.top_k)
             chosen_BSE, total_BE = torch.zeros_like(chosen_BSE).scatter_(-1, top_BSK, 1), None
         return self.slices.earlier_choices(chosen_BSE)[1] if total_BE is None else total_BE
 
     def _in_best_groups(self, biased_BSE: Tensor) -> Tensor:
-        """Mask scores outside a token's best groups with minus infinity. The score of a group is the sum of its best
+        """Set scores outside a token's best groups to minus infinity. The score of a group is the sum of its best
         K / top_groups expert scores (DeepSeek-V3 2024, section 2.1.2), or its best one if that is 1 (DeepSeek-V2
         2024)."""
         moe = self.moe

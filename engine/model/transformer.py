@@ -2,7 +2,7 @@
 
 Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp of its own slice,
 D model, H heads, C head width.
-Parameter names contain global layer numbers, so the state of a stage is a subset of the state of the model.
+Parameter names contain global layer numbers, so a stage's state is a subset of the model's state.
 """
 
 from collections.abc import Callable
@@ -87,7 +87,7 @@ class Block(nn.Module):
         return self._mlp_block(self._attention_block(x), cache)
 
     def _recomputed(self, run: Callable[..., Tensor], *args: object) -> Tensor:
-        """Run without saving activations, and run again in backward."""
+        """Run without saving activations; backward runs it again."""
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             return nullcontext(), self.meter.in_layer(self.layer)
@@ -99,7 +99,8 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """Consecutive layers. The first stage has the embedding, the last one the head: logits [B, S, V/tp]."""
+    """Consecutive layers. The first stage has the embedding; the last one has the head and returns logits
+    [B, S, V/tp]."""
 
     def __init__(
         self, factory: ParameterFactory, model: Model, layers: range, knob_values: KnobValues, meter: Meter

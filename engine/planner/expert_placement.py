@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-SLACK = 1.05  # a map for traffic may have this times the maximum load of the balanced map
+SLACK = 1.05  # the maximum load of a map for traffic may be this times that of the balanced map
 
 Map = list[int]
 Sent = NDArray[np.float64]
@@ -28,19 +28,19 @@ def plan_map(goal: str, now: Map, sent: Sent) -> Map:
 
 
 def rank_loads(logical: Map, sent: Sent) -> list[float]:
-    """Number of pairs that the experts of each ep rank receive."""
+    """The number of (token, expert) pairs that the experts of each ep rank receive."""
     load = sent.sum(0)[logical]
     return [float(x) for x in load.reshape(len(sent), -1).sum(1)]
 
 
 def imbalance(logical: Map, sent: Sent) -> float:
-    """Maximum load of a rank over the mean load; 1 if no pairs were sent."""
+    """The highest load of a rank over the mean load; 1 if no (token, expert) pairs were sent."""
     loads = rank_loads(logical, sent)
     return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 
 
 def local_share(logical: Map, sent: Sent) -> float:
-    """Share of the pairs whose expert is on the rank of the token, 0..1."""
+    """The share of (token, expert) pairs whose expert is on the token's rank, 0..1."""
     ranks = _ranks_of(logical, len(sent))
     stays = sent[ranks, np.arange(len(ranks))].sum()
     return float(stays / sent.sum()) if sent.any() else 0.0
@@ -96,8 +96,8 @@ def _balanced(now: list[int], sent: Sent) -> list[int]:
 
 
 def _localized(now: list[int], sent: Sent) -> list[int]:
-    """The rank of each expert, for few pairs between ranks: starts from the balanced map, and repeats the swap of two
-    experts that makes most pairs local.
+    """The rank of each expert, chosen so that few (token, expert) pairs cross ranks. It starts from the balanced map
+    and repeats the swap of two experts that makes the most pairs local.
 
     Each swap makes more pairs local, so the loop ends; the maximum load stays within SLACK.
     """

@@ -1,6 +1,6 @@
 """Pipeline parallelism: torch's schedules (GPipe, 1F1B, zero-bubble ...) over metered stages, or a loop for one stage.
 
-Shapes: B sequences of a micro-batch, S tokens of a cp slice, s = S/tp, D model, V vocabulary.
+Shapes: B sequences in a micro-batch, S tokens in a cp slice, s = S/tp, D model, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -128,7 +128,7 @@ class Pipeline:
 
 
 class _Loop:
-    """The plan for one stage: one micro-batch after another."""
+    """The plan for one stage: it runs one micro-batch after another."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class _Loop:
 
 
 class _Scheduled:
-    """The plan for several stages: a torch schedule, which reduces the gradients of a stage after its last backward."""
+    """The plan for several stages: a torch schedule. It reduces a stage's gradients after the stage's last backward."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Summary of a step of the whole job, from the readings of all ranks.
+"""Summarises a step of the whole job from the readings of all ranks.
 
 Each rank sends one vector to rank 0 on the control group, asynchronously; rank 0 reads it one step later. So the
 summary is one step late, needs no hub, and adds no waiting to a step.
@@ -36,7 +36,7 @@ class StepConditions:
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of a rank's step beside the meter's readings; the job's loss is the sum of all ranks' `loss`."""
+    """What a rank measures in a step besides the meter's readings; the job's loss is the sum of all ranks' `loss`."""
 
     loss: float
     grad_norm: float
@@ -75,7 +75,8 @@ class StepSummaries:
         self._pending = (*self._world.control.start_gather(mine, 0), conditions)
 
     def collect(self) -> "Collected | None":
-        """Complete the last `gather`: the step, on rank 0; None elsewhere, and if none is pending."""
+        """Complete the last `gather` and return its step on rank 0; None on other ranks, or if no `gather` is
+        pending."""
         if self._pending is None:
             return None
         started, rows, conditions = self._pending
@@ -147,7 +148,7 @@ class Collected:
         )
 
     def loads(self) -> Loads:
-        """The load in a few numbers for each layer."""
+        """A few numbers about the expert load of each layer."""
         (with_experts,) = self.load.sum(1).nonzero()
         if not len(with_experts):
             return Loads(self.summary.step, [])

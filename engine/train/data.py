@@ -1,4 +1,4 @@
-"""Batches of the corpus. A sample depends on (seed, step, index) only, never on the layout.
+"""Makes batches from the corpus. A sample depends only on (seed, step, index), never on the layout.
 
 So the loader has no state except the step number, and a run can resume in any other layout.
 """
@@ -41,10 +41,11 @@ class Samples:
 
 
 def agree_on_corpus(corpus: Corpus, source: str, control: Axis) -> None:
-    """Compare the digests of all ranks; LayoutError, the same on every rank, if two ranks have read different texts.
+    """Compare the digests of all ranks. Raise LayoutError, the same on every rank, if two ranks have read different
+    texts.
 
-    Such ranks would train on different windows. In a pipeline the first stage reads the inputs and the last stage the
-    targets, so inputs and targets would not match. Collective over `control`.
+    Such ranks would train on different windows of text. In a pipeline the first stage reads the inputs and the last
+    stage the targets, so inputs and targets would not match. Collective over `control`.
     """
     mine = torch.frombuffer(bytearray(corpus.digest.encode()), dtype=torch.uint8)
     digests = [bytes(row.tolist()).decode() for row in control.all_gather(mine)]

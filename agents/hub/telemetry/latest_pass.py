@@ -1,4 +1,4 @@
-"""One pass over what is new to a client that wants the newest alone, in as many frames as it takes."""
+"""Packs the changes since a client's last update into frames, for a client that wants only the newest state."""
 
 import time
 
@@ -8,9 +8,10 @@ from agents.protocol.frame_filling import FrameFiller
 
 
 class LatestPass:
-    """What has changed after `since`. Each thing is taken as it is when its frame is made: newest wins.
+    """The changes after sequence number `since`. A frame contains the newest state at the time it is made.
 
-    Only the last frame moves the client on, to `reaches`: a client that lost one gets the whole lap again.
+    Only the last frame advances the client's sequence number, to `reaches`. So a client that did not receive the last
+    frame gets all changes after `since` again.
     """
 
     def __init__(self, update_log: UpdateLog, since: int, ranks: bool) -> None:
@@ -22,7 +23,7 @@ class LatestPass:
         self._frames = FrameFiller(lambda: next(changes, None))
 
     def frame(self, most: int = 0) -> bytes:
-        """The next frame, of at most about `most` bytes (0: as a frame may have), but always one update."""
+        """The next frame, of at most about `most` bytes (0: the limit of a frame), but with at least one update."""
         packed = self._frames.fill(most or MESSAGE_BYTES)
         self.done = self._frames.pending is None
         seq = self.reaches if self.done else self._since

@@ -1,4 +1,4 @@
-"""A run at a position of its recording, for commands. Textual-free."""
+"""Reads a run at a position of its recording, for commands. Textual-free."""
 
 import re
 import time
@@ -30,7 +30,7 @@ _AT = re.compile(r"(?:(?P<epoch>\w+):)?(?P<number>\d{1,15})")
 
 
 def folder_of(run: str | None) -> Path:
-    """The folder of a run, by name or path; None: of the newest live run, else of the newest run."""
+    """The folder of a run, by name or path. None means the newest live run, or if no run is live the newest run."""
     if run is not None:
         try:
             return find_folder(run, runs_dir())
@@ -43,7 +43,7 @@ def folder_of(run: str | None) -> Path:
 
 
 def open_recording(run: str | None) -> Recording:
-    """The recording of a run; CockpitError: there is none, or it cannot be read."""
+    """The recording of a run. Raises CockpitError if there is none, or if it cannot be read."""
     folder = folder_of(run)
     try:
         check_readable(folder)
@@ -66,7 +66,7 @@ def is_over(run: str | None) -> bool:
 
 
 def place(recording: Recording, at: str | None) -> Position:
-    """The position that `at` names (see `AT`); None: the end. CockpitError: the recording has no such position."""
+    """The position that `at` names (see `AT`); None means the end. Raises CockpitError if there is no such position."""
     if at is None:
         return recording.at_end()
     asked = _AT.fullmatch(at)
@@ -132,7 +132,8 @@ class Picture:
 
 
 def run_history(run: str | None) -> Picture:
-    """Events of a run that is over, from its recording, and every command, from its journal."""
+    """The history of a finished run: its events, read from its recording, and all its commands and trials, read from
+    its journal."""
     try:
         picture = look(run)
     except CockpitError as error:
@@ -157,7 +158,7 @@ def run_history(run: str | None) -> Picture:
     return replace(picture, missing=[*picture.missing, *journal.damage])
 
 
-# When a hub is killed, its recording or its journal is behind: these order two states of the same command.
+# When a hub is killed, its recording or its journal may be behind; these functions order two states of a command.
 
 
 def _command_progress(command: CommandState) -> tuple[int, int, bool]:
@@ -178,7 +179,7 @@ def playing(
 
 
 def look(run: str | None, at: str | None = None) -> Picture:
-    """The run now, from its hub; from its recording if the run is over or `at` names a position."""
+    """The current run, from its hub; from its recording if the run is over or `at` names a position."""
     if at is not None or is_over(run):
         past = Past(run, at)
         past.close()

@@ -1,4 +1,4 @@
-"""Source of a store: a live run, a recording or a simulation, and the target of requests."""
+"""The source that fills a store and takes requests: a live run, a recording or a simulation."""
 
 import traceback
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ class ViewerError(PermissionError):
 
 
 class Source(Protocol):
-    """Fills a store from a thread of its own, until `stop`."""
+    """Fills a store from its own thread, until `stop` is called."""
 
     operator: bool
     owns_run: bool  # the run ends with this cockpit
@@ -31,14 +31,14 @@ class Source(Protocol):
     def ask(self, asked: Request) -> None:
         """Send a proposal, trial, trial decision or preview query; the store receives the outcome under its id.
 
-        Returns at once. A new preview query replaces the previous one. ViewerError: not accepted from here.
+        Returns at once. A new preview query replaces the previous one. Raises ViewerError if the source rejects it.
         """
         ...
 
 
 @contextmanager
 def faults_reported(store: Store, go_on: str) -> Iterator[None]:
-    """Context of a source's thread: an unexpected error is stored as the fault that the screen shows."""
+    """The context of a source's thread; it stores an unexpected error as the fault that the screen shows."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - otherwise the thread would end and the screen would seem to wait

@@ -110,7 +110,7 @@ def _folded(layers: int, experts: int) -> str:
 
 @dataclass(frozen=True)
 class _Drawing:
-    """Sizes of a row: width of its name, experts per cell, columns per cell, and lines per row."""
+    """The sizes of a row: name width, experts per cell, columns per cell, and lines per row."""
 
     name: int
     across: int
@@ -143,7 +143,8 @@ class _Drawing:
         return [(glyph, style) for glyph in column(ratio / FULL, tall)]
 
     def _folded(self, cell: list[float]) -> tuple[str, Style]:
-        """Several experts: hottest above coldest; a dead expert is always visible."""
+        """A cell for several experts: its upper half shows the highest load and its lower half the lowest. If an expert
+        is dead, the cell shows `DEAD_GLYPH` instead."""
         hot, cold = (self.colours.apart[load_bin(ratio)] for ratio in (max(cell), min(cell)))
         if min(cell) <= DEAD:
             return DEAD_GLYPH, hot

@@ -11,13 +11,13 @@ from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
 SIDE = 31
-FEW = 4  # up to so many stages, the numbers have a line of their own
+FEW = 4  # the numbers have their own line if there are at most this many stages
 WORDS = ("busy ", "bubble ", "bound ")
 TRACK = "─"
 
 
 class PipelinePanel(Panel):
-    """The newest sampled step of each stage; measured bubble beside the bound of the schedule."""
+    """Shows the newest sampled step of each stage, and the measured bubble beside the schedule's bound."""
 
     TOPICS = frozenset({Topic.PIPELINE, Topic.RANKS})
     TITLE = "Pipeline"
@@ -87,7 +87,7 @@ class PipelinePanel(Panel):
 
 
 def _stages(store: Store) -> dict[int, list[int]]:
-    """Ranks by stage; a run without pipeline parallelism has one stage."""
+    """The ranks of each stage; a run without pipeline parallelism has one stage."""
     return store.once("stages", (Topic.GRID,), lambda: _find_stages(store))
 
 
@@ -104,7 +104,8 @@ def _newest(store: Store, ranks: list[int]) -> Timeline | None:
 
 
 def _track(line: StripLine, actions: list[Action], window: float, width: int, colours: Palette) -> None:
-    """Draw the actions in `width` cells. A block gets the cells whose centre it covers, and a name if that fits."""
+    """Draw the actions in `width` cells. A block fills the cells whose centre it covers, and shows as
+    much of its name as fits."""
     at = 0
     stages = sorted({action.stage for action in actions})
     for action in sorted(actions, key=lambda action: action.start_ms):
@@ -137,7 +138,7 @@ def _block(action: Action, part: int | None, colours: Palette) -> Style:
 def _numbers(
     line: StripLine, store: Store, ranks: list[int], colours: Palette, words: tuple[str, str, str]
 ) -> StripLine:
-    """Busy and bubble as measured, and the bound of the schedule: medians over the ranks of the stage."""
+    """Add the measured busy time and bubble, and the schedule's bound; all are medians over the stage's ranks."""
     steps = [store.state.steps[rank] for rank in ranks if rank in store.state.steps]
     bubble = median(step.bubble for step in steps if step.bubble is not None)
     bound = median(step.bubble_bound for step in steps if step.bubble_bound is not None)

@@ -1,5 +1,5 @@
-"""A preview as lines: quantities that would change, each with the source of the estimate; then unknown ones; then
-unchanged ones. An unknown quantity is listed as such, and is not shown as zero."""
+"""Shows a preview as lines: first the quantities that would change, each with its estimate's source, then unknown
+quantities, then unchanged ones. An unknown quantity is not shown as zero."""
 
 import textwrap
 from collections.abc import Callable
@@ -21,7 +21,7 @@ NUMBER = 7
 THEN = 24
 CHANGE = 17
 NO_DATA = "no data: "
-ROOMY = 92  # minimum width that also shows the change in per cent
+ROOMY = 92  # the minimum width at which the change is shown as a percentage too
 
 
 def _bytes(value: float) -> tuple[str, str]:
@@ -95,7 +95,7 @@ def estimate_lines(found: Previewed, width: int, height: int, colours: Palette) 
 
 
 def _whole(numbers: StripLine, source: str, width: int, colours: Palette) -> list[StripLine]:
-    """A row with its whole source text, wrapped over several lines."""
+    """A row and its complete source text, wrapped over several lines."""
     at = numbers.width
     first, *more = textwrap.wrap(source, max(20, width - at)) or [""]
     line = StripLine().extend(numbers).add(first, colours.dim)
@@ -129,7 +129,7 @@ def _row(one: Estimate, width: int, colours: Palette) -> tuple[StripLine, str]:
 
 
 def _then(one: Estimate, spell: Spell) -> tuple[str, str]:
-    """The interval, or the value without one, and its unit (that of the upper end)."""
+    """The interval, or the value if there is no interval; and its unit, for an interval that of the upper end."""
     if one.interval is None:
         assert one.after is not None
         return spell(one.after)
@@ -138,7 +138,7 @@ def _then(one: Estimate, spell: Spell) -> tuple[str, str]:
 
 
 def _change(one: Estimate) -> str:
-    """The change in per cent of the present value; for a share, in percentage points."""
+    """The change as a percentage of the current value; for a fraction, in percentage points."""
     ends = one.interval if one.point is None else (one.point,)
     if one.now is None or ends is None:
         return ""

@@ -35,7 +35,8 @@ CUTS = (
 
 
 class KnobTable(Panel):
-    """The panel of the knob board. Below the knobs: the preview of the edits, or else the newest changes."""
+    """The panel of the knob board. Below the knobs it shows a preview of the edits and, if there is room, the newest
+    changes."""
 
     TOPICS = frozenset({Topic.BOARD, Topic.GRID})
     NATURAL = True
@@ -182,7 +183,7 @@ def _next_keys(knob: KnobState) -> str:
 
 
 def needed_lines(store: Store, width: int) -> dict[str, int]:
-    """Lines that each part needs."""
+    """The number of lines that each part needs."""
     board = store.state.board
     return {
         "knobs": len(values.held(board)),
@@ -193,7 +194,7 @@ def needed_lines(store: Store, width: int) -> dict[str, int]:
 
 
 def fit_lines(part: dict[str, int], height: int) -> dict[str, int]:
-    """Lines of each part when `height` lines are available."""
+    """The number of lines that each part gets if `height` lines are available."""
     part = dict(part)
     for name, least in CUTS:
         over = sum(part.values()) - height

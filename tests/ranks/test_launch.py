@@ -127,7 +127,9 @@ def test_a_reader_that_leaves_does_not_end_the_run(driver: Driver) -> None:
     left = int(written.read_text() or 0)
     eventually(lambda: int(written.read_text() or 0) > left + 20)
     (driver.folder / "end").touch()
-    assert run.stderr.read() == "standard output is closed, its reader has left; the run continues without it\n"
+    assert (
+        run.stderr.read() == "standard output is closed, its reader has left; the run continues without it\n"
+    )
     assert run.wait(PATIENCE_S) == 0
     assert int(driver.notes("finished")[0]) > left + 20
 

@@ -1,10 +1,11 @@
-# make demo: the cockpit on a real 8-rank run. make test: everything checked. Both set up a fresh machine first.
+# make demo: the cockpit on a real 8-rank run. make test: the tests, without the exhaustive sweeps. make test-all: every
+# test. make lint: style, types, import walls. Each sets up a fresh machine first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench fuzz parity clean
+.PHONY: setup demo test test-all lint bench fuzz parity clean
 
 setup: $(READY)
 
@@ -18,8 +19,15 @@ $(READY): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/cockpit demo
 
+# More workers than two cores: many tests wait for processes. Slow directories come first, in the order of collection.
+WORKERS ?= 3
+PARALLEL := -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest $(PARALLEL) -m "not exhaustive"
+
+test-all: setup
+	$(BIN)/pytest $(PARALLEL)
 
 lint: setup
 	$(BIN)/ruff check .

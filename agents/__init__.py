@@ -1,19 +1,23 @@
 """Carries telemetry out of a training run and commands in. Imports neither torch nor a screen.
 
-`agents.join` is the way in for a training loop that is not ours (docs/library.md).
+`agents.join` joins a training loop that is not ours (docs/library.md).
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agents.rank.loop import Loop as Loop
-    from agents.rank.loop import join as join
+    from agents.loop.join import join as join
+    from agents.loop.loop import Loop as Loop
 
 
 def __getattr__(name: str) -> Any:
-    """Only who joins pays for the import of what it takes: the wire alone is lighter."""
-    if name in ("Loop", "join"):
-        from agents.rank import loop
+    """Import `join` and `Loop` on first use, so that importing `agents` alone stays cheap."""
+    if name == "join":
+        from agents.loop.join import join
 
-        return getattr(loop, name)
+        return join
+    if name == "Loop":
+        from agents.loop.loop import Loop
+
+        return Loop
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

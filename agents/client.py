@@ -1,23 +1,16 @@
-"""What a cockpit or a script uses to watch a run and to steer it: synchronous, for one thread."""
+"""The client of a hub, for cockpits and scripts: watches a run and steers it. Synchronous, for one thread."""
 
-import contextlib
 import getpass
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
-from agents import wire
-from agents.reach.keys import Key
-from agents.reach.line import Line
-from agents.reach.runs import this_host
-from agents.state import RunState
-from agents.wire import (
+from agents import protocol
+from agents.protocol import (
     AnyMessage,
     Credit,
     Decide,
@@ -28,31 +21,35 @@ from agents.wire import (
     Refused,
     Sample,
     Try,
-    Unknown,
     Update,
     Updates,
     Value,
     WireError,
     codec,
 )
+from agents.requests import PendingRequests, Request
+from agents.rundir.local_machine import this_host
+from agents.state.replica import Replica
+from agents.state.run_state import RunState
+from agents.transport.keys import Key
+from agents.transport.reconnecting import ReconnectingSocket
 
-FRAMES = 64  # of credit at a time; the hub may send a hundred a second
-SILENCE_S = 2.5  # after which the hub is asked again; it says something each second
-RESEND_S = 1.0  # a proposal, until it is answered
-TOLD_S = 3.0  # a refusal, even though the hub serves us
+FRAMES = 64  # credit granted at a time; the hub may send a hundred frames a second
+SILENCE_S = (
+    2.5  # the client grants credit again after this long without a frame; the hub sends one each second
+)
+REFUSAL_SHOWN_S = 3.0  # a refusal is shown at least this long
 ANSWERS_KEPT = 64
-DECIDE_S = 30.0  # a word on a trial is repeated
-PREVIEW_S = 30.0  # a question what a change would do, likewise
-LOOK_S = 15.0  # what is looked at, unless it is asked for again
-WAIT_S = 0.25  # at most, between two looks at what has to be asked again
+SAMPLE_LEASE_S = 15.0  # full vectors are sent for this long after each request
+WAIT_S = 0.25  # longest wait before the client checks what it has to send again
 
 
 class Client:
-    """Follows a hub, over TCP under `key`. `state` is the run as of update `seq` of the hub start `epoch`, and
-    `poll` moves it on.
+    """Subscribes to a hub, over TCP with `key`. `state` is the run as of update `seq` of the hub start `epoch`;
+    `poll` brings it up to date.
 
-    A gap, a hub that was killed and started again, and a lost request are all healed inside, by a new
-    snapshot where needed; `resets` counts how often `state` was built anew.
+    The client recovers by itself from gaps, restarts of the hub and lost requests, with a new snapshot where needed;
+    `resets` counts how often `state` was rebuilt.
     """
 
     def __init__(
@@ -61,40 +58,54 @@ class Client:
         key: Key | None = None,
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        """`lock` is held while `state` changes, for another thread to look at it."""
+        """`lock` is held while `state` changes, so that another thread can read it."""
         self.endpoint = endpoint
-        self._lock = lock or contextlib.nullcontext()
-        self.state = RunState()
-        self.epoch = ""
-        self.seq = 0
-        self.resets = 0
-        self._refused: str | None = None  # in the hub's words; None again when it serves us
+        self._replica = Replica(lock)
+        self._refused: str | None = None  # why the hub refuses this client; None once the hub serves it
         self._refused_s = 0.0
-        self._heard_s: float | None = None
-        self._asked_s = -SILENCE_S
-        self._credit = 0  # frames the hub may still send
-        self._wish = (0.0, True, 0)  # as `want` has it
-        self._rebuilt: _Rebuilt | None = None
-        self.previews: dict[str, Previewed] = {}  # answers, by the id of the question; the newest
-        self.denied: dict[str, str] = {}  # why the hub does not take a question, by its id; the newest
-        self._unanswered: dict[tuple[type, str], _Question] = {}
-        self._looking: Sample | None = None
-        self._looked_s = 0.0
-        # Not immediate: libzmq would drop the hub's last frames, unread, when the hub ends. What piles up for
-        # a hub that is not there is kept short instead; it is harmless, for every question may be asked
-        # twice.
-        self._line = Line(endpoint, key, immediate=False, high_water=8, reconnect_max_ms=1000)
+        self._received_s: float | None = None
+        self._credited_s = -SILENCE_S
+        self._credit = 0  # frames that the hub may still send
+        self._subscription = (0.0, True, 0)  # hz, ranks, frame_bytes: see `want`
+        self.previews: dict[str, Previewed] = {}  # the newest answers, by the id of the query
+        self.denied: dict[str, str] = {}  # why the hub refused a request, by its id; the newest
+        self._pending = PendingRequests()
+        self._sample: Sample | None = None
+        self._sampled_s = 0.0
+        # Not immediate: libzmq would drop the hub's last frames, unread, when the hub ends. A short queue limits what
+        # accumulates while the hub is absent; that is harmless, because every request may be sent twice.
+        self._line = ReconnectingSocket(endpoint, key, immediate=False, high_water=8, reconnect_max_ms=1000)
         self._dealer = self._line.socket
 
     @property
+    def state(self) -> RunState:
+        """The run as the hub last described it; a new object after each snapshot."""
+        return self._replica.state
+
+    @property
+    def epoch(self) -> str:
+        """Which start of the hub `state` comes from; empty without a state."""
+        return self._replica.epoch
+
+    @property
+    def seq(self) -> int:
+        """Number of the last update in `state`."""
+        return self._replica.seq
+
+    @property
+    def resets(self) -> int:
+        """How often `state` was rebuilt."""
+        return self._replica.resets
+
+    @property
     def refused(self) -> str | None:
-        """Why the hub does not let us in or does not serve us; None if all is well."""
+        """Why the hub refuses this client; None if it does not."""
         return self._line.refusal or self._refused
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the hub was last heard; None if it never was."""
-        return None if self._heard_s is None else time.monotonic() - self._heard_s
+        """Seconds since the last frame of the hub; None before the first."""
+        return None if self._received_s is None else time.monotonic() - self._received_s
 
     def poll(self, timeout_s: float) -> list[Update]:
         """Wait up to `timeout_s` for updates, apply them to `state`, and return them in order.
@@ -104,22 +115,22 @@ class Client:
         deadline = time.monotonic() + timeout_s
         applied: list[Update] = []
         while True:
-            self._line.look()
-            self._ask()
+            self._line.check_handshakes()
+            self._send_due()
             remaining = deadline - time.monotonic()
             if self._dealer.poll(int(1000 * max(0.0, min(remaining, WAIT_S)))):
-                self._drain(applied)
-                self._ask()
+                self._receive(applied)
+                self._send_due()
             if applied or remaining <= 0:
                 return applied
 
     def want(self, hz: float = 0.0, ranks: bool = True, frame_bytes: int = 0) -> None:
-        """From now on, of each rank only the newest, `hz` times a second (0: every update, one by one).
+        """From now on receive only the newest record of each rank, `hz` times a second (0: every update, one by one).
 
-        Without `ranks` nothing that single ranks measure. `frame_bytes`: at most about so many each time; what is left
-        over comes the next time.
+        Without `ranks`, no records of single ranks. `frame_bytes`: about the largest frame; the rest comes with the
+        next one.
         """
-        self._wish = (hz, ranks, frame_bytes)
+        self._subscription = (hz, ranks, frame_bytes)
         self._credit = 0
 
     def propose(
@@ -131,11 +142,10 @@ class Client:
         id: str | None = None,
         reason: str = "",
     ) -> str:
-        """Ask for `changes`, all or none, and return the proposal's id; `poll` repeats it until it is
-        answered.
+        """Propose `changes`, all or none, and return the proposal's id; `poll` repeats it until it is answered.
 
-        The same `id` never asks twice, not even after a restart of either side. ValueError: it cannot be
-        asked at all.
+        A proposal with the same `id` is applied once, even after a restart of the client or the hub. ValueError: the
+        proposal cannot be encoded.
         """
         return self.request(
             Propose(
@@ -149,87 +159,71 @@ class Client:
         )
 
     def undo(self, base_revision: int | None = None, who: str | None = None, reason: str = "") -> str:
-        """Ask that the newest change that is not undone yet be taken back; returns the proposal's id."""
+        """Propose to undo the newest change that is not undone yet; returns the proposal's id."""
         id = os.urandom(8).hex()
         return self.request(Propose(id, {}, base_revision, None, who or whoami(), reason, undo=True))
 
     def try_out(
         self, changes: Mapping[str, Value], steps: int, who: str | None = None, reason: str = "", id: str = ""
     ) -> str:
-        """Ask that one knob be tried for so many steps, and return the trial's id; see `state.trials`."""
+        """Start a trial of one knob over so many steps, and return its id; see `state.trials`."""
         return self.request(Try(id or os.urandom(8).hex(), dict(changes), steps, who or whoami(), reason))
 
     def decide(self, trial: str, keep: bool, who: str | None = None) -> None:
-        """Keep what `trial` tries, or have it taken back now; "" is the one under way. ValueError: it cannot be asked.
+        """Keep the value of `trial`, or revert it now; "" is the running trial. ValueError: no trial is running.
 
-        It is repeated until `state.trials` shows what became of it, or nothing has for `DECIDE_S`.
+        The request is repeated until `state.trials` shows the outcome, at most for 30 s.
         """
-        going = (one.id for one in self.state.trials.values() if not one.settled)
-        trial = trial or next(going, "")
+        running = (one.id for one in self.state.trials.values() if not one.settled)
+        trial = trial or next(running, "")
         if not trial:
             raise ValueError("no trial is under way")
         self.request(Decide(keep, trial, who or whoami()))
 
     def preview(self, changes: Mapping[str, Value]) -> str:
-        """Ask what `changes` would do, and return the question's id; the answer comes to `previews`."""
+        """Query what `changes` would do, and return the query's id; the answer appears in `previews`."""
         return self.request(Preview(os.urandom(8).hex(), dict(changes)))
 
-    def request(self, asked: "Asked") -> str:
-        """Ask for what has an id already, until it is answered. ValueError: it cannot be asked at all."""
-        codec.decode(codec.encode([asked]))  # what the hub could not read is refused here, with the place
-        self.denied.pop(asked.id, None)
-        self._unanswered[type(asked), asked.id] = _Question(asked, time.monotonic())
-        self._ask()
-        return asked.id
+    def request(self, request: Request) -> str:
+        """Send a request and repeat it until it is answered; returns its id. ValueError: it cannot be encoded."""
+        codec.decode(codec.encode([request]))  # an error here names the field that the hub could not read
+        self.denied.pop(request.id, None)
+        self._pending.add(request)
+        self._send_due()
+        return request.id
 
     def withdraw(self, preview: str) -> None:
-        """The answer to the question `preview` is of no use any more: it is not repeated."""
-        self._unanswered.pop((Preview, preview), None)
+        """Stop repeating the query `preview`: its answer is not needed any more."""
+        self._pending.withdraw(Preview, preview)
 
     def look(self, *kinds: str, ranks: Sequence[int] = ()) -> None:
-        """Ask for full vectors ("experts", "timeline", "peers") oftener, of `ranks` or of all, for as long as `poll` is
-        called; of no kinds: no longer. The hub decides how often."""
-        self._looking = Sample(list(kinds), LOOK_S if kinds else 0.0, list(ranks))
-        self._looked_s = -LOOK_S
-        self._ask()
+        """Request full vectors ("experts", "timeline", "peers") more often, of `ranks` or all, while `poll` is called.
+
+        Without kinds, end the request. The hub decides how often vectors are sent.
+        """
+        self._sample = Sample(list(kinds), SAMPLE_LEASE_S if kinds else 0.0, list(ranks))
+        self._sampled_s = -SAMPLE_LEASE_S
+        self._send_due()
 
     def close(self) -> None:
-        """Leave. What was proposed and not yet answered may or may not have been heard."""
+        """Close the connection. Requests without an answer may or may not have reached the hub."""
         self._line.close()
 
-    # --------------------------------------------------------------------------------------------- asking
+    # --------------------------------------------------------------------------------------------- sending
 
     def _next_credit(self) -> Credit:
-        return Credit(wire.VERSION, self.epoch, self.seq, FRAMES, *self._wish)
+        return Credit(protocol.VERSION, self.epoch, self.seq, FRAMES, *self._subscription)
 
-    def _ask(self) -> None:
+    def _send_due(self) -> None:
         now = time.monotonic()
-        silent = now - max(self._asked_s, self._heard_s or 0.0) >= SILENCE_S
+        silent = now - max(self._credited_s, self._received_s or 0.0) >= SILENCE_S
         if (self._credit == 0 or silent) and self._send(self._next_credit()):
-            self._credit, self._asked_s = FRAMES, now
-        if self._looking and now - self._looked_s >= LOOK_S / 3 and self._send(self._looking):
-            self._looked_s = now
-            if not self._looking.kinds:
-                self._looking = None
-        for key, question in list(self._unanswered.items()):
-            asked = question.asked
-            late = now - question.began_s > ASKED_S.get(type(asked), math.inf)
-            if late or asked.id in self.denied or self._answered(asked):
-                del self._unanswered[key]
-            elif now - question.sent_s >= RESEND_S and self._send(asked):
-                question.sent_s = now
-
-    def _answered(self, asked: "Asked") -> bool:
-        trial = self.state.trials.get(asked.id)
-        match asked:
-            case Propose():
-                return asked.id in self.state.commands
-            case Try():
-                return trial is not None
-            case Decide():
-                return trial is not None and (trial.settled or trial.state == "reverting")
-            case Preview():
-                return asked.id in self.previews
+            self._credit, self._credited_s = FRAMES, now
+        if self._sample and now - self._sampled_s >= SAMPLE_LEASE_S / 3 and self._send(self._sample):
+            self._sampled_s = now
+            if not self._sample.kinds:
+                self._sample = None
+        self._pending.send_due(self._send, self.state, {*self.previews, *self.denied})
 
     def _send(self, message: Message) -> bool:
         try:
@@ -240,7 +234,7 @@ class Client:
 
     # ------------------------------------------------------------------------------------------ receiving
 
-    def _drain(self, applied: list[Update]) -> None:
+    def _receive(self, applied: list[Update]) -> None:
         for _ in range(FRAMES):
             try:
                 messages = codec.decode(self._dealer.recv(zmq.NOBLOCK))
@@ -249,7 +243,7 @@ class Client:
             except WireError as error:
                 self._refused, self._refused_s = str(error), time.monotonic()
                 continue
-            self._heard_s = time.monotonic()
+            self._received_s = time.monotonic()
             for message in messages:
                 self._take(message, applied)
 
@@ -258,95 +252,28 @@ class Client:
             self._refused, self._refused_s = message.why, time.monotonic()
             if message.asked:
                 self.denied[message.asked] = message.why
-                _forget(self.denied)
+                _drop_oldest(self.denied)
         elif isinstance(message, Previewed):
             self.previews[message.id] = message
-            _forget(self.previews)
+            _drop_oldest(self.previews)
         elif isinstance(message, Updates):
             self._credit = max(0, self._credit - 1)
-            if self._refused and time.monotonic() - self._refused_s > TOLD_S:
+            if self._refused and time.monotonic() - self._refused_s > REFUSAL_SHOWN_S:
                 self._refused = None
-            if message.snapshot:
-                self._take_snapshot(message, applied)
-            else:
-                self._take_live(message, applied)
-
-    def _take_live(self, frame: Updates, applied: list[Update]) -> None:
-        # Of the newest alone: all that matters after `since`. Of everything: numbered one by one.
-        first = frame.seq - len(frame.updates) + 1 if frame.since is None else frame.since + 1
-        if frame.epoch != self.epoch or first > self.seq + 1:
-            # From another hub start, or something is missing between: only a snapshot helps.
-            self._lose_track()
-            return
-        known = self.seq + 1 - first if frame.since is None else 0  # what was sent twice is known already
-        with self._lock:
-            for update in frame.updates[known:]:
-                self.state.apply(update)
-        applied += (update for update in frame.updates[known:] if not isinstance(update, Unknown))
-        self.seq = max(self.seq, frame.seq)
-
-    def _take_snapshot(self, frame: Updates, applied: list[Update]) -> None:
-        if frame.begins:
-            self._rebuilt = _Rebuilt(frame.epoch, frame.seq, frame.snapshot)
-        rebuilt = self._rebuilt
-        if rebuilt is None or (frame.epoch, frame.seq, frame.snapshot) != (
-            rebuilt.epoch,
-            rebuilt.seq,
-            rebuilt.awaited,
-        ):
-            self._lose_track()
-            return
-        rebuilt.updates += frame.updates
-        rebuilt.awaited -= 1
-        if rebuilt.awaited:
-            return
-        self._rebuilt = None
-        state = RunState()
-        for update in rebuilt.updates:
-            state.apply(update)
-        self.state = state
-        self.epoch, self.seq, self._refused = rebuilt.epoch, rebuilt.seq, None
-        self.resets += 1
-        # What was applied before it is in the state no more; the caller gets what the state is made of.
-        applied[:] = (update for update in rebuilt.updates if not isinstance(update, Unknown))
-
-    def _lose_track(self) -> None:
-        """Ask for a snapshot with the next credit, at once."""
-        self.epoch, self.seq, self._rebuilt, self._credit = "", 0, None, 0
+            resets = self._replica.resets
+            if not self._replica.apply(message, applied):
+                self._credit = 0  # grants credit, and so requests a snapshot, at once
+            elif self._replica.resets > resets:
+                self._refused = None
 
 
-class _Rebuilt:
-    """A snapshot of which some frames are still to come."""
-
-    def __init__(self, epoch: str, seq: int, frames: int) -> None:
-        self.epoch = epoch
-        self.seq = seq
-        self.awaited = frames
-        self.updates: list[Update] = []
-
-
-Asked = Propose | Try | Decide | Preview
-"""What a client asks of a hub, each with an id."""
-ASKED_S: dict[type, float] = {Decide: DECIDE_S, Preview: PREVIEW_S}
-"""How long a question is repeated; a change that is asked for, until it is answered."""
-
-
-@dataclass
-class _Question:
-    """Something that was asked and is not answered."""
-
-    asked: Asked
-    began_s: float
-    sent_s: float = 0.0
-
-
-def _forget(answers: dict[str, Any]) -> None:
+def _drop_oldest(answers: dict[str, Any]) -> None:
     if len(answers) > ANSWERS_KEPT:
         del answers[next(iter(answers))]
 
 
 def whoami() -> str:
-    """user@host:pid, by which an operator is known in the journal."""
+    """user@host:pid, which identifies an operator in the journal."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's user without a name

@@ -1,22 +1,22 @@
-"""Waiting for what a client has asked for: until it is settled, or so many seconds."""
+"""Waits until a request of a client is settled, or until a timeout."""
 
 import time
 
 from msgspec import structs
 
 from agents.client import WAIT_S, Client
-from agents.state import RunState
-from agents.wire import CommandState, Previewed, TrialState
+from agents.protocol import CommandState, Previewed, TrialState
+from agents.state.run_state import RunState
 
 LAST_S = 2.0
 
 
 class RunOverError(Exception):
-    """The run ended before what was waited for; one sentence for a person."""
+    """The run ended before the request was settled; the text is one sentence for the user."""
 
 
 class _End:
-    """Looks whether every rank has gone for good. Its hub then has `LAST_S` for the last word on what was asked."""
+    """Detects the end of the run: every rank has left for good, and the hub had `LAST_S` to publish outcomes."""
 
     def __init__(self) -> None:
         self._seen_s: float | None = None
@@ -35,8 +35,8 @@ class _End:
 def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = True) -> CommandState:
     """Poll until the proposal `id` is settled; with `settled=False`, until it is answered at all.
 
-    TimeoutError says in one sentence how far it came. One that this client may not ask is rejected, as one that the
-    run cannot take; but it is in nobody's log.
+    TimeoutError says in one sentence how far it came. A proposal that this client's role does not allow is returned as
+    rejected; it does not appear in the run's log.
     """
     deadline, end = time.monotonic() + timeout_s, _End()
     while True:
@@ -46,7 +46,7 @@ def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = 
         if state and (state.final or not settled):
             return state
         if end.over(client.state):
-            return _left_behind(id, state)
+            return _state_after_end(id, state)
         remaining = min(deadline - time.monotonic(), WAIT_S)
         if remaining <= 0:
             raise TimeoutError(_unsettled(client, state, timeout_s))
@@ -54,7 +54,7 @@ def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = 
 
 
 def wait_for_trial(client: Client, id: str, timeout_s: float) -> TrialState:
-    """Poll until the trial `id` is settled. TimeoutError says in one sentence how far it came; it goes on."""
+    """Poll until the trial `id` is settled. TimeoutError says in one sentence how far it came; the trial continues."""
     deadline, end = time.monotonic() + timeout_s, _End()
     while not ((trial := client.state.trials.get(id)) and trial.settled):
         if id in client.denied:
@@ -70,7 +70,7 @@ def wait_for_trial(client: Client, id: str, timeout_s: float) -> TrialState:
 
 
 def wait_for_preview(client: Client, id: str, timeout_s: float) -> Previewed:
-    """Poll until the question `id` is answered; TimeoutError says in one sentence that it was not."""
+    """Poll until the preview query `id` is answered; TimeoutError says in one sentence why it was not."""
     deadline, end = time.monotonic() + timeout_s, _End()
     while id not in client.previews:
         if end.over(client.state):
@@ -78,13 +78,13 @@ def wait_for_preview(client: Client, id: str, timeout_s: float) -> Previewed:
         if id in client.denied:
             raise TimeoutError(client.denied[id])
         if time.monotonic() >= deadline:
-            raise TimeoutError(client.refused or f"nobody said within {timeout_s:g} s what this would do")
+            raise TimeoutError(client.refused or f"no preview answer within {timeout_s:g} s")
         client.poll(0.05)
     return client.previews[id]
 
 
-def _left_behind(id: str, state: CommandState | None) -> CommandState:
-    """What to say of a command that the run's end has overtaken, where the hub had no time to."""
+def _state_after_end(id: str, state: CommandState | None) -> CommandState:
+    """The state of a command after the end of the run, if the hub published none."""
     if state is None:
         return CommandState(
             id, 0, "expired", {}, {}, "", time.time(), why="the run ended before this was answered"

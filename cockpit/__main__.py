@@ -1,11 +1,11 @@
 """The command `cockpit` and ``python -m cockpit``."""
 
-from engine.namesake import end_if_not_ours
+from engine.preflight.package import exit_unless_ours
 
 
 def main() -> None:
-    end_if_not_ours()
-    from cockpit.cli import main as run
+    exit_unless_ours()
+    from cockpit.cli.main import main as run
 
     run()
 

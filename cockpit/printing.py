@@ -1,40 +1,40 @@
-"""What commands without a screen print: the one door to standard output and standard error.
+"""Output of headless commands. Every line to standard output and standard error is printed here.
 
-A line of text passes through `clean` here, whatever it is made of: names, reasons and values come from runs and files.
+Text is cleaned of control characters here, because names, reasons and values come from runs and files.
 """
 
 import sys
 from collections.abc import Sequence
 
-from cockpit import records
-from cockpit.format import clean
+from cockpit.data import plain
+from cockpit.data.format import clean
 
 
-def say(line: str) -> None:
-    """One line at once, so that a pipe sees it."""
+def print_line(line: str) -> None:
+    """Print one line of text and flush it, so that a pipe gets it at once."""
     _write(clean(line))
 
 
-def say_json(record: object) -> None:
-    """One line of JSON."""
-    _write(records.to_json(record))
+def print_json(record: object) -> None:
+    """Print one line of JSON."""
+    _write(plain.to_json(record))
 
 
 def complain(sentence: str) -> None:
-    """One line on standard error."""
+    """Print one line on standard error."""
     sys.stderr.write(f"{clean(sentence)}\n")
     sys.stderr.flush()
 
 
-def table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
-    """Columns as wide as they need to be; those in `right` are set to the right."""
+def print_table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
+    """Print columns as wide as their longest cell; those in `right` are right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         cells = [
             cell.rjust(width) if i in right else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        say("  ".join(cells).rstrip())
+        print_line("  ".join(cells).rstrip())
 
 
 def _write(line: str) -> None:
@@ -42,8 +42,8 @@ def _write(line: str) -> None:
     sys.stdout.flush()
 
 
-def tell_missing(missing: Sequence[str], note: str = "") -> int:
-    """Say on stderr what a recording lacks; the exit status of a command that shows the rest of it."""
+def report_missing(missing: Sequence[str], note: str = "") -> int:
+    """Report on stderr what a recording lacks; returns the exit status of the command that shows the rest."""
     for text in missing:
         complain(f"this is not all: {text}")
     if note:

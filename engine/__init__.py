@@ -1,32 +1,34 @@
-"""Trains Mixture-of-Experts transformers over a grid of ranks: `engine run` on the command line, or this library.
+"""Trains Mixture-of-Experts transformers in 4D parallel, with `engine run` or as a library.
 
-`engine.layout`, `.grid` and `.planner` need no torch, so what needs it is imported when it is asked for.
+`engine.config` and `engine.planner` work without torch, so the names below are imported on first use (PEP 562).
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from engine.namesake import refusal
+from engine.preflight.package import package_refusal
 
 if TYPE_CHECKING:
-    from engine.layout import Layout, LayoutError, load
-    from engine.runner import run_layout
+    from engine.config.layout import Layout
+    from engine.config.refusal import LayoutError
+    from engine.config.toml import load
+    from engine.launch.run import run_layout
     from engine.train.trainer import Trainer
 
 __all__ = ["Layout", "LayoutError", "Trainer", "load", "run_layout"]
 
 _HOMES = {
-    "Layout": "engine.layout",
-    "LayoutError": "engine.layout",
+    "Layout": "engine.config.layout",
+    "LayoutError": "engine.config.refusal",
     "Trainer": "engine.train.trainer",
-    "load": "engine.layout",
-    "run_layout": "engine.runner",
+    "load": "engine.config.toml",
+    "run_layout": "engine.launch.run",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'engine' has no attribute {name!r}")
-    if why := refusal():
+    if why := package_refusal():
         raise ImportError(why)
     return getattr(import_module(_HOMES[name]), name)

@@ -1,10 +1,10 @@
-"""The command `engine`, ``python -m engine`` and ``torchrun -m engine``."""
+"""Entry point of the command `engine`, of ``python -m engine`` and of ``torchrun -m engine``."""
 
-from engine.namesake import end_if_not_ours
+from engine.preflight.package import exit_unless_ours
 
 
 def main() -> None:
-    end_if_not_ours()
+    exit_unless_ours()
     from engine.cli import main as run
 
     run()

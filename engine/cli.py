@@ -1,4 +1,4 @@
-"""The command `engine`."""
+"""Command line of `engine`: parses the arguments of `engine run` and `engine reference`."""
 
 import argparse
 import importlib.util
@@ -8,16 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from agents.reach.runs import RunError
-from agents.reach.streams import discard_output, open_streams
-from agents.wire import clean
-from engine.forked import signal_with_parent
-from engine.layout import Layout, LayoutError, load
+from agents.protocol import clean
+from agents.rundir.runs import RunError
+from agents.rundir.standard_streams import discard_output, open_streams
+from engine.config.layout import Layout
+from engine.config.refusal import LayoutError
+from engine.config.toml import load
+from engine.launch.forked_rank import signal_with_parent
 
 FOLDER = (
-    "A run's folder is run.dir/NAME-DATE-TIME, such as runs/demo-20261121-120000. It holds layout.toml (what was asked "
-    "for), engine.log (what was printed), hub.json (while a hub serves it), hub.log, run.db (what was recorded), saved "
-    "training state, and failure.txt where a rank failed."
+    "A run's folder is run.dir/NAME-DATE-TIME, such as runs/demo-20261121-120000. It holds layout.toml (the complete "
+    "layout), engine.log (the output), hub.json (while a hub serves the run), hub.log, run.db (the recording), "
+    "checkpoints, and failure.txt if a rank failed."
 )
 
 
@@ -27,6 +29,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def refuse(sentence: str) -> NoReturn:
+    """Print the error on stderr and exit with status 2."""
     sys.stderr.write(f"{clean(sentence)}\n")
     raise SystemExit(2)
 
@@ -38,37 +41,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
     about = "train a layout on this machine, or as a rank of torchrun or Slurm"
     run = commands.add_parser("run", help=about, description=about, epilog=FOLDER)
     run.add_argument(
-        "layout", nargs="?", help="a TOML file, such as layouts/demo.toml; its keys: engine reference"
+        "layout", nargs="?", help="a TOML file, such as layouts/demo.toml; engine reference lists its keys"
     )
-    run.add_argument("overrides", nargs="*", metavar="section.key=value", help="override the file's values")
+    run.add_argument("overrides", nargs="*", metavar="section.key=value", help="override a key of the layout")
     run.add_argument("--json", action="store_true", help="print NDJSON")
     run.add_argument(
-        "--hub", default="auto", metavar="auto|none|URL", help="telemetry: start a hub, none, or use that one"
+        "--hub",
+        default="auto",
+        metavar="auto|none|URL",
+        help="telemetry hub: start one, none, or use the one at URL",
     )
     run.add_argument(
         "--listen",
         metavar="tcp://ADDRESS:PORT|auto",
-        help="address where the hub listens over TCP too (needs a key)",
+        help="TCP address on which the hub also listens (requires a key)",
     )
     run.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="the run's folder (default: a new one in run.dir)"
+        "--run-dir", type=Path, metavar="DIR", help="the run's folder (default: a new folder in run.dir)"
     )
     run.add_argument(
         "--resume",
         nargs="?",
         const="",
         metavar="DIR",
-        help="continue the newest run of this name; DIR: begin from what was saved there",
+        help="continue the newest run with this name; DIR: start from the checkpoint there",
     )
     run.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="default auto: a GPU for each rank where a machine has as many, else the CPU",
+        help="default auto: one GPU per rank if the machine has enough, else the CPU",
     )
     run.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
-    commands.add_parser("reference", help="print every key of a layout, and what is legal, as Markdown")
-    options, rest = parser.parse_known_args(arguments)  # overrides may stand on either side of the options
+    commands.add_parser("reference", help="print every key of a layout and its legal values as Markdown")
+    options, rest = parser.parse_known_args(arguments)  # overrides may come before or after options
     if options.command is None:
         refuse("engine needs a command; legal: run, reference (see engine --help)")
     if options.command == "reference":
@@ -77,12 +83,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.resume and "=" in options.resume and not Path(options.resume).exists():
         rest.append(options.resume)  # --resume train.steps=20
         options.resume = ""
-    unknown = [word for word in rest if word.startswith("-")]
+    unknown = [argument for argument in rest if argument.startswith("-")]
     if unknown:
         refuse(f"engine run has no option {unknown[0]}; see engine run --help")
     if options.layout is None or ("=" in options.layout and not Path(options.layout).exists()):
         refuse(
-            "engine run needs a layout first, a TOML file such as layouts/demo.toml (see engine run --help)"
+            "engine run needs a layout as first argument, a TOML file such as layouts/demo.toml "
+            "(see engine run --help)"
         )
     if options.end_with_parent:
         signal_with_parent(signal.SIGTERM)
@@ -105,15 +112,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     raise SystemExit(status)
 
 
-def _print_reference(words: Sequence[str]) -> None:
-    from engine.reference import reference
+def _print_reference(arguments: Sequence[str]) -> None:
+    from engine.config.reference import reference
 
-    if words:
-        refuse(f"engine reference takes no {words[0]}")
+    if arguments:
+        refuse(f"engine reference takes no {arguments[0]}")
     try:
         sys.stdout.write(reference())
         sys.stdout.flush()
-    except BrokenPipeError:  # `engine reference | head`: end as other filters do
+    except BrokenPipeError:  # `engine reference | head`: exit as other filters do
         discard_output()
         raise SystemExit(128 + signal.SIGPIPE) from None
 
@@ -130,9 +137,9 @@ def _run(
 ) -> int:
     if importlib.util.find_spec("torch") is None:
         refuse("training needs torch; pip install torch, then 'train-cockpit[engine]'")
-    from engine.outlet import STDERR, STDOUT, outlet
-    from engine.output import Output
-    from engine.runner import run_layout
+    from engine.launch.outlet import STDERR, STDOUT, outlet
+    from engine.launch.output import Output
+    from engine.launch.run import run_layout
 
     sys.stdout, sys.stderr = outlet(STDOUT), outlet(STDERR)
     output = Output(layout, as_json)
@@ -147,6 +154,6 @@ def _run(
         on_folder=output.begin,
         on_start=output.start,
         on_summary=output.step,
-        on_snapshot=output.saved,
+        on_checkpoint=output.saved,
         on_end=output.end,
     )

@@ -1,6 +1,6 @@
-"""The device a rank computes on, and what goes with it: one GPU for each rank of this machine, or the CPU.
+"""Chooses the device of a rank (one GPU per rank of this machine, or the CPU) and reports its properties.
 
-Asked in the rank and never in the process it is forked from: a process that has spoken to CUDA cannot be forked.
+Call these functions in a rank, never in its parent: a process that has initialised CUDA must not fork.
 """
 
 from typing import Literal
@@ -10,25 +10,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from agents.reach.runs import RunError
+from agents.rundir.runs import RunError
 from engine.planner.hardware import peak_flops
-from engine.room import too_few
+from engine.preflight.memory import too_few_gpus
 
-Wanted = Literal["auto", "cpu", "cuda"]
+DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 CPU = torch.device("cpu")
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def usable_gpus() -> int:
-    """GPUs of this machine that a rank may compute and communicate on. CUDA_VISIBLE_DEVICES counts."""
+    """Number of GPUs that CUDA and NCCL can use, limited by CUDA_VISIBLE_DEVICES."""
     return torch.cuda.device_count() if torch.cuda.is_available() and dist.is_nccl_available() else 0
 
 
-def choose(local_rank: int, local_world: int, wanted: str = "auto") -> torch.device:
-    """GPU number `local_rank` where this process sees one for each of the machine's `local_world` ranks, else the CPU.
+def choose_device(local_rank: int, local_world: int, wanted: str = "auto") -> torch.device:
+    """GPU number `local_rank` if this process sees at least `local_world` GPUs, else the CPU.
 
-    `wanted` is "auto", "cpu" or "cuda"; RunError, one sentence, where "cuda" cannot be.
+    `wanted` is "auto", "cpu" or "cuda". Raises RunError if "cuda" is wanted and there are too few GPUs.
     """
     if wanted == "cpu":
         return CPU
@@ -36,40 +36,40 @@ def choose(local_rank: int, local_world: int, wanted: str = "auto") -> torch.dev
     if gpus >= local_world:
         return torch.device("cuda", local_rank)
     if wanted == "cuda":
-        raise RunError(too_few(gpus, local_world))
+        raise RunError(too_few_gpus(gpus, local_world))
     return CPU
 
 
-def of_group() -> torch.device:
-    """The device that the default process group communicates from."""
+def group_device() -> torch.device:
+    """The device whose tensors the default process group communicates."""
     if dist.get_backend() == BACKENDS["cuda"]:
         return torch.device("cuda", torch.cuda.current_device())
     return CPU
 
 
-def name_of(device: torch.device) -> str:
-    """As a person knows it: ``cpu``, or ``cuda:0 NVIDIA H100 80GB HBM3``."""
+def device_name(device: torch.device) -> str:
+    """Name to display: ``cpu``, or such as ``cuda:0 NVIDIA H100 80GB HBM3``."""
     return str(device) if device.type == "cpu" else f"{device} {torch.cuda.get_device_name(device)}"
 
 
-def uuid_of(device: torch.device) -> str | None:
-    """By which NVML knows it, whatever number CUDA gives it in this process; None of the CPU."""
+def device_uuid(device: torch.device) -> str | None:
+    """The GPU's UUID, by which NVML finds it (CUDA's device numbers differ between processes); None for the CPU."""
     return None if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 
-def begin(device: torch.device) -> None:
-    """Make `device` the one that this process uses; before its process group is made."""
+def set_device(device: torch.device) -> None:
+    """Make `device` the current CUDA device. Call it before the process group is created."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
-    """`x` of the host on `device`; through pinned memory, so that nobody waits for the copy."""
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Copy the host tensor `x` to `device`; through pinned memory, so that the copy is asynchronous."""
     return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
 
 
 def matmul_peak(device: torch.device, precision: str) -> float | None:
-    """Dense FLOP/s that the device can multiply matrices at, in a layout's `precision`; None where it is not known."""
+    """Dense peak FLOP/s of matrix products in a layout's `precision`; None if unknown."""
     if device.type == "cpu":
         return None
     if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
@@ -77,8 +77,8 @@ def matmul_peak(device: torch.device, precision: str) -> float | None:
     return peak_flops(torch.cuda.get_device_name(device), precision)
 
 
-class Memory:
-    """Bytes in use: of a GPU the most that tensors took since the last call, of the CPU what the process takes now."""
+class DeviceMemory:
+    """Bytes in use. GPU: peak of allocated tensors since the last call. CPU: resident memory of the process now."""
 
     def __init__(self, device: torch.device):
         self._device, self._process = device, psutil.Process()

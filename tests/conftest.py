@@ -1,7 +1,16 @@
 """Settings of all tests."""
 
+import pytest
 from hypothesis import settings
 
 # A busy machine takes its time: no example has a deadline, pytest-timeout has an eye on the whole.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep each file of unit tests on one worker: its fast tests share fixtures of the module."""
+    for item in items:
+        if "unit" in item.path.parts and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.parent.name}/{item.path.stem}"))

@@ -1,1 +1,1 @@
-"""Between the ranks and everyone who watches or steers: the hub of a run, and the relays of its nodes."""
+"""The hub of a run, between its ranks and its clients, and the relays of its nodes."""

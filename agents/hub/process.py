@@ -1,4 +1,4 @@
-"""A hub as a process: its options, its place on this machine, its end."""
+"""The hub as a process: options, run folder and sockets, signals, exit code."""
 
 import argparse
 import contextlib
@@ -13,22 +13,28 @@ from typing import BinaryIO
 
 import msgspec
 
-from agents.detect.notify import Notifier
-from agents.hub.hub import Hub
-from agents.hub.memory import LEAST_MB, MEMORY_MB, Memory
+from agents.alerts.notify import Notifier
+from agents.hub.memory_limit import LEAST_MB, MEMORY_MB, MemoryLimit
 from agents.hub.recorder import DEFAULT_RECORD_MB, Limits
-from agents.reach import runs
-from agents.reach.address import LEGAL as LEGAL_LISTEN
-from agents.reach.address import listen_address
-from agents.reach.files import open_lock, raise_file_limit
-from agents.reach.keeper import ON_ALERT
-from agents.reach.keys import KeyStore, keys_folder
-from agents.reach.runs import Endpoints, RunError
-from agents.wire import clean
+from agents.hub.server import Hub
+from agents.protocol import clean
+from agents.rundir.hub_file import read_hub_file
+from agents.rundir.hub_supervisor import ON_ALERT
+from agents.rundir.runs import RunError
+from agents.rundir.socket_directory import (
+    check_socket_directory,
+    endpoints_in,
+    make_socket_directory,
+    remove_sockets,
+)
+from agents.transport.addresses import LEGAL as LEGAL_LISTEN
+from agents.transport.addresses import Endpoints, listen_address
+from agents.transport.keys import KeyStore, keys_folder
+from agents.transport.open_files import open_lock, raise_file_limit
 
 
 def _lock(folder: Path) -> BinaryIO:
-    """Be the one hub of this run folder; held until the process ends, however it ends."""
+    """Lock this run folder for one hub, until the process ends."""
     path = folder / ".hub.lock"
     try:
         lock = open_lock(path)
@@ -42,23 +48,23 @@ def _lock(folder: Path) -> BinaryIO:
 
 
 def _endpoints(folder: Path, sockets: Path | None) -> Endpoints:
-    """In the directory asked for, else where the hub before this one listened, else in a new one."""
+    """The ipc endpoints: in `sockets`, else in the previous hub's directory, else in a new one."""
     if sockets is None:
         with contextlib.suppress(RunError):
-            sockets = runs.read_hub_file(folder).endpoints.directory
+            sockets = read_hub_file(folder).endpoints.directory
     if sockets is None:
-        return runs.endpoints_in(runs.make_socket_directory())
-    runs.check_socket_directory(sockets)
-    return runs.endpoints_in(sockets)
+        return endpoints_in(make_socket_directory())
+    check_socket_directory(sockets)
+    return endpoints_in(sockets)
 
 
 def _places(listen: str | None, folder: Path) -> list[str]:
-    """Where to listen over TCP, best first: with a port left open, where the hub before this one did."""
+    """TCP addresses to try, in order; with an automatic port, the previous hub's port first."""
     if listen is None:
         return []
     host, port = listen_address(listen)
     with contextlib.suppress(RunError):
-        before = runs.read_hub_file(folder).tcp
+        before = read_hub_file(folder).tcp
         if port == 0 and before and before.ranks.startswith(f"tcp://{host}:"):
             return [before.ranks, listen]
     return [listen]
@@ -67,47 +73,43 @@ def _places(listen: str | None, folder: Path) -> list[str]:
 def main(
     words: Sequence[str] | None = None, prog: str = "python -m agents.hub", in_terminal: bool = False
 ) -> int:
-    """Exit 0 after SIGTERM or when the parent has ended; 2, with one sentence, if it cannot start.
+    """Returns 0 after SIGTERM or when the parent process ended; exits with 2 and one sentence if the hub cannot start.
 
-    `in_terminal`: a person has started it, and Ctrl-C ends it.
+    `in_terminal`: Ctrl-C ends the hub.
     """
     parser = argparse.ArgumentParser(prog=prog, description="The hub of one training run.")
-    parser.add_argument("--run", required=True, help="the name of the run")
+    parser.add_argument("--run", required=True, help="name of the run")
+    parser.add_argument("--dir", required=True, type=Path, help="run folder; created if it does not exist")
+    parser.add_argument("--sockets", type=Path, help="directory for the sockets (default: a new private one)")
     parser.add_argument(
-        "--dir", required=True, type=Path, help="the folder of the run; made if it is not there"
+        "--listen", metavar=LEGAL_LISTEN, help="listen on TCP too, for peers with a key; auto: loopback"
     )
     parser.add_argument(
-        "--sockets", type=Path, help="the directory for the sockets; by default a new private one"
+        "--keys", type=Path, help="key folder (default COCKPIT_KEYS, else ~/.config/cockpit/keys)"
     )
-    parser.add_argument(
-        "--listen", metavar=LEGAL_LISTEN, help="over TCP too, for peers with a key; auto: on the loopback"
-    )
-    parser.add_argument(
-        "--keys", type=Path, help="the folder of keys (default COCKPIT_KEYS, else ~/.config/cockpit/keys)"
-    )
-    parser.add_argument("--parent", type=int, help="a process id; when it has ended, so does the hub")
+    parser.add_argument("--parent", type=int, help="process id; the hub ends when this process ends")
     parser.add_argument(
         "--on-alert",
         default=os.environ.get(ON_ALERT),
-        help=f"a command that gets each alert as JSON, or a URL it is posted to (default: ${ON_ALERT})",
+        help=f"command that receives each alert as JSON, or URL to POST it to (default: ${ON_ALERT})",
     )
     parser.add_argument(
         "--record-mb",
         type=int,
         default=DEFAULT_RECORD_MB,
         metavar="MB",
-        help="disk for the recording of every update; what is older is thinned, to a quarter more; "
-        f"0 records nothing (default {DEFAULT_RECORD_MB})",
+        help="disk space for the full recording; older parts are thinned and take up to a quarter more; "
+        f"0: no recording (default {DEFAULT_RECORD_MB})",
     )
     parser.add_argument(
         "--memory-mb",
         type=int,
         default=MEMORY_MB,
         metavar="MB",
-        help="resident memory above which the hub starts again from its journal, whatever its peers send; "
+        help="resident memory above which the hub restarts from its journal; "
         f"at least {LEAST_MB} (default {MEMORY_MB})",
     )
-    parser.add_argument("--json", action="store_true", help="say on one line where it listens")
+    parser.add_argument("--json", action="store_true", help="print the endpoints as one line of JSON")
     arguments = parser.parse_args(words)
     if arguments.memory_mb < LEAST_MB:
         parser.exit(
@@ -118,7 +120,7 @@ def main(
         # Ctrl-C in a terminal reaches the whole process group; the launcher decides when the hub ends.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise_file_limit()
-    # Messages are trees, freed without the collector; what is left for it to find are a few cycles now and then.
+    # Messages hold no reference cycles, so the garbage collector can run rarely.
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
     try:
@@ -139,14 +141,14 @@ def main(
                 places,
                 keys,
                 record,
-                Memory(arguments.memory_mb << 20),
+                MemoryLimit(arguments.memory_mb << 20),
             )
         except RunError:
-            runs.remove_sockets(endpoints)
+            remove_sockets(endpoints)
             raise
         for ending in (signal.SIGTERM, signal.SIGHUP, *((signal.SIGINT,) if in_terminal else ())):
             signal.signal(ending, lambda _signal, _frame: hub.stop())
-        file = hub.upkeep.write_file()
+        file = hub.self_repair.write_file()
     except (RunError, OSError) as error:
         parser.exit(2, f"the hub cannot start: {clean(str(error))}\n")
     if arguments.json:
@@ -155,6 +157,6 @@ def main(
     hub.run()
     lock.close()
     if hub.outgrown:
-        # The same process, so that whoever keeps it alive goes on doing so; only this returns all memory.
+        # Replace the process image: supervisors keep the same process id, and all memory is returned.
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return 0

@@ -1,9 +1,9 @@
-"""The recorder: the feed of a run's updates to disk, off the hub's loop.
+"""The recorder: writes a run's updates to disk from its own thread.
 
-It follows the sequence as a client does: the hub's log is its queue. Each time it is let look it hands what is new to
-a thread, which compresses and writes it; if the thread falls behind, it hands over nothing until there is room, and
-if the log has moved on by then, there is a gap: the next segment begins with a snapshot. So nothing that a disk does
-reaches the loop. A disk that is full or broken ends the recording, which is said; it is tried again in a while.
+It follows the update log as a client does. `follow` passes new updates to the thread, which compresses and writes
+them. If the thread falls behind, `follow` waits for room; if the log no longer has the next update by then, the
+recording has a gap and continues with a snapshot. The disk never delays the hub's loop. If the disk is full or broken
+the recording stops with an event, and is retried after `RETRY_S`.
 """
 
 import queue
@@ -15,10 +15,10 @@ from typing import Literal
 
 from msgspec import Raw
 
-from agents.hub.sequence import Sequence
-from agents.record.recording import Batch
-from agents.record.tape import Tape, TapeError
-from agents.wire import Event, Update, clip, codec
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import Event, Update, clip, codec
+from agents.recording.format import Batch
+from agents.recording.writer import RecordingWriteError, RecordingWriter
 
 MIB = 1 << 20
 DEFAULT_RECORD_MB = 512
@@ -27,42 +27,44 @@ RETRY_S = 30.0  # after a failure of the disk
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is recorded. Bytes on disk are compressed ones."""
+    """Sizes and intervals of a recording. Bytes on disk are compressed bytes."""
 
-    full_bytes: int = DEFAULT_RECORD_MB * 10**6  # of segments with every update; then the oldest is thinned
-    thin_bytes: int = DEFAULT_RECORD_MB * 10**6 // 4  # of thinned segments; then the oldest is forgotten
-    segment_bytes: int = 4 * MIB  # of updates, uncompressed, between two snapshots
-    snapshots_worth: int = 4  # and at least so many times what a snapshot takes
-    queue_bytes: int = 16 * MIB  # of updates that wait for the disk, uncompressed, besides the hub's log
-    commit_s: float = 0.5  # between two writings
-    patience_s: float = 10.0  # between two gaps at first; twice as long after each, up to `most_patience_s`
-    most_patience_s: float = 300.0
+    full_bytes: int = DEFAULT_RECORD_MB * 10**6  # segments with every update; above it the oldest is thinned
+    thin_bytes: int = DEFAULT_RECORD_MB * 10**6 // 4  # thinned segments; above it the oldest is deleted
+    segment_bytes: int = 4 * MIB  # uncompressed updates between two snapshots
+    snapshot_multiple: int = 4  # and at least this multiple of the snapshot's size
+    queue_bytes: int = 16 * MIB  # uncompressed updates queued for the thread
+    commit_s: float = 0.5  # between two commits
+    gap_interval_s: float = (
+        10.0  # between two gaps at first; twice as long after each, up to `max_gap_interval_s`
+    )
+    max_gap_interval_s: float = 300.0
 
     @classmethod
     def of(cls, megabytes: int) -> "Limits | None":
-        """For a recording of so many MB (10**6 bytes) of whole segments; None for none."""
+        """Limits for so many MB (10**6 bytes) of full segments; None for no recording."""
         if megabytes <= 0:
             return None
         size = megabytes * 10**6
-        # At least some four segments, or there is little to thin.
+        # Small recordings use smaller segments, so that there is something to thin.
         return cls(size, size // 4, min(cls.segment_bytes, max(size, MIB)))
 
 
 @dataclass(frozen=True)
 class _Begin:
-    """A segment begins with the state as of `seq`."""
+    """Work item: begin a segment with the state as of `seq`."""
 
     epoch: str
     seq: int
     time_s: float
     step: int | None
-    follows: bool  # on the segment before
+    follows: bool  # directly on the previous segment
     state: list[Update]
 
 
 @dataclass(frozen=True)
 class _Follow:
-    """Updates that follow on."""
+    """Work item: the next updates."""
 
     first: int
     time_s: float
@@ -72,25 +74,27 @@ class _Follow:
 
 
 class Recorder:
-    """Records `sequence` from its first number on. `follow` and `close` are the hub's, the rest is a thread's."""
+    """Records `update_log` from its first update on. The hub calls `follow` and `close`; a thread does the rest."""
 
-    def __init__(self, path: Path, sequence: Sequence, limits: Limits = Limits()) -> None:
+    def __init__(self, path: Path, update_log: UpdateLog, limits: Limits = Limits()) -> None:
         self._path = path
-        self._sequence = sequence
+        self._update_log = update_log
         self._limits = limits
         self._queue: queue.SimpleQueue[_Begin | _Follow] = queue.SimpleQueue()
-        self._seq = 0  # all up to here is handed over
-        self._handed = 0  # bytes; counted by the loop alone
-        self._written = 0  # bytes; counted by the thread alone
-        self._in_segment = 0
-        self._snapshot_bytes = 0  # of the newest; set by the thread
+        self._seq = 0  # the last update passed to the thread
+        self._queued_bytes = 0  # written by the hub's loop only
+        self._written_bytes = 0  # written by the thread only
+        self._segment_size = 0
+        self._snapshot_bytes = 0  # size of the newest snapshot; set by the thread
         self._failure: str | None = None  # set by the thread; None again once a segment has begun
-        self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()  # warnings of the thread, for the run's log
-        self._told: str | None = None
+        self._warnings: queue.SimpleQueue[str] = (
+            queue.SimpleQueue()
+        )  # warnings of the thread, for the run's log
+        self._reported: str | None = None
         self._retry_s = 0.0
         self._lost = 0
-        self._gap_s = 0.0  # no snapshot for a gap before this
-        self._patience_s = limits.patience_s
+        self._next_gap_s = 0.0  # no snapshot for a gap before this
+        self._gap_interval_s = limits.gap_interval_s
         self._ending = threading.Event()
         self._begin()
         self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
@@ -99,73 +103,73 @@ class Recorder:
     # -------------------------------------------------------------------------------------------- the loop
 
     def follow(self) -> None:
-        """Hand over what is new. Never waits: costs a slice of the log, and a snapshot's worth now and then."""
+        """Pass new updates to the thread. Never waits; copies a slice of the log, and sometimes the whole state."""
         now = time.monotonic()
-        while not self._notes.empty():
-            self._say("warning", self._notes.get())
-        if self._hindered(now) or self._handed - self._written > self._limits.queue_bytes:
-            return  # the log keeps it meanwhile
-        sequence = self._sequence
-        if not sequence.holds(sequence.epoch, self._seq):
-            self._bridge(now)
-        elif sequence.seq > self._seq:
-            packed = sequence.after(self._seq)
+        while not self._warnings.empty():
+            self._log("warning", self._warnings.get())
+        if self._is_failing(now) or self._queued_bytes - self._written_bytes > self._limits.queue_bytes:
+            return  # the log keeps the updates meanwhile
+        update_log = self._update_log
+        if not update_log.holds(update_log.epoch, self._seq):
+            self._resume_after_gap(now)
+        elif update_log.seq > self._seq:
+            packed = update_log.after(self._seq)
             size = sum(map(len, packed))
             self._queue.put(_Follow(self._seq + 1, time.time(), self._step, packed, size))
-            self._seq = sequence.seq
-            self._handed += size
-            self._in_segment += size
-            if self._in_segment >= self._segment_bytes:
+            self._seq = update_log.seq
+            self._queued_bytes += size
+            self._segment_size += size
+            if self._segment_size >= self._segment_bytes:
                 self._begin(follows=True)
 
-    def _hindered(self, now: float) -> bool:
-        """Whether the disk takes nothing for now; what is to be said of it is said once."""
+    def _is_failing(self, now: float) -> bool:
+        """Whether writing fails at present; logs the failure and the recovery once."""
         failure = self._failure
         if failure is None and not self._thread.is_alive():
-            failure = "its thread has failed (the hub's own log says how)"
-        if failure and not self._told:
-            self._say("error", f"the recording stops: {failure}; telemetry goes on")
-            self._told, self._retry_s = failure, now + RETRY_S
+            failure = "its thread has failed (see the hub's own log)"
+        if failure and not self._reported:
+            self._log("error", f"the recording stops: {failure}; telemetry goes on")
+            self._reported, self._retry_s = failure, now + RETRY_S
         elif failure and now >= self._retry_s:
             self._retry_s = now + RETRY_S
             self._begin()
-        elif self._told and not failure:
-            self._told = None
-            self._say("info", "the recording goes on, after a gap")
+        elif self._reported and not failure:
+            self._reported = None
+            self._log("info", "the recording goes on, after a gap")
             return False
         return failure is not None
 
-    def _bridge(self, now: float) -> None:
-        """The log has moved on from where we were: once the thread is through, go on with a snapshot."""
-        if self._handed > self._written or now < self._gap_s:
+    def _resume_after_gap(self, now: float) -> None:
+        """The log no longer has the next update: when the thread has caught up, continue with a snapshot."""
+        if self._queued_bytes > self._written_bytes or now < self._next_gap_s:
             return
-        lost = self._sequence.seq - self._seq
-        self._patience_s = min(2 * self._patience_s, self._limits.most_patience_s)
-        self._gap_s = now + self._patience_s
+        lost = self._update_log.seq - self._seq
+        self._gap_interval_s = min(2 * self._gap_interval_s, self._limits.max_gap_interval_s)
+        self._next_gap_s = now + self._gap_interval_s
         self._begin()
-        self._say("warning", f"the recording has a gap of {lost} updates: the disk did not keep up with them")
+        self._log("warning", f"the recording has a gap of {lost} updates: the disk did not keep up with them")
 
     def _begin(self, follows: bool = False) -> None:
-        """A new segment, with the state as it is. Messages are immutable: the thread packs them."""
-        sequence = self._sequence
-        self._seq, self._in_segment = sequence.seq, 0
-        state = list(sequence.newest.all())
-        self._queue.put(_Begin(sequence.epoch, sequence.seq, time.time(), self._step, follows, state))
+        """Begin a segment with the current state. Messages are immutable, so the thread can pack them."""
+        update_log = self._update_log
+        self._seq, self._segment_size = update_log.seq, 0
+        state = list(update_log.newest.all())
+        self._queue.put(_Begin(update_log.epoch, update_log.seq, time.time(), self._step, follows, state))
 
     @property
     def _segment_bytes(self) -> int:
-        return max(self._limits.segment_bytes, self._limits.snapshots_worth * self._snapshot_bytes)
+        return max(self._limits.segment_bytes, self._limits.snapshot_multiple * self._snapshot_bytes)
 
     @property
     def _step(self) -> int | None:
-        summaries = self._sequence.state.summaries
+        summaries = self._update_log.state.summaries
         return summaries[-1].step if summaries else None
 
-    def _say(self, level: Literal["info", "warning", "error"], text: str) -> None:
-        self._sequence.publish(Event(time.time(), level, "hub", clip(text)))
+    def _log(self, level: Literal["info", "warning", "error"], text: str) -> None:
+        self._update_log.publish(Event(time.time(), level, "hub", clip(text)))
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Hand over the rest, and end when it is written."""
+        """Pass on the remaining updates, and end the thread when they are written."""
         self.follow()
         self._ending.set()
         self._thread.join(timeout_s)
@@ -173,38 +177,40 @@ class Recorder:
     # ------------------------------------------------------------------------------------------ the thread
 
     def _work(self) -> None:
-        tape: Tape | None = None
+        writer: RecordingWriter | None = None
         while True:
             ending = self._ending.wait(self._limits.commit_s)  # meanwhile updates gather
             items: list[_Begin | _Follow] = []
             while not self._queue.empty():
                 items.append(self._queue.get())
             try:
-                if items and tape is None:
-                    tape = Tape(self._path, self._limits.full_bytes, self._limits.thin_bytes)
-                    if tape.lost:
-                        self._notes.put(
-                            f"what was recorded before this hub started is not whole: {tape.lost}"
+                if items and writer is None:
+                    writer = RecordingWriter(self._path, self._limits.full_bytes, self._limits.thin_bytes)
+                    if writer.lost:
+                        self._warnings.put(
+                            f"what was recorded before this hub started is not whole: {writer.lost}"
                         )
-                if tape is not None:
-                    if tape.put_back():
-                        self._notes.put(
+                if writer is not None:
+                    if writer.put_back():
+                        self._warnings.put(
                             f"the recording {self._path} was removed; it is put back, with all that was in it"
                         )
-                    self._write(tape, items)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is said, and tried again in a while
-                self._failure = str(error) if isinstance(error, TapeError) else f"it had an error: {error!r}"
-                if tape is not None:
-                    tape.close()
-                    tape = None
-            self._written += sum(item.size for item in items if isinstance(item, _Follow))
+                    self._write(writer, items)
+            except Exception as error:  # noqa: BLE001 - any failure is logged and retried
+                self._failure = (
+                    str(error) if isinstance(error, RecordingWriteError) else f"it had an error: {error!r}"
+                )
+                if writer is not None:
+                    writer.close()
+                    writer = None
+            self._written_bytes += sum(item.size for item in items if isinstance(item, _Follow))
             if ending:
-                if tape is not None:
-                    tape.close()
+                if writer is not None:
+                    writer.close()
                 return
 
-    def _write(self, tape: Tape, items: list[_Begin | _Follow]) -> None:
-        """After a failure nothing is written until a snapshot comes."""
+    def _write(self, writer: RecordingWriter, items: list[_Begin | _Follow]) -> None:
+        """Write the work items; after a failure, skip those before the next snapshot."""
         begins = [place for place, item in enumerate(items) if isinstance(item, _Begin)]
         if self._failure:
             items = items[begins[-1] :] if begins else []
@@ -212,17 +218,17 @@ class Recorder:
         step: int | None = None
         for item in items:
             if isinstance(item, _Begin):
-                tape.add(batches, step)
+                writer.add(batches, step)
                 batches = []
                 follows = item.follows and not self._failure
                 state = list(map(codec.pack, item.state))
                 self._snapshot_bytes = sum(map(len, state))
-                tape.begin(item.epoch, item.seq, item.time_s, item.step, follows, state)
+                writer.begin(item.epoch, item.seq, item.time_s, item.step, follows, state)
             else:
                 batches.append(Batch(item.time_s, item.first, list(map(Raw, item.packed))))
                 step = item.step
-        tape.add(batches, step)
+        writer.add(batches, step)
         if items:
-            tape.commit()
+            writer.commit()
             self._failure = None
-        tape.make_room()
+        writer.make_room()

@@ -1,1 +1,1 @@
-"""In a rank's process: what it measures goes out, commands come in, and training never waits for either."""
+"""The agent in each rank's process: sends telemetry and receives commands without blocking training."""

@@ -1,7 +1,7 @@
-"""What lives in a rank's process: telemetry out, commands in, and never in training's way.
+"""The agent of a rank: sends telemetry and receives commands without blocking training.
 
-`send` appends to a bounded queue and returns; a thread of its own packs, sends and receives. A hub that is
-absent, slow or killed costs the oldest records in the queue, which are counted, and nothing else.
+`send` appends to a bounded queue and returns; the agent's own thread encodes, sends and receives. If the hub is absent,
+slow or killed, the queue drops its oldest records and counts them.
 """
 
 import threading
@@ -9,51 +9,51 @@ import time
 
 from msgspec import structs
 
+from agents.protocol import PREVIEWS, Ack, Board, Command, Event, Hello, Message, Step, clip
 from agents.rank.errors import named
-from agents.rank.link import NONE, Doing, Foresee, Link
-from agents.rank.orders import Orders
+from agents.rank.hub_link import NONE, Doing, HubLink, Previewer
 from agents.rank.outbox import Outbox
+from agents.rank.received_commands import ReceivedCommands
 from agents.rank.vitals import Sensors
-from agents.reach.keys import Key
-from agents.wire import PREVIEWS, Ack, Board, Command, Event, Hello, Message, Step, clip
+from agents.transport.keys import Key
 
-PAUSE_S = 1.0  # after an error of ours, which may come again at once
+PAUSE_S = 1.0  # after an internal error, which may recur at once
 
 
 class Agent:
-    """The agent of one rank. `doing` says step, current operation, and since when (`time.monotonic()`); `sensors`, what
-    this rank tells of its device and its machine.
+    """The agent of one rank. `doing` returns the step, the current operation and its start (`time.monotonic()`);
+    `sensors` read the device and the machine.
 
-    Without an endpoint every method is a no-op and `pending` is None; one over TCP takes a `key`. Calls come from
-    the trainer's thread.
+    Without an endpoint every method is a no-op and `pending` is None; a TCP endpoint needs a `key`. Methods are called
+    from the trainer's thread.
     """
 
     def __init__(
         self, endpoint: str | None, doing: Doing, sensors: Sensors = NONE, key: Key | None = None
     ) -> None:
         self._outbox = Outbox()
-        self._orders = Orders()
+        self._orders = ReceivedCommands()
         self._seq = 0
         self._closing = threading.Event()
-        self._telling = threading.Event()
-        self._telling.set()
-        self.cpu_s = 0.0  # that the agent's own thread has used
+        self._unmuted = threading.Event()
+        self._unmuted.set()
+        self.cpu_s = 0.0  # CPU time of the agent's thread
         self._linger_s = 0.0
-        self._link: Link | None = None
+        self._link: HubLink | None = None
         if endpoint is not None:
-            self._link = Link(endpoint, doing, self._outbox, self._orders, sensors, key)
+            self._link = HubLink(endpoint, doing, self._outbox, self._orders, sensors, key)
             self._thread = threading.Thread(target=self._work, args=(self._link,), name="agent", daemon=True)
             self._thread.start()
 
     def introduce(self, hello: Hello, board: Board | None) -> None:
-        """Who this rank is and, from the leader, its knobs: sent now, and to every hub that asks.
+        """Send this rank's Hello and, on the leader, its knob board: now, and whenever a hub requests them.
 
-        Call it again after each applied revision, before `settle`, so that watchers see the new board first.
+        Call it again after each applied revision, before `settle`, so that subscribers see the new board first.
         Nothing is sent before the first call.
         """
         if self._link is None:
             return
-        if self._link.foresee:
+        if self._link.preview:
             hello = structs.replace(hello, capabilities=[*hello.capabilities, PREVIEWS])
         if hello.began_s and self._outbox.began_s is None:
             self._outbox.began_s = time.monotonic() - max(0.0, time.time() - hello.began_s)
@@ -62,8 +62,8 @@ class Agent:
             self.send(hello, *([board] if board else []))
 
     def send(self, *messages: Message) -> None:
-        """Queue messages; never blocks. A full queue loses its oldest, counted by `Step.lost_records`."""
-        if self._link is None or not self._telling.is_set():
+        """Queue messages; never blocks. A full queue drops its oldest; `Step.lost_records` counts them."""
+        if self._link is None or not self._unmuted.is_set():
             return
         for message in messages:
             if isinstance(message, Step):
@@ -73,67 +73,67 @@ class Agent:
                 message = structs.replace(message, text=clip(message.text))
             self._outbox.put(message)
 
-    def foresee(self, hook: Foresee) -> None:
-        """Answer what changes would do by `hook`, which is called in the agent's thread. Set it on the leader, before
-        it is introduced."""
+    def preview(self, hook: Previewer) -> None:
+        """Answer preview queries with `hook`, which is called in the agent's thread. Call this on the leader, before
+        `introduce`."""
         if self._link:
-            self._link.foresee = hook
+            self._link.preview = hook
 
     @property
     def attached(self) -> bool:
-        """Whether there is anyone to tell at all."""
-        return self._link is not None and self._telling.is_set()
+        """Whether messages are sent at all."""
+        return self._link is not None and self._unmuted.is_set()
 
     def wants(self, kind: str, step: int) -> bool:
-        """Whether the full vectors of `kind` ("experts", "timeline", "peers") shall be sent of this step."""
+        """Whether to send the full vectors of `kind` ("experts", "timeline", "peers") for this step."""
         return self._link is not None and self.attached and self._link.sampling.due(kind, step)
 
     def mute(self, muted: bool) -> None:
-        """Say nothing at all until unmuted, so that a bench can compare both within one run; a hub that hears nothing
-        for 5 s takes the rank for lost."""
+        """Stop sending until unmuted, so that a benchmark can compare both within one run. After 5 s without messages
+        the hub reports the rank as lost."""
         if muted:
-            self._telling.clear()
+            self._unmuted.clear()
         else:
-            self._telling.set()
+            self._unmuted.set()
 
     @property
     def lost_records(self) -> int:
-        """Messages this agent dropped, because its queue was full or they could not be sent at all."""
+        """Messages dropped because the queue was full or they could not be encoded."""
         return self._outbox.lost
 
     @property
     def refused(self) -> str | None:
-        """Why the hub does not take this rank, or why a message could not be sent; None if all is well."""
+        """Why the hub refuses this rank, or why a message could not be encoded; None without a problem."""
         return (self._link and self._link.refused) or self._outbox.problem
 
     @property
     def pending(self) -> Command | None:
-        """The oldest command that is not settled yet; None on every rank but the leader."""
+        """The oldest command that is not settled yet; always None on ranks other than the leader."""
         return self._orders.oldest
 
     def settle(self, ack: Ack) -> None:
-        """Say what became of a command, on every rank; one delivered again is answered from memory."""
+        """Report the outcome of a command, on every rank. If the command is delivered again, the ack is repeated."""
         if self._link is None:
             return
         self._orders.settle(ack)
         self._outbox.put(ack)
 
     def close(self, linger_s: float = 0.5) -> None:
-        """Send what can be sent in `linger_s`, say goodbye, end the thread. A second call does nothing."""
+        """Flush the queue for at most `linger_s`, send Gone, end the thread. A second call does nothing."""
         if self._link is None or self._closing.is_set():
             return
         self._linger_s = linger_s
         self._closing.set()
-        self._telling.set()
+        self._unmuted.set()
         self._thread.join(linger_s + 1.0)
 
-    def _work(self, link: Link) -> None:
+    def _work(self, link: HubLink) -> None:
         while not self._closing.is_set():
-            self._telling.wait()
+            self._unmuted.wait()
             try:
                 link.turn()
-            except Exception as error:  # noqa: BLE001 - a mistake of ours must not silence the rank for good
-                self._outbox.failed(f"the agent had an error and goes on: {named(error)}")
+            except Exception as error:  # noqa: BLE001 - an internal error must not silence the rank for good
+                self._outbox.failed(f"the agent had an error and continues: {named(error)}")
                 self._closing.wait(PAUSE_S)
             self.cpu_s = time.thread_time()
         link.leave(self._linger_s)

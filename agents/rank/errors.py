@@ -1,23 +1,23 @@
-"""Errors of code that is not ours, as text: their `str` and `repr` are such code too, and may fail."""
+"""Text of errors raised by foreign code, whose `str` and `repr` may fail too."""
 
 
 def sentence(error: BaseException) -> str:
-    """What the error says, else the name of its type; never empty, and any socket takes it."""
+    """The error's message, or the name of its type if that is empty; always encodable in UTF-8."""
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001 - `__str__` is not ours
+    except Exception:  # noqa: BLE001 - foreign `__str__`
         text = ""
     return _sendable(text) or type(error).__name__
 
 
 def named(error: BaseException) -> str:
-    """The error with its type, as `repr` gives it."""
+    """The error's `repr`, which includes its type."""
     try:
         return _sendable(repr(error))
-    except Exception:  # noqa: BLE001 - `__repr__` is not ours
+    except Exception:  # noqa: BLE001 - foreign `__repr__`
         return f"{type(error).__name__} (its repr fails)"
 
 
 def _sendable(text: str) -> str:
-    """Without what UTF-8 has no bytes for (file names of another encoding), and without NUL, which ends a vote."""
+    """`text` without characters that UTF-8 cannot encode (from file names), and without NUL, which ends a vote."""
     return text.encode("utf-8", "replace").decode().replace("\0", "?")

@@ -1,20 +1,19 @@
-"""One NVIDIA GPU as NVML sees it: which of them is this rank's, and what it says of itself.
+"""Finds a rank's GPU in NVML and reads its utilization, memory, power, temperature and clocks.
 
-NVML counts the devices of a machine in the order of their PCI buses and knows nothing of CUDA_VISIBLE_DEVICES; CUDA
-counts those that a process may see, by speed unless CUDA_DEVICE_ORDER says otherwise. So a device is best named by its
-UUID, which both know; a CUDA number is only followed where no order could mean another device.
+NVML numbers all devices of a machine by PCI bus and ignores CUDA_VISIBLE_DEVICES; CUDA numbers the visible devices, by
+speed unless CUDA_DEVICE_ORDER is set. So a UUID identifies a device best, because both use it; a CUDA number is
+accepted only where it means the same device in every order.
 
-The module `pynvml` of the package nvidia-ml-py is handed in, and nothing is imported here: a machine without it,
-without a driver or without a device has no data.
+The caller passes the module `pynvml` of the package nvidia-ml-py, so that this module imports without it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agents.wire import clip
+from agents.protocol import clip
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h), in the order in which they are told. An idle GPU's clocks are
-# low too (bit 0), which holds nobody back.
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h), in the order of the report. Bit 0, an idle GPU, is left out:
+# its low clocks slow nothing down.
 REASONS = {
     0x0008: "hw slowdown",
     0x0040: "hw thermal",
@@ -28,14 +27,14 @@ REASONS = {
 
 
 class NoDevice(Exception):
-    """There is no such device to be asked; the text says why."""
+    """NVML has no such device; the text says why."""
 
 
 class Gpu:
-    """One device. `read` gives the fields of `Vitals` that it has; raises NoDevice on opening."""
+    """One GPU; `read` returns fields of `Vitals`. Raises NoDevice on opening."""
 
     def __init__(self, nvml: Any, device: str | int, environ: Mapping[str, str]) -> None:
-        """`device` is a UUID, with or without its prefix, or the number that CUDA gives it in this process."""
+        """`device` is a UUID, with or without its prefix, or the CUDA number in this process."""
         self._nvml = nvml
         try:
             nvml.nvmlInit()
@@ -47,34 +46,34 @@ class Gpu:
 
     def read(self) -> dict[str, Any]:
         nvml, handle = self._nvml, self._handle
-        use = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
+        use = self._query(nvml.nvmlDeviceGetUtilizationRates, handle)
+        memory = self._query(nvml.nvmlDeviceGetMemoryInfo, handle)
         return {
             "device_percent": _float(use and use.gpu),
             "device_memory_bytes": memory and int(memory.used),
             "device_memory_total": memory and int(memory.total),
-            "power_w": _float(self._ask(nvml.nvmlDeviceGetPowerUsage, handle), 1e-3),
-            "power_limit_w": _float(self._ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle), 1e-3),
+            "power_w": _float(self._query(nvml.nvmlDeviceGetPowerUsage, handle), 1e-3),
+            "power_limit_w": _float(self._query(nvml.nvmlDeviceGetEnforcedPowerLimit, handle), 1e-3),
             "temperature_c": _float(
-                self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+                self._query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
             ),
-            "sm_mhz": self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-            "memory_mhz": self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            "sm_mhz": self._query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "memory_mhz": self._query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
             "throttle": self._reasons(),
         }
 
     def _reasons(self) -> list[str] | None:
-        # Named anew in driver 535; the old name is still there.
+        # Renamed in driver 535; the old name still exists.
         new = getattr(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        bits = self._ask(new, self._handle) if new else None
+        bits = self._query(new, self._handle) if new else None
         if bits is None:
-            bits = self._ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+            bits = self._query(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
         return None if bits is None else [word for bit, word in REASONS.items() if bits & bit]
 
-    def _ask(self, question: Callable[..., Any], *about: Any) -> Any:
-        """The answer; None where this device, or this driver, has none."""
+    def _query(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of an NVML function; None if this device or driver does not support it."""
         try:
-            return question(*about)
+            return function(*arguments)
         except self._nvml.NVMLError:
             return None
 
@@ -84,7 +83,7 @@ def _float(value: float | None, factor: float = 1.0) -> float | None:
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:
-    """The handle of a GPU, or of a part of one (MIG); torch tells a UUID without its prefix."""
+    """The handle of a GPU or of a MIG instance; torch gives UUIDs without the prefix."""
     if uuid.startswith(("GPU-", "MIG-")):
         return nvml.nvmlDeviceGetHandleByUUID(uuid)
     try:
@@ -99,7 +98,7 @@ def _by_number(nvml: Any, number: int, environ: Mapping[str, str]) -> Any:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     seen = [str(index) for index in range(len(every))] if visible is None else _entries(visible)
     if not 0 <= number < len(seen):
-        raise NoDevice(f"CUDA's device {number} is not among the {len(seen)} that this process may see")
+        raise NoDevice(f"CUDA's device {number} is not among the {len(seen)} that this process can see")
     entry = seen[number]
     if not entry.isdecimal():
         return _by_prefix(nvml, every, entry)
@@ -117,7 +116,7 @@ def _by_number(nvml: Any, number: int, environ: Mapping[str, str]) -> Any:
 
 
 def _entries(visible: str) -> Sequence[str]:
-    """What CUDA makes of the variable: the entries before the first that it cannot read."""
+    """The entries of CUDA_VISIBLE_DEVICES up to the first invalid one, as CUDA reads it."""
     entries: list[str] = []
     for entry in (part.strip() for part in visible.split(",")):
         if not (entry.isdecimal() or entry.startswith(("GPU-", "MIG-"))):
@@ -127,7 +126,7 @@ def _entries(visible: str) -> Sequence[str]:
 
 
 def _by_prefix(nvml: Any, every: Sequence[Any], entry: str) -> Any:
-    """A UUID in CUDA_VISIBLE_DEVICES may be cut short, as long as it means one device."""
+    """The device of a UUID in CUDA_VISIBLE_DEVICES, which may be abbreviated while it is unique."""
     if entry.startswith("GPU-"):
         found = [one for one in every if _text(nvml.nvmlDeviceGetUUID(one)).startswith(entry)]
         if len(found) == 1:

@@ -1,12 +1,12 @@
-"""The bounded queue between a trainer and its agent's thread: putting never waits, the oldest gives way."""
+"""The bounded queue between the trainer and its agent's thread: `put` never blocks; a full queue drops its oldest."""
 
 import time
 from collections import deque
 
 from msgspec import structs
 
-from agents import wire
-from agents.wire import (
+from agents import protocol
+from agents.protocol import (
     Ack,
     Board,
     Event,
@@ -20,9 +20,10 @@ from agents.wire import (
     WireError,
     codec,
 )
+from agents.protocol.frame_filling import FrameFiller
 
-# Which messages share a queue, and how many it holds. In order of sending: what must arrive is not displaced
-# by records, and records are not displaced by what is large.
+# Messages are queued in lanes, which are sent in this order. Each lane has its own capacity, so that records do not
+# displace urgent messages, and large vectors do not displace records.
 URGENT, RECORDS, BULK = range(3)
 CAPACITY = (512, 2048, 16)
 LANE: dict[type[Message], int] = {
@@ -38,22 +39,21 @@ LANE: dict[type[Message], int] = {
 
 
 class Outbox:
-    """The trainer's thread puts, its agent's puts and takes; no lock, because a deque's append and popleft are atomic.
-
-    Only the count of what was lost may miss one, if both displace at the same moment.
+    """The trainer's thread puts messages, the agent's thread puts and takes. A lock is not needed, because `append` and
+    `popleft` of a deque are atomic; only the count of dropped messages may miss one if both threads drop at once.
     """
 
     def __init__(self) -> None:
         self._lanes: tuple[deque[Message], ...] = tuple(deque() for _ in CAPACITY)
-        self._displaced = 0  # counted by those that put
+        self._displaced = 0  # counted by the threads that put
         self._unsendable = 0  # counted by the thread that takes
-        self.problem: str | None = None  # why a message could not be sent at all
-        self.began_s: float | None = None  # monotonic; when this process of the run began, if it has said so
-        self._held: bytes | None = None  # packed, and did not fit into the last frame
+        self.problem: str | None = None  # why a message could not be encoded
+        self.began_s: float | None = None  # monotonic start of this process, if its Hello has it
+        self._frames = FrameFiller(self._take)
 
     @property
     def lost(self) -> int:
-        """Messages dropped, since the queue was full or they could not be sent at all."""
+        """Messages dropped because the queue was full or they could not be encoded."""
         return self._displaced + self._unsendable
 
     def put(self, message: Message) -> None:
@@ -63,31 +63,23 @@ class Outbox:
             try:
                 queue.popleft()
                 self._displaced += 1
-            except IndexError:  # the other thread has just emptied it
+            except IndexError:  # the other thread has just emptied the queue
                 pass
         queue.append(message)
 
     def failed(self, why: str) -> None:
-        """Tell people what went wrong with sending, once; the first word stands."""
+        """Report a failure as an event; only the first is reported."""
         if self.problem is None:
-            self.problem = wire.clip(why)
+            self.problem = protocol.clip(why)
             self.put(Event(time.time(), "error", "agent", self.problem))
 
     def frame(self) -> bytes | None:
-        """Take what one frame holds, oldest first; None when there is nothing."""
-        packed: list[bytes] = []
-        room = wire.MESSAGE_BYTES
-        while (one := self._held or self._take()) is not None:
-            if len(one) > room:
-                self._held = one
-                break
-            self._held = None
-            packed.append(one)
-            room -= len(one)
+        """The next frame, oldest messages first; None if the queue is empty."""
+        packed = self._frames.fill()
         return codec.frame(packed) if packed else None
 
     def _aged(self, message: Message) -> Message:
-        """A Hello may have waited for a hub: its age is of now."""
+        """`message`; a Hello, which may have waited in the queue, gets its age at this moment."""
         if isinstance(message, Hello) and self.began_s is not None:
             return structs.replace(message, age_s=time.monotonic() - self.began_s)
         return message
@@ -97,12 +89,12 @@ class Outbox:
             while queue:
                 try:
                     return codec.pack(self._aged(queue.popleft()))
-                except IndexError:  # displaced at this moment
+                except IndexError:  # the trainer's thread has just dropped it
                     break
                 except WireError as error:
                     self._unsendable += 1
                     if self.problem is None:
-                        # Once, for it is a mistake in a program; the count goes on.
-                        self.problem = wire.clip(str(error))
+                        # Reported once, because it is a mistake in the program; each one is counted.
+                        self.problem = protocol.clip(str(error))
                         return codec.pack(Event(time.time(), "error", "agent", self.problem))
         return None

@@ -1,31 +1,31 @@
-"""When a rank sends full vectors: every so many steps, and oftener while somebody looks."""
+"""When a rank sends full vectors: every few steps, and more often while a client requests them."""
 
 import time
 
-from agents.wire import SAMPLES, Sample
+from agents.protocol import SAMPLES, Sample
 
-EVERY = 20  # steps, if nobody asks
+EVERY = 20  # steps, without a request
 CAPABILITIES = (SAMPLES,)
 
 
 class Sampling:
-    """Asked at every step by the trainer's thread, told by the agent's; all ranks that ask alike answer alike.
+    """Decides when to send full vectors. The trainer's thread asks at every step, and the agent's thread updates it.
 
-    By steps and not by a clock, so that what ranks send is of the same steps and fits together.
+    It counts steps, not time, so that all ranks send vectors for the same steps.
     """
 
     def __init__(self) -> None:
-        self._leases: dict[str, tuple[int, float]] = {}  # kind -> every so many steps, until
+        self._leases: dict[str, tuple[int, float]] = {}  # kind -> (interval in steps, end of the lease)
         self._begun: set[str] = set()
 
     def take(self, sample: Sample) -> None:
-        """Somebody looks, for as long as the lease says."""
+        """Apply a request for full vectors; it applies until its lease ends."""
         until = time.monotonic() + sample.lease_s
         for kind in sample.kinds:
             self._leases[kind] = (sample.every, until)
 
     def due(self, kind: str, step: int) -> bool:
-        """Whether the vectors of `step` shall be sent; those of the first step always are."""
+        """Whether to send the vectors of `step`; those of the first step are always sent."""
         if kind not in self._begun:
             self._begun.add(kind)
             return True

@@ -1,4 +1,4 @@
-"""What a rank's agent finds out about its device and its machine, on its own thread and never the trainer's."""
+"""Vital signs of a rank's device and machine, read in the agent's thread and never in the trainer's."""
 
 import importlib
 import os
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from agents.protocol import Vitals
 from agents.rank.nvml import Gpu
-from agents.wire import Vitals
 
 Source = Callable[[], dict[str, Any]]
 """Reads some fields of `Vitals`."""
@@ -15,17 +15,17 @@ Source = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Sensors:
-    """What to read for one rank; nothing of it is touched before `open`.
+    """Which sensors to read for one rank; `open` opens them.
 
-    `device`: the UUID of its GPU, or the number that CUDA gives it in this process; None: it has none. `host`: whether
-    it speaks for its machine, as one rank of each does.
+    `device`: the UUID of its GPU, or its CUDA number in this process; None without a GPU. `host`: whether this rank
+    reports the CPU and memory of its machine, as one rank of each machine does.
     """
 
     device: str | int | None = None
     host: bool = False
 
     def open(self) -> "Reader":
-        """Find what there is; whatever is missing has no data. To be called where the reading is done."""
+        """Open the sensors that exist; the others have no data. Call it in the thread that reads them."""
         sources: list[Source] = []
         if self.device is not None and (gpu := open_gpu(self.device)):
             sources.append(gpu.read)
@@ -35,36 +35,36 @@ class Sensors:
 
 
 class Reader:
-    """Reads all there is; a source that fails has no data that time."""
+    """Reads all sources; one that fails has no data that time."""
 
     def __init__(self, sources: list[Source]) -> None:
         self._sources = sources
 
     def read(self, rank: int, step: int) -> Vitals | None:
-        """None where there is nothing to tell."""
+        """The vital signs; None without any data."""
         fields: dict[str, Any] = {}
         for source in self._sources:
             try:
                 fields |= source()
-            except Exception:  # noqa: BLE001 - a device that is lost takes nothing else with it
+            except Exception:  # noqa: BLE001 - the other sources still have data
                 continue
         known = {name: value for name, value in fields.items() if value is not None}
         return Vitals(rank, step, **known) if known else None
 
 
 def open_gpu(device: str | int, module: str = "pynvml") -> Gpu | None:
-    """The GPU, if nvidia-ml-py, a driver and the device are there."""
+    """The GPU; None without nvidia-ml-py, a driver or the device."""
     try:
         return Gpu(importlib.import_module(module), device, os.environ)
-    except Exception:  # noqa: BLE001 - not installed, no driver, no device, or a module that only bears the name
+    except Exception:  # noqa: BLE001 - not installed, no driver, no device, or another module of that name
         return None
 
 
 def open_host() -> Source | None:
-    """The machine's CPU and memory, if psutil is there."""
+    """A source of the machine's CPU and memory use."""
     try:
         psutil = importlib.import_module("psutil")
-        psutil.cpu_percent(None)  # the first answer would be of no time at all
+        psutil.cpu_percent(None)  # the first call returns a meaningless 0.0
     except Exception:  # noqa: BLE001 - not installed, or a machine that it cannot read
         return None
 

@@ -1,1 +1,1 @@
-"""A recorded run in the formats that others read, one module a format; none is loaded before it is asked for."""
+"""Export of recordings to other formats, one module per family of formats; each is imported only when it is used."""

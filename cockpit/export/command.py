@@ -1,4 +1,4 @@
-"""``cockpit export`` and ``cockpit serve``: which formats there are, where they go, and what they need."""
+"""``cockpit export`` and ``cockpit serve``: the table of formats, their output and the libraries that they need."""
 
 import ipaddress
 from collections.abc import Callable, Iterator
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from agents.reach.address import every_address
-from agents.record.recording import RecordingError
-from cockpit import format
-from cockpit.connect import CockpitError
-from cockpit.printing import say, say_json, tell_missing
-from cockpit.recorded import folder_of, open_recording
+from agents.recording.format import RecordingError
+from agents.transport.addresses import every_address
+from cockpit.data import format
+from cockpit.data.connection import CockpitError
+from cockpit.data.sources.recorded import folder_of, open_recording
+from cockpit.printing import print_json, print_line, report_missing
 
 EXTRA = "train-cockpit[export]"
 LOOPBACK = "127.0.0.1"
@@ -20,12 +20,12 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Format:
-    """One format: the module and function that write it, how many of what, and the libraries it needs."""
+    """One format: the function that writes it, the unit that it counts, and the library that it needs."""
 
     module: str
     function: str
     unit: str
-    folder: bool  # it is several files; else one, or standard output
+    folder: bool  # written as several files; otherwise as one file or to standard output
     needs: str = ""
 
 
@@ -41,7 +41,7 @@ FORMATS = {
 
 @contextmanager
 def needing(library: str, what: str) -> Iterator[None]:
-    """One sentence that names the extra, where `library` is not installed."""
+    """Context that turns a missing `library` into a CockpitError that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -51,7 +51,7 @@ def needing(library: str, what: str) -> Iterator[None]:
 
 
 def export(run: str | None, form: str, out: Path | None, as_json: bool) -> int:
-    """Write the recording of a run, as far as it goes, in the format `form`."""
+    """Write the recording of a run in the format `form`, up to its present end."""
     made = FORMATS[form]
     recording = open_recording(run)
     where = out
@@ -77,14 +77,14 @@ def export(run: str | None, form: str, out: Path | None, as_json: bool) -> int:
         record = {"format": form, "out": str(where), made.unit: count, "missing": recording.damage}
         text = f"{format.grouped(count)} {made.unit} in {where}"
         if as_json:
-            say_json(record)
+            print_json(record)
         else:
-            say(text)
-    return tell_missing(recording.damage)
+            print_line(text)
+    return report_missing(recording.damage)
 
 
 def listen_address(text: str) -> tuple[str, int]:
-    """``9464``, ``127.0.0.1:9464`` or ``[::1]:9464``; CockpitError for a wildcard, or what is none."""
+    """``9464``, ``127.0.0.1:9464`` or ``[::1]:9464``; CockpitError for a wildcard or a malformed address."""
     host, colon, port = text.rpartition(":")
     host = host.strip("[]") if colon else LOOPBACK
     legal = "legal: PORT, which listens on the loopback, or ADDRESS:PORT"
@@ -92,11 +92,13 @@ def listen_address(text: str) -> tuple[str, int]:
         ipaddress.ip_address(host)
         number = int(port)
     except ValueError:
-        raise CockpitError(f"there is no listening at {text[:60]}; {legal}") from None
+        raise CockpitError(f"cannot listen on {text[:60]}; {legal}") from None
     if not 0 <= number < 65536:
         raise CockpitError(f"there is no port {number}; {legal}")
     if every_address(host):
-        raise CockpitError(f"{host} would let everyone in, and Prometheus asks for no key; name one address")
+        raise CockpitError(
+            f"{host} would be open to every network, and Prometheus has no key; name one address"
+        )
     return host, number
 
 
@@ -106,8 +108,8 @@ def serve(run: str | None, prometheus: str) -> int:
     with needing("prometheus_client", "serving Prometheus"):
         from cockpit.export.prometheus import serve as serve_run
 
-    def told(port: int) -> None:
+    def started(port: int) -> None:
         shown = f"[{host}]" if ":" in host else host
-        say(f"http://{shown}:{port}/metrics")
+        print_line(f"http://{shown}:{port}/metrics")
 
-    return serve_run(run, host, port, told)
+    return serve_run(run, host, port, started)

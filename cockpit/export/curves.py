@@ -1,18 +1,18 @@
-"""TensorBoard and Weights & Biases: the curves of a run, every number that a step's summary has."""
+"""Export to TensorBoard and Weights & Biases: every number of the step summaries as a curve."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from agents.record.replay import Recording
-from agents.wire import Hello, Summary
+from agents.protocol import Hello, Summary
+from agents.recording.reader import Recording
 from cockpit.export.tables import flat
-from cockpit.export.told import told
+from cockpit.export.updates import updates
 
 
 def curves(recording: Recording) -> Iterator[tuple[Summary, dict[str, float]]]:
-    """The summaries in the order they were told, with their numbers by tag: ``train/loss``, ``comm/tp/bytes``."""
-    for _, update in told(recording):
+    """The summaries in order of arrival, with their numbers by tag: ``train/loss``, ``comm/tp/bytes``."""
+    for _, update in updates(recording):
         if isinstance(update, Summary):
             yield (
                 update,
@@ -29,7 +29,7 @@ def _tag(column: str) -> str:
 
 
 def to_tensorboard(recording: Recording, out: Path) -> int:
-    """An event file in `out`, by TensorBoard's own writer."""
+    """Write an event file in `out` with TensorBoard's own writer; returns the number of values."""
     from tensorboard.summary import Writer
 
     writer = Writer(str(out))
@@ -43,20 +43,20 @@ def to_tensorboard(recording: Recording, out: Path) -> int:
 
 
 def to_wandb(recording: Recording, out: Path) -> int:
-    """An offline run under `out`, which ``wandb sync`` uploads."""
+    """Write an offline run under `out`, for ``wandb sync``; returns the number of steps."""
     os.environ["WANDB_MODE"] = "offline"
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
-    hello = next((update for _, update in told(recording) if isinstance(update, Hello)), None)
+    hello = next((update for _, update in updates(recording) if isinstance(update, Hello)), None)
     run = wandb.init(
         project="cockpit",
         name=hello.run if hello else None,
         dir=str(out),
         mode="offline",
         config=hello.facts if hello else {},
-        # The curves of the run, and nothing of the machine that exports them.
+        # Export only the curves of the run, no data of this machine.
         settings=wandb.Settings(
             silent=True,
             console="off",
@@ -66,7 +66,7 @@ def to_wandb(recording: Recording, out: Path) -> int:
             x_disable_meta=True,
         ),
     )
-    # Its own counter may never go back, and a run that was resumed does.
+    # The counter of W&B must not decrease, but the step of a resumed run does.
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
     count = 0
@@ -74,5 +74,5 @@ def to_wandb(recording: Recording, out: Path) -> int:
         run.log({"step": summary.step, **numbers})
         count += 1
     run.finish()
-    wandb.teardown()  # its own process has written all of it when it is gone
+    wandb.teardown()  # waits until the process of W&B has written everything
     return count

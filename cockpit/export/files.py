@@ -1,4 +1,4 @@
-"""NDJSON, CSV and Parquet."""
+"""Export to NDJSON, CSV and Parquet."""
 
 import csv
 import sys
@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from agents.record.replay import Recording
-from cockpit import records
+from agents.recording.reader import Recording
+from cockpit.data import plain
 from cockpit.export.tables import PLACE, blocks, columns
-from cockpit.export.told import told
+from cockpit.export.updates import updates
 
 
 @contextmanager
@@ -24,18 +24,18 @@ def output(out: Path | None) -> Iterator[IO[str]]:
 
 
 def to_ndjson(recording: Recording, out: Path | None) -> int:
-    """A line an update, every field by name."""
+    """Write one line per update, with every field by name; returns the number of updates."""
     count = 0
     with output(out) as file:
-        for moment, update in told(recording):
+        for moment, update in updates(recording):
             place = dict(zip(PLACE, (moment.epoch, moment.seq, moment.time_s), strict=True))
-            file.write(records.to_json({**place, **records.update(update)}) + "\n")
+            file.write(plain.to_json({**place, **plain.update(update)}) + "\n")
             count += 1
     return count
 
 
 def to_csv(recording: Recording, out: Path) -> int:
-    """A file a table; no data is an empty cell."""
+    """Write one file per table; a missing value is an empty cell. Returns the number of rows."""
     known = columns(recording)
     count = 0
     with ExitStack() as stack:
@@ -51,11 +51,11 @@ def to_csv(recording: Recording, out: Path) -> int:
 
 
 def to_parquet(recording: Recording, out: Path) -> int:
-    """A file a table; no data is null."""
+    """Write one file per table; a missing value is null. Returns the number of rows."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    # A column in which nothing was ever told is text, for Parquet has none of no type.
+    # A column without any value becomes text, because a Parquet column needs a type.
     kinds = {
         int: pa.int64(),
         float: pa.float64(),

@@ -1,6 +1,6 @@
-"""Prometheus: the latest of everything as gauges; scraped from a live run, or as a text file of a recorded one.
+"""Prometheus export: the latest values as gauges, scraped from a live run or as a text file of a recording.
 
-What a run has no data for has no sample: never a zero.
+A missing value has no sample; it is never zero.
 """
 
 import time
@@ -11,16 +11,17 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from agents.record.replay import Recording, Replay
-from agents.state import RunState
-from agents.wire import Step, Summary, Vitals
-from cockpit.connect import CockpitError, Watch
+from agents.protocol import Step, Summary, Vitals
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
+from agents.state.run_state import RunState
+from cockpit.data.connection import CockpitError, Connection
+from cockpit.data.store import LinkState, Store
 from cockpit.export.files import output
 from cockpit.export.scraping import ScrapeServer
-from cockpit.store import Link, Store
 
-STALE_S = 10.0  # without a word from the hub, nothing but `cockpit_up 0` is told
-LINGER_S = 60.0  # after the end of the run, so that the last of it is scraped
+STALE_S = 10.0  # without a message from the hub for this long, only `cockpit_up 0` is exported
+LINGER_S = 60.0  # after the end of the run, so that the last values are scraped
 
 Number = float | int | None
 Samples = Iterable[tuple[list[str], Number]]  # the values of the labels, and the number
@@ -63,13 +64,13 @@ UP = "1: a rank is here; 0: it is gone"
 
 
 class RunCollector(Collector):
-    """The gauges of one run; `look` is asked for the store at each scrape, None for one that is not heard."""
+    """The gauges of one run; each scrape calls `current` for the store, None if the hub does not answer."""
 
-    def __init__(self, look: Callable[[], Store | None]) -> None:
-        self._look = look
+    def __init__(self, current: Callable[[], Store | None]) -> None:
+        self._current = current
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        store = self._look()
+        store = self._current()
         up = GaugeMetricFamily("cockpit_up", "1: the hub of the run is heard")
         up.add_metric([], 0.0 if store is None else 1.0)
         yield up
@@ -118,14 +119,14 @@ def _families(state: RunState, run: str) -> Iterator[GaugeMetricFamily]:
     yield family("alert", "an alert that is active", ["name", "subject", "level"], alerts)
 
 
-def _registry(look: Callable[[], Store | None]) -> CollectorRegistry:
+def _registry(current: Callable[[], Store | None]) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(RunCollector(look))
+    registry.register(RunCollector(current))
     return registry
 
 
 def to_prometheus(recording: Recording, out: Path | None) -> int:
-    """The end of a recording in the text format, as the textfile collector of a node exporter takes it."""
+    """Write the end of a recording in the text format of the node exporter's textfile collector."""
     replay = Replay(recording)
     replay.seek(recording.at_end())
     store = Store()
@@ -136,32 +137,32 @@ def to_prometheus(recording: Recording, out: Path | None) -> int:
     return sum(not line.startswith("#") for line in text.splitlines())
 
 
-def serve(run: str | None, address: str, port: int, told: Callable[[int], None]) -> int:
-    """Serve a live run at `address` until a while after its end; `told` gets the port that is listened on."""
-    watch = Watch(run)
-    store = watch.store
+def serve(run: str | None, address: str, port: int, started: Callable[[int], None]) -> int:
+    """Serve a live run at `address` until `LINGER_S` after its end; `started` is called with the port."""
+    connection = Connection(run)
+    store = connection.store
 
-    def look() -> Store | None:
+    def current() -> Store | None:
         return store if store.age_s is not None and store.age_s < STALE_S else None
 
     server = None
     try:
-        watch.until_known()
+        connection.until_known()
         try:
-            server = ScrapeServer(address, port, _registry(look))
+            server = ScrapeServer(address, port, _registry(current))
         except OSError as error:
-            raise CockpitError(f"{address}:{port} cannot be listened on: {error.strerror}") from None
-        told(server.server_port)
+            raise CockpitError(f"cannot listen on {address}:{port}: {error.strerror}") from None
+        started(server.server_port)
         over_s: float | None = None
         while over_s is None or time.monotonic() - over_s < LINGER_S:
-            watch.poll()
-            if store.link in (Link.ENDED, Link.FAILED):
+            connection.poll()
+            if store.link in (LinkState.ENDED, LinkState.FAILED):
                 over_s = over_s or time.monotonic()
-                store.heard(0.0)  # the end is known, and told until the last scrape
+                store.heard(0.0)  # the last values stay valid until the last scrape
             else:
                 over_s = None
     finally:
         if server:
             server.close()
-        watch.close()
-    return 0 if store.link is Link.ENDED else 1
+        connection.close()
+    return 0 if store.link is LinkState.ENDED else 1

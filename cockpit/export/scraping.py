@@ -1,4 +1,4 @@
-"""The HTTP server that Prometheus scrapes: a few connections at once, and none for long."""
+"""HTTP server for Prometheus scrapes, with a limit on the number and duration of connections."""
 
 import socket
 import sys
@@ -11,17 +11,17 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client.exposition import make_wsgi_app
 from prometheus_client.registry import CollectorRegistry
 
-CONNECTIONS = 16  # a thread each; one more is closed at once
-ANSWERED_S = 10.0  # a connection that is open for longer is closed: it asks or reads too slowly
+CONNECTIONS = 16  # one thread each; further connections are closed at once
+ANSWERED_S = 10.0  # a connection that is open for longer is closed: its client is too slow
 
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: standard error is the terminal of whoever serves."""
+        """Log nothing: standard error is the terminal of the user."""
 
 
 class ScrapeServer(ThreadingMixIn, WSGIServer):
-    """Serves `registry` at an address from a thread of its own, until `close`. OSError: it cannot be listened on."""
+    """Serves `registry` at an address from a thread of its own, until `close`. OSError: it cannot listen there."""
 
     daemon_threads = True
 
@@ -45,16 +45,16 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Called twice a second. A time-out of the socket would not do: it begins anew with each byte."""
+        """Close slow connections; called twice a second, because a socket timeout restarts with each byte."""
         for request, since in list(self._open.items()):
             if time.monotonic() - since > ANSWERED_S:
                 try:
-                    request.shutdown(socket.SHUT_RDWR)  # its thread then meets the end of the stream
+                    request.shutdown(socket.SHUT_RDWR)  # its thread then reads the end of the stream
                 except OSError:
                     continue
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that left early is no news; anything else is a mistake of ours, and is shown."""
+        """Ignore clients that disconnect early; report other errors."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 

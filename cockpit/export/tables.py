@@ -1,7 +1,7 @@
-"""A recording as tables: which there are, and the rows of each update, flat and by column name.
+"""Turns a recording into tables: the rows that each update adds to each table, as flat columns.
 
-A field of a field is ``comm.tp.bytes``; a list becomes rows where its items are what one asks for, else JSON. Every row
-begins with the place it was told at: hub start, number, and the hub's clock.
+A nested field is ``comm.tp.bytes``; a list becomes rows in its own table, otherwise JSON. Every row begins with its
+position in the recording: the hub's epoch, the sequence number, and the time by the hub's clock.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from agents.record.replay import Moment, Recording
-from agents.wire import (
+from agents.protocol import (
     Alert,
     Board,
     CommandState,
@@ -29,11 +28,12 @@ from agents.wire import (
     Update,
     Vitals,
 )
-from cockpit.export.told import told
+from agents.recording.reader import Moment, Recording
+from cockpit.export.updates import updates
 
 Row = dict[str, Any]
 PLACE = ("hub_epoch", "hub_seq", "hub_time_s")
-AS_JSON = frozenset({"changes", "before", "evidence", "facts", "legal"})  # of any names and types
+AS_JSON = frozenset({"changes", "before", "evidence", "facts", "legal"})  # fields of varying content
 BLOCK = 4096  # rows of a table written together
 
 
@@ -42,7 +42,7 @@ def _one(update: Struct) -> Iterator[Row]:
 
 
 def _each(field: str) -> Callable[[Struct], Iterator[Row]]:
-    """A row for each item of `field`, with the other fields beside it."""
+    """One row for each item of `field`, with the other fields repeated."""
 
     def rows(update: Struct) -> Iterator[Row]:
         rest = flat(update, without=field)
@@ -80,7 +80,7 @@ TABLES: dict[type[Update], tuple[str, Callable[[Struct], Iterator[Row]]]] = {
 
 
 def flat(value: Struct, without: str = "", prefix: str = "") -> Row:
-    """The fields of a message by column; None where it has no data."""
+    """The fields of a message by column; None for missing values."""
     row: Row = {}
     for field in structs.fields(value):
         if field.name != without:
@@ -101,8 +101,8 @@ def _flatten(row: Row, name: str, value: Any, as_json: bool) -> None:
 
 
 def rows(recording: Recording) -> Iterator[tuple[str, Row]]:
-    """Every row of every table, in the order of what happened."""
-    for moment, update in told(recording):
+    """Every row of every table, in the order in which the updates arrived."""
+    for moment, update in updates(recording):
         if type(update) in TABLES:
             table, made_of = TABLES[type(update)]
             for row in made_of(update):
@@ -114,7 +114,7 @@ def _place(moment: Moment) -> Row:
 
 
 def columns(recording: Recording) -> dict[str, dict[str, type]]:
-    """The columns of every table that has rows, and of which type their values are; str where they differ."""
+    """The columns of every table with rows, and the type of their values; str where types differ."""
     found: dict[str, dict[str, type]] = {}
     for table, row in rows(recording):
         known = found.setdefault(table, {})
@@ -133,7 +133,7 @@ def _common(one: type, other: type) -> type:
 
 
 def cell(value: Any, kind: type) -> Any:
-    """`value` as its column has it."""
+    """`value` in the type of its column."""
     if value is None or type(value) is kind:
         return value
     if kind is float:
@@ -146,7 +146,7 @@ def blocks(recording: Recording, known: dict[str, dict[str, type]]) -> Iterator[
     waiting: dict[str, list[Row]] = {}
     for table, row in rows(recording):
         if table not in known:
-            continue  # of a live run, told since its columns were looked at
+            continue  # of a live run, recorded after its columns were read
         block = waiting.setdefault(table, [])
         block.append({name: cell(row.get(name), kind) for name, kind in known[table].items()})
         if len(block) == BLOCK:

@@ -1,4 +1,4 @@
-"""Mixture of experts: a router, the way to its experts and back, and the experts as one grouped GEMM.
+"""Mixture of experts: a router, the all-to-all to the experts and back, and the experts as one grouped GEMM.
 
 Shapes: B sequences, S tokens of this rank's slice, T = B S, D model, F expert width, E experts, K top-k.
 """
@@ -10,18 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.layout import Moe
-from engine.meter import Meter
-from engine.model.dials import Dials
+from engine.config.knob_values import KnobValues
+from engine.config.layout import Moe
+from engine.metering.meter import Meter
 from engine.model.router import ROUTERS, Choice
-from engine.model.swiglu import gated_by
-from engine.parallel.experts import Dispatch, Placement, plan_dispatch
-from engine.parallel.tensor import Weights, local
+from engine.model.swiglu import gated_function
+from engine.parallel.expert_all_to_all import Dispatch, Placement, plan_dispatch
+from engine.parallel.local_shards import local_weight
+from engine.parallel.parameters import ParameterFactory
 
 
 @dataclass(frozen=True)
 class Routing:
-    """One micro-batch's decisions at one layer. Made once; a recomputed forward uses them again."""
+    """Routing and dispatch plan of one micro-batch at one layer. Computed once; a recomputed forward reuses it."""
 
     choice: Choice
     dispatch: Dispatch
@@ -30,46 +31,46 @@ class Routing:
 class Experts(nn.Module):
     """This rank's SwiGLU experts, stacked: rows [R, D] sorted by expert -> [R, D]."""
 
-    def __init__(self, weights: Weights, name: str, moe: Moe, d_model: int, out_std: float):
+    def __init__(self, factory: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):
         super().__init__()
-        self.gate = weights.experts(f"{name}.gate", moe.experts, (d_model, moe.d_expert), 0.02)
-        self.up = weights.experts(f"{name}.up", moe.experts, (d_model, moe.d_expert), 0.02)
-        self.down = weights.experts(f"{name}.down", moe.experts, (moe.d_expert, d_model), out_std)
-        self._gated = gated_by(weights.compiled, any_size=True)
+        self.gate = factory.experts(f"{name}.gate", moe.experts, (d_model, moe.d_expert), 0.02)
+        self.up = factory.experts(f"{name}.up", moe.experts, (d_model, moe.d_expert), 0.02)
+        self.down = factory.experts(f"{name}.down", moe.experts, (moe.d_expert, d_model), out_std)
+        self._gated = gated_function(factory.compiled, any_size=True)
 
     def forward(self, rows_RD: Tensor, offsets: Tensor) -> Tensor:
-        gate = grouped(rows_RD, local(self.gate), offsets)
-        up = grouped(rows_RD, local(self.up), offsets)
-        return grouped(self._gated(gate, up), local(self.down), offsets)
+        gate = grouped(rows_RD, local_weight(self.gate), offsets)
+        up = grouped(rows_RD, local_weight(self.up), offsets)
+        return grouped(self._gated(gate, up), local_weight(self.down), offsets)
 
 
 class SharedExperts(nn.Module):
-    """The experts that every token takes (Dai et al. 2024), side by side as one SwiGLU: [T, D] -> [T, D].
+    """The experts that process every token (Dai et al. 2024), concatenated to one SwiGLU: [T, D] -> [T, D].
 
-    Like the routed ones they are whole on each tensor rank and see its slice of the sequence alone. Split over tp they
-    would gather and scatter the sequence at every micro-batch, which costs more bytes than one sum of their gradients a
-    step as soon as a step has 1.5 tokens for each unit of their width (docs/bytes.md).
+    They are replicated over tp, and each rank applies them to its slice of the sequence. Split over tp, they would
+    gather and scatter the sequence at every micro-batch. That costs more bytes than summing their gradients once a step
+    if a step has more than 1.5 tokens for each unit of their width (docs/bytes.md).
     """
 
-    def __init__(self, weights: Weights, name: str, moe: Moe, d_model: int, out_std: float):
+    def __init__(self, factory: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):
         super().__init__()
         width = moe.shared_experts * moe.d_expert
-        self.gate = weights.replicated(f"{name}.gate", (width, d_model), 0.02)
-        self.up = weights.replicated(f"{name}.up", (width, d_model), 0.02)
-        self.down = weights.replicated(f"{name}.down", (d_model, width), out_std)
-        self._gated = gated_by(weights.compiled)
+        self.gate = factory.replicated(f"{name}.gate", (width, d_model), 0.02)
+        self.up = factory.replicated(f"{name}.up", (width, d_model), 0.02)
+        self.down = factory.replicated(f"{name}.down", (d_model, width), out_std)
+        self._gated = gated_function(factory.compiled)
 
     def forward(self, x_TD: Tensor) -> Tensor:
         hidden = self._gated(F.linear(x_TD, self.gate), F.linear(x_TD, self.up))
         return F.linear(hidden, self.down)
 
 
-# What torch's grouped GEMM is documented to take; fp64 is for exact parity tests, fp32 on a GPU goes one by one.
+# Dtypes that torch documents for its grouped GEMM. Others (fp64, fp32 on a GPU) run one product per expert.
 GROUPED = {"cpu": {torch.float32, torch.bfloat16}}
 
 
 def grouped(rows_RX: Tensor, weights_EXY: Tensor, offsets: Tensor) -> Tensor:
-    """Rows up to each offset times that expert's matrix, [R, Y]."""
+    """Multiply the rows up to each offset by the matrix of that expert, [R, Y]."""
     if rows_RX.dtype not in GROUPED.get(rows_RX.device.type, {torch.bfloat16}):
         parts = rows_RX.tensor_split(offsets[:-1].cpu().long())
         return torch.cat([part @ weight for part, weight in zip(parts, weights_EXY, strict=True)])
@@ -80,37 +81,44 @@ class MoeLayer(nn.Module):
     """Router and experts of one layer: this rank's slice [B, S, D] -> [B, S, D]."""
 
     def __init__(
-        self, weights: Weights, layer: int, moe: Moe, d_model: int, out_std: float, dials: Dials, meter: Meter
+        self,
+        factory: ParameterFactory,
+        layer: int,
+        moe: Moe,
+        d_model: int,
+        out_std: float,
+        knob_values: KnobValues,
+        meter: Meter,
     ):
         super().__init__()
         self.layer, self.meter = layer, meter
-        self.placement = Placement(weights.ep_hops, range(moe.experts), weights.device)
-        self.router = ROUTERS[moe.router](weights, f"layers.{layer}.router", moe, d_model, dials)
-        self.experts = Experts(weights, f"layers.{layer}.experts", moe, d_model, out_std)
+        self.placement = Placement(factory.ep_hops, range(moe.experts), factory.device)
+        self.router = ROUTERS[moe.router](factory, f"layers.{layer}.router", moe, d_model, knob_values)
+        self.experts = Experts(factory, f"layers.{layer}.experts", moe, d_model, out_std)
         self.shared: SharedExperts | None = None
         if moe.shared_experts:
-            self.shared = SharedExperts(weights, f"layers.{layer}.shared", moe, d_model, out_std)
+            self.shared = SharedExperts(factory, f"layers.{layer}.shared", moe, d_model, out_std)
 
-    def place(self, logical: Sequence[int]) -> None:
-        """Expert `logical[slot]` is in `slot` from now on; its values are the caller's to move."""
+    def set_placement(self, logical: Sequence[int]) -> None:
+        """Set the placement: expert `logical[slot]` is in `slot`. The caller moves the weights."""
         self.placement = Placement(self.placement.hops, logical, self.placement.device)
 
-    def forward(self, x_BSD: Tensor, memo: dict[str, Routing]) -> Tensor:
-        """`memo` is empty on a first forward and holds its decisions on a recomputed one."""
+    def forward(self, x_BSD: Tensor, cache: dict[str, Routing]) -> Tensor:
+        """`cache` is empty in the first forward, which stores its routing there for the recomputed one."""
         logits_BSE, scores_BSE = self.router(x_BSD)
-        if "routing" not in memo:
-            memo["routing"] = self._decide(scores_BSE.detach())
-        choice, dispatch = memo["routing"].choice, memo["routing"].dispatch
+        if "routing" not in cache:
+            cache["routing"] = self._route(scores_BSE.detach())
+        choice, dispatch = cache["routing"].choice, cache["routing"].dispatch
         x_TD = x_BSD.flatten(0, 1)
         outputs_ND = dispatch.run(x_TD, self.experts)
-        weights_TK = self.router.weigh(scores_BSE, choice) * self.router.moe.route_scale
+        weights_TK = self.router.pair_weights(scores_BSE, choice) * self.router.moe.route_scale
         out_TD = dispatch.combine(outputs_ND, weights_TK)
         if self.shared is not None:
             out_TD = out_TD + self.shared(x_TD)
-        return self.router.balanced(out_TD, logits_BSE, scores_BSE, choice).view_as(x_BSD)
+        return self.router.with_losses(out_TD, logits_BSE, scores_BSE, choice).view_as(x_BSD)
 
     @torch.no_grad()
-    def _decide(self, scores_BSE: Tensor) -> Routing:
+    def _route(self, scores_BSE: Tensor) -> Routing:
         choice = self.router.choose(scores_BSE)
         self.meter.routed(self.layer, choice.load_E, choice.dropped)
         return Routing(choice, plan_dispatch(choice.experts_TK, choice.keep_TK, self.placement))

@@ -1,10 +1,10 @@
-"""The router: which experts take which tokens, and with what weight.
+"""Routers: token choice (top-k, with groups and bias) and expert choice.
 
-Everything about a sequence is counted over the whole sequence, also when its slices lie on several ranks, so choices,
-drops, losses and gradients are the same in every layout. Of equal scores the lower number wins, expert or position.
+All counts are over the whole sequence, even if its slices are on several ranks. So choices, drops, losses and
+gradients are equal in every layout. Ties go to the lower expert number or position.
 
 Shapes: B sequences, S tokens of this rank's slice, T = B S, W tokens of a whole sequence, D model, E experts, K top-k,
-G groups of experts, C capacity.
+G groups of experts, C capacity. A pair is a token and an expert that it is routed to.
 """
 
 import math
@@ -16,22 +16,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.layout import Moe
-from engine.model.balance import nudged, sequence_balance, with_loss, z_loss
-from engine.model.dials import Dials
-from engine.parallel.sequence import Slices
-from engine.parallel.tensor import Weights, at_least_fp32
+from engine.config.knob_values import KnobValues
+from engine.config.layout import Moe
+from engine.kernels.precision import at_least_fp32
+from engine.model.balancing_losses import attach_loss, sequence_balance, updated_bias, z_loss
+from engine.model.token_dropping import WITHIN_CAPACITY, among_highest, expert_capacity, highest, in_half
+from engine.parallel.parameters import ParameterFactory
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What became of one micro-batch's tokens. Made once; a recomputed forward uses it again."""
+    """The routing of one micro-batch. Computed once; a recomputed forward reuses it."""
 
-    experts_TK: Tensor  # the experts a token has a say on: its top-k, or all of them where experts choose
-    keep_TK: Tensor | None  # of those the pairs that run; None = all
-    load_E: Tensor  # pairs routed from this rank's tokens, dropped ones too
-    dropped: Tensor  # how many of them are over capacity
-    share_BE: Tensor | None  # of a whole sequence's pairs those on each expert, for the balancing loss
+    experts_TK: Tensor  # candidate experts of each token: its top-k, or all of them under expert choice
+    keep_TK: Tensor | None  # the pairs that run; None = all
+    load_E: Tensor  # pairs of this rank's tokens by expert, including dropped pairs
+    dropped: Tensor  # number of pairs over capacity
+    share_BE: Tensor | None  # each expert's share of the pairs in a whole sequence, for the auxiliary loss
 
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -41,171 +42,132 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Router(nn.Module, ABC):
-    """Scores tokens against experts. `choose` decides without a gradient, `weigh` and `balanced` carry it."""
+    """Scores tokens for experts and chooses (token, expert) pairs. `pair_weights` and `with_losses` have gradients,
+    `choose` has none."""
 
     bias: Tensor | None
 
-    def __init__(self, weights: Weights, name: str, moe: Moe, d_model: int, dials: Dials):
+    def __init__(self, factory: ParameterFactory, name: str, moe: Moe, d_model: int, knob_values: KnobValues):
         super().__init__()
-        self.moe, self.dials, self.slices = moe, dials, weights.slices
-        self.weight = weights.replicated(name, (moe.experts, d_model), 0.02)
+        self.moe, self.knob_values, self.slices = moe, knob_values, factory.slices
+        self.weight = factory.replicated(name, (moe.experts, d_model), 0.02)
         bias = (
-            at_least_fp32(torch.zeros(moe.experts, device=weights.device)) if "bias" in moe.balances else None
+            at_least_fp32(torch.zeros(moe.experts, device=factory.device)) if "bias" in moe.balances else None
         )
-        self.register_buffer("bias", bias)  # state: it is saved with the weights
-        self._score = weights.compiled(SCORES[moe.score])
-        self._balance, self._z_loss = weights.compiled(sequence_balance), weights.compiled(z_loss)
+        self.register_buffer("bias", bias)  # a buffer: checkpoints contain it
+        self._score = factory.compiled(SCORES[moe.score])
+        self._balance, self._z_loss = factory.compiled(sequence_balance), factory.compiled(z_loss)
 
     def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Each token's logits and scores, both [B, S, E], in fp32 at least."""
+        """Logits and scores of each token, both [B, S, E], in at least fp32."""
         logits_BSE = F.linear(at_least_fp32(x_BSD), at_least_fp32(self.weight))
         return logits_BSE, self._score(logits_BSE)
 
     @abstractmethod
     def choose(self, scores_BSE: Tensor) -> Choice:
-        """Decide, for the whole of each sequence."""
+        """Choose the (token, expert) pairs. The decision is made over whole sequences, not over this rank's slices
+        alone."""
 
     @abstractmethod
-    def weigh(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
-        """What each pair's output counts in its token's, [T, K]."""
+    def pair_weights(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
+        """The weight of each pair's output in the sum of its token, [T, K]."""
 
-    def balanced(self, out_TD: Tensor, logits_BSE: Tensor, scores_BSE: Tensor, choice: Choice) -> Tensor:
-        """`out_TD` itself, with the router's own losses joined to what is minimised."""
-        whole, dials = self._whole(scores_BSE), self.dials
+    def with_losses(self, out_TD: Tensor, logits_BSE: Tensor, scores_BSE: Tensor, choice: Choice) -> Tensor:
+        """Return `out_TD` unchanged; backward adds the gradients of the auxiliary loss and the z-loss."""
+        whole, knob_values = self._whole(scores_BSE), self.knob_values
         if choice.share_BE is not None:
             aux = self._balance(scores_BSE, choice.share_BE, whole)
-            out_TD = with_loss(out_TD, aux, dials.aux_loss_coef * dials.aux_scale)
-        if dials.z_loss_coef:
-            out_TD = with_loss(out_TD, self._z_loss(logits_BSE, whole), dials.z_loss_coef * dials.aux_scale)
+            out_TD = attach_loss(out_TD, aux, knob_values.aux_loss_coef * knob_values.aux_scale)
+        if knob_values.z_loss_coef:
+            out_TD = attach_loss(
+                out_TD, self._z_loss(logits_BSE, whole), knob_values.z_loss_coef * knob_values.aux_scale
+            )
         return out_TD
 
     @torch.no_grad()
-    def nudge(self, load_E: Tensor) -> None:
-        """Move the bias against a step's load, that of the whole job."""
+    def update_bias(self, load_E: Tensor) -> None:
+        """Update the bias from the load of a step, summed over all ranks."""
         if self.bias is not None:
-            self.bias.copy_(nudged(self.bias, load_E, self.dials.bias_rate))
+            self.bias.copy_(updated_bias(self.bias, load_E, self.knob_values.bias_rate))
 
     def _whole(self, x_BSE: Tensor) -> int:
         return x_BSE.shape[1] * self.slices.count
 
-    def _capacity(self, factor: float, whole: int) -> int:
-        """The pairs of one sequence that an expert takes: `factor` times an even share, and never a token twice."""
-        return min(whole, math.ceil(factor * whole * self.moe.top_k / self.moe.experts))
-
 
 class TokenChoice(Router):
-    """Each token takes its K best experts (Shazeer et al. 2017), from its best groups where those are limited.
+    """Each token chooses its K best experts (Shazeer et al. 2017), from its best groups if groups are limited.
 
-    The bias counts in the choice alone, not in the weight (Wang et al. 2024).
+    The bias affects the choice but not the weight (Wang et al. 2024).
     """
 
     @torch.no_grad()
     def choose(self, scores_BSE: Tensor) -> Choice:
-        wanted_BSE = scores_BSE if self.bias is None else scores_BSE + self.bias
-        top_BSK = highest(self._in_best_groups(wanted_BSE), self.moe.top_k)
+        biased_BSE = scores_BSE if self.bias is None else scores_BSE + self.bias
+        top_BSK = highest(self._in_best_groups(biased_BSE), self.moe.top_k)
         chosen_BSE = torch.zeros_like(scores_BSE, dtype=torch.int32).scatter_(-1, top_BSK, 1)
         whole, keep_TK, total_BE = self._whole(scores_BSE), None, None
         dropped = torch.zeros((), dtype=torch.int64, device=scores_BSE.device)
-        if self.dials.capacity_factor is not None:
-            capacity = self._capacity(self.dials.capacity_factor, whole)
-            within_BSE, total_BE = WITHIN[self.moe.drop](self.slices, chosen_BSE, scores_BSE, capacity)
+        if self.knob_values.capacity_factor is not None:
+            capacity = expert_capacity(self.moe, self.knob_values.capacity_factor, whole)
+            within_BSE, total_BE = WITHIN_CAPACITY[self.moe.drop](
+                self.slices, chosen_BSE, scores_BSE, capacity
+            )
             keep_TK = within_BSE.gather(-1, top_BSK).flatten(0, 1)
             dropped = (~keep_TK).sum()
         share_BE = None
         if "aux" in self.moe.balances:
-            share_BE = self._share(scores_BSE, chosen_BSE, total_BE) / (whole * self.moe.top_k)
+            share_BE = self._pairs_by_expert(scores_BSE, chosen_BSE, total_BE) / (whole * self.moe.top_k)
         return Choice(top_BSK.flatten(0, 1), keep_TK, chosen_BSE.sum((0, 1)), dropped, share_BE)
 
-    def weigh(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
+    def pair_weights(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
         top_TK = scores_BSE.flatten(0, 1).gather(1, choice.experts_TK)
-        if self.moe.top_k == 1:  # p / p would be 1, and a top-1 router would learn nothing from the loss
+        if self.moe.top_k == 1:  # p / p is 1, and a top-1 router would get no gradient from the loss
             return top_TK
         return top_TK / top_TK.sum(-1, keepdim=True)
 
-    def _share(self, scores_BSE: Tensor, chosen_BSE: Tensor, total_BE: Tensor | None) -> Tensor:
-        """How often a sequence's tokens chose each expert, [B, E]; where a bias decides with the scores, how often they
-        would by their highest scores alone, in all groups (DeepSeek-V3 2024, eq. 18)."""
+    def _pairs_by_expert(self, scores_BSE: Tensor, chosen_BSE: Tensor, total_BE: Tensor | None) -> Tensor:
+        """How often the tokens of a sequence chose each expert, [B, E]. With a bias, this counts each token's K highest
+        scores, without bias and groups (DeepSeek-V3 2024, eq. 18)."""
         if self.bias is not None:
             top_BSK = highest(scores_BSE, self.moe.top_k)
             chosen_BSE, total_BE = torch.zeros_like(chosen_BSE).scatter_(-1, top_BSK, 1), None
-        return self.slices.queue(chosen_BSE)[1] if total_BE is None else total_BE
+        return self.slices.earlier_choices(chosen_BSE)[1] if total_BE is None else total_BE
 
-    def _in_best_groups(self, wanted_BSE: Tensor) -> Tensor:
-        """Minus infinity outside a token's best groups. A group is as good as its best K / top_groups experts together
-        (DeepSeek-V3 2024, section 2.1.2); with one of each group that is its best expert (DeepSeek-V2 2024)."""
+    def _in_best_groups(self, biased_BSE: Tensor) -> Tensor:
+        """Set scores outside a token's best groups to minus infinity. The score of a group is the sum of its best
+        K / top_groups expert scores (DeepSeek-V3 2024, section 2.1.2), or its best one if that is 1 (DeepSeek-V2
+        2024)."""
         moe = self.moe
         if moe.top_groups is None or moe.top_groups == moe.groups:
-            return wanted_BSE
-        B, S, _ = wanted_BSE.shape
-        groups_BSGe = wanted_BSE.view(B, S, moe.groups, -1)
-        good_BSG = groups_BSGe.topk(math.ceil(moe.top_k / moe.top_groups)).values.sum(-1)
-        best = torch.zeros_like(good_BSG, dtype=torch.bool).scatter_(
-            -1, highest(good_BSG, moe.top_groups), True
+            return biased_BSE
+        B, S, _ = biased_BSE.shape
+        groups_BSGe = biased_BSE.view(B, S, moe.groups, -1)
+        group_scores_BSG = groups_BSGe.topk(math.ceil(moe.top_k / moe.top_groups)).values.sum(-1)
+        best = torch.zeros_like(group_scores_BSG, dtype=torch.bool).scatter_(
+            -1, highest(group_scores_BSG, moe.top_groups), True
         )
         return groups_BSGe.masked_fill(~best.unsqueeze(-1), -math.inf).flatten(-2)
 
 
 class ExpertChoice(Router):
-    """Each expert takes its C best tokens of a sequence (Zhou et al. 2022), so the load is even by itself.
+    """Each expert chooses its C best tokens of a sequence (Zhou et al. 2022), so the load is always balanced.
 
-    It looks at the whole sequence: whether a token is taken depends on later ones. Fine for studying balance, but a
-    causal model trained so has seen a little of its future, and cannot choose in the same way when it generates.
+    The choice depends on later tokens of the sequence. A causal model trained this way uses some information from the
+    future and cannot make the same choices when it generates.
     """
 
     @torch.no_grad()
     def choose(self, scores_BSE: Tensor) -> Choice:
         B, S, E = scores_BSE.shape
-        factor = self.dials.capacity_factor
-        capacity = self._capacity(1.0 if factor is None else factor, self._whole(scores_BSE))
-        taken_BSE = self.slices.mine(among_highest(self.slices.gather(in_half(scores_BSE)), capacity))
-        everyone_TE = torch.arange(E, device=scores_BSE.device).expand(B * S, E)
-        nothing = torch.zeros((), dtype=torch.int64, device=scores_BSE.device)
-        return Choice(everyone_TE, taken_BSE.flatten(0, 1), taken_BSE.sum((0, 1)), nothing, None)
+        factor = self.knob_values.capacity_factor
+        capacity = expert_capacity(self.moe, 1.0 if factor is None else factor, self._whole(scores_BSE))
+        taken_BSE = self.slices.own_slice(among_highest(self.slices.gather(in_half(scores_BSE)), capacity))
+        all_experts_TE = torch.arange(E, device=scores_BSE.device).expand(B * S, E)
+        no_drops = torch.zeros((), dtype=torch.int64, device=scores_BSE.device)
+        return Choice(all_experts_TE, taken_BSE.flatten(0, 1), taken_BSE.sum((0, 1)), no_drops, None)
 
-    def weigh(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
+    def pair_weights(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
         return scores_BSE.flatten(0, 1)
 
 
 ROUTERS: dict[str, type[Router]] = {"token_choice": TokenChoice, "expert_choice": ExpertChoice}
-
-
-def highest(x: Tensor, k: int, dim: int = -1) -> Tensor:
-    """Indices of the k largest along `dim`, best first; of equals the lower index, as `topk` does not promise."""
-    return x.sort(stable=True, dim=dim, descending=True).indices.narrow(dim, 0, k)
-
-
-def among_highest(x_BWE: Tensor, count: int) -> Tensor:
-    """For each sequence and expert, whether a token is among the `count` highest, [B, W, E]."""
-    return torch.zeros_like(x_BWE, dtype=torch.bool).scatter_(1, highest(x_BWE, count, 1), True)
-
-
-HALF = {torch.float64: torch.float32, torch.float32: torch.float16}
-
-
-def in_half(x_BSE: Tensor) -> Tensor:
-    """With half of the digits: what tokens of one sequence are compared by, so that rounding does not decide.
-
-    A sequence that begins with a run of equal tokens attends to nothing else, so the scores of these are equal but for
-    the last digits, which every layout rounds in its own way. In half of the digits they tie, and position decides.
-    """
-    return x_BSE.to(HALF[x_BSE.dtype])
-
-
-def by_position(
-    slices: Slices, chosen_BSE: Tensor, scores_BSE: Tensor, capacity: int
-) -> tuple[Tensor, Tensor]:
-    """First come, first served."""
-    place_BSE, total_BE = slices.queue(chosen_BSE)
-    return place_BSE < capacity, total_BE
-
-
-def by_probability(
-    slices: Slices, chosen_BSE: Tensor, scores_BSE: Tensor, capacity: int
-) -> tuple[Tensor, Tensor]:
-    """Those with the highest scores among the tokens that chose the expert."""
-    claims_BWE = slices.gather(in_half(scores_BSE).masked_fill(chosen_BSE == 0, -math.inf))
-    return slices.mine(among_highest(claims_BWE, capacity)), (claims_BWE > -math.inf).sum(1)
-
-
-WITHIN = {"position": by_position, "probability": by_probability}
-"""(chosen, scores) -> whether a chosen pair is within capacity [B, S, E], and the whole sequence's choices [B, E]."""

@@ -1,4 +1,4 @@
-"""What SwiGLU has between its matrices (Shazeer 2020): silu(gate) * up."""
+"""The element-wise part of SwiGLU (Shazeer 2020): silu(gate) * up."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,20 +7,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.model.compiled import Compiler
+from engine.kernels.compiled import Compiler
 
 
-def gated_by(compiled: Compiler, any_size: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
-    """`gated` compiled, or the one with a backward of its own."""
-    return compiled(gated, any_size) if compiled.on else own_gated
+def gated_function(compiled: Compiler, any_size: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+    """`gated` compiled, or without compilation the version with its own backward."""
+    return compiled(gated, any_size) if compiled.on else gated_saving_inputs
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def own_gated(gate: Tensor, up: Tensor) -> Tensor:
-    """Keeps its inputs alone. Autograd keeps silu(gate) too, which takes longer to write and read than to compute."""
+def gated_saving_inputs(gate: Tensor, up: Tensor) -> Tensor:
+    """`gated` that saves its inputs only. Autograd also saves silu(gate), which takes longer than recomputing."""
     out: Tensor = _Gated.apply(gate, up)  # type: ignore[no-untyped-call]
     return out
 

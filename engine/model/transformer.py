@@ -1,136 +1,93 @@
-"""The transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU or experts; a stage is a run of its layers.
+"""The transformer: dense MLP, blocks (attention and MLP or experts), and pipeline stages of consecutive blocks.
 
 Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp of its own slice,
 D model, H heads, C head width.
-Parameter names carry global layer numbers, so a stage's state is a part of the whole model's.
+Parameter names contain global layer numbers, so a stage's state is a subset of the model's state.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from engine.layout import Model
-from engine.meter import Meter
-from engine.model.dials import Dials
+from engine.config.knob_values import KnobValues
+from engine.config.layout import Model
+from engine.metering.meter import Meter
+from engine.model.attention import Attention
+from engine.model.embedding import Embedding
+from engine.model.head import Head
 from engine.model.moe import MoeLayer, Routing
-from engine.model.norm import RMSNorm
-from engine.model.swiglu import gated_by
-from engine.parallel.tensor import Embedding, Head, Weights, local
-
-
-def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
-    """What `rotate` multiplies a head and its swapped halves by, [2, S, 1, C]: cos and -+sin of every position's angles
-    (Su et al. 2021)."""
-    inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), inverse)
-    cos, sin = angles.cos(), angles.sin()
-    table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
-    return table.unsqueeze(2).to(torch.get_default_dtype())
-
-
-def rotate(x_BSHC: Tensor, table: Tensor) -> Tensor:
-    """Turn each pair (first half, second half) of the head by its position's angle, in the table's precision."""
-    cos, sin = table
-    swapped = x_BSHC.roll(x_BSHC.shape[-1] // 2, -1)
-    return torch.addcmul(x_BSHC * cos, swapped, sin).to(x_BSHC.dtype)
-
-
-def rotate_both(q_BSHC: Tensor, k_BSGC: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    return rotate(q_BSHC, table), rotate(k_BSGC, table)
-
-
-class Attention(nn.Module):
-    """Causal grouped-query attention; heads are split over tp, the sequence over cp."""
-
-    def __init__(self, weights: Weights, name: str, model: Model, out_std: float):
-        super().__init__()
-        self.tp, self.context, self.head_dim = weights.tp, weights.context, model.head_dim
-        D, C = model.d_model, model.head_dim
-        self.q = weights.sharded(f"{name}.q", (model.heads * C, D), 0.02, 0)
-        self.k = weights.sharded(f"{name}.k", (model.kv * C, D), 0.02, 0)
-        self.v = weights.sharded(f"{name}.v", (model.kv * C, D), 0.02, 0)
-        self.o = weights.sharded(f"{name}.o", (D, model.heads * C), out_std, 1)
-        table = rope_table(model.seq_len, C, model.rope_theta)[:, self.context.positions(model.seq_len)]
-        self.register_buffer("rope", table.to(weights.device), persistent=False)
-        self.rope: Tensor
-        self._rotated = weights.compiled(rotate_both)
-
-    def forward(self, x_BsD: Tensor) -> Tensor:
-        x_BSD = self.tp.gather_sequence(x_BsD)
-        # Three products: the weights side by side would be one copy of them a layer and micro-batch, kept for backward.
-        q, k, v = (
-            F.linear(x_BSD, local(weight)).view(*x_BSD.shape[:2], -1, self.head_dim)
-            for weight in (self.q, self.k, self.v)
-        )
-        q, k = self._rotated(q, k, self.rope)
-        out = self.context.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
-        return self.tp.scatter_sequence(F.linear(out.transpose(1, 2).flatten(2), local(self.o)))
+from engine.model.rms_norm import RMSNorm
+from engine.model.swiglu import gated_function
+from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
+from engine.parallel.local_shards import local_weight
+from engine.parallel.parameters import ParameterFactory
 
 
 class Mlp(nn.Module):
     """Dense SwiGLU (Shazeer 2020), its width split over tp."""
 
-    def __init__(self, weights: Weights, name: str, model: Model, out_std: float):
+    def __init__(self, factory: ParameterFactory, name: str, model: Model, out_std: float):
         super().__init__()
-        self.tp = weights.tp
-        self.gate = weights.sharded(f"{name}.gate", (model.ff, model.d_model), 0.02, 0)
-        self.up = weights.sharded(f"{name}.up", (model.ff, model.d_model), 0.02, 0)
-        self.down = weights.sharded(f"{name}.down", (model.d_model, model.ff), out_std, 1)
-        self._gated = gated_by(weights.compiled)
+        self.tp = factory.tp
+        self.gate = factory.sharded(f"{name}.gate", (model.ff, model.d_model), 0.02, 0)
+        self.up = factory.sharded(f"{name}.up", (model.ff, model.d_model), 0.02, 0)
+        self.down = factory.sharded(f"{name}.down", (model.d_model, model.ff), out_std, 1)
+        self._gated = gated_function(factory.compiled)
 
     def forward(self, x_BsD: Tensor) -> Tensor:
-        x = self.tp.gather_sequence(x_BsD)
-        hidden = self._gated(F.linear(x, local(self.gate)), F.linear(x, local(self.up)))
-        return self.tp.scatter_sequence(F.linear(hidden, local(self.down)))
+        x = gather_sequence(x_BsD, self.tp)
+        hidden = self._gated(F.linear(x, local_weight(self.gate)), F.linear(x, local_weight(self.up)))
+        return scatter_sequence(F.linear(hidden, local_weight(self.down)), self.tp)
 
 
 class Block(nn.Module):
-    """One layer. What it recomputes in backward is read from the dials at each forward, never wrapped in."""
+    """One layer. Each forward reads from the knob values what to recompute in backward."""
 
-    def __init__(self, weights: Weights, layer: int, model: Model, dials: Dials, meter: Meter):
+    def __init__(
+        self, factory: ParameterFactory, layer: int, model: Model, knob_values: KnobValues, meter: Meter
+    ):
         super().__init__()
-        self.layer, self.dials, self.meter = layer, dials, meter
-        # Residual outputs shrink with depth, so that the sum over layers keeps its size (GPT-2).
+        self.layer, self.knob_values, self.meter = layer, knob_values, meter
+        # Scale residual outputs down with depth, so that their sum over the layers keeps its size (GPT-2).
         out_std = 0.02 / (2 * model.layers) ** 0.5
         name = f"layers.{layer}"
-        self.attention_norm = RMSNorm(weights, model.d_model, model.norm_eps)
-        self.attention = Attention(weights, f"{name}.attention", model, out_std)
-        self.mlp_norm = RMSNorm(weights, model.d_model, model.norm_eps)
+        self.attention_norm = RMSNorm(factory, model.d_model, model.norm_eps)
+        self.attention = Attention(factory, f"{name}.attention", model, out_std)
+        self.mlp_norm = RMSNorm(factory, model.d_model, model.norm_eps)
         self.mlp: MoeLayer | Mlp
         if model.moe and model.has_experts(layer):
-            self.mlp = MoeLayer(weights, layer, model.moe, model.d_model, out_std, dials, meter)
+            self.mlp = MoeLayer(factory, layer, model.moe, model.d_model, out_std, knob_values, meter)
         else:
-            self.mlp = Mlp(weights, f"{name}.mlp", model, out_std)
+            self.mlp = Mlp(factory, f"{name}.mlp", model, out_std)
 
     def forward(self, x: Tensor) -> Tensor:
         with self.meter.in_layer(self.layer):
-            memo: dict[str, Routing] = {}
-            match self.dials.recompute:
+            cache: dict[str, Routing] = {}
+            match self.knob_values.recompute:
                 case "full":
-                    return self._again(self._whole, x, memo)
+                    return self._recomputed(self._layer, x, cache)
                 case "selective":
-                    return self._feed(self._again(self._attend, x), memo)
+                    return self._mlp_block(self._recomputed(self._attention_block, x), cache)
                 case _:
-                    return self._whole(x, memo)
+                    return self._layer(x, cache)
 
-    def _attend(self, x: Tensor) -> Tensor:
+    def _attention_block(self, x: Tensor) -> Tensor:
         out: Tensor = x + self.attention(self.attention_norm(x))
         return out
 
-    def _feed(self, x: Tensor, memo: dict[str, Routing]) -> Tensor:
+    def _mlp_block(self, x: Tensor, cache: dict[str, Routing]) -> Tensor:
         h = self.mlp_norm(x)
-        out: Tensor = x + (self.mlp(h, memo) if isinstance(self.mlp, MoeLayer) else self.mlp(h))
+        out: Tensor = x + (self.mlp(h, cache) if isinstance(self.mlp, MoeLayer) else self.mlp(h))
         return out
 
-    def _whole(self, x: Tensor, memo: dict[str, Routing]) -> Tensor:
-        return self._feed(self._attend(x), memo)
+    def _layer(self, x: Tensor, cache: dict[str, Routing]) -> Tensor:
+        return self._mlp_block(self._attention_block(x), cache)
 
-    def _again(self, run: Callable[..., Tensor], *args: object) -> Tensor:
-        """Run now without keeping activations, and again in backward."""
+    def _recomputed(self, run: Callable[..., Tensor], *args: object) -> Tensor:
+        """Run without saving activations; backward runs it again."""
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             return nullcontext(), self.meter.in_layer(self.layer)
@@ -142,18 +99,21 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """A run of layers; the first stage embeds, the last one ends in logits [B, S, V/tp]."""
+    """Consecutive layers. The first stage has the embedding; the last one has the head and returns logits
+    [B, S, V/tp]."""
 
-    def __init__(self, weights: Weights, model: Model, layers: range, dials: Dials, meter: Meter):
+    def __init__(
+        self, factory: ParameterFactory, model: Model, layers: range, knob_values: KnobValues, meter: Meter
+    ):
         super().__init__()
         first, last = layers.start == 0, layers.stop == model.layers
-        self.embedding = Embedding(weights, model.vocab, model.d_model) if first else None
-        self.layers = nn.ModuleDict({str(n): Block(weights, n, model, dials, meter) for n in layers})
-        self.norm = RMSNorm(weights, model.d_model, model.norm_eps) if last else None
+        self.embedding = Embedding(factory, model.vocab, model.d_model) if first else None
+        self.layers = nn.ModuleDict({str(n): Block(factory, n, model, knob_values, meter) for n in layers})
+        self.norm = RMSNorm(factory, model.d_model, model.norm_eps) if last else None
         tied = self.embedding.weight if self.embedding is not None and model.tie_embeddings else None
         self.tied = tied is not None
         copied = model.tie_embeddings and not first
-        self.head = Head(weights, model.vocab, model.d_model, tied, copied) if last else None
+        self.head = Head(factory, model.vocab, model.d_model, tied, copied) if last else None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.embedding is not None:

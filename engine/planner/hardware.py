@@ -1,32 +1,29 @@
-"""What devices can do at most, and what a step of training asks of them: model FLOPs utilisation. Torch-free.
+"""Peak FLOP/s of devices and model FLOPs of a training step, for model FLOPs utilisation (MFU). Torch-free.
 
-Peaks are *dense*: data sheets like to print the rate with structured sparsity, which is twice that and which no
-training here uses. Where one gives the sparse rate alone, it is halved below.
+Peaks are *dense*. Data sheets often print the rate with structured sparsity, which is twice the dense rate and which
+this engine does not use. If a data sheet gives only the sparse rate, the table has half of it.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from engine.planner.split import layer_weight
+from engine.config.layout import Model
+from engine.planner.layer_split import layer_weight
 
-if TYPE_CHECKING:
-    from engine.layout import Model
-
-MIG = "MIG"  # a name with this is of a part of a GPU
+MIG = "MIG"  # a word in the name of a partition of a GPU
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Dense TFLOP/s of matrix products, by the precision of their factors; sums are in fp32."""
+    """Dense TFLOP/s of matrix products by input precision, with fp32 accumulation."""
 
     bf16: float
     tf32: float
     fp32: float
 
 
-PEAKS = {  # by a pattern of the whole name that CUDA gives the device
+PEAKS = {  # keys: patterns for CUDA's full device name
     "NVIDIA B200": Peak(2250.0, 1125.0, 75.0),  # HGX B200 data sheet, an eighth of it
     "NVIDIA GH200 .*": Peak(989.4, 494.7, 66.9),  # an H100 SXM beside a Grace: GH200 data sheet
     "NVIDIA H200 NVL": Peak(835.5, 417.5, 60.0),  # H200 data sheet
@@ -45,7 +42,7 @@ PEAKS = {  # by a pattern of the whole name that CUDA gives the device
 
 
 def peak_flops(device: str, precision: str) -> float | None:
-    """Dense FLOP/s of the device of that name; None where it is not known, and for a part of a GPU."""
+    """Dense FLOP/s of a device by its CUDA name; None if unknown, and for a MIG partition."""
     if MIG in device.split():
         return None
     peak = next((peak for name, peak in PEAKS.items() if re.fullmatch(name, device)), None)
@@ -54,19 +51,18 @@ def peak_flops(device: str, precision: str) -> float | None:
 
 
 def step_flops(
-    model: "Model", tokens: float, pairs: int, layers: Iterable[int] | None = None, head: bool = True
+    model: Model, tokens: float, pairs: int, layers: Iterable[int] | None = None, head: bool = True
 ) -> float:
-    """What the model asks for a step of `tokens` tokens, of which `pairs` (token, expert) pairs ran on routed experts.
+    """Model FLOPs of a step with `tokens` tokens and `pairs` (token, expert) pairs that ran on routed experts.
 
-    `layers` and `head`: of those alone, as of one stage.
+    `layers` and `head` restrict the count, for example to one stage.
 
-    6 FLOPs for each multiply-add of a token's forward: 2 of its own and 4 of backward, which multiplies the gradient by
-    both factors (Kaplan et al. 2020, section 2.1; PaLM, Chowdhery et al. 2022, appendix B). A token multiplies by each
-    weight it meets once: not by the embedding, which it looks up; by the head, tied or not; by the router, the shared
-    experts and those that it was routed to, and by no others. Attention adds 12 S H C FLOPs a token and layer as PaLM
-    counts it, and half of that here: under the causal mask a query meets half of the keys on average. Pairs are counted
-    as they ran, so that dropped ones do not count, and expert choice does whatever its capacity. What is computed again
-    does not count either: the model did not ask for it.
+    Each multiply-add of a token's forward counts 6 FLOPs: 2 in forward and 4 in backward, which multiplies the gradient
+    by both factors (Kaplan et al. 2020, section 2.1; PaLM, Chowdhery et al. 2022, appendix B). The count includes the
+    head (tied or not), the router, the shared experts and the experts that process the token. It excludes the
+    embedding, which is a lookup. Attention adds 6 S H C FLOPs per token and layer, half of PaLM's 12 S H C: under the
+    causal mask a query attends to half of the keys on average. Dropped pairs and recomputation do not count. Under
+    expert choice, the pairs that the experts took count.
     """
     each = sum(
         layer_weight(model, layer, pairs=0) for layer in (range(model.layers) if layers is None else layers)

@@ -1,8 +1,8 @@
-"""Pipeline schedules as lists of actions, and a clock that runs them: the bubble a schedule cannot avoid.
+"""Pipeline schedules as lists of actions, and a simulation that gives the idle time of a schedule.
 
-An action is F (forward), B (backward), or B's two parts where a schedule runs them apart: I (input gradients, what the
-stage before waits for) and W (weight gradients, which nobody waits for). Stage s may run F of a micro-batch once stage
-s - 1 has, and B or I once stage s + 1 has (the last stage: once it has run F itself).
+An action is F (forward) or B (backward). A split backward has two actions: I (input gradients, which the previous stage
+needs) and W (weight gradients, which no stage needs). Stage s can run F of a micro-batch after stage s - 1 has run it,
+and B or I after stage s + 1 has (the last stage: after its own F).
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from engine.planner.stages import SCHEDULES
+from engine.config.schedule_traits import SCHEDULES
 
 
 class Act(NamedTuple):
@@ -20,16 +20,16 @@ class Act(NamedTuple):
 
 
 Turn = tuple[Act, ...]
-"""Actions that a rank runs one after the other and whose outputs leave together, when all are done."""
+"""Actions that a rank runs one after the other; their outputs are sent together when all are done."""
 
 
-def order(name: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int) -> list[Turn]:
-    """What `rank` runs under the schedule `name`, in order."""
+def action_order(name: str, rank: int, ranks: int, virtual_stages: int, micro_batches: int) -> list[Turn]:
+    """The turns of `rank` under the schedule `name`, in order."""
     return _ORDERS[name](rank, ranks, virtual_stages, micro_batches)
 
 
 class _Acts:
-    """A rank's turns as they are laid down: each kind of action takes a stage's micro-batches in order."""
+    """Builds the turns of a rank; each kind of action takes the micro-batches of a stage in order."""
 
     def __init__(self, micro_batches: int | None = None):
         self.turns: list[Turn] = []
@@ -61,7 +61,8 @@ def _gpipe(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _1f1b(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """One forward, one backward, once the stages after this one are filled (Narayanan et al. 2019)."""
+    """Warm-up forwards until later stages are filled, then one forward and one backward in turn (Narayanan et al.
+    2019)."""
     warm_up = min(m, p - rank)
     turns: list[Turn] = [(Act("F", rank, n),) for n in range(warm_up)]
     for n in range(m):
@@ -71,13 +72,13 @@ def _1f1b(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _interleaved(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Depth first over a rank's stages, in rounds of about p micro-batches (Narayanan et al. 2021)."""
+    """Several stages per rank, in rounds of about p micro-batches (Narayanan et al. 2021)."""
     return _in_rounds(rank, p, v, m, hop=2, backward="B")
 
 
 def _interleaved_zb(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Interleaved with the backward split: weight gradients come `rank` actions late, and fill the end (ZB1P of
-    Qi et al. 2023)."""
+    """Interleaved with a split backward: weight gradients are delayed by `rank` actions, so that they fill the bubble
+    at the end (ZB1P of Qi et al. 2023)."""
     return _in_rounds(rank, p, v, m, hop=1, backward="I")
 
 
@@ -100,8 +101,8 @@ def _in_rounds(rank: int, p: int, v: int, m: int, hop: int, backward: str) -> li
 
 
 def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Two stages a rank in a V, backward split (ZB-V of Qi et al. 2023, section 6). Without bubble where F, I and W
-    take equal times; made for at least 2 p - 1 micro-batches, of which fewer leave gaps."""
+    """Two stages per rank in a V, split backward (ZB-V of Qi et al. 2023, section 6). Has no bubble if F, I and W take
+    equal times. With fewer than 2 p - 1 micro-batches, the actions of the missing ones are left out."""
     acts, n = _Acts(m), max(2 * p - 1, m)
     down, up = rank, 2 * p - 1 - rank
     acts.run("F" * (2 * (p - rank) - 1), down)
@@ -124,11 +125,11 @@ def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _dualpipev(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Two stages a rank in a V; in the steady state one's forward and the other's backward make one turn (DualPipe of
-    DeepSeek-AI 2024, cut in half)."""
+    """Two stages per rank in a V; in the steady state a turn is the forward of one stage and the backward of the other
+    (half of DeepSeek-AI's DualPipe, 2024)."""
     acts = _Acts()
     down, up = rank, 2 * p - 1 - rank
-    late: list[int] = []  # stages whose weight gradients are due, oldest first
+    late: list[int] = []  # stages whose weight gradients are pending, oldest first
 
     def input_gradient(stage: int) -> None:
         acts.run("I", stage)
@@ -147,7 +148,7 @@ def _dualpipev(rank: int, p: int, v: int, m: int) -> list[Turn]:
         weight_gradient()
         acts.run("F", up)
     for n in range(m - 2 * p + rank + 1):
-        if n == 0 and rank == p - 1:  # apart, which makes the bubble smaller
+        if n == 0 and rank == p - 1:  # in separate turns, for a smaller bubble
             acts.run("F", down)
             acts.run("B", up)
         else:
@@ -181,19 +182,19 @@ _ORDERS: dict[str, Callable[[int, int, int, int], list[Turn]]] = {
 assert _ORDERS.keys() == SCHEDULES.keys()
 
 
-class Clock:
-    """A schedule over all ranks, to be run with any durations: nothing else costs time, and messages arrive at once."""
+class ScheduleClock:
+    """Simulates a schedule over all ranks with given durations of actions; messages and all else take no time."""
 
     def __init__(self, name: str, ranks: int, virtual_stages: int, micro_batches: int):
-        turns = [order(name, rank, ranks, virtual_stages, micro_batches) for rank in range(ranks)]
-        self.acts = [[act for turn in its for act in turn] for its in turns]
+        turns = [action_order(name, rank, ranks, virtual_stages, micro_batches) for rank in range(ranks)]
+        self.acts = [[act for turn in rank_turns for act in turn] for rank_turns in turns]
         self._end = ranks * virtual_stages - 1
         self._runs = self._sorted(turns)
 
     def idle(self, durations: Sequence[Sequence[float]]) -> tuple[float, list[float]]:
-        """The window until the last rank has finished, and the time in it in which each rank runs nothing.
+        """The time until the last rank has finished (the window), and the idle time of each rank within it.
 
-        `durations` are those of `acts`, rank by rank.
+        `durations` has the duration of each action in `acts`, rank by rank.
         """
         clock = [0.0] * len(self.acts)
         ends: list[float] = []
@@ -204,31 +205,31 @@ class Clock:
             clock[rank] = start + durations[rank][position]
             ends.append(clock[rank])
         window = max(clock)
-        return window, [window - sum(its) for its in durations]
+        return window, [window - sum(busy) for busy in durations]
 
     def bubble(self, costs: Mapping[str, Sequence[float] | Mapping[int, float]]) -> float:
-        """Mean share of the window in which a rank idles, 0..1, when an action of `kind` takes stage s
-        `costs[kind][s]`, in any unit.
+        """Mean share of the window in which a rank is idle, 0..1; `costs[kind][s]` is the duration of an action on
+        stage s, in any unit.
 
         For balanced stages of GPipe, 1F1B and interleaved: (p - 1) / (m v + p - 1) (Narayanan et al. 2021).
         """
-        window, idle = self.idle([[costs[act.kind][act.stage] for act in its] for its in self.acts])
+        window, idle = self.idle([[costs[act.kind][act.stage] for act in acts] for acts in self.acts])
         return sum(idle) / len(idle) / window if window else 0.0
 
     def _sorted(self, turns: list[list[Turn]]) -> list[tuple[int, int, int]]:
-        """(rank, position in its acts, number of the run on another rank whose output it needs, or -1), each after
-        what it needs."""
+        """All actions in an order in which each follows its inputs: (rank, position in the rank's acts, index here of
+        the action on another rank whose output it needs, or -1)."""
         runs: list[tuple[int, int, int]] = []
         sent: dict[Act, int] = {}
-        queues = [list(reversed(its)) for its in turns]
+        queues = [list(reversed(rank_turns)) for rank_turns in turns]
         positions = [0] * len(turns)
-        mine = [{act.stage for act in acts} for acts in self.acts]
+        stages = [{act.stage for act in acts} for acts in self.acts]
         while any(queues):
             before = len(runs)
             for rank, queue in enumerate(queues):
                 while queue:
                     needs = [self._need(act) for act in queue[-1]]
-                    needs = [None if need and need.stage in mine[rank] else need for need in needs]
+                    needs = [None if need and need.stage in stages[rank] else need for need in needs]
                     if any(need and need not in sent for need in needs):
                         break
                     turn = queue.pop()
@@ -236,11 +237,11 @@ class Clock:
                         runs.append((rank, positions[rank], sent[need] if need else -1))
                         positions[rank] += 1
                     sent |= {_output(act): len(runs) - 1 for act in turn}
-            assert len(runs) > before, "the schedule waits for itself"
+            assert len(runs) > before, "deadlock in the schedule"
         return runs
 
     def _need(self, act: Act) -> Act | None:
-        """The output of another stage that `act` starts from."""
+        """The action on another stage whose output `act` needs."""
         if act.kind == "F":
             return Act("F", act.stage - 1, act.micro_batch) if act.stage else None
         if act.kind == "W" or act.stage == self._end:
@@ -249,5 +250,5 @@ class Clock:
 
 
 def _output(act: Act) -> Act:
-    """An input gradient leaves alike whether or not the weights' are done too."""
+    """The action as its receiver names it: I sends the same input gradient as B."""
     return act._replace(kind="B") if act.kind == "I" else act

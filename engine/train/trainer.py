@@ -1,64 +1,35 @@
-"""The training loop of one rank: data, pipeline, reduction, update, agreement, record."""
+"""The training loop of one rank: compute a step, vote on changes of knobs, save, report."""
 
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
-import torch
-from torch import Tensor
-
+from agents.protocol import PAUSED, Step, Summary
 from agents.rank.agent import Agent
-from agents.wire import CHECKPOINT_STEP, PAUSED, Ack, Event, Facts, Step, Summary
-from engine.corpus import Corpus, read_corpus
-from engine.device import of_group
-from engine.layout import Layout, LayoutError
-from engine.legal import by_block
-from engine.meter import Meter
-from engine.model.compiled import Compiler
-from engine.model.dials import Dials
-from engine.model.transformer import Stage
-from engine.parallel.context import Context
-from engine.parallel.pipeline import Pipeline
-from engine.parallel.sharded import Shards
-from engine.parallel.tensor import Weights, cross_entropy
-from engine.parallel.world import World
-from engine.place import cores
-from engine.planner.split import split_layers
-from engine.planner.stages import stages_of
-from engine.resume import other_data
-from engine.snapshots import Manifest, Snapshot, read
-from engine.train.balancing import Balancing
-from engine.train.controls import Controls, Tracer
-from engine.train.data import Samples, agree_on_corpus
-from engine.train.foresight import Foresight
-from engine.train.idle import IdleTimes
-from engine.train.introduce import hello, knob_board
-from engine.train.knobs import make_board
-from engine.train.optimizer import GradientNorm, learning_rate, make_optimizer
-from engine.train.placing import Placing
-from engine.train.record import StepRecords
-from engine.train.snapshot import SaveAcks, Saved, Snapshots, restore
-from engine.train.state import State
-from engine.train.statistics import Known, Measured, Statistics
-from engine.train.switch import LEADER, Switch
-
-BEAT_S = 0.25  # between two agreements of a paused run
-LOOK_S = 0.02
-LOADS_EVERY_S = 0.05  # at least, between two words on the experts' load: nobody reads faster
+from engine.checkpoint.save import Saved
+from engine.config.layout import Layout
+from engine.device import group_device
+from engine.metering.meter import Meter
+from engine.rendezvous import usable_cores
+from engine.telemetry.step_summary import Measured, StepConditions
+from engine.train.computation import Computation
+from engine.train.corpus import Corpus
+from engine.train.reporting import Reporting
+from engine.train.saving import Saving
+from engine.train.steering import Steering
 
 
 class Trainer:
-    """One rank's run. Needs an initialised default process group of the layout's world; over NCCL it computes on this
-    process's current GPU, else on the CPU.
+    """One rank's run. It needs an initialised default process group of the layout's world size. With an NCCL group it
+    computes on this process's current GPU, else on the CPU.
 
     `on_step` gets this rank's own record after each of its steps; `on_summary`, on rank 0, each step of the whole job,
-    one step late. Either may call `stop`. What is left out: a `meter` of its own, an `agent` without a hub,
-    `stop_requested` (asked at each step; the leader's word counts) that never asks, `local_world` (the number of ranks
-    on this machine) as if all were here, the `corpus` read anew, the `shelf` (the folder of snapshots) so that none are
-    saved, the folder for `traces` of steps so that none are taken, and the snapshot to `resume` from; then `layout` has
-    its knobs, laid over the one that was `given` (`engine.resume`). `on_snapshot` hears, on rank 0, of each.
+    one step late; `on_checkpoint`, on rank 0, the result of each save. Each of them may call `stop`.
+    `stop_requested` is polled at each step; only its result on rank 0 counts. `local_world` is the number of ranks on
+    this machine (default: all). Without `checkpoints_dir` the trainer saves nothing; without `traces` (a folder) it
+    profiles nothing. `resume` is the folder of a checkpoint to continue from; `layout` then has the knob values of that
+    checkpoint, and `given` is the layout as the user wrote it (`engine.checkpoint.resume`).
     """
 
     def __init__(
@@ -70,320 +41,148 @@ class Trainer:
         *,
         on_step: Callable[[Step], None] = lambda _: None,
         on_summary: Callable[[Summary], None] = lambda _: None,
-        on_snapshot: Callable[[Saved], None] = lambda _: None,
+        on_checkpoint: Callable[[Saved], None] = lambda _: None,
         local_world: int | None = None,
         corpus: Corpus | None = None,
-        shelf: Path | None = None,
+        checkpoints_dir: Path | None = None,
         resume: Path | None = None,
         given: Layout | None = None,
         traces: Path | None = None,
     ):
+        began_s = time.time()
         if meter is None:
             experts = layout.model.moe.experts if layout.model.moe else 0
-            meter = Meter(layout.model.layers, experts, device=of_group())
+            meter = Meter(layout.model.layers, experts, device=group_device())
         if agent is None:
             agent = Agent(None, lambda: meter.doing)
         self.layout, self.meter, self.agent = layout, meter, agent
-        self._stop_requested, self._on_step, self._on_summary = stop_requested, on_step, on_summary
-        self._on_snapshot, self._given = on_snapshot, given or layout
-        self._stopping, self._began_s = False, time.time()
-        self._loads_told_s = 0.0
-        grid, model, train = layout.ranks, layout.model, layout.train
-        self.world = world = World(grid, meter, of_group(), layout.ep_inner, layout.tied_apart)
-        self.dials = Dials.of(layout)
-        context = Context(world.cp, world.sequence, layout.grid.cp_method)
-        meshes = world.dense["tp"], world.expert["ep"]
-        weights = Weights(
-            layout.run.seed,
-            world.tp,
-            world.ep,
-            *meshes,
-            world.ep_hops,
-            context,
-            world.device,
-            Compiler(train.compile),
+        self._stop_requested, self._stopping = stop_requested, False
+        oversubscribed = (local_world or layout.ranks.world) > usable_cores()
+
+        self.computation = Computation(layout, meter, agent, corpus)
+        self.saving = Saving(
+            layout,
+            given or layout,
+            self.computation,
+            meter,
+            agent,
+            checkpoints_dir,
+            lambda: self.steering.knob_state,
+            on_checkpoint,
         )
-        layers = split_layers(model, layout.stages)
-        mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
-        self.stages = [Stage(weights, model, layers[stage], self.dials, meter) for stage in mine]
-        self.shards = Shards(self.stages, world, train.zero, by_block(layout), train.precision)
-        self._corpus = corpus = read_corpus(layout) if corpus is None else corpus
-        agree_on_corpus(corpus, layout.data.source, world.control)
-        positions = context.positions(model.seq_len)
-        sizes = model.seq_len, train.global_batch
-        self.samples = Samples(corpus, *sizes, layout.run.seed, positions, world.device)
-        self.pipeline = Pipeline(layout, self.stages, self.shards, world, meter, self._loss_of)
-        self.optimizer = make_optimizer(self.stages, train)
-        self.norm = GradientNorm(self.stages, world)
-        self.balancing = Balancing(self.stages, world)
-        self.placing = Placing(self.stages, self.optimizer, world) if grid.ep > 1 else None
-        self.snapshots: Snapshots | None = None
-        if shelf:
-            state = State(self.stages, self.optimizer, world)
-            self.snapshots = Snapshots(shelf, layout.snapshot, state, self._manifest, meter.at)
-        save = self.snapshots.wish if self.snapshots else None
-        self._save_acks = SaveAcks(self.snapshots, agent.settle) if self.snapshots else None
-        self.controls = Controls()
-        self.tracer = Tracer(traces, world.rank, grid.world, world.device) if traces else None
-        actions = [*self.controls.knobs(), *(self.tracer.knobs() if self.tracer else ())]
-        self.board = make_board(layout, self.pipeline, self.shards, self.dials, self.placing, save, actions)
-        self.switch = Switch(world.control, self.board, lambda: agent.pending, self._settle)
-        self.oversubscribed = (local_world or grid.world) > cores()
-        self.idle_times = IdleTimes(world)
-        self._statistics = Statistics(layout, world, self.oversubscribed)
-        held = [layer for stage in mine for layer in layers[stage]]
-        self._records = StepRecords(layout, world, held, head=layout.stages - 1 in mine)
-        self.foresight: Foresight | None = None
-        if world.rank == LEADER:
-            self.foresight = Foresight(layout, self.board, self.oversubscribed)
-            agent.foresee(self.foresight)
+        self.steering = Steering(
+            layout, self.computation, agent, self.saving, traces, oversubscribed, began_s
+        )
+        self.reporting = Reporting(
+            layout,
+            self.computation,
+            meter,
+            agent,
+            self.steering.previewer,
+            oversubscribed,
+            on_step,
+            on_summary,
+        )
+        self.world, self.knob_values = self.computation.world, self.computation.knob_values
+        self.stages, self.optimizer = self.computation.stages, self.computation.optimizer
+        self.board = self.steering.board
+
         self.first_step = 0
         if resume:
-            self._resume(read(resume))
-        self._introduce(self.first_step)
-
-    def stop(self) -> None:
-        """Ask that the run ends after this step or the next, on all ranks alike; rank 0's word counts."""
-        self._stopping = True
+            manifest = self.saving.restore(resume)
+            self.first_step = manifest.step
+            self.steering.continue_from(manifest)
+        self.steering.introduce(self.first_step)
 
     def run(self) -> Summary | None:
-        """Train to the end or until asked to stop; the last summary, on rank 0."""
+        """Train until the last step or a stop. Returns the last summary on rank 0, None elsewhere."""
         for step in range(self.first_step, self.layout.train.steps):
             if self.train_step(step) or self.hold(step):
                 break
         return self.close()
 
-    def close(self) -> Summary | None:
-        """Wait for everything that is under way: the last step's summary (returned, on rank 0), traces, saves.
+    def train_step(self, step: int) -> bool:
+        """Train one step, vote, save if due, report. True if the run must stop after it, the same on every rank."""
+        start = time.perf_counter()
+        computation, vote, profiler = self.computation, self.steering.vote, self.steering.profiler
+        if profiler:
+            if profiler.due:
+                self.reporting.publish()  # a trace must not begin or end with a collective under way
+            profiler.start_step(step)
+        self.meter.start_step(step)
+        revision, knobs = self.board.revision, self.board.values
+        conditions = StepConditions(step, revision, knobs, computation.learning_rate(step), time.time())
+        last = step + 1 == self.layout.train.steps
+        vote.begin(step, last or self._must_stop())
 
-        Every rank calls it, before the process group is destroyed: gloo aborts a process that destroys a group with a
+        clock = computation.pipeline.plan.clock
+        # Read the loss before the update, which runs on the device without the host.
+        loss = computation.counted_loss(computation.forward_backward(step))
+        norm = computation.gradient_norm()
+        self.reporting.idle_times.send(self.meter.readings, clock)
+        computation.update(step, norm)
+
+        with self.meter.phase("agree"):
+            self.reporting.publish()
+            self._report_files()
+            stop = vote.end(step) or self.steering.run_actions.stopping
+            idle = self.reporting.idle_times.split()
+        self.saving.save_if_due(step + 1, last=stop)
+
+        measured = Measured(loss, norm, time.perf_counter() - start, idle)
+        self.reporting.step(measured, conditions, clock)
+        if profiler:
+            profiler.end_step(step)
+        self.reporting.start_summary(measured, conditions)
+        return stop
+
+    def hold(self, step: int) -> bool:
+        """Wait after `step` while the run is paused. True if it must stop.
+
+        The ranks vote again and again, as at the end of a step: so commands are received, and no collective waits for
+        longer than `engine.train.steering.PAUSED_VOTE_S`.
+        """
+        steering = self.steering
+        if not steering.run_actions.paused:
+            return False
+        self.reporting.publish()
+        stop = False
+        with self.meter.holding(PAUSED):
+            while steering.run_actions.paused and not stop:
+                self._report_files()
+                steering.wait_paused(self._must_stop)
+                self.meter.at(PAUSED)
+                steering.vote.begin(step, self._must_stop())
+                stop = steering.vote.end(step) or steering.run_actions.stopping
+                self.saving.save_while_paused(step + 1, last=stop)
+        return stop
+
+    def stop(self) -> None:
+        """Request the end of the run after this step or the next, on all ranks; only the request of rank 0 counts."""
+        self._stopping = True
+
+    def close(self) -> Summary | None:
+        """Complete what is under way: saves, traces and the last step's summary, which is returned on rank 0.
+
+        Every rank calls it before the process group is destroyed: gloo aborts a process that destroys a group with a
         collective under way. A second call does nothing.
         """
-        summary = self._publish()
-        if self.tracer:
-            self.tracer.end()
-            self.tracer.wait()
-        if self.snapshots:
-            self.snapshots.wait()
-        self._tell_saved()
+        summary = self.reporting.publish()
+        self.steering.end_traces()
+        self.saving.wait()
+        self._report_files()
         return summary
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is None:  # after an error other ranks may never come, and the wait for them would hide it
+        if error is None:  # after an error a wait for the other ranks could hang and hide it
             self.close()
 
-    def hold(self, step: int) -> bool:
-        """After `step`, as long as the run is paused; True when it shall stop.
-
-        The ranks agree again and again, as at the end of a step: so commands are heard, and no collective waits for
-        longer than a moment.
-        """
-        if not self.controls.paused:
-            return False
-        self._publish()
-        stop = False
-        with self.meter.holding(PAUSED):
-            while self.controls.paused and not stop:
-                self._tell_saved()
-                if self.world.rank == LEADER:
-                    self._await_word()
-                self.meter.at(PAUSED)
-                self.switch.begin(step, self._shall_stop)
-                stop = self.switch.end(step) or self.controls.stopping
-                if (
-                    self.snapshots
-                    and (self.snapshots.wished or stop)
-                    and self.snapshots.due(step + 1, last=stop)
-                ):
-                    self.snapshots.save(step + 1)
-        return stop
-
-    @property
-    def _shall_stop(self) -> bool:
+    def _must_stop(self) -> bool:
         return self._stopping or self._stop_requested()
 
-    def _await_word(self) -> None:
-        """On the leader of a paused run: until there is something to tell the others, or it is time for a beat."""
-        beat = time.monotonic() + BEAT_S
-        while time.monotonic() < beat and not self.agent.pending and not self._shall_stop:
-            time.sleep(LOOK_S)
-
-    def forward_backward(self, step: int) -> Tensor:
-        """All micro-batches of a step; gradients are complete and unclipped after it. This rank's loss."""
-        if self.placing:
-            with self.meter.phase("place"):
-                event = self.placing.carry_out()
-            if event and self.world.rank == LEADER:
-                self.agent.send(event)
-        with self.meter.phase("data"):
-            at = self.world.at["dp"] * self.layout.local_batch
-            tokens, targets = self.samples.batch(step, at, self.layout.local_batch)
-        self.shards.gather()
-        loss = self.pipeline.plan.run(tokens, targets)
-        with self.meter.phase("reduce"):
-            self.shards.complete()
-        return loss
-
-    def gradient_norm(self) -> float:
-        """Of the whole model, before clipping. The host waits for the device here, once a step."""
-        with self.meter.phase("optimizer"):
-            norm = float(self.norm())
-            self.meter.settle()
-        return norm
-
-    def update(self, step: int, norm: float) -> None:
-        """Clip by the gradient's `norm` and step the optimizer.
-
-        Where it is not finite, on every rank alike, nothing is updated: weights and biases stay as they are.
-        """
-        train = self.layout.train
-        with self.meter.phase("optimizer"):
-            if math.isfinite(norm):
-                if self.dials.grad_clip is not None:
-                    self.norm.clip(norm, self.dials.grad_clip)
-                for group in self.optimizer.param_groups:
-                    group["lr"] = learning_rate(train, step, self.dials.lr_scale)
-                self.optimizer.step()
-                self.balancing(self.meter.readings.load)
-            elif self.world.rank == LEADER:
-                text = f"step {step}: the gradient norm is {norm}, so the weights were left as they are"
-                self.agent.send(Event(time.time(), "error", "engine", text))
-            self.optimizer.zero_grad()
-        if self.placing:
-            self.placing.note(self.meter.readings.load)
-
-    def train_step(self, step: int) -> bool:
-        """One step with its agreement and its records. True when the run shall stop after it."""
-        start = time.perf_counter()
-        if self.tracer:
-            if self.tracer.due:
-                self._publish()  # a trace neither begins nor ends with a collective under way
-            self.tracer.start_step(step)
-        self.meter.start_step(step)
-        known = Known(
-            step,
-            self.board.revision,
-            self.board.values,
-            learning_rate(self.layout.train, step, self.dials.lr_scale),
-            time.time(),
-        )
-        last = step + 1 == self.layout.train.steps
-        self.switch.begin(step, last or self._shall_stop)
-        clock = self.pipeline.plan.clock
-        loss = self.counted(self.forward_backward(step))  # before the update, for which nobody need wait
-        norm = self.gradient_norm()
-        self.idle_times.tell(self.meter.readings, clock)
-        self.update(step, norm)
-        with self.meter.phase("agree"):
-            self._publish()
-            self._tell_saved()
-            stop = self.switch.end(step) or self.controls.stopping
-            idle = self.idle_times.split()
-        if self.snapshots and self.snapshots.due(step + 1, last=stop):
-            with self.meter.phase("snapshot"):
-                self.snapshots.save(step + 1)
-        measured = Measured(loss, norm, time.perf_counter() - start, idle)
-        record = self._record(measured, known)
-        if self.foresight:
-            self.foresight.note_rank(record, clock, self.idle_times.durations)
-        if self.tracer:
-            self.tracer.end_step(step)
-        self._statistics.gather(self.meter.readings, measured, known)  # under way until the next step's end
-        return stop
-
-    def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Sum of cross-entropies over the global count of tokens: normalised here and nowhere else."""
-        tokens = (
-            self.layout.train.global_batch * self.layout.model.seq_len
-        )  # all valid: a corpus has no padding
-        return cross_entropy(logits, targets, self.world.tp) / tokens
-
-    def counted(self, loss: Tensor) -> float:
-        """Each tensor rank of the last stage computed the same loss: it counts once."""
-        return float(loss) if self.world.at["tp"] == 0 else 0.0
-
-    def _resume(self, snapshot: Snapshot) -> None:
-        """Go on from `snapshot`; the knobs have its values already, from the layout."""
-        manifest = snapshot.manifest
-        if refusal := other_data(snapshot, self.layout, self._corpus.digest):
-            raise LayoutError(refusal)
-        restore(snapshot, State(self.stages, self.optimizer, self.world))
-        self.first_step, self.board.revision = manifest.step, manifest.revision
-        self.switch.history += manifest.history
-        if self.world.rank == LEADER:
-            text = f"resumed from {snapshot.folder}, at revision {manifest.revision} of the knobs"
-            self.agent.send(Event(time.time(), "info", "engine", text, {CHECKPOINT_STEP: manifest.step}))
-
-    def _manifest(self, done: int) -> Manifest:
-        return Manifest(
-            step=done,
-            run=self.layout.run.name,
-            layout=self._given,
-            data=self._corpus.digest,
-            knobs=self.board.values,
-            revision=self.board.revision,
-            history=list(self.switch.history),
-            torch=str(torch.__version__),
-        )
-
-    def _tell_saved(self) -> None:
-        """What became of snapshots, on rank 0; and of traces, each rank of its own."""
-        for traced in self.tracer.take_finished() if self.tracer else ():
-            grave: Literal["info", "error"] = "error" if traced.why else "info"
-            self.agent.send(Event(time.time(), grave, "engine", str(traced)))
-        for saved in self.snapshots.take_finished() if self.snapshots else ():
-            if self.world.rank == LEADER:
-                self._on_snapshot(saved)
-                level: Literal["info", "error"] = "error" if saved.why else "info"
-                facts: Facts = {} if saved.why else {CHECKPOINT_STEP: saved.step}
-                self.agent.send(Event(time.time(), level, "engine", str(saved), facts))
-        if self._save_acks:
-            self._save_acks.tell()
-
-    def _settle(self, ack: Ack) -> None:
-        if ack.state == "applied":
-            self._introduce(ack.step)  # before the ack, so that watchers see the new board first
-            changes = self.switch.history[-1].changes
-            if self._save_acks and "save" in changes:
-                self._save_acks.hold(ack, changes)
-                return
-        self.agent.settle(ack)
-
-    def _introduce(self, step: int) -> None:
-        board = knob_board(self.board) if self.world.rank == LEADER else None
-        rank = hello(self.layout, self.world, self.board, self.oversubscribed, step, self._began_s)
-        self.agent.introduce(rank, board)
-
-    def _publish(self) -> Summary | None:
-        """Pass on the summary of the step before, on rank 0."""
-        collected = self._statistics.collect()
-        if collected is None:
-            return None
-        summary = collected.summary
-        if self.foresight:
-            self.foresight.note(summary)
-        self._on_summary(summary)
-        self.agent.send(summary)
-        if self.agent.attached and self.layout.model.moe:
-            if time.monotonic() - self._loads_told_s >= LOADS_EVERY_S:
-                self._loads_told_s = time.monotonic()
-                self.agent.send(collected.loads())
-            if self.agent.wants("experts", summary.step):
-                self.agent.send(collected.experts())
-        return summary
-
-    def _record(self, measured: Measured, known: Known) -> Step:
-        """This rank's own record of the step."""
-        readings = self.meter.readings
-        record = self._records.step(readings, measured, known)
-        self.agent.send(record)
-        self._on_step(record)
-        one_per_stage = not any(self.world.at[axis] for axis in ("dp", "cp", "tp"))
-        if readings.a2a_to and self.agent.wants("peers", known.step):
-            self.agent.send(self._records.peers(readings, known.step))
-        if one_per_stage and self.agent.wants("timeline", known.step):
-            self.agent.send(self._records.timeline(readings, known.step))
-        return record
+    def _report_files(self) -> None:
+        self.steering.report_traces()
+        self.saving.report()

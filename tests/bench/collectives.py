@@ -1,23 +1,24 @@
-"""gloo's ring collectives against the same bytes by all-to-all, as `engine/parallel/comm.py` takes them."""
+"""gloo's ring collectives against the same bytes by all-to-all, as `engine/parallel/collectives.py` takes them."""
 
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
 
-from engine.launch import Place, launch
+from engine.launch.ranks import launch
+from engine.rendezvous import RankContext
 
 RANKS = (2, 4, 8)
 NUMBERS = 4096  # fp32: 16 KiB
 ROUNDS = 60
 
 
-def measure(place: Place) -> None:
+def measure(place: RankContext) -> None:
     import torch
     import torch.distributed as dist
 
-    from engine.meter import Meter
-    from engine.parallel.comm import Axis
+    from engine.metering.meter import Meter
+    from engine.parallel.collectives import Axis
 
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
     world = dist.group.WORLD

@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 
 import zmq
 
-from agents import wire
-from agents.rank.link import POLL_MS
-from agents.wire import Hello, Relay, Step, Traffic, codec
+from agents import protocol
+from agents.protocol import Hello, Relay, Step, Traffic, codec
+from agents.protocol.frame_filling import chunks
+from agents.rank.hub_link import POLL_MS
 
 NODE = 64  # ranks of one relay
 TICK_S = 0.005
@@ -35,7 +36,7 @@ MARK = (
 def make_hello(rank: int, world: int) -> Hello:
     coords = {"pp": rank // 64, "dp": rank // 8 % 8, "tp": rank % 8}
     return Hello(
-        wire.VERSION, "r", rank, world, coords, f"node{rank // 8}", 1, "cuda:0", "l", 0, 0, rank == 0
+        protocol.VERSION, "r", rank, world, coords, f"node{rank // 8}", 1, "cuda:0", "l", 0, 0, rank == 0
     )
 
 
@@ -83,7 +84,7 @@ class Sender:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.dealer = context.socket(zmq.DEALER)
-        for option, value in (  # as an agent's, see agents/rank/link.py
+        for option, value in (  # as an agent's, see agents/rank/hub_link.py
             (zmq.IMMEDIATE, 1),
             (zmq.SNDHWM, 16),
             (zmq.LINGER, 0),
@@ -112,8 +113,8 @@ class Sender:
 
 
 def introductions(ranks: Sequence[int], world: int, relay: bool) -> Iterator[bytes]:
-    me = [Relay(wire.VERSION, "r", f"node{ranks[0]}", 1)] if relay else []
-    for chunk in codec.chunks(map(codec.pack, [*me, *(make_hello(rank, world) for rank in ranks)])):
+    me = [Relay(protocol.VERSION, "r", f"node{ranks[0]}", 1)] if relay else []
+    for chunk in chunks(map(codec.pack, [*me, *(make_hello(rank, world) for rank in ranks)])):
         yield codec.frame(chunk)
 
 

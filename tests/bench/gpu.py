@@ -21,7 +21,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from engine.layout import Layout, load
+from engine.config.layout import Layout
+from engine.config.toml import load
 from engine.planner.hardware import peak_flops, step_flops
 from tests.bench.runs import ROOT
 
@@ -80,12 +81,12 @@ def ours(layout: Layout, device: Any, compiled: bool) -> tuple[Step, Peak]:
     import msgspec
     import torch.distributed as dist
 
-    from engine.device import BACKENDS, begin
-    from engine.place import alone
+    from engine.device import BACKENDS, set_device
+    from engine.rendezvous import single_rank_context
     from engine.train.trainer import Trainer
 
-    begin(device)
-    store = alone(Path(tempfile.gettempdir())).store()
+    set_device(device)
+    store = single_rank_context(Path(tempfile.gettempdir())).store()
     bound = device if device.type == "cuda" else None
     dist.init_process_group(BACKENDS[device.type], store=store, rank=0, world_size=1, device_id=bound)
     train = msgspec.structs.replace(layout.train, compile=compiled)
@@ -99,7 +100,7 @@ def ours(layout: Layout, device: Any, compiled: bool) -> tuple[Step, Peak]:
 def theirs(layout: Layout, device: Any, compiled: bool) -> tuple[Step, Peak]:
     import torch
 
-    from engine.device import Memory
+    from engine.device import DeviceMemory
 
     micro_batches = layout.knobs.micro_batches
     shape = layout.train.global_batch // micro_batches, layout.model.seq_len
@@ -116,7 +117,7 @@ def theirs(layout: Layout, device: Any, compiled: bool) -> tuple[Step, Peak]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return step, Memory(device)
+    return step, DeviceMemory(device)
 
 
 def hugging_face(layout: Layout) -> Any:

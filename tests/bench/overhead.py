@@ -18,8 +18,9 @@ from typing import Any
 
 import psutil
 
-from agents.reach.runs import read_hub_file
-from engine.launch import Place, launch
+from agents.rundir.hub_file import read_hub_file
+from engine.launch.ranks import launch
+from engine.rendezvous import RankContext
 
 SIZES = {  # layers, d_model, seq_len, experts, d_expert, sequences
     "tiny": (2, 32, 32, 4, 32, 8),
@@ -50,14 +51,14 @@ class NoSwitch:
         return self._stop
 
 
-def measure(place: Place, size: str) -> None:
+def measure(place: RankContext, size: str) -> None:
     import torch
     import torch.distributed as dist
 
     from agents.rank.agent import Agent
     from agents.rank.vitals import Sensors
-    from engine.layout import from_toml
-    from engine.meter import Meter
+    from engine.config.toml import from_toml
+    from engine.metering.meter import Meter
     from engine.train.trainer import Trainer
 
     torch.set_num_threads(1)
@@ -67,10 +68,10 @@ def measure(place: Place, size: str) -> None:
     meter = Meter(layout.model.layers, numbers[3])
     agent = Agent(place.hub, lambda: meter.doing, Sensors(host=place.rank == 0))
     trainer = Trainer(layout, meter, agent, local_world=place.world)
-    switch = trainer.switch
+    switch = trainer.steering.vote
     step = 0
 
-    told_s = timed(trainer, "_record", "_publish")
+    told_s = timed(trainer.reporting, "step", "publish")
 
     def run(steps: int) -> list[float]:
         nonlocal step
@@ -92,7 +93,7 @@ def measure(place: Place, size: str) -> None:
         agent.mute(not on)
 
     def turn_control(on: bool) -> None:
-        trainer.switch = switch if on else NoSwitch()  # type: ignore[assignment]
+        trainer.steering.vote = switch if on else NoSwitch()  # type: ignore[assignment]
 
     run(WARM_UP)
     step_s = agreed(median(run(WARM_UP)))
@@ -179,7 +180,7 @@ def main() -> None:
                 run_dir = Path(folder)
                 status = launch(
                     world, lambda place, size=size: measure(place, size), name_of_rank=str, hub="auto", run="bench",
-                    run_dir=run_dir, preload=("torch", "torch.distributed", "engine.rank"),
+                    run_dir=run_dir, preload=("torch", "torch.distributed", "engine.launch.rank_main"),
                 )  # fmt: skip
                 if status:
                     raise SystemExit(status)

@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 
 from agents.hub.recorder import Recorder
-from agents.hub.sequence import Sequence
-from agents.record.replay import Recording, Replay
-from agents.wire import Step, Traffic
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import Step, Traffic
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
 from tests.unit.agents.fleet import make_hello, make_summary
 
 AXES = ("tp", "ep", "pp", "dp", "control")
@@ -55,25 +56,25 @@ def main(ranks: int = 1024, steps: int = 150) -> None:
 
 
 def record(path: Path, ranks: int, steps: int) -> None:
-    sequence = Sequence()
-    recorder = Recorder(path, sequence)
+    update_log = UpdateLog()
+    recorder = Recorder(path, update_log)
     for rank in range(ranks):
-        sequence.publish(make_hello(rank, ranks))
+        update_log.publish(make_hello(rank, ranks))
     following = 0.0
     of_all, of_this_thread = time.process_time(), time.thread_time()
     for number in range(steps):
         for rank in range(ranks):
-            sequence.publish(step(rank, number))
-        sequence.publish(make_summary(number))
+            update_log.publish(step(rank, number))
+        update_log.publish(make_summary(number))
         began = time.thread_time()
         recorder.follow()
         following += time.thread_time() - began
-        while recorder._handed - recorder._written > 8 << 20:
+        while recorder._queued_bytes - recorder._written_bytes > 8 << 20:
             time.sleep(0.01)
-    size = recorder._handed
+    size = recorder._queued_bytes
     recorder.close(60)
     recording = (time.process_time() - of_all) - (time.thread_time() - of_this_thread)
-    updates = sequence.seq
+    updates = update_log.seq
     print(
         f"{updates} updates of {size / updates:.0f} bytes; on disk {path.stat().st_size / size:.2f} of that"
     )

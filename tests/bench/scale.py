@@ -17,10 +17,11 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from agents import wire
+from agents import protocol
 from agents.client import Client
-from agents.reach import runs
-from agents.wire import Credit, codec
+from agents.protocol import Credit, codec
+from agents.rundir.hub_file import HUB_FILE
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 
 ROOT = Path(__file__).parents[2]
 TICKS_S = os.sysconf("SC_CLK_TCK")
@@ -90,7 +91,7 @@ class Watcher:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if self.credit == 0:
-                credit = Credit(wire.VERSION, self.epoch, self.seq, 64, self.hz)
+                credit = Credit(protocol.VERSION, self.epoch, self.seq, 64, self.hz)
                 self._dealer.send(codec.encode([credit]))
                 self.credit = 64
             if self._dealer.poll(50):
@@ -130,16 +131,16 @@ class Hub:
 
     def __init__(self, *options: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        self.endpoints = runs.endpoints_in(runs.make_socket_directory())
+        self.endpoints = endpoints_in(make_socket_directory())
         sockets = str(self.endpoints.directory)
         self._command = [sys.executable, "-m", "agents.hub", "--run", "r", "--dir", self._folder.name]
         self._command += ["--sockets", sockets, *options]
         self.start()
 
     def start(self) -> None:
-        (Path(self._folder.name) / runs.HUB_FILE).unlink(missing_ok=True)
+        (Path(self._folder.name) / HUB_FILE).unlink(missing_ok=True)
         self.process = subprocess.Popen(self._command, cwd=ROOT)
-        while not (Path(self._folder.name) / runs.HUB_FILE).exists():
+        while not (Path(self._folder.name) / HUB_FILE).exists():
             time.sleep(0.01)
 
     def kill(self) -> None:
@@ -148,7 +149,7 @@ class Hub:
 
     def close(self) -> None:
         self.kill()
-        runs.remove_sockets(self.endpoints)
+        remove_sockets(self.endpoints)
         self._folder.cleanup()
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from engine.launch import Place, launch
+from engine.launch.ranks import launch
+from engine.rendezvous import RankContext
 
 KINDS = ("eager", "grouped_mm")  # batched_mm copies an expert for each token: 30 times as slow here
 OURS, COMPILED = "ours", "ours compiled"
@@ -27,11 +28,11 @@ train = {{steps = 1000, global_batch = {6}, grad_clip = 1.0}}
 """  # noqa: E501 - TOML's inline tables stand on one line
 
 
-def measure(place: Place) -> None:
+def measure(place: RankContext) -> None:
     import torch
     import torch.distributed as dist
 
-    from engine.layout import from_toml
+    from engine.config.toml import from_toml
     from engine.train.trainer import Trainer
 
     torch.set_num_threads(2)

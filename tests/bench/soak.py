@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from agents import wire
+from agents import protocol
 from agents.client import Client
 from tests.bench.scale import memory_mib
 from tests.unit.agents.fleet import Fleet, HubProcess, environment
@@ -25,9 +25,9 @@ LAYERS, EXPERTS = 4, 8
 
 APP = """
 import sys
-from cockpit.app import CockpitApp
-from cockpit.live import LiveFeed
-CockpitApp(LiveFeed(sys.argv[1], operator=True)).run(headless=True, size=(200, 60))
+from cockpit.tui.app import CockpitApp
+from cockpit.data.sources.live import LiveSource
+CockpitApp(LiveSource(sys.argv[1], operator=True)).run(headless=True, size=(200, 60))
 """
 
 
@@ -37,15 +37,15 @@ class Run(Fleet):
     def turn(self) -> None:
         super().turn()
         step, leader = self.step, self.agents[0]
-        top = [wire.ExpertShare(expert, 0.2) for expert in range(3)]
-        summaries = [wire.LoadSummary(layer, 4096, 0, 1.3, 0.2, 0.95, 0, top) for layer in range(LAYERS)]
-        leader.send(wire.Loads(step, summaries))
+        top = [protocol.ExpertShare(expert, 0.2) for expert in range(3)]
+        summaries = [protocol.LoadSummary(layer, 4096, 0, 1.3, 0.2, 0.95, 0, top) for layer in range(LAYERS)]
+        leader.send(protocol.Loads(step, summaries))
         if step % 20 == 0:
-            load = [wire.LayerLoad(layer, [512] * EXPERTS, 0) for layer in range(LAYERS)]
-            leader.send(wire.Experts(step, load))
-            actions = [wire.Action("F", place, 1.0 * place, place + 0.9) for place in range(16)]
+            load = [protocol.LayerLoad(layer, [512] * EXPERTS, 0) for layer in range(LAYERS)]
+            leader.send(protocol.Experts(step, load))
+            actions = [protocol.Action("F", place, 1.0 * place, place + 0.9) for place in range(16)]
             for rank, agent in enumerate(self.agents):
-                agent.send(wire.Timeline(rank, step, 20.0, actions))
+                agent.send(protocol.Timeline(rank, step, 20.0, actions))
 
 
 def main() -> None:

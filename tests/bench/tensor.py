@@ -20,14 +20,17 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
-from engine.launch import Place, launch
-from engine.layout import Model
-from engine.meter import Meter
-from engine.model.moe import Dials
-from engine.model.transformer import Block, rope_table, rotate
-from engine.parallel.comm import Axis
-from engine.parallel.sharded import sum_over_tp
-from engine.parallel.tensor import Weights, local
+from engine.config.knob_values import KnobValues
+from engine.config.layout import Model
+from engine.launch.ranks import launch
+from engine.metering.meter import Meter
+from engine.model.attention import rope_table, rotate
+from engine.model.transformer import Block
+from engine.parallel.collectives import Axis
+from engine.parallel.local_shards import local_weight
+from engine.parallel.parameters import ParameterFactory
+from engine.rendezvous import RankContext
+from engine.sharding.fsdp import sum_over_tp
 
 TP = 2
 LAYERS, BATCH, MICRO_BATCHES = 4, 4, 4
@@ -96,8 +99,10 @@ def with_torch(model: Model, mesh: DeviceMesh) -> nn.Sequential:
 
 
 def with_ours(model: Model, tp: Axis, mesh: DeviceMesh) -> nn.Sequential:
-    weights = Weights(0, tp, Axis("ep", None, tp.meter), mesh)
-    return nn.Sequential(*(Block(weights, layer, model, Dials(), tp.meter) for layer in range(model.layers)))
+    weights = ParameterFactory(0, tp, Axis("ep", None, tp.meter), mesh)
+    return nn.Sequential(
+        *(Block(weights, layer, model, KnobValues(), tp.meter) for layer in range(model.layers))
+    )
 
 
 def same_weights(ours: nn.Module, theirs: nn.Module) -> None:
@@ -105,10 +110,10 @@ def same_weights(ours: nn.Module, theirs: nn.Module) -> None:
         target = dict(theirs.named_parameters())
         for name, weight in ours.named_parameters():
             there = target[name if "norm" in name else f"{name}.weight"]
-            there.to_local().copy_(local(weight))
+            there.to_local().copy_(local_weight(weight))
 
 
-def measure(place: Place) -> None:
+def measure(place: RankContext) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
     mesh = init_device_mesh("cpu", (TP,), mesh_dim_names=("tp",))

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.client import Client
-from agents.reach import runs
-from agents.reach.keys import Key, KeyStore, Role, load_key
+from agents.rundir.hub_file import HUB_FILE, read_hub_file
+from agents.transport.keys import Key, KeyStore, Role, load_key
 from tests.faults.conftest import Opened
 from tests.faults.scaled import Constants, program
 from tests.unit.agents.fleet import DEADLINE_S, Fleet, HubProcess, poll_until
@@ -26,8 +26,8 @@ class Guarded:
         if constants:
             self.hub.program = program("agents.hub.process", constants)
         self.hub.start("--listen", "auto", "--keys", str(self.store.folder), *options)
-        wait((folder / "run" / runs.HUB_FILE).exists)
-        listening = runs.read_hub_file(folder / "run").tcp
+        wait((folder / "run" / HUB_FILE).exists)
+        listening = read_hub_file(folder / "run").tcp
         assert listening is not None
         self.url = listening.ranks
         self.fleet = Fleet(self.url, key=self.rank)

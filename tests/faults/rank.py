@@ -10,9 +10,9 @@ import sys
 import threading
 import time
 
+from agents.protocol import Ack
+from agents.protocol import Board as BoardMessage
 from agents.rank.agent import Agent
-from agents.wire import Ack
-from agents.wire import Board as BoardMessage
 from tests.unit.agents.fleet import environment, make_board, make_hello, make_step, make_summary
 
 

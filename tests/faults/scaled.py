@@ -1,6 +1,6 @@
 """A module of ours as a process with some of its constants changed, so that a wait of minutes takes a moment.
 
-python -m tests.faults.scaled agents.hub.process agents.hub.roster.LOST_AFTER_S=0.5 -- --run r --dir DIR
+python -m tests.faults.scaled agents.hub.process agents.hub.telemetry.membership.LOST_AFTER_S=0.5 -- --run r --dir DIR
 """
 
 import importlib
@@ -11,7 +11,8 @@ Constants = Mapping[str, float]
 
 
 def program(module: str, constants: Constants) -> list[str]:
-    """The command that runs `module` with `constants`, e.g. ``{"agents.hub.roster.LOST_AFTER_S": 0.5}``."""
+    """The command that runs `module` with `constants`, such as
+    ``{"agents.hub.telemetry.membership.LOST_AFTER_S": 0.5}``."""
     changed = [f"{name}={value!r}" for name, value in constants.items()]
     return [sys.executable, "-m", "tests.faults.scaled", module, *changed, "--"]
 

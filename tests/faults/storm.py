@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agents.client import Client
-from agents.reach.runs import COMMANDS_FILE
-from agents.record.commands import read_commands
-from agents.wire import Changes, CommandState
+from agents.protocol import Changes, CommandState
+from agents.recording.commands import read_commands
+from agents.rundir.runs import COMMANDS_FILE
 from tests.unit.agents.fleet import Fleet, HubProcess
 
 OUTSTANDING = 6  # proposals of one operator

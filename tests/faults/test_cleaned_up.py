@@ -6,7 +6,8 @@ import stat
 from contextlib import closing
 
 from agents.client import Client
-from agents.reach.runs import COMMANDS_FILE, RECORD_FILE, read_hub_file
+from agents.rundir.hub_file import read_hub_file
+from agents.rundir.runs import COMMANDS_FILE, RECORD_FILE
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
@@ -15,7 +16,7 @@ from tests.unit.agents.test_replay import recorded
 
 def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: Opened) -> None:
     own_hub.kill()
-    own_hub.program = program("agents.hub.process", {"agents.hub.hub.TICK_S": 0.1})
+    own_hub.program = program("agents.hub.process", {"agents.hub.server.TICK_S": 0.1})
     own_hub.start()
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks, 2))
     poll_until(client, lambda: client.state.board and client.state.summaries, fleet.turn)
@@ -34,10 +35,10 @@ def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: 
 
     shutil.rmtree(own_hub.endpoints.directory)
     own_hub.endpoints.directory.write_text("in the way")
-    poll_until(client, lambda: said("nobody can find this hub any more"), fleet.turn)
+    poll_until(client, lambda: said("new clients cannot find this hub"), fleet.turn)
     step = fleet.step
     poll_until(client, lambda: client.state.summaries[-1].step > step + 3, fleet.turn)
-    assert sum("nobody can find" in event.text for event in client.state.events) == 1
+    assert sum("new clients cannot find this hub" in event.text for event in client.state.events) == 1
     own_hub.endpoints.directory.unlink()
     assert own_hub.stop() == 0 and not (own_hub.folder / "hub.json").exists()
 

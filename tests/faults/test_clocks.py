@@ -6,8 +6,9 @@ import pytest
 from msgspec import structs
 
 from agents.client import Client
-from agents.wire import Event
-from cockpit.store import Store
+from agents.protocol import Event
+from cockpit.data.run_log import log_entries
+from cockpit.data.store import Store
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, make_summary, poll_until
 
@@ -86,7 +87,7 @@ def test_the_log_is_in_the_order_of_what_happened(off_s: float, own_hub: HubProc
         )
     store = Store()
     store.apply(client.state.replay())
-    order = [entry.text for entry in store.journal()]
+    order = [entry.text for entry in log_entries(store)]
     places = [order.index(text) for text in said]
     changes = [place for place, text in enumerate(order) if "applied" in text]
     assert len(changes) == 3

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from agents.client import Client
-from agents.wire import Action, Timeline
+from agents.protocol import Action, Timeline
 from tests.faults.rank import RankProcess
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import HubProcess, Peer, environment, make_hello, poll_until

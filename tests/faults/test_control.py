@@ -9,18 +9,18 @@ import pytest
 from torch import Tensor
 
 from agents.client import Client
-from agents.rank.board import Board, Knob, Values
+from agents.protocol import Ack, Command, CommandState, Legal, Propose, Pulse, Welcome
+from agents.protocol import Board as BoardMessage
+from agents.rank.knob_board import Knob, KnobBoard, Values
 from agents.waiting import wait_for_command
-from agents.wire import Ack, Command, CommandState, Legal, Propose, Pulse, Welcome
-from agents.wire import Board as BoardMessage
-from engine.parallel.comm import Started
-from engine.train.switch import Switch
+from engine.control.vote import KnobVote
+from engine.parallel.collectives import AsyncCollective
 from tests.faults.conftest import Opened
 from tests.faults.scaled import Constants, program
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_board, make_hello, poll_until
-from tests.unit.engine.threads import ThreadAxis, on_each
+from tests.unit.engine.thread_axis import ThreadAxis, on_each
 
-SOON: Constants = {"agents.hub.roster.LOST_AFTER_S": 0.6}
+SOON: Constants = {"agents.hub.telemetry.membership.LOST_AFTER_S": 0.6}
 
 
 @pytest.fixture
@@ -81,9 +81,6 @@ def test_a_replayed_command_does_nothing_whoever_was_restarted(own_hub: HubProce
     assert client.state.commands["never"].why == refused.why
     assert fleet.carried_out == [first.revision, last.revision]
     assert fleet.boards[0].values == {"micro_batches": 8, "recompute": "full"}
-    assert fleet.agents[0]._orders.receive(Command(first.revision, "once", {}), make_hello(0, 4), None), (
-        "a rank that hears a settled command again says so, and does nothing"
-    )
     assert fleet.agents[0].pending is None
 
 
@@ -93,12 +90,12 @@ def test_a_replayed_command_does_nothing_whoever_was_restarted(own_hub: HubProce
 class Ballot(ThreadAxis):
     """Ranks as threads that can be told things, too."""
 
-    def start_broadcast(self, x: Tensor, root: int) -> Started:
+    def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
         x.copy_(self._all(x)[root]) if x.numel() else None
-        return Started(self, "broadcast", 0, ())
+        return AsyncCollective(self, "broadcast", 0, ())
 
 
-def paired_board(refuses: bool = False) -> Board:
+def paired_board(refuses: bool = False) -> KnobBoard:
     """Two knobs of which the one allows what the other asks for."""
 
     def prepare(values: Values) -> object:
@@ -109,7 +106,7 @@ def paired_board(refuses: bool = False) -> Board:
     def legal(values: Values) -> Legal:
         return Legal([1, 2] if values["mode"] == "narrow" else [1, 2, 4])
 
-    return Board(
+    return KnobBoard(
         [
             Knob("width", legal, True, "", lambda _: None, prepare),
             Knob("mode", lambda _: Legal(["narrow", "wide"]), True, "", lambda _: None, lambda _: None),
@@ -118,13 +115,13 @@ def paired_board(refuses: bool = False) -> Board:
     )
 
 
-def vote(command: Command, refuses: int | None = None, ranks: int = 4) -> list[tuple[Board, list[Ack]]]:
+def vote(command: Command, refuses: int | None = None, ranks: int = 4) -> list[tuple[KnobBoard, list[Ack]]]:
     """One step boundary on each rank, of which one may refuse: its board, and what it said."""
 
-    def rank(axis: ThreadAxis) -> tuple[Board, list[Ack]]:
+    def rank(axis: ThreadAxis) -> tuple[KnobBoard, list[Ack]]:
         board, said = paired_board(axis.rank == refuses), []
         axis = Ballot(axis.rank, axis.size, axis._box, axis._barrier)
-        switch = Switch(axis, board, lambda: None if said else command, said.append)
+        switch = KnobVote(axis, board, lambda: None if said else command, said.append)
         switch.begin(7, stop=False)
         assert not switch.end(7)
         return board, said
@@ -190,7 +187,7 @@ def test_a_rank_that_dies_between_vote_and_apply(hasty_hub: HubProcess, opened: 
     poll_until(client, lambda: client.state.commands[asked].why, lambda: alive(3))
     half = client.state.commands[asked]
     assert (half.state, half.acks, half.settled) == ("applied", 3, False)
-    assert half.why == "rank 3 was lost before it said so"
+    assert half.why == "rank 3 was lost before its ack"
     with pytest.raises(TimeoutError, match="applied on 3 of 4 ranks"):
         wait_for_command(client, asked, 0.1)
     # The run ends in its next collective; one that goes on does so from before the command, on every rank.
@@ -216,11 +213,11 @@ def test_a_command_during_a_save_waits_and_says_so(own_hub: HubProcess, opened: 
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     known(client, fleet)
     since = time.monotonic() - 20
-    fleet.doing = lambda: (fleet.step, "waiting for the snapshot", since)  # type: ignore[method-assign]
+    fleet.doing = lambda: (fleet.step, "waiting for the checkpoint", since)  # type: ignore[method-assign]
     poll_until(client, lambda: client.state.pulses[0].since_ms > 1e4)
     asked = client.propose({"micro_batches": 8})
     waits = wait_for_command(client, asked, 5.0, settled=False)
-    assert waits.why == "it waits for a step to end: rank 0 is in waiting for the snapshot"
+    assert waits.why == "it waits for a step to end: rank 0 is in waiting for the checkpoint"
     assert fleet.carried_out == []
     assert settled(client, fleet, asked).state == "applied"
 

@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 
 from agents.client import Client
-from agents.reach import runs
-from agents.reach.address import own_address
-from agents.reach.keys import Key, KeyStore, Role, load_key
+from agents.protocol.base import RunError
+from agents.rundir.hub_file import HUB_FILE, read_hub_file
+from agents.transport.addresses import own_address
+from agents.transport.keys import Key, KeyStore, Role, load_key
 from agents.waiting import wait_for_command
-from agents.wire.terms import RunError
 from tests.faults.conftest import Opened
 from tests.faults.hosts import Host, NoHosts, two_hosts
 from tests.unit.agents.fleet import SOURCE, Fleet, poll_until
+
+pytestmark = pytest.mark.xdist_group("hosts")  # its tests share a fixture
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +50,10 @@ def url(hosts: tuple[Host, Host], keys: dict[Role, Key], tmp_path: Path) -> Iter
     command = hosts[0].command(sys.executable, "-m", "agents.hub", *options, *listen)
     hub = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(SOURCE)})
     deadline = time.monotonic() + 15
-    while not (tmp_path / "run" / runs.HUB_FILE).exists():
+    while not (tmp_path / "run" / HUB_FILE).exists():
         assert time.monotonic() < deadline and hub.poll() is None
         time.sleep(0.02)
-    listening = runs.read_hub_file(tmp_path / "run").tcp
+    listening = read_hub_file(tmp_path / "run").tcp
     assert listening is not None
     yield listening.ranks
     hub.terminate()
@@ -78,8 +80,8 @@ def test_a_cable_pulled_and_put_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Heartbeats give the dead connection up, so that a new one is there as soon as the network is."""
-    monkeypatch.setattr("agents.reach.line.HEARTBEAT_MS", 100)
-    monkeypatch.setattr("agents.reach.line.DEAD_AFTER_MS", 500)
+    monkeypatch.setattr("agents.transport.reconnecting.HEARTBEAT_MS", 100)
+    monkeypatch.setattr("agents.transport.reconnecting.DEAD_AFTER_MS", 500)
     with hosts[1].inside():
         fleet = opened(Fleet(url, key=keys[Role.RANK]))
         client = opened(Client(url, keys[Role.VIEWER]))
@@ -98,14 +100,14 @@ def test_the_address_by_which_others_reach_us(hosts: tuple[Host, Host]) -> None:
     with hosts[0].inside():
         assert own_address(hosts[0].address) == hosts[0].address
         assert own_address(hosts[1].address) == hosts[0].address
-        with pytest.raises(RunError, match="by its loopback only, which no other reaches"):
+        with pytest.raises(RunError, match="which other machines cannot reach"):
             own_address("127.0.0.1")
 
 
 JOINED = """
 import sys
 from pathlib import Path
-from engine.launch import join, joined_place
+from engine.launch.ranks import join, joined_place
 folder = Path(sys.argv[1])
 
 def work(place):

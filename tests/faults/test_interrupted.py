@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from agents.client import Client
-from agents.reach import runs
+from agents.rundir.hub_file import HUB_FILE
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory
+from agents.transport.addresses import Endpoints
 from tests.faults.guarded import wait
 from tests.faults.rank import RankProcess
 from tests.unit.agents.conftest import Opened
@@ -52,20 +54,20 @@ class Terminal:
 
 
 @pytest.fixture
-def sockets() -> runs.Endpoints:
-    return runs.endpoints_in(runs.make_socket_directory())
+def sockets() -> Endpoints:
+    return endpoints_in(make_socket_directory())
 
 
-def test_a_hub(opened: Opened, tmp_path: Path, sockets: runs.Endpoints) -> None:
+def test_a_hub(opened: Opened, tmp_path: Path, sockets: Endpoints) -> None:
     words = ["hub", "--run", "r", "--dir", str(tmp_path), "--sockets", str(sockets.directory)]
     hub = opened(Terminal(*words))
-    wait((tmp_path / runs.HUB_FILE).exists)
+    wait((tmp_path / HUB_FILE).exists)
     rank = opened(RankProcess(sockets.ranks, 0, 1))
     client = opened(Client(sockets.clients))
     poll_until(client, lambda: client.state.summaries)
     status, said = hub.interrupt()
     assert (status, said.replace("^C", "")) == (0, "")
-    assert not (tmp_path / runs.HUB_FILE).exists() and not any(path.exists() for path in sockets.paths)
+    assert not (tmp_path / HUB_FILE).exists() and not any(path.exists() for path in sockets.paths)
     assert rank.process.poll() is None
     step = client.state.summaries[-1].step
     again = opened(Terminal(*words))
@@ -73,7 +75,7 @@ def test_a_hub(opened: Opened, tmp_path: Path, sockets: runs.Endpoints) -> None:
     assert again.interrupt()[0] == 0
 
 
-def test_a_relay(opened: Opened, own_hub: HubProcess, sockets: runs.Endpoints) -> None:
+def test_a_relay(opened: Opened, own_hub: HubProcess, sockets: Endpoints) -> None:
     options = ["--run", "r", "--hub", own_hub.endpoints.ranks, "--sockets", str(sockets.directory)]
     relay = opened(Terminal("relay", *options))
     wait(sockets.paths[0].exists)

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from agents.client import Client
-from agents.reach.runs import last_failure, read_hub_file
+from agents.rundir.failure_file import last_failure
+from agents.rundir.hub_file import read_hub_file
 from tests.ranks.driver import Driver, eventually
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import poll_until
 
 WORK = """
 from agents.rank.agent import Agent
-from agents.wire import Board
+from agents.protocol import Board
 from tests.unit.agents.fleet import make_board, make_hello, make_step
 
 def work(place):
@@ -28,7 +29,7 @@ def work(place):
     agent.introduce(make_hello(place.rank, place.world, run="a-run"), shown)
     note(place, "pid", os.getpid())
     while place.rank == 3 or not place.stop_requested():
-        place.at(step, "tp all-gather, layer 2")
+        place.set_operation(step, "tp all-gather, layer 2")
         agent.send(make_step(place.rank, step))
         time.sleep(0.02)
         step += 1

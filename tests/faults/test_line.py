@@ -9,26 +9,28 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from agents import wire
-from agents.hub.doors import GuardedDoor
-from agents.hub.gate import Gate
-from agents.reach.keys import Key, KeyStore, Role, load_key
-from agents.reach.line import Line
-from agents.wire import Credit, Updates
+from agents import protocol
+from agents.protocol import Credit, Updates
+from agents.transport.authenticator import ZapAuthenticator
+from agents.transport.keys import Key, KeyStore, Role, load_key
+from agents.transport.reconnecting import ReconnectingSocket
+from agents.transport.server_sockets import CurveSocket
 from tests.faults.conftest import Opened
 from tests.faults.forwarder import Forwarder
 from tests.faults.guarded import Guarded, wait
 from tests.unit.agents.fleet import DEADLINE_S, Peer
 
+pytestmark = pytest.mark.xdist_group("line")  # its tests share a fixture
+
 HASTY = {
-    "agents.hub.doors.HEARTBEAT_MS": 100,
-    "agents.hub.doors.DEAD_AFTER_MS": 500,
-    "agents.hub.doors.HANDSHAKE_MS": 500,
+    "agents.transport.server_sockets.HEARTBEAT_MS": 100,
+    "agents.transport.server_sockets.DEAD_AFTER_MS": 500,
+    "agents.transport.server_sockets.HANDSHAKE_MS": 500,
 }
 
 
-def line_to(endpoint: str, key: Key | None = None) -> Line:
-    return Line(endpoint, key, immediate=True, high_water=8, reconnect_max_ms=200)
+def line_to(endpoint: str, key: Key | None = None) -> ReconnectingSocket:
+    return ReconnectingSocket(endpoint, key, immediate=True, high_water=8, reconnect_max_ms=200)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,7 @@ def test_a_hub_gives_up_a_peer_whose_machine_has_vanished(hasty: Guarded, opened
     wait(lambda: connections(hasty) == 4)
     cable = opened(Forwarder(hasty.url))
     peer = opened(Peer(cable.endpoint, hasty.viewer))
-    peer.say(Credit(wire.VERSION, "", 0, 1))
+    peer.say(Credit(protocol.VERSION, "", 0, 1))
     assert isinstance(peer.hear(Updates), Updates)
     wait(lambda: connections(hasty) == 5)
     cable.cut()
@@ -66,8 +68,8 @@ def test_a_hub_gives_up_who_never_says_who_it_is(hasty: Guarded) -> None:
 def test_a_line_gives_up_a_hub_whose_machine_has_vanished(
     hasty: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.reach.line.HEARTBEAT_MS", 100)
-    monkeypatch.setattr("agents.reach.line.DEAD_AFTER_MS", 500)
+    monkeypatch.setattr("agents.transport.reconnecting.HEARTBEAT_MS", 100)
+    monkeypatch.setattr("agents.transport.reconnecting.DEAD_AFTER_MS", 500)
     cable = opened(Forwarder(hasty.url))
     line = opened(line_to(cable.endpoint, hasty.viewer))
 
@@ -91,9 +93,11 @@ def test_what_a_hub_may_not_send_is_never_held(opened: Opened, tmp_path: Path) -
         assert line.socket.poll(int(1000 * DEADLINE_S), zmq.POLLOUT)
         line.socket.send(b"here")
         identity, _ = other.recv_multipart()
-        other.send_multipart([identity, bytes(wire.MAX_FRAME_BYTES)])
-        assert line.socket.poll(int(1000 * DEADLINE_S)) and len(line.socket.recv()) == wire.MAX_FRAME_BYTES
-        other.send_multipart([identity, bytes(wire.MAX_FRAME_BYTES + 1)])
+        other.send_multipart([identity, bytes(protocol.MAX_FRAME_BYTES)])
+        assert (
+            line.socket.poll(int(1000 * DEADLINE_S)) and len(line.socket.recv()) == protocol.MAX_FRAME_BYTES
+        )
+        other.send_multipart([identity, bytes(protocol.MAX_FRAME_BYTES + 1)])
         try:
             wait(lambda: monitor.poll(0) or line.socket.poll(0))
             assert not line.socket.poll(0)
@@ -108,8 +112,8 @@ def test_without_a_gate_nobody_comes_in(opened: Opened, tmp_path: Path) -> None:
     own = store.hub_key()
     key = load_key(store.make("ann", Role.VIEWER))
     with zmq.Context() as context:
-        door = GuardedDoor(context, b"t", cast(Gate, None), own.secret)
-        url = door.bind("tcp://127.0.0.1:*")
+        server_socket = CurveSocket(context, b"t", cast(ZapAuthenticator, None), own.secret)
+        url = server_socket.bind("tcp://127.0.0.1:*")
         peer = opened(Peer(url, key))
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         monitor = peer.dealer.get_monitor_socket(events)
@@ -119,4 +123,4 @@ def test_without_a_gate_nobody_comes_in(opened: Opened, tmp_path: Path) -> None:
         finally:
             peer.dealer.disable_monitor()
             monitor.close(0)
-            door.socket.close(0)
+            server_socket.socket.close(0)

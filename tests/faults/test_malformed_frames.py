@@ -6,19 +6,21 @@ from collections.abc import Iterator
 import msgpack
 import pytest
 
-from agents import wire
+from agents import protocol
 from agents.client import Client
-from agents.hub.hub import CLIENT_FRAME_BYTES
-from agents.wire import Refused
+from agents.hub.server import CLIENT_FRAME_BYTES
+from agents.protocol import Refused
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_hello, make_step, poll_until
+
+pytestmark = pytest.mark.xdist_group("malformed_frames")  # its tests share a fixture
 
 DEEP = b"\x91" * 200_000 + b"\xc0"
 NOT_OURS = "not a frame of ours: "
 
 
 def packed(*message: object) -> bytes:
-    return msgpack.packb([wire.VERSION, [message]])  # type: ignore[no-any-return]
+    return msgpack.packb([protocol.VERSION, [message]])  # type: ignore[no-any-return]
 
 
 def twice(kind: str) -> bytes:
@@ -39,12 +41,15 @@ FRAMES = {
     "trailing bytes": (b"\x92\x01\x90zzz", NOT_OURS),
     "wrong type": (packed("propose", 7, {}), NOT_OURS),
     "a kind that is no text": (packed(7, 1), NOT_OURS),
-    "2^64-1": (packed("credit", wire.VERSION, "", 2**64 - 1, 1), NOT_OURS),
+    "2^64-1": (packed("credit", protocol.VERSION, "", 2**64 - 1, 1), NOT_OURS),
     "2^64-1 as a rank": (packed("gone", 2**64 - 1, True), NOT_OURS),
-    "negative": (packed("credit", wire.VERSION, "", -1, 1), NOT_OURS),
-    "NaN": (packed("propose", "a", {"micro_batches": float("nan")}), "micro_batches = nan is no value"),
-    "infinity": (packed("propose", "a", {"a": 1, "lr": float("inf")}), "lr = inf is no value"),
-    "duplicate keys": (twice("propose"), NOT_OURS + "a knob is named twice in one change"),
+    "negative": (packed("credit", protocol.VERSION, "", -1, 1), NOT_OURS),
+    "NaN": (
+        packed("propose", "a", {"micro_batches": float("nan")}),
+        "micro_batches = nan is not a legal value",
+    ),
+    "infinity": (packed("propose", "a", {"a": 1, "lr": float("inf")}), "lr = inf is not a legal value"),
+    "duplicate keys": (twice("propose"), "a change names a knob twice"),
 }
 
 
@@ -90,12 +95,12 @@ def test_numbers_that_cannot_be_are_not_believed(hub: HubProcess, fleet: Fleet, 
     assert client.state.steps[3].step < 2**52
 
 
-def _fields(message: wire.Step) -> dict[str, object]:
+def _fields(message: protocol.Step) -> dict[str, object]:
     comm = {axis: [traffic.bytes, traffic.ms, traffic.exposed_ms] for axis, traffic in message.comm.items()}
     return {name: getattr(message, name) for name in message.__struct_fields__} | {"comm": comm}
 
 
 def test_a_client_is_told_before_it_asks(hub: HubProcess, opened: Opened) -> None:
     client = opened(Client(hub.endpoints.clients))
-    with pytest.raises(ValueError, match="lr = nan is no value that a knob can have"):
+    with pytest.raises(ValueError, match="lr = nan is not a legal value of a knob"):
         client.propose({"lr": float("nan")})

@@ -12,8 +12,8 @@ import pytest
 import zmq
 
 from agents.client import Client
-from agents.hub.admission import RESERVE_TCP
-from agents.reach import runs
+from agents.rundir.hub_file import read_hub_file
+from agents.transport.admission import RESERVE_TCP
 from tests.faults.conftest import Opened
 from tests.faults.guarded import Guarded, wait, watch
 from tests.unit.agents.fleet import Peer, poll_until
@@ -54,7 +54,7 @@ def test_a_message_of_many_parts_costs_no_more_memory_than_a_hub_may_have(
     )
     assert client.state.commands[before].state == "applied"
     wait(lambda: psutil.Process(pid).memory_info().rss < MOST_MB * MIB, small.fleet.turn)
-    file = runs.read_hub_file(small.hub.folder)
+    file = read_hub_file(small.hub.folder)
     assert (file.pid, file.tcp and file.tcp.clients) == (pid, small.url)
     poll_until(
         client, lambda: any("--memory-mb" in one.text for one in client.state.events), small.fleet.turn

@@ -14,6 +14,8 @@ from agents.client import Client
 from tests.faults.rank import RankProcess
 from tests.unit.agents.fleet import HubProcess, environment, poll_until
 
+pytestmark = pytest.mark.xdist_group("output")  # its tests share a fixture
+
 FULL = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 
@@ -79,8 +81,8 @@ def test_an_encoding_without_our_signs(live: Path, variables: dict[str, str]) ->
 
 RUN = """
 import os, sys
-from agents.reach.streams import open_streams
-from engine.outlet import outlet
+from agents.rundir.standard_streams import open_streams
+from engine.launch.outlet import outlet
 open_streams()
 sys.stdout = outlet()
 if os.fork() == 0:  # a rank, which has an outlet of its own
@@ -106,7 +108,7 @@ def engine(after: str) -> subprocess.CompletedProcess[bytes]:
 @needs_full
 def test_a_run_goes_on_without_its_output(live: Path) -> None:
     done = engine(">/dev/full")
-    told = b"standard output is closed, it cannot be written: No space left on device; the run goes on without it\n"
+    told = b"standard output is closed, it cannot be written: No space left on device; the run continues without it\n"
     assert (done.returncode, done.stderr) == (0, told), "once, for the run and all its ranks"
 
 
@@ -116,7 +118,7 @@ def test_a_run_goes_on_without_its_reader() -> None:
     command = [sys.executable, "-c", RUN]
     done = subprocess.run(command, env=environment(), stdout=writer, stderr=subprocess.PIPE, timeout=60)
     os.close(writer)
-    told = b"standard output is closed, its reader has left; the run goes on without it\n"
+    told = b"standard output is closed, its reader has left; the run continues without it\n"
     assert (done.returncode, done.stderr) == (0, told), "once, for the run and all its ranks"
 
 

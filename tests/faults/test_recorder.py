@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from agents.client import Client
-from agents.reach import runs
-from agents.record.replay import Recording, Replay
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
+from agents.rundir import runs
 from agents.waiting import wait_for_command
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
@@ -73,11 +74,11 @@ def test_a_disk_that_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: P
     client = opened(Client(small_disk.endpoints.clients))
     fleet = opened(Fleet(small_disk.endpoints.ranks, 8))
 
-    def crowd() -> None:
+    def relay_queue() -> None:
         for _ in range(20):
             fleet.turn()
 
-    poll_until(client, lambda: any("the recording stops" in text for text in events(client)), crowd)
+    poll_until(client, lambda: any("the recording stops" in text for text in events(client)), relay_queue)
     assert any("disk is full" in text and "telemetry goes on" in text for text in events(client))
     (small_disk.inside / "rest").write_bytes(b"")
     with (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import wire
+from agents import protocol
 from agents.client import Client
-from agents.wire import Credit, Refused, Timeline
+from agents.protocol import Credit, Refused, Timeline
 from tests.faults.forwarder import Forwarder
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
@@ -38,7 +38,7 @@ def memory_bytes(pid: int, what: str = "VmRSS") -> int:
 @pytest.fixture
 def impatient_hub(tmp_path: Path) -> Iterator[HubProcess]:
     hub = HubProcess(tmp_path / "run")
-    command = program("agents.hub.process", {"agents.hub.roster.LOST_AFTER_S": LOST_AFTER_S})
+    command = program("agents.hub.process", {"agents.hub.telemetry.membership.LOST_AFTER_S": LOST_AFTER_S})
     hub.process = subprocess.Popen(
         [*command, "--run", "r", "--dir", str(hub.folder), "--sockets", str(hub.endpoints.directory)],
         env=environment(),
@@ -87,8 +87,8 @@ def test_a_stalled_subscriber_costs_only_itself(own_hub: HubProcess, opened: Ope
     poll_until(client, lambda: client.state.hellos)
     stalled = [opened(Peer(own_hub.endpoints.clients)) for _ in range(8)]
     for peer in stalled:
-        peer.say(Credit(wire.VERSION, "", 0, 64))
-    action = wire.Action("F", 0, 0.5, 1.5)
+        peer.say(Credit(protocol.VERSION, "", 0, 64))
+    action = protocol.Action("F", 0, 0.5, 1.5)
     sizes = []
     for step in range(1, 601):  # of 190 KB each
         rank.say(Timeline(0, step, 1.0, [action] * 6000), make_step(0, step))
@@ -97,12 +97,12 @@ def test_a_stalled_subscriber_costs_only_itself(own_hub: HubProcess, opened: Ope
             sizes.append(memory_bytes(own_hub.process.pid))
     assert sizes[2] - sizes[1] < 32 << 20, "what was kept for those who do not read would be 300 MB more"
     asleep = stalled[0]
-    asleep.say(Credit(wire.VERSION, client.epoch, 2, 64))
+    asleep.say(Credit(protocol.VERSION, client.epoch, 2, 64))
     seen = 0
     for _ in range(64 + 64):  # what it was granted before is there, and then the newest
-        updates = asleep.hear(wire.Updates)
-        assert isinstance(updates, wire.Updates)
-        seen = max([seen, *(u.step for u in updates.updates if isinstance(u, wire.Step))])
+        updates = asleep.hear(protocol.Updates)
+        assert isinstance(updates, protocol.Updates)
+        seen = max([seen, *(u.step for u in updates.updates if isinstance(u, protocol.Step))])
         if updates.since is not None and seen == 600:
             break
     assert seen == 600

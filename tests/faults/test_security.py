@@ -15,19 +15,22 @@ import psutil
 import pytest
 import zmq
 
-from agents import wire
+from agents import protocol
 from agents.client import Client
+from agents.protocol import Credit, Decide, Propose, Refused, Try, Updates, codec
 from agents.rank.agent import Agent
-from agents.reach import runs
-from agents.reach.keys import LIST_FILE, Key, KeyStore, Role, load_key
+from agents.rundir.local_machine import this_host
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory
+from agents.transport.keys import LIST_FILE, Key, KeyStore, Role, load_key
 from agents.waiting import wait_for_command
-from agents.wire import Credit, Decide, Propose, Refused, Try, Updates, codec
-from cockpit.live import LiveFeed
-from cockpit.store import Store
-from cockpit.verdict import Level, diagnosis
+from cockpit.data.diagnosis import Level, diagnosis
+from cockpit.data.sources.live import LiveSource
+from cockpit.data.store import Store
 from tests.faults.conftest import Opened
 from tests.faults.guarded import Guarded, wait, watch
 from tests.unit.agents.fleet import DEADLINE_S, SOURCE, Peer, make_hello, make_step, poll_until
+
+pytestmark = pytest.mark.xdist_group("security")  # its tests share a fixture
 
 MIB = 1 << 20
 
@@ -42,7 +45,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 # --------------------------------------------------------------------------------------------- fault 8
 
 
-def zmtp1(*messages: wire.Message) -> bytes:
+def zmtp1(*messages: protocol.Message) -> bytes:
     """What a peer of ZMTP 1.0 says: no identity, then one frame, and no security at all."""
     frame = codec.encode(messages)
     return b"\x01\x00" + b"\xff" + (len(frame) + 1).to_bytes(8) + b"\x00" + frame
@@ -55,7 +58,7 @@ KNOCKS = {
     "http": b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n",
     "tls": bytes.fromhex("1603010200010001fc0303") + os.urandom(500),
     "zmtp 1.0": zmtp1(make_hello(7, 8), make_step(7, 1)),
-    "zmtp 1.0, a client": zmtp1(Credit(wire.VERSION, "", 0, 8), Propose("stolen", {"micro_batches": 8})),
+    "zmtp 1.0, a client": zmtp1(Credit(protocol.VERSION, "", 0, 8), Propose("stolen", {"micro_batches": 8})),
     "null security": GREETING + b"NULL".ljust(20, b"\0") + bytes(32) + b"\x04\x05READY",
     "curve, half a handshake": GREETING
     + b"CURVE".ljust(20, b"\0")
@@ -107,7 +110,7 @@ def test_a_peer_without_a_key_is_not_heard(guarded: Guarded, opened: Opened) -> 
     """A socket of ZeroMQ that speaks our wire, and no CURVE."""
     client = watch(guarded, opened)
     intruder = opened(Peer(guarded.url))
-    intruder.say(Credit(wire.VERSION, "", 0, 8))
+    intruder.say(Credit(protocol.VERSION, "", 0, 8))
     intruder.say(make_hello(7, 8))
     step = guarded.fleet.step
     poll_until(client, lambda: client.state.steps[0].step > step + 20, guarded.fleet.turn)
@@ -165,9 +168,9 @@ def test_a_viewer_watches_and_an_operator_changes(guarded: Guarded, opened: Open
 @pytest.mark.parametrize(
     "message",
     [Try("t", {"micro_batches": 2}, 8), Decide(keep=True), make_hello(1, 4), make_step(1, 9)],
-    ids=repr,
+    ids=lambda message: type(message).__name__,
 )
-def test_a_viewer_may_say_nothing_else(guarded: Guarded, opened: Opened, message: wire.Message) -> None:
+def test_a_viewer_may_say_nothing_else(guarded: Guarded, opened: Opened, message: protocol.Message) -> None:
     watch(guarded, opened)
     peer = opened(Peer(guarded.url, guarded.viewer))
     peer.say(message)
@@ -177,7 +180,7 @@ def test_a_viewer_may_say_nothing_else(guarded: Guarded, opened: Opened, message
 
 def test_a_rank_may_not_watch_nor_change(guarded: Guarded, opened: Opened) -> None:
     watch(guarded, opened)
-    for message in (Credit(wire.VERSION, "", 0, 8), Propose("by-a-rank", {"micro_batches": 1})):
+    for message in (Credit(protocol.VERSION, "", 0, 8), Propose("by-a-rank", {"micro_batches": 1})):
         peer = opened(Peer(guarded.url, guarded.rank))
         peer.say(message)
         refused = peer.hear(Refused)
@@ -202,7 +205,7 @@ def test_an_unlisted_key_is_turned_away_and_told(guarded: Guarded, opened: Opene
     poll_until(client, lambda: client.refused, guarded.fleet.turn)
     assert client.refused and "does not take the key eve: it is revoked or on no list there" in client.refused
     assert client.resets == 0
-    turned = "a key that is not listed: turned away at the door, from 127.0.0.1"
+    turned = "a key that is not listed: refused, from 127.0.0.1"
     poll_until(watcher, lambda: any(turned in e.text for e in watcher.state.events), guarded.fleet.turn)
 
 
@@ -210,14 +213,17 @@ def test_the_screen_says_why_it_shows_nothing_more(guarded: Guarded) -> None:
     """First the whole run, then the sentence, on the line that says what to think of it."""
     key = guarded.make("fay", Role.VIEWER)
     store = Store()
-    feed = LiveFeed(guarded.url, key=key)
+    feed = LiveSource(guarded.url, key=key)
     feed.start(store)
     try:
         wait(lambda: store.world == 4 and store.state.board, guarded.fleet.turn)
         guarded.store.revoke("fay")
         wait(lambda: store.refused, guarded.fleet.turn)
         said = diagnosis(store)
-        assert said.level is Level.BAD and "the key of this connection may not watch any more" in said.text
+        assert (
+            said.level is Level.BAD
+            and "the key of this connection is no longer valid for watching" in said.text
+        )
     finally:
         feed.stop()
 
@@ -226,7 +232,7 @@ def test_a_relay_that_is_turned_away_says_so_to_its_ranks(
     guarded: Guarded, opened: Opened, tmp_path: Path
 ) -> None:
     path = guarded.store.make("relay-1", Role.RANK).rename(tmp_path / "relay-1.key")
-    sockets = runs.make_socket_directory()
+    sockets = make_socket_directory()
     command = [
         sys.executable,
         "-m",
@@ -246,7 +252,7 @@ def test_a_relay_that_is_turned_away_says_so_to_its_ranks(
         stderr=subprocess.PIPE,
         text=True,
     )
-    agent = opened(Agent(runs.endpoints_in(sockets).ranks, lambda: (0, "", 0.0)))
+    agent = opened(Agent(endpoints_in(sockets).ranks, lambda: (0, "", 0.0)))
     agent.introduce(make_hello(0, 4), None)
     try:
         wait(lambda: agent.refused)
@@ -254,7 +260,7 @@ def test_a_relay_that_is_turned_away_says_so_to_its_ranks(
     finally:
         relay.terminate()
         said = relay.communicate(timeout=10)[1]
-    assert said.startswith(f"the relay on {runs.this_host()}: the hub at") and "relay-1" in said
+    assert said.startswith(f"the relay on {this_host()}: the hub at") and "relay-1" in said
 
 
 def test_a_key_for_another_hub_is_told_so(guarded: Guarded, opened: Opened, tmp_path: Path) -> None:
@@ -267,7 +273,7 @@ def test_a_key_for_another_hub_is_told_so(guarded: Guarded, opened: Opened, tmp_
 def test_what_is_no_hub_at_all_is_told_so(
     guarded: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.reach.line.REDIAL_S", 0.2)
+    monkeypatch.setattr("agents.transport.reconnecting.RECONNECT_S", 0.2)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as open_to_all:
         port = open_to_all.bind_to_random_port("tcp://127.0.0.1")
         client = opened(Client(f"tcp://127.0.0.1:{port}", guarded.viewer))
@@ -281,7 +287,7 @@ def test_a_key_revoked_on_an_open_connection(guarded: Guarded, opened: Opened) -
     client = watch(guarded, opened, viewer)
     guarded.store.revoke("carl")
     poll_until(client, lambda: client.refused, guarded.fleet.turn)
-    assert client.refused and "the key of this connection may not watch any more" in client.refused
+    assert client.refused and "the key of this connection is no longer valid for watching" in client.refused
     seq, step = client.seq, guarded.fleet.step
     poll_until(staying, lambda: staying.state.steps[0].step > step + 20, guarded.fleet.turn)
     client.poll(0.1)
@@ -295,7 +301,7 @@ def test_an_operator_revoked_on_an_open_connection_changes_nothing(guarded: Guar
     key = guarded.make("dora", Role.OPERATOR)
     watch(guarded, opened)
     peer = opened(Peer(guarded.url, key))
-    peer.say(Credit(wire.VERSION, "", 0, 8))
+    peer.say(Credit(protocol.VERSION, "", 0, 8))
     assert isinstance(peer.hear(Updates), Updates)
     before = list(guarded.fleet.carried_out)
     guarded.store.revoke("dora")
@@ -333,7 +339,7 @@ def test_a_rank_revoked_on_an_open_connection_is_heard_no_more(guarded: Guarded,
 def test_a_list_that_cannot_be_trusted_lets_nobody_in(
     guarded: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.reach.line.REDIAL_S", 0.2)
+    monkeypatch.setattr("agents.transport.reconnecting.RECONNECT_S", 0.2)
     monkeypatch.setattr("agents.client.SILENCE_S", 0.5)
     client = watch(guarded, opened)
     path = guarded.store.folder / LIST_FILE

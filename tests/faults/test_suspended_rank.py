@@ -3,14 +3,14 @@
 import signal
 
 from agents.client import Client
-from cockpit.store import Link, Store
-from cockpit.verdict import diagnosis
+from cockpit.data.diagnosis import diagnosis
+from cockpit.data.store import LinkState, Store
 from tests.faults.rank import RankProcess
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import HubProcess, poll_until
 
-QUICK = {"agents.hub.roster.LOST_AFTER_S": 1.5, "agents.hub.hub.TICK_S": 0.1}
+QUICK = {"agents.hub.telemetry.membership.LOST_AFTER_S": 1.5, "agents.hub.server.TICK_S": 0.1}
 
 
 def as_seen(client: Client) -> Store:
@@ -33,7 +33,7 @@ def test_suspended_is_not_dead(own_hub: HubProcess, opened: Opened) -> None:
     gone = client.state.gone[1]
     assert (gone.clean, gone.process, gone.over) == (False, "stopped", False)
     assert gone.text.endswith(f"process {ranks[1].process.pid} is suspended (kill -CONT resumes it)")
-    assert "suspended" in diagnosis(as_seen(client)).text and as_seen(client).link is Link.LIVE
+    assert "suspended" in diagnosis(as_seen(client)).text and as_seen(client).link is LinkState.LIVE
     step = client.state.steps[0].step
     poll_until(client, lambda: client.state.steps[0].step > step + 5)  # the others go on
 
@@ -46,12 +46,12 @@ def test_suspended_is_not_dead(own_hub: HubProcess, opened: Opened) -> None:
     for rank in ranks:  # the whole run suspended is no run that has ended
         rank.signal(signal.SIGSTOP)
     poll_until(client, lambda: len(client.state.gone) == 2)
-    assert as_seen(client).link is Link.LIVE
+    assert as_seen(client).link is LinkState.LIVE
 
     ranks[1].process.kill()  # and one that dies while it is suspended is dead
     poll_until(client, lambda: client.state.gone[1].process == "ended")
     assert client.state.gone[1].over and not client.state.gone[0].over
     ranks[0].process.kill()
     poll_until(client, lambda: client.state.gone[0].over)
-    assert as_seen(client).link is Link.FAILED
+    assert as_seen(client).link is LinkState.FAILED
     assert own_hub.process.poll() is None

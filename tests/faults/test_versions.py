@@ -9,12 +9,12 @@ import msgpack
 import pytest
 import zmq
 
-from agents import wire
+from agents import protocol
 from agents.client import Client
+from agents.protocol import Credit, Refused, Sample, Step, codec
 from agents.rank.agent import Agent
 from agents.rank.sampling import CAPABILITIES
-from agents.reach import runs
-from agents.wire import Credit, Refused, Sample, Step, codec
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_hello, make_step, make_summary, poll_until
 
@@ -40,7 +40,7 @@ def old_hello(rank: int, world: int) -> list[object]:
     return ["hello", hello.version, *(getattr(hello, field) for field in fields)]
 
 
-def packed(*messages: object, version: int = wire.VERSION) -> bytes:
+def packed(*messages: object, version: int = protocol.VERSION) -> bytes:
     data: bytes = msgpack.packb([version, list(messages)])
     return data
 
@@ -80,7 +80,7 @@ class OtherHub:
     """A hub of another release, as far as a socket can tell."""
 
     def __init__(self) -> None:
-        self.endpoints = runs.endpoints_in(runs.make_socket_directory())
+        self.endpoints = endpoints_in(make_socket_directory())
         self.context = zmq.Context()
         self.router = self.context.socket(zmq.ROUTER)
         self.router.set(zmq.LINGER, 0)
@@ -94,7 +94,7 @@ class OtherHub:
     def close(self) -> None:
         self.router.close()
         self.context.term()
-        runs.remove_sockets(self.endpoints)
+        remove_sockets(self.endpoints)
 
 
 @pytest.fixture

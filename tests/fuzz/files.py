@@ -11,14 +11,17 @@ from pathlib import Path
 
 import msgpack
 
-from agents.hub.journal import Journal
-from agents.reach import runs
-from agents.reach.keys import KeyStore, Role, load_key
-from agents.reach.runs import RunError
-from agents.record import recording
-from agents.record.commands import SCHEMA
-from agents.record.recording import RecordingError
-from agents.record.replay import Recording, Replay
+from agents.hub.commands.journal import Journal
+from agents.recording import format
+from agents.recording.commands import SCHEMA
+from agents.recording.format import RecordingError
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
+from agents.rundir import runs
+from agents.rundir.failure_file import FAILURE_FILE, last_failure
+from agents.rundir.hub_file import HUB_FILE
+from agents.rundir.runs import RunError
+from agents.transport.keys import KeyStore, Role, load_key
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where files cost no disk
 
@@ -37,8 +40,8 @@ class Files:
         kind, data = data[:1], data[1:]
         self.fed += 1
         reader, path = {
-            b"h": (self._hub, self._folder / "run" / runs.HUB_FILE),
-            b"f": (self._failure, self._folder / "run" / runs.FAILURE_FILE),
+            b"h": (self._hub, self._folder / "run" / HUB_FILE),
+            b"f": (self._failure, self._folder / "run" / FAILURE_FILE),
             b"k": (self._one_key, self._key),
             b"l": (self._list, self._folder / "keys" / "allowed.json"),
             b"r": (self._rows, self._folder / "run" / runs.RECORD_FILE),
@@ -51,14 +54,14 @@ class Files:
             assert "\n" not in str(error), f"not a sentence: {error}"
 
     def _hub(self) -> None:
-        (self._folder / "run" / runs.FAILURE_FILE).unlink(missing_ok=True)
+        (self._folder / "run" / FAILURE_FILE).unlink(missing_ok=True)
         runs.newest_live(self._folder)
         runs.list_runs(self._folder)
         runs.resolve("run", self._folder)
 
     def _failure(self) -> None:
-        (self._folder / "run" / runs.HUB_FILE).unlink(missing_ok=True)
-        runs.last_failure(self._folder / "run")
+        (self._folder / "run" / HUB_FILE).unlink(missing_ok=True)
+        last_failure(self._folder / "run")
         runs.resolve("run", self._folder)
 
     def _one_key(self) -> None:
@@ -75,7 +78,7 @@ class Files:
 
     def _recording(self) -> None:
         """A recording that SQLite can read, with segments and rows that we never wrote."""
-        opened = Recording(self._fill(recording.SCHEMA, ("segments", "feed")))
+        opened = Recording(self._fill(format.SCHEMA, ("segments", "feed")))
         try:
             opened.segments()
             opened.span()

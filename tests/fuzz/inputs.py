@@ -10,12 +10,13 @@ import msgpack
 import msgspec
 from msgspec import structs
 
-from agents.reach import runs
-from agents.reach.keys import KeyStore, Role
-from agents.reach.runs import Endpoints, HubFile
-from agents.record import recording
-from agents.record.commands import SCHEMA
-from agents.wire import VERSION, Board, Credit, Hello, Message, Propose, Updates, codec
+from agents.protocol import VERSION, Board, Credit, Hello, Message, Propose, Updates, codec
+from agents.recording import format
+from agents.recording.commands import SCHEMA
+from agents.rundir import runs
+from agents.rundir.hub_file import HubFile
+from agents.transport.addresses import Endpoints
+from agents.transport.keys import KeyStore, Role
 from tests.fuzz import mutate
 from tests.fuzz.values import KINDS, WORLD, frame, message
 from tests.unit.agents.fleet import make_board, make_hello, make_summary
@@ -93,7 +94,7 @@ def _files() -> list[bytes]:
         journal = path.read_bytes()
     row = [PLAIN.get(name, 1) for name in names]
     said = [msgspec.Raw(codec.pack(one)) for one in (make_hello(0, WORLD), make_summary(1), make_summary(2))]
-    packed = recording.pack_row([recording.Batch(1.0, 1, said)])
+    packed = format.pack_row([format.Batch(1.0, 1, said)])
     segment = [1, VERSION, "e", 0, 1.0, None, 0, 0, packed]
     feed = [1, 1, 1, 3, 1.0, 2, packed]
     accepted = [{**PLAIN, "state": "accepted", "id": "b"}.get(name, 1) for name in names]

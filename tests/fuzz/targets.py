@@ -16,29 +16,24 @@ from unittest import mock
 import msgpack
 import zmq
 
-from agents import wire
+from agents import protocol
 from agents.client import Client
-from agents.hub import intake
-from agents.hub.doors import Door
-from agents.hub.hub import Hub
 from agents.hub.recorder import Limits
-from agents.hub.relay import Node
-from agents.rank.link import Link
-from agents.rank.orders import Orders
+from agents.hub.relay.node import Node
+from agents.hub.server import Hub
+from agents.hub.telemetry import ingest
+from agents.protocol import Ack, Board, Unknown, WireError, codec
+from agents.rank.hub_link import HubLink
 from agents.rank.outbox import Outbox
-from agents.reach.keys import KeyStore, Role, load_key
-from agents.reach.line import Line
-from agents.reach.runs import Endpoints
-from agents.wire import (
-    Ack,
-    Board,
-    Unknown,
-    WireError,
-    codec,
-)
-from cockpit import records
-from cockpit.store import Store
-from cockpit.verdict import diagnosis, headline, verdict
+from agents.rank.received_commands import ReceivedCommands
+from agents.transport.addresses import Endpoints
+from agents.transport.keys import KeyStore, Role, load_key
+from agents.transport.reconnecting import ReconnectingSocket
+from agents.transport.server_sockets import ServerSocket
+from cockpit.data import plain
+from cockpit.data.diagnosis import diagnosis
+from cockpit.data.status import status_fields, status_word
+from cockpit.data.store import Store
 from tests.fuzz import sockets
 from tests.fuzz.clock import scripted
 from tests.fuzz.files import FAST, Files
@@ -92,7 +87,7 @@ def bounded(root: object) -> None:
 
 def sent_well(frame: bytes) -> None:
     """A frame of ours must be one that the other side takes, whatever we were sent before."""
-    assert len(frame) <= wire.FRAME_BYTES, f"a frame of {len(frame)} bytes"
+    assert len(frame) <= protocol.FRAME_BYTES, f"a frame of {len(frame)} bytes"
     assert not any(isinstance(one, Unknown) for one in codec.decode(frame))
 
 
@@ -115,7 +110,7 @@ class Decode:
             return
         known = [one for one in messages if not isinstance(one, Unknown)]
         again = codec.encode(known)
-        if len(again) <= wire.MAX_FRAME_BYTES:
+        if len(again) <= protocol.MAX_FRAME_BYTES:
             assert codec.encode(codec.decode(again)) == again
 
     def _skim(self, data: bytes) -> None:
@@ -150,7 +145,7 @@ class HubTarget:
         self._folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=FAST))
         self._clock_context = scripted()
         self._clock = self._clock_context.__enter__()
-        self._skims = mock.patch.object(intake, "MANY", WORLD)  # as in a large run
+        self._skims = mock.patch.object(ingest, "LARGE_WORLD", WORLD)  # as in a large run
         self._skims.start()
         keys = KeyStore(self._folder / "keys")
         self._keys = [
@@ -167,7 +162,7 @@ class HubTarget:
             self.hub = Hub(
                 RUN, self._folder, ipc, listen=["tcp://127.0.0.1:auto"], record=Limits(), keys=keys
             )
-        self.hub._sequence.epoch = EPOCH
+        self.hub._update_log.epoch = EPOCH
         self._routers = [one for one in context.sockets if one.kind == zmq.ROUTER]
         for rank in range(WORLD):
             self._say(FROM_RANK, rank, codec.encode([make_hello(rank, WORLD)]))
@@ -253,11 +248,11 @@ class ClientTarget:
         self._store.refused = self._client.refused
         for said in (
             diagnosis(self._store).text,
-            *(item.text for item in verdict(self._store, operator=True)),
+            *(item.text for item in status_fields(self._store, operator=True)),
         ):
             assert said.isprintable(), "control characters on a terminal"
-        headline(self._store)
-        records.to_json(records.snapshot(self._store, self._client.epoch, self._client.seq))
+        status_word(self._store)
+        plain.to_json(plain.snapshot(self._store, self._client.epoch, self._client.seq))
         while self._socket.sent:
             sent_well(self._socket.sent.popleft()[-1])
 
@@ -275,9 +270,9 @@ class LinkTarget:
         self._clock_context = scripted()
         self._clock = self._clock_context.__enter__()
         context = sockets.Context()
-        self._outbox, self._orders, self._board = Outbox(), Orders(), make_board()
+        self._outbox, self._orders, self._board = Outbox(), ReceivedCommands(), make_board()
         with mock.patch.object(zmq, "Context", lambda: context):
-            self._link = Link("ipc://hub", lambda: (1, "x", self._clock.now_s), self._outbox, self._orders)
+            self._link = HubLink("ipc://hub", lambda: (1, "x", self._clock.now_s), self._outbox, self._orders)
         self._socket = context.sockets[0]
         shown = Board(0, 0, self._board.digest(), self._board.states())
         self._link.introduction = (make_hello(0, WORLD), shown)
@@ -299,7 +294,7 @@ class LinkTarget:
                 self._board.prepare(command.changes)
                 said = Ack(0, command.revision, "applied", 1, "d")
             except ValueError as error:
-                said = Ack(0, command.revision, "rejected", 1, "d", wire.clip(str(error)))
+                said = Ack(0, command.revision, "rejected", 1, "d", protocol.clip(str(error)))
             self._orders.settle(said)
             self._outbox.put(said)
         self._link.turn()
@@ -321,9 +316,11 @@ class RelayTarget:
         self._clock = self._clock_context.__enter__()
         context = sockets.Context()
         with mock.patch.object(zmq, "Context", lambda: context):
-            line = Line("ipc://hub", None, immediate=False, high_water=64, reconnect_max_ms=1000)
-            door = Door(zmq.Context(), b"r", Role.RANK)
-        self._node = Node(RUN, line, door)
+            line = ReconnectingSocket(
+                "ipc://hub", None, immediate=False, high_water=64, reconnect_max_ms=1000
+            )
+            server_socket = ServerSocket(zmq.Context(), b"r", Role.RANK)
+        self._node = Node(RUN, line, server_socket)
         self._sides = {kind: one for one in context.sockets for kind in (one.kind,)}
 
     def feed(self, data: bytes) -> None:
@@ -349,7 +346,7 @@ class RelayTarget:
             assert not side.came, "frames that nobody takes"
             while side.sent:
                 frame = side.sent.popleft()[-1]
-                assert len(frame) <= wire.MAX_FRAME_BYTES
+                assert len(frame) <= protocol.MAX_FRAME_BYTES
                 codec.decode(frame)  # what a newer peer said may be passed on
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import msgpack
 import msgspec
 from msgspec import inspect
 
-from agents.wire import VERSION, AnyMessage, Message
+from agents.protocol import VERSION, AnyMessage, Message
 
 KINDS: Final[tuple[type[Message], ...]] = get_args(AnyMessage)
 RUN, WORLD, EPOCH = "r", 4, "the-epoch"

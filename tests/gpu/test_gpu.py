@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from engine.clock import CLOCKS
-from engine.parallel.context import METHODS
+from engine.metering.clocks import CLOCKS
+from engine.parallel.context_parallel import ATTENTION_METHODS
 from engine.planner.hardware import peak_flops
 from tests.ranks.cases import SMALL
-from tests.unit.engine.test_context import near_the_truth
+from tests.unit.engine.test_context_parallel import near_the_truth
 from tests.unit.engine.test_layout import DEMO
 
 pytestmark = pytest.mark.skipif(
@@ -72,7 +72,7 @@ def test_a_run_in_bf16(tmp_path: Path) -> None:
     assert all((step["mfu"] is None) == (known is None) for step in steps)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ATTENTION_METHODS)
 def test_context_parallel_attention_in_bf16(method: str) -> None:
     """The only place where the fused kernel runs under a ring: it wants a log-sum-exp without gaps."""
     near_the_truth(method, "cuda")

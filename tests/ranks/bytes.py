@@ -15,17 +15,19 @@ import torch.distributed as dist
 from torch import nn
 
 from agents.rank.agent import Agent
-from engine.launch import launch
-from engine.layout import Layout, Moe, load
-from engine.meter import Meter
+from engine.config.layout import Layout, Moe
+from engine.config.schedule_traits import stages_of_rank
+from engine.config.toml import load
+from engine.launch.ranks import launch
+from engine.metering.meter import Meter
 from engine.model.moe import MoeLayer, Routing
 from engine.model.transformer import Block, Stage
-from engine.parallel.experts import Hop
-from engine.parallel.relocate import moe_layers
-from engine.parallel.sharded import EMBEDDING, is_expert, named_parameters, replicated_over_tp, shard_of
-from engine.parallel.tensor import Weights
-from engine.place import Place
-from engine.planner.stages import stages_of
+from engine.parallel.expert_all_to_all import Hop
+from engine.parallel.local_shards import local_shard
+from engine.parallel.parameters import ParameterFactory
+from engine.rendezvous import RankContext
+from engine.sharding.expert_rows import moe_layers
+from engine.sharding.fsdp import EMBEDDING, is_expert, named_parameters, replicated_over_tp
 from engine.train.trainer import Trainer
 from tests.ranks.case import (
     BF16,
@@ -108,12 +110,12 @@ def expected(
 ) -> dict[str, Any]:
     """Bytes by axis of this rank in one step, after docs/bytes.md; `before` it, experts were placed so."""
     model, grid, world = layout.model, layout.ranks, trainer.world
-    m = trainer.pipeline.plan.micro_batches
+    m = trainer.computation.pipeline.plan.micro_batches
     t, c, e, W = grid.tp, grid.cp, grid.ep, grid.world
     b, S, D = layout.local_batch // m, model.seq_len // c, model.d_model
-    mine = stages_of(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
+    mine = stages_of_rank(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
     first, last = 0 in mine, layout.stages - 1 in mine
-    recompute = trainer.dials.recompute
+    recompute = trainer.knob_values.recompute
     blocks = [module for stage in trainer.stages for module in stage.modules() if isinstance(module, Block)]
     moe = sum(isinstance(block.mlp, MoeLayer) for block in blocks)
     E = model.moe.experts if model.moe else 0
@@ -127,7 +129,7 @@ def expected(
     tp += asked * (t - 1) if c == 1 else 0
     tp += m * (first * 2 * X + last * (2 * X + (t - 1) * 3 * b * S * 4))
     if t > 1:
-        r = sum(shard_of(p).numel() for p in replicated_over_tp(trainer.stages))
+        r = sum(local_shard(p).numel() for p in replicated_over_tp(trainer.stages))
         tp += 2 * (t - 1) * r * 4 // t
 
     again = recompute != "none"
@@ -144,7 +146,7 @@ def expected(
 
     if layout.tied_apart:
         pp += sum(
-            shard_of(p).numel() * 4 for name, p in named_parameters(trainer.stages) if name == EMBEDDING
+            local_shard(p).numel() * 4 for name, p in named_parameters(trainer.stages) if name == EMBEDDING
         )
 
     dp = sum(_unit_bytes(layout, trainer, unit) for unit in _units(layout, trainer))
@@ -162,7 +164,7 @@ def expected(
 
     control = (W - 1) * 4 + (24 if world.rank == 0 else 0) if W > 1 else 0
     # F and B of each stage and micro-batch, B in two parts where a schedule splits it: the longest list of a rank.
-    split = sum(act.kind == "I" for act in max(trainer.pipeline.plan.clock.acts, key=len))
+    split = sum(act.kind == "I" for act in max(trainer.computation.pipeline.plan.clock.acts, key=len))
     control += (grid.pp - 1) * 8 * (1 + 2 * m * len(mine) + split)
     if before:
         assert before != maps(trainer), "nothing was moved"
@@ -212,7 +214,7 @@ class Unit:
 
 def _units(layout: Layout, trainer: Trainer) -> list[Unit]:
     grid = layout.ranks
-    mine = stages_of(layout.schedule.name, trainer.world.at["pp"], grid.pp, layout.virtual_stages)
+    mine = stages_of_rank(layout.schedule.name, trainer.world.at["pp"], grid.pp, layout.virtual_stages)
     experts = is_expert(trainer.stages)
     sizes: dict[tuple[int, str, int], int] = defaultdict(int)
     for number, stage in zip(mine, whole_stages(layout, trainer), strict=True):
@@ -227,7 +229,11 @@ def _units(layout: Layout, trainer: Trainer) -> list[Unit]:
 
 
 def _unit_bytes(layout: Layout, trainer: Trainer, unit: Unit) -> int:
-    grid, zero, micro_batches = layout.ranks, trainer.shards.zero, trainer.pipeline.plan.micro_batches
+    grid, zero, micro_batches = (
+        layout.ranks,
+        trainer.computation.shards.zero,
+        trainer.computation.pipeline.plan.micro_batches,
+    )
     once_a_micro_batch = micro_batches if grid.pp == 1 else 1
     gathers = 1
     if zero == 3 and unit.root:
@@ -269,36 +275,38 @@ def maps(trainer: Trainer) -> dict[int, list[int]]:
 
 def step(trainer: Trainer, number: int) -> None:
     trainer.meter.start_step(number)
-    trainer.switch.begin(number, stop=False)
-    trainer.forward_backward(number)
-    trainer.idle_times.tell(trainer.meter.readings, trainer.pipeline.plan.clock)
-    trainer.update(number, trainer.gradient_norm())
-    trainer.switch.end(number)
-    trainer.idle_times.split()
+    trainer.steering.vote.begin(number, stop=False)
+    trainer.computation.forward_backward(number)
+    trainer.reporting.idle_times.send(trainer.meter.readings, trainer.computation.pipeline.plan.clock)
+    trainer.computation.update(number, trainer.computation.gradient_norm())
+    trainer.steering.vote.end(number)
+    trainer.reporting.idle_times.split()
 
 
 def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:
     """This rank's stages before FSDP sharded them: its tensor shard and its experts."""
-    weights = Weights(0, trainer.world.tp, trainer.world.ep)
+    weights = ParameterFactory(0, trainer.world.tp, trainer.world.ep)
     layers = [[int(n) for n in stage.layers] for stage in trainer.stages]
     meter = Meter(layout.model.layers, 8)
-    return [Stage(weights, layout.model, range(ns[0], ns[-1] + 1), trainer.dials, meter) for ns in layers]
+    return [
+        Stage(weights, layout.model, range(ns[0], ns[-1] + 1), trainer.knob_values, meter) for ns in layers
+    ]
 
 
-def compare(place: Place, layout: Layout, out: Path, moving: bool) -> None:
+def compare(place: RankContext, layout: Layout, out: Path, moving: bool) -> None:
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
     trainer = Trainer(layout, meter, Agent(None, lambda: meter.doing))
     routings: list[Routing] = []
     for module in (module for stage in trainer.stages for module in stage.modules()):
         if isinstance(module, MoeLayer):
-            decide = module._decide
-            module._decide = lambda probs, decide=decide: routings.append(decide(probs)) or routings[-1]
+            route = module._route
+            module._route = lambda scores, route=route: routings.append(route(scores)) or routings[-1]
     before: dict[int, list[int]] = {}
-    if moving and trainer.placing:
+    if moving and trainer.computation.expert_placement:
         step(trainer, 0)
         routings.clear()
-        before, trainer.placing.wish = maps(trainer), "load"
+        before, trainer.computation.expert_placement.request = maps(trainer), "load"
     step(trainer, 1)
     metered: dict[str, Any] = {axis: lane.bytes for axis, lane in meter.readings.lanes.items()}
     metered["a2a"] = {str(peer): sent for peer, sent in meter.readings.a2a_to.items()}
@@ -315,7 +323,7 @@ def main(folder: Path, names: list[str]) -> None:
         out.mkdir(parents=True)
 
         def work(
-            place: Place, layout: Layout = layout, out: Path = out, moving: bool = name == "placed"
+            place: RankContext, layout: Layout = layout, out: Path = out, moving: bool = name == "placed"
         ) -> None:
             compare(place, layout, out, moving)
 

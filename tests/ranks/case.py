@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agents.wire import Value
-from engine.layout import Layout, load
+from agents.protocol import Value
+from engine.config.layout import Layout
+from engine.config.toml import load
 
 LAYOUT = Path(__file__).parents[2] / "layouts" / "demo.toml"
 
@@ -80,11 +81,11 @@ ZEROED: Script = {
 
 
 PLACED: Script = {
-    1: {"place": "load"},  # refused by one rank: it has no room
-    4: {"place": "load"},
-    7: {"place": "traffic"},
-    10: {"place": "load"},
-    13: {"place": "logical"},
+    1: {"expert_placement": "load"},  # refused by one rank: it has no room
+    4: {"expert_placement": "load"},
+    7: {"expert_placement": "traffic"},
+    10: {"expert_placement": "load"},
+    13: {"expert_placement": "logical"},
 }
 CLIPPED: Script = {3: {"grad_clip": 0.25}, 8: {"grad_clip": None}, 12: {"grad_clip": 0.5}}
 

@@ -59,6 +59,16 @@ CASES: dict[str, Case] = {
         ],
         fp64=True,
     ),
+    "mix pp dp tp drops switched fp64": Case(
+        [
+            *alone("grid.pp=2", "grid.dp_shard=2", "grid.tp=2", "grid.ep=4", "train.global_batch=32"),
+            "knobs.micro_batches=4",
+            *SGD,
+            *DROPS,
+        ],
+        fp64=True,
+        script=SWITCHED,
+    ),
     "few experts top-1 fp64": Case(
         [*SMALL, "grid.dp_shard=4", "model.moe.experts=2", "model.moe.top_k=1", *SGD], fp64=True
     ),
@@ -154,44 +164,51 @@ CASES |= {
     f"{name} fp64": Case([*SMALL, *overrides.split(), *SGD], fp64=True) for name, overrides in OVER_CP.items()
 }
 
-# What `make test` runs: each axis, schedule and lever at least once. `make parity` runs all.
+# What `make test` runs: each axis, schedule, ZeRO stage, recompute level and lever once, in small cases.
+QUICK = (
+    "mix pp dp tp drops switched fp64",
+    "dp",
+    "mix pp tp ep gpipe fp64",
+    "pp uneven fp64",
+    "interleaved reordered fp64",
+    "tied zbv reordered fp64",
+    "cp ring fp64",
+    "cp 4 ulysses drops fp64",
+    "replicas zero 0 fp64",
+    "dp zero switched drops fp64",
+    "ep placed fp64",
+    "v3 mix drops fp64",
+    "bf16 dense",
+    "compiled dp ep drops fp64",
+)
+# What `make test-all` runs; `make parity` runs all cases.
 TELLING = {
     name: CASES[name]
     for name in (
+        *QUICK,
         "demo switched",
         "demo drops switched fp64",
-        "mix pp tp ep gpipe fp64",
+        "bf16 zbv ep",
         "few experts top-1 fp64",
-        "v3 mix drops fp64",
         "v3 dense stage dp ep placed fp64",
         "expert choice mix fp64",
         "losses turned fp64",
         "clipped live fp64",
         "pp",
-        "dp",
         "tp",
         "ep",
-        "pp uneven fp64",
         "pp zero 3 fp64",
         "interleaved dp drops fp64",
         "interleaved zb fp64",
         "dualpipev tp ep drops fp64",
         "pp reordered fp64",
         "v reordered dp drops fp64",
-        "replicas zero 0 fp64",
         "mix hsdp tp ep drops fp64",
-        "dp zero switched drops fp64",
-        "bf16 zbv ep",
         "tied pp dp zero switched fp64",
-        "tied zbv reordered fp64",
         "tp mixed fp64",
         "ep part fp64",
         "ep two hops drops fp64",
-        "ep placed fp64",
-        "cp ring fp64",
-        "cp 4 ulysses drops fp64",
         "mix pp cp tp ep drops fp64",
         "mix dp cp ep zero 3 drops fp64",
-        "compiled dp ep drops fp64",
     )
 }

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 HEAD = """
 import json, os, signal, sys, time
 from pathlib import Path
-from engine.launch import Patience, join, joined_place, launch
+from engine.launch.ranks import Patience, join, joined_place, launch
 
 HERE = Path(__file__).parent
 RUN = HERE / "run"
@@ -37,7 +37,7 @@ def steps(place, until=lambda: False):
     note(place, "pid", os.getpid())
     step = 0
     while not place.stop_requested() and not until():
-        place.at(step, "tp all-gather, layer 2")
+        place.set_operation(step, "tp all-gather, layer 2")
         time.sleep(0.02)
         step += 1
     note(place, "finished", step)

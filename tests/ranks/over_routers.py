@@ -36,7 +36,7 @@ ROUTERS: dict[str, Case] = {
     "v3 dense stage dp ep placed fp64": Case(  # the first stage has no experts
         [*SMALL, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", *SGD, *V3],
         fp64=True,
-        script={4: {"place": "load"}, 10: {"place": "logical"}},
+        script={4: {"expert_placement": "load"}, 10: {"expert_placement": "logical"}},
     ),
     "v3 cp tp surest drops fp64": Case(
         [*alone("grid.cp=2", "grid.tp=2"), "grid.ep=4", "model.layers=3", *SGD, *V3, *SURE, *SELECTIVE],

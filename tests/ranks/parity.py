@@ -30,20 +30,21 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from agents.protocol import Ack, Command, Event, Message, Value
 from agents.rank.agent import Agent
-from agents.wire import Ack, Command, Event, Message, Value
-from engine.corpus import read_corpus
-from engine.launch import launch
-from engine.layout import Layout
-from engine.meter import Meter
-from engine.model.dials import Dials
+from engine.config.knob_values import KnobValues
+from engine.config.layout import Layout
+from engine.control import expert_placement
+from engine.launch.ranks import launch
+from engine.metering.meter import Meter
+from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage
-from engine.parallel.comm import Axis
-from engine.parallel.relocate import moe_layers
-from engine.parallel.sharded import EMBEDDING, named_parameters
-from engine.parallel.tensor import Weights, cross_entropy
-from engine.place import Place
-from engine.train import placing
+from engine.parallel.collectives import Axis
+from engine.parallel.parameters import ParameterFactory
+from engine.rendezvous import RankContext
+from engine.sharding.expert_rows import moe_layers
+from engine.sharding.fsdp import EMBEDDING, named_parameters
+from engine.train.corpus import read_corpus
 from engine.train.data import Samples
 from engine.train.optimizer import learning_rate
 from engine.train.trainer import Trainer
@@ -105,8 +106,8 @@ def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trac
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
     train, model = layout.train, layout.model
-    dials = replace(Dials.of(layout), recompute="none")
-    stage = Stage(Weights(layout.run.seed, tp, ep), model, range(model.layers), dials, meter)
+    knob_values = replace(KnobValues.of(layout), recompute="none")
+    stage = Stage(ParameterFactory(layout.run.seed, tp, ep), model, range(model.layers), knob_values, meter)
     if jolt is not None:
         coin = torch.Generator().manual_seed(jolt)
         with torch.no_grad():
@@ -144,30 +145,32 @@ def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trac
             weights[name].grad, p.grad = whole(p.grad).to(weights[name].dtype), None
         trace.grads.append({name: whole(p.grad) for name, p in weights.items()})
         parameters = list(weights.values())
-        most = float("inf") if dials.grad_clip is None else dials.grad_clip
+        most = float("inf") if knob_values.grad_clip is None else knob_values.grad_clip
         trace.norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, most)))
         trace.dropped.append(int(meter.readings.dropped.sum()))
         trace.loads.append(meter.readings.load)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(train, step, dials.lr_scale)
+            group["lr"] = learning_rate(train, step, knob_values.lr_scale)
         optimizer.step()
         optimizer.zero_grad()
         biases = router_biases(stage)
         for name, bias in biases.items():
             for expert, load in enumerate(counts := meter.readings.load[int(name.split(".")[1])].tolist()):
                 mean = sum(counts) / len(counts)
-                bias[expert] += dials.bias_rate * ((load < mean) - (load > mean))
+                bias[expert] += knob_values.bias_rate * ((load < mean) - (load > mean))
         trace.biases.append({name: bias.clone() for name, bias in biases.items()})
         for knob, value in script.get(step, {}).items():
-            if knob in vars(dials) and knob != "recompute":
-                setattr(dials, knob, value)
+            if knob in vars(knob_values) and knob != "recompute":
+                setattr(knob_values, knob, value)
     return trace
 
 
-def as_laid_out(place: Place, layout: Layout, script: Script, out: Path) -> None:
+def as_laid_out(place: RankContext, layout: Layout, script: Script, out: Path) -> None:
     """The same run on the ranks of `layout`; each stage's first rank saves its part of the trace."""
     dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
-    meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.at)
+    meter = Meter(
+        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.set_operation
+    )
     trace = Trace()
     trainer = Trainer(layout, meter, Operator(script, meter, trace))
     if layout.train.precision == "bf16":
@@ -177,23 +180,25 @@ def as_laid_out(place: Place, layout: Layout, script: Script, out: Path) -> None
             _only_small(changes) or prepare(changes)
         )
     if place.rank == 1:
-        placing.Move = _no_room_at_first(placing.Move)
+        expert_placement.Move = _no_room_at_first(expert_placement.Move)
     for step in range(STEPS):
         meter.start_step(step)
-        trainer.switch.begin(step, stop=False)
-        loss = trainer.forward_backward(step)
-        mine = torch.tensor([trainer.counted(loss), float(meter.readings.dropped.sum())], dtype=torch.float64)
+        trainer.steering.vote.begin(step, stop=False)
+        loss = trainer.computation.forward_backward(step)
+        mine = torch.tensor(
+            [trainer.computation.counted_loss(loss), float(meter.readings.dropped.sum())], dtype=torch.float64
+        )
         total = trainer.world.control.all_gather(mine).sum(0)
         trace.losses.append(float(total[0]))
         trace.dropped.append(int(total[1]))
         trace.loads.append(trainer.world.control.all_gather(meter.readings.load).sum(0))
         trace.grads.append(logical(trainer))
         trace.maps.append({n: layer.placement.logical for n, layer in moe_layers(trainer.stages).items()})
-        trace.norms.append(norm := trainer.gradient_norm())
-        trainer.update(step, norm)
+        trace.norms.append(norm := trainer.computation.gradient_norm())
+        trainer.computation.update(step, norm)
         biases = (router_biases(stage) for stage in trainer.stages)
         trace.biases.append({name: bias.clone() for stage in biases for name, bias in stage.items()})
-        trainer.switch.end(step)
+        trainer.steering.vote.end(step)
     for name, p in named_parameters(trainer.stages):
         if name == EMBEDDING:
             alike(trace.embeddings, {name: whole(p.detach())})
@@ -304,7 +309,7 @@ def run_case(case: Case, folder: Path) -> None:
     layout = case.layout
     dtype = torch.float64 if case.fp64 else torch.float32
 
-    def reference(place: Place) -> None:
+    def reference(place: RankContext) -> None:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(1)  # two wait for each other for ever where others want the cores too
         folder.mkdir(parents=True, exist_ok=True)
@@ -313,12 +318,12 @@ def run_case(case: Case, folder: Path) -> None:
         rounding = [(same_routing(jolt, truth), distance(jolt, truth)) for jolt in jolted]
         torch.save((truth, rounding), folder / "truth.pt")
 
-    def laid_out(place: Place) -> None:
+    def laid_out(place: RankContext) -> None:
         torch.set_default_dtype(dtype)
         logging.disable(logging.WARNING)  # torch warns of the gathers that full_tensor makes
         as_laid_out(place, layout, case.script, folder)
 
-    def compare(place: Place) -> None:
+    def compare(place: RankContext) -> None:
         truth, jolted = torch.load(folder / "truth.pt", weights_only=False)
         trace = merged(folder)
         rounding = {

@@ -3,7 +3,7 @@
     python -m tests.ranks.resume FOLDER
 
 One driver imports torch once and forks the ranks of one scenario after the other; each leaves a `.json` with its losses
-and norms by step, and its snapshots, of which the last holds parameters and optimizer state.
+and norms by step, and its checkpoints, of which the last holds parameters and optimizer state.
 """
 
 import json
@@ -21,17 +21,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
+from agents.protocol import Ack, Command, KnobState, Summary, Value
 from agents.rank.agent import Agent
-from agents.wire import Ack, Command, KnobState, Summary, Value
-from engine.launch import launch
-from engine.layout import Layout, load
-from engine.meter import Meter
-from engine.place import Place
-from engine.resume import turned
-from engine.snapshots import read
-from engine.tensor_index import read_index
-from engine.train.snapshot import Snapshots
-from engine.train.storage import DTYPES, Reader
+from engine.checkpoint.reading import read
+from engine.checkpoint.resume import with_knob_values
+from engine.checkpoint.save import Checkpoints
+from engine.checkpoint.storage import DTYPES, Reader
+from engine.checkpoint.tensor_index import read_index
+from engine.config.layout import Layout
+from engine.config.toml import load
+from engine.launch.ranks import launch
+from engine.metering.meter import Meter
+from engine.rendezvous import RankContext
 from engine.train.trainer import Trainer
 from tests.ranks.case import ADAMW, LAYOUT, SGD, SMALL, TIED, Script
 from tests.ranks.parity import Operator, Trace
@@ -49,11 +50,11 @@ SIXES = [
     *ADAMW,
 ]
 BEGUN = load(
-    LAYOUT, [*SIXES, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", "train.steps=10", "snapshot.every=5"]
+    LAYOUT, [*SIXES, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", "train.steps=10", "checkpoint.every=5"]
 )
 MOVED: Script = {
-    2: {"place": "load"}
-}  # experts lie elsewhere than where they began when the snapshot is saved
+    2: {"expert_placement": "load"}
+}  # experts lie elsewhere than where they began when the checkpoint is saved
 RESUMED = {
     "tp ep": ["grid.tp=2", "grid.ep=2"],
     "one rank": [],
@@ -67,7 +68,15 @@ TIES = {  # each goes on from the one before; the last has the weight and its co
 }
 KNOBS = load(
     LAYOUT,
-    [*SMALL, *SGD, "grid.pp=2", "grid.dp_shard=2", "train.steps=6", "snapshot.every=1", "snapshot.keep=9"],
+    [
+        *SMALL,
+        *SGD,
+        "grid.pp=2",
+        "grid.dp_shard=2",
+        "train.steps=6",
+        "checkpoint.every=1",
+        "checkpoint.keep=9",
+    ],
 )
 SWITCHED_AT = 3
 FICKLE = load(LAYOUT, [*SMALL, *SGD, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", "train.steps=110"])
@@ -132,7 +141,7 @@ class Fickle(Agent):
 
 
 def train(
-    place: Place,
+    place: RankContext,
     layout: Layout,
     out: Path,
     resume: Path | None = None,
@@ -141,14 +150,18 @@ def train(
 ) -> Run:
     """Train in an initialised group; the run, on rank 0, and a JSON file of it."""
     run = Run()
-    meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.at)
+    meter = Meter(
+        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.set_operation
+    )
     agent = Fickle(layout.run.seed) if fickle else Operator(script or {}, meter, Trace())
-    trainer = Trainer(layout, meter, agent, on_summary=run.record, shelf=out / "snapshots", resume=resume)
+    trainer = Trainer(
+        layout, meter, agent, on_summary=run.record, checkpoints_dir=out / "checkpoints", resume=resume
+    )
     if isinstance(agent, Fickle):
         agent.rows = trainer.board.states
     trainer.run()
     run.revision = trainer.board.revision
-    run.history = [(applied.revision, applied.step) for applied in trainer.switch.history]
+    run.history = [(applied.revision, applied.step) for applied in trainer.steering.vote.history]
     run.switches = agent.applied if isinstance(agent, Fickle) else 0
     if place.rank == 0:
         out.with_suffix(".json").write_text(json.dumps(vars(run)))
@@ -159,10 +172,10 @@ def resumed(folder: Path) -> None:
     """Ten steps at once, and the last five again in other layouts."""
     scenario(BEGUN.ranks.world, folder, lambda place: train(place, BEGUN, folder / "begun", script=MOVED))
     for name, overrides in RESUMED.items():
-        layout = load(LAYOUT, [*SIXES, *overrides, "train.steps=10", "snapshot.every=5"])
+        layout = load(LAYOUT, [*SIXES, *overrides, "train.steps=10", "checkpoint.every=5"])
 
-        def work(place: Place, layout: Layout = layout, name: str = name) -> None:
-            train(place, layout, folder / name, folder / "begun/snapshots/step-5")
+        def work(place: RankContext, layout: Layout = layout, name: str = name) -> None:
+            train(place, layout, folder / name, folder / "begun/checkpoints/step-5")
 
         scenario(layout.ranks.world, folder, work)
 
@@ -171,11 +184,11 @@ def tied(folder: Path) -> None:
     """Six steps of a model with a tied head; in the next layout the last four of them, in the next the last two."""
     before: Path | None = None
     for n, (name, overrides) in enumerate(TIES.items()):
-        layout = load(LAYOUT, [*SIXES, *TIED, *overrides, "train.steps=6", "snapshot.every=2"])
-        resume = before / f"snapshots/step-{2 * n}" if before else None
+        layout = load(LAYOUT, [*SIXES, *TIED, *overrides, "train.steps=6", "checkpoint.every=2"])
+        resume = before / f"checkpoints/step-{2 * n}" if before else None
 
         def work(
-            place: Place, layout: Layout = layout, name: str = name, resume: Path | None = resume
+            place: RankContext, layout: Layout = layout, name: str = name, resume: Path | None = resume
         ) -> None:
             train(place, layout, folder / name, resume)
 
@@ -184,21 +197,31 @@ def tied(folder: Path) -> None:
 
 
 def each_knob(folder: Path) -> None:
-    """For each knob of the board, a run switched before a step, and one launched with the new value from there."""
+    """Every knob of the board: see `switched_and_launched`."""
+    switched_and_launched(folder)
 
-    def work(place: Place) -> None:
+
+def one_knob(folder: Path) -> None:
+    """The capacity factor: see `switched_and_launched`."""
+    switched_and_launched(folder, only="capacity_factor")
+
+
+def switched_and_launched(folder: Path, only: str | None = None) -> None:
+    """For each knob, a run switched before a step, and a run launched with the new value from that step."""
+
+    def work(place: RankContext) -> None:
         begun = folder / "knobs"
         train(place, KNOBS, begun)
         meter = Meter(KNOBS.model.layers, 8)
         board = Trainer(KNOBS, meter, Agent(None, lambda: meter.doing)).board
         for knob in board.states():
-            if knob.action:
+            if knob.action or (only and knob.name != only):
                 continue
             value = another(knob)
             script: Script = {SWITCHED_AT - 1: {knob.name: value}}
-            before, at = (begun / f"snapshots/step-{step}" for step in (SWITCHED_AT - 1, SWITCHED_AT))
+            before, at = (begun / f"checkpoints/step-{step}" for step in (SWITCHED_AT - 1, SWITCHED_AT))
             train(place, KNOBS, folder / f"switched-{knob.name}", before, script)
-            train(place, turned(KNOBS, {knob.name: value}), folder / f"launched-{knob.name}", at)
+            train(place, with_knob_values(KNOBS, {knob.name: value}), folder / f"launched-{knob.name}", at)
 
     scenario(KNOBS.ranks.world, folder, work)
 
@@ -217,7 +240,7 @@ def another(knob: KnobState) -> Value:
 def random_switches(folder: Path) -> None:
     """A hundred switches in one run, and the same run untouched."""
 
-    def work(place: Place) -> None:
+    def work(place: RankContext) -> None:
         train(place, FICKLE, folder / "untouched")
         train(place, FICKLE, folder / "fickle", fickle=True)
 
@@ -227,7 +250,7 @@ def random_switches(folder: Path) -> None:
 def cut_short(folder: Path) -> None:
     """The save of step 6 never comes to an end: `writing` appears once it has begun, `step-N` as steps begin."""
 
-    class Slow(Snapshots):
+    class Slow(Checkpoints):
         def write(self, tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
             sums = super().write(tensors, partial)
             if partial.name.startswith("step-6"):
@@ -235,13 +258,13 @@ def cut_short(folder: Path) -> None:
                 time.sleep(600)
             return sums
 
-    layout = load(LAYOUT, [*SMALL, *SGD, "grid.dp_shard=2", "train.steps=1000", "snapshot.every=3"])
+    layout = load(LAYOUT, [*SMALL, *SGD, "grid.dp_shard=2", "train.steps=1000", "checkpoint.every=3"])
 
-    def work(place: Place) -> None:
-        meter = Meter(2, 8, place.at)
-        trainer = Trainer(layout, meter, shelf=folder / "run/snapshots")
-        assert trainer.snapshots
-        trainer.snapshots.__class__ = Slow
+    def work(place: RankContext) -> None:
+        meter = Meter(2, 8, place.set_operation)
+        trainer = Trainer(layout, meter, checkpoints_dir=folder / "run/checkpoints")
+        assert trainer.saving.checkpoints
+        trainer.saving.checkpoints.__class__ = Slow
         for step in range(layout.train.steps):
             (folder / f"step-{step}").touch()
             trainer.train_step(step)
@@ -250,9 +273,9 @@ def cut_short(folder: Path) -> None:
 
 
 def scenario(
-    world: int, folder: Path, work: Callable[[Place], object], dtype: torch.dtype = torch.float64
+    world: int, folder: Path, work: Callable[[RankContext], object], dtype: torch.dtype = torch.float64
 ) -> None:
-    def in_a_group(place: Place) -> None:
+    def in_a_group(place: RankContext) -> None:
         torch.set_default_dtype(dtype)
         logging.disable(logging.WARNING)
         dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
@@ -263,20 +286,21 @@ def scenario(
         raise SystemExit(1)
 
 
-def tensors_in(snapshot: Path) -> dict[str, Tensor]:
-    """Every tensor of a snapshot, whole."""
-    files = read(snapshot).manifest.files
+def tensors_in(checkpoint: Path) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint, whole."""
+    files = read(checkpoint).manifest.files
     tensors = {
         name: torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
-        for name, stored in read_index(snapshot, files).items()
+        for name, stored in read_index(checkpoint, files).items()
     }
     with warnings.catch_warnings(action="ignore"):  # that there is no process group
-        load_tensors(tensors, storage_reader=Reader(snapshot, files), no_dist=True)
+        load_tensors(tensors, storage_reader=Reader(checkpoint, files), no_dist=True)
     return tensors
 
 
 SCENARIOS = {
-    scenario.__name__: scenario for scenario in (resumed, tied, each_knob, random_switches, cut_short)
+    scenario.__name__: scenario
+    for scenario in (resumed, tied, one_knob, each_knob, random_switches, cut_short)
 }
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.model.router import Choice, Router
-from engine.parallel.relocate import moe_layers
+from engine.sharding.expert_rows import moe_layers
 
 
 def fix_routing(stages: Sequence[nn.Module]) -> None:
@@ -20,6 +20,6 @@ def fix_routing(stages: Sequence[nn.Module]) -> None:
         def choose(scores_BSE: Tensor, n: int = n, router: Router = router) -> Choice:
             B, S, E = scores_BSE.shape
             by_place = torch.rand(S * router.slices.count, E, generator=torch.Generator().manual_seed(n))
-            return type(router).choose(router, router.slices.mine(by_place.expand(B, -1, -1)))
+            return type(router).choose(router, router.slices.own_slice(by_place.expand(B, -1, -1)))
 
         router.choose = choose

@@ -1,24 +1,26 @@
 """The meter counts what docs/bytes.md derives by hand, to the byte, on every rank."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.ranks.batches import batched, marked, runner
 from tests.ranks.bytes import CASES
-from tests.ranks.halves import in_halves
+
+QUICK = ("tp mixed", "hsdp", "two hops", "placed", "bf16 hsdp cp", "pp zero 3", "cp ulysses", "pp tp ep zbv")
+BATCHES = batched("bytes", list(CASES), QUICK)
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bytes")
-    in_halves("tests.ranks.bytes", folder, list(CASES), timeout_s=250)
-    return folder
+def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    return runner("tests.ranks.bytes", BATCHES, tmp_path_factory.mktemp, timeout_s=250)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_bytes_are_what_the_derivation_says(name: str, results: Path) -> None:
-    ranks = sorted((results / name).glob("[0-9]*.json"), key=lambda path: int(path.stem))
+@pytest.mark.parametrize("name", marked(list(CASES), BATCHES))
+def test_bytes_are_what_the_derivation_says(name: str, results: Callable[[str], Path]) -> None:
+    ranks = sorted(results(name).glob("[0-9]*.json"), key=lambda path: int(path.stem))
     assert ranks
     for path in ranks:
         by_hand, metered = json.loads(path.read_text())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.reach.keys import KeyStore, Role
-from engine.launch import joined_place
+from agents.transport.keys import KeyStore, Role
+from engine.launch.ranks import joined_place
 from tests.ranks.driver import JOIN, Driver, eventually, gone
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -51,7 +51,7 @@ def test_a_failure_under_torchrun(driver: Driver) -> None:
         """
         def work(place):
             note(place, "pid", os.getpid())
-            place.at(5, "pp receive")
+            place.set_operation(5, "pp receive")
             if place.rank == 1:
                 raise ValueError("mine")
             steps(place)
@@ -178,7 +178,7 @@ def test_no_key_no_hub_between_machines(driver: Driver, tmp_path: Path) -> None:
     ended = [driver.end(run) for run in _two_machines(driver, tmp_path / "none", JOIN)]
     assert [status for status, _, _ in ended] == [0, 0], ended
     assert driver.notes("hub") == {0: "None None", 1: "None None"}
-    said = "the ranks are on several machines, and go without a hub: this hub wants a key of role rank"
+    said = "the ranks are on several machines, and go without a hub: this hub requires a key of role rank"
     assert ended[0][2].startswith(said) and "cockpit keys make NAME --role rank" in ended[0][2]
     assert ended[1][2] == ""
 

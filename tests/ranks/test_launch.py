@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.reach.keeper import RESTARTS_A_MINUTE, HubKeeper
-from engine.failure import Outcome, report_of, root_cause, sentence
-from engine.place import Where, alone
+from agents.rundir.hub_supervisor import RESTARTS_A_MINUTE, HubSupervisor
+from engine.launch.failure import Outcome, report_of, root_cause, sentence
+from engine.rendezvous import LastOperation, single_rank_context
 from tests.ranks.driver import PATIENCE_S, TORCH, Driver, eventually, gone
 
 
@@ -127,7 +127,9 @@ def test_a_reader_that_leaves_does_not_end_the_run(driver: Driver) -> None:
     left = int(written.read_text() or 0)
     eventually(lambda: int(written.read_text() or 0) > left + 20)
     (driver.folder / "end").touch()
-    assert run.stderr.read() == "standard output is closed, its reader has left; the run goes on without it\n"
+    assert (
+        run.stderr.read() == "standard output is closed, its reader has left; the run continues without it\n"
+    )
     assert run.wait(PATIENCE_S) == 0
     assert int(driver.notes("finished")[0]) > left + 20
 
@@ -143,7 +145,7 @@ def test_an_error_in_one_rank_among_many_in_a_collective(driver: Driver) -> None
             import torch
             note(place, "pid", os.getpid())
             for step in range(100):
-                place.at(step, "tp all-gather, layer 2")
+                place.set_operation(step, "tp all-gather, layer 2")
                 if place.rank == 1 and step == 3:
                     raise ValueError("an odd number of heads\\nand more")
                 dist.all_reduce(torch.ones(1))
@@ -171,7 +173,7 @@ def test_a_killed_rank_is_named_not_those_it_left_behind(driver: Driver) -> None
             import torch
             note(place, "pid", os.getpid())
             for step in range(10_000):
-                place.at(step, "dp all-reduce")
+                place.set_operation(step, "dp all-reduce")
                 dist.all_reduce(torch.ones(1))
         """,
         world=3,
@@ -221,7 +223,7 @@ def test_a_straggler_is_killed_named_and_asked_for_its_stack(driver: Driver) -> 
             time.sleep(60)
         def work(place):
             note(place, "pid", os.getpid())
-            place.at(7, "a snapshot")
+            place.set_operation(7, "a checkpoint")
             if place.rank == 1:
                 hang_here()
         """,
@@ -230,19 +232,19 @@ def test_a_straggler_is_killed_named_and_asked_for_its_stack(driver: Driver) -> 
     status, _, err = driver.end(run)
     assert status == 1
     assert err.startswith(
-        "rank 1 (dp1) said nothing for 0.3 s after others had ended and was killed at step 7 in a snapshot\n"
+        "rank 1 (dp1) said nothing for 0.3 s after others had ended and was killed at step 7 in a checkpoint\n"
     )
     assert "in hang_here" in (driver.run_dir / "failure.txt").read_text()
 
 
 def test_a_rank_that_says_what_it_waits_for_is_waited_for(driver: Driver) -> None:
-    """Rank 0 seals the last snapshot by itself, for as long as that takes."""
+    """Rank 0 seals the last checkpoint by itself, for as long as that takes."""
     run = driver.start(
         """
         def work(place):
             if place.rank == 0:
                 for n in range(20):
-                    place.at(7, f"waiting for the snapshot, {n} s")
+                    place.set_operation(7, f"waiting for the checkpoint, {n} s")
                     time.sleep(0.1)
         """,
         patience={"straggler_s": 0.8},
@@ -256,7 +258,7 @@ def test_ranks_that_ignore_a_stop_and_stand_still(driver: Driver) -> None:
         """
         def work(place):
             note(place, "pid", os.getpid())
-            place.at(7, "ep all-to-all")
+            place.set_operation(7, "ep all-to-all")
             time.sleep(60)
         """,
         patience={"stuck_s": 0.5},
@@ -301,7 +303,7 @@ def test_no_process_outlives_a_killed_parent(driver: Driver, busy: str) -> None:
 
 def test_root_cause() -> None:
     def raised(rank: int, error: BaseException) -> Outcome:
-        return Outcome(rank, status=1, report=report_of(rank, Where(4, "x"), error))
+        return Outcome(rank, status=1, report=report_of(rank, LastOperation(4, "x"), error))
 
     peer = RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:1234")
     own = ValueError("mine")
@@ -357,7 +359,7 @@ def test_a_killed_hub_comes_back_at_the_same_place(driver: Driver) -> None:
 
 def test_a_hub_that_cannot_live_is_let_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "hub.log"
-    keeper = HubKeeper([sys.executable, "-S", "-c", "raise SystemExit('no room')"], log)
+    keeper = HubSupervisor([sys.executable, "-S", "-c", "raise SystemExit('no room')"], log)
     keeper.start()
     end = time.monotonic() + PATIENCE_S
     while (keeper.seconds_to_restart() or 0) < 10 and time.monotonic() < end:
@@ -366,16 +368,16 @@ def test_a_hub_that_cannot_live_is_let_be(tmp_path: Path, capsys: pytest.Capture
     keeper.close()
     assert log.read_text().count("no room") == RESTARTS_A_MINUTE
     assert log.read_text().count("the hub ended with status 1; it is started again in") == RESTARTS_A_MINUTE
-    assert capsys.readouterr().err.count("the run goes on without it") == 1
+    assert capsys.readouterr().err.count("the run continues without it") == 1
 
 
 # ---------------------------------------------------------------------------------------- torchrun and Slurm
 
 
 def test_where_a_rank_is(tmp_path: Path) -> None:
-    place = alone(tmp_path)
-    assert place.where() is None
-    place.at(0, "é" * 200)
-    assert place.where() == Where(0, "é" * 60)
-    place.at(41, "tp all-gather, layer 2")
-    assert place.where() == Where(41, "tp all-gather, layer 2")
+    place = single_rank_context(tmp_path)
+    assert place.last_operation() is None
+    place.set_operation(0, "é" * 200)
+    assert place.last_operation() == LastOperation(0, "é" * 60)
+    place.set_operation(41, "tp all-gather, layer 2")
+    assert place.last_operation() == LastOperation(41, "tp all-gather, layer 2")

@@ -22,6 +22,7 @@ def test_a_run_with_callbacks(tmp_path: Path) -> None:
     assert list(tmp_path.glob("mine-*"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(180)
 def test_a_trainer_in_a_process_group_of_ones_own(tmp_path: Path) -> None:
     script = tmp_path / "own.py"

@@ -1,32 +1,41 @@
 """Loss, unclipped gradient norm and every gradient of each layout equal one process within rounding."""
 
 import json
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
 import pytest
 
+from tests.ranks.batches import batched, marked, runner
 from tests.ranks.case import PLACED, SWITCHED, ZEROED
-from tests.ranks.cases import TELLING
-from tests.ranks.halves import in_halves
+from tests.ranks.cases import QUICK, TELLING
 from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN, STEPS
 
 # Half a unit in the last place: where the jolted references happen to agree, a result may still round once.
 ROUND_ONCE = 2.0**-23
 
 
-@pytest.fixture(scope="session")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Every case's result."""
-    folder = tmp_path_factory.mktemp("parity")
-    in_halves("tests.ranks.parity", folder, list(TELLING), timeout_s=1500)
-    return {name: json.loads((folder / name / "result.json").read_text()) for name in TELLING}
+BATCHES = batched("parity", list(TELLING), QUICK)
+
+Results = Callable[[str], dict[str, Any]]
 
 
-@pytest.mark.timeout(1600)
-@pytest.mark.parametrize("name", TELLING)
-def test_equals_one_process(name: str, results: dict[str, Any]) -> None:
-    result = results[name]
+def cases(wanted: Callable[[str], bool] = lambda _: True) -> list[Any]:
+    return marked([name for name in TELLING if wanted(name)], BATCHES)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """The result of a case."""
+    run = runner("tests.ranks.parity", BATCHES, tmp_path_factory.mktemp, timeout_s=560)
+    return lambda name: json.loads((run(name) / "result.json").read_text())
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", cases())
+def test_equals_one_process(name: str, results: Results) -> None:
+    result = results(name)
     same = result["same_routing"]
     in_fp32 = not TELLING[name].fp64 and TELLING[name].layout.train.precision == "fp32"
     assert same == STEPS or in_fp32, "routed differently"
@@ -43,71 +52,70 @@ def test_equals_one_process(name: str, results: dict[str, Any]) -> None:
         assert max(distances[same:], default=0.0) < FLIPPED.get(what, float("inf")), (what, distances)
 
 
-@pytest.mark.parametrize("name", [name for name in TELLING if "bf16" in name])
-def test_the_bound_of_bf16_would_see_a_wrong_scale(name: str, results: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", cases(lambda name: "bf16" in name))
+def test_the_bound_of_bf16_would_see_a_wrong_scale(name: str, results: Results) -> None:
     """A gradient half or twice as large is off by 0.5 or 1; the first steps allow a fifth of that."""
-    rounding = results[name]["rounding"]["gradient"]
+    rounding = results(name)["rounding"]["gradient"]
     assert MARGIN["bf16"] * max(rounding[:5]) < 0.12
     assert MARGIN["bf16"] * max(rounding) < 1.0
 
 
-@pytest.mark.parametrize("name", [name for name in TELLING if "drops" in name and TELLING[name].fp64])
-def test_drops_the_same_tokens(name: str, results: dict[str, Any]) -> None:
-    assert results[name]["dropped"] == results[name]["dropped_in_one_process"]
-    assert min(results[name]["dropped"]) > 0
+@pytest.mark.parametrize("name", cases(lambda name: "drops" in name and TELLING[name].fp64))
+def test_drops_the_same_tokens(name: str, results: Results) -> None:
+    assert results(name)["dropped"] == results(name)["dropped_in_one_process"]
+    assert min(results(name)["dropped"]) > 0
 
 
-@pytest.mark.parametrize("name", [name for name in TELLING if name.startswith("demo")])
-def test_trains(name: str, results: dict[str, Any]) -> None:
-    losses = results[name]["losses"]
+@pytest.mark.parametrize("name", cases(lambda name: name.startswith("demo")))
+def test_trains(name: str, results: Results) -> None:
+    losses = results(name)["losses"]
     assert losses[-1] < losses[0] - 0.3
 
 
-@pytest.mark.parametrize("name", [name for name in TELLING if TELLING[name].script is PLACED])
-def test_experts_move_and_come_back(name: str, results: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", cases(lambda name: TELLING[name].script is PLACED))
+def test_experts_move_and_come_back(name: str, results: Results) -> None:
     """They were elsewhere in the very run that equals one process. What one rank cannot do is done on none."""
-    refused, *done = results[name]["said"]
+    refused, *done = results(name)["said"]
     assert refused == "experts stay where they are: rank 1: this rank has no room for experts"
     assert len(done) == 4 and all(text.startswith("experts ") for text in done)
-    placed = [layers > 0 for layers in results[name]["placed"]]
+    placed = [layers > 0 for layers in results(name)["placed"]]
     assert placed == [False] * 5 + [True] * 9 + [False] * (STEPS - 14)
 
 
-@pytest.mark.parametrize("name", [name for name in TELLING if TELLING[name].script is ZEROED])
-def test_zero_switches_between_steps(name: str, results: dict[str, Any]) -> None:
-    assert [ack[1:3] for ack in results[name]["acks"]] == [["applied", at + 1] for at in ZEROED]
-    assert results[name]["knobs"]["zero"] == 2
+@pytest.mark.parametrize("name", cases(lambda name: TELLING[name].script is ZEROED))
+def test_zero_switches_between_steps(name: str, results: Results) -> None:
+    assert [ack[1:3] for ack in results(name)["acks"]] == [["applied", at + 1] for at in ZEROED]
+    assert results(name)["knobs"]["zero"] == 2
 
 
-@pytest.mark.parametrize("name", [name for name in TELLING if TELLING[name].script is SWITCHED])
-def test_switches_between_steps(name: str, results: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", cases(lambda name: TELLING[name].script is SWITCHED))
+def test_switches_between_steps(name: str, results: Results) -> None:
     """The neutral switches are in the very run that equals one process; refused ones leave nothing behind."""
-    assert [ack[:3] for ack in results[name]["acks"]] == [
+    assert [ack[:3] for ack in results(name)["acks"]] == [
         [4, "applied", 5],
         [7, "rejected", 7],
         [9, "applied", 10],
         [11, "rejected", 11],
         [13, "applied", 14],
     ]
-    assert "legal: 2, 4, 8, 16" in results[name]["acks"][1][3]
-    assert results[name]["acks"][3][3] == "rank 5: this rank has no room for 16 micro-batches"
-    knobs = results[name]["knobs"]
+    assert "legal: 2, 4, 8, 16" in results(name)["acks"][1][3]
+    assert results(name)["acks"][3][3] == "rank 5: this rank has no room for 16 micro-batches"
+    knobs = results(name)["knobs"]
     assert (knobs["micro_batches"], knobs["recompute"]) == (2, "selective")
 
 
-@pytest.mark.parametrize(
-    ("name", "states", "why", "schedule"),
-    [
-        ("pp reordered fp64", "applied rejected applied applied", "legal: 2, 4, 8", "1f1b"),
-        ("tied zbv reordered fp64", "applied rejected applied applied", "legal: 4, 8", "dualpipev"),
-        ("v reordered dp drops fp64", "applied rejected applied applied", "legal: 4", "dualpipev"),
-    ],
-)
-def test_reorders_between_steps(
-    name: str, states: str, why: str, schedule: str, results: dict[str, Any]
-) -> None:
+REORDERED = {  # the answers to its proposals, the values that a refusal lists, and the schedule at the end
+    "pp reordered fp64": ("applied rejected applied applied", "legal: 2, 4, 8", "1f1b"),
+    "tied zbv reordered fp64": ("applied rejected applied applied", "legal: 4, 8", "dualpipev"),
+    "v reordered dp drops fp64": ("applied rejected applied applied", "legal: 4", "dualpipev"),
+}
+
+
+@pytest.mark.parametrize("name", cases(REORDERED.__contains__))
+def test_reorders_between_steps(name: str, results: Results) -> None:
     """A schedule and its micro-batches change together, and what one of them makes illegal is refused."""
-    acks = results[name]["acks"]
+    states, why, schedule = REORDERED[name]
+    acks = results(name)["acks"]
     assert [ack[1] for ack in acks] == states.split()
     assert why in next(ack[3] for ack in acks if ack[1] == "rejected")
-    assert results[name]["knobs"]["schedule"] == schedule
+    assert results(name)["knobs"]["schedule"] == schedule

@@ -13,14 +13,15 @@ import psutil
 import pytest
 import torch
 
-from engine.snapshots import PARTIAL, whole
+from engine.checkpoint.manifest import PARTIAL
+from engine.checkpoint.reading import whole_checkpoints
 from tests.ranks.driver import eventually
 from tests.ranks.parity import FP64_TOLERANCE
 from tests.ranks.resume import RESUMED, SWITCHED_AT, SWITCHES, TIES, tensors_in
 from tests.ranks.test_run import DEMO, ROOT, engine, run
 
 SMALLER = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=2", "grid.ep=2", "model.layers=2", "train.global_batch=8"]
-SMALLER += ["knobs.micro_batches=2", "snapshot.every=2", "--json", "--hub", "none"]
+SMALLER += ["knobs.micro_batches=2", "checkpoint.every=2", "--json", "--hub", "none"]
 
 Driven = Callable[[str], Path]
 
@@ -60,20 +61,20 @@ def test_goes_on_in_any_other_layout(driven: Driven) -> None:
     folder = driven("resumed")
     begun = result(folder, "begun")
     assert begun["steps"] == list(range(10))
-    names = tensors_in(folder / "begun/snapshots/step-5")
+    names = tensors_in(folder / "begun/checkpoints/step-5")
     assert "model.layers.3.mlp.experts.gate.5" in names and "optimizer.exp_avg.layers.0.attention.q" in names
     for name in RESUMED:
         resumed = result(folder, name)
         assert resumed["steps"] == list(range(5, 10))
         assert_same(resumed["losses"], begun["losses"][5:])
         assert_same(resumed["norms"], begun["norms"][5:])
-        assert_same_tensors(folder / name / "snapshots/step-10", folder / "begun/snapshots/step-10")
+        assert_same_tensors(folder / name / "checkpoints/step-10", folder / "begun/checkpoints/step-10")
 
 
 def test_a_tied_weight_is_saved_once_and_goes_on_anywhere(driven: Driven) -> None:
     folder = driven("tied")
     begun = result(folder, next(iter(TIES)))
-    names = tensors_in(folder / next(iter(TIES)) / "snapshots/step-6")
+    names = tensors_in(folder / next(iter(TIES)) / "checkpoints/step-6")
     assert "model.embedding.weight" in names and not any("head" in name for name in names)
     for n, name in enumerate(TIES):
         run = result(folder, name)
@@ -81,31 +82,40 @@ def test_a_tied_weight_is_saved_once_and_goes_on_anywhere(driven: Driven) -> Non
         assert_same(run["losses"], begun["losses"][2 * n :])
         assert_same(run["norms"], begun["norms"][2 * n :])
         assert_same_tensors(
-            folder / name / "snapshots/step-6", folder / next(iter(TIES)) / "snapshots/step-6"
+            folder / name / "checkpoints/step-6", folder / next(iter(TIES)) / "checkpoints/step-6"
         )
 
 
-def test_a_switch_equals_a_launch_with_the_new_value(driven: Driven) -> None:
-    """For every knob that the board has."""
-    folder = driven("each_knob")
-    untouched = result(folder, "knobs")
-    knobs = [path.stem.removeprefix("switched-") for path in folder.glob("switched-*.json")]
-    assert {"micro_batches", "recompute", "capacity_factor", "lr_scale", "grad_clip"} <= set(knobs)
+def assert_switched_equals_launched(folder: Path, knobs: list[str]) -> None:
     for knob in knobs:
         switched, launched = result(folder, f"switched-{knob}"), result(folder, f"launched-{knob}")
         assert switched["history"][-1] == [SWITCHED_AT - 1, SWITCHED_AT], knob
         assert launched["steps"] == switched["steps"][1:]
         assert_same(switched["losses"][1:], launched["losses"])
         assert_same(switched["norms"][1:], launched["norms"])
-        last = f"snapshots/step-{launched['steps'][-1] + 1}"
+        last = f"checkpoints/step-{launched['steps'][-1] + 1}"
         assert_same_tensors(folder / f"switched-{knob}" / last, folder / f"launched-{knob}" / last)
     dropping = result(folder, "switched-capacity_factor")
     assert dropping["dropped"][0] == 0 < min(dropping["dropped"][1:])
+
+
+def test_a_switch_equals_a_launch_with_the_new_value(driven: Driven) -> None:
+    assert_switched_equals_launched(driven("one_knob"), ["capacity_factor"])
+
+
+@pytest.mark.exhaustive
+def test_a_switch_of_each_knob_equals_a_launch_with_the_new_value(driven: Driven) -> None:
+    folder = driven("each_knob")
+    untouched = result(folder, "knobs")
+    knobs = [path.stem.removeprefix("switched-") for path in folder.glob("switched-*.json")]
+    assert {"micro_batches", "recompute", "capacity_factor", "lr_scale", "grad_clip"} <= set(knobs)
+    assert_switched_equals_launched(folder, knobs)
     for knob in ("lr_scale", "grad_clip"):
         told = result(folder, f"switched-{knob}")
         assert abs(told["losses"][-1] - untouched["losses"][-1]) > 1e-3, f"{knob} did nothing"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(300)
 def test_a_hundred_random_switches_change_nothing(driven: Driven) -> None:
     folder = driven("random_switches")
@@ -129,11 +139,11 @@ def test_killed_while_it_saves(tmp_path: Path) -> None:
         process.kill()
         process.wait()
     psutil.wait_procs(family, timeout=10)
-    shelf = tmp_path / "run/snapshots"
-    assert (shelf / f"step-6{PARTIAL}").is_dir()
-    assert [snapshot.manifest.step for snapshot in whole(shelf)] == [3]
+    checkpoints_dir = tmp_path / "run/checkpoints"
+    assert (checkpoints_dir / f"step-6{PARTIAL}").is_dir()
+    assert [checkpoint.manifest.step for checkpoint in whole_checkpoints(checkpoints_dir)] == [3]
     layout = ["grid.tp=1", "model.seq_len=32", "model.d_model=32", "model.moe.d_expert=48", "train.warmup=4"]
-    layout += ["train.optimizer=sgd", "train.lr=0.1", "train.steps=7", "snapshot.every=3"]
+    layout += ["train.optimizer=sgd", "train.lr=0.1", "train.steps=7", "checkpoint.every=3"]
     resumed = run(
         engine(DEMO, *SMALLER, *layout, "grid.ep=1", "--run-dir", str(tmp_path / "run"), "--resume")
     )
@@ -141,7 +151,7 @@ def test_killed_while_it_saves(tmp_path: Path) -> None:
     start, *events = map(json.loads, resumed.stdout.splitlines())
     assert start["resumed"] == 3
     assert [event["step"] for event in events if event["event"] == "step"] == [3, 4, 5, 6]
-    assert sorted(path.name for path in shelf.glob("step-*")) == ["step-3", "step-6", "step-7"]
+    assert sorted(path.name for path in checkpoints_dir.glob("step-*")) == ["step-3", "step-6", "step-7"]
 
 
 def until(process: subprocess.Popen[str], step: int) -> list[dict[str, Any]]:
@@ -168,7 +178,7 @@ def test_a_killed_rank_and_resume_on_the_command_line(tmp_path: Path) -> None:
     second = run(engine(DEMO, *SMALLER, f"run.dir={tmp_path}", "run.name=mine", "--resume"))
     assert second.returncode == 2 and len(second.stderr.splitlines()) == 1
     assert f"is in use by process {process.pid} on " in second.stderr, "it is alive"
-    here = [f"snapshot.dir={tmp_path}/elsewhere", "--run-dir", str(tmp_path / events[0]["run"])]
+    here = [f"checkpoint.dir={tmp_path}/elsewhere", "--run-dir", str(tmp_path / events[0]["run"])]
     third = run(engine(DEMO, *SMALLER, *here))
     assert third.returncode == 2 and len(third.stderr.splitlines()) == 1
     assert f"{events[0]['run']} is in use by process {process.pid} on " in third.stderr, (
@@ -190,7 +200,7 @@ def test_a_killed_rank_and_resume_on_the_command_line(tmp_path: Path) -> None:
     assert list(losses) == list(range(start["resumed"], killed_at + 3))
     for step in losses.keys() & steps_of(events).keys():
         assert abs(losses[step] - steps_of(events)[step]) < 1e-4
-    saved = [event for event in again if event["event"] == "snapshot"]
+    saved = [event for event in again if event["event"] == "checkpoint"]
     assert saved[-1]["step"] == killed_at + 3 and Path(saved[-1]["folder"]).is_dir()
 
 
@@ -220,13 +230,18 @@ def test_torchrun_goes_on_by_itself(tmp_path: Path) -> None:
         assert steps_of(first)[step] == steps_of(second)[step]
 
 
+@pytest.mark.xdist_group("saved")
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
         (["model.layers=3"], ["model.layers = 2, the layout says 3"]),
-        (["run.seed=7"], ["run.seed = 1, the layout says 7"]),
-        (["train.optimizer=sgd"], ["train.optimizer = adamw, the layout says sgd"]),
-        (["model.moe=none", "grid.ep=1"], ["model.moe"]),
+        pytest.param(["run.seed=7"], ["run.seed = 1, the layout says 7"], marks=pytest.mark.exhaustive),
+        pytest.param(
+            ["train.optimizer=sgd"],
+            ["train.optimizer = adamw, the layout says sgd"],
+            marks=pytest.mark.exhaustive,
+        ),
+        pytest.param(["model.moe=none", "grid.ep=1"], ["model.moe"], marks=pytest.mark.exhaustive),
         (["train.steps=2"], ["step-2 is of step 2", "legal: more than that"]),
     ],
 )
@@ -248,38 +263,43 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_disk_that_is_full_costs_the_snapshot_only(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_costs_the_checkpoint_only(tmp_path: Path) -> None:
     """As files where the folders should be: no rank can write there, and training goes on to its end."""
-    shelf = tmp_path / "shelf/run"
-    shelf.mkdir(parents=True)
+    checkpoints_dir = tmp_path / "shelf/run"
+    checkpoints_dir.mkdir(parents=True)
     for step in (2, 4):
-        (shelf / f"step-{step}{PARTIAL}").write_text("")
-    blocked = [f"snapshot.dir={shelf.parent}", "train.steps=4", "--run-dir", str(tmp_path / "run")]
+        (checkpoints_dir / f"step-{step}{PARTIAL}").write_text("")
+    blocked = [
+        f"checkpoint.dir={checkpoints_dir.parent}",
+        "train.steps=4",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     done = run(engine(DEMO, *SMALLER, *blocked))
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert list(steps_of(events)) == [0, 1, 2, 3]
-    failed = [event for event in events if event["event"] == "snapshot"]
+    failed = [event for event in events if event["event"] == "checkpoint"]
     assert [event["step"] for event in failed] == [2, 4]
     assert all("File exists" in event["why"] and event["folder"] is None for event in failed)
 
 
 def test_a_shelf_that_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("")
-    blocked = [f"snapshot.dir={tmp_path}/blocked/shelf", f"run.dir={tmp_path}/runs"]
+    blocked = [f"checkpoint.dir={tmp_path}/blocked/shelf", f"run.dir={tmp_path}/runs"]
     refused = run(engine(DEMO, *SMALLER, *blocked))
     assert refused.returncode == 2 and refused.stdout == ""
     assert (
         refused.stderr
-        == f"the folder of snapshots {tmp_path}/blocked/shelf cannot be made: Not a directory\n"
+        == f"the folder of checkpoints {tmp_path}/blocked/shelf cannot be made: Not a directory\n"
     )
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_snapshots_knobs_win(tmp_path: Path) -> None:
+def test_the_checkpoints_knobs_win(tmp_path: Path) -> None:
     """What was turned before it stays turned; what was turned after it is rolled back and not done again."""
     run_dir = tmp_path / "run"
-    layout = [*SMALLER, "train.steps=1000", "snapshot.every=0", "--hub", "auto", "--run-dir", str(run_dir)]
+    layout = [*SMALLER, "train.steps=1000", "checkpoint.every=0", "--hub", "auto", "--run-dir", str(run_dir)]
     command = engine(DEMO, *layout)
 
     def cockpit(*words: str) -> dict[str, Any]:
@@ -293,11 +313,13 @@ def test_the_snapshots_knobs_win(tmp_path: Path) -> None:
         for changes in (["micro_batches=4"], ["save"], ["micro_batches=8", "lr_scale=0.5"]):
             verdict = cockpit("set", *changes, "--wait")
             assert verdict["state"] == "applied", verdict
-            assert ("save" in changes) <= bool(whole(run_dir / "snapshots")), "applied means saved"
+            assert ("save" in changes) <= bool(whole_checkpoints(run_dir / "checkpoints")), (
+                "applied means saved"
+            )
     finally:
         process.kill()
         process.communicate()
-    saved_at = whole(run_dir / "snapshots")[0].manifest
+    saved_at = whole_checkpoints(run_dir / "checkpoints")[0].manifest
     assert (saved_at.revision, [applied.revision for applied in saved_at.history]) == (2, [1, 2])
 
     process = subprocess.Popen([*command, "--resume"], cwd=ROOT, stdout=subprocess.PIPE, text=True)

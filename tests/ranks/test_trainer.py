@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.profiler import profile
 from agents.rank.agent import Agent
-from agents.wire import Command
-from engine.layout import load
-from engine.meter import Meter
-from engine.parallel.comm import Started
+from agents.protocol import Command
+from engine.config.toml import load
+from engine.metering.meter import Meter
+from engine.parallel.collectives import AsyncCollective
 from engine.train.trainer import Trainer
 from tests.ranks.case import LAYOUT, SMALL
 
@@ -20,11 +20,11 @@ TINY = [*SMALL, "grid.dp_shard=2", "model.moe=none", "model.layers=1", "knobs.mi
 
 def late(trainer):
     "This rank joins the gather of statistics so late that the leader is far ahead."
-    gather = trainer._statistics.gather
+    gather = trainer.reporting.summaries.gather
     def delayed(*step):
         time.sleep(0.005)
         gather(*step)
-    trainer._statistics.gather = delayed
+    trainer.reporting.summaries.gather = delayed
 """
 
 PROFILED = (
@@ -50,13 +50,13 @@ def work(place):
     agent = Asking(None, lambda: meter.doing)
     over = lambda: agent.done >= PROFILES
     trainer = Trainer(load(LAYOUT, TINY), meter, agent, over, traces=RUN / "traces")
-    trainer.tracer._write = lambda *_: None  # what it costs is not the subject
+    trainer.steering.profiler._write = lambda *_: None  # what it costs is not the subject
     works, caught = [], []
-    begun = Started.__init__
+    begun = AsyncCollective.__init__
     def noted(self, axis, kind, sent, given, *more, **options):
         works.extend((kind, work) for work in given)
         begun(self, axis, kind, sent, given, *more, **options)
-    Started.__init__ = noted
+    AsyncCollective.__init__ = noted
     def checked(turn):
         def turned(profile):
             caught.extend(kind for kind, work in works if not work.is_completed())
@@ -74,6 +74,7 @@ def work(place):
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(120)
 def test_200_profiles_beside_a_late_gather(driver: Driver) -> None:
     """Torch's profiler frees what gloo's thread writes to when a collective outlives the trace it began in."""
@@ -95,7 +96,7 @@ def work(place):
             late(trainer)
         for step in range(3):
             trainer.train_step(step)
-    note(place, "under_way", trainer._statistics._waiting)
+    note(place, "under_way", trainer.reporting.summaries._pending)
     note(place, "seen", seen)
     dist.destroy_process_group()
 """
@@ -119,15 +120,16 @@ def gradients(schedule):
     "Of the whole model, by name, after one step's micro-batches."
     trainer = Trainer(load(LAYOUT, [*DENSE, f"schedule.name={schedule}"]))
     trainer.meter.start_step(0)
-    trainer.forward_backward(0)
-    mine = {name: shard_of(p.grad) for name, p in named_parameters(trainer.stages)}
+    trainer.computation.forward_backward(0)
+    mine = {name: local_shard(p.grad) for name, p in named_parameters(trainer.stages)}
     everybodys = [None, None]
     dist.all_gather_object(everybodys, mine)
     return everybodys[0] | everybodys[1]
 
 def work(place):
-    from engine.parallel.sharded import named_parameters, shard_of
-    globals().update(named_parameters=named_parameters, shard_of=shard_of)
+    from engine.parallel.local_shards import local_shard
+    from engine.sharding.fsdp import named_parameters
+    globals().update(named_parameters=named_parameters, local_shard=local_shard)
     meet(place)
     torch.set_num_threads(1)
     whole = gradients("interleaved")
@@ -140,6 +142,7 @@ def work(place):
 )
 
 
+@pytest.mark.exhaustive
 def test_bf16_gradients_are_summed_in_fp32_under_every_schedule(driver: Driver) -> None:
     """A micro-batch's gradient is the same bits under each, so only the order of an fp32 sum of 8 may differ."""
     status, _, errors = driver.end(driver.start(SUMMED, preload=TORCH))

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from agents.client import Asked
-from agents.wire import Estimate, Preview, Previewed, Propose, Update, Value
-from cockpit.app import CockpitApp
-from cockpit.feed import ViewerError
-from cockpit.store import Store
+from agents.protocol import Estimate, Preview, Previewed, Propose, Update, Value
+from agents.requests import Request
+from cockpit.data.sources.source import ViewerError
+from cockpit.data.store import Store
+from cockpit.tui.app import CockpitApp
 from tests.screens.fake_run import FakeRun
 
 
@@ -22,7 +22,7 @@ class ScriptedFeed:
 
     def __init__(self, story: Iterator[Update], operator: bool = True) -> None:
         self.operator = operator
-        self.wishes: list[Asked] = []
+        self.requests: list[Request] = []
         self.questions: list[Preview] = []
         self.stopped = False
         self._story = story
@@ -40,29 +40,29 @@ class ScriptedFeed:
             self._store.apply(updates)
             self._store.heard(0.4)
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: Request) -> None:
         if not self.operator and not isinstance(asked, Preview):
             raise ViewerError("this cockpit only watches")
         if isinstance(asked, Preview):
             self.questions.append(asked)
         else:
-            self.wishes.append(asked)
+            self.requests.append(asked)
 
     @property
     def asked(self) -> list[dict[str, Value]]:
         """The changes that were proposed, oldest first."""
-        return [wish.changes for wish in self.wishes if isinstance(wish, Propose)]
+        return [request.changes for request in self.requests if isinstance(request, Propose)]
 
     def answer(self, *estimates: Estimate, number: int = -1, why: str = "", neutral: bool = True) -> None:
         """What the hub says to the newest question, or to that of this number."""
         question = self.questions[number]
         said = Previewed(question.id, question.changes, 0, why, neutral, list(estimates))
         with self._store.lock:
-            self._store.told({**self._store.previews, question.id: said}, self._store.denied)
+            self._store.set_answers({**self._store.previews, question.id: said}, self._store.denied)
 
     def deny(self, id: str, why: str) -> None:
         with self._store.lock:
-            self._store.told(self._store.previews, {**self._store.denied, id: why})
+            self._store.set_answers(self._store.previews, {**self._store.denied, id: why})
 
 
 class Clock:
@@ -81,7 +81,7 @@ class Cockpit:
         self.clock = Clock()
         self.feed = ScriptedFeed(run.story(steps, change_at), operator)
         self.store = Store(self.clock)
-        self.app = CockpitApp(self.feed, self.store, looks_per_s=20)
+        self.app = CockpitApp(self.feed, self.store, refreshes_per_s=1)
 
 
 MakeCockpit = Callable[..., Cockpit]

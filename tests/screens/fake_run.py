@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from agents.wire import (
+from agents.protocol import (
     PREVIEWS,
     Action,
+    Alert,
     Board,
     CommandState,
     Event,
@@ -45,6 +46,7 @@ class FakeRun:
     steps: int = 300
     oversubscribed: bool = True
     slow_rank: int | None = 3
+    straggler_alert: bool = False  # the hub alerts on the slow rank after a few steps
     revision: int = 0
     previews: bool = True  # its leader can say what a change would do
     knobs: dict[str, Value] = field(
@@ -129,7 +131,14 @@ class FakeRun:
             yield from (self._timeline(rank, stage, step) for stage, rank in enumerate(stages))
         load = [self._load(layer, step) for layer in range(self.layers)]
         yield Experts(step, load)
+        if step == 3 and self.straggler_alert and self.slow_rank is not None:
+            yield self._straggler(self.slow_rank, step)
         yield self._summary(step, base, load)
+
+    def _straggler(self, rank: int, step: int) -> Alert:
+        at = " ".join(f"{axis}{place}" for axis, place in self.coords(rank).items())
+        text = f"rank {rank} ({at}) needs 358 ms of its own a step, +37% against the ranks with the same work"
+        return Alert("straggler", f"rank {rank}", "warning", True, step, START_S, text, {}, [rank])
 
     def _rank_step(self, rank: int, step: int, base: float) -> Step:
         slow = 1.42 if rank == self.slow_rank else 1.0
@@ -245,7 +254,17 @@ class FakeRun:
 
 def big() -> FakeRun:
     """1024 ranks."""
-    return FakeRun(pp=8, dp=16, tp=8, ep=32, layers=8, experts=64, oversubscribed=False, slow_rank=517)
+    return FakeRun(
+        pp=8,
+        dp=16,
+        tp=8,
+        ep=32,
+        layers=8,
+        experts=64,
+        oversubscribed=False,
+        slow_rank=517,
+        straggler_alert=True,
+    )
 
 
 def wave(step: int, seed: int) -> float:

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from agents.wire import Alert, CommandState, Event, Gone, Pulse, Update
+from agents.protocol import Alert, CommandState, Event, Gone, Pulse, Update
 from tests.screens.fake_run import FakeRun
 
 TURN = "\u202e"  # what follows is shown from right to left

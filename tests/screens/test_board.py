@@ -2,23 +2,12 @@
 
 import pytest
 from msgspec import structs
-from textual.pilot import Pilot
 
-from agents.wire import CommandState, KnobState, Legal
-from cockpit.screens.board import KnobBoard
-from cockpit.screens.overview import Overview
-from tests.screens.conftest import Cockpit, MakeCockpit
-from tests.screens.test_overview import settle, shown
-
-
-def said(cockpit: Cockpit) -> str:
-    return "\n".join(shown(cockpit.app))
-
-
-async def press(cockpit: Cockpit, pilot: Pilot[None], *keys: str) -> None:
-    await settle(cockpit, pilot)
-    await pilot.press(*keys)
-    await settle(cockpit, pilot)
+from agents.protocol import CommandState, KnobState, Legal
+from cockpit.tui.screens.board import BoardScreen
+from cockpit.tui.screens.overview import Overview
+from tests.screens.conftest import MakeCockpit
+from tests.screens.driver import press, said, settle
 
 
 async def test_a_change_from_choice_to_the_last_rank(make_cockpit: MakeCockpit) -> None:
@@ -30,7 +19,7 @@ async def test_a_change_from_choice_to_the_last_rank(make_cockpit: MakeCockpit) 
         await press(cockpit, pilot, "enter")
         assert cockpit.feed.asked == [{"micro_batches": 16}]
         assert "sent · waiting for the hub" in said(cockpit)
-        asked = cockpit.feed.wishes[-1].id
+        asked = cockpit.feed.requests[-1].id
         accepted = CommandState(
             asked, 2, "accepted", {"micro_batches": 16}, {"micro_batches": 8}, "me@here", 1.0, world=8
         )
@@ -53,7 +42,7 @@ async def test_a_refusal_is_told_in_its_own_words(make_cockpit: MakeCockpit) -> 
             iter(
                 [
                     CommandState(
-                        cockpit.feed.wishes[-1].id,
+                        cockpit.feed.requests[-1].id,
                         0,
                         "rejected",
                         {"micro_batches": 4},
@@ -87,9 +76,9 @@ async def test_what_is_not_legal_is_said_and_not_sent(make_cockpit: MakeCockpit)
         assert "micro_batches = 3 is not legal; legal: 2, 4, 8, 16" in said(cockpit)
         assert cockpit.feed.asked == []
         await press(cockpit, pilot, "backspace", "q", "escape")  # a letter is typed, not obeyed
-        assert isinstance(cockpit.app.screen, KnobBoard)
+        assert isinstance(cockpit.app.screen, BoardScreen)
         await press(cockpit, pilot, "enter")
-        assert "nothing is marked" in said(cockpit)
+        assert "no change is chosen" in said(cockpit)
         await press(cockpit, pilot, "escape", "escape")
         assert isinstance(cockpit.app.screen, Overview)
 
@@ -111,35 +100,39 @@ async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
         board = cockpit.app.store.state.board
         assert board
         save = KnobState("save", None, Legal([True]), True, "a snapshot of the run", action=True)
-        place = KnobState("place", None, Legal(["load", "traffic"]), True, "move experts", action=True)
+        place = KnobState(
+            "expert_placement", None, Legal(["load", "traffic"]), True, "move experts", action=True
+        )
         cockpit.feed.tell(iter([structs.replace(board, knobs=[*board.knobs, place, save])]))
         await press(cockpit, pilot, "up")
-        assert "save (done once) · a snapshot" in said(cockpit) and "enter asks the run to do it" in said(
-            cockpit
-        )
+        assert "save (done once) · a snapshot" in said(cockpit) and "enter requests it" in said(cockpit)
         assert "none→true" not in said(cockpit)
         await press(cockpit, pilot, "enter")
         assert cockpit.feed.asked == [{"save": True}]
         await press(cockpit, pilot, "up", "right")
-        assert "enter proposes place load" in said(cockpit) and "place load · loss" not in said(cockpit)
+        assert "enter proposes expert_placement load" in said(
+            cockpit
+        ) and "expert_placement load · loss" not in said(cockpit)
         assert "or try it" not in said(cockpit)
         await press(cockpit, pilot, "ctrl+t")
-        assert "! place is an action, done once, and cannot be tried" in said(cockpit)
+        assert "! expert_placement is an action, done once, and cannot be tried" in said(cockpit)
         await press(cockpit, pilot, "right", "enter")
-        assert cockpit.feed.asked[-1] == {"place": "traffic"}
-        done = CommandState("place", 2, "applied", {"place": "traffic"}, {}, "me", 1.0, acks=8, world=8)
+        assert cockpit.feed.asked[-1] == {"expert_placement": "traffic"}
+        done = CommandState(
+            "place", 2, "applied", {"expert_placement": "traffic"}, {}, "me", 1.0, acks=8, world=8
+        )
         cockpit.feed.tell(iter([structs.replace(done, applied_step=9)]))
         await settle(cockpit, pilot)
-        assert "place=traffic · 8/8 at step 9" in said(cockpit)
+        assert "expert_placement=traffic · 8/8 at step 9" in said(cockpit)
 
 
 async def test_a_key_that_comes_before_the_first_look_is_of_this_run(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await settle(cockpit, pilot)
-        board = KnobBoard(cockpit.feed, cockpit.store)
-        board.table.desk.turn(board.table._store, 1)
-        board.table.desk.propose(board.table._store)
+        board = BoardScreen(cockpit.feed, cockpit.store)
+        board.controller.next_value(1)
+        board.controller.propose()
     assert cockpit.feed.asked == [{"micro_batches": 16}]
 
 
@@ -155,7 +148,7 @@ async def test_sixteen_knobs_and_actions_fit_in_80x24(make_cockpit: MakeCockpit,
         )
         names = [f"some_knob_{n}" for n in range(5)]
         knobs = [KnobState(name, 1, Legal([1, 2]), True, long) for name in names]
-        names += ["place", "save", "pause", "resume", "stop", "profile", "profile_rank"]
+        names += ["expert_placement", "save", "pause", "resume", "stop", "profile", "profile_rank"]
         knobs += [KnobState(name, None, Legal([True]), True, long, action=True) for name in names[5:]]
         cockpit.feed.tell(iter([structs.replace(board, knobs=[*board.knobs, *knobs])]))
         await press(cockpit, pilot, "k", "up")

@@ -1,4 +1,4 @@
-"""What ends a run asks once more, and says what is lost; an ended run takes no more changes."""
+"""An action that ends the run asks for confirmation and states what is lost; an ended run accepts no changes."""
 
 from collections.abc import Iterator
 
@@ -6,13 +6,13 @@ import pytest
 from msgspec import structs
 from textual.pilot import Pilot
 
-from agents.wire import CHECKPOINT_STEP, CommandState, Event, Gone, KnobState, Legal, Propose, Update
-from cockpit.screens.board import KnobBoard
-from cockpit.screens.ending import Ending
-from cockpit.screens.overview import Overview
+from agents.protocol import CHECKPOINT_STEP, CommandState, Event, Gone, KnobState, Legal, Propose, Update
+from cockpit.tui.screens.board import BoardScreen
+from cockpit.tui.screens.ending import Ending
+from cockpit.tui.screens.overview import Overview
 from tests.screens.conftest import Cockpit, MakeCockpit
+from tests.screens.driver import press, said
 from tests.screens.fake_run import FakeRun
-from tests.screens.test_board import press, said
 
 SAVE = KnobState("save", None, Legal([True]), True, "a checkpoint of the run", action=True)
 STOP = KnobState("stop", None, Legal([True]), True, "end the run", action=True, ends=True)
@@ -49,10 +49,10 @@ async def test_stop_says_what_is_lost_and_is_confirmed(
     cockpit = make_cockpit(StoppableRun())
     async with cockpit.app.run_test(size=size) as pilot:
         await to_stop(cockpit, pilot)
-        assert "enter ends the run, and asks once more" in said(cockpit)
+        assert "enter ends the run, after a confirmation" in said(cockpit)
         assert not any("stop" in line and "loss" in line for line in said(cockpit).splitlines())
         await press(cockpit, pilot, "enter", "enter", "enter")
-        assert isinstance(cockpit.app.screen, Ending) and cockpit.feed.wishes == []
+        assert isinstance(cockpit.app.screen, Ending) and cockpit.feed.requests == []
         assert "demo has done 160 of 300 steps. There is no checkpoint of it: all of that is lost." in asks(
             cockpit
         )
@@ -60,7 +60,7 @@ async def test_stop_says_what_is_lost_and_is_confirmed(
         await press(cockpit, pilot)
         assert "of step 150: the 10 steps since are lost" in asks(cockpit)
         await press(cockpit, pilot, "escape", "enter", "n")
-        assert isinstance(cockpit.app.screen, KnobBoard) and cockpit.feed.wishes == []
+        assert isinstance(cockpit.app.screen, BoardScreen) and cockpit.feed.requests == []
         await press(cockpit, pilot, "enter", "y")
         assert cockpit.feed.asked == [{"stop": True}]
         await press(cockpit, pilot, "enter", "s")
@@ -83,7 +83,7 @@ async def test_an_ended_run_says_so(make_cockpit: MakeCockpit) -> None:
         for keys in (("k", "right", "enter"), ("escape", "up", "up", "enter"), ("ctrl+t",), ("ctrl+u",)):
             await press(cockpit, pilot, *keys)
             assert "the run is over: nothing can be changed any more" in said(cockpit), keys
-        assert cockpit.feed.wishes == [] and isinstance(cockpit.app.screen, KnobBoard)
+        assert cockpit.feed.requests == [] and isinstance(cockpit.app.screen, BoardScreen)
 
 
 async def test_quitting_a_run_of_ones_own_is_confirmed(make_cockpit: MakeCockpit) -> None:
@@ -95,7 +95,7 @@ async def test_quitting_a_run_of_ones_own_is_confirmed(make_cockpit: MakeCockpit
         await press(cockpit, pilot, "escape")
         assert isinstance(cockpit.app.screen, Overview) and cockpit.app.is_running
         await press(cockpit, pilot, "q", "q")
-    assert cockpit.feed.stopped and cockpit.feed.wishes == []
+    assert cockpit.feed.stopped and cockpit.feed.requests == []
 
 
 async def test_quitting_with_a_checkpoint_waits_for_the_runs_end(make_cockpit: MakeCockpit) -> None:
@@ -103,7 +103,7 @@ async def test_quitting_with_a_checkpoint_waits_for_the_runs_end(make_cockpit: M
     cockpit.feed.owns_run = True
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await press(cockpit, pilot, "q", "s")
-        (ask,) = cockpit.feed.wishes
+        (ask,) = cockpit.feed.requests
         assert isinstance(ask, Propose) and ask.changes == {"save": True, "stop": True}
         why = "save is not legal now"
         cockpit.feed.tell(iter([CommandState(ask.id, 0, "rejected", ask.changes, {}, "me", 1.0, why=why)]))
@@ -113,9 +113,9 @@ async def test_quitting_with_a_checkpoint_waits_for_the_runs_end(make_cockpit: M
         await press(cockpit, pilot, "q", "s")
         assert cockpit.app.is_running
         cockpit.feed.tell(Gone(rank, clean=True) for rank in range(8))
-        cockpit.app.look()
+        cockpit.app.refresh_from_store()
         await pilot.pause()
-    assert cockpit.feed.stopped and len(cockpit.feed.wishes) == 2
+    assert cockpit.feed.stopped and len(cockpit.feed.requests) == 2
 
 
 @pytest.mark.parametrize("over", [True, False])

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from agents.wire import Estimate
-from cockpit.asking import SETTLED_S
-from cockpit.screens.starting import Starting
-from cockpit.widgets.panel import Panel
+from agents.protocol import Estimate
+from cockpit.knobs.preview import STABLE_S
+from cockpit.tui.screens.starting import Starting
+from cockpit.tui.widgets.panel import Panel
 from tests.screens.conftest import MakeCockpit
+from tests.screens.driver import settle, shown
 from tests.screens.hostile_run import TURN, HostileRun
-from tests.screens.test_overview import settle, shown
 
 PLAIN = ("demo[/x]", "fwd[/x]", "attn[qkv]", "dp[/x]", "1f[/]1b")
 
@@ -30,7 +30,7 @@ async def test_every_panel_metric_and_grouping(
             for key in ("m", "g", "m", "g", "m", "g") if panel.id == "ranks" else ("right",):
                 await pilot.press(key)
                 await pilot.pause()
-                cockpit.app.look()
+                cockpit.app.refresh_from_store()
                 await pilot.pause()
                 seen += shown(cockpit.app)
         await pilot.press("s", "question_mark")  # the file's name is in a notice
@@ -46,7 +46,7 @@ async def test_the_board_with_a_change_marked_and_answered(make_cockpit: MakeCoc
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)
         await pilot.press("k", "down", "down", "down", "right")
-        cockpit.clock.now += SETTLED_S
+        cockpit.clock.now += STABLE_S
         await settle(cockpit, pilot)
         cockpit.feed.answer(Estimate("[/q]", 1.0, 2.0, source=f"[/s]{TURN}"))
         await settle(cockpit, pilot)

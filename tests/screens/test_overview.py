@@ -4,33 +4,18 @@ import signal
 from pathlib import Path
 
 import pytest
-from textual.app import App
-from textual.pilot import Pilot
 
-from agents.wire import Gone, Pulse
-from cockpit.screens.board import KnobBoard
-from cockpit.screens.help import Help
-from cockpit.screens.overview import Overview
-from cockpit.widgets.grid import RankGrid
-from cockpit.widgets.panel import Panel
-from tests.screens.conftest import Cockpit, MakeCockpit
+from agents.protocol import Alert, Gone, Pulse
+from cockpit.tui.screens.board import BoardScreen
+from cockpit.tui.screens.help import Help
+from cockpit.tui.screens.overview import Overview
+from cockpit.tui.widgets.panel import Panel
+from cockpit.tui.widgets.ranks.grid import RankGrid
+from tests.screens.conftest import MakeCockpit
+from tests.screens.driver import settle, shown
 from tests.screens.fake_run import big
 
 SIZES = [(80, 24), (120, 36), (200, 60)]
-
-
-def shown(app: App[None]) -> list[str]:
-    """What stands on the terminal, line by line."""
-    return [strip.text for strip in app.screen._compositor.render_strips()]
-
-
-async def settle(cockpit: Cockpit, pilot: Pilot[None]) -> None:
-    """Let the app look at the store and lay out, until the screen stays as it is: a busy machine takes its time."""
-    screens: list[list[str]] = []
-    while len(screens) < 60 and (len(screens) < 4 or any(screen != screens[-1] for screen in screens[-4:])):
-        cockpit.app.look()
-        await pilot.pause(0.1)
-        screens.append(shown(cockpit.app))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -156,7 +141,7 @@ async def test_a_wish_for_room_that_is_lost_is_made_again(
         grid._layout_required = True  # a wish is on its way already: Textual does not count another
         monkeypatch.setattr(RankGrid, "natural_height", lambda _grid, _store: 14)
         grid._seen = ()
-        cockpit.app.look()
+        cockpit.app.refresh_from_store()
         await settle(cockpit, pilot)
         assert grid.size.height == 14
 
@@ -178,10 +163,12 @@ async def test_stale_and_back(make_cockpit: MakeCockpit) -> None:
 async def test_ended_lost_and_stalled(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
-        cockpit.feed.tell(iter([Pulse(4, 159, "pp recv, micro-batch 3", 20_000.0)]))
+        text = "the run stands at step 159; rank 4 (pp1 dp0 tp0 ep0) not arrived: in pp recv, micro-batch 3"
+        stall = Alert("stall", "run", "error", True, 159, 0.0, text, {}, [4])
+        cockpit.feed.tell(iter([Pulse(4, 159, "pp recv, micro-batch 3", 20_000.0), stall]))
         await settle(cockpit, pilot)
         lines = shown(cockpit.app)
-        assert lines[1].startswith(" ✗ stalled: rank 4 (pp1 dp0 tp0 ep0) in pp recv, micro-batch 3 for 20 s")
+        assert lines[0].startswith(" ✗ STALLED") and lines[1].startswith(f" ✗ {text}")
         assert any("r4" in line and "!" in line for line in lines[2:])
         cockpit.feed.tell(iter([Gone(4, clean=False, text="killed by signal 9", process="ended")]))
         await settle(cockpit, pilot)
@@ -221,7 +208,7 @@ async def test_save_theme_help_and_palette(
         assert cockpit.app.theme == "cockpit-light"
         await pilot.press("question_mark")
         assert isinstance(cockpit.app.screen, Help)
-        assert any("One cell a rank" in line for line in shown(cockpit.app))
+        assert any("One cell per rank" in line for line in shown(cockpit.app))
         await pilot.press("escape")
         assert isinstance(cockpit.app.screen, Overview)
         names = {command.title for command in cockpit.app.get_system_commands(cockpit.app.screen)}
@@ -238,7 +225,7 @@ async def test_keys_are_remapped_by_id(make_cockpit: MakeCockpit) -> None:
         await pilot.press("k")
         assert isinstance(cockpit.app.screen, Overview)
         await pilot.press("b")
-        assert isinstance(cockpit.app.screen, KnobBoard)
+        assert isinstance(cockpit.app.screen, BoardScreen)
 
 
 @pytest.mark.parametrize("size", [(20, 6), (40, 10), (1, 1)])
@@ -264,7 +251,7 @@ async def test_ctrl_z_suspends_from_any_screen(
 ) -> None:
     cockpit = make_cockpit()
     signals: list[tuple[int, int]] = []
-    monkeypatch.setattr("cockpit.app.os.killpg", lambda *sent: signals.append(sent))
+    monkeypatch.setattr("cockpit.tui.app.os.killpg", lambda *sent: signals.append(sent))
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("ctrl+z")
         assert "no job control" in next(notice.message for notice in cockpit.app._notifications)
@@ -293,4 +280,4 @@ async def test_u_names_the_change_that_would_be_taken_back(make_cockpit: MakeCoc
         await pilot.press("u")
         await settle(cockpit, pilot)
         assert "press it again to take back revision 1" in "".join(shown(cockpit.app))
-        assert cockpit.feed.wishes == []
+        assert cockpit.feed.requests == []

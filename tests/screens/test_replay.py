@@ -1,22 +1,22 @@
 """A recorded run under a person's keys."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from textual.pilot import Pilot
 
 from agents.hub.recorder import Limits, Recorder
-from agents.hub.sequence import Sequence
-from agents.record.replay import Recording
-from agents.wire import Preview, Propose
-from cockpit.feed import ViewerError
-from cockpit.playback import Playback
-from cockpit.replaying import ReplayApp
-from cockpit.screens.board import KnobBoard
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import Preview, Propose
+from agents.recording.reader import Recording
+from cockpit.data.sources.playback import Playback
+from cockpit.data.sources.source import ViewerError
+from cockpit.tui.replay import ReplayApp
+from cockpit.tui.screens.board import BoardScreen
+from tests.screens.driver import shown, until
 from tests.screens.fake_run import FakeRun
-from tests.screens.test_overview import shown
+
+pytestmark = pytest.mark.xdist_group("replay")  # its tests share a fixture
 
 STEPS = 40
 
@@ -25,8 +25,8 @@ STEPS = 40
 def run_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 40 steps, one each half second of the hub's clock."""
     path = tmp_path_factory.mktemp("run") / "run.db"
-    sequence, run = Sequence(), FakeRun()
-    recorder = Recorder(path, sequence, Limits(segment_bytes=40_000, commit_s=0.01, snapshots_worth=0))
+    sequence, run = UpdateLog(), FakeRun()
+    recorder = Recorder(path, sequence, Limits(segment_bytes=40_000, commit_s=0.01, snapshot_multiple=0))
     now = time.time()
     clock = pytest.MonkeyPatch()
     for update in run.begin():
@@ -41,14 +41,6 @@ def run_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-async def until(app: ReplayApp, pilot: Pilot[None], true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 15
-    while not true():
-        assert time.monotonic() < deadline, shown(app)[:3]
-        await pilot.pause(0.02)
-        app.look()
-
-
 async def test_play_pause_step_and_seek(run_db: Path) -> None:
     app = ReplayApp(Playback(Recording(run_db), "r", speed=8.0))
     async with app.run_test(size=(120, 36)) as pilot:
@@ -59,9 +51,10 @@ async def test_play_pause_step_and_seek(run_db: Path) -> None:
         assert third.startswith(" PLAYBACK  ▶ 8×") and "●" in third
         await pilot.press("space")
         await until(app, pilot, lambda: "‖ paused" in shown(app)[2])
-        step = app.store.step
+        summary = app.store.summary  # ranks may be recorded a step further
+        assert summary
         await pilot.press("full_stop", "full_stop", "comma")
-        await until(app, pilot, lambda: app.store.summary and app.store.summary.step == (step or 0) + 1)
+        await until(app, pilot, lambda: app.store.summary and app.store.summary.step == summary.step + 1)
         await pilot.press("end")
         await until(app, pilot, lambda: app.store.step == STEPS - 1 and "0:19 / 0:19" in shown(app)[2])
         await pilot.press("home", "right_square_bracket", "right_square_bracket")
@@ -70,7 +63,7 @@ async def test_play_pause_step_and_seek(run_db: Path) -> None:
         await pilot.press("minus", "minus", "space")
         await until(app, pilot, lambda: "▶ 2×" in shown(app)[2])
         await pilot.press("k")
-        assert not isinstance(app.screen, KnobBoard), "no control is offered"
+        assert not isinstance(app.screen, BoardScreen), "no control is offered"
 
 
 async def test_it_pauses_at_the_end_and_begins_paused_at_a_place(run_db: Path) -> None:

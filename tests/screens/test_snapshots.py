@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 from textual.pilot import Pilot
 
-from cockpit.asking import SETTLED_S
+from cockpit.knobs.preview import STABLE_S
 from tests.screens.conftest import Cockpit, MakeCockpit
+from tests.screens.driver import settle
 from tests.screens.fake_run import big
-from tests.screens.test_overview import settle
 from tests.screens.test_steering import FASTER, SAME, UNKNOWN
 
 Compare = Callable[..., bool]
@@ -41,9 +41,10 @@ def test_board(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int
     async def run_before(pilot: Pilot[None]) -> None:
         await settle(cockpit, pilot)
         cockpit.feed.tell(iter([cockpit.run.trial("t", "after", 16, measured=12, before_ms=655.0)]))
+        await settle(cockpit, pilot)  # draw the trial on the overview before the board covers it
         await pilot.press("k", "right")
         await settle(cockpit, pilot)
-        cockpit.clock.now += SETTLED_S
+        cockpit.clock.now += STABLE_S
         await settle(cockpit, pilot)
         cockpit.feed.answer(FASTER, SAME, UNKNOWN)
         await settle(cockpit, pilot)

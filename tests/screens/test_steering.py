@@ -3,22 +3,22 @@
 import pytest
 from textual.pilot import Pilot
 
-from agents.wire import CommandState, Decide, Estimate, Preview, Propose, Try
-from cockpit.asking import AGAIN_S, GAP_S, PATIENCE_S, SETTLED_S
-from cockpit.knobs import TRIAL_STEPS
-from cockpit.screens.board import KnobBoard
-from cockpit.screens.help import Help
+from agents.protocol import CommandState, Decide, Estimate, Preview, Propose, Try
+from cockpit.knobs.preview import GAP_S, PATIENCE_S, REPEAT_S, STABLE_S
+from cockpit.knobs.values import TRIAL_STEPS
+from cockpit.tui.screens.board import BoardScreen
+from cockpit.tui.screens.help import Help
 from tests.screens.conftest import Cockpit, MakeCockpit
+from tests.screens.driver import press, said, settle
 from tests.screens.fake_run import FakeRun
-from tests.screens.test_board import press, said
-from tests.screens.test_overview import SIZES, settle
+from tests.screens.test_overview import SIZES
 
 FASTER = Estimate("step_ms", 655.0, 603.0, 588.0, 621.0, "measured in this run: 24 steps with these values")
 SAME = Estimate("a2a_bytes", 12.6e6, 12.6e6, source="micro_batches does not touch it")
 UNKNOWN = Estimate("memory_bytes", 3e8, source="no data: this run had no step with these values")
 
 
-async def later(cockpit: Cockpit, pilot: Pilot[None], seconds: float = SETTLED_S) -> None:
+async def later(cockpit: Cockpit, pilot: Pilot[None], seconds: float = STABLE_S) -> None:
     cockpit.clock.now += seconds
     await settle(cockpit, pilot)
 
@@ -36,7 +36,7 @@ async def test_what_is_marked_is_asked_about_and_told(
         assert cockpit.feed.questions == [], "the mark may be on its way to another value"
         await later(cockpit, pilot)
         assert [question.changes for question in cockpit.feed.questions] == [{"micro_batches": 16}]
-        assert "· asking the run what this would do" in said(cockpit)
+        assert "· waiting for the run's preview" in said(cockpit)
         cockpit.feed.answer(FASTER, SAME, UNKNOWN)
         await settle(cockpit, pilot)
         screen = said(cockpit)
@@ -79,17 +79,17 @@ async def test_few_questions_whatever_is_pressed(make_cockpit: MakeCockpit) -> N
         await press(cockpit, pilot, "k", "down", "down", "down")
         for letter in "1.25":
             await press(cockpit, pilot, letter)
-            await later(cockpit, pilot, SETTLED_S)
+            await later(cockpit, pilot, STABLE_S)
             if letter == ".":
                 assert "enter proposes lr_scale" not in said(cockpit), "1 is what it is"
         asked = [one.changes["lr_scale"] for one in cockpit.feed.questions]
         assert asked == [1.2], "1 changes nothing, and 1.25 comes less than half a second later"
-        await later(cockpit, pilot, GAP_S - SETTLED_S)
+        await later(cockpit, pilot, GAP_S - STABLE_S)
         assert [one.changes["lr_scale"] for one in cockpit.feed.questions] == [1.2, 1.25]
         cockpit.feed.answer(FASTER, neutral=False)
         await settle(cockpit, pilot)
         assert "What it would do · changes the loss" in said(cockpit)
-        await later(cockpit, pilot, AGAIN_S)
+        await later(cockpit, pilot, REPEAT_S)
         assert len(cockpit.feed.questions) == 3, "the run has gone on meanwhile"
         assert "655 → 588 .. 621 ms (603)" in said(cockpit), "the answer stays until there is a newer one"
 
@@ -100,7 +100,7 @@ async def test_no_answer_a_refusal_and_a_denial_are_told(make_cockpit: MakeCockp
         await press(cockpit, pilot, "k", "right")
         await later(cockpit, pilot)
         await later(cockpit, pilot, PATIENCE_S)
-        assert "nobody has said yet what this would do" in said(cockpit)
+        assert "no preview answer within 5 s" in said(cockpit)
         cockpit.feed.answer(why="recompute = full does not go with it")
         await settle(cockpit, pilot)
         assert "✗ recompute = full does not go with it" in said(cockpit)
@@ -116,7 +116,7 @@ async def test_a_run_that_answers_no_previews_is_not_asked(make_cockpit: MakeCoc
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right")
         await later(cockpit, pilot)
-        assert said(cockpit).count("· this run does not say what a change would do") == 1
+        assert said(cockpit).count("· this run does not support previews") == 1
         assert cockpit.feed.questions == []
         await press(cockpit, pilot, "enter")
         assert cockpit.feed.asked == [{"micro_batches": 16}]
@@ -135,7 +135,7 @@ async def test_a_viewer_sees_what_it_would_do_and_changes_nothing(make_cockpit: 
         for key in ("enter", "ctrl+t", "ctrl+u", "ctrl+u", "ctrl+k", "ctrl+r"):
             await press(cockpit, pilot, "down", key)
             assert "to operate: cockpit attach demo-0001 --operator" in said(cockpit), key
-        assert cockpit.feed.wishes == []
+        assert cockpit.feed.requests == []
         assert "after █████▋░░░░░░░░ 12/30" in said(cockpit)
 
 
@@ -148,7 +148,7 @@ async def test_a_trial_from_the_key_to_its_verdict(make_cockpit: MakeCockpit) ->
         await press(cockpit, pilot, "k", "right")
         assert "^k keep" not in said(cockpit)
         await press(cockpit, pilot, "ctrl+t")
-        (ask,) = cockpit.feed.wishes
+        (ask,) = cockpit.feed.requests
         assert isinstance(ask, Try) and (ask.changes, ask.steps) == ({"micro_batches": 16}, TRIAL_STEPS)
         assert "sent · waiting for the hub" in said(cockpit)
         cockpit.feed.tell(iter([cockpit.run.trial(ask.id, "before", 16, measured=12)]))
@@ -178,15 +178,15 @@ async def test_a_trial_of_somebody_else_is_seen_and_ended(
         assert "trial micro_batches 8→16 (after 12/30)" in said(cockpit), "in the line of the verdict"
         await press(cockpit, pilot, "k")
         assert "by bob@login" in said(cockpit)
-        assert "it changes the loss, so it is taken back unless somebody keeps it" in said(cockpit)
+        assert "it changes the loss, so it is reverted unless an operator keeps it" in said(cockpit)
         await press(cockpit, pilot, key)
-        (word,) = cockpit.feed.wishes
+        (word,) = cockpit.feed.requests
         assert isinstance(word, Decide) and (word.id, word.keep) == ("t", keep)
         assert ("asked to keep it" if keep else "asked to end the trial") in said(cockpit)
         state, why = ("kept", "kept by me") if keep else ("reverting", "ended by me")
         cockpit.feed.tell(iter([cockpit.run.trial("t", state, 16, why=why)]))
         await settle(cockpit, pilot)
-        assert ("✓ kept · kept by me" if keep else "taking it back: ended by me") in said(cockpit)
+        assert ("✓ kept · kept by me" if keep else "reverting: ended by me") in said(cockpit)
         assert "asked to" not in said(cockpit)
 
 
@@ -201,8 +201,8 @@ async def test_a_knob_on_trial_is_named_in_the_panel(make_cockpit: MakeCockpit) 
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        (("ctrl+t",), "nothing is marked"),
-        (("right", "down", "1", "ctrl+t"), "a trial is of one knob, and 2 are marked"),
+        (("ctrl+t",), "no change is chosen"),
+        (("right", "down", "1", "ctrl+t"), "a trial is of one knob, and 2 are changed"),
         (("ctrl+t", "down", "1", "x", "ctrl+t"), "capacity_factor = 1x is not legal"),
         (("ctrl+k",), "no trial is under way"),
     ],
@@ -214,27 +214,27 @@ async def test_what_cannot_be_tried_is_said_in_a_sentence(
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", *keys)
         if keys == ("ctrl+k",):
-            assert isinstance(cockpit.app.screen, KnobBoard)
-            cockpit.app.screen.table.do(cockpit.app.screen.table.desk.decide, True)  # as an old footer may
+            assert isinstance(cockpit.app.screen, BoardScreen)
+            cockpit.app.screen.controller.end_trial(True)  # as a footer that is not yet redrawn may
             await settle(cockpit, pilot)
         assert f"! {why}" in said(cockpit)
-        assert cockpit.feed.wishes == []
+        assert cockpit.feed.requests == []
 
 
 async def test_a_second_trial_is_refused_here_and_by_the_hub(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right", "ctrl+t")
-        ask = cockpit.feed.wishes[0].id
+        ask = cockpit.feed.requests[0].id
         why = "another trial is under way, by bob@login"
         other = cockpit.run.trial("other", "before", 4, measured=2)
         cockpit.feed.tell(iter([other, cockpit.run.trial(ask, "failed", 16, why=why)]))
         await settle(cockpit, pilot)
         assert f"✗ no trial {why}" in said(cockpit) and "Trial · micro_batches 8→4" in said(cockpit)
         await press(cockpit, pilot, "right", "ctrl+t")
-        assert f"! {why}" in said(cockpit) and len(cockpit.feed.wishes) == 1
+        assert f"! {why}" in said(cockpit) and len(cockpit.feed.requests) == 1
         await press(cockpit, pilot, "ctrl+k")
-        assert "nothing is turned yet, so there is nothing to keep" in said(cockpit)
+        assert "the trial has not changed the knob yet, so there is nothing to keep" in said(cockpit)
 
 
 # -------------------------------------------------------------------------------------------------- undo
@@ -244,18 +244,18 @@ async def test_an_undo_says_what_it_takes_back_and_is_pressed_twice(make_cockpit
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
-        assert "undo takes this back" in said(cockpit)
+        assert "undo reverts this" in said(cockpit)
         await press(cockpit, pilot, "ctrl+u")
         assert "press it again to take back revision 1: micro_batches 8→4" in said(cockpit)
         await press(cockpit, pilot, "down", "ctrl+u")
-        assert cockpit.feed.wishes == [], "a key between the two takes the first back"
+        assert cockpit.feed.requests == [], "a key between the two takes the first back"
         cockpit.feed.tell(cockpit.run.change(160, "c2", recompute="full"))
         await press(cockpit, pilot, "ctrl+u")
         assert "press it again to take back revision 2: recompute full→none" in said(cockpit), (
             "another was faster"
         )
         await press(cockpit, pilot, "ctrl+u")
-        (ask,) = cockpit.feed.wishes
+        (ask,) = cockpit.feed.requests
         assert isinstance(ask, Propose) and (ask.undo, ask.changes, ask.base_revision) == (True, {}, 2)
         done = CommandState(ask.id, 3, "applied", {"recompute": "none"}, {"recompute": "full"}, "me", 1e10)
         done = CommandState(
@@ -263,7 +263,7 @@ async def test_an_undo_says_what_it_takes_back_and_is_pressed_twice(make_cockpit
         )
         cockpit.feed.tell(iter([done]))
         await settle(cockpit, pilot)
-        assert "✓ applied ████████████ 8/8 at step 170 · revision 3, which takes back 2" in said(cockpit)
+        assert "✓ applied ████████████ 8/8 at step 170 · revision 3, which reverts 2" in said(cockpit)
         await press(cockpit, pilot, "ctrl+u")
         assert "press it again to take back revision 1: micro_batches 8→4" in said(cockpit)
 
@@ -272,14 +272,14 @@ async def test_nothing_to_undo(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(change_at=None)
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await press(cockpit, pilot, "k", "ctrl+u", "ctrl+u")
-        assert "there is no change to undo" in said(cockpit) and cockpit.feed.wishes == []
+        assert "there is no change to undo" in said(cockpit) and cockpit.feed.requests == []
 
 
 async def test_what_the_hub_does_not_take_is_told(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right", "enter")
-        cockpit.feed.deny(cockpit.feed.wishes[0].id, "the key watch has the role viewer and only watches")
+        cockpit.feed.deny(cockpit.feed.requests[0].id, "the key watch has the role viewer and only watches")
         await settle(cockpit, pilot)
         assert "✗ refused the key watch has the role viewer and only watches" in said(cockpit)
 
@@ -292,5 +292,5 @@ async def test_help_on_the_board_has_its_keys(make_cockpit: MakeCockpit) -> None
         for key in ("ctrl+t", "ctrl+k", "ctrl+r", "ctrl+u"):
             assert f"  {key}" in said(cockpit)
         await press(cockpit, pilot, "escape")
-        assert isinstance(cockpit.app.screen, KnobBoard)
-        assert not any(isinstance(wish, Preview) for wish in cockpit.feed.wishes)
+        assert isinstance(cockpit.app.screen, BoardScreen)
+        assert not any(isinstance(request, Preview) for request in cockpit.feed.requests)

@@ -12,14 +12,15 @@ import zmq
 from msgspec import structs
 
 import agents
-from agents import wire
+from agents import protocol
 from agents.client import Client
+from agents.protocol import Ack, AnyMessage, Hello, Legal, Message, Step, Summary, Update, Value, codec
+from agents.protocol import Board as BoardMessage
 from agents.rank.agent import Agent
-from agents.rank.board import Board, Knob, Values
-from agents.reach import runs
-from agents.reach.keys import Key
-from agents.wire import Ack, AnyMessage, Hello, Legal, Message, Step, Summary, Update, Value, codec
-from agents.wire import Board as BoardMessage
+from agents.rank.knob_board import Knob, KnobBoard, Values
+from agents.rundir.local_machine import this_host
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
+from agents.transport.keys import Key
 
 SOURCE = Path(agents.__file__).parent.parent
 DEADLINE_S = 60.0  # for what is to come true; a busy machine takes its time
@@ -35,7 +36,7 @@ class HubProcess:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.endpoints = runs.endpoints_in(runs.make_socket_directory())
+        self.endpoints = endpoints_in(make_socket_directory())
         self.program = [sys.executable, "-m", "agents.hub"]  # `tests.faults.scaled` changes its constants
         self.process: subprocess.Popen[bytes]
 
@@ -57,17 +58,17 @@ class HubProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.kill()
-        runs.remove_sockets(self.endpoints)
+        remove_sockets(self.endpoints)
 
 
 def make_hello(rank: int, world: int, **fields: object) -> Hello:
     known: dict[str, object] = {
-        "version": wire.VERSION,
+        "version": protocol.VERSION,
         "run": "r",
         "rank": rank,
         "world": world,
         "coords": {"dp": rank},
-        "host": runs.this_host(),
+        "host": this_host(),
         "pid": os.getpid(),
         "device": "cpu",
         "layout": "the-layout",
@@ -79,7 +80,7 @@ def make_hello(rank: int, world: int, **fields: object) -> Hello:
 
 
 def make_step(rank: int, step: int) -> Step:
-    return Step(rank, step, 0, 0, 10.0, {"forward": 4.0}, 64, {"dp": wire.Traffic(1024, 1.0, 0.5)})
+    return Step(rank, step, 0, 0, 10.0, {"forward": 4.0}, 64, {"dp": protocol.Traffic(1024, 1.0, 0.5)})
 
 
 def make_summary(step: int) -> Summary:
@@ -103,12 +104,12 @@ def make_summary(step: int) -> Summary:
     )
 
 
-def make_board() -> Board:
+def make_board() -> KnobBoard:
     def knob(name: str, choices: list[Value]) -> Knob:
         return Knob(name, lambda _: Legal(choices), True, "", lambda _: None, lambda _: None)
 
     knobs = [knob("micro_batches", [1, 2, 4, 8]), knob("recompute", ["none", "full"])]
-    return Board(knobs, {"micro_batches": 4, "recompute": "none"})
+    return KnobBoard(knobs, {"micro_batches": 4, "recompute": "none"})
 
 
 class Fleet:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from agents import wire
+from agents import protocol
+from agents.protocol import Ack, Board, Command, Event, Experts, Gone, LayerLoad, Pulse, Step, Timeline, codec
 from agents.rank.agent import Agent
-from agents.rank.link import Link
-from agents.rank.orders import REMEMBERED, REPEATED, Orders
+from agents.rank.hub_link import HubLink
 from agents.rank.outbox import BULK, CAPACITY, RECORDS, Outbox
-from agents.wire import Ack, Board, Command, Event, Experts, Gone, LayerLoad, Pulse, Step, Timeline, codec
+from agents.rank.received_commands import REMEMBERED, REPEATED, ReceivedCommands
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import make_hello, make_step
 
@@ -20,10 +20,10 @@ def doing() -> tuple[int, str, float]:
     return 1, "forward", time.monotonic()
 
 
-def drained(outbox: Outbox) -> list[wire.AnyMessage]:
-    messages: list[wire.AnyMessage] = []
+def drained(outbox: Outbox) -> list[protocol.AnyMessage]:
+    messages: list[protocol.AnyMessage] = []
     while frame := outbox.frame():
-        assert len(frame) <= wire.FRAME_BYTES
+        assert len(frame) <= protocol.FRAME_BYTES
         messages += codec.decode(frame)
     return messages
 
@@ -59,7 +59,7 @@ def test_an_older_board_is_never_queued_after_a_newer_one(
 ) -> None:
     """The hub asks who this is just when a change is applied."""
     agent = Agent(None, doing)
-    link = agent._link = Link(f"ipc://{tmp_path}/nobody", doing, agent._outbox, agent._orders)
+    link = agent._link = HubLink(f"ipc://{tmp_path}/nobody", doing, agent._outbox, agent._orders)
 
     def apply(revision: int) -> None:
         agent.introduce(make_hello(0, 1, revision=revision), Board(0, revision, "d", []))
@@ -97,7 +97,7 @@ def test_what_is_large_displaces_no_records() -> None:
     outbox = Outbox()
     outbox.put(make_step(0, 1))
     for step in range(100):
-        outbox.put(Timeline(0, step, 1.0, [wire.Action("F", 0, 0.0, 1.0)] * 4000))
+        outbox.put(Timeline(0, step, 1.0, [protocol.Action("F", 0, 0.0, 1.0)] * 4000))
     outbox.put(Ack(0, 1, "applied", 1, "d"))
     messages = drained(outbox)
     assert [type(message) for message in messages[:2]] == [Ack, Step]
@@ -120,14 +120,14 @@ def test_a_long_text_is_cut_to_what_the_wire_takes(opened: Opened) -> None:
     agent = opened(Agent(f"ipc:///nowhere/{id(opened)}", doing))
     agent.send(Event(0.0, "error", "rank 0", "x" * 9000))
     (event,) = drained(agent._outbox)
-    assert isinstance(event, Event) and len(event.text) == wire.TEXT
+    assert isinstance(event, Event) and len(event.text) == protocol.TEXT
 
 
 HELLO = make_hello(0, 1, revision=3)
 
 
 def test_a_command_delivered_twice_is_carried_out_once() -> None:
-    orders = Orders()
+    orders = ReceivedCommands()
     command = Command(4, "a", {"micro_batches": 8})
     assert orders.receive(command, HELLO, None) is None
     assert orders.receive(command, HELLO, None) is None
@@ -140,13 +140,13 @@ def test_a_command_delivered_twice_is_carried_out_once() -> None:
 
 def test_a_command_that_the_knobs_have_in_them_is_not_carried_out_again() -> None:
     """A process that continues from a snapshot has no memory of acknowledgements, but its revision tells."""
-    orders = Orders()
+    orders = ReceivedCommands()
     ack = orders.receive(Command(3, "a", {}), HELLO, None)
     assert ack is not None and (ack.revision, ack.state) == (3, "applied") and orders.oldest is None
 
 
 def test_a_command_is_not_answered_while_it_is_being_carried_out() -> None:
-    orders = Orders()
+    orders = ReceivedCommands()
     orders.receive(Command(4, "a", {}), HELLO, None)
     # The trainer has introduced itself with the new revision and not settled yet.
     assert orders.receive(Command(4, "a", {}), make_hello(0, 1, revision=4), None) is None
@@ -154,7 +154,7 @@ def test_a_command_is_not_answered_while_it_is_being_carried_out() -> None:
 
 
 def test_commands_are_taken_in_order_and_memory_is_bounded() -> None:
-    orders = Orders()
+    orders = ReceivedCommands()
     for revision in range(4, 1000):
         orders.receive(Command(revision, "a", {}), HELLO, None)
         if revision > 10:
@@ -181,16 +181,16 @@ def test_an_error_in_a_turn_is_told_once_and_the_rank_goes_on(
 ) -> None:
     turns = 0
 
-    def turn(_link: Link) -> None:
+    def turn(_link: HubLink) -> None:
         nonlocal turns
         turns += 1
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr(Link, "turn", turn)
+    monkeypatch.setattr(HubLink, "turn", turn)
     monkeypatch.setattr("agents.rank.agent.PAUSE_S", 0.001)
     agent = opened(Agent(f"ipc://{tmp_path}/ranks", doing))
     deadline = time.monotonic() + 5
     while turns < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert turns >= 3 and agent.refused is not None and "a mistake" in agent.refused
-    assert sum(isinstance(one, wire.Event) for one in drained(agent._outbox)) == 1
+    assert sum(isinstance(one, protocol.Event) for one in drained(agent._outbox)) == 1

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from agents.alerts.notify import Notifier
 from agents.client import Client
-from agents.detect.notify import Notifier
-from agents.reach.runs import RunError
-from agents.wire import Alert, Event
+from agents.protocol import Alert, Event
+from agents.rundir.runs import RunError
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, make_summary, poll_until
 
@@ -40,8 +40,8 @@ def test_a_broken_loss_is_told_to_watchers_and_to_a_command_and_then_over(
         if step < 1_003:
             threading.Event().wait(0.7)  # a look of the hub's
     poll_until(client, lambda: not client.state.alerts)
-    said = [event.text for event in client.state.events if "loss is nan" in event.text]
-    assert said == ["loss is nan at step 1000", "over: loss is nan at step 1000"]
+    failures = [event.text for event in client.state.events if "loss is nan" in event.text]
+    assert failures == ["loss is nan at step 1000", "over: loss is nan at step 1000"]
     poll_until(client, lambda: heard.exists() and heard.read_text().count("\n") == 2)
     first, second = (json.loads(line) for line in heard.read_text().splitlines())
     assert (first["run"], first["name"], first["active"], second["active"]) == ("r", "nan", True, False)
@@ -61,7 +61,7 @@ def test_a_url_is_posted_to() -> None:
 
     with HTTPServer(("127.0.0.1", 0), Server) as server:
         notifier = Notifier("r", f"http://127.0.0.1:{server.server_port}/alerts")
-        notifier.tell(ALERT)
+        notifier.notify(ALERT)
         server.handle_request()
     told = json.loads(posted[0])
     assert (told["run"], told["text"], told["ranks"]) == ("r", "the run stands", [3])
@@ -70,26 +70,26 @@ def test_a_url_is_posted_to() -> None:
 def test_what_cannot_be_told_is_a_problem_and_no_more() -> None:
     notifier = Notifier("r", "/nowhere/at-all --now")
     for _ in range(1_000):
-        notifier.tell(ALERT)  # a full queue is no error
+        notifier.notify(ALERT)  # a full queue is no error
     waits = threading.Event()
-    said: list[str] = []
-    while not said and not waits.wait(0.02):
-        said = notifier.problems()
-    assert said[0] == "at-all was not told of an alert: FileNotFoundError"
+    failures: list[str] = []
+    while not failures and not waits.wait(0.02):
+        failures = notifier.problems()
+    assert failures[0] == "at-all was not told of an alert: FileNotFoundError"
 
 
 def test_a_server_that_answers_rubbish_is_a_problem_that_does_not_tell_the_url() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         notifier = Notifier("r", f"http://127.0.0.1:{server.getsockname()[1]}/the-secret")
         for _ in range(2):
-            notifier.tell(ALERT)
+            notifier.notify(ALERT)
             with server.accept()[0] as connection:
                 connection.sendall(b"rubbish\r\n\r\n")
-    said: list[str] = []
+    failures: list[str] = []
     waits = threading.Event()
-    while len(said) < 2 and not waits.wait(0.02):
-        said += notifier.problems()
-    assert all(one.startswith("127.0.0.1 was not told of an alert") for one in said)
+    while len(failures) < 2 and not waits.wait(0.02):
+        failures += notifier.problems()
+    assert all(one.startswith("127.0.0.1 was not told of an alert") for one in failures)
 
 
 @pytest.mark.parametrize("target", ["http://", "", "an 'open quote"])
@@ -135,10 +135,10 @@ def test_what_waits_is_told_at_the_end_within_bounds(tmp_path: Path) -> None:
     heard = tmp_path / "heard"
     notifier = Notifier("r", f"sh -c 'cat >/dev/null; echo told >>{heard}'")
     for _ in range(3):
-        notifier.tell(ALERT)
+        notifier.notify(ALERT)
     assert notifier.close() == [] and heard.read_text() == "told\n" * 3
     hangs = Notifier("r", "sleep 2")
-    hangs.tell(ALERT)
+    hangs.notify(ALERT)
     assert hangs.close(0.05) == ["sleep was not told of the last alerts within 0.05 s"]
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.rank import attach
-from agents.reach import keeper
-from agents.reach.keeper import Reach
-from agents.reach.keys import KeyStore, Role
+from agents.loop import start_hub
+from agents.rundir import hub_supervisor
+from agents.rundir.hub_supervisor import Reach
+from agents.transport.keys import KeyStore, Role
 
 
 class Machines:
@@ -38,7 +38,7 @@ class Machines:
         def rank(number: int) -> None:
             self._here.rank = number
             try:
-                found[number] = attach.endpoint_for(stack, "auto", "r", self.folder, number, 2, self.agree)
+                found[number] = start_hub.endpoint_for(stack, "auto", "r", self.folder, number, 2, self.agree)
             except (ValueError, OSError) as error:
                 found[number] = error
 
@@ -54,8 +54,8 @@ class Machines:
 def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     made = Machines(tmp_path / "run")
     monkeypatch.setenv("COCKPIT_KEYS", str(tmp_path / "keys"))
-    monkeypatch.setattr(attach, "this_host", made.host)
-    monkeypatch.setattr(keeper, "own_address", lambda _: "127.0.0.1")
+    monkeypatch.setattr(start_hub, "this_host", made.host)
+    monkeypatch.setattr(hub_supervisor, "own_address", lambda _: "127.0.0.1")
     return made
 
 
@@ -74,7 +74,7 @@ def test_without_a_key_the_other_machine_goes_unseen(
     with ExitStack() as stack:
         first, second = machines.join(stack)
         assert isinstance(first, Reach) and second is None
-    assert "the hub runs on machine-0, and this rank goes without: this hub wants a key" in caplog.text
+    assert "the hub runs on machine-0, and this rank cannot reach it: this hub requires a key" in caplog.text
 
 
 def test_a_hub_that_cannot_be_is_told_to_all(machines: Machines, tmp_path: Path) -> None:

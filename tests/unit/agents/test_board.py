@@ -2,17 +2,17 @@
 
 import pytest
 
-from agents.rank.board import Board, Knob, Values
-from agents.wire import Legal
+from agents.protocol import Legal
+from agents.rank.knob_board import Knob, KnobBoard, Values
 
 
-def make(log: list[object]) -> Board:
+def make(log: list[object]) -> KnobBoard:
     def build(values: Values) -> object:
         if values["recompute"] == "full" and values["micro_batches"] == 1:
             raise ValueError("out of memory")
         return values["micro_batches"]
 
-    return Board(
+    return KnobBoard(
         [
             Knob(
                 "schedule", lambda _: Legal(["gpipe", "zbv"]), True, "", log.append, lambda v: v["schedule"]
@@ -79,7 +79,7 @@ def test_states_show_what_is_legal_now() -> None:
 def test_an_action_is_asked_for_and_holds_no_value() -> None:
     log: list[object] = []
     save = Knob("save", lambda _: Legal([True]), True, "", log.append, lambda v: v["save"], action=True)
-    board = Board([save], {})
+    board = KnobBoard([save], {})
     board.commit(1, {"save": True}, board.prepare({"save": True}))
     assert log == [True] and board.values == {} and board.revision == 1
     assert board.states()[0].action and board.states()[0].value is None
@@ -89,7 +89,7 @@ def test_an_action_is_asked_for_and_holds_no_value() -> None:
 
 def test_a_value_is_kept_as_its_knob_casts_it() -> None:
     knob = Knob("n", lambda _: Legal(low=1, high=8), True, "", lambda _: None, lambda v: v["n"], cast=int)
-    board = Board([knob], {"n": 1})
+    board = KnobBoard([knob], {"n": 1})
     [(_, built)] = board.prepare({"n": 2.0})
     board.commit(1, {"n": 2.0}, [])
     assert type(built) is int and type(board.values["n"]) is int

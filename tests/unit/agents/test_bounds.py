@@ -8,29 +8,29 @@ import msgspec
 import pytest
 import zmq
 
-from agents import wire
-from agents.hub.audience import CLIENTS, CLIENTS_OF_A_KEY, WATCHING, Audience
-from agents.hub.complaints import Complaints
-from agents.hub.control import Control
-from agents.hub.doors import Came, Door, Doors
-from agents.hub.hub import FRAMES_A_ROUND, Hub
-from agents.hub.intake import EVENTS_A_SECOND, HELLOS_A_SECOND, MANY, Intake
-from agents.hub.journal import Journal
-from agents.hub.newest import Newest
-from agents.hub.questions import Questions
-from agents.hub.roster import Roster
-from agents.hub.sequence import Sequence
-from agents.reach import runs
-from agents.reach.keys import Role
-from agents.state import RunState
-from agents.wire import Credit, Event, Message, Refused, Update, Updates, codec
+from agents import protocol
+from agents.hub.commands.control import Control
+from agents.hub.commands.journal import Journal
+from agents.hub.commands.preview_queries import PreviewQueries
+from agents.hub.server import FRAMES_PER_ROUND, Hub
+from agents.hub.telemetry.ingest import EVENTS_A_SECOND, HELLOS_A_SECOND, LARGE_WORLD, Ingest
+from agents.hub.telemetry.latest import Latest
+from agents.hub.telemetry.membership import Membership
+from agents.hub.telemetry.peer_faults import PeerFaults
+from agents.hub.telemetry.subscribers import CLIENTS, CLIENTS_PER_KEY, VIEWERS, Subscribers
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import Credit, Event, Message, Refused, Update, Updates, codec
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
+from agents.state.run_state import RunState
+from agents.transport.keys import Role
+from agents.transport.server_sockets import Received, ServerSocket, ServerSockets
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import DEADLINE_S, HubProcess, Peer, make_hello, make_step
 
 
 def test_a_client_cannot_send_more_than_one_has_to_say(hub: HubProcess, opened: Opened) -> None:
     peer = opened(Peer(hub.endpoints.clients))
-    credit = Credit(wire.VERSION, "", 0, 1)
+    credit = Credit(protocol.VERSION, "", 0, 1)
     peer.dealer.send(codec.frame([codec.pack(credit)] * 20_000))
     assert "at most 65536 bytes" in peer.hear(Refused).why  # type: ignore[union-attr]
     peer.say(*[credit] * 65)
@@ -38,219 +38,219 @@ def test_a_client_cannot_send_more_than_one_has_to_say(hub: HubProcess, opened: 
 
 
 def test_a_socket_has_a_share_of_the_hubs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Flooded(Door):
+    class Flooded(ServerSocket):
         def __init__(self) -> None:
             pass
 
-        def receive(self) -> Came:
-            return Came(b"c", Role.OPERATOR, "", [b""])
+        def receive(self) -> Received:
+            return Received(b"c", Role.OPERATOR, "", [b""])
 
-    def slowly(_came: Came) -> list[Message]:
+    def slowly(_came: Received) -> list[Message]:
         time.sleep(0.002)
         return []
 
-    hub = Hub("r", tmp_path, runs.endpoints_in(runs.make_socket_directory()))
+    hub = Hub("r", tmp_path, endpoints_in(make_socket_directory()))
     monkeypatch.setattr(hub, "_take", slowly)
-    assert 1 <= hub._drain(Flooded()) <= 6 < FRAMES_A_ROUND
+    assert 1 <= hub._drain(Flooded()) <= 6 < FRAMES_PER_ROUND
     hub.stop()
     hub.run()
 
 
 def test_who_asks_for_snapshots_in_a_loop_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """One is built at most once a second for all who had one before; a client that comes gets the newest at once."""
-    sequence = Sequence()
+    update_log = UpdateLog()
     built: list[int] = []
-    all_of = Newest.all
+    all_of = Latest.all
 
-    def counted(newest: Newest, ranks: bool = True) -> Iterator[Update]:
-        built.append(sequence.seq)
+    def counted(newest: Latest, ranks: bool = True) -> Iterator[Update]:
+        built.append(update_log.seq)
         return all_of(newest, ranks)
 
-    monkeypatch.setattr(Newest, "all", counted)
+    monkeypatch.setattr(Latest, "all", counted)
     seen: dict[bytes, list[Updates]] = {name: [] for name in (b"a", b"b", b"late")}
 
     def send(identity: bytes, frame: bytes) -> bool:
         seen[identity] += (one for one in codec.decode(frame) if isinstance(one, Updates))
         return True
 
-    audience = Audience(sequence, send)
+    subscribers = Subscribers(update_log, send)
     for tenth in range(50):
         now = 100.0 + tenth / 10
-        sequence.publish(make_step(0, tenth))
+        update_log.publish(make_step(0, tenth))
         for identity in (b"a", b"b"):
-            audience.credit(identity, Credit(1, "", 0, 64), now)
-        audience.serve(now)
+            subscribers.credit(identity, Credit(1, "", 0, 64), now)
+        subscribers.serve(now)
     assert [sum(frame.begins for frame in seen[who]) for who in (b"a", b"b")] == [5, 5]
     assert len(built) == 5
-    sequence.publish(make_step(0, 50))
-    audience.credit(b"late", Credit(1, "", 0, 64), 104.95)
-    assert not audience.serve(104.95), "the hub does not hurry for who has to wait"
+    update_log.publish(make_step(0, 50))
+    subscribers.credit(b"late", Credit(1, "", 0, 64), 104.95)
+    assert not subscribers.serve(104.95), "the hub does not hurry for who has to wait"
     (newest,) = seen[b"late"]
-    assert newest.begins and newest.seq == sequence.seq
+    assert newest.begins and newest.seq == update_log.seq
     # Who stops asking follows on, from whatever it got.
-    audience.credit(b"a", Credit(1, "", 0, 64), 106.0)
-    audience.serve(106.0)
-    audience.serve(106.1)
-    assert seen[b"a"][-1].seq == sequence.seq
+    subscribers.credit(b"a", Credit(1, "", 0, 64), 106.0)
+    subscribers.serve(106.0)
+    subscribers.serve(106.1)
+    assert seen[b"a"][-1].seq == update_log.seq
 
 
 def test_what_waits_for_a_peer_is_bounded_and_nobody_waits_for_it(opened: Opened) -> None:
     """Neither for one that does not read nor for one that has left; credit would let nobody come that far."""
-    endpoints = runs.endpoints_in(runs.make_socket_directory())
+    endpoints = endpoints_in(make_socket_directory())
     with zmq.Context() as context:
-        door = Door(context, b"c", Role.OPERATOR)
-        door.bind(endpoints.clients)
+        server_socket = ServerSocket(context, b"c", Role.OPERATOR)
+        server_socket.bind(endpoints.clients)
         peer = opened(Peer(endpoints.clients))
         peer.dealer.set(zmq.RCVHWM, 1)  # for the next connection
         peer.dealer.disconnect(endpoints.clients)
         peer.dealer.connect(endpoints.clients)
         try:
-            peer.say(Credit(wire.VERSION, "", 0, 1))
-            assert door.socket.poll(int(1000 * DEADLINE_S))
-            came = door.receive()
+            peer.say(Credit(protocol.VERSION, "", 0, 1))
+            assert server_socket.socket.poll(int(1000 * DEADLINE_S))
+            came = server_socket.receive()
             sent = 0
-            while door.send(came.peer, bytes(wire.FRAME_BYTES)) and sent < 400:
+            while server_socket.send(came.peer, bytes(protocol.FRAME_BYTES)) and sent < 400:
                 sent += 1
             assert 0 < sent < 400
             peer.close()
-            assert not door.send(b"cnobody of that name", b"")
+            assert not server_socket.send(b"cnobody of that name", b"")
         finally:
-            door.socket.close(0)
-    runs.remove_sockets(endpoints)
+            server_socket.socket.close(0)
+    remove_sockets(endpoints)
 
 
 def test_what_comes_early_is_served_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub that is woken again before it is time to serve does not go to sleep on what it has."""
-    endpoints = runs.endpoints_in(runs.make_socket_directory())
+    endpoints = endpoints_in(make_socket_directory())
     hub = Hub("r", tmp_path, endpoints)
     try:
         hub._round()
-        monkeypatch.setattr("agents.hub.hub.FLUSH_MS", 1e9)  # from now on each round is early
-        hub._sequence.publish(Event(0.0, "info", "hub", "now"))
+        monkeypatch.setattr("agents.hub.server.FLUSH_MS", 1e9)  # from now on each round is early
+        hub._update_log.publish(Event(0.0, "info", "hub", "now"))
         assert hub._round() and hub._round()
     finally:
         hub._finish()
 
 
 def test_news_is_bounded_by_bytes_too() -> None:
-    newest = Newest(RunState(), news_bytes=100)
+    newest = Latest(RunState(), updates_bytes=100)
     for number in range(1, 21):
         newest.add(number, Event(0.0, "info", "rank 0", str(number)), bytes([number]) * 10)
     assert newest.reaches == 10
     assert list(newest.after(10)) == [bytes([number]) * 10 for number in range(11, 21)]
 
 
-class Taken:
+class IngestAlone:
     """An intake by itself, and what it publishes."""
 
     def __init__(self, tmp_path: Path, log_bytes: int = 1 << 20) -> None:
-        self.sequence = Sequence(log_bytes=log_bytes)
-        roster = Roster("r")
+        self.update_log = UpdateLog(log_bytes=log_bytes)
+        membership = Membership("r")
         self.journal = Journal(tmp_path / "run.db")
-        control = Control(self.sequence, roster, self.journal)
-        questions = Questions(self.sequence, roster, lambda _peer, _message: None)
-        self.intake = Intake(self.sequence, roster, control, Complaints(self.sequence), questions)
+        control = Control(self.update_log, membership, self.journal)
+        questions = PreviewQueries(self.update_log, membership, lambda _peer, _message: None)
+        self.ingest = Ingest(self.update_log, membership, control, PeerFaults(self.update_log), questions)
 
-    def take(self, peer: bytes, *messages: wire.AnyMessage, now: float = 0.0) -> None:
+    def take(self, peer: bytes, *messages: protocol.AnyMessage, now: float = 0.0) -> None:
         self.take_frame(peer, codec.encode(messages), now)
 
     def take_frame(self, peer: bytes, frame: bytes, now: float = 0.0) -> None:
-        if not self.intake.take_records(peer, frame, now):
-            self.intake.take(peer, codec.decode_each(frame), now)
-        self.intake.flush()
+        if not self.ingest.take_records(peer, frame, now):
+            self.ingest.take(peer, codec.decode_each(frame), now)
+        self.ingest.flush()
 
     def close(self) -> None:
         self.journal.close()
 
 
 def test_frames_that_hold_nothing_do_not_empty_the_log(tmp_path: Path, opened: Opened) -> None:
-    taken = opened(Taken(tmp_path))
+    taken = opened(IngestAlone(tmp_path))
     taken.take(b"a", make_hello(0, 4), make_step(0, 1))
     for _ in range(40):
         taken.take(b"a stranger", *[make_step(1, 1)] * 1000)
-        taken.intake.take_records(b"a", codec.encode([]), 0.0)
+        taken.ingest.take_records(b"a", codec.encode([]), 0.0)
     taken.take(b"a", make_step(0, 2))
-    assert taken.sequence.holds(taken.sequence.epoch, 0)
+    assert taken.update_log.holds(taken.update_log.epoch, 0)
 
 
 def test_a_record_with_much_behind_it_is_kept_without(tmp_path: Path, opened: Opened) -> None:
-    taken = opened(Taken(tmp_path))
-    taken.take(b"a", make_hello(0, MANY))
+    taken = opened(IngestAlone(tmp_path))
+    taken.take(b"a", make_hello(0, LARGE_WORLD))
     padded = [*msgspec.msgpack.decode(codec.pack(make_step(0, 7))), *[None] * 16, "x" * 100_000]
-    frame = msgspec.msgpack.encode([wire.VERSION, [padded]])
+    frame = msgspec.msgpack.encode([protocol.VERSION, [padded]])
     assert codec.skim(frame) is None
-    taken.intake.take(b"a", codec.decode_each(frame), 0.0)
-    assert taken.sequence.state.steps[0] == make_step(0, 7)
-    assert len(taken.sequence.after(taken.sequence.seq - 1)[0]) < 1000
+    taken.ingest.take(b"a", codec.decode_each(frame), 0.0)
+    assert taken.update_log.state.steps[0] == make_step(0, 7)
+    assert len(taken.update_log.after(taken.update_log.seq - 1)[0]) < 1000
 
 
 def test_a_record_is_read_when_somebody_looks_and_not_before(tmp_path: Path, opened: Opened) -> None:
-    taken = opened(Taken(tmp_path))
-    taken.take(b"a", make_hello(0, MANY), make_step(0, 1))
+    taken = opened(IngestAlone(tmp_path))
+    taken.take(b"a", make_hello(0, LARGE_WORLD), make_step(0, 1))
     whole = codec.pack(make_step(0, 2))
     fields = msgspec.msgpack.decode(codec.pack(make_step(0, 3)))
     fields[5] = 2.0**1023 * 1.5  # `step_ms` beyond what a duration can be
     taken.take_frame(b"a", codec.frame([whole]))
-    assert taken.sequence.state.steps[0].step == 1, "nobody has looked"
-    taken.sequence.newest.read()
-    assert taken.sequence.state.steps[0].step == 2
-    taken.take_frame(b"a", msgspec.msgpack.encode([wire.VERSION, [fields]]))
-    first = taken.sequence.seq
-    taken.sequence.newest.read()
-    taken.intake.look()
-    assert taken.sequence.state.steps[0].step == 2, "and a malformed one takes nobody's place"
-    assert "rank 0 sent a step that cannot be" in taken.sequence.state.events[-1].text
+    assert taken.update_log.state.steps[0].step == 1, "nobody has looked"
+    taken.update_log.newest.read()
+    assert taken.update_log.state.steps[0].step == 2
+    taken.take_frame(b"a", msgspec.msgpack.encode([protocol.VERSION, [fields]]))
+    first = taken.update_log.seq
+    taken.update_log.newest.read()
+    taken.ingest.report_malformed()
+    assert taken.update_log.state.steps[0].step == 2, "and a malformed one takes nobody's place"
+    assert "rank 0 sent a step that cannot be" in taken.update_log.state.events[-1].text
     # Who follows every update has its number, and learns that it could not be read.
-    (_, frame), *_ = taken.sequence.frames_after(first - 1)
+    (_, frame), *_ = taken.update_log.frames_after(first - 1)
     (updates,) = codec.decode(frame)
-    assert isinstance(updates, wire.Updates)
+    assert isinstance(updates, protocol.Updates)
     malformed, event = updates.updates
-    assert isinstance(malformed, wire.Unknown) and "not finite" in malformed.why
+    assert isinstance(malformed, protocol.Unknown) and "not finite" in malformed.why
     assert isinstance(event, Event)
 
 
 def test_a_rank_that_says_the_same_all_the_time_is_not_repeated(tmp_path: Path, opened: Opened) -> None:
-    taken = opened(Taken(tmp_path))
-    before = taken.sequence.seq
+    taken = opened(IngestAlone(tmp_path))
+    before = taken.update_log.seq
     for _ in range(500):
         taken.take(b"a", make_hello(0, 4))
         taken.take(b"a", Event(0.0, "info", "rank 0", "again"))
-    published = taken.sequence.seq - before
+    published = taken.update_log.seq - before
     assert HELLOS_A_SECOND + EVENTS_A_SECOND <= published <= HELLOS_A_SECOND + EVENTS_A_SECOND + 2
     taken.take(b"a", make_hello(0, 4, step=9), now=1.0)
-    assert taken.sequence.state.hellos[0].step == 9
+    assert taken.update_log.state.hellos[0].step == 9
 
 
 def test_one_key_does_not_keep_others_out_nor_watchers_who_steers() -> None:
-    audience = Audience(Sequence(), lambda _peer, _frame: True)
+    subscribers = Subscribers(UpdateLog(), lambda _peer, _frame: True)
 
     def come(number: int, key: str, watches: bool) -> str | None:
         name = f"{key}{number}".encode()
-        return audience.credit(name, Credit(wire.VERSION, "", 0, 1), 0.0, key, watches)
+        return subscribers.credit(name, Credit(protocol.VERSION, "", 0, 1), 0.0, key, watches)
 
     refused = [come(number, "one", True) for number in range(CLIENTS)]
-    assert refused.count(None) == CLIENTS_OF_A_KEY and "under the key one" in (refused[-1] or "")
-    for key in range(WATCHING):
+    assert refused.count(None) == CLIENTS_PER_KEY and "under the key one" in (refused[-1] or "")
+    for key in range(VIEWERS):
         come(0, f"key-{key}", True)
-    assert len(audience) == WATCHING and "only watch" in (come(1, "another", True) or "")
+    assert len(subscribers) == VIEWERS and "only watch" in (come(1, "another", True) or "")
     assert come(0, "who-steers", False) is None and come(0, "", False) is None
 
 
 def test_a_socket_that_is_there_is_not_bound_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[str] = []
-    really = Door.bind
+    really = ServerSocket.bind
 
-    def bind(door: Door, url: str) -> str:
+    def bind(server_socket: ServerSocket, url: str) -> str:
         bound.append(url)
-        return really(door, url)
+        return really(server_socket, url)
 
-    monkeypatch.setattr(Door, "bind", bind)
-    endpoints = runs.endpoints_in(runs.make_socket_directory())
+    monkeypatch.setattr(ServerSocket, "bind", bind)
+    endpoints = endpoints_in(make_socket_directory())
     with zmq.Context() as context:
-        doors = Doors(context, endpoints)
+        sockets = ServerSockets(context, endpoints)
         endpoints.paths[0].unlink()
         bound.clear()
-        doors.bind_again()
+        sockets.bind_again()
         assert bound == [endpoints.ranks] and endpoints.paths[0].exists()
-        doors.close()
-    runs.remove_sockets(endpoints)
+        sockets.close()
+    remove_sockets(endpoints)

@@ -9,11 +9,9 @@ import time
 import msgpack
 import pytest
 
-from agents import wire
+from agents import protocol
 from agents.client import Client
-from agents.reach import runs
-from agents.waiting import wait_for_command
-from agents.wire import (
+from agents.protocol import (
     Ack,
     Board,
     Credit,
@@ -28,6 +26,8 @@ from agents.wire import (
     Updates,
     Welcome,
 )
+from agents.rundir import runs
+from agents.waiting import wait_for_command
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import (
     Fleet,
@@ -120,7 +120,7 @@ def test_a_stalled_client_does_not_stop_another(
     client: Client, hub: HubProcess, fleet: Fleet, opened: Opened
 ) -> None:
     stalled = opened(Peer(hub.endpoints.clients))
-    stalled.say(Credit(wire.VERSION, "", 0, 64))  # and never reads
+    stalled.say(Credit(protocol.VERSION, "", 0, 64))  # and never reads
     first = fleet.step
     began = time.monotonic()
     poll_until(client, lambda: client.state.summaries[-1].step > first + 40, fleet.turn)
@@ -147,11 +147,11 @@ def test_garbage_at_both_sockets_hurts_nobody(
         assert "wire version 7, this side 1" in peer.hear(Refused).why  # type: ignore[union-attr]
         peer.dealer.send_multipart([b"one", b"two"])
         assert "has one frame, and this has 2" in peer.hear(Refused).why  # type: ignore[union-attr]
-        peer.dealer.send(b"\x00" * (wire.MAX_FRAME_BYTES + 1))  # libzmq ends the connection
+        peer.dealer.send(b"\x00" * (protocol.MAX_FRAME_BYTES + 1))  # libzmq ends the connection
     step = fleet.step
     poll_until(client, lambda: client.state.summaries[-1].step > step + 3, fleet.turn)
-    complaints = [event for event in client.state.events if "frame that was dropped" in event.text]
-    assert 1 <= len(complaints) <= 3, "an event, but not one each"
+    peer_faults = [event for event in client.state.events if "frame that was dropped" in event.text]
+    assert 1 <= len(peer_faults) <= 3, "an event, but not one each"
     assert client.resets == 1 and hub.process.poll() is None
 
 
@@ -252,7 +252,7 @@ def test_a_hub_ends_in_good_order(own_hub: HubProcess, opened: Opened) -> None:
 
 def test_frames_to_a_client_are_never_too_large(hub: HubProcess, client: Client, opened: Opened) -> None:
     peer = opened(Peer(hub.endpoints.clients))
-    peer.say(Credit(wire.VERSION, "", 0, 64))
+    peer.say(Credit(protocol.VERSION, "", 0, 64))
     updates = peer.hear(Updates)
     assert isinstance(updates, Updates) and updates.begins and updates.epoch == client.epoch
 

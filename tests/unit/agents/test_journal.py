@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agents.hub.journal import Journal
-from agents.record.commands import COLUMNS, SUMMED, Entry, TrialEntry, read_commands, row_of
-from agents.wire import CommandState, TrialState
+from agents.hub.commands.journal import Journal
+from agents.protocol import CommandState, TrialState
+from agents.recording.commands import COLUMNS, SUMMED, Entry, TrialEntry, read_commands, row_of
 from tests.unit.agents.test_control import EIGHT, WORLD, Desk
 
 BESIDE = ("", "-wal", "-shm")
@@ -18,9 +18,9 @@ BESIDE = ("", "-wal", "-shm")
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"OPEN_S": 0.01, "RETRY_S": 0.02, "LOOK_S": 0.01}.items():
-        monkeypatch.setattr(f"agents.hub.journal.{name}", seconds)
-    monkeypatch.setattr("agents.record.database.BETWEEN_S", 0.0)
+    for name, seconds in {"OPEN_S": 0.01, "RETRY_S": 0.02, "CHECK_S": 0.01}.items():
+        monkeypatch.setattr(f"agents.hub.commands.journal.{name}", seconds)
+    monkeypatch.setattr("agents.recording.database.BETWEEN_S", 0.0)
 
 
 def until(true: Callable[[], object]) -> None:
@@ -41,72 +41,72 @@ def states(path: Path) -> dict[str, str]:
 
 
 def test_one_that_cannot_be_opened_at_start_is_tried_again(tmp_path: Path) -> None:
-    desk = Desk(tmp_path / "commands.db")
-    desk.train()
-    desk.propose("old", EIGHT)
-    desk.ack(1, *range(WORLD))
-    desk.propose("waits", {"micro_batches": 2})
-    desk.journal.close()
-    lock = sqlite3.connect(desk.path, isolation_level=None)
+    journal = Desk(tmp_path / "commands.db")
+    journal.train()
+    journal.propose("old", EIGHT)
+    journal.ack(1, *range(WORLD))
+    journal.propose("waits", {"micro_batches": 2})
+    journal.journal.close()
+    lock = sqlite3.connect(journal.path, isolation_level=None)
     lock.execute("PRAGMA locking_mode=EXCLUSIVE")
     lock.execute("BEGIN EXCLUSIVE")
-    desk.start()
-    desk.train()
-    refused = desk.propose("early", {"micro_batches": 2})
+    journal.start()
+    journal.train()
+    refused = journal.propose("early", {"micro_batches": 2})
     assert refused.state == "rejected" and "cannot be opened (database is locked)" in refused.why
     lock.close()
-    until(desk.journal.reopened)
-    desk.control.recall()
-    assert [event.text for event in desk.journal.told()] == [
-        f"the journal {desk.path} is open: changes are taken again"
+    until(journal.journal.take_reopened)
+    journal.control.load_journal()
+    assert [event.text for event in journal.journal.take_events()] == [
+        f"the journal {journal.path} is open: changes are taken again"
     ]
-    known = desk.sequence.state.commands
+    known = journal.update_log.state.commands
     assert (known["old"].state, known["waits"].state) == ("applied", "accepted")
-    after = desk.propose("after", {"micro_batches": 1})
+    after = journal.propose("after", {"micro_batches": 1})
     assert (after.state, after.revision) == ("accepted", 3), "no number is used twice"
-    assert desk.propose("old", {"micro_batches": 1}) == known["old"], "no id either"
-    desk.journal.close()
+    assert journal.propose("old", {"micro_batches": 1}) == known["old"], "no id either"
+    journal.journal.close()
 
 
 @pytest.mark.parametrize("removed", [BESIDE, BESIDE[:1], BESIDE[1:]])
 def test_a_file_that_is_removed_is_put_back(tmp_path: Path, removed: tuple[str, ...]) -> None:
-    desk = Desk(tmp_path / "commands.db")
-    desk.train()
-    desk.propose("before", EIGHT)
+    journal = Desk(tmp_path / "commands.db")
+    journal.train()
+    journal.propose("before", EIGHT)
     for beside in removed:
-        desk.path.with_name(f"commands.db{beside}").unlink()
+        journal.path.with_name(f"commands.db{beside}").unlink()
     said: list[str] = []
-    until(lambda: said.extend(event.text for event in desk.journal.told()) or said)  # type: ignore[func-returns-value]
-    assert said == [f"the journal {desk.path} was removed; it is put back, with all that was in it"]
-    desk.propose("after", {"micro_batches": 2})
+    until(lambda: said.extend(event.text for event in journal.journal.take_events()) or said)  # type: ignore[func-returns-value]
+    assert said == [f"the journal {journal.path} was removed; it is put back, with all that was in it"]
+    journal.propose("after", {"micro_batches": 2})
     killed = tmp_path / "killed"
     killed.mkdir()
     for beside in BESIDE[:2]:  # what a killed hub leaves behind
-        shutil.copy(desk.path.with_name(f"commands.db{beside}"), killed)
+        shutil.copy(journal.path.with_name(f"commands.db{beside}"), killed)
     assert states(killed / "commands.db") == {"before": "accepted", "after": "accepted"}
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["commands.db", "commands.db-shm", "commands.db-wal", "killed"], (
         "and nothing else is left behind"
     )
-    desk.journal.close()
+    journal.journal.close()
 
 
 def test_while_it_cannot_be_put_back_changes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    desk = Desk(tmp_path / "run" / "commands.db")
-    desk.train()
-    desk.propose("before", EIGHT)
+    journal = Desk(tmp_path / "run" / "commands.db")
+    journal.train()
+    journal.propose("before", EIGHT)
     (tmp_path / "run").rename(tmp_path / "elsewhere")
-    until(lambda: desk.journal._removed)
-    refused = desk.propose("refused", {"micro_batches": 2})
+    until(lambda: journal.journal._removed)
+    refused = journal.propose("refused", {"micro_batches": 2})
     assert refused.state == "rejected" and "was removed and cannot be put back" in refused.why
     (tmp_path / "run").mkdir()
-    until(lambda: not desk.journal._removed)
-    assert desk.propose("after", {"micro_batches": 2}).state == "accepted"
-    levels = [event.level for event in desk.journal.told()]
+    until(lambda: not journal.journal._removed)
+    assert journal.propose("after", {"micro_batches": 2}).state == "accepted"
+    levels = [event.level for event in journal.journal.take_events()]
     assert levels == ["error", "warning"], "each is said once"
-    desk.journal.close()
-    assert states(desk.path) == {"before": "accepted", "after": "accepted"}
+    journal.journal.close()
+    assert states(journal.path) == {"before": "accepted", "after": "accepted"}
 
 
 def test_commands_in_the_recording_of_an_earlier_release_are_taken_over(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ import pytest
 import zmq
 from msgspec import structs
 
-from agents.hub import doors
-from agents.hub.gate import Gate
-from agents.reach.address import connect_address, listen_address
-from agents.reach.keys import (
+from agents.protocol.base import RunError
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
+from agents.transport import server_sockets
+from agents.transport.addresses import connect_address, listen_address
+from agents.transport.authenticator import ZapAuthenticator
+from agents.transport.keys import (
     KEY_VARIABLE,
     LIST_FILE,
     MOST_KEYS,
@@ -26,8 +28,6 @@ from agents.reach.keys import (
     keys_folder,
     load_key,
 )
-from agents.reach.runs import endpoints_in, make_socket_directory, remove_sockets
-from agents.wire.terms import RunError
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_the_list_stays_readable_however_many_keys_there_were(
     assert size < 1 << 20
     in_force = [structs.replace(ann, name=f"n{number}") for number in range(MOST_KEYS)]
     _write_private(store.folder / LIST_FILE, in_force)
-    with pytest.raises(RunError, match=r"1024 keys in force in .*, which is the most; revoke one"):
+    with pytest.raises(RunError, match=r"1024 keys in force in .*, the limit; revoke one"):
         store.make("more", Role.VIEWER)
     with pytest.raises(RunError, match=r"are: n0, n1, .*n19 and 1004 more$"):
         store.revoke("more")
@@ -111,25 +111,25 @@ def test_a_hub_sees_a_revocation_where_stat_is_remembered(
         return remembered if str(of) == str(path) else look(of, **options)
 
     with zmq.Context() as context:
-        gate = Gate(context, store)
+        authenticator = ZapAuthenticator(context, store)
         try:
-            assert gate.grant(key)
+            assert authenticator.grant(key)
             monkeypatch.setattr(os, "stat", stale)
             store.revoke("ann")
             assert path.stat() == remembered
             deadline = time.monotonic() + 60
-            while gate.grant(key):
+            while authenticator.grant(key):
                 assert time.monotonic() < deadline, "it does not see that the list has changed"
                 time.sleep(0.01)
         finally:
-            gate.close()
+            authenticator.close()
 
 
 def test_a_list_that_is_no_file_is_refused(store: KeyStore) -> None:
     store.make("ann", Role.VIEWER)
     (store.folder / LIST_FILE).unlink()
     os.mkfifo(store.folder / LIST_FILE, 0o600)
-    with pytest.raises(RunError, match=r"allowed.json is no file"):
+    with pytest.raises(RunError, match=r"allowed.json is not a regular file"):
         store.listed()
 
 
@@ -166,7 +166,7 @@ def test_a_name_that_is_no_file_name_is_refused(store: KeyStore, name: str) -> N
 def test_a_key_is_found_by_role_and_named_by_variable(
     store: KeyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RunError, match=r"wants a key of role viewer or operator.*cockpit keys make NAME"):
+    with pytest.raises(RunError, match=r"requires a key of role viewer or operator.*cockpit keys make NAME"):
         find_key((Role.VIEWER, Role.OPERATOR))
     store.make("node", Role.RANK)
     operator = store.make("bob", Role.OPERATOR)
@@ -227,7 +227,7 @@ def test_what_is_no_key_file_is_one_sentence(store: KeyStore, tmp_path: Path) ->
         "": "is not a key file",
         "[1]": "is not a key file",
         "x" * 5000: "over 4096 bytes",
-        swapped: "do not belong together",
+        swapped: "do not match",
     }.items():
         path = tmp_path / "bad.key"
         path.touch(0o600)
@@ -269,7 +269,7 @@ def test_where_a_hub_may_listen() -> None:
         "tcp://0.0x0:auto",
         "tcp://000.0:auto",
     ):
-        with pytest.raises(RunError, match="every address of this machine, which is not offered"):
+        with pytest.raises(RunError, match="every address of this machine, which is not allowed"):
             listen_address(every)
     for wrong in ("tcp://host", "tcp://host:0", "tcp://host:65536", "ipc:///x", "tcp://a b:1", "5555", ""):
         with pytest.raises(RunError, match=r"is not a TCP address; legal|has no port; legal"):
@@ -282,14 +282,14 @@ def test_a_name_of_every_address_is_refused_too(
     def resolved(place: str) -> tuple[str, int]:
         return ("0.0.0.0", 0) if place == "tcp://everywhere:auto" else listen_address(place)
 
-    monkeypatch.setattr(doors, "listen_address", resolved)
+    monkeypatch.setattr(server_sockets, "listen_address", resolved)
     sockets = endpoints_in(make_socket_directory())
     with zmq.Context() as context:
         try:
             with pytest.raises(
                 RunError, match=r"tcp://everywhere:auto is the same as tcp://0.0.0.0:\d+ would listen on"
             ):
-                doors.Doors(context, sockets, ["tcp://everywhere:auto"], store)
+                server_sockets.ServerSockets(context, sockets, ["tcp://everywhere:auto"], store)
         finally:
             context.destroy(0)
             remove_sockets(sockets)

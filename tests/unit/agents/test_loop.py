@@ -17,12 +17,12 @@ import pytest
 
 import agents
 from agents.client import Client
-from agents.rank import loop as loop_module
-from agents.rank.agreement import Agreement, Disagreement, Word
-from agents.rank.board import Board, Knob
-from agents.rank.orders import Orders
-from agents.reach.keeper import Reach
-from agents.wire import Ack, Command, Legal, Step, Summary
+from agents.loop import join as loop_module
+from agents.loop.vote import Agreement, Disagreement, RankStep
+from agents.protocol import Ack, Command, Legal, Step, Summary
+from agents.rank.knob_board import Knob, KnobBoard
+from agents.rank.received_commands import ReceivedCommands
+from agents.rundir.hub_supervisor import Reach
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import SOURCE, HubProcess, poll_until
 
@@ -103,21 +103,21 @@ def test_what_a_program_does_wrong_is_one_sentence() -> None:
         known = {"legal": [1, 2], "value": 1, "apply": print, "loss_neutral": True}
         loop.knob("k", **({"type": int} | known | options))  # type: ignore[arg-type]
 
-    with pytest.raises(ValueError, match="rank = 2 of world = 2 cannot be"):
+    with pytest.raises(ValueError, match="rank = 2 of world = 2 is not legal"):
         agents.join("r", rank=2, world=2)
     with pytest.raises(ValueError, match="length <= 64"):
         agents.join("r", axes={"x" * 65: 0})
     with (
         agents.join("r", rank=0, world=2, hub="none") as loop,
-        pytest.raises(ValueError, match="knob k must switch on all 2 ranks together, and join"),
+        pytest.raises(ValueError, match="knob k must switch on all 2 ranks together, which needs agree="),
     ):
         declare(loop)
     with agents.join("r", hub="none") as loop:
         with pytest.raises(ValueError, match="k = 3 is not legal; legal: 1, 2"):
             declare(loop, value=3)
-        with pytest.raises(ValueError, match="legal= says what it may be"):
+        with pytest.raises(ValueError, match="legal= takes a list"):
             declare(loop, legal=["a"])
-        with pytest.raises(ValueError, match="a list cannot be turned"):
+        with pytest.raises(ValueError, match="a list is not a knob's type"):
             declare(loop, type=list)
         declare(loop)
         with pytest.raises(ValueError, match="declared twice"):
@@ -179,7 +179,7 @@ def test_a_hub_that_cannot_be_costs_nothing(
     (tmp_path / "file").touch()
     with agents.join("r", run_dir=tmp_path / "file" / "run") as loop, loop.step():
         pass
-    assert "goes without a hub" in caplog.text
+    assert "has no hub" in caplog.text
     monkeypatch.setattr(loop_module, "endpoint_for", lambda *_: Reach(f"ipc://{tmp_path}/nobody"))
     with agents.join("r") as loop:
         began = time.perf_counter()
@@ -257,7 +257,8 @@ def test_a_rank_that_fails_to_apply_is_named_and_the_change_is_not_whole(
             client,
             lambda: (
                 half in client.state.commands
-                and client.state.commands[half].why == (why if 0 in fails else f"rank 1 says rejected: {why}")
+                and client.state.commands[half].why
+                == (why if 0 in fails else f"rank 1 reports rejected: {why}")
             ),
         )
         command = client.state.commands[half]
@@ -266,7 +267,7 @@ def test_a_rank_that_fails_to_apply_is_named_and_the_change_is_not_whole(
             assert (command.state, errors) == ("rejected", [])
         else:
             assert (command.state, command.acks, command.settled) == ("applied", 1, False)
-            assert errors == [f"rank 1 says rejected of revision 1, others applied: {why}"]
+            assert errors == [f"rank 1 reports rejected of revision 1, others applied: {why}"]
         whole = client.propose({"k": 2})
         poll_until(client, lambda: whole in client.state.commands and client.state.commands[whole].settled)
         assert (client.state.commands[whole].state, client.state.commands[whole].acks) == ("applied", 2)
@@ -313,7 +314,7 @@ def test_whatever_an_apply_raises_its_rank_goes_on_agreeing(error: BaseException
             loop.knob("k", int, legal=[1, 2, 8], value=1, apply=turn, loss_neutral=True)
             for revision, value in ((1, 2), (2, 8)):
                 if rank == 0:
-                    loop._agent._orders = Orders()
+                    loop._agent._orders = ReceivedCommands()
                     loop._agent._orders.receive(Command(revision, "c", {"k": value}), loop._hello, None)
                 try:
                     with loop.step():
@@ -332,16 +333,16 @@ def test_whatever_an_apply_raises_its_rank_goes_on_agreeing(error: BaseException
     assert raised == ([error] if isinstance(error, Abandoned) else [])
 
 
-WORD = Word(5, 1.0, None, None, None, None)
+STEP = RankStep(5, 1.0, None, None, None, None)
 
 
-def board(commits: list[Any], legal: list[Any]) -> Board:
+def board(commits: list[Any], legal: list[Any]) -> KnobBoard:
     knob = Knob("k", lambda _: Legal(legal), True, "", commits.append, lambda values: values["k"])
-    return Board([knob], {"k": 1})
+    return KnobBoard([knob], {"k": 1})
 
 
 def agreement(
-    rank: int, said: list[list[bytes]], board: Board, acks: list[Ack], waits: Command | None
+    rank: int, said: list[list[bytes]], board: KnobBoard, acks: list[Ack], waits: Command | None
 ) -> Agreement:
     answers = iter(said)
 
@@ -357,16 +358,16 @@ def test_one_vote_against_and_nobody_switches() -> None:
     import msgspec
 
     command = Command(7, "c", {"k": 2})
-    other = msgspec.msgpack.encode(WORD)
+    other = msgspec.msgpack.encode(STEP)
     commits: list[Any] = []
     acks: list[Ack] = []
     leader = agreement(0, [[b"", other], [b"", b"out of memory"]], board(commits, [1, 2]), acks, command)
-    leader.step(WORD)
+    leader.step(STEP)
     assert commits == [] and [(ack.state, ack.why) for ack in acks] == [("rejected", "rank 1: out of memory")]
     # On a rank that cannot, though the leader could: it says so and keeps what it has.
-    word = msgspec.msgpack.encode(msgspec.structs.replace(WORD, command=command))
+    word = msgspec.msgpack.encode(msgspec.structs.replace(STEP, command=command))
     follower = agreement(1, [[word, b""], [b"", b""]], board(commits, [1]), acks, None)
-    follower.step(WORD)
+    follower.step(STEP)
     assert commits == [] and len(acks) == 1
 
 
@@ -379,14 +380,14 @@ def test_whatever_a_knob_raises_its_rank_votes(error: BaseException) -> None:
         raise error
 
     votes: list[bytes] = []
-    said = [msgspec.msgpack.encode(msgspec.structs.replace(WORD, command=Command(7, "c", {"k": 2}))), b""]
+    said = [msgspec.msgpack.encode(msgspec.structs.replace(STEP, command=Command(7, "c", {"k": 2}))), b""]
 
     def agree(mine: bytes) -> list[bytes]:
         votes.append(mine)
         return [said[0], mine] if len(votes) == 1 else [b"", mine]
 
-    board = Board([Knob("k", legal, True, "", lambda _: None, lambda values: values["k"])], {"k": 1})
-    Agreement(1, 2, agree, board, lambda: None, [].append).step(WORD)
+    board = KnobBoard([Knob("k", legal, True, "", lambda _: None, lambda values: values["k"])], {"k": 1})
+    Agreement(1, 2, agree, board, lambda: None, [].append).step(STEP)
     assert len(votes) == 2 and votes[1] and b"\0" not in votes[1]
 
 
@@ -417,10 +418,10 @@ def test_what_fails_beside_the_exchange_ends_no_agreement(caplog: pytest.LogCapt
 
 def test_bytes_of_another_world_end_the_agreement_and_not_the_run() -> None:
     acks: list[Ack] = []
-    with pytest.raises(Disagreement, match="the bytes of 2 ranks, and the run has 3"):
-        Agreement(0, 3, lambda mine: [mine, mine], board([], [1]), lambda: None, acks.append).step(WORD)
+    with pytest.raises(Disagreement, match="returned bytes of 2 ranks, but the run has 3"):
+        Agreement(0, 3, lambda mine: [mine, mine], board([], [1]), lambda: None, acks.append).step(STEP)
     with pytest.raises(Disagreement, match="no rank of this run sent"):
-        agreement(0, [[b"", b"\xc1"]], board([], [1]), acks, None).step(WORD)
+        agreement(0, [[b"", b"\xc1"]], board([], [1]), acks, None).step(STEP)
 
 
 def test_a_whole_number_has_no_fraction() -> None:

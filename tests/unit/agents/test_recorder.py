@@ -11,13 +11,14 @@ from typing import get_args
 import msgspec
 import pytest
 
-from agents import wire
+from agents import protocol
 from agents.hub import recorder
 from agents.hub.recorder import Limits, Recorder
-from agents.hub.sequence import Sequence
-from agents.record.recording import OF_A_MOMENT, RecordingError, pack_row, unpack, unpack_row
-from agents.record.replay import Recording, Replay
-from agents.wire import Event, Update
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import Event, Update
+from agents.recording.format import OF_A_MOMENT, RecordingError, pack_row, unpack, unpack_row
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
 from tests.unit.agents.fleet import make_hello, make_step, make_summary
 from tests.unit.agents.test_replay import digest
 
@@ -27,17 +28,17 @@ KEPT = {"Hello", "Board", "Summary", "Event", "Alert", "Gone", "CommandState", "
 class Run:
     """A sequence that is told of steps, and its recorder."""
 
-    def __init__(self, path: Path, limits: Limits, sequence: Sequence | None = None) -> None:
+    def __init__(self, path: Path, limits: Limits, update_log: UpdateLog | None = None) -> None:
         self.path = path
-        self.sequence = sequence or Sequence()
-        self.recorder = Recorder(path, self.sequence, limits)
+        self.update_log = update_log or UpdateLog()
+        self.recorder = Recorder(path, self.update_log, limits)
         self.states: dict[int, list[bytes]] = {}
         self.step = -1
 
     def tell(self, *updates: Update) -> None:
         for update in updates:
-            self.sequence.publish(update)
-            self.states[self.sequence.seq] = digest(self.sequence.state)
+            self.update_log.publish(update)
+            self.states[self.update_log.seq] = digest(self.update_log.state)
         self.recorder.follow()
 
     def begin(self) -> None:
@@ -56,11 +57,11 @@ class Run:
             time.sleep(0.005)
 
     def written(self) -> bool:
-        return self.recorder._written == self.recorder._handed and self.recorder._queue.empty()
+        return self.recorder._written_bytes == self.recorder._queued_bytes and self.recorder._queue.empty()
 
     @property
     def events(self) -> list[str]:
-        return [event.text for event in self.sequence.state.events]
+        return [event.text for event in self.update_log.state.events]
 
 
 MakeRun = Callable[..., Run]
@@ -70,8 +71,10 @@ MakeRun = Callable[..., Run]
 def make_run(tmp_path: Path) -> Iterator[MakeRun]:
     runs: list[Run] = []
 
-    def make(sequence: Sequence | None = None, **limits: object) -> Run:
-        run = Run(tmp_path / "run.db", Limits(**{"commit_s": 0.01, "snapshots_worth": 0, **limits}), sequence)  # type: ignore[arg-type]
+    def make(update_log: UpdateLog | None = None, **limits: object) -> Run:
+        run = Run(
+            tmp_path / "run.db", Limits(**{"commit_s": 0.01, "snapshot_multiple": 0, **limits}), update_log
+        )  # type: ignore[arg-type]
         runs.append(run)
         return run
 
@@ -86,7 +89,9 @@ def opened(run: Run) -> Replay:
 
 
 def test_every_kind_is_kept_or_thinned() -> None:
-    assert KEPT | {kind.__name__ for kind in OF_A_MOMENT} == {kind.__name__ for kind in get_args(wire.Update)}
+    assert KEPT | {kind.__name__ for kind in OF_A_MOMENT} == {
+        kind.__name__ for kind in get_args(protocol.Update)
+    }
 
 
 def test_segments_follow_on_and_any_number_is_found(make_run: MakeRun) -> None:
@@ -96,7 +101,7 @@ def test_segments_follow_on_and_any_number_is_found(make_run: MakeRun) -> None:
     replay = opened(run)
     segments = replay.recording.segments()
     assert len(segments) > 5 and not any(segment.thinned for segment in segments)
-    for seq in (1, 2, 50, segments[3].seq, segments[3].seq + 1, 300, run.sequence.seq):
+    for seq in (1, 2, 50, segments[3].seq, segments[3].seq + 1, 300, run.update_log.seq):
         replay.seek(replay.recording.at_seq(seq))
         assert (replay.seq, digest(replay.state)) == (seq, run.states[seq])
     for step in (0, 7, 59):
@@ -116,7 +121,7 @@ def test_a_run_that_went_back_is_seen_where_it_went_on(make_run: MakeRun) -> Non
     run.train(30)
     run.step = 9
     run.train(10)
-    newest = run.sequence.seq
+    newest = run.update_log.seq
     replay = opened(run)
     replay.seek(replay.recording.at_step(15))
     assert [summary.step for summary in replay.state.summaries] == list(range(16))
@@ -138,7 +143,7 @@ def test_a_step_of_before_a_hub_restart_is_found_there(make_run: MakeRun) -> Non
     replay = opened(after)
     for step, run in ((5, before), (11, before), (12, after), (15, after)):
         replay.seek(replay.recording.at_step(step))
-        assert (replay.epoch, replay.state.summaries[-1].step) == (run.sequence.epoch, step)
+        assert (replay.epoch, replay.state.summaries[-1].step) == (run.update_log.epoch, step)
 
 
 def test_what_is_old_is_thinned_then_forgotten(make_run: MakeRun) -> None:
@@ -161,7 +166,7 @@ def test_what_is_old_is_thinned_then_forgotten(make_run: MakeRun) -> None:
     assert [summary.step for summary in replay.state.summaries] == list(range((middle.step or 0) + 1))
     assert len(replay.state.hellos) == 4 and len(replay.state.events) == 1
     replay.seek(replay.recording.at_end())
-    assert digest(replay.state) == run.states[run.sequence.seq]
+    assert digest(replay.state) == run.states[run.update_log.seq]
 
     again = make_run(segment_bytes=10_000, full_bytes=20_000, thin_bytes=2_000)
     again.train(1)
@@ -172,15 +177,15 @@ def test_what_is_old_is_thinned_then_forgotten(make_run: MakeRun) -> None:
 def test_a_long_curve_is_the_same_wherever_it_is_read(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agents.state.HISTORY", 16)
-    monkeypatch.setattr("agents.curve.BUCKETS", 8)
+    monkeypatch.setattr("agents.state.run_state.HISTORY", 16)
+    monkeypatch.setattr("agents.state.curve.BUCKETS", 8)
     run = make_run(segment_bytes=10_000, full_bytes=5_000, thin_bytes=1 << 20)
     run.begin()
     curves = {}
     for _ in range(40):
         run.train(10)
         run.until(run.written)
-        curves[run.sequence.seq] = (run.step, copy(run.sequence.state.curve))
+        curves[run.update_log.seq] = (run.step, copy(run.update_log.state.curve))
     run.until(lambda: sum(segment.thinned for segment in Recording(run.path).segments()) > 5)
     replay = opened(run)
     thinned = 0
@@ -201,17 +206,17 @@ def digest_at(replay: Replay, seq: int) -> list[bytes]:
 
 
 def test_who_does_not_keep_up_has_a_gap_and_then_a_snapshot(make_run: MakeRun) -> None:
-    run = make_run(Sequence(log_updates=64), queue_bytes=0, commit_s=0.2, patience_s=0.0)
+    run = make_run(UpdateLog(log_updates=64), queue_bytes=0, commit_s=0.2, gap_interval_s=0.0)
     run.begin()
     run.train(100)  # handed over: the first of them; the log keeps 64; the thread sleeps
     run.until(lambda: any("a gap of" in text for text in run.events))
     run.train(1)
-    last = run.sequence.seq
+    last = run.update_log.seq
     run.until(lambda: run.recorder._seq >= last)
     replay = opened(run)
     first, second = replay.recording.segments()
     assert first.seq == 0 and second.seq > 400
-    assert digest_at(replay, run.sequence.seq) == digest(run.sequence.state)
+    assert digest_at(replay, run.update_log.seq) == digest(run.update_log.state)
 
 
 def test_a_disk_that_fails_is_said_once_and_tried_again(
@@ -233,7 +238,7 @@ def test_a_disk_that_fails_is_said_once_and_tried_again(
     assert run.events[1] == "the recording goes on, after a gap"
     replay = opened(run)
     replay.seek(replay.recording.at_end())
-    assert digest(replay.state) == digest(run.sequence.state)
+    assert digest(replay.state) == digest(run.update_log.state)
 
 
 def test_a_damaged_segment_is_forgotten_when_it_is_to_be_thinned(make_run: MakeRun) -> None:
@@ -280,12 +285,12 @@ def test_an_error_of_any_kind_is_said_and_tried_again(
 
 def test_kinds_of_a_newer_release_cost_nothing() -> None:
     newer = msgspec.Raw(msgspec.msgpack.encode(["wonders", 1, {"a": 2}]))
-    assert unpack(newer) == wire.Unknown("wonders")
+    assert unpack(newer) == protocol.Unknown("wonders")
     with pytest.raises(RecordingError, match="cannot be read"):
         unpack(msgspec.Raw(msgspec.msgpack.encode(["board", "x"])))
     # What ranks say all the time is recorded as it came, before anybody has read it.
     malformed = unpack(msgspec.Raw(msgspec.msgpack.encode(["step", "x"])))
-    assert isinstance(malformed, wire.Unknown) and "length 9, got 2" in malformed.why
+    assert isinstance(malformed, protocol.Unknown) and "length 9, got 2" in malformed.why
 
 
 def test_a_removed_recording_is_put_back(make_run: MakeRun) -> None:
@@ -297,7 +302,7 @@ def test_a_removed_recording_is_put_back(make_run: MakeRun) -> None:
         run.path.with_name(f"run.db{beside}").unlink()
     run.until(lambda: run.path.exists())
     run.train(5)
-    run.until(lambda: any("removed; it is put back" in event.text for event in run.sequence.state.events))
+    run.until(lambda: any("removed; it is put back" in event.text for event in run.update_log.state.events))
     run.until(run.written)
     run.recorder.close()
     replay = opened(run)
@@ -349,7 +354,7 @@ def test_what_is_damaged_is_noted_and_the_rest_is_read(
         run.train(5)
         run.until(run.written)
     run.recorder.close()
-    last = run.sequence.seq
+    last = run.update_log.seq
     with sqlite3.connect(run.path) as db:
         assert db.execute("SELECT COUNT(*) FROM feed").fetchone()[0] > 5
         db.execute(statement)

@@ -6,16 +6,16 @@ from typing import cast
 
 import pytest
 
-from agents import wire
+from agents import protocol
 from agents.client import Client
-from agents.hub.crowd import KEPT, PATIENCE, Crowd
-from agents.hub.doors import Door
-from agents.hub.relay import Node
-from agents.hub.roster import SUCCESSION_S
-from agents.reach import runs
-from agents.reach.line import Line
+from agents.hub.relay.node import Node
+from agents.hub.relay_queue import KEPT, PATIENCE, RelayQueue
+from agents.hub.telemetry.membership import SUCCESSION_S
+from agents.protocol import Event, Pulse, Refused, Relay, Welcome, codec
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
+from agents.transport.reconnecting import ReconnectingSocket
+from agents.transport.server_sockets import ServerSocket
 from agents.waiting import wait_for_command
-from agents.wire import Event, Pulse, Refused, Relay, Welcome, codec
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import (
     DEADLINE_S,
@@ -35,7 +35,7 @@ class RelayProcess:
 
     def __init__(self, hub: str) -> None:
         self._hub = hub
-        self.endpoints = runs.endpoints_in(runs.make_socket_directory())
+        self.endpoints = endpoints_in(make_socket_directory())
         self.process: subprocess.Popen[str]
         self.start()
 
@@ -57,7 +57,7 @@ class RelayProcess:
         self.kill()
         assert self.process.stdout
         self.process.stdout.close()
-        runs.remove_sockets(self.endpoints)
+        remove_sockets(self.endpoints)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_relay_speaks_for_those_who_said_hello_through_it_and_no_others(
     client = opened(Client(own_hub.endpoints.clients))
     rank, relay = opened(Peer(own_hub.endpoints.ranks)), opened(Peer(own_hub.endpoints.ranks))
     rank.say(make_hello(0, 4), make_step(0, 7))
-    relay.say(Relay(wire.VERSION, "r", "node", 1), make_hello(1, 4), make_hello(2, 4, layout="other"))
+    relay.say(Relay(protocol.VERSION, "r", "node", 1), make_hello(1, 4), make_hello(2, 4, layout="other"))
     refused = relay.hear(Refused)
     assert isinstance(refused, Refused) and refused.rank == 2
     relay.say(
@@ -128,28 +128,28 @@ def test_a_relay_speaks_for_those_who_said_hello_through_it_and_no_others(
     assert {rank: step.step for rank, step in client.state.steps.items()} == {0: 7, 1: 5}
     said = [event.source for event in client.state.events if event.text.startswith("as ")]
     assert said == ["rank 1"]
-    relay.say(Relay(wire.VERSION, "another", "node", 1))
+    relay.say(Relay(protocol.VERSION, "another", "node", 1))
     assert "belongs to run another" in relay.hear(Refused).why  # type: ignore[union-attr]
-    rank.say(Relay(wire.VERSION, "r", "node", 1))
+    rank.say(Relay(protocol.VERSION, "r", "node", 1))
     assert "speaks on the connection of a rank" in rank.hear(Refused).why  # type: ignore[union-attr]
 
 
 def test_a_crowd_that_waits_is_bounded_and_keeps_the_newest_of_each() -> None:
-    crowd = Crowd()
+    relay_queue = RelayQueue()
     for step in range(3 * PATIENCE):
-        crowd.put(make_step(step % 100, step))
+        relay_queue.put(make_step(step % 100, step))
         if step % 1000 == 0:
-            crowd.put(Pulse(1, step, "forward", 0.0))
-            crowd.put(make_hello(1, 100, step=step))
-    assert len(crowd) <= PATIENCE
-    assert crowd.flush(lambda _: False) == 0, "nothing went out, so nothing is told"
+            relay_queue.put(Pulse(1, step, "forward", 0.0))
+            relay_queue.put(make_hello(1, 100, step=step))
+    assert len(relay_queue) <= PATIENCE
+    assert relay_queue.flush(lambda _: False) == 0, "nothing went out, so nothing is told"
     sent: list[bytes] = []
-    lost = crowd.flush(lambda frame: sent.append(frame) is None)
+    lost = relay_queue.flush(lambda frame: sent.append(frame) is None)
     messages = [message for frame in sent for message in codec.decode(frame)]
-    assert all(len(frame) <= wire.FRAME_BYTES for frame in sent)
-    newest = {m.rank: m.step for m in messages if isinstance(m, wire.Step)}
+    assert all(len(frame) <= protocol.FRAME_BYTES for frame in sent)
+    newest = {m.rank: m.step for m in messages if isinstance(m, protocol.Step)}
     assert newest == {step % 100: step for step in range(3 * PATIENCE - 100, 3 * PATIENCE)}
-    assert sum(isinstance(m, wire.Hello) for m in messages) == -(-3 * PATIENCE // 1000), (
+    assert sum(isinstance(m, protocol.Hello) for m in messages) == -(-3 * PATIENCE // 1000), (
         "a hello is no record"
     )
     put = 3 * PATIENCE + 2 * -(-3 * PATIENCE // 1000)
@@ -157,18 +157,18 @@ def test_a_crowd_that_waits_is_bounded_and_keeps_the_newest_of_each() -> None:
 
 
 def test_a_crowd_of_ranks_that_cannot_be_is_bounded_too() -> None:
-    crowd = Crowd()
+    relay_queue = RelayQueue()
     for rank in range(3 * PATIENCE):
-        crowd.put(make_step(rank, 1))
-        crowd.put(Event(0.0, "info", "rank 1", "x"))
-    assert len(crowd) <= PATIENCE
+        relay_queue.put(make_step(rank, 1))
+        relay_queue.put(Event(0.0, "info", "rank 1", "x"))
+    assert len(relay_queue) <= PATIENCE
 
 
 class Sockets:
     """Stands for a relay's door and its line: keeps what the relay answers."""
 
     def __init__(self) -> None:
-        self.answers: list[tuple[bytes, wire.AnyMessage]] = []
+        self.answers: list[tuple[bytes, protocol.AnyMessage]] = []
 
     def send(self, peer: bytes, frame: bytes) -> bool:
         self.answers += [(peer, message) for message in codec.decode(frame)]
@@ -180,17 +180,17 @@ class Within:
 
     def __init__(self) -> None:
         self.sockets = Sockets()
-        self._node = Node("r", cast(Line, self.sockets), cast(Door, self.sockets))
+        self._node = Node("r", cast(ReconnectingSocket, self.sockets), cast(ServerSocket, self.sockets))
 
-    def say(self, peer: bytes, *messages: wire.Message, now: float = 0.0) -> None:
+    def say(self, peer: bytes, *messages: protocol.Message, now: float = 0.0) -> None:
         self._node._from_rank(peer, [codec.encode(messages)], now)
 
-    def hear(self, *messages: wire.Message, now: float = 0.0) -> None:
+    def hear(self, *messages: protocol.Message, now: float = 0.0) -> None:
         self._node._from_hub(codec.encode(messages), now)
 
-    def batch(self) -> list[wire.AnyMessage]:
+    def batch(self) -> list[protocol.AnyMessage]:
         frames: list[bytes] = []
-        self._node._crowd.flush(lambda frame: not frames.append(frame))  # type: ignore[func-returns-value]
+        self._node._relay_queue.flush(lambda frame: not frames.append(frame))  # type: ignore[func-returns-value]
         return [message for frame in frames for message in codec.decode(frame)]
 
 
@@ -202,8 +202,8 @@ def test_a_relay_passes_on_what_a_rank_may_say_and_nothing_else() -> None:
     node.say(
         b"p3",
         make_summary(9),  # of the job
-        wire.Credit(wire.VERSION, "", 0, 1),  # a hub would refuse the whole batch for it
-        wire.Sample(["peers"], 1.0),
+        protocol.Credit(protocol.VERSION, "", 0, 1),  # a hub would refuse the whole batch for it
+        protocol.Sample(["peers"], 1.0),
         make_step(3, 5),
         make_step(0, 5),
     )
@@ -214,8 +214,8 @@ def test_a_relay_passes_on_what_a_rank_may_say_and_nothing_else() -> None:
     assert (told.source, told.text) == ("rank 3", "it sent a summary, which it may not send; dropped")
 
 
-@pytest.mark.parametrize("kind", [wire.Sample(["peers"], 1.0), wire.Preview("q", {"x": 1})], ids=repr)
-def test_what_only_a_hub_or_a_client_says_is_not_passed_on(kind: wire.Message) -> None:
+@pytest.mark.parametrize("kind", [protocol.Sample(["peers"], 1.0), protocol.Preview("q", {"x": 1})], ids=repr)
+def test_what_only_a_hub_or_a_client_says_is_not_passed_on(kind: protocol.Message) -> None:
     node = Within()
     node.say(b"p0", make_hello(0, 4))
     node.say(b"p3", make_hello(3, 4))
@@ -230,8 +230,8 @@ def test_what_a_hub_asks_one_rank_for_reaches_that_one() -> None:
     node = Within()
     for rank in range(4):
         node.say(f"p{rank}".encode(), make_hello(rank, 8))
-    wanted = wire.Sample(["experts"], 10.0, [3], 4)
-    node.hear(wanted, wire.Sample(["peers"], 10.0, [7]))  # rank 7 is on another node
+    wanted = protocol.Sample(["experts"], 10.0, [3], 4)
+    node.hear(wanted, protocol.Sample(["peers"], 10.0, [7]))  # rank 7 is on another node
     assert node.sockets.answers == [(b"p3", wanted)]
 
 

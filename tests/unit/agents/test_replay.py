@@ -4,10 +4,11 @@ import random
 from pathlib import Path
 
 from agents.client import Client
-from agents.record.recording import RecordingError
-from agents.record.replay import Recording, Replay
-from agents.state import RunState
-from agents.wire import AnyMessage, Update, Updates, codec
+from agents.protocol import AnyMessage, Update, Updates, codec
+from agents.recording.format import RecordingError
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
+from agents.state.run_state import RunState
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 

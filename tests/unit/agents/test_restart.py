@@ -12,9 +12,9 @@ import pytest
 
 from agents.client import Client
 from agents.hub.process import _lock
-from agents.reach.runs import RunError
+from agents.protocol import CommandState
+from agents.rundir.runs import RunError
 from agents.waiting import wait_for_command
-from agents.wire import CommandState
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import SOURCE, Fleet, HubProcess, poll_until
 

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from agents import wire
-from agents.reach import runs
-from agents.reach.runs import HubFile, RunError
+from agents import protocol
+from agents.rundir import runs
+from agents.rundir.failure_file import FAILURE_FILE, forget_failure, last_failure
+from agents.rundir.hub_file import HubFile, read_hub_file, remove_hub_file, write_hub_file
+from agents.rundir.local_machine import process_state
+from agents.rundir.runs import RunError
+from agents.rundir.socket_directory import check_socket_directory, endpoints_in, make_socket_directory
 
 
 def add_run(runs_dir: Path, name: str, pid: int, started_s: float = 1.0) -> HubFile:
@@ -17,8 +21,8 @@ def add_run(runs_dir: Path, name: str, pid: int, started_s: float = 1.0) -> HubF
     sockets = folder / "s"
     folder.mkdir(parents=True)
     sockets.mkdir(mode=0o700)
-    hub = HubFile(name, "epoch", runs.endpoints_in(sockets), pid, wire.VERSION, started_s)
-    runs.write_hub_file(folder, hub)
+    hub = HubFile(name, "epoch", endpoints_in(sockets), pid, protocol.VERSION, started_s)
+    write_hub_file(folder, hub)
     return hub
 
 
@@ -49,7 +53,7 @@ def test_the_newest_live_run_is_found(tmp_path: Path, dead_pid: int) -> None:
 def test_a_zombie_is_not_alive() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert runs.process_state(process.pid) == "ended"
+    assert process_state(process.pid) == "ended"
     process.wait()
 
 
@@ -111,43 +115,43 @@ def test_a_hub_file_is_not_believed_blindly(tmp_path: Path) -> None:
 
 def test_only_the_start_that_wrote_it_removes_the_hub_file(tmp_path: Path) -> None:
     add_run(tmp_path, "r", os.getpid())
-    runs.remove_hub_file(tmp_path / "r", "another")
-    assert runs.read_hub_file(tmp_path / "r").epoch == "epoch"
-    runs.remove_hub_file(tmp_path / "r", "epoch")
+    remove_hub_file(tmp_path / "r", "another")
+    assert read_hub_file(tmp_path / "r").epoch == "epoch"
+    remove_hub_file(tmp_path / "r", "epoch")
     assert not (tmp_path / "r" / "hub.json").exists()
 
 
 def test_sockets_are_private_and_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    directory = runs.make_socket_directory()
+    directory = make_socket_directory()
     assert directory.parent == tmp_path and directory.stat().st_mode & 0o777 == 0o700
-    runs.check_socket_directory(directory)
+    check_socket_directory(directory)
     directory.chmod(0o755)
     with pytest.raises(RunError, match="mode 0700"):
-        runs.check_socket_directory(directory)
+        check_socket_directory(directory)
 
 
 def test_a_long_runtime_directory_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
-    directory = runs.make_socket_directory()
+    directory = make_socket_directory()
     directory.rmdir()
     assert long not in directory.parents and list(long.iterdir()) == []
     with pytest.raises(RunError, match="bytes and a socket takes 107"):
-        runs.endpoints_in(long)
+        endpoints_in(long)
 
 
 def test_a_failure_is_forgotten_when_the_run_is_started_again(tmp_path: Path) -> None:
-    file = tmp_path / runs.FAILURE_FILE
-    runs.forget_failure(tmp_path)
+    file = tmp_path / FAILURE_FILE
+    forget_failure(tmp_path)
     assert not file.exists()
     file.write_text("2026-11-21 12:00:00 rank 2 was killed\n\nrank 3 had ended its work\n")
-    assert runs.last_failure(tmp_path) == "rank 2 was killed"
-    runs.forget_failure(tmp_path)
-    assert runs.last_failure(tmp_path) is None and "rank 2 was killed" in file.read_text()
-    with pytest.raises(RunError, match="it has ended, or went without one"):
-        runs.read_hub_file(tmp_path)
+    assert last_failure(tmp_path) == "rank 2 was killed"
+    forget_failure(tmp_path)
+    assert last_failure(tmp_path) is None and "rank 2 was killed" in file.read_text()
+    with pytest.raises(RunError, match="it has ended, or it has no hub"):
+        read_hub_file(tmp_path)
     with file.open("a") as more:
         more.write("2026-11-21 13:00:00 rank 5 was killed\n")
-    assert runs.last_failure(tmp_path) == "rank 5 was killed"
+    assert last_failure(tmp_path) == "rank 5 was killed"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents import wire
-from agents.curve import BUCKETS
-from agents.state import COMMANDS, HISTORY, RunState
-from agents.wire import CommandState, Event, Gone, Hello, Pulse, Recalled, Summary, TrialState, Update
+from agents import protocol
+from agents.protocol import CommandState, Event, Gone, Hello, Pulse, Recalled, Summary, TrialState, Update
+from agents.state.curve import BUCKETS
+from agents.state.run_state import COMMANDS, HISTORY, RunState
 from tests.unit.agents.fleet import make_hello, make_step, make_summary
 
 RANKS = st.integers(0, 3)
@@ -22,15 +22,15 @@ UPDATES = st.one_of(
     st.builds(make_summary, STEPS),
     st.builds(lambda rank, step: Pulse(rank, step, "forward", 1.0), RANKS, STEPS),
     st.builds(lambda rank, clean: Gone(rank, clean), RANKS, st.booleans()),
-    st.builds(lambda step: wire.Timeline(0, step, 1.0, [wire.Action("F", 0, 0.0, 1.0)]), STEPS),
-    st.builds(lambda rank, step: wire.Peers(rank, step, [wire.ToPeer(3, step)]), RANKS, STEPS),
-    st.builds(lambda step: wire.Experts(step, [wire.LayerLoad(0, [1, 2], 0)]), STEPS),
-    st.builds(lambda step: wire.Loads(step, []), STEPS),
-    st.builds(lambda rank, step: wire.Vitals(rank, step, temperature_c=40.0), RANKS, STEPS),
-    st.builds(lambda n: wire.Board(0, n, "d", []), STEPS),
+    st.builds(lambda step: protocol.Timeline(0, step, 1.0, [protocol.Action("F", 0, 0.0, 1.0)]), STEPS),
+    st.builds(lambda rank, step: protocol.Peers(rank, step, [protocol.ToPeer(3, step)]), RANKS, STEPS),
+    st.builds(lambda step: protocol.Experts(step, [protocol.LayerLoad(0, [1, 2], 0)]), STEPS),
+    st.builds(lambda step: protocol.Loads(step, []), STEPS),
+    st.builds(lambda rank, step: protocol.Vitals(rank, step, temperature_c=40.0), RANKS, STEPS),
+    st.builds(lambda n: protocol.Board(0, n, "d", []), STEPS),
     st.builds(lambda n: Event(float(n), "info", "hub", "text"), STEPS),
     st.builds(
-        lambda n, active: wire.Alert("stall", f"rank {n % 3}", "error", active, n, 0.0, "text"),
+        lambda n, active: protocol.Alert("stall", f"rank {n % 3}", "error", active, n, 0.0, "text"),
         STEPS,
         st.booleans(),
     ),
@@ -50,8 +50,8 @@ def rebuilt(state: RunState) -> RunState:
 @given(st.lists(UPDATES, max_size=60))
 def test_a_replay_rebuilds_an_equal_state(history: int, updates: list[Update]) -> None:
     with (
-        mock.patch("agents.state.HISTORY", history),
-        mock.patch("agents.curve.BUCKETS", history),
+        mock.patch("agents.state.run_state.HISTORY", history),
+        mock.patch("agents.state.curve.BUCKETS", history),
     ):
         state = RunState()
         for update in updates:

@@ -8,14 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agents.hub.doors import Came, refusal
-from agents.hub.intervals import compared
-from agents.hub.journal import Journal
-from agents.hub.trials import Trials
-from agents.hub.undo import newest_undoable
-from agents.reach.keys import Role
-from agents.state import COMMANDS, RunState
-from agents.wire import (
+from agents.hub.commands.confidence import compared
+from agents.hub.commands.journal import Journal
+from agents.hub.commands.trials import Trials
+from agents.protocol import (
     Ack,
     Board,
     CommandState,
@@ -28,7 +24,11 @@ from agents.wire import (
     Try,
     codec,
 )
-from agents.wire.terms import TEXT
+from agents.protocol.base import TEXT
+from agents.state.run_state import COMMANDS, RunState
+from agents.state.undo import newest_undoable
+from agents.transport.keys import Role
+from agents.transport.server_sockets import Received, refusal
 from tests.unit.agents.fleet import make_summary
 from tests.unit.agents.test_control import WORLD, Desk
 
@@ -40,7 +40,7 @@ class Bench(Desk):
 
     def start(self) -> None:
         super().start()
-        self.trials = Trials(self.sequence, self.control, self.journal)
+        self.trials = Trials(self.update_log, self.control, self.journal)
         self.step = 0
 
     def show(self, revision: int, value: int, legal: tuple[int, ...] = (2, 4, 8), lr: float = 0.1) -> None:
@@ -48,20 +48,20 @@ class Bench(Desk):
             KnobState("micro_batches", value, Legal(list(legal)), True),
             KnobState("lr", lr, Legal(low=0.0, high=1.0), False),
         ]
-        self.sequence.publish(Board(0, revision, "d", knobs))
+        self.update_log.publish(Board(0, revision, "d", knobs))
 
     def run(self, value: int, steps: int = 8, ms: float = 100.0) -> None:
         for _ in range(steps):
             summary = make_summary(self.step)
             knobs = {"micro_batches": value, "lr": 0.1}
-            self.sequence.publish(structs.replace(summary, knobs=knobs, step_ms=ms))
+            self.update_log.publish(structs.replace(summary, knobs=knobs, step_ms=ms))
             self.step += 1
 
     def switch(self, value: int) -> None:
         """The ranks carry out what waits for them."""
         self.trials.tick()
         self.settle()
-        command = self.control.due(1e9 + self.step)
+        command = self.control.next_command(1e9 + self.step)
         assert command is not None
         for rank in range(WORLD):
             ack = Ack(rank, command.revision, "applied", self.step, "d", before={"micro_batches": 4})
@@ -72,7 +72,7 @@ class Bench(Desk):
 
     @property
     def trial(self) -> TrialState:
-        return self.sequence.state.trials["t"]
+        return self.update_log.state.trials["t"]
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def _tried(bench: Bench) -> None:
 def test_a_second_trial_is_refused_and_the_first_goes_on(bench: Bench) -> None:
     bench.trials.start(ASK)
     bench.trials.start(Try("u", {"lr": 0.5}, 4, "you"))
-    assert bench.sequence.state.trials["u"].why == "another trial is under way, by me"
+    assert bench.update_log.state.trials["u"].why == "another trial is under way, by me"
     bench.run(4)
     bench.switch(8)
     bench.trials.start(Try("v", {"lr": 0.5}, 4, "you"))
@@ -123,10 +123,10 @@ def test_a_long_name_costs_nobody_the_run_or_the_journal(bench: Bench, stage: st
         bench.trials.start(structs.replace(ASK, who=long))
         bench.trials.start(structs.replace(ASK, id="u"))
     bench.trials.decide(Decide(keep, "t", long))
-    for frame in bench.sequence.snapshot():
+    for frame in bench.update_log.snapshot():
         codec.decode(frame)
     bench.restart()
-    assert bench.journal.failure == "" and "t" in bench.sequence.state.trials
+    assert bench.journal.failure == "" and "t" in bench.update_log.state.trials
 
 
 def test_a_revert_that_is_not_legal_is_given_up_and_told(bench: Bench) -> None:
@@ -137,13 +137,13 @@ def test_a_revert_that_is_not_legal_is_given_up_and_told(bench: Bench) -> None:
         bench.settle()
         bench.trials.tick()
     assert bench.trial.state == "failed" and "micro_batches = 4 is not legal" in bench.trial.why
-    assert [id for id in bench.sequence.state.commands if "revert" in id] == ["t.revert1"]
+    assert [id for id in bench.update_log.state.commands if "revert" in id] == ["t.revert1"]
     assert any("could not be taken back, micro_batches=8 stays" in text for text in bench.errors)
 
 
 def test_a_revert_waits_for_ranks_under_one_name(bench: Bench) -> None:
     _tried(bench)
-    bench.roster.newly_lost(1e6)
+    bench.membership.newly_lost(1e6)
     bench.trials.decide(Decide(False, "t", "me"))
     for _ in range(4):
         bench.settle()
@@ -152,8 +152,8 @@ def test_a_revert_waits_for_ranks_under_one_name(bench: Bench) -> None:
     bench.train(1)
     bench.show(1, 8)
     bench.switch(4)
-    states = [trial.state for trial in bench.sequence.state.trials.values()]
-    assert states == ["reverted"] and "t.revert1" in bench.sequence.state.commands
+    states = [trial.state for trial in bench.update_log.state.trials.values()]
+    assert states == ["reverted"] and "t.revert1" in bench.update_log.state.commands
 
 
 def test_times_that_cannot_be_compared_do_not_end_the_hub(bench: Bench) -> None:
@@ -174,7 +174,7 @@ def test_a_mistake_in_a_trial_costs_that_trial(bench: Bench, monkeypatch: pytest
     def wrong(*_: object) -> None:
         raise ArithmeticError("oh")
 
-    monkeypatch.setattr("agents.hub.trials.compared", wrong)
+    monkeypatch.setattr("agents.hub.commands.trials.compared", wrong)
     bench.run(8)
     bench.switch(4)
     assert bench.trial.state == "reverted" and bench.errors == ["trial t cannot go on: ArithmeticError: oh"]
@@ -202,10 +202,10 @@ def test_rows_that_cannot_be_read_cost_only_themselves(bench: Bench) -> None:
 
 
 def test_what_nobody_could_read_is_never_published(bench: Bench) -> None:
-    bench.sequence.publish(Gone(1, clean=False, text="w" * (TEXT + 1)))
-    for frame in bench.sequence.snapshot():
+    bench.update_log.publish(Gone(1, clean=False, text="w" * (TEXT + 1)))
+    for frame in bench.update_log.snapshot():
         codec.decode(frame)
-    assert not bench.sequence.state.gone and "a gone that nobody could read is left out" in bench.errors[0]
+    assert not bench.update_log.state.gone and "an unreadable gone is left out" in bench.errors[0]
 
 
 def test_refusals_do_not_push_out_what_can_be_undone() -> None:
@@ -224,12 +224,12 @@ def test_a_refused_trial_does_not_push_out_the_one_under_way(bench: Bench) -> No
         bench.trials.start(Try(f"u{number}", {"lr": 0.5}, 4, "you"))
     assert bench.trial.state == "before"
     bench.restart()
-    assert bench.trial.state == "before" and len(bench.sequence.state.trials) == 1
+    assert bench.trial.state == "before" and len(bench.update_log.state.trials) == 1
 
 
 @pytest.mark.parametrize("name", ["t.try", "t.revert1"])
 def test_nobody_takes_the_names_of_a_trials_proposals(name: str) -> None:
-    came = Came(b"c", Role.OPERATOR, "", [])
+    came = Received(b"c", Role.OPERATOR, "", [])
     assert "under another name" in (refusal(came, Propose(name, {"lr": 1})) or "")
     assert refusal(came, Propose("t.tryout", {"lr": 1})) is None
 
@@ -241,26 +241,26 @@ def test_a_refusal_is_the_leaders_to_say(bench: Bench) -> None:
     bench.propose("a", {"micro_batches": 8})
     no = Ack(2, 1, "rejected", 5, "x", "nope")
     bench.control.ack(no)
-    assert bench.control.due(0.0) is not None
+    assert bench.control.next_command(0.0) is not None
     bench.control.ack(no)
-    assert bench.sequence.state.commands["a"].state == "accepted"
+    assert bench.update_log.state.commands["a"].state == "accepted"
     bench.ack(1, 0, 1)
-    command = bench.sequence.state.commands["a"]
+    command = bench.update_log.state.commands["a"]
     assert (command.state, command.acks) == ("applied", 2)
-    assert bench.errors == ["rank 2 says rejected of revision 1, others applied: nope"]
+    assert bench.errors == ["rank 2 reports rejected of revision 1, others applied: nope"]
 
 
 def test_nobody_has_applied_what_was_not_sent(bench: Bench) -> None:
     bench.propose("a", {"micro_batches": 8})
     bench.propose("b", {"micro_batches": 2})
-    bench.control.due(0.0)
+    bench.control.next_command(0.0)
     bench.control.ack(Ack(0, 2, "applied", 5, "x"))
-    assert bench.sequence.state.commands["b"].state == "accepted"
+    assert bench.update_log.state.commands["b"].state == "accepted"
 
 
 def test_refusals_do_not_fill_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agents.hub.journal.REFUSED_KEPT", 5)
-    monkeypatch.setattr("agents.hub.journal.PRUNE_EVERY", 10)
+    monkeypatch.setattr("agents.hub.commands.journal.REFUSED_KEPT", 5)
+    monkeypatch.setattr("agents.hub.commands.journal.PRUNE_PERIOD", 10)
     bench.propose("good", {"lr": 0.5})
     for number in range(40):
         bench.propose(f"no{number}", {"nothing": 1})

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agents.hub.intervals import compared, student
-from agents.hub.trials import Trials
-from agents.hub.window import Window
-from agents.rank.board import Values
-from agents.state import HISTORY
-from agents.wire import Ack, Board, Decide, KnobState, Legal, Summary, TrialState, Try
+from agents.hub.commands.confidence import compared, student
+from agents.hub.commands.trial_window import Window
+from agents.hub.commands.trials import Trials
+from agents.protocol import Ack, Board, Decide, KnobState, Legal, Summary, TrialState, Try
+from agents.rank.knob_board import Values
+from agents.state.run_state import HISTORY
 from tests.unit.agents.fleet import make_summary
 from tests.unit.agents.test_control import WORLD, Desk
 
@@ -25,7 +25,7 @@ class Lab(Desk):
 
     def start(self) -> None:
         super().start()
-        self.trials = Trials(self.sequence, self.control, self.journal)
+        self.trials = Trials(self.update_log, self.control, self.journal)
 
     def begin(self) -> None:
         self.values: dict[str, object] = {"micro_batches": 4, "lr": 0.1}
@@ -39,13 +39,13 @@ class Lab(Desk):
             KnobState("lr", self.values["lr"], Legal(low=0.0, high=1.0), False),  # type: ignore[arg-type]
             KnobState("save", None, Legal([True]), True, action=True),
         ]
-        self.sequence.publish(Board(0, self.board_revision, "d", knobs))
+        self.update_log.publish(Board(0, self.board_revision, "d", knobs))
 
     def run(self, steps: int, ms: dict[object, float] | None = None, knob: str = "micro_batches") -> None:
         """Steps; each takes `ms` of the knob's value, 100 ms otherwise; commands are carried out in between."""
         for _ in range(steps):
             took = (ms or {}).get(self.values[knob], 100.0) + next(NOISE)
-            self.sequence.publish(
+            self.update_log.publish(
                 structs.replace(make_summary(self.step), knobs=dict(self.values), step_ms=took)
             )
             self.step += 1
@@ -54,20 +54,20 @@ class Lab(Desk):
 
     def obey(self) -> None:
         self.settle()
-        while command := self.control.due(float(self.step)):
+        while command := self.control.next_command(float(self.step)):
             before: Values = {n: self.values[n] for n in command.changes if n in self.values}  # type: ignore[misc]
             self.values |= {n: v for n, v in command.changes.items() if n in self.values}
             self.board_revision = command.revision
             self.show()
             for rank in range(WORLD):
                 self.control.ack(Ack(rank, command.revision, "applied", self.step, "d", before=dict(before)))
-            self.control.tell_acks()
+            self.control.publish_acks()
             self.trials.tick()
             self.settle()
 
     @property
     def trial(self) -> TrialState:
-        return self.sequence.state.trials["t"]
+        return self.update_log.state.trials["t"]
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_clearly_faster_is_kept(lab: Lab) -> None:
     assert trial.ratio and trial.low and trial.high
     assert trial.low < 0.9 < trial.high < 0.95 and abs(trial.ratio - 0.9) < 0.01
     assert trial.before == {"micro_batches": 4} and trial.revision == 1
-    assert lab.sequence.state.commands["t.try"].reason == "trial t"
+    assert lab.update_log.state.commands["t.try"].reason == "trial t"
 
 
 def test_a_trial_of_more_steps_than_a_hub_keeps_whole_ends(lab: Lab) -> None:
@@ -97,7 +97,7 @@ def test_a_trial_of_more_steps_than_a_hub_keeps_whole_ends(lab: Lab) -> None:
     lab.trials.start(structs.replace(EIGHT, steps=steps))
     lab.run(2 * steps + 10, {8: 90.0})
     assert (lab.trial.state, lab.trial.measured) == ("kept", steps)
-    assert len(lab.sequence.state.summaries) == HISTORY
+    assert len(lab.update_log.state.summaries) == HISTORY
 
 
 @pytest.mark.parametrize("every", [1, 10])
@@ -135,7 +135,7 @@ def test_not_clearly_faster_is_taken_back(lab: Lab, ms: float) -> None:
     lab.run(40, {8: ms})
     assert (lab.trial.state, lab.trial.why) == ("reverted", "it is not clearly faster")
     assert lab.values["micro_batches"] == 4
-    back = lab.sequence.state.commands["t.revert1"]
+    back = lab.update_log.state.commands["t.revert1"]
     assert (back.undoes, back.state) == (1, "applied")
 
 
@@ -171,7 +171,7 @@ def test_ended_before_anything_was_changed(lab: Lab) -> None:
     lab.trials.start(EIGHT)
     lab.run(3)
     lab.trials.decide(Decide(False, "", "you"))
-    assert lab.trial.state == "reverted" and "t.try" not in lab.sequence.state.commands
+    assert lab.trial.state == "reverted" and "t.try" not in lab.update_log.state.commands
 
 
 def test_another_change_meanwhile_ends_it(lab: Lab) -> None:
@@ -206,13 +206,13 @@ def test_a_hub_that_is_killed_goes_on_with_it(lab: Lab, steps: int) -> None:
 def test_what_is_tried_is_taken_back_even_if_the_ranks_were_away_when_it_was_due(lab: Lab) -> None:
     lab.trials.start(EIGHT)
     lab.run(20)
-    lab.roster.newly_lost(100.0)
+    lab.membership.newly_lost(100.0)
     lab.trials.decide(Decide(False, "t", "you"))
     lab.settle()
     lab.trials.tick()
     assert lab.trial.state == "reverting" and lab.values["micro_batches"] == 8
-    back = lab.roster.connection(bytes([0]))
-    assert back and back.ranks[0].hear(101.0)
+    back = lab.membership.connection(bytes([0]))
+    assert back and back.ranks[0].mark_heard(101.0)
     lab.run(4)
     assert (lab.trial.state, lab.values["micro_batches"]) == ("reverted", 4)
 
@@ -237,7 +237,7 @@ def test_one_at_a_time_and_asked_twice_is_asked_once(lab: Lab) -> None:
     lab.trials.start(EIGHT)
     lab.trials.start(structs.replace(EIGHT, id="u"))
     assert lab.trial.state == "before"
-    assert lab.sequence.state.trials["u"].why == "another trial is under way, by me"
+    assert lab.update_log.state.trials["u"].why == "another trial is under way, by me"
 
 
 # ------------------------------------------------------------------------------------------- undo and statistics
@@ -253,7 +253,7 @@ def test_undo_goes_back_change_by_change(lab: Lab) -> None:
         lab.obey()
 
     def undo(id: str) -> dict[str, object]:
-        from agents.wire import Propose
+        from agents.protocol import Propose
 
         lab.control.propose(Propose(id, {}, undo=True))
         lab.settle()
@@ -261,10 +261,10 @@ def test_undo_goes_back_change_by_change(lab: Lab) -> None:
         return lab.values
 
     assert undo("u1") == {"micro_batches": 8, "lr": 0.1}
-    assert lab.sequence.state.commands["u1"].undoes == 2
+    assert lab.update_log.state.commands["u1"].undoes == 2
     assert undo("u2") == {"micro_batches": 4, "lr": 0.1}
     assert undo("u3") == {"micro_batches": 4, "lr": 0.1}
-    assert lab.sequence.state.commands["u3"].why == "there is no change to undo"
+    assert lab.update_log.state.commands["u3"].why == "there is no change to undo"
 
 
 @pytest.mark.parametrize(("freedom", "t"), [(3, 3.182), (5, 2.571), (9, 2.262), (18, 2.101), (1000, 1.962)])
@@ -296,7 +296,7 @@ def test_a_trial_ends_with_the_run_and_says_why(lab: Lab) -> None:
     lab.run(3)
     lab.control.leader_ended("rank 0, which led, is gone")
     lab.trials.tick()
-    trial = lab.sequence.state.trials["t"]
+    trial = lab.update_log.state.trials["t"]
     assert (trial.state, trial.why) == (
         "failed",
         "the run ended before this was decided: rank 0, which led, is gone",

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from agents.client import Client
+from agents.protocol import Vitals
 from agents.rank import nvml, vitals
 from agents.rank.nvml import REASONS, Gpu, NoDevice
 from agents.rank.vitals import Reader, Sensors, open_gpu, open_host
-from agents.wire import Vitals
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fake_nvml import Device, FakeNvml
 from tests.unit.agents.fleet import Agent, HubProcess, make_hello, poll_until

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from agents.state import RunState
+from agents.protocol import CommandState, Gone, Previewed, TrialState, Update
+from agents.state.run_state import RunState
 from agents.waiting import RunOverError, wait_for_command, wait_for_preview, wait_for_trial
-from agents.wire import CommandState, Gone, Previewed, TrialState, Update
 from tests.unit.agents.fleet import make_hello
 
 HOUR_S = 3600.0
@@ -41,7 +41,7 @@ def gone(rank: int) -> Gone:
 
 
 def test_a_rank_that_refused_for_good_ends_the_wait() -> None:
-    refused = CommandState(**{**_fields(HALF), "failed": 1, "why": "rank 1 says rejected"})  # type: ignore[arg-type]
+    refused = CommandState(**{**_fields(HALF), "failed": 1, "why": "rank 1 reports rejected"})  # type: ignore[arg-type]
     assert wait_for_command(FakeClient(HALF, refused), "c", HOUR_S) == refused  # type: ignore[arg-type]
 
 

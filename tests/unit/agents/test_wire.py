@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from agents import wire
-from agents.wire import AnyMessage, KnobState, Legal, Message, WireError, codec, spell
+from agents import protocol
+from agents.protocol import AnyMessage, KnobState, Legal, Message, WireError, codec, spell
+from agents.protocol.frame_filling import chunks
 
 KINDS = get_args(AnyMessage)
 
@@ -67,45 +68,45 @@ def test_the_reference_codec_reads_it(kind: type[Message]) -> None:
     @given(strategy(inspect.type_info(kind)))
     def holds(message: Message) -> None:
         version, (fields,) = msgpack.unpackb(codec.encode([message]))
-        assert version == wire.VERSION
+        assert version == protocol.VERSION
         assert fields == [kind.__name__.lower(), *msgspec.to_builtins(message)[1:]]
 
     holds()
 
 
 def test_updates_packed_once_are_the_updates_message() -> None:
-    gone = wire.Gone(3, clean=True)
+    gone = protocol.Gone(3, clean=True)
     frame = codec.updates_frame("e", 9, [codec.pack(gone)], begins=True, snapshot=2, time_s=1.5)
-    assert codec.decode(frame) == [wire.Updates("e", 9, [gone], begins=True, snapshot=2, time_s=1.5)]
+    assert codec.decode(frame) == [protocol.Updates("e", 9, [gone], begins=True, snapshot=2, time_s=1.5)]
 
 
-@given(st.lists(st.integers(0, wire.MESSAGE_BYTES), max_size=12))
+@given(st.lists(st.integers(0, protocol.MESSAGE_BYTES), max_size=12))
 def test_chunks_keep_order_and_fit_a_frame(sizes: list[int]) -> None:
     packed = [b"\xc0" * size for size in sizes]
-    chunks = list(codec.chunks(packed))
-    assert [one for chunk in chunks for one in chunk] == packed
+    parts = list(chunks(packed))
+    assert [one for part in parts for one in part] == packed
     assert all(
-        len(codec.updates_frame("e" * 16, 2**53, chunk, time_s=1.0)) <= wire.FRAME_BYTES for chunk in chunks
+        len(codec.updates_frame("e" * 16, 2**53, part, time_s=1.0)) <= protocol.FRAME_BYTES for part in parts
     )
 
 
 def test_a_newer_peer_may_append_fields() -> None:
-    frame = msgpack.packb([wire.VERSION, [["peers", 1, 5, [], {"new": [1]}]], "more"])
-    assert codec.decode(frame) == [wire.Peers(1, 5, [])]
+    frame = msgpack.packb([protocol.VERSION, [["peers", 1, 5, [], {"new": [1]}]], "more"])
+    assert codec.decode(frame) == [protocol.Peers(1, 5, [])]
 
 
 def test_a_kind_that_only_a_newer_peer_knows_costs_the_others_nothing() -> None:
     gone = ["gone", 1, True, "bye"]
-    assert codec.decode(msgpack.packb([wire.VERSION, [["sparkle", {"a": [1]}], gone]])) == [
-        wire.Unknown("sparkle"),
-        wire.Gone(1, clean=True, text="bye"),
+    assert codec.decode(msgpack.packb([protocol.VERSION, [["sparkle", {"a": [1]}], gone]])) == [
+        protocol.Unknown("sparkle"),
+        protocol.Gone(1, clean=True, text="bye"),
     ]
 
 
 def test_an_unknown_update_keeps_its_number() -> None:
     updates = ["updates", "e", 9, [["gone", 1, True, ""], ["sparkle", 1]], False, 0, 1.5]
-    assert codec.decode(msgpack.packb([wire.VERSION, [updates]])) == [
-        wire.Updates("e", 9, [wire.Gone(1, clean=True), wire.Unknown("sparkle")], time_s=1.5)
+    assert codec.decode(msgpack.packb([protocol.VERSION, [updates]])) == [
+        protocol.Updates("e", 9, [protocol.Gone(1, clean=True), protocol.Unknown("sparkle")], time_s=1.5)
     ]
 
 
@@ -136,7 +137,7 @@ HOSTILE = {
     "extension type": b"\x92\x01\x91\xc7\x04\x01abcd",
     "too many knobs": msgpack.packb([1, [["propose", "a", {str(n): n for n in range(65)}]]]),
     "a text without end": msgpack.packb([1, [["gone", 1, True, "x" * 5000]]]),
-    "too large": b"\x00" * (wire.MAX_FRAME_BYTES + 1),
+    "too large": b"\x00" * (protocol.MAX_FRAME_BYTES + 1),
 }
 
 
@@ -159,9 +160,9 @@ def test_another_version_says_what_to_do() -> None:
 
 
 def test_a_message_too_large_for_a_frame_is_not_packed() -> None:
-    layer = wire.LayerLoad(0, [2**40] * 4096, 0)
+    layer = protocol.LayerLoad(0, [2**40] * 4096, 0)
     with pytest.raises(WireError, match="over the limit"):
-        codec.pack(wire.Experts(1, [layer] * 8))
+        codec.pack(protocol.Experts(1, [layer] * 8))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_a_message_too_large_for_a_frame_is_not_packed() -> None:
         (Legal([1], optional=True), None, True),
     ],
 )
-def test_what_is_legal(legal: Legal, value: wire.Value, admitted: bool) -> None:
+def test_what_is_legal(legal: Legal, value: protocol.Value, admitted: bool) -> None:
     assert legal.admits(value) is admitted
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from agents.hub.recorder import Limits, Recorder
-from agents.hub.sequence import Sequence
-from agents.wire import Board, CommandState, Event, Experts, Gone, LayerLoad
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import Board, CommandState, Event, Experts, Gone, LayerLoad
 from tests.unit.agents.fleet import make_board, make_hello, make_step, make_summary
 
 STEPS = 30
@@ -18,9 +18,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     (folder / "r-1").mkdir()
     (folder / "bare").mkdir()
-    sequence = Sequence()
+    sequence = UpdateLog()
     recorder = Recorder(
-        folder / "r-1" / "run.db", sequence, Limits(segment_bytes=5000, commit_s=0.01, snapshots_worth=0)
+        folder / "r-1" / "run.db", sequence, Limits(segment_bytes=5000, commit_s=0.01, snapshot_multiple=0)
     )
     board = make_board()
     for rank in range(2):

@@ -14,12 +14,12 @@ import pytest
 
 import cockpit
 from agents.client import Client
-from agents.reach.runs import newest_live
-from agents.wire import Changes, CommandState
-from cockpit import headless
-from cockpit.cli import run
-from cockpit.connect import Watch
-from cockpit.records import to_json
+from agents.protocol import Changes, CommandState
+from agents.rundir.runs import newest_live
+from cockpit.cli import steering
+from cockpit.cli.main import run
+from cockpit.data.connection import Connection
+from cockpit.data.plain import to_json
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 
 ROOT = Path(cockpit.__file__).parent.parent
@@ -99,11 +99,11 @@ def test_set_says_what_of_an_applied_change_was_not_done(
     changes: Changes = {"save": True, "lr_scale": 0.5}
     why = "the snapshot of step 7 was not saved: disk full"
     told = CommandState("a", 3, "applied", changes, {}, "me", 0.0, acks=2, world=2, applied_step=7, why=why)
-    monkeypatch.setattr(headless, "wait_for_command", lambda *_, **__: told)
-    watch = cast(Watch, SimpleNamespace(client=None))
-    assert headless.answer(watch, "a", True, 1.0, as_json=False) == 3
+    monkeypatch.setattr(steering, "wait_for_command", lambda *_, **__: told)
+    watch = cast(Connection, SimpleNamespace(client=None))
+    assert steering._report_command(watch, "a", True, 1.0, as_json=False) == 3
     assert capsys.readouterr().out == f"✗ applied 2/2 at step 7 · revision 3: {why}\n"
-    assert headless.answer(watch, "a", True, 1.0, as_json=True) == 3
+    assert steering._report_command(watch, "a", True, 1.0, as_json=True) == 3
     assert json.loads(capsys.readouterr().out)["why"] == why
 
 
@@ -147,7 +147,7 @@ def test_no_live_run(capsys: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_watch_into_a_pipe_that_closes() -> None:
     """And headless commands load no Textual."""
     command = (
-        "import sys; from cockpit.cli import run; status = run(['watch', '--json']);"
+        "import sys; from cockpit.cli.main import run; status = run(['watch', '--json']);"
         "sys.stderr.write(f'{status} {\"textual\" in sys.modules}')"
     )
     watching = subprocess.Popen(

@@ -9,19 +9,21 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agents.curve import Curve
-from agents.hub.recall import Recall
 from agents.hub.recorder import Limits, Recorder
-from agents.hub.sequence import Sequence
-from agents.record.detail import curve_between
-from agents.record.replay import Recording, Replay
-from agents.state import HISTORY, RunState
-from agents.wire import Summary, Update
-from cockpit.curves import Stretch, beside, closer, extent, runs, stretches, within
-from cockpit.playback import Playback
-from cockpit.store import Mark, Store
-from cockpit.theme import palette
-from cockpit.widgets.curve import plot
+from agents.hub.telemetry.history import History
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import Summary, Update
+from agents.recording.detail import curve_between
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
+from agents.state.curve import Curve
+from agents.state.run_state import HISTORY, RunState
+from cockpit.data.curves import Stretch, beside, closer, extent, runs, stretches, within
+from cockpit.data.run_log import Mark
+from cockpit.data.sources.playback import Playback
+from cockpit.data.store import Store
+from cockpit.tui.theme import palette
+from cockpit.tui.widgets.curve import plot
 from tests.unit.agents.fleet import make_hello, make_summary
 
 STEPS = 20_000
@@ -36,7 +38,7 @@ def at(step: int) -> Summary:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recording of a run of many steps."""
     path = tmp_path_factory.mktemp("run") / "run.db"
-    sequence = Sequence()
+    sequence = UpdateLog()
     recorder = Recorder(path, sequence, Limits(commit_s=0.01, segment_bytes=1 << 20))
     sequence.publish(make_hello(0, 1))
     for step in range(STEPS):
@@ -74,8 +76,8 @@ def test_a_spike_of_one_step_is_drawn_live_and_of_a_recording(recorded: Path) ->
 
 
 def test_a_spike_of_one_step_is_drawn_after_a_hub_restart(recorded: Path) -> None:
-    sequence = Sequence()
-    recall = Recall(recorded, sequence)
+    sequence = UpdateLog()
+    recall = History(recorded, sequence)
     recall._thread.join()
     for update in (make_hello(0, 1, step=STEPS), at(STEPS)):
         sequence.publish(update)
@@ -94,7 +96,7 @@ def test_a_recording_has_every_step_of_what_is_looked_at(recorded: Path) -> None
 
 
 def test_what_a_run_did_anew_is_not_shown_as_it_was_before(tmp_path: Path) -> None:
-    sequence = Sequence()
+    sequence = UpdateLog()
     recorder = Recorder(tmp_path / "run.db", sequence, Limits(commit_s=0.001))
     told: list[Update] = [make_hello(0, 1), *map(at, range(300))]
     told += [structs.replace(at(step), loss=7.0) for step in range(200, 250)]
@@ -133,12 +135,12 @@ def test_a_replay_shows_every_step_of_a_view(played: Store) -> None:
     coarse = stretches(played.state, "loss", (3000, 3900))
     assert [one.width for one in coarse] == [32] and len(coarse[0].points) < 200
     with played.lock:
-        played.look_at((3000, 3900))
+        played.set_view((3000, 3900))
     until(played, lambda: played.detail is not None)
     fine = stretches(played.state, "loss", played.view, played.detail)
     assert [(one.width, len(one.points)) for one in fine] == [(1, 901)]
     with played.lock:
-        played.look_at((18_000, STEPS - 1))
+        played.set_view((18_000, STEPS - 1))
     until(played, lambda: played.detail is not None)
     fine = stretches(played.state, "loss", played.view, played.detail)
     steps = [step for one in fine for step, _ in one.points]
@@ -153,9 +155,9 @@ def test_what_is_done_anew_is_no_detail_any_more() -> None:
     store.apply(map(at, range(2000)))
     detail = Curve()
     detail.extend(map(at, range(100, 900)))
-    store.look_at((100, 900))
-    store.found((100, 900), detail)
-    store.found((0, 50), Curve())
+    store.set_view((100, 900))
+    store.set_detail((100, 900), detail)
+    store.set_detail((0, 50), Curve())
     store.apply([at(500)])
     assert store.detail is detail and detail.last == 499
     assert [step for one in stretches(store.state, "loss", store.view, detail) for step, _ in one.points] == [

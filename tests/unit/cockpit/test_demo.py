@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from agents.wire import Event, Gone
-from cockpit import demo
-from cockpit.app import CockpitApp
+from agents.protocol import Event, Gone
+from cockpit.cli import demo
+from cockpit.tui.app import CockpitApp
 from tests.screens.fake_run import FakeRun
 
 WHY = "rank 1 failed: no [/space]\x1b[2J left"
@@ -56,7 +56,7 @@ def test_a_failed_run_is_told_again_and_is_no_success(
     assert run(monkeypatch, engine, failed=True) == (status or 1)
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "the run failed: rank 1 failed: no [/space] [2J left"
-    assert said[-1].startswith("all that the engine printed is in ") and said[-1].endswith("engine.log")
+    assert said[-1].startswith("the whole output of the engine is in ") and said[-1].endswith("engine.log")
 
 
 def test_quitting_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,18 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.wire import Board, Experts, KnobState, LayerLoad, Legal, Traffic
-from cockpit import format
-from cockpit.curves import Stretch
-from cockpit.lines import Line, bar, column
-from cockpit.store import Mark, Store
-from cockpit.theme import THEMES, palette
-from cockpit.widgets import traffic
-from cockpit.widgets.arrange import bands, own_axes, plan, step_from
-from cockpit.widgets.curve import decimate, nice_range, plot
-from cockpit.widgets.experts import ExpertLoad, load_bin
-from cockpit.widgets.knobs import KnobSummary
-from engine.grid import Grid
+from agents.protocol import Board, Experts, KnobState, LayerLoad, Legal, Traffic
+from cockpit.data import format
+from cockpit.data.curves import Stretch
+from cockpit.data.run_log import Mark
+from cockpit.data.store import Store
+from cockpit.tui.strips import StripLine, bar, column
+from cockpit.tui.theme import THEMES, palette
+from cockpit.tui.widgets import traffic
+from cockpit.tui.widgets.curve import decimate, nice_range, plot
+from cockpit.tui.widgets.experts import ExpertLoad, load_bin
+from cockpit.tui.widgets.knobs import KnobSummary
+from cockpit.tui.widgets.ranks.arrangement import bands, own_axes, plan, step_from
+from engine.config.grid import Grid
 from tests.screens.fake_run import FakeRun, big
 
 COLOURS = palette("cockpit-dark")
@@ -25,7 +26,7 @@ COLOURS = palette("cockpit-dark")
 
 @given(st.text(max_size=40), st.integers(1, 60))
 def test_a_strip_is_exactly_as_wide_as_asked_and_cannot_steer_the_terminal(text: str, width: int) -> None:
-    strip = Line().add(text, COLOURS.text).add("tail", COLOURS.dim).strip(width, COLOURS.text)
+    strip = StripLine().add(text, COLOURS.text).add("tail", COLOURS.dim).strip(width, COLOURS.text)
     assert strip.cell_length == width
     assert "\x1b" not in strip.text
     assert all(segment.style is not None for segment in strip)

@@ -2,9 +2,9 @@
 
 from rich.style import Style
 
-from agents.wire import Estimate, Previewed
-from cockpit.theme import palette
-from cockpit.widgets.estimates import estimate_lines
+from agents.protocol import Estimate, Previewed
+from cockpit.tui.theme import palette
+from cockpit.tui.widgets.board.estimates import estimate_lines
 
 WIDE = Estimate("step_ms", 346.0, 309.0, 309.0, 952.0, "the schedule, simulated")
 NARROW = Estimate("step_ms", 655.0, 603.0, 588.0, 621.0, "measured in this run")

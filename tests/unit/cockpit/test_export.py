@@ -14,13 +14,13 @@ from typing import get_args
 
 import pytest
 
-from agents import wire
-from agents.record.replay import Recording
-from cockpit.cli import run
-from cockpit.connect import CockpitError
+from agents import protocol
+from agents.recording.reader import Recording
+from cockpit.cli.main import run
+from cockpit.data.connection import CockpitError
 from cockpit.export.command import EXTRA, FORMATS, listen_address
 from cockpit.export.tables import TABLES
-from cockpit.export.told import told
+from cockpit.export.updates import updates
 from tests.unit.agents.conftest import Opened, opened, own_hub
 from tests.unit.agents.fleet import Fleet, HubProcess
 from tests.unit.agents.test_recorder import MakeRun, make_run
@@ -36,8 +36,8 @@ def export(runs: Path, form: str, out: Path) -> Path:
 
 
 def test_every_kind_has_a_table() -> None:
-    told_before = {wire.Recalled}  # a row of it would be there twice
-    assert {*TABLES, wire.Unknown} | told_before == set(get_args(wire.Update))
+    told_before = {protocol.Recalled}  # a row of it would be there twice
+    assert {*TABLES, protocol.Unknown} | told_before == set(get_args(protocol.Update))
 
 
 def test_ndjson(runs: Path, capsys: Said) -> None:
@@ -143,13 +143,13 @@ def test_prometheus_of_a_live_run(own_hub: HubProcess, opened: Opened, capsys: S
     listening: list[int] = []
     ready = threading.Event()
 
-    def told(port: int) -> None:
+    def started(port: int) -> None:
         listening.append(port)
         ready.set()
 
     status: list[int] = []
     url = f"ipc://{own_hub.endpoints.directory}"
-    thread = threading.Thread(target=lambda: status.append(serve(url, "127.0.0.1", 0, told)), daemon=True)
+    thread = threading.Thread(target=lambda: status.append(serve(url, "127.0.0.1", 0, started)), daemon=True)
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr("cockpit.export.prometheus.LINGER_S", 0.1)
     thread.start()
@@ -170,15 +170,17 @@ def test_prometheus_of_a_live_run(own_hub: HubProcess, opened: Opened, capsys: S
 
 
 def test_a_gap_is_bridged_once(make_run: MakeRun) -> None:
-    from agents.hub.sequence import Sequence
+    from agents.hub.telemetry.update_log import UpdateLog
 
-    run = make_run(Sequence(log_updates=64), queue_bytes=0, commit_s=0.2, patience_s=0.0)
+    run = make_run(UpdateLog(log_updates=64), queue_bytes=0, commit_s=0.2, gap_interval_s=0.0)
     run.begin()
     run.train(100)
     run.until(lambda: any("a gap of" in text for text in run.events))
     run.until(run.written)
     run.recorder.close()
-    steps = [update.step for _, update in told(Recording(run.path)) if isinstance(update, wire.Summary)]
+    steps = [
+        update.step for _, update in updates(Recording(run.path)) if isinstance(update, protocol.Summary)
+    ]
     assert steps == list(range(100)), "those of the gap are in the snapshot after it"
 
 
@@ -238,7 +240,7 @@ def test_where_prometheus_may_be_served() -> None:
     assert listen_address("9464") == ("127.0.0.1", 9464)
     assert listen_address("[::1]:9464") == ("::1", 9464)
     for text in ("0.0.0.0:9464", "[::]:9464", "[::ffff:0.0.0.0]:9464", "[::ffff:0:0]:9464"):
-        with pytest.raises(CockpitError, match="would let everyone in"):
+        with pytest.raises(CockpitError, match="open to every network"):
             listen_address(text)
     for text in ("everywhere:9464", "127.0.0.1:x", "127.0.0.1:99999", ""):
         with pytest.raises(CockpitError, match="legal: PORT"):

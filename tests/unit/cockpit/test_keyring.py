@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from agents.reach import runs
-from agents.reach.keys import KEY_VARIABLE
-from agents.reach.runs import HubFile
-from cockpit.cli import run
-from cockpit.connect import address
-from cockpit.headless import REFUSED
+from agents.protocol.base import RunError
+from agents.rundir import hub_file as hub_file_module
+from agents.rundir.hub_file import HubFile, read_hub_file
+from agents.rundir.local_machine import this_host
+from agents.transport.keys import KEY_VARIABLE
+from cockpit.cli.exit_status import REFUSED
+from cockpit.cli.main import run
+from cockpit.data.connection import address
 from tests.unit.agents.conftest import Opened, opened
 from tests.unit.agents.fleet import Fleet, HubProcess
 
@@ -39,8 +41,8 @@ def hub_file(folder: Path, after: str = "") -> HubFile:
     while True:
         assert time.monotonic() < deadline, "the hub did not start"
         try:
-            found = runs.read_hub_file(folder)
-        except runs.RunError:
+            found = read_hub_file(folder)
+        except RunError:
             found = None
         if found and found.epoch != after:
             return found
@@ -81,8 +83,8 @@ def test_made_listed_revoked(capsys: Said, keys: Path) -> None:
         (["keys", "make", "ann"], "required: --role"),
         (["keys", "make", "ann", "--role", "boss"], "'rank', 'viewer', 'operator'"),
         (["keys", "revoke", "zed"], "no key zed in force; the keys in force are: none"),
-        (["attach", "tcp://127.0.0.1:5555"], "wants a key of role viewer or operator"),
-        (["attach", "tcp://127.0.0.1:5555", "--operator"], "wants a key of role operator"),
+        (["attach", "tcp://127.0.0.1:5555"], "requires a key of role viewer or operator"),
+        (["attach", "tcp://127.0.0.1:5555", "--operator"], "requires a key of role operator"),
         (["attach", "tcp://127.0.0.1:5555", "--key", "/nowhere"], "/nowhere cannot be read: No such file"),
         (["attach", "tcp://*:5555"], "is not the address of a hub"),
         (["snapshot", "--run", "tcp://127.0.0.1"], "is not a TCP address; legal: tcp://HOST:PORT"),
@@ -99,7 +101,7 @@ def test_a_key_of_a_rank_is_none_for_a_cockpit(capsys: Said, keys: Path) -> None
     run(["keys", "make", "node", "--role", "rank"])
     assert run(["attach", "tcp://127.0.0.1:5555", "--key", str(keys / "node.key")]) == 2
     assert (
-        "node.key is a key of role rank, and this takes one of role viewer or operator"
+        "node.key is a key of role rank; the cockpit needs one of role viewer or operator"
         in capsys.readouterr().err
     )
 
@@ -111,7 +113,7 @@ def test_the_hub_of_another_machine_is_found_in_the_shared_folder(
     assert address("r-1").endpoint == found.endpoints.clients, "on its own machine over ipc, without a key"
     assert found.tcp is not None
     run(["keys", "make", "ann", "--role", "viewer"])
-    monkeypatch.setattr(runs, "this_host", lambda: "the-login-node")
+    monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")
     for name in ("r-1", None):
         there = address(name)
         assert there.endpoint == found.tcp.clients and there.key and there.key.name == "ann"
@@ -127,9 +129,9 @@ def test_who_only_watches_may_ask_what_a_change_would_do(
     opened(Fleet(hub.endpoints.ranks))
     capsys.readouterr()
     assert run(["preview", "micro_batches=8", "--run", found.tcp.clients]) == REFUSED
-    assert "the ranks of this run do not say what a change would do" in capsys.readouterr().out
+    assert "the ranks of this run do not support previews" in capsys.readouterr().out
     assert run(["set", "micro_batches=8", "--run", found.tcp.clients]) == 2
-    assert "wants a key of role operator" in capsys.readouterr().err
+    assert "requires a key of role operator" in capsys.readouterr().err
 
 
 def test_a_hub_that_listens_elsewhere_only_says_where(
@@ -138,8 +140,8 @@ def test_a_hub_that_listens_elsewhere_only_says_where(
     process = HubProcess(tmp_path / "runs" / "r-2").start()
     try:
         hub_file(process.folder)
-        here = runs.this_host()
-        monkeypatch.setattr(runs, "this_host", lambda: "the-login-node")
+        here = this_host()
+        monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")
         assert run(["snapshot", "--run", "r-2"]) == 2
         assert f"runs on {here} and listens there only" in capsys.readouterr().err
     finally:
@@ -151,8 +153,8 @@ def test_a_recording_that_another_machine_writes_is_not_read(
 ) -> None:
     """Its write-ahead log has an index in the memory of the machine that writes; when the run is over there is none."""
     hub_file(hub.folder)
-    here = runs.this_host()
-    monkeypatch.setattr(runs, "this_host", lambda: "the-login-node")
+    here = this_host()
+    monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")
     for words in (
         ["replay", "r-1"],
         ["export", "r-1", "--format", "ndjson"],

@@ -2,11 +2,10 @@
 
 import pytest
 
-from agents.wire import KnobState, Legal, Value
-from cockpit.actions import APP, BOARD, GRID, OVERVIEW, REPLAY, KeymapError, load_keymap
-from cockpit.connect import CockpitError
-from cockpit.headless import _changes
-from cockpit.knobs import (
+from agents.protocol import KnobState, Legal, Value
+from cockpit.cli.steering import parse_changes
+from cockpit.data.connection import CockpitError
+from cockpit.knobs.values import (
     candidates,
     change_text,
     fit,
@@ -17,6 +16,7 @@ from cockpit.knobs import (
     step,
     value_text,
 )
+from cockpit.tui.keys import APP, BOARD, GRID, OVERVIEW, REPLAY, KeymapError, load_keymap
 
 MICRO = KnobState("micro_batches", 4, Legal([2, 4, 8, 16]), True)
 CAPACITY = KnobState("capacity_factor", None, Legal(low=0.1, high=8.0, optional=True), False)
@@ -73,10 +73,10 @@ def test_legal_text() -> None:
 
 def test_an_action_has_no_value() -> None:
     save = KnobState("save", None, Legal([True]), True, action=True)
-    place = KnobState("place", None, Legal(["load", "traffic"]), True, action=True)
+    place = KnobState("expert_placement", None, Legal(["load", "traffic"]), True, action=True)
     assert [value_text(knob) for knob in (MICRO, CAPACITY, save)] == ["4", "none", "·"]
     assert (only(save), only(place), only(MICRO)) == (True, None, None)
-    assert change_text(save, True) == "save" and change_text(place, "load") == "place load"
+    assert change_text(save, True) == "save" and change_text(place, "load") == "expert_placement load"
     assert change_text(MICRO, 8) == "micro_batches 4→8"
     assert legal_text(place) == "load traffic" and step(save, None, 1) is True
 
@@ -100,19 +100,19 @@ def test_keymap_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_every_action_exists() -> None:
-    from cockpit.app import CockpitApp
-    from cockpit.replaying import ReplayApp
-    from cockpit.screens.board import KnobBoard
-    from cockpit.screens.overview import Overview
-    from cockpit.widgets.grid import RankGrid
+    from cockpit.tui.app import CockpitApp
+    from cockpit.tui.replay import ReplayApp
+    from cockpit.tui.screens.board import BoardScreen
+    from cockpit.tui.screens.overview import Overview
+    from cockpit.tui.widgets.ranks.grid import RankGrid
 
-    owners = (CockpitApp, Overview, RankGrid, KnobBoard, ReplayApp)
+    owners = (CockpitApp, Overview, RankGrid, BoardScreen, ReplayApp)
     for actions, owner in zip((APP, OVERVIEW, GRID, BOARD, REPLAY), owners, strict=True):
         for action in actions:
             assert hasattr(owner, f"action_{action.action.partition('(')[0]}"), action.id
 
 
 def test_an_action_with_several_ways_names_them() -> None:
-    place = KnobState("place", None, Legal(["load", "logical"]), True, action=True)
-    with pytest.raises(CockpitError, match="legal: place=load, place=logical"):
-        _changes(["place"], {"place": place})
+    place = KnobState("expert_placement", None, Legal(["load", "logical"]), True, action=True)
+    with pytest.raises(CockpitError, match="legal: expert_placement=load, expert_placement=logical"):
+        parse_changes(["expert_placement"], {"expert_placement": place})

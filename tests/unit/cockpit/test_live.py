@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from agents.state import RunState
-from agents.wire import Decide, Preview, Propose, Summary, Try, Update
-from cockpit.feed import ViewerError
-from cockpit.live import LiveFeed
-from cockpit.shell import report_fault
-from cockpit.store import Store, Topic
-from cockpit.verdict import Level, diagnosis, headline
+from agents.protocol import Decide, Preview, Propose, Summary, Try, Update
+from agents.state.run_state import RunState
+from cockpit.data.diagnosis import Level, diagnosis
+from cockpit.data.run_log import marks
+from cockpit.data.sources.live import LiveSource
+from cockpit.data.sources.source import ViewerError
+from cockpit.data.status import status_word
+from cockpit.data.store import Store, Topic
+from cockpit.tui.open import report_fault
 from tests.unit.agents.fleet import Fleet, HubProcess
 
 
@@ -41,7 +43,7 @@ def test_a_feed_reduces_every_update_once(hub: HubProcess, monkeypatch: pytest.M
 
     monkeypatch.setattr(RunState, "apply", counted)
     fleet, store = Fleet(hub.endpoints.ranks), Store()
-    feed = LiveFeed(hub.endpoints.clients)
+    feed = LiveSource(hub.endpoints.clients)
     try:
         feed.start(store)
         until(
@@ -57,21 +59,21 @@ def test_a_feed_reduces_every_update_once(hub: HubProcess, monkeypatch: pytest.M
 
 def test_a_feed_fills_the_store_and_carries_a_change(hub: HubProcess) -> None:
     fleet, store = Fleet(hub.endpoints.ranks), Store()
-    viewer, operator = LiveFeed(hub.endpoints.clients), LiveFeed(hub.endpoints.clients, operator=True)
+    viewer, operator = LiveSource(hub.endpoints.clients), LiveSource(hub.endpoints.clients, operator=True)
     try:
         operator.start(store)
         until(lambda: store.state.board and store.world == 4 and store.step, fleet.turn)
-        wish = "wish"
+        request = "wish"
         with pytest.raises(ViewerError, match="to operate: cockpit attach RUN --operator"):
-            viewer.ask(Propose(wish, {"micro_batches": 8}, 0))
-        operator.ask(Propose(wish, {"micro_batches": 8}, 0))
-        until(lambda: wish in store.state.commands and store.state.commands[wish].settled, fleet.turn)
-        assert store.state.commands[wish].state == "applied"
+            viewer.ask(Propose(request, {"micro_batches": 8}, 0))
+        operator.ask(Propose(request, {"micro_batches": 8}, 0))
+        until(lambda: request in store.state.commands and store.state.commands[request].settled, fleet.turn)
+        assert store.state.commands[request].state == "applied"
         hub.kill()
         hub.start()
         step = store.step or 0
         until(lambda: (store.step or 0) > step + 3 and (store.age_s or 9.0) < 1.0, fleet.turn)
-        assert [mark.label for mark in store.marks()] == ["micro_batches 4→8"]
+        assert [mark.label for mark in marks(store)] == ["micro_batches 4→8"]
     finally:
         operator.stop()
         fleet.close()
@@ -79,7 +81,7 @@ def test_a_feed_fills_the_store_and_carries_a_change(hub: HubProcess) -> None:
 
 def test_what_a_feed_asks_is_answered_to_it_alone(hub: HubProcess) -> None:
     fleet, store, other = Fleet(hub.endpoints.ranks), Store(), Store()
-    viewer, operator = LiveFeed(hub.endpoints.clients), LiveFeed(hub.endpoints.clients, operator=True)
+    viewer, operator = LiveSource(hub.endpoints.clients), LiveSource(hub.endpoints.clients, operator=True)
     try:
         viewer.start(store)
         operator.start(other)
@@ -89,7 +91,7 @@ def test_what_a_feed_asks_is_answered_to_it_alone(hub: HubProcess) -> None:
                 viewer.ask(ask)
         viewer.ask(Preview("q", {"micro_batches": 8}))
         until(lambda: "q" in store.previews, fleet.turn)
-        assert "do not say what a change would do" in store.previews["q"].why
+        assert "do not support previews" in store.previews["q"].why
         assert not other.previews
         operator.ask(Try("t" * 49, {"micro_batches": 8}, 4))  # too long a name: refused before it is sent
         until(lambda: other.denied, fleet.turn)
@@ -120,12 +122,12 @@ class BrokenClient:
 def test_a_fault_in_the_feeds_thread_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cockpit.live.Client", BrokenClient)
-    store, feed = Store(), LiveFeed("ipc://nowhere", operator=True, target="r-1")
+    monkeypatch.setattr("cockpit.data.sources.live.Client", BrokenClient)
+    store, feed = Store(), LiveSource("ipc://nowhere", operator=True, target="r-1")
     feed.start(store)
     assert feed._thread
     feed._thread.join()
-    assert headline(store) == ("DETACHED", Level.BAD)
+    assert status_word(store) == ("DETACHED", Level.BAD)
     said = diagnosis(store)
     assert said.level is Level.BAD
     assert said.text == (

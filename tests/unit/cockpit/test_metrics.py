@@ -4,15 +4,15 @@ import pytest
 from msgspec import structs
 from rich.style import Style
 
-from agents.wire import PAUSED, Alert, Gone, Pulse, Step, Traffic, Vitals
-from cockpit.lines import Line
-from cockpit.metrics import OWN_TIME, STEP_TIME, available, judged, read
-from cockpit.records import ranks
-from cockpit.store import Store
-from cockpit.theme import palette
-from cockpit.verdict import Level
-from cockpit.widgets.cells import levels_of
-from cockpit.widgets.inspector import inspector
+from agents.protocol import PAUSED, Alert, Gone, Pulse, Step, Traffic, Vitals
+from cockpit.data.diagnosis import Level
+from cockpit.data.metrics import OWN_TIME, STEP_TIME, available, read
+from cockpit.data.plain import ranks
+from cockpit.data.store import Store
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import palette
+from cockpit.tui.widgets.ranks.cells import levels_of
+from cockpit.tui.widgets.ranks.inspector import inspector
 from tests.screens.fake_run import FakeRun
 
 HOT = Vitals(1, 5, device_percent=97.0, device_memory_bytes=70 << 30, power_w=690.0, temperature_c=88.0)
@@ -54,7 +54,7 @@ def test_a_phase_is_marked_where_it_matters_to_the_step(ms: float, level: Level)
 def test_a_lost_rank_has_no_number_to_compare() -> None:
     store = store_with()
     store.apply([Gone(3, clean=False, text="no word since 12:00:00: process 7 has ended", process="ended")])
-    metric = judged(store)
+    metric = available(store)[0]
     lines = inspector(store, metric, read(store, metric), 3, palette("cockpit-dark"))
     text = [line.strip(160, Style(color="white")).text.strip() for line in lines]
     assert text[1].startswith("· no own time") and "against" not in text[1]
@@ -83,7 +83,7 @@ def test_the_inspector_and_scripts_tell_them() -> None:
     metric = available(store)[0]
 
     def text(rank: int) -> str:
-        lines: list[Line] = inspector(store, metric, read(store, metric), rank, palette("cockpit-dark"))
+        lines: list[StripLine] = inspector(store, metric, read(store, metric), rank, palette("cockpit-dark"))
         return "\n".join(line.strip(line.width, Style()).text for line in lines)
 
     assert "88 °C" in text(1) and "held down by thermal" in text(1)
@@ -108,7 +108,7 @@ def pair(slow_ms: float, waits: bool = True) -> Store:
 
 def test_a_slow_rank_is_told_by_its_own_time_also_in_a_stage_of_two() -> None:
     store = pair(90.0)
-    assert available(store)[0] is judged(store) is OWN_TIME
+    assert available(store)[0] is OWN_TIME
     readings = read(store, OWN_TIME)
     assert readings[3].apart == pytest.approx(0.5) and readings[2].apart == pytest.approx(-1 / 3)
     assert levels_of(store, OWN_TIME, readings) == dict.fromkeys(range(3), Level.GOOD) | {3: Level.WARN}
@@ -127,7 +127,7 @@ def test_whoever_waits_least_is_not_painted_better() -> None:
 
 def test_where_nobody_knows_what_it_waited_the_step_is_what_there_is() -> None:
     store = pair(90.0, waits=False)
-    assert available(store)[0] is judged(store) is STEP_TIME
+    assert available(store)[0] is STEP_TIME
 
 
 def test_whom_the_hub_found_slow_is_marked_whatever_the_grid_shows() -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agents.reach.runs import COMMANDS_FILE, FAILURE_FILE, HUB_FILE, RECORD_FILE
-from cockpit.cli import run
+from agents.rundir.failure_file import FAILURE_FILE
+from agents.rundir.hub_file import HUB_FILE
+from agents.rundir.runs import COMMANDS_FILE, RECORD_FILE
+from cockpit.cli.main import run
 
 FILES = [HUB_FILE, RECORD_FILE, COMMANDS_FILE, FAILURE_FILE, f"{RECORD_FILE}-wal", f"{COMMANDS_FILE}-wal"]
 

@@ -8,11 +8,11 @@ import pytest
 from msgspec import structs
 
 import cockpit
-from agents.wire import KnobState, Legal, Step
-from cockpit import headless, steering
-from cockpit.printing import complain, say, table
-from cockpit.recorded import Picture
-from cockpit.store import Store
+from agents.protocol import KnobState, Legal, Step
+from cockpit.cli import headless, steering
+from cockpit.data.sources.recorded import Picture
+from cockpit.data.store import Store
+from cockpit.printing import complain, print_line, print_table
 from tests.screens.hostile_run import TURN, HostileRun, hostile
 
 ESCAPE = "\x1b[2J"
@@ -73,11 +73,11 @@ def test_log(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_way_of_printing(capsys: pytest.CaptureFixture[str]) -> None:
-    for print_one in (say, complain):
+    for print_one in (print_line, complain):
         print_one(f"{ESCAPE}{TURN}\x9b\r\n\u2028x")
-    table([["a", f"{ESCAPE}\n"], [f"{TURN}", "b"]])
+    print_table([["a", f"{ESCAPE}\n"], [f"{TURN}", "b"]])
     assert len(printed(capsys)) == 4
-    assert steering.say is say
+    assert steering.print_line is print_line
 
 
 def test_nothing_of_the_cockpit_prints_past_the_door() -> None:

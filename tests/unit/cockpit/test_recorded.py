@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from agents.hub.journal import Journal
-from agents.record.commands import Entry
-from agents.wire import CommandState
-from agents.wire.terms import Changes
-from cockpit.cli import run
+from agents.hub.commands.journal import Journal
+from agents.protocol import CommandState
+from agents.protocol.base import Changes
+from agents.recording.commands import Entry
+from cockpit.cli.main import run
 from tests.unit.cockpit.conftest import STEPS
 
 Said = pytest.CaptureFixture[str]
@@ -89,7 +89,7 @@ def test_a_flipped_bit_changes_nothing_or_is_said(
     command = [words[0], "r-1", *words[1:], *(["--json"] if words[0] != "export" else [])]
     whole = said(capsys, *command)
     monkeypatch.setenv("COCKPIT_RUNS", str(damaged))
-    monkeypatch.setattr("agents.record.database.BETWEEN_S", 0.0)
+    monkeypatch.setattr("agents.recording.database.BETWEEN_S", 0.0)
     data, path = (runs / "r-1" / "run.db").read_bytes(), damaged / "r-1" / "run.db"
     chance = random.Random(7)
     silent, kept = [], 0
@@ -114,7 +114,7 @@ def test_a_recording_that_ends_too_early_says_so(
     with closing(sqlite3.connect(damaged / "r-1" / "run.db", isolation_level=None)) as db:
         db.execute("DELETE FROM feed WHERE id = (SELECT MAX(id) FROM feed)")
     assert run(["log", "r-1"]) == 0
-    assert "is the end of the recording, and not of the run" in capsys.readouterr().err
+    assert "before the end of the run" in capsys.readouterr().err
 
 
 def test_a_journal_and_a_recording_of_which_one_is_behind(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from agents.client import Client
-from cockpit.cli import run
+from cockpit.cli.main import run
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 
 Said = pytest.CaptureFixture[str]
@@ -69,7 +69,7 @@ def test_the_log_tells_who_why_and_from_what_to_what(capsys: Said) -> None:
 
 def test_ranks_that_cannot_preview_say_so(capsys: Said) -> None:
     assert told(capsys, "preview", "micro_batches=8", status=3)["why"] == (
-        "the ranks of this run do not say what a change would do"
+        "the ranks of this run do not support previews"
     )
 
 

@@ -5,9 +5,10 @@ import math
 import pytest
 from msgspec import structs
 
-from agents.wire import CommandState, Event, Gone, Pulse, Step, Summary
-from cockpit.metrics import STEP_TIME, available, read, settled_step
-from cockpit.store import Link, Store, Topic, median
+from agents.protocol import CommandState, Event, Gone, Pulse, Step, Summary
+from cockpit.data.metrics import STEP_TIME, available, median, read, settled_step
+from cockpit.data.run_log import log_entries, marks
+from cockpit.data.store import LinkState, Store, Topic
 from tests.screens.fake_run import FakeRun, big
 
 
@@ -34,18 +35,18 @@ def store(clock: Clock) -> Store:
 
 def test_link_tells_waiting_live_stale_ended_failed(clock: Clock) -> None:
     store, run = Store(clock), FakeRun()
-    assert store.link is Link.WAITING
+    assert store.link is LinkState.WAITING
     store.apply(run.story(5))
     store.heard(0.2)
-    assert store.link is Link.LIVE
+    assert store.link is LinkState.LIVE
     clock.now += 12
-    assert store.link is Link.STALE
+    assert store.link is LinkState.STALE
     store.heard(0.0)
-    assert store.link is Link.LIVE
+    assert store.link is LinkState.LIVE
     store.apply(Gone(rank, clean=True) for rank in range(8))
-    assert store.link is Link.ENDED
+    assert store.link is LinkState.ENDED
     store.apply([Gone(3, clean=False, process="ended")])
-    assert store.link is Link.FAILED
+    assert store.link is LinkState.FAILED
 
 
 def test_silence_after_the_last_step_is_an_end(clock: Clock) -> None:
@@ -53,7 +54,7 @@ def test_silence_after_the_last_step_is_an_end(clock: Clock) -> None:
     store.apply(FakeRun(steps=5).story(5))
     store.heard(0.0)
     clock.now += 60
-    assert store.link is Link.ENDED
+    assert store.link is LinkState.ENDED
 
 
 def test_coverage_counts_only_ranks_near_the_front(store: Store) -> None:
@@ -64,13 +65,13 @@ def test_coverage_counts_only_ranks_near_the_front(store: Store) -> None:
 
 
 def test_marks_are_the_applied_changes(store: Store) -> None:
-    assert [(mark.step, mark.label) for mark in store.marks()] == [(10, "micro_batches 4→8")]
+    assert [(mark.step, mark.label) for mark in marks(store)] == [(10, "micro_batches 4→8")]
 
 
 def test_journal_is_in_order_of_time(store: Store) -> None:
-    times = [entry.time_s for entry in store.journal()]
+    times = [entry.time_s for entry in log_entries(store)]
     assert times == sorted(times)
-    assert any("applied 8/8 at step 10" in entry.text for entry in store.journal())
+    assert any("applied 8/8 at step 10" in entry.text for entry in log_entries(store))
 
 
 def test_revisions_move_only_for_what_changed(store: Store) -> None:
@@ -165,12 +166,12 @@ def test_ranks_that_report_by_turns_all_report() -> None:
 def test_the_log_is_made_once_for_all_who_ask() -> None:
     store = Store()
     store.apply(FakeRun().story(20, change_at=10))
-    once = store.journal()
-    assert store.journal() is once
+    once = log_entries(store)
+    assert log_entries(store) is once
     store.apply(FakeRun().step(21))
-    assert store.journal() is once, "nothing of it is in the log"
+    assert log_entries(store) is once, "nothing of it is in the log"
     store.apply([Event(1.0, "info", "hub", "now")])
-    assert [entry.text for entry in store.journal() if entry not in once] == ["now"]
+    assert [entry.text for entry in log_entries(store) if entry not in once] == ["now"]
 
 
 def test_the_log_is_by_revision_and_sequence_though_the_clock_of_the_hub_jumps() -> None:
@@ -178,5 +179,5 @@ def test_the_log_is_by_revision_and_sequence_though_the_clock_of_the_hub_jumps()
     for revision, time_s in ((1, 300.0), (2, 200.0), (3, 100.0)):
         store.apply([CommandState(f"c{revision}", revision, "applied", {}, {}, "", time_s)])
         store.apply([Event(time_s + 1, "info", "hub", f"after {revision}")])
-    told = [entry.command.revision if entry.command else entry.text for entry in store.journal()]
+    told = [entry.command.revision if entry.command else entry.text for entry in log_entries(store)]
     assert told == [1, "after 1", 2, "after 2", 3, "after 3"]

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from engine.layout import load
-from engine.planner.size import parameters
+from engine.config.sizes import parameter_count
+from engine.config.toml import load
 from tests.bench.gpu import LAYOUTS, OURS, hugging_face, row
 from tests.bench.runs import ROOT
 
@@ -21,13 +21,13 @@ def test_theirs_are_of_equal_sizes(name: str) -> None:
     pytest.importorskip("transformers")
     layout = load(ROOT / f"layouts/{name}.toml")
     with torch.device("meta"):
-        assert sum(p.numel() for p in hugging_face(layout).parameters()) == parameters(layout.model)
+        assert sum(p.numel() for p in hugging_face(layout).parameters()) == parameter_count(layout.model)
 
 
 def test_rows() -> None:
     layout = load(ROOT / "layouts/dense-1b.toml")
     told = {"device": "NVIDIA H200", "ms": 500.0, "bytes": 3 * 2**30}
-    flops = 6 * 32768 * (parameters(layout.model) - 32768 * 2048 - 33 * 2048 + 16 * 2048 * 2048)
+    flops = 6 * 32768 * (parameter_count(layout.model) - 32768 * 2048 - 33 * 2048 + 16 * 2048 * 2048)
     assert (
         row(layout, OURS, told)
         == f"| dense-1b | ours | 500.0 | 65,536 | {flops / 0.5 / 989.4e12:.1%} | 3.0 |"
@@ -36,6 +36,7 @@ def test_rows() -> None:
     assert row(layout, OURS, {"why": "out of memory"}) == "| dense-1b | ours | out of memory | | | |"
 
 
+@pytest.mark.exhaustive
 def test_one_on_the_cpu() -> None:
     command = [sys.executable, "-m", "tests.bench.gpu", OURS, "layouts/moe-1b.toml", *TINY]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

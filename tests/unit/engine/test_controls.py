@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agents.wire import PAUSED, Ack, Changes, Command, Event, Summary
-from engine.layout import load
-from engine.meter import Meter
-from engine.place import alone
+from agents.protocol import PAUSED, Ack, Changes, Command, Event, Summary
+from engine.config.toml import load
+from engine.metering.meter import Meter
+from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -50,10 +50,12 @@ class Told(Heard):
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[Trainer]:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     meter = Meter(2, 8)
     layout = load(DEMO, [*SMALL, "train.steps=30"])
-    yield Trainer(layout, meter, Told(meter), traces=tmp_path / "profile", shelf=tmp_path / "snapshots")
+    yield Trainer(
+        layout, meter, Told(meter), traces=tmp_path / "profile", checkpoints_dir=tmp_path / "checkpoints"
+    )
     dist.destroy_process_group()
 
 
@@ -65,13 +67,13 @@ def test_a_paused_run_hears_commands_and_goes_on_and_stops(trainer: Trainer) -> 
     acks = sorted(agent.acks, key=lambda ack: ack.revision)  # a save's comes when it is on disk
     assert [(ack.state, ack.step) for ack in acks] == [("applied", 1)] * 4 + [("applied", 2)]
     assert agent.steps == [0, 1], "stopped after the step in which it was told"
-    assert PAUSED in agent.doing and trainer.dials.lr_scale == 0.5
+    assert PAUSED in agent.doing and trainer.knob_values.lr_scale == 0.5
     saved = [
         message.text
         for message in agent.messages
-        if isinstance(message, Event) and "snapshot" in message.text
+        if isinstance(message, Event) and "checkpoint" in message.text
     ]
-    assert len(saved) == 1 and saved[0].startswith("snapshot of step 1:")
+    assert len(saved) == 1 and saved[0].startswith("checkpoint of step 1:")
 
 
 def test_a_paused_run_can_be_stopped(trainer: Trainer) -> None:
@@ -86,7 +88,7 @@ def test_a_paused_run_heeds_its_launcher(trainer: Trainer) -> None:
     agent = trainer.agent
     assert isinstance(agent, Told)
     agent.tell({"pause": True})
-    trainer._stop_requested = lambda: trainer.controls.paused
+    trainer._stop_requested = lambda: trainer.steering.run_actions.paused
     trainer.run()
     assert agent.steps == [0]
 
@@ -110,7 +112,7 @@ def test_no_trace_begins_or_ends_while_statistics_are_under_way(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that ends by itself, one that the next ends early, and one that the run's end ends."""
-    agent, statistics, log = trainer.agent, trainer._statistics, list[str]()
+    agent, statistics, log = trainer.agent, trainer.reporting.summaries, list[str]()
     assert isinstance(agent, Told)
 
     class Profile:
@@ -120,10 +122,10 @@ def test_no_trace_begins_or_ends_while_statistics_are_under_way(
             pass
 
         def start(self) -> None:
-            log.append(f"start {statistics._waiting is not None}")
+            log.append(f"start {statistics._pending is not None}")
 
         def stop(self) -> None:
-            log.append(f"stop {statistics._waiting is not None}")
+            log.append(f"stop {statistics._pending is not None}")
 
         def export_chrome_trace(self, _: str) -> None:
             pass

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.corpus import Corpus, read_corpus
-from engine.layout import LayoutError, load
-from engine.parallel.comm import Axis
+from engine.config.refusal import LayoutError
+from engine.config.toml import load
+from engine.parallel.collectives import Axis
+from engine.train.corpus import Corpus, read_corpus
 from engine.train.data import agree_on_corpus
 from tests.unit.engine.test_layout import DEMO
 
@@ -36,7 +37,7 @@ def test_ranks_with_another_text_refuse_to_start() -> None:
         agree_on_corpus(ours, "stdlib", Control(ours, theirs, theirs))
     assert str(refused.value) == (
         f"rank 2 (and 1 more) has read another text than rank 0: data.source = 'stdlib' has the digest {theirs.digest} "
-        f"there and {ours.digest} on rank 0; legal: the same files on every machine, and for stdlib the same "
+        f"on rank 2 and {ours.digest} on rank 0; legal: the same files on every machine, and for stdlib the same "
         "release of Python"
     )
 
@@ -48,7 +49,7 @@ def test_a_digest_pins_the_text(tmp_path: Path) -> None:
     assert read_corpus(load(DEMO, [source, f"data.digest={digest}"])).digest == digest
     (tmp_path / "a.txt").write_bytes(b"x" * 399 + b"y")
     with pytest.raises(
-        LayoutError, match=f"data.digest = {digest}, but what data.source = .* names"
+        LayoutError, match=f"data.digest = {digest}, but the files of data.source = "
     ) as refused:
         read_corpus(load(DEMO, [source, f"data.digest={digest}"]))
     assert "\n" not in str(refused.value)

@@ -10,19 +10,21 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from agents.reach.runs import RunError
+from agents.rundir.runs import RunError
 from engine import device
-from engine.layout import Layout, load
-from engine.meter import Meter
-from engine.model.dials import Dials
+from engine.config.knob_values import KnobValues
+from engine.config.layout import Layout
+from engine.config.toml import load
+from engine.launch.rank_main import agree_on_device
+from engine.metering.meter import Meter
+from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage
-from engine.parallel.comm import Axis
-from engine.parallel.experts import Placement
-from engine.parallel.tensor import Weights, cross_entropy
-from engine.place import alone
-from engine.rank import agree_on_device
-from engine.room import device_refusal, too_few
-from engine.train.balancing import Balancing
+from engine.parallel.collectives import Axis
+from engine.parallel.expert_all_to_all import Placement
+from engine.parallel.parameters import ParameterFactory
+from engine.preflight.memory import device_refusal, too_few_gpus
+from engine.rendezvous import single_rank_context
+from engine.train.expert_bias import LossFreeBalancing
 from tests.ranks.cases import SMALL
 from tests.unit.engine.test_layout import DEMO
 
@@ -46,7 +48,7 @@ def test_a_gpu_each_or_the_cpu_for_all(
     gpus: int, local_rank: int, local_world: int, wanted: str, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     see(monkeypatch, gpus)
-    assert str(device.choose(local_rank, local_world, wanted)) == chosen
+    assert str(device.choose_device(local_rank, local_world, wanted)) == chosen
 
 
 def see(monkeypatch: pytest.MonkeyPatch, gpus: int, nccl: bool = True) -> None:
@@ -57,27 +59,27 @@ def see(monkeypatch: pytest.MonkeyPatch, gpus: int, nccl: bool = True) -> None:
 
 def test_gpus_without_nccl_are_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, 8, nccl=False)
-    assert device.choose(0, 8) == device.CPU
+    assert device.choose_device(0, 8) == device.CPU
 
 
 def test_cuda_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, 1)
     with pytest.raises(
-        RunError, match="a GPU for each of 2 ranks of this machine, and torch can use 1; legal: "
+        RunError, match="a GPU for each of 2 ranks on this machine, but torch can use 1; legal: "
     ):
-        device.choose(0, 2, "cuda")
+        device.choose_device(0, 2, "cuda")
 
 
 def test_cuda_that_cannot_be_is_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert device_refusal(2, "cuda") == too_few(0, 2)
+    assert device_refusal(2, "cuda") == too_few_gpus(0, 2)
     assert device_refusal(2, "auto") is None
     monkeypatch.setattr("sys.executable", "/absent")
     assert device_refusal(2, "cuda") is None, "then the ranks say so"
 
 
 def test_ranks_on_devices_of_two_kinds_refuse_to_start(tmp_path: Path) -> None:
-    leader = alone(tmp_path)
+    leader = single_rank_context(tmp_path)
     other = dataclasses.replace(leader, rank=1, world=2)
     agree_on_device(CUDA, leader, leader.store())
     agree_on_device(torch.device("cuda", 1), other, leader.store())
@@ -103,8 +105,8 @@ def layout_of(kind: str) -> Layout:
 
 
 def stage_of(layout: Layout, meter: Meter, where: torch.device = device.CPU) -> Stage:
-    weights = Weights(1, Axis("tp", None, meter), Axis("ep", None, meter), device=where)
-    return Stage(weights, layout.model, range(layout.model.layers), Dials.of(layout), meter)
+    weights = ParameterFactory(1, Axis("tp", None, meter), Axis("ep", None, meter), device=where)
+    return Stage(weights, layout.model, range(layout.model.layers), KnobValues.of(layout), meter)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,4 +164,4 @@ def test_biases_follow_counts_that_lie_on_the_host() -> None:
         device = META
 
     stage = stage_of(layout_of("bias"), Meter(), World.device)
-    Balancing([stage], World())(torch.ones(2, 8, dtype=torch.int64))  # type: ignore[arg-type]
+    LossFreeBalancing([stage], World())(torch.ones(2, 8, dtype=torch.int64))  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import pytest
 from engine.cli import main
 from tests.unit.engine.test_layout import DEMO
 
-NEEDS = "engine run needs a layout first, a TOML file such as layouts/demo.toml (see engine run --help)\n"
+NEEDS = "engine run needs a layout as first argument, a TOML file such as layouts/demo.toml (see engine run --help)\n"
 
 
 @pytest.mark.parametrize(

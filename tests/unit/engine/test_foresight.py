@@ -3,11 +3,11 @@
 import pytest
 from msgspec import structs
 
-from agents.rank.board import Board, Knob
-from agents.wire import Estimate, Legal, Traffic, Value
-from engine.layout import load
-from engine.planner.schedule import Clock
-from engine.train.foresight import Foresight
+from agents.protocol import Estimate, Legal, Traffic, Value
+from agents.rank.knob_board import Knob, KnobBoard
+from engine.config.toml import load
+from engine.control.preview import Previewer
+from engine.planner.schedule import ScheduleClock
 from tests.unit.agents.fleet import make_step, make_summary
 from tests.unit.engine.test_layout import DEMO
 
@@ -20,7 +20,7 @@ def knob(name: str, choices: list[Value], neutral: bool = True, action: bool = F
     return Knob(name, lambda _: legal, neutral, "", lambda _: None, lambda _: None, action)
 
 
-def board() -> Board:
+def board() -> KnobBoard:
     knobs = [
         knob("micro_batches", [2, 4, 8]),
         knob("schedule", ["gpipe", "1f1b"]),
@@ -36,25 +36,25 @@ def board() -> Board:
         "capacity_factor": 1.0,
         "lr_scale": 1.0,
     }
-    return Board(knobs, values)
+    return KnobBoard(knobs, values)
 
 
-def seen(oversubscribed: bool = False, steps: int = 10) -> Foresight:
+def seen(oversubscribed: bool = False, steps: int = 10) -> Previewer:
     """A run of two even stages at 4 micro-batches: 2 (4 + 1) actions of 10 ms, and 20 ms of other things."""
     its = board()
-    foresight = Foresight(load(DEMO, TWO_STAGES), its, oversubscribed)
-    clock = Clock("1f1b", 2, 1, 4)
+    previewer = Previewer(load(DEMO, TWO_STAGES), its, oversubscribed)
+    clock = ScheduleClock("1f1b", 2, 1, 4)
     for step in range(steps):
         record = structs.replace(make_step(0, step), memory_bytes=1000)
-        foresight.note_rank(record, clock, [[MS / 1e3] * len(acts) for acts in clock.acts])
+        previewer.note_rank(record, clock, [[MS / 1e3] * len(acts) for acts in clock.acts])
         comm = {"pp": Traffic(5000, 1.0, 1.0), "control": Traffic(7, 1.0, 1.0)}
         summary = structs.replace(make_summary(step), knobs=its.values, step_ms=120.0 + step % 2, comm=comm)
-        foresight.note(structs.replace(summary, bubble=0.25, bubble_bound=0.2, dropped=30))
-    return foresight
+        previewer.note(structs.replace(summary, bubble=0.25, bubble_bound=0.2, dropped=30))
+    return previewer
 
 
-def found(foresight: Foresight, **changes: Value) -> dict[str, Estimate]:
-    return {one.quantity: one for one in foresight(changes).estimates}
+def found(previewer: Previewer, **changes: Value) -> dict[str, Estimate]:
+    return {one.quantity: one for one in previewer(changes).estimates}
 
 
 def test_more_micro_batches_are_simulated_with_an_interval() -> None:
@@ -78,32 +78,32 @@ def test_where_ranks_share_cores_no_time_is_simulated() -> None:
 
 
 def test_what_was_measured_goes_before_what_is_simulated() -> None:
-    foresight = seen()
+    previewer = seen()
     its = {**board().values, "micro_batches": 8}
     for step in range(12):  # of which the first two are those after a switch
         summary = structs.replace(make_summary(step), knobs=its, step_ms=100.0 + step if step > 1 else 9e9)
-        foresight.note(summary)
-    step = found(foresight, micro_batches=8)["step_ms"]
+        previewer.note(summary)
+    step = found(previewer, micro_batches=8)["step_ms"]
     assert (step.after, step.low, step.high) == (106.5, 102.0, 111.0)
     assert step.source == "measured in this run: 10 steps with these values"
 
 
 def test_on_shared_cores_no_time_is_given_even_if_measured() -> None:
-    foresight = seen(oversubscribed=True)
+    previewer = seen(oversubscribed=True)
     its = {**board().values, "micro_batches": 8}
     for step in range(12):
-        foresight.note(structs.replace(make_summary(step), knobs=its, step_ms=800.0 + step))
-    step = found(foresight, micro_batches=8)["step_ms"]
+        previewer.note(structs.replace(make_summary(step), knobs=its, step_ms=800.0 + step))
+    step = found(previewer, micro_batches=8)["step_ms"]
     assert (step.after, step.interval) == (None, None) and "share cores" in step.source
 
 
 def test_a_dial_of_the_optimizer_touches_no_time_but_the_loss() -> None:
-    foresight = seen()
-    previewed = found(foresight, lr_scale=0.5)
+    previewer = seen()
+    previewed = found(previewer, lr_scale=0.5)
     assert previewed["step_ms"].after == previewed["step_ms"].now
     assert previewed["dropped"].after is None
-    assert foresight({"lr_scale": 0.5}).loss_neutral is False
-    assert foresight({"micro_batches": 8}).loss_neutral is True
+    assert previewer({"lr_scale": 0.5}).loss_neutral is False
+    assert previewer({"micro_batches": 8}).loss_neutral is True
 
 
 def test_without_a_capacity_nothing_is_dropped() -> None:

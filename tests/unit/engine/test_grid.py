@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.grid import Grid, divisors
+from engine.config.grid import Grid, divisors
 
 SIZE = st.integers(1, 4)
 

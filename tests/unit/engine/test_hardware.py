@@ -6,12 +6,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine import device
-from engine.layout import Model, load
-from engine.meter import Meter
-from engine.model.dials import Dials
+from engine.config.knob_values import KnobValues
+from engine.config.layout import Model
+from engine.config.toml import load
+from engine.metering.meter import Meter
+from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage
-from engine.parallel.comm import Axis
-from engine.parallel.tensor import Weights, cross_entropy
+from engine.parallel.collectives import Axis
+from engine.parallel.parameters import ParameterFactory
 from engine.planner.hardware import PEAKS, peak_flops, step_flops
 from tests.ranks.cases import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -120,7 +122,7 @@ def test_torch_counts_the_same(overrides: list[str]) -> None:
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
     torch.set_default_dtype(torch.float64)  # in which the experts are plain products, that torch can count
     try:
-        stage = Stage(Weights(1, tp, ep), model, range(model.layers), Dials.of(layout), meter)
+        stage = Stage(ParameterFactory(1, tp, ep), model, range(model.layers), KnobValues.of(layout), meter)
         tokens = torch.randint(0, 256, (4, model.seq_len), generator=torch.Generator().manual_seed(5))
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             loss = cross_entropy(stage(tokens), tokens, tp)

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from engine.layout import LayoutError, load
-from engine.place import alone
-from engine.resume import find_start
-from engine.snapshots import MANIFEST, MANIFEST_SUM, damage
-from engine.tensor_index import INDEX
+from engine.checkpoint.manifest import MANIFEST, MANIFEST_SUM
+from engine.checkpoint.reading import damage
+from engine.checkpoint.resume import find_start
+from engine.checkpoint.tensor_index import INDEX
+from engine.config.refusal import LayoutError
+from engine.config.toml import load
+from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -48,12 +50,12 @@ def sign(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
-    dist.init_process_group("gloo", store=alone(folder).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(folder).store(), rank=0, world_size=1)
     try:
-        checkpoints = Trainer(LAYOUT, shelf=folder).snapshots
-        assert checkpoints
-        checkpoints.save(1)
-        checkpoints.wait()
+        checkpoints_dir = Trainer(LAYOUT, checkpoints_dir=folder).saving.checkpoints
+        assert checkpoints_dir
+        checkpoints_dir.save(1)
+        checkpoints_dir.wait()
     finally:
         dist.destroy_process_group()
     return folder / "step-1"
@@ -67,7 +69,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -188,14 +190,14 @@ def test_a_wrong_manifest_does_not_block_an_older_checkpoint(
     manifest = json.loads((folder / MANIFEST).read_text())
     manifest |= {"serial": 9, key: value}
     raw = json.dumps(manifest).encode()
-    bad = folder.parent / "run/snapshots/step-9"
+    bad = folder.parent / "run/checkpoints/step-9"
     shutil.copytree(folder, bad)
     (bad / MANIFEST).write_bytes(raw)
     (bad / MANIFEST_SUM).write_text(f"{zlib.crc32(raw):08x}\n")
     shutil.copytree(saved, bad.parent / "step-1")
     told: list[str] = []
-    start = find_start(LAYOUT, True, folder.parent / "run", folder / "new", False, tell=told.append)
-    assert start.snapshot and start.snapshot.manifest.step == 1
+    start = find_start(LAYOUT, True, folder.parent / "run", folder / "new", False, warn=told.append)
+    assert start.checkpoint and start.checkpoint.manifest.step == 1
     assert len(told) == 1 and told[0].startswith(f"passed over: {bad} ") and len(told[0]) < 600, told
 
 

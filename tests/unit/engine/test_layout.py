@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.layout import Layout, LayoutError, from_toml, load
-from engine.legal import advice, legal_micro_batches
-from engine.room import room_refusal
+from engine.config.checks import advice
+from engine.config.layout import Layout
+from engine.config.legal_values import legal_micro_batches
+from engine.config.refusal import LayoutError
+from engine.config.toml import from_toml, load
+from engine.preflight.memory import memory_refusal
 
 DEMO = Path(__file__).parents[3] / "layouts" / "demo.toml"
 
@@ -42,12 +45,13 @@ def test_overrides_lie_over_the_file() -> None:
         ("grid.pp=5", "legal: 1 to 4"),
         ("grid.ep_method=ring", "legal: direct, hierarchical"),
         ("train.stepz=3", "train.stepz is not a key of a layout; did you mean steps?"),
+        ("snapshot.every=3", "snapshot is not a key of a layout; did you mean checkpoint?"),
         ("train.zero=9", "train.zero = 9 is not legal; legal: 0, 1, 2, 3"),
         (
             "train.zero=0",
             "grid.dp_shard = 2; legal: 1, 2, 3, or grid.dp_shard = 1 with grid.dp_replicate = 2",
         ),
-        ("train.precision=fp8", "train.precision = fp8 is not offered: it needs a GPU"),
+        ("train.precision=fp8", "train.precision = fp8 is not supported yet; legal: fp32, bf16"),
         ("train.precision=fp16", "legal: fp32, bf16"),
         ("grid.dp_replicate=0", "grid.dp_replicate = 0 is not legal; legal: a whole number from 1"),
         (
@@ -65,7 +69,7 @@ def test_overrides_lie_over_the_file() -> None:
             "data ranks; legal: 2, 4, 8, 16, or train.global_batch a multiple of 14",
         ),
         ("knobs.capacity_factor=-1", "a number from 0.1 to 8 or none"),
-        ("model.vocab=128", "model.vocab = 128 is too small for byte tokens; legal: from 256 on"),
+        ("model.vocab=128", "model.vocab = 128 is too small for byte tokens; legal: at least 256"),
         ("model.d_model=2147483648", "legal: a whole number from 1 to 2147483647"),
         ("model.moe.d_expert=50", "model.moe.d_expert = 50 does not suit"),
         ("run.name=a/b", "run.name = 'a/b' is not legal"),
@@ -86,7 +90,7 @@ def test_overrides_lie_over_the_file() -> None:
         ("model.moe.route_scale=0", "model.moe.route_scale = 0 is not legal; legal: a number above 0"),
         (
             "model.moe.dense_layers=4",
-            "model.moe.dense_layers = 4 leaves none of model.layers = 4 to experts; legal: 0 to 3, or model.moe = none",
+            "model.moe.dense_layers = 4 leaves no layer of model.layers = 4 for experts; legal: 0 to 3, or model.moe",
         ),
         ("model.moe.dense_layers=1 model.d_ff=255", "grid.tp = 2 does not divide model.d_ff = 255"),
         ("model.moe.drop=random", "legal: position, probability"),
@@ -101,7 +105,7 @@ def test_overrides_lie_over_the_file() -> None:
         ),
         (
             "schedule.name=interleaved schedule.virtual_stages=1",
-            "does not suit schedule.name = interleaved; legal: from 2",
+            "does not suit schedule.name = interleaved; legal: at least 2",
         ),
         (
             "schedule.virtual_stages=2",
@@ -109,9 +113,9 @@ def test_overrides_lie_over_the_file() -> None:
         ),
         (
             "schedule.name=zbv train.zero=3",
-            "two-part backward of schedule.name = zbv comes back for; legal: 1, 2",
+            "split backward of schedule.name = zbv needs again; legal: 1, 2",
         ),
-        ("schedule.name=dualpipev knobs.recompute=full", "a layer again for each of its weights"),
+        ("schedule.name=dualpipev knobs.recompute=full", "would recompute a layer for each of its weights"),
         ("schedule.name=zbv schedule.virtual_stages=3", "does not suit schedule.name = zbv; legal: 2"),
         (
             "schedule.name=dualpipev knobs.micro_batches=2",
@@ -169,10 +173,10 @@ def test_a_warm_up_past_the_end_is_said_and_not_refused() -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["grid.dp_shard=2147483647"], "tp of [grid] = 8,589,934,588 is more than any run has; legal: up to 65,536"),
+        (["grid.dp_shard=2147483647"], "tp of [grid] = 8,589,934,588 is larger than in any run; legal: up to 65,536"),
         ([f"grid.{axis}=2147483647" for axis in ("pp", "dp_shard", "cp", "tp", "ep")], "legal: up to 65,536"),
-        (["train.global_batch=2147483647"], "train.global_batch x model.seq_len = 137,438,953,408 is more"),
-        (["model.seq_len=2147483647"], "train.global_batch x model.seq_len = 68,719,476,704 is more"),
+        (["train.global_batch=2147483647"], "train.global_batch x model.seq_len = 137,438,953,408 is larger"),
+        (["model.seq_len=2147483647"], "train.global_batch x model.seq_len = 68,719,476,704 is larger"),
         (["model.d_model=2147483644"], "the number of the model's parameters = "),
         (["model.moe.d_expert=2147483647"], "parameters = 13,194,139,"),
         (["model.layers=2147483647"], "model.layers = 2147483647 is not legal; legal: a whole number from 1 to 1024"),
@@ -190,7 +194,7 @@ def test_absurd_sizes_get_one_sentence_at_once(overrides: list[str], sentence: s
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["grid.dp_shard=8192", "train.global_batch=65536"], "the layout has 32768 ranks, and this machine's memory is 16 GiB, enough for 512 at"),  # noqa: E501
+        (["grid.dp_shard=8192", "train.global_batch=65536"], "the layout has 32768 ranks, but this machine's memory is 16 GiB, enough for 512 at"),  # noqa: E501
         (["model.vocab=268435456"], "the model's 34,360,"),
     ],
 )  # fmt: skip
@@ -198,21 +202,23 @@ def test_what_this_machine_has_no_room_for(
     overrides: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=16 * 2**30))
-    monkeypatch.setattr("engine.room._sees_gpu", lambda: False)
-    assert room_refusal(load(DEMO)) is None
-    assert sentence in (room_refusal(load(DEMO, overrides)) or "")
+    monkeypatch.setattr("engine.preflight.memory._sees_gpu", lambda: False)
+    assert memory_refusal(load(DEMO)) is None
+    assert sentence in (memory_refusal(load(DEMO, overrides)) or "")
 
 
 def test_a_hierarchical_all_to_all_needs_two_levels() -> None:
     two_hops = "grid.ep_method=hierarchical"
     assert load(DEMO, [two_hops]).ep_inner == 2
-    with pytest.raises(LayoutError, match=r"grid.ep_inner = 3 is for grid.ep_method = hierarchical; legal"):
+    with pytest.raises(LayoutError, match=r"grid.ep_inner = 3 requires grid.ep_method = hierarchical; legal"):
         load(DEMO, ["grid.ep_inner=3"])
-    with pytest.raises(LayoutError, match=r"no two levels in grid.ep = 2; legal: direct"):
+    with pytest.raises(
+        LayoutError, match=r"needs two levels, which grid.ep = 2 does not have; legal: direct"
+    ):
         load(DEMO, [two_hops, "grid.ep=2"])
     for inner in (1, 3, 4):
         with pytest.raises(
-            LayoutError, match=f"grid.ep_inner = {inner} does not part grid.ep = 4 .* legal: 2$"
+            LayoutError, match=f"grid.ep_inner = {inner} does not split grid.ep = 4 .* legal: 2$"
         ):
             load(DEMO, [two_hops, f"grid.ep_inner={inner}"])
 
@@ -222,7 +228,7 @@ def test_a_hierarchical_all_to_all_needs_two_levels() -> None:
     [
         (
             ["model.moe.groups=4", "model.moe.top_groups=1", "model.moe.top_k=3"],
-            "more than 1 groups have experts; legal: 1 to 2",
+            "more than the experts of 1 groups; legal: 1 to 2",
         ),
         (["model.moe.groups=4", "model.moe.top_groups=5"], "legal: 1 to 4"),
         (["model.moe.router=expert_choice", "model.moe.balance=bias"], "legal: none"),
@@ -277,11 +283,11 @@ def test_files_that_are_not_layouts(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         (f"run.seed = {'9' * 5000}", "x.toml is not TOML: Exceeds the limit"),
-        (f"run = {'[' * 5000}", "x.toml is not TOML: it is nested too deep"),
-        (f"run = {'{a=' * 5000}", "x.toml is not TOML: it is nested too deep"),
+        (f"run = {'[' * 5000}", "x.toml is not TOML: it is nested too deeply"),
+        (f"run = {'{a=' * 5000}", "x.toml is not TOML: it is nested too deeply"),
         ('run.dir = "a\\u0000b"', "run.dir = 'a\\x00b' is not legal; legal: 1 to 4,096 characters"),
         ('run.name = "demo\\n"', "run.name = 'demo\\n' is not legal"),
-        ('snapshot.dir = ""', "snapshot.dir = '' is not legal"),
+        ('checkpoint.dir = ""', "checkpoint.dir = '' is not legal"),
         ('data.source = "text:\\u001b[2J"', "data.source = 'text:\\x1b[2J' is not legal"),
         (f'"{"x" * 10**6}" = 3', "is not a key of a layout; legal: "),
         ('"a\\n\\u001b[31mb" = 3', "a  [31mb is not a key of a layout"),

@@ -1,4 +1,4 @@
-"""The model against the plainest reading of its formulas, and its drops against a count by hand."""
+"""The model against a plain implementation of its formulas, and its drops against a count in a loop."""
 
 import math
 from collections import Counter
@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.layout import Layout, load
-from engine.meter import Meter
-from engine.model.dials import Dials
+from engine.config.knob_values import KnobValues
+from engine.config.layout import Layout
+from engine.config.toml import load
+from engine.metering.meter import Meter
+from engine.model.loss import cross_entropy
 from engine.model.moe import MoeLayer
-from engine.model.norm import RMSNorm
+from engine.model.rms_norm import RMSNorm
 from engine.model.transformer import Stage
-from engine.parallel.comm import Axis
-from engine.parallel.tensor import Weights, cross_entropy, initial
+from engine.parallel.collectives import Axis
+from engine.parallel.parameters import ParameterFactory, initial_values
 from tests.unit.engine.test_layout import DEMO
 
 SMALL = [
@@ -30,10 +32,10 @@ SMALL = [
 ]
 
 
-def build(layout: Layout, dials: Dials) -> tuple[Stage, Meter]:
+def build(layout: Layout, knob_values: KnobValues) -> tuple[Stage, Meter]:
     meter = Meter(layout.model.layers, 8)
-    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
-    return Stage(weights, layout.model, range(layout.model.layers), dials, meter), meter
+    weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
+    return Stage(weights, layout.model, range(layout.model.layers), knob_values, meter), meter
 
 
 @pytest.fixture
@@ -103,8 +105,8 @@ def plain_moe(h: Tensor, w: dict[str, Tensor], top_k: int) -> Tensor:
     return out
 
 
-def test_equals_the_plain_reading(layout: Layout, tokens: Tensor) -> None:
-    stage, _ = build(layout, Dials())
+def test_equals_a_plain_implementation(layout: Layout, tokens: Tensor) -> None:
+    stage, _ = build(layout, KnobValues())
     with torch.no_grad():
         torch.testing.assert_close(stage(tokens), plain(stage, layout, tokens), atol=2e-6, rtol=1e-5)
 
@@ -112,7 +114,7 @@ def test_equals_the_plain_reading(layout: Layout, tokens: Tensor) -> None:
 def test_recompute_changes_nothing_and_counts_once(layout: Layout, tokens: Tensor) -> None:
     results = {}
     for recompute in ("none", "selective", "full"):
-        stage, meter = build(layout, Dials(recompute, 1.0, 0.01))
+        stage, meter = build(layout, KnobValues(recompute, 1.0, 0.01))
         loss = cross_entropy(stage(tokens), tokens.roll(-1, 1), Axis("tp", None, meter))
         loss.backward()
         grads = torch.cat([p.grad.flatten() for p in stage.parameters()])
@@ -124,13 +126,13 @@ def test_recompute_changes_nothing_and_counts_once(layout: Layout, tokens: Tenso
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.25])
-def test_drops_what_a_count_by_hand_drops(layout: Layout, factor: float) -> None:
-    """Each sequence's expert takes its first ceil(factor S K / E) pairs and no more."""
+def test_drops_equal_a_count_in_a_loop(layout: Layout, factor: float) -> None:
+    """An expert keeps the first ceil(factor S K / E) pairs of each sequence."""
     meter = Meter(1, 8)
-    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
+    weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     moe = layout.model.moe
     assert moe is not None
-    layer = MoeLayer(weights, 0, moe, 64, 0.02, Dials(capacity_factor=factor), meter)
+    layer = MoeLayer(weights, 0, moe, 64, 0.02, KnobValues(capacity_factor=factor), meter)
     x = torch.randn(4, 24, 64, generator=torch.Generator().manual_seed(1))
     memo: dict[str, object] = {}
     layer(x, memo)  # type: ignore[arg-type]
@@ -152,11 +154,11 @@ def test_drops_what_a_count_by_hand_drops(layout: Layout, factor: float) -> None
 def test_the_balancing_loss_reaches_the_router_with_its_own_scale(layout: Layout) -> None:
     """d(coef x scale x aux) / d(router), against autograd through the formula of a sequence."""
     meter = Meter(1, 8)
-    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
+    weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     moe = layout.model.moe
     assert moe is not None
     x = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(1))
-    layer = MoeLayer(weights, 0, moe, 64, 0.02, Dials(aux_loss_coef=0.5, aux_scale=0.25), meter)
+    layer = MoeLayer(weights, 0, moe, 64, 0.02, KnobValues(aux_loss_coef=0.5, aux_scale=0.25), meter)
     (layer(x, {}) * 0.0).sum().backward()
     router = layer.router.weight.detach().clone().requires_grad_()
     aux = torch.zeros(())
@@ -170,22 +172,22 @@ def test_the_balancing_loss_reaches_the_router_with_its_own_scale(layout: Layout
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_the_loss_reaches_the_router(layout: Layout, top_k: int) -> None:
-    """Also with top-1, where a weight divided by itself would be a constant."""
+    """Also with top-1, where a normalised weight would be constant."""
     assert layout.model.moe is not None
     moe = msgspec.structs.replace(layout.model.moe, top_k=top_k, balance="none")
     meter = Meter(1, 8)
-    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
-    layer = MoeLayer(weights, 0, moe, 64, 0.02, Dials(), meter)
+    weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
+    layer = MoeLayer(weights, 0, moe, 64, 0.02, KnobValues(), meter)
     x = torch.randn(2, 24, 64, generator=torch.Generator().manual_seed(1))
     layer(x, {}).square().sum().backward()
     assert layer.router.weight.grad is not None and layer.router.weight.grad.norm() > 1e-7
 
 
-def test_initial_weights_depend_on_name_and_seed_alone() -> None:
-    one = initial("layers.0.attention.q", (8, 4), 0.02, 1)
-    assert torch.equal(one, initial("layers.0.attention.q", (8, 4), 0.02, 1))
-    assert not torch.equal(one, initial("layers.1.attention.q", (8, 4), 0.02, 1))
-    assert not torch.equal(one, initial("layers.0.attention.q", (8, 4), 0.02, 2))
+def test_initial_weights_depend_on_name_and_seed_only() -> None:
+    one = initial_values("layers.0.attention.q", (8, 4), 0.02, 1)
+    assert torch.equal(one, initial_values("layers.0.attention.q", (8, 4), 0.02, 1))
+    assert not torch.equal(one, initial_values("layers.1.attention.q", (8, 4), 0.02, 1))
+    assert not torch.equal(one, initial_values("layers.0.attention.q", (8, 4), 0.02, 2))
 
 
 def test_a_tied_weight_gets_the_gradients_of_both_uses(layout: Layout, tokens: Tensor) -> None:
@@ -193,7 +195,7 @@ def test_a_tied_weight_gets_the_gradients_of_both_uses(layout: Layout, tokens: T
         meter = Meter(layout.model.layers, 8)
         tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
         model = msgspec.structs.replace(layout.model, tie_embeddings=tied)
-        return Stage(Weights(1, tp, ep), model, range(model.layers), Dials.of(layout), meter)
+        return Stage(ParameterFactory(1, tp, ep), model, range(model.layers), KnobValues.of(layout), meter)
 
     one, two = stage(True), stage(False)
     assert two.head and two.embedding and one.embedding
@@ -208,10 +210,10 @@ def test_a_tied_weight_gets_the_gradients_of_both_uses(layout: Layout, tokens: T
     torch.testing.assert_close(one.embedding.weight.grad, both[0] + both[1])
 
 
-def test_what_is_kept_for_backward_grows_with_the_tokens_alone(tokens: Tensor) -> None:
-    """A copy of weights would be kept once a micro-batch, however few tokens it has."""
+def test_memory_saved_for_backward_depends_on_tokens_only(tokens: Tensor) -> None:
+    """A copy of weights would be saved once a micro-batch, for any number of tokens."""
     layout = load(DEMO, [*SMALL, "model.moe=none"])
-    stage, _ = build(layout, Dials())
+    stage, _ = build(layout, KnobValues())
     held = {x.untyped_storage().data_ptr() for x in (*stage.parameters(), *stage.buffers())}
 
     def kept(sequences: int) -> int:
@@ -229,7 +231,7 @@ def test_what_is_kept_for_backward_grows_with_the_tokens_alone(tokens: Tensor) -
     assert kept(2) == 2 * kept(1) > 0
 
 
-def test_targets_below_zero_do_not_count() -> None:
+def test_targets_below_zero_are_ignored() -> None:
     meter = Meter()
     logits = torch.randn(2, 5, 16, requires_grad=True)
     targets = torch.tensor([[1, 2, -1, 4, 5], [6, -1, -1, 9, 15]])
@@ -240,8 +242,8 @@ def test_targets_below_zero_do_not_count() -> None:
     torch.testing.assert_close(mine, theirs)
 
 
-def test_rms_norm_is_torchs_own_forward_and_backward() -> None:
-    weights = Weights(0, Axis("tp", None, Meter()), Axis("ep", None, Meter()))
+def test_rms_norm_equals_torch_forward_and_backward() -> None:
+    weights = ParameterFactory(0, Axis("tp", None, Meter()), Axis("ep", None, Meter()))
     norm = RMSNorm(weights, 24, 1e-5).double()
     x = torch.randn(3, 5, 24, dtype=torch.float64, requires_grad=True)
     with torch.no_grad():

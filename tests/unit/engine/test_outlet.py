@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.outlet import LOG, STDOUT, Outlet, copy_to, outlet
+from engine.launch.outlet import LOG, STDOUT, Outlet, copy_to, outlet
 
 
 @contextmanager
@@ -40,7 +40,9 @@ def test_the_run_folder_has_what_nobody_reads(tmp_path: Path, capsys: pytest.Cap
             sys.stdout.write(f"step {step}\n")
     log = tmp_path / LOG
     assert log.read_text() == "step 0\nstep 1\nstep 2\n"
-    told = f"standard output is closed, its reader has left; the run goes on without it; {log} has the rest\n"
+    told = (
+        f"standard output is closed, its reader has left; the run continues without it; {log} has the rest\n"
+    )
     assert capsys.readouterr().err == told
 
 

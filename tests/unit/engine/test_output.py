@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.layout import from_toml, load
-from engine.outlet import LOG
-from engine.output import Output
-from engine.toml import LAYOUT_FILE, keep, to_toml
+from engine.config.toml import LAYOUT_FILE, from_toml, load, to_toml, write_layout
+from engine.launch.outlet import LOG
+from engine.launch.output import Output
 from tests.unit.engine.test_layout import DEMO
 
 
@@ -45,12 +44,12 @@ def test_a_run_names_itself_and_its_folder_at_both_ends(
 @pytest.mark.parametrize("layout", sorted(DEMO.parent.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_layout_in_a_runs_folder_is_the_one_that_was_given(layout: Path, tmp_path: Path) -> None:
     given = load(layout, ["train.steps=7", 'data.source="text:/a \\"b\\" \\u007f ä/*"', "train.lr=1e-7"])
-    keep(given, tmp_path)
+    write_layout(given, tmp_path)
     assert load(tmp_path / LAYOUT_FILE) == from_toml(to_toml(given)) == given
 
 
 def test_a_full_disk_costs_the_layout_in_the_folder_and_not_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keep(load(DEMO), tmp_path / "absent")
+    write_layout(load(DEMO), tmp_path / "absent")
     assert f"{tmp_path / 'absent' / LAYOUT_FILE} cannot be written: No such file" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""bf16: what is rounded (activations, gathered weights) and what is not (weights, gradients, scores, loss)."""
+"""bf16: activations and gathered weights are rounded; weights, gradients, scores and loss are not."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +8,13 @@ import torch
 import torch.distributed as dist
 
 from agents.rank.agent import Agent
-from engine.layout import LayoutError, load
-from engine.meter import Meter
+from engine.config.refusal import LayoutError
+from engine.config.toml import load
+from engine.metering.meter import Meter
 from engine.model.moe import MoeLayer, grouped
 from engine.model.router import Router
-from engine.parallel.sharded import shard_of
-from engine.place import alone
+from engine.parallel.local_shards import local_shard
+from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -21,13 +22,13 @@ from tests.unit.engine.test_layout import DEMO
 
 @pytest.fixture
 def trainers(tmp_path: Path) -> Iterator[list[Trainer]]:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     layouts = [load(DEMO, [*SMALL, f"train.precision={precision}"]) for precision in ("fp32", "bf16")]
     yield [Trainer(layout, Meter(2, 8), Agent(None, lambda: (0, "", 0.0))) for layout in layouts]
     dist.destroy_process_group()
 
 
-def test_only_what_is_computed_with_is_rounded(trainers: list[Trainer]) -> None:
+def test_only_activations_and_gathered_weights_are_rounded(trainers: list[Trainer]) -> None:
     dtypes: dict[str, torch.dtype] = {}
     full, half = trainers
     for module in half.stages[0].modules():
@@ -37,14 +38,14 @@ def test_only_what_is_computed_with_is_rounded(trainers: list[Trainer]) -> None:
             module.register_forward_hook(
                 lambda _m, _i, out: dtypes.update(logits=out[0].dtype, scores=out[1].dtype)
             )
-    losses = [trainer.forward_backward(0) for trainer in (full, half)]
+    losses = [trainer.computation.forward_backward(0) for trainer in (full, half)]
     assert dtypes == {"hidden": torch.bfloat16, "logits": torch.float32, "scores": torch.float32}
     assert losses[1].dtype == torch.float32
     assert float(losses[1]) == pytest.approx(float(losses[0]), rel=2e-3)
     assert float(losses[1]) != float(losses[0])
     for parameter in half.stages[0].parameters():
         assert parameter.grad is not None
-        assert shard_of(parameter).dtype == shard_of(parameter.grad).dtype == torch.float32
+        assert local_shard(parameter).dtype == local_shard(parameter.grad).dtype == torch.float32
 
 
 def test_the_grouped_gemm_in_bf16_is_the_product_rounded_once() -> None:

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.layout import from_toml
+from engine.config.toml import from_toml
 from engine.planner.hardware import step_flops
-from engine.train.record import StepRecords
-from engine.train.statistics import Collected
+from engine.telemetry.records import StepRecords
+from engine.telemetry.step_summary import Collected
 from tests.unit.agents.fleet import make_summary
 
 
@@ -70,5 +70,5 @@ def test_what_ranks_are_asked_for_adds_up_to_the_step() -> None:
         pp = rank * 2 // ranks
         world: Any = SimpleNamespace(rank=rank, device=torch.device("cpu"), tp=SimpleNamespace(size=2))
         records = StepRecords(layout, cast(Any, world), [2 * pp, 2 * pp + 1], head=pp == 1)
-        asked += records.asked(pairs)
+        asked += records.model_flops(pairs)
     assert asked == pytest.approx(step_flops(model, 8 * model.seq_len, ranks * pairs))

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import msgspec
 
-from engine.layout import Layout, load
-from engine.reference import reference
-from engine.schema import keys, section_in
-from engine.toml import to_toml
+from engine.config.layout import Layout
+from engine.config.reference import reference
+from engine.config.toml import load, to_toml
+from engine.config.types import keys, section_in
 from tests.unit.engine.test_layout import DEMO
 
 DOCS = Path(__file__).parents[3] / "docs" / "layout.md"

@@ -1,4 +1,4 @@
-"""Routers, drops, balance and shared experts, each against the plainest reading of its paper: loops over tokens."""
+"""Routers, drops, balancing and shared experts, each against a plain loop over tokens as in its paper."""
 
 import math
 from collections.abc import Iterator
@@ -11,16 +11,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from agents.protocol import Value
 from agents.rank.agent import Agent
-from agents.wire import Value
-from engine.layout import Moe, load
-from engine.meter import Meter
-from engine.model.balance import nudged
-from engine.model.dials import Dials
+from engine.config.knob_values import KnobValues
+from engine.config.layout import Moe
+from engine.config.toml import load
+from engine.metering.meter import Meter
+from engine.model.balancing_losses import updated_bias
 from engine.model.moe import MoeLayer, Routing
-from engine.parallel.comm import Axis
-from engine.parallel.tensor import Weights
-from engine.place import alone
+from engine.parallel.collectives import Axis
+from engine.parallel.parameters import ParameterFactory
+from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import BIAS, SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -28,12 +29,12 @@ from tests.unit.engine.test_layout import DEMO
 B, S, D, E = 3, 24, 64, 8
 
 
-def layer_of(dials: Dials | None = None, **moe: Any) -> tuple[MoeLayer, Meter]:
-    """A layer whose router tells tokens apart clearly."""
+def layer_of(knob_values: KnobValues | None = None, **moe: Any) -> tuple[MoeLayer, Meter]:
+    """A layer whose router scores tokens clearly differently."""
     meter = Meter(1, E)
-    weights = Weights(3, Axis("tp", None, meter), Axis("ep", None, meter))
+    weights = ParameterFactory(3, Axis("tp", None, meter), Axis("ep", None, meter))
     mixture = Moe(**{"experts": E, "top_k": 2, "d_expert": 32, "balance": "none"} | moe)
-    layer = MoeLayer(weights, 0, mixture, D, 0.02, dials or Dials(), meter)
+    layer = MoeLayer(weights, 0, mixture, D, 0.02, knob_values or KnobValues(), meter)
     with torch.no_grad():
         layer.router.weight *= 10.0
     return layer, meter
@@ -99,10 +100,10 @@ def plain_top(layer: MoeLayer, scores: list[float]) -> list[int]:
     ],
     ids=str,
 )
-def test_token_choice_is_what_a_token_by_token_reading_gives(x: Tensor, moe: dict[str, Any]) -> None:
+def test_token_choice_equals_a_loop_over_tokens(x: Tensor, moe: dict[str, Any]) -> None:
     layer, _ = layer_of(**moe)
     if layer.router.bias is not None:
-        layer.router.bias += torch.linspace(0.3, -0.3, E)  # more than scores differ
+        layer.router.bias += torch.linspace(0.3, -0.3, E)  # larger than the differences of scores
     out, _ = run(layer, x)
     unlike, scale = 0, layer.router.moe.route_scale
     for b in range(B):
@@ -118,11 +119,9 @@ def test_token_choice_is_what_a_token_by_token_reading_gives(x: Tensor, moe: dic
 
 @pytest.mark.parametrize("factor", [None, 0.5, 1.7, 8.0])
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
-def test_expert_choice_is_what_an_expert_by_expert_reading_gives(
-    x: Tensor, factor: float | None, score: str
-) -> None:
-    """Zhou et al. 2022: each expert its best C tokens of a sequence, weighted by their scores as they are."""
-    layer, meter = layer_of(Dials(capacity_factor=factor), router="expert_choice", score=score)
+def test_expert_choice_equals_a_loop_over_experts(x: Tensor, factor: float | None, score: str) -> None:
+    """Zhou et al. 2022: each expert takes its best C tokens of a sequence; weights are the scores, not normalised."""
+    layer, meter = layer_of(KnobValues(capacity_factor=factor), router="expert_choice", score=score)
     out, _ = run(layer, x)
     capacity = min(S, math.ceil((factor or 1.0) * S * 2 / E))
     for b in range(B):
@@ -139,8 +138,8 @@ def test_expert_choice_is_what_an_expert_by_expert_reading_gives(
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.25])
 @pytest.mark.parametrize("drop", ["position", "probability"])
-def test_drops_what_a_count_by_hand_drops(x: Tensor, factor: float, drop: str) -> None:
-    layer, meter = layer_of(Dials(capacity_factor=factor), drop=drop)
+def test_drops_equal_a_count_in_a_loop(x: Tensor, factor: float, drop: str) -> None:
+    layer, meter = layer_of(KnobValues(capacity_factor=factor), drop=drop)
     _, routing = run(layer, x)
     capacity = math.ceil(factor * S * 2 / E)
     kept = []
@@ -158,11 +157,11 @@ def test_drops_what_a_count_by_hand_drops(x: Tensor, factor: float, drop: str) -
     assert int(meter.readings.load.sum()) == B * S * 2
 
 
-def test_of_equals_the_first_wins() -> None:
-    """Equal tokens, equal experts: lower positions and lower numbers, on every machine."""
+def test_ties_go_to_the_lower_index() -> None:
+    """With equal tokens and experts, the lower positions and expert numbers are chosen."""
     alike = torch.ones(1, S, D)
     for drop in ("position", "probability"):
-        layer, _ = layer_of(Dials(capacity_factor=0.5), drop=drop)
+        layer, _ = layer_of(KnobValues(capacity_factor=0.5), drop=drop)
         with torch.no_grad():
             layer.router.weight.fill_(0.1)
         _, routing = run(layer, alike)
@@ -182,11 +181,11 @@ def test_rounding_does_not_choose_between_equal_tokens(x: Tensor) -> None:
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("what", ["aux", "z"])
-def test_losses_reach_the_router_with_their_own_scale(x: Tensor, score: str, what: str) -> None:
+def test_losses_have_gradients_with_their_own_scale(x: Tensor, score: str, what: str) -> None:
     """d(coefficient x scale x loss) / d(router), against autograd through the formula of each sequence."""
     coefs = {"aux": {"aux_loss_coef": 0.5}, "z": {"z_loss_coef": 0.5}}[what]
     layer, _ = layer_of(
-        Dials(aux_scale=0.25, **coefs), balance="aux" if what == "aux" else "none", score=score
+        KnobValues(aux_scale=0.25, **coefs), balance="aux" if what == "aux" else "none", score=score
     )
     out, routing = run(layer, x)
     (out * 0.0).sum().backward()
@@ -207,10 +206,10 @@ def test_losses_reach_the_router_with_their_own_scale(x: Tensor, score: str, wha
     torch.testing.assert_close(layer.router.weight.grad, router.grad)
 
 
-def test_beside_a_bias_the_loss_counts_the_highest_scores(x: Tensor) -> None:
-    """DeepSeek-V3, eq. 17-20: what a token would take by its scores, not what bias and groups made of it."""
+def test_with_a_bias_the_loss_counts_the_highest_scores(x: Tensor) -> None:
+    """DeepSeek-V3, eq. 17-20: the loss counts the K highest scores, without bias and groups."""
     layer, _ = layer_of(
-        Dials(aux_scale=0.25, aux_loss_coef=0.5),
+        KnobValues(aux_scale=0.25, aux_loss_coef=0.5),
         balance="aux+bias",
         score="sigmoid",
         groups=4,
@@ -236,9 +235,9 @@ def test_beside_a_bias_the_loss_counts_the_highest_scores(x: Tensor) -> None:
             unlike += set(top.tolist()) != set(routing.choice.experts_TK.view(B, S, 2)[b, s].tolist())
         loss = loss + (count * mean).sum()
     (0.5 * 0.25 * loss).backward()
-    assert unlike > S, "the choice should differ from what the loss counts"
+    assert unlike > S, "the choice should differ from the loss's counts"
     torch.testing.assert_close(layer.router.weight.grad, router.grad)
-    assert x.grad is not None and x.grad.norm() > 0, "the loss reaches the tokens too, and what made them"
+    assert x.grad is not None and x.grad.norm() > 0, "the loss has a gradient to the router's input too"
     torch.testing.assert_close(x.grad, tokens.grad)
 
 
@@ -258,8 +257,8 @@ def test_the_loss_reaches_the_router(x: Tensor, moe: dict[str, Any]) -> None:
     assert layer.router.weight.grad is not None and layer.router.weight.grad.norm() > 1e-7
 
 
-def test_a_bias_goes_towards_balance_by_its_rate() -> None:
-    bias = nudged(torch.zeros(4), torch.tensor([5, 3, 4, 4]), 0.25)
+def test_a_bias_moves_towards_balance_by_its_rate() -> None:
+    bias = updated_bias(torch.zeros(4), torch.tensor([5, 3, 4, 4]), 0.25)
     assert bias.tolist() == [-0.25, 0.25, 0.0, 0.0]
 
 
@@ -269,7 +268,7 @@ def test_shared_experts_are_one_swiglu_of_every_token(x: Tensor) -> None:
     assert shared is not None and shared.gate.shape == (3 * 32, D)
     for b in range(B):
         for s in range(S):
-            beside = sum(  # expert by expert, each its own rows of the width
+            beside = sum(  # one expert after another, each with its own part of the width
                 shared.down[:, n : n + 32]
                 @ (F.silu(shared.gate[n : n + 32] @ x[b, s]) * (shared.up[n : n + 32] @ x[b, s]))
                 for n in range(0, 96, 32)
@@ -277,12 +276,12 @@ def test_shared_experts_are_one_swiglu_of_every_token(x: Tensor) -> None:
             torch.testing.assert_close(out[b, s] - alone_layer(x, {})[b, s], beside, atol=1e-6, rtol=1e-3)
 
 
-# --------------------------------------------------------------------------------------------------- as a trainer
+# --------------------------------------------------------------------------------------------------- with a trainer
 
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[Trainer]:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     layout = load(DEMO, [*SMALL, *BIAS, "knobs.recompute=full", "train.steps=3"])
     meter = Meter(2, E)
     yield Trainer(layout, meter, Agent(None, lambda: meter.doing))
@@ -298,12 +297,12 @@ def test_biases_are_state_and_follow_the_load_once_a_step(trainer: Trainer) -> N
     assert list(before) == ["layers.0.mlp.router.bias", "layers.1.mlp.router.bias"]
     trainer.train_step(0)
     load = trainer.meter.readings.load
-    assert load.sum(1).tolist() == [8 * 32 * 2] * 2, "recompute counted twice"
+    assert load.sum(1).tolist() == [8 * 32 * 2] * 2, "recomputation was counted too"
     for layer, (name, bias) in enumerate(biases(trainer).items()):
         mean = load[layer].double().mean()
         expected = 0.02 * torch.sign(mean - load[layer]).float()
         assert torch.equal(bias, expected) and not torch.equal(bias, before[name])
-    trainer.norm = lambda: torch.tensor(float("nan"))  # type: ignore[assignment]
+    trainer.computation.norm = lambda: torch.tensor(float("nan"))  # type: ignore[assignment]
     before = biases(trainer)
     trainer.train_step(1)
     assert all(torch.equal(bias, before[name]) for name, bias in biases(trainer).items())
@@ -317,7 +316,7 @@ def test_biases_are_state_and_follow_the_load_once_a_step(trainer: Trainer) -> N
         ("z_loss_coef", None, "0 to 100"),
     ],
 )
-def test_only_the_dials_of_the_router_at_hand_are_knobs(
+def test_a_layout_has_only_the_knobs_of_its_router(
     trainer: Trainer, knob: str, value: Value, why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):

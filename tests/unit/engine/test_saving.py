@@ -10,12 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import engine.train.snapshot as saving
+import engine.checkpoint.save as saving
+from agents.protocol import Ack, Changes, Command
 from agents.rank.agent import Agent
-from agents.wire import Ack, Changes, Command
-from engine.layout import load
-from engine.place import alone
-from engine.snapshots import PARTIAL, damage, read
+from engine.checkpoint.manifest import PARTIAL
+from engine.checkpoint.reading import damage, read
+from engine.config.toml import load
+from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -25,39 +26,39 @@ LAYOUT = load(DEMO, [*SMALL, "train.steps=2"])
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 @pytest.fixture
-def snapshots(tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch) -> saving.Snapshots:
+def checkpoints(tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch) -> saving.Checkpoints:
     """A trainer's, that write next to nothing."""
-    found = Trainer(LAYOUT, shelf=tmp_path / "snapshots").snapshots
+    found = Trainer(LAYOUT, checkpoints_dir=tmp_path / "checkpoints").saving.checkpoints
     assert found
     monkeypatch.setattr(found, "write", lambda _, partial: partial.mkdir(parents=True) or {})
     return found
 
 
 def test_what_is_taken_while_another_ends_is_told_later(
-    snapshots: saving.Snapshots, monkeypatch: pytest.MonkeyPatch
+    checkpoints: saving.Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread ends a save just as the trainer asks what has ended."""
     made = saving.Saved
 
     def slow(*fields: object) -> saving.Saved:
-        snapshots.take_finished()
+        checkpoints.take_finished()
         return made(*fields)  # type: ignore[arg-type]
 
     monkeypatch.setattr(saving, "Saved", slow)
-    snapshots.save(1)
-    snapshots.wait()
-    assert [saved.step for saved in snapshots.take_finished()] == [1]
-    assert not snapshots.take_finished()
+    checkpoints.save(1)
+    checkpoints.wait()
+    assert [saved.step for saved in checkpoints.take_finished()] == [1]
+    assert not checkpoints.take_finished()
 
 
 def test_who_waits_for_a_save_says_so_again_and_again(
-    snapshots: saving.Snapshots, monkeypatch: pytest.MonkeyPatch
+    checkpoints: saving.Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or the parent of a stopping run would take it for stuck."""
     enough = threading.Event()
@@ -68,19 +69,19 @@ def test_who_waits_for_a_save_says_so_again_and_again(
         if len(set(said)) == 2:
             enough.set()
 
-    monkeypatch.setattr(saving, "WORD_EVERY_S", 0.06)
-    monkeypatch.setattr(snapshots, "_at", hear)
-    monkeypatch.setattr(snapshots, "write", lambda _, __: {"": enough.wait(10)})
-    snapshots.save(1)
-    snapshots.wait()
-    assert enough.is_set() and said[0].startswith("waiting for the snapshot, 0.")
+    monkeypatch.setattr(saving, "REPORT_EVERY_S", 0.06)
+    monkeypatch.setattr(checkpoints, "_report", hear)
+    monkeypatch.setattr(checkpoints, "write", lambda _, __: {"": enough.wait(10)})
+    checkpoints.save(1)
+    checkpoints.wait()
+    assert enough.is_set() and said[0].startswith("waiting for the checkpoint, 0.")
 
 
 def test_what_is_written_has_its_checksums(tmp_path: Path, group: None) -> None:
-    snapshots = Trainer(LAYOUT, shelf=tmp_path).snapshots
-    assert snapshots
-    snapshots.save(1)
-    snapshots.wait()
+    checkpoints = Trainer(LAYOUT, checkpoints_dir=tmp_path).saving.checkpoints
+    assert checkpoints
+    checkpoints.save(1)
+    checkpoints.wait()
     manifest = read(tmp_path / "step-1").manifest
     assert manifest.sums.keys() == manifest.files.keys() == {"tensors.json", "rank-0.bin"}
     assert damage(tmp_path / "step-1") is None
@@ -115,23 +116,23 @@ class Operator(Agent):
 
 def test_a_save_is_applied_when_it_is_on_disk(tmp_path: Path, group: None) -> None:
     operator = Operator({"save": True})
-    trainer = Trainer(LAYOUT, agent=operator, shelf=tmp_path / "a")
-    checkpoints, written = trainer.snapshots, threading.Event()
-    assert checkpoints
-    write = checkpoints.write
+    trainer = Trainer(LAYOUT, agent=operator, checkpoints_dir=tmp_path / "a")
+    checkpoints_dir, written = trainer.saving.checkpoints, threading.Event()
+    assert checkpoints_dir
+    write = checkpoints_dir.write
 
     def slow(tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
         written.wait(10)
         return write(tensors, partial)
 
-    checkpoints.write = slow  # type: ignore[method-assign]
+    checkpoints_dir.write = slow  # type: ignore[method-assign]
     trainer.train_step(0)
     trainer.train_step(1)
     assert operator.told == [(1, "agreed")], "two steps later it is still being written"
-    assert operator.acks[0].why == "the snapshot of step 1 is being written"
+    assert operator.acks[0].why == "the checkpoint of step 1 is being written"
     written.set()
-    checkpoints.wait()
-    trainer._tell_saved()
+    checkpoints_dir.wait()
+    trainer.saving.report()
     assert operator.told == [(1, "agreed"), (1, "applied")] and not operator.acks[1].why
     assert read(tmp_path / "a/step-1")
 
@@ -142,12 +143,12 @@ def test_a_save_is_applied_when_it_is_on_disk(tmp_path: Path, group: None) -> No
 def test_a_save_that_fails_is_not_applied(tmp_path: Path, group: None, asked: Changes, state: str) -> None:
     """As a file where the folder should be; a change that came with it is in force all the same."""
     operator = Operator(asked)
-    trainer = Trainer(LAYOUT, agent=operator, shelf=tmp_path)
+    trainer = Trainer(LAYOUT, agent=operator, checkpoints_dir=tmp_path)
     (tmp_path / f"step-1{PARTIAL}").write_text("")
     trainer.run()
     assert operator.told == [(1, "agreed"), (1, state)]
     assert (
-        "the snapshot of step 1 was not saved" in operator.acks[1].why
+        "the checkpoint of step 1 was not saved" in operator.acks[1].why
         and "File exists" in operator.acks[1].why
     )
     assert trainer.board.values["lr_scale"] == asked.get("lr_scale", 1.0)
@@ -157,10 +158,10 @@ def test_a_paused_run_saves_once_and_again_only_after_a_failure(tmp_path: Path, 
     operator = Operator(
         {"pause": True, "save": True}, {"save": True}, {"save": True}, {"save": True}, {"stop": True}
     )
-    trainer = Trainer(LAYOUT, agent=operator, shelf=tmp_path)
-    checkpoints, tries = trainer.snapshots, 0
-    assert checkpoints
-    write = checkpoints.write
+    trainer = Trainer(LAYOUT, agent=operator, checkpoints_dir=tmp_path)
+    checkpoints_dir, tries = trainer.saving.checkpoints, 0
+    assert checkpoints_dir
+    write = checkpoints_dir.write
 
     def at_the_second_try(tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
         nonlocal tries
@@ -169,7 +170,7 @@ def test_a_paused_run_saves_once_and_again_only_after_a_failure(tmp_path: Path, 
             raise OSError(28, "No space left on device")
         return write(tensors, partial)
 
-    checkpoints.write = at_the_second_try  # type: ignore[method-assign]
+    checkpoints_dir.write = at_the_second_try  # type: ignore[method-assign]
     trainer.run()
     assert tries == 2
     final = {ack.revision: ack for ack in operator.acks}
@@ -178,12 +179,12 @@ def test_a_paused_run_saves_once_and_again_only_after_a_failure(tmp_path: Path, 
 
 
 def test_a_trainer_goes_on_without_a_shelf_of_its_own(tmp_path: Path, group: None) -> None:
-    first = Trainer(LAYOUT, shelf=tmp_path / "snapshots")
-    assert first.snapshots
+    first = Trainer(LAYOUT, checkpoints_dir=tmp_path / "checkpoints")
+    assert first.saving.checkpoints
     first.train_step(0)
-    first.snapshots.save(1)
-    first.snapshots.wait()
-    second = Trainer(LAYOUT, resume=tmp_path / "snapshots/step-1")
-    assert second.first_step == 1 and second.snapshots is None
+    first.saving.checkpoints.save(1)
+    first.saving.checkpoints.wait()
+    second = Trainer(LAYOUT, resume=tmp_path / "checkpoints/step-1")
+    assert second.first_step == 1 and second.saving.checkpoints is None
     ours, theirs = (list(trainer.stages[0].parameters()) for trainer in (second, first))
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

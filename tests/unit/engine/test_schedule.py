@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.parallel.pipeline import SCHEDULES as TORCHS
-from engine.planner.schedule import Clock, order
-from engine.planner.stages import SCHEDULES, accepts, partners, stages_of
+from engine.config.schedule_traits import SCHEDULES, accepts_micro_batches, same_partition, stages_of_rank
+from engine.planner.schedule import ScheduleClock, action_order
+from engine.sharding.pipeline import SCHEDULES as TORCHS
 
 RANKS, MICRO_BATCHES = (1, 2, 3, 4), range(1, 18)
 VIRTUAL = {name: [kind.virtual_stages] if kind.virtual_stages else [2, 3] for name, kind in SCHEDULES.items()}
@@ -20,7 +20,7 @@ LEGAL = [
     for p in RANKS
     for v in VIRTUAL[name]
     for m in MICRO_BATCHES
-    if accepts(name, p, v, m) and (p > 1 or v == 1)
+    if accepts_micro_batches(name, p, v, m) and (p > 1 or v == 1)
 ]
 
 
@@ -67,7 +67,7 @@ def several(name: str, p: int, v: int, m: int) -> dict[int, list[list[tuple[str,
             submod=torch.nn.Identity(),
             stage_index_to_group_rank={},
         )
-        for stage in stages_of(name, 0, p, v)
+        for stage in stages_of_rank(name, 0, p, v)
     ]
     turns = TORCHS[name](stages, m, loss_fn=lambda output, target: output).pipeline_order
     return {
@@ -84,7 +84,11 @@ def test_order_is_torchs_own(name: str) -> None:
     for _, p, v, m in (case for case in LEGAL if case[0] == name):
         theirs = several(name, p, v, m) if v > 1 else {rank: single(name, p, m, rank) for rank in range(p)}
         for rank in range(p):
-            assert [list(map(tuple, turn)) for turn in order(name, rank, p, v, m)] == theirs[rank], (p, v, m)
+            assert [list(map(tuple, turn)) for turn in action_order(name, rank, p, v, m)] == theirs[rank], (
+                p,
+                v,
+                m,
+            )
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -92,14 +96,14 @@ def test_what_is_not_accepted_torch_refuses(name: str) -> None:
     for p in RANKS[1:]:
         for v in VIRTUAL[name]:
             for m in MICRO_BATCHES:
-                if not accepts(name, p, v, m):
+                if not accepts_micro_batches(name, p, v, m):
                     with pytest.raises(ValueError, match="icrobatches"):
                         several(name, p, v, m) if v > 1 else single(name, p, m, 0)
 
 
 @pytest.mark.parametrize(("name", "p", "v", "m"), LEGAL)
 def test_every_action_once_and_each_stage_on_one_rank(name: str, p: int, v: int, m: int) -> None:
-    acts = [act for its in Clock(name, p, v, m).acts for act in its]
+    acts = [act for its in ScheduleClock(name, p, v, m).acts for act in its]
     assert len(acts) == len(set(acts))
     for stage in range(p * v):
         of_stage = [(act.kind, act.micro_batch) for act in acts if act.stage == stage]
@@ -109,7 +113,9 @@ def test_every_action_once_and_each_stage_on_one_rank(name: str, p: int, v: int,
         assert forwards == sorted(whole + split) == list(range(m))
         assert sorted(n for kind, n in of_stage if kind == "W") == sorted(split)
         assert not split or SCHEDULES[name].split_backward
-    assert sorted(stage for rank in range(p) for stage in stages_of(name, rank, p, v)) == list(range(p * v))
+    assert sorted(stage for rank in range(p) for stage in stages_of_rank(name, rank, p, v)) == list(
+        range(p * v)
+    )
 
 
 @settings(deadline=None)
@@ -121,13 +127,13 @@ def test_balanced_stages_idle_as_the_textbook_says(
     for name, v in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)):
         if p > 1 or v == 1:
             costs = {"F": [forward] * p * v, "B": [backward] * p * v}
-            assert Clock(name, p, v, m).bubble(costs) == pytest.approx((p - 1) / (m * v + p - 1))
+            assert ScheduleClock(name, p, v, m).bubble(costs) == pytest.approx((p - 1) / (m * v + p - 1))
 
 
 def test_1f1b_holds_few_activations() -> None:
     for rank in range(4):
         alive = most = 0
-        for ((kind, _, _),) in order("1f1b", rank, 4, 1, 16):
+        for ((kind, _, _),) in action_order("1f1b", rank, 4, 1, 16):
             alive += 1 if kind == "F" else -1
             most = max(most, alive)
         assert most == 4 - rank
@@ -135,14 +141,14 @@ def test_1f1b_holds_few_activations() -> None:
 
 def test_an_unbalanced_stage_makes_the_others_wait() -> None:
     even, uneven = {"F": [1, 1], "B": [2, 2]}, {"F": [1, 2], "B": [2, 4]}
-    assert Clock("1f1b", 2, 1, 8).bubble(even) < Clock("1f1b", 2, 1, 8).bubble(uneven)
+    assert ScheduleClock("1f1b", 2, 1, 8).bubble(even) < ScheduleClock("1f1b", 2, 1, 8).bubble(uneven)
     # The slow stage is busy all the time but for the first forward; the fast one half of it.
-    clock = Clock("1f1b", 2, 1, 100)
+    clock = ScheduleClock("1f1b", 2, 1, 100)
     assert clock.bubble({"F": [1, 2], "B": [1, 2]}) == pytest.approx(0.25, abs=0.01)
 
 
 def test_the_clock_takes_each_action_its_own_time() -> None:
-    clock = Clock("gpipe", 2, 1, 2)
+    clock = ScheduleClock("gpipe", 2, 1, 2)
     assert clock.acts[0] == [("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)]
     # rank 0: F 0-1, 1-5, waits till 10; rank 1: waits 0-1, F 1-3, waits 3-5, F 5-8, B 8-10, 10-11
     window, idle = clock.idle([[1, 4, 2, 2], [2, 3, 2, 1]])
@@ -150,5 +156,5 @@ def test_the_clock_takes_each_action_its_own_time() -> None:
 
 
 def test_partners_share_a_partition() -> None:
-    assert partners("gpipe") == partners("1f1b") == ["gpipe", "1f1b"]
-    assert "interleaved" in partners("interleaved") and "1f1b" not in partners("interleaved")
+    assert same_partition("gpipe") == same_partition("1f1b") == ["gpipe", "1f1b"]
+    assert "interleaved" in same_partition("interleaved") and "1f1b" not in same_partition("interleaved")

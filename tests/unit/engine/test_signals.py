@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.launch import _fork
-from engine.place import Place, Whereabouts
-from engine.signals import Signals, StopNow
+from engine.launch.ranks import _fork
+from engine.launch.signals import Signals, StopNow
+from engine.rendezvous import LastOperations, RankContext
 
 
 def test_no_rank_is_forked_once_a_stop_waits(tmp_path: Path) -> None:
-    def work(place: Place) -> None:
+    def work(place: RankContext) -> None:
         raise AssertionError("a rank was forked")
 
     with Signals() as signals, signals.held():
@@ -21,5 +21,5 @@ def test_no_rank_is_forked_once_a_stop_waits(tmp_path: Path) -> None:
         )  # other tests leave threads that do not hold it
         assert signals.waiting()
         with pytest.raises(StopNow):
-            _fork(3, work, None, tmp_path, Whereabouts(3), signals)
+            _fork(3, work, None, tmp_path, LastOperations(3), signals)
     assert signals.stop == signal.SIGTERM

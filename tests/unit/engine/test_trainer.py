@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from agents.protocol import Event, Message, Step, Summary
 from agents.rank.agent import Agent
-from agents.wire import Event, Message, Step, Summary
-from engine.layout import load
-from engine.meter import Meter
-from engine.place import alone
+from engine.config.toml import load
+from engine.launch.rank_main import agree_on
+from engine.metering.meter import Meter
 from engine.planner.hardware import step_flops
-from engine.rank import agree_on
+from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
@@ -35,7 +35,7 @@ class Heard(Agent):
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[Trainer]:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     yield Trainer(load(DEMO, [*SMALL, "train.steps=3"]), Meter(2, 8), Heard())
     dist.destroy_process_group()
 
@@ -49,11 +49,11 @@ def test_a_broken_gradient_leaves_the_weights_alone(trainer: Trainer, norm: floa
     agent = trainer.agent
     assert isinstance(agent, Heard)
     before = weights(trainer)
-    right = trainer.norm
-    trainer.norm = lambda: torch.tensor(norm)  # type: ignore[assignment]
+    right = trainer.computation.norm
+    trainer.computation.norm = lambda: torch.tensor(norm)  # type: ignore[assignment]
     trainer.train_step(0)
     assert all(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
-    trainer.norm = right
+    trainer.computation.norm = right
     trainer.train_step(1)
     assert not all(torch.equal(a, b) for a, b in zip(before, weights(trainer), strict=True))
     assert any(isinstance(m, Event) and "step 0: the gradient norm is" in m.text for m in agent.messages)
@@ -75,20 +75,20 @@ def test_mfu_is_what_was_asked_over_what_the_device_can_do(
 ) -> None:
     agent, peak = trainer.agent, 1e12
     assert isinstance(agent, Heard)
-    monkeypatch.setattr(trainer._statistics, "_peak", peak)
+    monkeypatch.setattr(trainer.reporting.summaries, "_peak", peak)
     last = trainer.run()
     model, tokens = trainer.layout.model, 8 * 32
     assert last is not None
     asked = step_flops(model, tokens, pairs=2 * 2 * tokens)  # two layers, top 2, dropless
     assert last.mfu == pytest.approx(asked / (last.step_ms / 1e3) / peak)
-    monkeypatch.setattr(trainer._statistics, "_peak", None)
+    monkeypatch.setattr(trainer.reporting.summaries, "_peak", None)
     trainer.train_step(3)
-    summary = trainer._publish()
+    summary = trainer.reporting.publish()
     assert summary is not None and summary.mfu is None
 
 
 def test_ranks_with_other_layouts_refuse_to_start(tmp_path: Path) -> None:
-    leader = alone(tmp_path)
+    leader = single_rank_context(tmp_path)
     other = dataclasses.replace(leader, rank=1, world=2)
     agree_on(load(DEMO), leader, leader.store())
     agree_on(load(DEMO, ["run.name=mine"]), other, leader.store())
@@ -97,7 +97,7 @@ def test_ranks_with_other_layouts_refuse_to_start(tmp_path: Path) -> None:
 
 
 def test_callbacks_hear_every_step_and_may_stop(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", store=alone(tmp_path).store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     steps: list[int] = []
     losses: list[float] = []
 

@@ -1,0 +1,115 @@
+"""Turns findings into alerts, with hysteresis, within a CPU budget."""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agents.alerts.devices import Memory, Throttle
+from agents.alerts.finding import RANKS_NAMED, Detector, Finding, step_of
+from agents.alerts.ranks import Lost, Stall
+from agents.alerts.stragglers import Slowdown, Straggler
+from agents.alerts.training import DeadExperts, Loss, Routing
+from agents.protocol import Alert, clip
+from agents.state.run_state import RunState
+
+CPU_SHARE = 0.02  # largest average share of the hub's time
+REPUBLISH_S = 10.0  # shortest interval between two versions of an active alert
+
+
+def all_detectors() -> list[Detector]:
+    return [Lost(), Stall(), Straggler(), Slowdown(), Loss(), DeadExperts(), Routing(), Memory(), Throttle()]
+
+
+@dataclass
+class _Tracked:
+    finding: Finding
+    found_in: int = 0  # consecutive checks that found it
+    missing_in: int = 0  # consecutive checks that did not
+    published: Finding | None = None  # last published version; None: not an alert yet
+    published_s: float = 0.0
+
+
+class Detection:
+    """Runs every detector over one run. The hub calls `check` at each tick; it returns early while over budget."""
+
+    def __init__(self, detectors: Sequence[Detector], cpu_s: Callable[[], float] = time.thread_time) -> None:
+        self._detectors = list(detectors)
+        self._tracked: list[dict[tuple[str, str], _Tracked]] = [{} for _ in detectors]
+        self._cpu_s = cpu_s
+        self._next_s = 0.0
+        self.problems: list[
+            str
+        ] = []  # detectors that failed and are now disabled; the hub logs and clears them
+
+    def learn(self, state: RunState, now_s: float) -> None:
+        """Let detectors learn typical values from restored history; findings in it are ignored."""
+        for detector in self._detectors:
+            with contextlib.suppress(
+                Exception
+            ):  # a failing detector fails again in `check`, which reports it
+                detector.check(state, now_s)
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether the CPU budget allows a check now."""
+        return now_s >= self._next_s
+
+    def check(self, state: RunState, now_s: float) -> list[Alert]:
+        """Alerts that are raised, updated or ended by this check."""
+        if not self.is_due(now_s):
+            return []
+        began = self._cpu_s()
+        alerts = []
+        for detector, known in list(zip(self._detectors, self._tracked, strict=True)):
+            try:
+                alerts += _judge(detector, known, state, now_s)
+            except Exception as error:  # noqa: BLE001 - a failing detector must not end the hub
+                place = self._detectors.index(detector)
+                del self._detectors[place], self._tracked[place]
+                self.problems.append(
+                    f"the detector {type(detector).__name__} failed and is disabled: {error!r}"
+                )
+        self._next_s = now_s + (self._cpu_s() - began) / CPU_SHARE
+        return alerts
+
+
+def _judge(
+    detector: Detector, known: dict[tuple[str, str], _Tracked], state: RunState, now_s: float
+) -> list[Alert]:
+    findings = detector.check(state, now_s)
+    if findings is None:
+        return []
+    alerts = []
+    found = {(finding.name, finding.subject): finding for finding in findings}
+    for key, finding in found.items():
+        one = known.setdefault(key, _Tracked(finding))
+        one.finding, one.found_in, one.missing_in = finding, one.found_in + 1, 0
+        raised = one.published is None and one.found_in >= detector.holds
+        anew = (
+            one.published is not None and one.published != finding and now_s - one.published_s >= REPUBLISH_S
+        )
+        if raised or anew:
+            one.published, one.published_s = finding, now_s
+            alerts.append(_alert(finding, state, active=True))
+    for key in [key for key in known if key not in found]:
+        one = known[key]
+        one.found_in, one.missing_in = 0, one.missing_in + 1
+        if one.published is None or one.missing_in >= detector.releases:
+            del known[key]
+            if one.published:
+                alerts.append(_alert(one.published, state, active=False))
+    return alerts
+
+
+def _alert(finding: Finding, state: RunState, active: bool) -> Alert:
+    return Alert(
+        finding.name,
+        finding.subject,
+        finding.level,
+        active,
+        step_of(state),
+        time.time(),
+        clip(finding.text),
+        finding.evidence,
+        list(finding.ranks[:RANKS_NAMED]),
+    )

@@ -1,0 +1,117 @@
+"""Findings, the protocol of a detector, and the statistics that detectors share."""
+
+import math
+import statistics
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeVar
+
+from agents.protocol import Alert, Summary, Value
+from agents.state.run_state import RunState
+
+K = TypeVar("K", bound=Hashable)
+
+RANKS_NAMED = 64  # ranks listed in an alert; the text gives the full count
+AT_ONCE = 512  # most summaries judged in one check (the newest)
+
+# Alerts of one level, most severe first. Names that are not listed sort last.
+SEVERITY_ORDER = (
+    *("failed", "nan", "lost", "silent", "unheard", "stall", "collapse"),
+    *("straggler", "slowdown", "throttle", "memory", "loss_spike", "gradient_spike", "drops", "dead_experts"),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A condition that holds now. `name` and `subject` identify it across checks."""
+
+    name: str
+    subject: str
+    level: Literal["warning", "error"]
+    text: str
+    evidence: dict[str, Value] = field(default_factory=dict)
+    ranks: tuple[int, ...] = ()
+
+
+class Detector(Protocol):
+    """Checks the run's state. A finding becomes an alert after `holds` consecutive checks that return it; the alert
+    ends after `releases` consecutive checks that do not."""
+
+    holds: int
+    releases: int
+
+    def check(self, state: RunState, now_s: float) -> list[Finding] | None:
+        """The conditions that hold now; None if no new data arrived, so that this check does not count.
+
+        `now_s`: seconds on a clock that stops while the hub process is suspended.
+        """
+
+
+def name_of(state: RunState, rank: int) -> str:
+    """``rank 5 (pp1 dp0 tp1)``."""
+    hello = state.hellos.get(rank)
+    coords = " ".join(f"{axis}{place}" for axis, place in hello.coords.items()) if hello else ""
+    return f"rank {rank} ({coords})" if coords else f"rank {rank}"
+
+
+def names_of(state: RunState, ranks: Sequence[int]) -> str:
+    """One rank's name, or ``ranks 1, 3 and 14 more``."""
+    if len(ranks) == 1:
+        return name_of(state, ranks[0])
+    shown = ", ".join(map(str, ranks[:4]))
+    return f"ranks {shown}" + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+
+
+def step_of(state: RunState) -> int:
+    """The newest step of the run."""
+    return (
+        state.summaries[-1].step
+        if state.summaries
+        else max((s.step for s in state.steps.values()), default=0)
+    )
+
+
+def median(values: Iterable[float]) -> float:
+    """The median of the finite values (the upper of the middle two); NaN if there are none."""
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.median_high(finite) if finite else math.nan
+
+
+def spread(values: Sequence[float], middle: float) -> float:
+    """Robust standard deviation: 1.4826 times the median absolute deviation (MAD) from `middle`."""
+    return 1.4826 * median(abs(value - middle) for value in values)
+
+
+def peer_baseline(values: Mapping[K, float]) -> dict[K, float]:
+    """The reference value for each peer: the median of all; with two peers, the other one's value."""
+    if len(values) == 2:
+        (first, first_value), (second, second_value) = values.items()
+        return {first: second_value, second: first_value}
+    return dict.fromkeys(values, median(values.values()))
+
+
+class NewSummaries:
+    """Returns the summaries that arrived since the last call. `restarted`: the run resumed from an earlier step."""
+
+    def __init__(self) -> None:
+        self._last = -1
+        self.restarted = False
+
+    def take(self, summaries: list[Summary]) -> list[Summary]:
+        self.restarted = bool(summaries) and summaries[-1].step < self._last
+        if self.restarted:
+            self._last = -1
+        start, first = len(summaries), max(0, len(summaries) - AT_ONCE)
+        while start > first and summaries[start - 1].step > self._last:
+            start -= 1
+        self._last = summaries[-1].step if summaries else -1
+        return summaries[start:]
+
+
+def by_severity(alerts: Iterable[Alert]) -> list[Alert]:
+    """Alerts by level, then by `SEVERITY_ORDER`, then newest first."""
+    place = {name: number for number, name in enumerate(SEVERITY_ORDER)}
+    return sorted(
+        alerts,
+        key=lambda alert: (alert.level != "error", place.get(alert.name, len(SEVERITY_ORDER)), -alert.time_s),
+    )

@@ -1,0 +1,96 @@
+"""Sends alerts out of the hub: to a command on its standard input, or to a URL by HTTP POST."""
+
+import contextlib
+import queue
+import shlex
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import msgspec
+
+from agents.protocol import Alert
+from agents.rundir.runs import RunError
+
+WAITING = 64  # queued alerts; more are dropped, since the log has them all
+COMMAND_S = 10.0
+POST_S = 5.0
+FLUSH_S = 10.0  # longest wait for queued alerts when the hub ends
+
+
+class Notifier:
+    """Sends alerts to `target` as JSON on its own thread, so that the hub never waits.
+
+    RunError: `target` is neither an http(s) URL nor a command line.
+    """
+
+    def __init__(self, run: str, target: str) -> None:
+        self._run = run
+        self._post = target.startswith(("http://", "https://"))
+        if self._post:
+            host = urllib.parse.urlsplit(target).hostname
+            if not host:
+                raise RunError(
+                    f"{target} names no host to tell alerts; legal: http(s)://HOST/PATH, or a command"
+                )
+            self._target = [target]
+            self._shown = host  # a URL may hold a secret, and every client can read the log
+        else:
+            try:
+                self._target = shlex.split(target)
+            except ValueError as error:
+                raise RunError(f"the command for alerts cannot be read ({error}): {target}") from None
+            if not self._target:
+                raise RunError("the command for alerts is empty; legal: a command, or http(s)://HOST/PATH")
+            self._shown = Path(self._target[0]).name
+        self._alerts: queue.Queue[Alert | None] = queue.Queue(WAITING)  # None ends the thread
+        self._problems: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="notifier", daemon=True)
+        self._thread.start()
+
+    def notify(self, alert: Alert) -> None:
+        with contextlib.suppress(queue.Full):
+            self._alerts.put_nowait(alert)
+
+    def problems(self) -> list[str]:
+        """The deliveries that failed since the last call, a sentence each."""
+        failures = []
+        while not self._problems.empty():
+            failures.append(self._problems.get())
+        return failures
+
+    def close(self, within_s: float = FLUSH_S) -> list[str]:
+        """Send what is queued within `within_s`; returns the failures since the last call, timeouts included."""
+        until = time.monotonic() + within_s
+        with contextlib.suppress(queue.Full):
+            self._alerts.put(None, timeout=within_s)
+        self._thread.join(max(0.0, until - time.monotonic()))
+        late = [f"{self._shown} was not told of the last alerts within {within_s:g} s"]
+        return self.problems() + (late if self._thread.is_alive() else [])
+
+    def _work(self) -> None:
+        while alert := self._alerts.get():
+            fields = {name: getattr(alert, name) for name in alert.__struct_fields__}
+            body = msgspec.json.encode({"run": self._run, **fields})
+            try:
+                self._deliver(body)
+            except Exception as error:  # noqa: BLE001 - one failed delivery must not stop the next
+                self._problems.put(f"{self._shown} was not told of an alert: {type(error).__name__}")
+
+    def _deliver(self, body: bytes) -> None:
+        if self._post:
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(self._target[0], data=body, headers=headers)
+            urllib.request.urlopen(request, timeout=POST_S).close()
+        else:
+            subprocess.run(
+                self._target,
+                input=body,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=COMMAND_S,
+                check=True,
+            )

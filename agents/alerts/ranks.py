@@ -1,0 +1,123 @@
+"""Detectors for lost ranks and stalled runs."""
+
+import math
+from collections import defaultdict
+
+from agents.alerts.finding import Finding, names_of
+from agents.protocol import Pulse, Value
+from agents.state.run_state import RunState
+
+STALL_S = 10.0  # a rank is stalled after this time in one operation,
+STALL_STEPS = 5  # or after the time of this many typical steps, whichever is longer
+SILENT_S = 4.0  # without a pulse; each rank's agent thread sends one per second
+AT_REST = (
+    "paused",
+    "starting",
+    "checkpoint",
+    "expert placement",
+)  # operations without a time limit
+WAITS = ("waiting", "reduce", "agree", "all-", "gather", "scatter", "broadcast", "barrier", "exchange")
+
+
+# The process state of a missing rank -> the alert's name, and its words in the text.
+WORDS_BY_PROCESS = {
+    "ended": ("lost", "lost"),
+    "stopped": ("silent", "silent"),
+    "alive": ("silent", "silent"),
+    "unknown": ("unheard", "not heard"),
+}
+
+
+class Lost:
+    """Detects ranks that stopped sending without a goodbye: `lost` if their process ended, `silent` if it still exists,
+    `unheard` if the hub cannot see it because it runs on another host."""
+
+    holds, releases = 1, 1
+
+    def check(self, state: RunState, now_s: float) -> list[Finding]:
+        missing: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        for rank in _missing(state):
+            missing[WORDS_BY_PROCESS[state.gone[rank].process]].append(rank)
+        return [self._finding(state, *words_of, ranks) for words_of, ranks in missing.items()]
+
+    def _finding(self, state: RunState, name: str, words: str, ranks: list[int]) -> Finding:
+        first, last = state.gone[ranks[0]], state.steps.get(ranks[0])
+        one = len(ranks) == 1
+        why = f"{':' if one else f', rank {ranks[0]}:'} {first.text}" if first.text else ""
+        text = f"{names_of(state, ranks)} {'is' if one else 'are'} {words}{why}"
+        evidence: dict[str, Value] = {name: len(ranks), "last_step": last.step if last else None}
+        return Finding(name, "run", "error", text, evidence, tuple(ranks))
+
+
+def _missing(state: RunState) -> list[int]:
+    return sorted(rank for rank, gone in state.gone.items() if not gone.clean)
+
+
+class Stall:
+    """Detects a run that makes no progress; names the waiting ranks, their operation and the ranks they wait for."""
+
+    holds, releases = 2, 1
+
+    def __init__(self) -> None:
+        self._received: dict[int, tuple[Pulse, float]] = {}
+
+    def check(self, state: RunState, now_s: float) -> list[Finding]:
+        here = {rank: pulse for rank, pulse in state.pulses.items() if rank not in state.gone}
+        for rank, pulse in here.items():
+            if rank not in self._received or self._received[rank][0] is not pulse:
+                self._received[rank] = (pulse, now_s)
+        self._received = {rank: received for rank, received in self._received.items() if rank in here}
+        silent = _missing(state) or sorted(
+            rank for rank, (_, heard_s) in self._received.items() if now_s - heard_s > SILENT_S
+        )
+        usual_s = state.summaries[-1].step_ms / 1000 if state.summaries else math.inf
+        limit_s = max(STALL_S, STALL_STEPS * usual_s)
+        stuck = {
+            rank: pulse
+            for rank, pulse in here.items()
+            if pulse.since_ms / 1000 + now_s - self._received[rank][1] > limit_s
+            and not pulse.doing.startswith(AT_REST)
+        }
+        if not stuck:
+            return []
+        missing = silent or _not_arrived(stuck)
+        waiting = {rank: pulse for rank, pulse in stuck.items() if rank not in missing}
+        shown = next(iter(waiting.values() or stuck.values()))
+        parts = [f"the run stands at step {shown.step}"]
+        if waiting:
+            parts.append(f"{len(waiting)} of {state.world} ranks {_in(shown.doing)}")
+        last_pulse = state.pulses.get(missing[0], shown)
+        why = "not heard, at last" if silent else "not arrived:"
+        parts.append(f"{names_of(state, missing)} {why} in {last_pulse.doing or 'an unnamed operation'}")
+        evidence: dict[str, Value] = {
+            "limit_s": round(limit_s, 1),
+            "waiting": len(waiting),
+            "silent": len(silent),
+            "doing": last_pulse.doing[:256],
+        }
+        return [Finding("stall", "run", "error", "; ".join(parts), evidence, tuple(missing))]
+
+
+def _not_arrived(stuck: dict[int, Pulse]) -> list[int]:
+    """The stalled ranks that the others wait for: those at an earlier step; else those outside a collective; else
+    those in the least common operation."""
+    first = min(pulse.step for pulse in stuck.values())
+    if any(pulse.step != first for pulse in stuck.values()):
+        return sorted(rank for rank, pulse in stuck.items() if pulse.step == first)
+    busy = sorted(rank for rank, pulse in stuck.items() if not _waits(pulse.doing))
+    if busy and len(busy) < len(stuck):
+        return busy
+    by_doing: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, pulse in stuck.items():
+        by_doing[pulse.doing].append(rank)
+    fewest: list[int] = sorted(by_doing.values(), key=len)[0]
+    return sorted(fewest)
+
+
+def _in(doing: str) -> str:
+    return doing.replace("waiting", "wait", 1) if doing.startswith("waiting") else f"wait in {doing}"
+
+
+def _waits(doing: str) -> bool:
+    """Whether the operation is a collective, such as ``tp all-gather, layer 2``, or a wait."""
+    return any(word in doing for word in WAITS)

@@ -1,0 +1,192 @@
+"""Detectors for stragglers (a rank against its peers) and slowdowns (the run against its recent steps).
+
+A rank is judged by its own time: step time less the time it waited for others. With collectives all ranks have the
+step time of the slowest, and the slowest waits least.
+"""
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+from agents.alerts.finding import Finding, NewSummaries, median, name_of, peer_baseline, spread
+from agents.protocol import Value
+from agents.state.run_state import RunState
+
+SPREADS = 5.0  # standard deviations above the peers' median that make a straggler
+RELEASE = 0.5  # factor on the limits: a straggler stays one until it is below them
+BASELINE_SPREADS = (
+    3.0  # standard deviations of single values; the median of several varies about half as much
+)
+USUAL = 32  # values in the baseline
+ENOUGH = 8
+NEWEST = 5  # newest steps, whose median is compared with the baseline
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Thresholds: the excess over the reference that counts as slow, and the number of records averaged."""
+
+    records: int
+    peers: float  # above the median of several peers
+    pair: (
+        float  # above the only peer, or above a rank's own baseline: one value is less certain than a median
+    )
+    run: float  # step time of the run above its baseline
+
+
+OWN_CORES = Limits(records=5, peers=0.15, pair=0.3, run=0.25)
+SHARED_CORES = Limits(records=15, peers=0.3, pair=0.6, run=0.5)  # on shared cores ranks are slow in turns
+
+
+def limits_of(state: RunState) -> Limits:
+    shared = bool(state.summaries) and state.summaries[-1].oversubscribed
+    return SHARED_CORES if shared else OWN_CORES
+
+
+@dataclass
+class Baseline:
+    """A series of values: the newest, and a baseline of earlier ones under the same knob revision."""
+
+    newest: deque[float]
+    usual: deque[float] = field(default_factory=lambda: deque(maxlen=USUAL))
+    revision: int | None = None
+
+    @classmethod
+    def of(cls, newest: int) -> "Baseline":
+        return cls(deque(maxlen=newest))
+
+    def add(self, value: float, revision: int, share: float) -> None:
+        """Add a value. A new knob revision resets the baseline, since a knob changes typical values."""
+        if revision != self.revision:
+            self.revision = revision
+            self.newest.clear()
+            self.usual.clear()
+        if len(self.newest) == self.newest.maxlen and not self._is_far(self.newest[0], share):
+            self.usual.append(self.newest[0])  # outliers stay out of the baseline
+        self.newest.append(value)
+
+    def increase(self, share: float) -> tuple[float, float] | None:
+        """Medians of the newest values and of the baseline, if the newest are far above it."""
+        if len(self.newest) < (self.newest.maxlen or 0):
+            return None
+        now = median(self.newest)
+        return (now, median(self.usual)) if self._is_far(now, share) else None
+
+    def _is_far(self, value: float, share: float) -> bool:
+        if len(self.usual) < ENOUGH:
+            return False
+        usual = median(self.usual)
+        return usual > 0 and value > usual + max(
+            share * usual, BASELINE_SPREADS * spread(list(self.usual), usual)
+        )
+
+
+class Straggler:
+    """Detects a rank whose own time exceeds that of its peers: ranks of the same pipeline stage and device type, which
+    have the same work. A rank without peers is compared with its own baseline."""
+
+    holds, releases = 3, 3
+
+    def __init__(self) -> None:
+        self._own: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=SHARED_CORES.records))
+        self._baselines: defaultdict[int, Baseline] = defaultdict(lambda: Baseline.of(OWN_CORES.records))
+        self._last: dict[int, int] = {}
+        self._slow: set[int] = set()  # slower than their peers at the last check
+
+    def check(self, state: RunState, now_s: float) -> list[Finding] | None:
+        limits = limits_of(state)
+        groups: defaultdict[object, list[int]] = defaultdict(list)
+        for rank, hello in state.hellos.items():
+            if rank not in state.gone:
+                groups[hello.coords.get("pp"), _kind(hello.device)].append(rank)
+        alone = {ranks[0] for ranks in groups.values() if len(ranks) == 1}
+        if not self._take(state, alone, limits):
+            return None
+        findings = self._against_own_baseline(state, alone, limits)
+        for ranks in groups.values():
+            findings += self._against_peers(state, [rank for rank in ranks if rank not in alone], limits)
+        return findings
+
+    def _take(self, state: RunState, alone: set[int], limits: Limits) -> bool:
+        """Add new records; False if there are none."""
+        new = [step for rank, step in state.steps.items() if self._last.get(rank) != step.step]
+        for step in new:
+            self._last[step.rank] = step.step
+            self._own[step.rank].append(step.own_ms)
+            if step.rank in alone:
+                self._baselines[step.rank].add(step.own_ms, step.revision, limits.pair)
+        return bool(new)
+
+    def _against_peers(self, state: RunState, ranks: list[int], limits: Limits) -> list[Finding]:
+        known = {rank: list(self._own[rank])[-limits.records :] for rank in ranks}
+        own = {rank: median(values) for rank, values in known.items() if len(values) == limits.records}
+        if len(own) < 2:
+            return []
+        share = limits.pair if len(own) == 2 else limits.peers
+        usual = peer_baseline(own)
+        noise = (
+            spread(list(own.values()), median(own.values())) if len(own) > 2 else 0.0
+        )  # two have none to tell
+        slow = [
+            rank
+            for rank in own  # a reference of zero (peers that only wait) allows no ratio
+            if usual[rank] > 0
+            and own[rank] - usual[rank]
+            > max(share * usual[rank], SPREADS * noise) * (RELEASE if rank in self._slow else 1.0)
+        ]
+        self._slow = (self._slow - set(own)) | set(slow)
+        others = "the other rank" if len(own) == 2 else f"the {len(own) - 1} ranks"
+        return [
+            self._finding(state, rank, own[rank], usual[rank], f"{others} with the same work", len(own) - 1)
+            for rank in slow
+        ]
+
+    def _against_own_baseline(self, state: RunState, alone: set[int], limits: Limits) -> list[Finding]:
+        increase = {
+            rank: found for rank in sorted(alone) if (found := self._baselines[rank].increase(limits.pair))
+        }
+        if len(increase) == len(alone):
+            return []  # all are slower: a slowdown of the run, see `Slowdown`
+        return [
+            self._finding(state, rank, now, usual, f"its own {usual:.0f} ms before", 0)
+            for rank, (now, usual) in increase.items()
+        ]
+
+    def _finding(
+        self, state: RunState, rank: int, own: float, usual: float, compared_to: str, peers: int
+    ) -> Finding:
+        excess = f"{own / usual - 1:+.0%} against {compared_to}"
+        text = f"{name_of(state, rank)} needs {own:.0f} ms of its own a step, {excess}"
+        evidence: dict[str, Value] = {"own_ms": round(own, 2), "peers_ms": round(usual, 2), "peers": peers}
+        return Finding("straggler", f"rank {rank}", "warning", text, evidence, (rank,))
+
+
+def _kind(device: str) -> str:
+    """The device type that a rank reports; "" if it reports a number or a UUID."""
+    return "" if device.isdecimal() or device.startswith(("GPU-", "MIG-")) else device
+
+
+class Slowdown:
+    """Detects steps that take far longer than the steps before them under the same knobs."""
+
+    holds, releases = 2, 2
+
+    def __init__(self) -> None:
+        self._new = NewSummaries()
+        self._baseline = Baseline.of(NEWEST)
+
+    def check(self, state: RunState, now_s: float) -> list[Finding] | None:
+        share = limits_of(state).run
+        new = self._new.take(state.summaries)
+        for summary in new:
+            self._baseline.add(summary.step_ms, summary.revision, share)
+        if not new:
+            return None
+        increase = self._baseline.increase(share)
+        if increase is None:
+            return []
+        now, usual = increase
+        text = f"the run has slowed down: {now:.0f} ms a step, {usual:.0f} ms before"
+        if share == SHARED_CORES.run:
+            text += "; its ranks share cores, so another program on the machine may be the cause"
+        evidence: dict[str, Value] = {"step_ms": round(now, 2), "usual_ms": round(usual, 2)}
+        return [Finding("slowdown", "run", "warning", text, evidence)]

@@ -1,0 +1,209 @@
+"""Detectors for the training itself: loss, gradient norm, expert load, dropped tokens."""
+
+import math
+from collections import deque
+from collections.abc import Iterator
+
+from agents.alerts.finding import Finding, NewSummaries, median, spread
+from agents.protocol import LayerLoad, LoadSummary, Summary, Value
+from agents.state.run_state import RunState
+
+RECENT = 32  # steps in the baseline
+ENOUGH = 8
+LOSS_SPIKE_SPREADS = 8.0  # standard deviations above the median loss,
+LOSS_SPIKE = 0.2  # and this share of it
+GRADIENT_SPIKE = 10.0  # times the median gradient norm
+
+DEAD = 0.01  # of an expert's equal share of the load
+DEAD_SAMPLES = 3  # consecutive samples of its load
+DEAD_STEPS = 8  # steps that those samples must span
+COLLAPSE = 0.5  # of the entropy of an even load
+DROPPED, DROPPED_RELEASE = (
+    0.05,
+    0.025,
+)  # share of the routed pairs that raises the alert, and below which it ends
+
+
+class Loss:
+    """Detects a loss or gradient norm that is not finite or far above its recent median. A spike lasts until the value
+    is back."""
+
+    holds, releases = 1, 2
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=RECENT)
+        self._norms: deque[float] = deque(maxlen=RECENT)
+        self._new = NewSummaries()
+
+    def check(self, state: RunState, now_s: float) -> list[Finding] | None:
+        new = self._new.take(state.summaries)
+        if self._new.restarted:
+            self._losses.clear()
+            self._norms.clear()
+        findings = [finding for summary in new for finding in self._judge(summary)]
+        last_of_each = {(finding.name, finding.subject): finding for finding in findings}
+        return list(last_of_each.values()) if new else None
+
+    def _judge(self, summary: Summary) -> Iterator[Finding]:
+        step, loss, norm = summary.step, summary.loss, summary.grad_norm
+        if _is_broken(loss) or _is_broken(norm):
+            what = f"loss is {loss}" if _is_broken(loss) else f"gradient norm is {norm}"
+            kept = "; the weights were left as they were" if summary.skipped else ""
+            text = f"{what} at step {step}{kept}"
+            yield Finding(
+                "nan", "run", "error", text, {"step": step, "loss": repr(loss), "grad_norm": repr(norm)}
+            )
+            return
+        if loss is not None:
+            yield from self._loss_spike(step, loss)
+        if norm is not None:
+            yield from self._gradient_spike(step, norm)
+
+    def _loss_spike(self, step: int, loss: float) -> Iterator[Finding]:
+        usual = median(self._losses)
+        enough = len(self._losses) >= ENOUGH
+        far = enough and loss > usual + max(
+            LOSS_SPIKE * abs(usual), LOSS_SPIKE_SPREADS * spread(list(self._losses), usual)
+        )
+        if far:
+            text = f"loss {loss:.3f} at step {step} is far above the usual {usual:.3f}"
+            yield Finding("loss_spike", "run", "warning", text, {"step": step, "loss": loss, "usual": usual})
+        else:
+            self._losses.append(loss)  # outliers stay out of the baseline
+
+    def _gradient_spike(self, step: int, norm: float) -> Iterator[Finding]:
+        usual = median(self._norms)
+        if len(self._norms) >= ENOUGH and usual > 0 and norm > GRADIENT_SPIKE * usual:
+            text = (
+                f"gradient norm {norm:.3g} at step {step} is {norm / usual:.0f} times the usual {usual:.3g}"
+            )
+            yield Finding(
+                "gradient_spike", "run", "warning", text, {"step": step, "norm": norm, "usual": usual}
+            )
+        else:
+            self._norms.append(norm)
+
+
+def _is_broken(value: float | None) -> bool:
+    """Whether the value is not finite; missing data is not broken."""
+    return value is not None and not math.isfinite(value)
+
+
+LAYERS_NAMED = 4  # layers or experts listed in an alert, worst first; the text gives the full count
+
+
+class DeadExperts:
+    """Detects experts that receive almost no tokens; one finding for all layers. Loads are sampled, so two samples may
+    be many steps apart."""
+
+    holds, releases = 1, 2
+
+    def __init__(self) -> None:
+        # layer -> expert -> steps of the consecutive samples with almost no load
+        self._starved: dict[int, dict[int, list[int]]] = {}
+        self._last = -1
+
+    def check(self, state: RunState, now_s: float) -> list[Finding] | None:
+        experts = state.experts
+        if experts is None or experts.step == self._last:
+            return None
+        self._last = experts.step
+        dead = {
+            layer.layer: starved
+            for layer in experts.layers
+            if len(layer.load) > 1 and any(layer.load) and (starved := self._dead(layer, experts.step))
+        }
+        if not dead:
+            return []
+        of = {layer.layer: len(layer.load) for layer in experts.layers}
+        worst = sorted(dead, key=lambda layer: (-len(dead[layer]) / of[layer], layer))
+        many = sum(map(len, dead.values()))
+        subject = f"{many} expert{'' if many == 1 else 's'} in {len(dead)} of {len(of)} layers"
+        text = (
+            f"{subject} had under {DEAD:.0%} of an even share in each of the last samples: "
+            f"{_layers([f'layer {layer}: {_experts(dead[layer])} of {of[layer]}' for layer in worst])}"
+        )
+        evidence: dict[str, Value] = {"dead": many, "experts": sum(of.values()), "layers": len(dead)}
+        return [Finding("dead_experts", "run", "warning", text, evidence)]
+
+    def _dead(self, layer: LayerLoad, step: int) -> list[int]:
+        share = sum(layer.load) / len(layer.load)
+        before = self._starved.get(layer.layer, {})
+        starved = {
+            expert: [*before.get(expert, [])[-DEAD_STEPS:], step]
+            for expert, load in enumerate(layer.load)
+            if load < DEAD * share
+        }
+        self._starved[layer.layer] = starved
+        return [
+            expert
+            for expert, steps in starved.items()
+            if len(steps) >= DEAD_SAMPLES and step - steps[0] >= DEAD_STEPS
+        ]
+
+
+def _experts(dead: list[int]) -> str:
+    """``expert 7``, ``experts 1, 3``, or their number."""
+    if len(dead) > LAYERS_NAMED:
+        return f"{len(dead)} experts"
+    return f"expert{'' if len(dead) == 1 else 's'} {', '.join(map(str, dead))}"
+
+
+def _layers(parts: list[str]) -> str:
+    more = [f"and {len(parts) - LAYERS_NAMED} more layers"] if len(parts) > LAYERS_NAMED else []
+    return ", ".join([*parts[:LAYERS_NAMED], *more])
+
+
+class Routing:
+    """Detects layers whose router sends most tokens to few experts, and layers that drop tokens at their capacity; one
+    finding of each kind for all layers."""
+
+    holds, releases = 3, 3
+
+    def __init__(self) -> None:
+        self._last = -1
+        self._dropping: set[int] = set()
+
+    def check(self, state: RunState, now_s: float) -> list[Finding] | None:
+        loads = state.loads
+        if loads is None or loads.step == self._last:
+            return None
+        self._last = loads.step
+        layers = [layer for layer in loads.layers if layer.pairs]
+        return [*_collapse(layers), *self._drops(layers)]
+
+    def _drops(self, layers: list[LoadSummary]) -> Iterator[Finding]:
+        share = {layer.layer: layer.dropped / layer.pairs for layer in layers}
+        self._dropping = {
+            layer
+            for layer, share_of_layer in share.items()
+            if share_of_layer > (DROPPED_RELEASE if layer in self._dropping else DROPPED)
+        }
+        if not self._dropping:
+            return
+        worst = sorted(self._dropping, key=lambda layer: (-share[layer], layer))
+        if len(worst) == 1:
+            text = f"layer {worst[0]} drops {share[worst[0]]:.1%} of its tokens at this capacity"
+        else:
+            parts = _layers([f"layer {layer} {share[layer]:.1%}" for layer in worst])
+            text = f"{len(worst)} of {len(layers)} layers drop tokens at this capacity: {parts}"
+        evidence: dict[str, Value] = {"share": round(share[worst[0]], 4), "layers": len(worst)}
+        yield Finding("drops", "run", "warning", text, evidence)
+
+
+def _collapse(layers: list[LoadSummary]) -> Iterator[Finding]:
+    worst = sorted((layer for layer in layers if layer.entropy < COLLAPSE), key=lambda layer: layer.entropy)
+    if not worst:
+        return
+    first = worst[0]
+    top = f": expert {first.top[0].expert} gets {first.top[0].share:.0%} of the tokens" if first.top else ""
+    text = f"the router of layer {first.layer} collapses{top}, evenness {first.entropy:.2f} of 1"
+    if len(worst) > 1:
+        others = [f"layer {layer.layer} {layer.entropy:.2f}" for layer in worst[1:]]
+        text += f"; so do those of {len(others)} more of {len(layers)} layers: {_layers(others)}"
+    evidence: dict[str, Value] = {
+        "evenness": round(first.entropy, 3),
+        "idle": first.idle,
+        "layers": len(worst),
+    }
+    yield Finding("collapse", "run", "error", text, evidence)

@@ -1,0 +1,343 @@
+"""Commands from proposal to acknowledgement on every rank; no sockets here.
+
+checked -> in the journal -> accepted (has a revision) -> sent to the leader, one at a time -> applied n/world,
+rejected or expired. A proposal repeated with the same id gets the same answer; a revision is never used twice.
+"""
+
+import time
+from collections import deque
+from typing import Literal
+
+from msgspec import structs
+
+from agents.hub.commands import proposal_checks
+from agents.hub.commands.issue import Issue, lost_before_ack, resumed_state
+from agents.hub.commands.journal import Journal, Written
+from agents.hub.commands.proposal_checks import WAITING, values_in_force, wait_reason
+from agents.hub.telemetry.membership import LARGEST_REVISION, Membership
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import Ack, Command, CommandState, Event, Hello, Propose, clip
+from agents.recording.commands import Entry
+from agents.state.undo import newest_undoable
+
+TRACKED = 256  # commands whose late acknowledgements are still counted
+RESEND_S = 1.0  # to the leader, until it has acknowledged
+REFUSED = 1024  # proposals being written to disk; further ones are dropped, and the client repeats them
+
+
+class Control:
+    """Every proposal and command of one run."""
+
+    def __init__(self, update_log: UpdateLog, membership: Membership, journal: Journal) -> None:
+        self._update_log = update_log
+        self._membership = membership
+        self._journal = journal
+        self._last_revision = 0
+        self._being_written: dict[str, Issue] = {}
+        self._waiting: deque[Issue] = deque()  # in order; the first one is with the leader
+        self._by_revision: dict[int, Issue] = {}  # waiting and recently settled
+        self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and when
+        self._unwritten: deque[str] = deque(maxlen=WAITING)  # ids that could not be written to disk
+        self.ended: str | None = None  # set when the leader has ended: the cause, as the end of a sentence
+        self.load_journal()
+
+    def load_journal(self) -> None:
+        """Load the commands that the journal read from disk; called again when the journal opens late."""
+        found = self._journal.found
+        self._last_revision = max(self._last_revision, found.last_revision)
+        for entry in found.entries:
+            self._load(entry)
+
+    def _load(self, entry: Entry) -> None:
+        self._update_log.publish(entry.state)
+        issue = Issue(entry.state, entry.expires_step, from_journal=True, journalled=entry.state)
+        if entry.state.state == "accepted":
+            self._waiting.append(issue)
+        if entry.state.revision and not entry.state.settled:
+            self._track(issue)
+
+    # ------------------------------------------------------------------------------------------ proposals
+
+    def propose(self, propose: Propose, undoes: int = 0) -> None:
+        """Handle a proposal; the answer is a published CommandState. `undoes`: the revision it reverts."""
+        known = self._update_log.state.commands.get(propose.id)
+        if known:
+            self._update_log.publish(known)
+            return
+        if propose.id in self._being_written or len(self._being_written) >= REFUSED:
+            return
+        refusal = None
+        if propose.undo:
+            propose, undoes, refusal = self._undo_proposal(propose)
+        refusal = refusal or proposal_checks.refusal(
+            propose, self._update_log.state, self._membership.leader, self.under_way, self.revision
+        )
+        if refusal:
+            # Journalled before it is published, so that a restarted hub gives the same answer.
+            self._write(Issue(self._state(propose, 0, "rejected", refusal), propose.expires_step))
+            return
+        # The revision is used up here: a failed write may still have reached the disk.
+        self._last_revision += 1
+        early = self._update_log.state.board is None
+        state = self._state(
+            propose,
+            self._last_revision,
+            "accepted",
+            wait_reason(self._update_log.state, self._membership.leader),
+            undoes,
+        )
+        self._write(Issue(state, propose.expires_step, early))
+
+    def _write(self, issue: Issue) -> None:
+        self._being_written[issue.state.id] = issue
+        self._journal.insert(issue.entry)
+
+    def _undo_proposal(self, propose: Propose) -> tuple[Propose, int, str | None]:
+        """The proposal that undoes the newest change, the revision it reverts, and a refusal if there is none."""
+        board = self._update_log.state.board
+        found = newest_undoable(self._update_log.state.commands.values())
+        if board is None:
+            return propose, 0, "no rank has shown its knobs yet; ask again when the run has started"
+        if found is None:
+            return propose, 0, "there is no change to undo"
+        base = self.revision if propose.base_revision is None else propose.base_revision
+        undoing = structs.replace(propose, changes=found.before, base_revision=base)
+        return undoing, found.revision, None
+
+    @property
+    def under_way(self) -> list[CommandState]:
+        """Commands that are accepted (or being journalled as accepted) and not settled."""
+        issues = [*self._waiting, *self._being_written.values()]
+        return [issue.state for issue in issues if issue.state.state == "accepted"]
+
+    @property
+    def ready(self) -> bool:
+        """Whether a leader is connected and the queue has room for another proposal."""
+        return self._membership.leader is not None and len(self.under_way) < WAITING
+
+    def unwritten(self, id: str) -> bool:
+        """Whether a proposal was refused only because it could not be written down, lately."""
+        return id in self._unwritten
+
+    def publish_waiting(self) -> None:
+        """Publish the reason why the first command waits, when it changes. Called at each tick."""
+        if self._waiting:
+            issue, why = self._waiting[0], wait_reason(self._update_log.state, self._membership.leader)
+            if why != issue.state.why:
+                issue.state = structs.replace(issue.state, why=why)
+                self._update_log.publish(issue.state)
+
+    @property
+    def revision(self) -> int:
+        """The knob revision in force, as known to the hub."""
+        board, commands = self._update_log.state.board, self._update_log.state.commands.values()
+        known = self._by_revision.values() if board else ()
+        applied = [issue.state.revision for issue in known if issue.state.state == "applied"]
+        if board is None:  # a restarted hub knows only the journal
+            applied = [command.revision for command in commands if command.state == "applied"]
+        return max(board.revision if board else 0, max(applied, default=0))
+
+    def _state(
+        self,
+        propose: Propose,
+        revision: int,
+        state: Literal["accepted", "rejected"],
+        why: str = "",
+        undoes: int = 0,
+    ) -> CommandState:
+        now = time.time()
+        return CommandState(
+            id=propose.id,
+            revision=revision,
+            state=state,
+            changes=propose.changes,
+            before=values_in_force(self._update_log.state, propose.changes),
+            who=propose.who,
+            time_s=now,
+            world=self._membership.world,
+            why=clip(why),
+            reason=propose.reason,
+            asked_s=now,
+            undoes=undoes,
+        )
+
+    def journal_wrote(self, written: Written) -> None:
+        """Handle the journal's result for a proposal: written, or failed."""
+        issue = self._being_written.pop(written.entry.state.id)
+        if written.known:
+            self._update_log.publish(written.known)
+        elif written.error:
+            self._unwritten.append(issue.state.id)
+            self._update_log.publish(
+                structs.replace(
+                    issue.state,
+                    state="rejected",
+                    revision=0,
+                    why=issue.state.why if issue.state.state == "rejected" else clip(written.error),
+                    time_s=time.time(),
+                )
+            )
+        elif issue.state.state == "rejected":
+            self._update_log.publish(issue.state)
+        elif self.ended is not None:
+            self._expire(issue)
+        else:
+            self._waiting.append(issue)
+            self._track(issue)
+            self._update_log.publish(issue.state)
+
+    # ------------------------------------------------------------------------------- commands and their fate
+
+    def next_command(self, now: float) -> Command | None:
+        """The command to send to the leader now, if any: the first in the queue, repeated every RESEND_S."""
+        if not self._waiting or self._membership.leader is None:
+            return None
+        issue = self._waiting[0]
+        state = issue.state
+        revision, sent_s = self._sent
+        if state.revision == revision and now - sent_s < RESEND_S:
+            return None
+        board = self._update_log.state.board
+        if board and board.revision < state.revision:
+            # All earlier commands are settled, so the values in force are the ones that this command replaces.
+            issue.state = structs.replace(
+                state, before=values_in_force(self._update_log.state, state.changes)
+            )
+        issue.sent = True
+        self._sent = (state.revision, now)
+        return Command(state.revision, state.id, state.changes, issue.expires_step)
+
+    def resend_now(self) -> None:
+        """The leader has sent a new hello: send the first command again at once."""
+        self._sent = (0, 0.0)
+
+    def ack(self, ack: Ack) -> None:
+        """Count a rank's ack. All ranks must report the same result; a different one is an error event."""
+        issue = self._by_revision.get(ack.revision)
+        if issue is None or ack.rank in issue.acked or not (issue.sent or issue.from_journal):
+            return
+        leader = self._membership.leader
+        leads = leader is not None and leader.rank == ack.rank
+        if ack.state == "agreed":
+            if issue in self._waiting:  # later commands need not wait for it
+                self._waiting.remove(issue)
+                issue.agreed, issue.state = True, structs.replace(issue.state, why=ack.why)
+                self._update_log.publish(issue.state)
+            return
+        if issue.state.state == "accepted" and ack.state != "applied" and not leads:
+            issue.held_acks[ack.rank] = ack  # only the leader's ack may reject a command
+            return
+        issue.acked.add(ack.rank)
+        if issue.state.state == "accepted":
+            issue.digest = ack.digest
+            issue.state = structs.replace(
+                issue.state,
+                state=ack.state,
+                applied_step=ack.step if ack.state == "applied" else None,
+                why=ack.why,
+                before=ack.before or issue.state.before,
+                world=self._membership.world or issue.state.world,
+            )
+            if not issue.agreed:
+                self._waiting.remove(issue)
+            self._publish(issue)
+            for held_acks in list(issue.held_acks.values()):
+                self.ack(held_acks)
+            return
+        issue.unpublished = True
+        if issue.state.why == lost_before_ack(ack.rank):
+            issue.state = structs.replace(issue.state, why="")
+        if ack.state != issue.state.state:
+            issue.contradicting.add(ack.rank)
+            says, why = f"rank {ack.rank} reports {ack.state}", f": {ack.why}" if ack.why else ""
+            if issue.state.state == "applied":
+                issue.state = structs.replace(issue.state, why=clip(says + why))
+            self._log_error(clip(f"{says} of revision {ack.revision}, others {issue.state.state}{why}"))
+        elif issue.digest and ack.digest != issue.digest:
+            self._log_error(
+                f"after revision {ack.revision} the knobs of rank {ack.rank} differ from those of other ranks"
+            )
+        issue.digest = issue.digest or ack.digest
+
+    def publish_acks(self) -> None:
+        """Publish the acks received since the last call, one state per command."""
+        for issue in self._by_revision.values():
+            if issue.unpublished:
+                self._publish(issue)
+
+    def _publish(self, issue: Issue) -> None:
+        issue.unpublished = False
+        issue.count()
+        self._update_log.publish(issue.state)
+        if issue.needs_journalling:
+            self._journal_state(issue)
+
+    def _journal_state(self, issue: Issue) -> None:
+        issue.journalled = issue.state
+        self._journal.update(issue.entry)
+
+    def journal_counts(self) -> None:
+        """Journal the ack counts of partially acknowledged commands; called at each tick and at the end."""
+        for issue in self._by_revision.values():
+            if issue.counts_outdated:
+                self._journal_state(issue)
+
+    def leader_began(self, leader: Hello) -> None:
+        """Handle a leader's hello. A run resumed from a checkpoint has the knobs of that step, so later commands are
+        rolled back or expired, not replayed."""
+        self.ended = None
+        for one in [one for one in self._by_revision.values() if one.under_way]:  # its process has ended
+            one.agreed = False
+            self._waiting.appendleft(one)
+        for state in list(self._update_log.state.commands.values()):
+            new = resumed_state(state, self._by_revision.get(state.revision), leader)
+            if new is None:
+                continue
+            state = new
+            self._waiting = deque(one for one in self._waiting if one.state.id != state.id)
+            self._by_revision.pop(state.revision, None)
+            state = structs.replace(state, time_s=time.time())
+            self._update_log.publish(state)
+            self._journal.update(Entry(state))
+
+    def leader_ended(self, cause: str = "") -> None:
+        """The leader has left, died or never connected: expire every pending command. `cause`: one sentence."""
+        self.ended = f": {cause}" if cause else ""
+        self._waiting.clear()
+        for issue in self._by_revision.values():
+            if issue.state.state == "accepted":
+                self._expire(issue)
+            elif issue.partial and not issue.state.final and not issue.state.why:
+                why = f"the run ended before every rank had acknowledged{self.ended}"
+                issue.state = structs.replace(issue.state, why=clip(why))
+                self._publish(issue)
+
+    def _expire(self, issue: Issue) -> None:
+        why = f"the run ended before this was applied{self.ended or ''}"
+        issue.state = structs.replace(issue.state, state="expired", why=clip(why))
+        self._publish(issue)
+
+    def ack_missing(self, rank: int) -> bool:
+        """Whether the rank may have sent an ack to the previous hub process that this one has not received."""
+        from_journal = (issue for issue in self._by_revision.values() if issue.from_journal)
+        return any(not issue.state.settled and rank not in issue.acked for issue in from_journal)
+
+    def rank_lost(self, rank: int) -> None:
+        """Note in partially acknowledged commands that this rank was lost before its ack."""
+        for issue in self._by_revision.values():
+            if issue.partial and rank not in issue.acked:
+                issue.state = structs.replace(issue.state, why=lost_before_ack(rank))
+                issue.unpublished = True
+
+    def note_revision(self, revision: int) -> None:
+        """A rank reports this revision, so it is in use even if the journal does not have it."""
+        if revision <= LARGEST_REVISION:
+            self._last_revision = max(self._last_revision, revision)
+
+    def _track(self, issue: Issue) -> None:
+        self._by_revision[issue.state.revision] = issue
+        if len(self._by_revision) > TRACKED:
+            del self._by_revision[next(iter(self._by_revision))]
+
+    def _log_error(self, text: str) -> None:
+        self._update_log.publish(Event(time.time(), "error", "hub", text))

@@ -1,0 +1,105 @@
+"""One pending or recently settled command, with the acks received for it."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from agents.protocol import Ack, Changes, CommandState, Hello, KnobState
+from agents.recording.commands import Entry
+
+
+@dataclass
+class Issue:
+    """What `Control` knows of one command."""
+
+    state: CommandState
+    expires_step: int | None
+    early: bool = False  # proposed before any rank of this run had connected
+    sent: bool = False  # to the leader
+    agreed: bool = False  # the ranks carry it out beside training, so it has left the queue
+    from_journal: bool = (
+        False  # loaded from the journal: its acks may have gone to a hub process that was killed
+    )
+    digest: str | None = None  # of the first rank's board after the command; all ranks must have the same
+    acked: set[int] = field(default_factory=set)
+    contradicting: set[int] = field(default_factory=set)  # ranks whose ack contradicts the leader's
+    held_acks: dict[int, Ack] = field(
+        default_factory=dict
+    )  # by rank: rejections that arrived before the leader's ack
+    unpublished: bool = False  # acks have arrived since it was last published
+    journalled: CommandState | None = None  # the state last written to the journal
+
+    @property
+    def entry(self) -> Entry:
+        return Entry(self.state, self.expires_step)
+
+    @property
+    def under_way(self) -> bool:
+        """The ranks have agreed on it and not carried it out yet."""
+        return self.agreed and self.state.state == "accepted"
+
+    @property
+    def partial(self) -> bool:
+        """In force, but not acknowledged by every rank."""
+        return self.state.state == "applied" and not self.state.settled
+
+    def count(self) -> None:
+        """Update the ack counts in the state."""
+        state = self.state
+        self.state = structs.replace(
+            state,
+            acks=max(state.acks, len(self.acked - self.contradicting)),
+            failed=max(state.failed, len(self.contradicting)) if state.state == "applied" else 0,
+            time_s=time.time(),
+        )
+
+    @property
+    def needs_journalling(self) -> bool:
+        """Whether to write it to the journal now; intermediate ack counts are not worth an fsync each."""
+        known = self.journalled
+        return (
+            known is None
+            or self.state.final
+            or (known.state, known.why) != (self.state.state, self.state.why)
+        )
+
+    @property
+    def counts_outdated(self) -> bool:
+        """Whether the ack counts in the journal are out of date."""
+        known = self.journalled
+        return (
+            self.partial
+            and known is not None
+            and (known.acks, known.failed) != (self.state.acks, self.state.failed)
+        )
+
+
+def lost_before_ack(rank: int) -> str:
+    """The note of a partially acknowledged command."""
+    return f"rank {rank} was lost before its ack"
+
+
+def illegal(changes: Changes, knobs: Mapping[str, KnobState]) -> str | None:
+    """Why one of `changes` is not legal beside the values in force, or None."""
+    refusals = (knobs[name].refusal(value) for name, value in changes.items())
+    return next((refusal for refusal in refusals if refusal), None)
+
+
+def resumed_state(state: CommandState, issue: Issue | None, leader: Hello) -> CommandState | None:
+    """The new state of a command after `leader` resumed the run from a checkpoint; None if it does not change."""
+    goes_on = f"the run went on from step {leader.step}, at revision {leader.revision}"
+    if state.state == "accepted" and issue and issue.early:
+        if issue.sent or state.revision > leader.revision:
+            return None  # it was proposed for this run
+        return structs.replace(
+            state, state="expired", why=f"{goes_on}, where this number is taken; ask again"
+        )
+    if state.revision <= leader.revision or state.time_s >= leader.began_s:
+        return None
+    if state.state == "applied":
+        return structs.replace(state, state="rolled_back", why=goes_on)
+    if state.state == "accepted":
+        return structs.replace(state, state="expired", why=f"{goes_on}, before this was applied")
+    return None

@@ -1,0 +1,70 @@
+"""Checks of a proposal against the state of the run, before it is accepted."""
+
+from collections.abc import Sequence
+
+from agents.hub.commands.issue import illegal
+from agents.protocol import Changes, CommandState, Hello, Propose, clip
+from agents.state.run_state import RunState
+
+WAITING = 64  # pending proposals
+LONG_OPERATION_MS = 1500.0  # in one operation: reported as the reason for a wait
+WAITS_FOR_RANKS = "it waits for the ranks, which have not shown their knobs yet"
+
+
+def refusal(
+    propose: Propose,
+    state: RunState,
+    leader: Hello | None,
+    under_way: Sequence[CommandState],
+    revision: int,
+) -> str | None:
+    """Why a proposal is rejected, or None. `revision` is in force; `under_way` are the unsettled commands."""
+    board = state.board
+    if board and leader is None:
+        return f"rank {board.rank}, which leads, is gone; nothing can be changed without it"
+    if not propose.changes:
+        return "nothing is asked to be changed"
+    knobs = {knob.name: knob for knob in board.knobs} if board else {}
+    for name in propose.changes:
+        if board and name not in knobs:
+            return f"there is no knob {name}; the knobs are {', '.join(knobs)}"
+    if len(under_way) >= WAITING:
+        return f"{WAITING} changes are under way already; ask again when they have settled"
+    if propose.base_revision is not None:
+        if propose.base_revision != revision:
+            return f"the board has moved on: revision {revision}, not {propose.base_revision}"
+        if under_way:
+            first = under_way[0]
+            return f"another change to revision {revision} is under way, by {first.who or 'someone'}"
+    step = step_of(state, leader.rank) if leader else 0
+    if propose.expires_step is not None and propose.expires_step < step:
+        return f"step {propose.expires_step} is past; the run is at step {step}"
+    # Legality depends on the whole resulting board, which only the ranks can judge. The board of the leader
+    # covers one change to the values in force; ranks also judge proposals made before they connected.
+    if len(propose.changes) == 1 and board:
+        return illegal(propose.changes, knobs)
+    return None
+
+
+def step_of(state: RunState, leader: int) -> int:
+    """The newest step known from the summaries and from the leader's own records."""
+    summary = state.summaries[-1].step if state.summaries else 0
+    return max([summary, *(known[leader].step for known in (state.steps, state.pulses) if leader in known)])
+
+
+def values_in_force(state: RunState, changes: Changes) -> Changes:
+    """The board's values of the knobs in `changes`; actions have none."""
+    board = state.board
+    return {k.name: k.value for k in board.knobs if k.name in changes and not k.action} if board else {}
+
+
+def wait_reason(state: RunState, leader: Hello | None) -> str:
+    """What keeps the ranks from the next step boundary; "" if they are within a step."""
+    if state.board is None:
+        return WAITS_FOR_RANKS
+    if leader is None:
+        return f"it waits for rank {state.board.rank}, which leads and is not heard"
+    pulse = state.pulses.get(leader.rank)
+    if pulse is None or pulse.since_ms < LONG_OPERATION_MS:
+        return ""
+    return clip(f"it waits for a step to end: rank {leader.rank} is in {pulse.doing[:200]}")

@@ -1,0 +1,63 @@
+"""The steps that a trial measures: consecutive ones that ran with the same values of all knobs."""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from agents.protocol import MOST_TRIAL_STEPS, Changes, Summary
+
+SKIPPED_STEPS = (
+    2  # steps after a switch that are not measured: plans are rebuilt, memory is allocated, caches are cold
+)
+
+
+class Measured(NamedTuple):
+    """The values of a step that a trial uses."""
+
+    step: int
+    step_ms: float
+    loss: float | None
+
+
+class Window:
+    """Collects steps from the run's summaries as they arrive, since the run state keeps only the newest ones."""
+
+    def __init__(self) -> None:
+        self._values: Changes | None = None
+        self._steps: deque[Measured] = deque(maxlen=MOST_TRIAL_STEPS + SKIPPED_STEPS)
+        self._stride = 0  # between neighbouring steps; 0: not known yet
+        self._oldest = 0  # step that was known when this began
+        self._last: Summary | None = None
+
+    def follow(self, summaries: Sequence[Summary], values: Changes) -> list[Measured]:
+        """The newest steps in a row that ran with `values`, without the first after the switch."""
+        new = self._new(summaries)
+        if values != self._values or new is None:
+            self._values, self._last, self._stride, new = dict(values), None, 0, summaries
+            self._steps.clear()
+            self._oldest = summaries[0].step if summaries else 0
+        for summary in new:
+            self._take(summary)
+        return list(islice(self._steps, SKIPPED_STEPS, None))
+
+    def _new(self, summaries: Sequence[Summary]) -> Sequence[Summary] | None:
+        """Summaries since the last call; None if older ones appeared or steps were repeated: the window restarts."""
+        if self._last is None or not summaries or summaries[0].step < self._oldest:
+            return None
+        place = bisect_right(summaries, self._last.step, key=lambda one: one.step)
+        return summaries[place:] if place and summaries[place - 1] is self._last else None
+
+    def _take(self, summary: Summary) -> None:
+        apart = summary.step - self._last.step if self._last else 0
+        if apart and apart != self._stride:
+            # Some loops report every tenth step, so the smallest distance is the stride; a larger one is a gap.
+            if self._stride:
+                self._steps.clear()
+            self._stride = min(apart, self._stride or apart)
+        self._last = summary
+        if any(summary.knobs.get(name) != value for name, value in (self._values or {}).items()):
+            self._steps.clear()
+        else:
+            self._steps.append(Measured(summary.step, summary.step_ms, summary.loss))

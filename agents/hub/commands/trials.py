@@ -1,0 +1,331 @@
+"""A trial: one knob at another value for some steps, measured against the steps before, and reverted unless clearly
+better.
+
+A trial lives in the hub and its journal, so it completes even if the client that started it disconnects; a restarted
+hub continues it. Its changes go through `Control` like any proposal, under ids of their own, so that none is applied
+twice.
+
+    before -> applying -> after -> kept
+                                -> reverting -> reverted
+"""
+
+import time
+from collections.abc import Callable
+
+from msgspec import structs
+
+from agents.hub.commands.confidence import compared, typical
+from agents.hub.commands.control import Control
+from agents.hub.commands.journal import Journal
+from agents.hub.commands.trial_window import Measured, Window
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import (
+    Changes,
+    CommandState,
+    Decide,
+    Event,
+    KnobState,
+    Propose,
+    TrialState,
+    Try,
+    clip,
+    spell,
+)
+from agents.recording.commands import TrialEntry
+
+REVERT_RETRY_S = 5.0  # after a revert that could not be journalled
+
+
+class Trials:
+    """The trials of one run, one at a time."""
+
+    def __init__(self, update_log: UpdateLog, control: Control, journal: Journal) -> None:
+        self._update_log, self._control, self._journal = update_log, control, journal
+        self._entry: TrialEntry | None = None  # the one under way
+        self._decided: Decide | None = None  # while it was being applied
+        self._window = Window()
+        self.load_journal()
+
+    def load_journal(self) -> None:
+        """Load the trials that the journal read from disk; called again when the journal opens late."""
+        for entry in self._journal.found.trials:
+            self._update_log.publish(entry.state)
+            if not entry.state.settled:
+                self._entry = entry
+
+    def start(self, ask: Try) -> None:
+        """Start a trial; the answer is a published TrialState."""
+        known = self._update_log.state.trials.get(ask.id)
+        if known:
+            self._update_log.publish(known)
+            return
+        knob, why = self._check_request(ask)
+        now = time.time()
+        state = TrialState(
+            id=ask.id,
+            state="failed" if why else "before",
+            changes=ask.changes,
+            before={knob.name: knob.value} if knob else {},
+            steps=ask.steps,
+            who=ask.who,
+            time_s=now,
+            loss_neutral=knob.loss_neutral if knob else False,
+            began_s=now,
+            reason=ask.reason,
+            why=clip(why),
+        )
+        if why:
+            self._update_log.publish(state)  # nothing was changed, so nothing is journalled
+            return
+        self._decided = None
+        self._store(TrialEntry(state))
+
+    def decide(self, decide: Decide) -> None:
+        """End the trial under way, by hand."""
+        entry = self._entry
+        if entry is None or (decide.id and decide.id != entry.state.id):
+            return
+        who = decide.who or "someone"
+        match entry.state.state:
+            case "before":
+                self._settle("reverted", f"ended by {who} before anything was changed")
+            case "applying":
+                self._decided = decide
+            case "after":
+                self._decide_by_hand(entry, decide)
+
+    def tick(self) -> None:
+        """Check the measured steps and move to the next stage when the window is full."""
+        entry = self._entry
+        if entry is None:
+            return
+        if self._control.ended is not None:
+            self.run_ended()
+            return
+        try:
+            _STAGES[entry.state.state](self, entry)
+        except Exception as error:  # noqa: BLE001 - an error ends this trial, not the hub
+            self._give_up(entry, f"{type(error).__name__}: {error}")
+
+    def run_ended(self) -> None:
+        """The ranks have ended: settle the trial, since nothing can be measured or reverted."""
+        if self._entry:
+            self._settle("failed", f"the run ended before this was decided{self._control.ended or ''}")
+
+    # ------------------------------------------------------------------------------------------ the stages
+
+    def _before(self, entry: TrialEntry) -> None:
+        state = entry.state
+        knob = next(iter(state.changes))
+        if self._values.get(knob, state.before[knob]) != state.before[knob]:
+            self._settle("failed", "another change came before this was tried")
+            return
+        steps = self._measured({})
+        if len(steps) >= state.steps:
+            window = steps[-state.steps :]
+            times = [step.step_ms for step in window]
+            state = self._transition(
+                state,
+                "applying",
+                before_ms=typical(times),
+                loss_before=_mean([step.loss for step in window if step.loss is not None]),
+            )
+            # Journalled before the proposal, so that every value in force belongs to a known trial.
+            self._store(TrialEntry(state, times, self._others(state)))
+            self._control.propose(
+                Propose(_try_id(state), state.changes, who=state.who, reason=f"trial {state.id}")
+            )
+        elif len(steps) != state.measured:
+            self._publish_progress(structs.replace(state, measured=len(steps)))
+
+    def _applying(self, entry: TrialEntry) -> None:
+        state, command = entry.state, self._command_state(_try_id(entry.state))
+        if command is None:
+            # The hub was killed between the two writes; propose again under the same id.
+            self._control.propose(
+                Propose(_try_id(state), state.changes, who=state.who, reason=f"trial {state.id}")
+            )
+        elif command.state == "applied":
+            self._store(
+                structs.replace(entry, state=self._transition(state, "after", revision=command.revision))
+            )
+            if self._decided and self._entry:
+                self._decide_by_hand(self._entry, self._decided)
+        elif command.state != "accepted":
+            self._settle("failed", command.why)
+
+    def _after(self, entry: TrialEntry) -> None:
+        state = entry.state
+        (knob, value), values = next(iter(state.changes.items())), self._values
+        command = self._command_state(_try_id(state))
+        if command and command.state == "rolled_back":
+            self._settle("failed", command.why)
+        elif values and values.get(knob) != value:
+            self._settle("failed", f"{knob} was changed by hand while it was tried")
+        elif values and self._others(state) != entry.others:
+            self._revert(entry, "another knob was changed meanwhile, so the two windows do not compare")
+        else:
+            steps = self._measured(state.changes)
+            if len(steps) >= state.steps:
+                self._judge(entry, steps[: state.steps])
+            elif len(steps) != state.measured:
+                self._publish_progress(structs.replace(state, measured=len(steps)))
+
+    def _reverting(self, entry: TrialEntry) -> None:
+        state, command = entry.state, self._command_state(_revert_id(entry))
+        if command is None:
+            self._propose_revert(entry)
+        elif command.state == "applied":
+            self._settle("reverted", state.why)
+        elif self._control.unwritten(command.id):  # an id gets one answer only
+            if time.time() - command.time_s >= REVERT_RETRY_S:
+                self._store(structs.replace(entry, attempts=entry.attempts + 1))
+        elif command.state != "accepted":
+            self._settle("failed", f"it could not be taken back: {command.why}")
+            self._log_error(
+                f"trial {state.id} could not be taken back, {_assignments(state)} stays: {command.why}"
+            )
+
+    # ------------------------------------------------------------------------------------------ the verdict
+
+    def _judge(self, entry: TrialEntry, window: list[Measured]) -> None:
+        times = [step.step_ms for step in window]
+        found = compared(entry.times, times)
+        state = structs.replace(
+            entry.state,
+            measured=len(window),
+            after_ms=typical(times),
+            loss_after=_mean([step.loss for step in window if step.loss is not None]),
+            ratio=found.ratio if found else None,
+            low=found.low if found else None,
+            high=found.high if found else None,
+        )
+        entry = structs.replace(entry, state=state)
+        if found is None:
+            self._revert(entry, "what was measured does not compare")
+        elif not state.loss_neutral:
+            self._revert(entry, "it changes the loss, so step time alone does not keep it")
+        elif found.high >= 1.0:
+            self._revert(entry, "it is not clearly faster")
+        else:
+            self._store(
+                structs.replace(entry, state=self._transition(state, "kept", why="it is clearly faster"))
+            )
+
+    def _decide_by_hand(self, entry: TrialEntry, decide: Decide) -> None:
+        who = decide.who or "someone"
+        if decide.keep:
+            self._store(
+                structs.replace(entry, state=self._transition(entry.state, "kept", why=f"kept by {who}"))
+            )
+        else:
+            self._revert(entry, f"ended by {who}")
+
+    def _revert(self, entry: TrialEntry, why: str) -> None:
+        entry = structs.replace(entry, state=self._transition(entry.state, "reverting", why))
+        self._store(entry)
+        self._propose_revert(entry)
+
+    def _propose_revert(self, entry: TrialEntry) -> None:
+        if not self._control.ready:
+            return  # retried at a later tick; without ranks it would be rejected
+        state = entry.state
+        reason = clip(f"trial {state.id}: {state.why}")
+        back = Propose(_revert_id(entry), state.before, who=state.who, reason=reason)
+        self._control.propose(back, undoes=state.revision)
+
+    def _settle(self, to: str, why: str) -> None:
+        if self._entry:
+            self._store(structs.replace(self._entry, state=self._transition(self._entry.state, to, why=why)))
+
+    def _give_up(self, entry: TrialEntry, error: str) -> None:
+        """End the trial after an unexpected error; revert the tried value if possible."""
+        state = entry.state
+        self._log_error(f"trial {state.id} cannot go on: {error}")
+        if state.state == "after":
+            self._revert(entry, "what was measured cannot be judged")
+        else:
+            self._settle("failed", f"it cannot go on: {error}")
+
+    # ---------------------------------------------------------------------------------------- what is known
+
+    def _check_request(self, ask: Try) -> tuple[KnobState | None, str]:
+        """The knob to try, and a refusal if it cannot be tried."""
+        board = self._update_log.state.board
+        if self._journal.failure:
+            return None, self._journal.failure
+        if self._entry:
+            return None, f"another trial is under way, by {self._entry.state.who or 'someone'}"
+        if board is None:
+            return None, "no rank has shown its knobs yet; ask again when the run has started"
+        if len(ask.changes) != 1:
+            return None, "a trial is of one knob"
+        (name, value), knobs = next(iter(ask.changes.items())), {knob.name: knob for knob in board.knobs}
+        knob = knobs.get(name)
+        if knob is None:
+            return None, f"there is no knob {name}; the knobs are {', '.join(knobs)}"
+        if knob.action:
+            return None, f"{name} is an action, done once, and cannot be tried"
+        if knob.value == value:
+            return knob, f"{name} has this value already"
+        return knob, knob.refusal(value) or ""
+
+    @property
+    def _values(self) -> Changes:
+        board = self._update_log.state.board
+        return {knob.name: knob.value for knob in board.knobs if not knob.action} if board else {}
+
+    def _others(self, state: TrialState) -> Changes:
+        return {name: value for name, value in self._values.items() if name not in state.changes}
+
+    def _measured(self, changes: Changes) -> list[Measured]:
+        """The newest steps in a row that ran with the values in force, without the first after the switch."""
+        return self._window.follow(self._update_log.state.summaries, {**self._values, **changes})
+
+    def _command_state(self, id: str) -> CommandState | None:
+        return self._update_log.state.commands.get(id)
+
+    # ---------------------------------------------------------------------------------------------- telling
+
+    def _transition(self, state: TrialState, to: str, why: str | None = None, **facts: object) -> TrialState:
+        why = state.why if why is None else clip(why)
+        measured = 0 if to == "after" else state.measured
+        return structs.replace(state, state=to, time_s=time.time(), measured=measured, why=why, **facts)
+
+    def _store(self, entry: TrialEntry) -> None:
+        self._entry = None if entry.state.settled else entry
+        self._update_log.publish(entry.state)
+        self._journal.put_trial(entry)
+
+    def _log_error(self, text: str) -> None:
+        self._update_log.publish(Event(time.time(), "error", "hub", clip(text)))
+
+    def _publish_progress(self, state: TrialState) -> None:
+        """Publish progress without journalling it."""
+        assert self._entry is not None
+        self._entry = structs.replace(self._entry, state=state)
+        self._update_log.publish(state)
+
+
+_STAGES: dict[str, Callable[[Trials, TrialEntry], None]] = {
+    "before": Trials._before,
+    "applying": Trials._applying,
+    "after": Trials._after,
+    "reverting": Trials._reverting,
+}
+
+
+def _try_id(state: TrialState) -> str:
+    return f"{state.id}.try"
+
+
+def _revert_id(entry: TrialEntry) -> str:
+    return f"{entry.state.id}.revert{entry.attempts}"
+
+
+def _assignments(state: TrialState) -> str:
+    return ", ".join(f"{name}={spell(value)}" for name, value in state.changes.items())
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,41 @@
+"""The memory limit above which a hub restarts itself.
+
+libzmq limits the size of a message part (`MAXMSGSIZE`) and the number of queued messages (`RCVHWM`), but not the number
+of parts of a message: it buffers all parts until the last arrives. Only a limit on the resident memory of the whole
+process bounds what a peer can make a hub allocate.
+"""
+
+import mmap
+import os
+from pathlib import Path
+from typing import Final
+
+MEMORY_MB: Final = 1024  # 16,384 directly connected ranks take about 600
+LEAST_MB: Final = 64  # an idle hub has about 30
+
+
+class MemoryLimit:
+    """Compares the resident memory of this process with a limit. Without /proc there is no limit."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._statm: int | None = None
+        if Path("/proc/self/statm").exists():
+            self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+
+    def excess(self) -> str:
+        """One sentence when the limit is exceeded, else an empty string; takes a few microseconds."""
+        if self._statm is None:
+            return ""
+        held = int(os.pread(self._statm, 128, 0).split()[1]) * mmap.PAGESIZE
+        if held <= self._most:
+            return ""
+        return (
+            f"this hub holds {held >> 20} MiB of memory, more than its limit of {self._most >> 20} "
+            "(--memory-mb): it restarts from its journal"
+        )
+
+    def close(self) -> None:
+        if self._statm is not None:
+            os.close(self._statm)
+            self._statm = None

@@ -1,0 +1,27 @@
+"""Rate limit: at most so many events a second for each source."""
+
+from collections import Counter
+
+
+class RateLimit:
+    """Counts events per source in each whole second.
+
+    At most `sources` sources are counted (None: any number), so that the memory stays bounded where sources are free
+    to invent; further ones are not allowed anything in that second.
+    """
+
+    def __init__(self, per_second: int, sources: int | None = None) -> None:
+        self._per_second = per_second
+        self._sources = sources
+        self._second = -1
+        self._counts: Counter[object] = Counter()
+
+    def allows(self, source: object, now: float) -> bool:
+        """Whether `source` may act once more; `now` in seconds of a monotonic clock."""
+        if int(now) != self._second:
+            self._second = int(now)
+            self._counts.clear()
+        if self._sources is not None and len(self._counts) >= self._sources and source not in self._counts:
+            return False
+        self._counts[source] += 1
+        return self._counts[source] <= self._per_second

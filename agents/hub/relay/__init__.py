@@ -1,0 +1,1 @@
+"""Relay: one connection to the hub for all ranks of a node."""

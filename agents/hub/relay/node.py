@@ -1,0 +1,246 @@
+"""The relay of one node: passes its ranks' messages to the hub in batches, and the hub's messages to its ranks.
+
+ranks -> ipc -> relay -> ipc or TCP -> hub, with the same protocol on both sides. To its ranks a relay is a hub; to the
+hub it is one connection that may send for the ranks that introduced themselves to the relay. It keeps no state on
+disk: after a restart it asks its ranks for their hello again.
+"""
+
+import contextlib
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import zmq
+
+from agents import protocol
+from agents.hub.relay_queue import RelayQueue
+from agents.hub.telemetry.allowed_records import OF_ITSELF, OF_THE_JOB
+from agents.hub.telemetry.membership import SUCCESSION_S
+from agents.protocol import (
+    AnyMessage,
+    Command,
+    Event,
+    Gone,
+    Hello,
+    Message,
+    Preview,
+    Refused,
+    Relay,
+    Sample,
+    Unknown,
+    Welcome,
+    WireError,
+    codec,
+)
+from agents.rundir.local_machine import process_state, this_host
+from agents.transport.reconnecting import ReconnectingSocket
+from agents.transport.server_sockets import ServerSocket
+
+FLUSH_MS = 20  # between two batches to the hub
+IDLE_MS = 200
+FRAMES_PER_ROUND = 1024
+HELLO_S = 1.0  # between introductions to a hub that asks repeatedly
+REPORT_S = 5.0  # between events about dropped messages
+FORGOTTEN_AFTER_S = 60.0  # a rank silent for this long is forgotten
+LEAVE_S = 0.5
+
+
+@dataclass
+class _Rank:
+    peer: bytes
+    hello: Hello
+    heard_s: float
+
+
+class Node:
+    """The sockets and ranks of one relay; `run` returns after `stop`."""
+
+    def __init__(self, run: str, hub_socket: ReconnectingSocket, server_socket: ServerSocket) -> None:
+        self._introduction = Relay(protocol.VERSION, run, this_host(), os.getpid())
+        self._hub_socket = hub_socket
+        self._server_socket = server_socket
+        self._epoch = secrets.token_hex(8)
+        self._ranks: dict[int, _Rank] = {}
+        self._by_peer: dict[bytes, int] = {}
+        self._relay_queue = RelayQueue()
+        self._introduced_s = -HELLO_S
+        self._reported_s = -REPORT_S
+        self._refusal_text: str | None = None  # the hub's reason for refusing this relay
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Ask `run` to return; may be called from a signal handler."""
+        self._stopping = True
+
+    def run(self, parent: int | None = None) -> None:
+        poller = zmq.Poller()
+        poller.register(self._server_socket.socket, zmq.POLLIN)
+        poller.register(self._hub_socket.socket, zmq.POLLIN)
+        self._introduce(time.monotonic())
+        while not self._stopping:
+            poller.poll(FLUSH_MS if self._relay_queue else IDLE_MS)
+            self._round(time.monotonic())
+            if parent is not None and process_state(parent) == "ended":
+                self.stop()
+            if self._relay_queue:
+                time.sleep(FLUSH_MS / 1000)  # so that a batch has records of many ranks
+        self._round(time.monotonic())
+        self._hub_socket.close(int(1000 * LEAVE_S))
+        self._server_socket.socket.close()
+
+    def _round(self, now: float) -> None:
+        with contextlib.suppress(zmq.Again):
+            for _ in range(FRAMES_PER_ROUND):
+                came = self._server_socket.receive()
+                self._from_rank(came.peer, came.frames, now)
+        with contextlib.suppress(zmq.Again):
+            for _ in range(FRAMES_PER_ROUND):
+                self._from_hub(self._hub_socket.socket.recv(zmq.NOBLOCK), now)
+        self._hub_socket.check_handshakes()
+        if self._hub_socket.refusal != self._refusal_text:
+            self._refusal_text = self._hub_socket.refusal
+            self._report_refusal()
+        lost = self._relay_queue.flush(self._send)
+        if lost:
+            where = f"the relay on {self._introduction.host}"
+            text = (
+                f"{where} dropped {lost} records because the hub was slow; it sends the newest of each rank"
+            )
+            self._relay_queue.put(Event(time.time(), "warning", self._any_rank(), text))
+        for rank in [rank for rank, one in self._ranks.items() if now - one.heard_s > FORGOTTEN_AFTER_S]:
+            self._forget(rank)
+
+    def _report_refusal(self) -> None:
+        why = self._refusal_text
+        if why:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"the relay on {self._introduction.host}: {protocol.clean(why)}\n")
+                sys.stderr.flush()
+            self._send_to(self._peers([]), Refused(protocol.clip(why)))
+
+    def _any_rank(self) -> str:
+        return f"rank {next(iter(self._ranks), 0)}"
+
+    def _send(self, frame: bytes) -> bool:
+        try:
+            self._hub_socket.socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    # --------------------------------------------------------------------------------------------- from ranks
+
+    def _from_rank(self, peer: bytes, frames: list[bytes], now: float) -> None:
+        try:
+            if len(frames) != 1:
+                raise WireError(f"a message has one frame, and this has {len(frames)}")
+            messages = codec.decode_each(frames[0])
+        except WireError as error:
+            self._send_to([peer], Refused(protocol.clip(str(error))))
+            return
+        for message in messages:
+            if isinstance(message, Hello):
+                refusal = self._register(peer, message, now)
+                if refusal:
+                    self._send_to([peer], Refused(protocol.clip(refusal)))
+                    return
+            rank = self._by_peer.get(peer)
+            if rank is None and isinstance(message, Unknown) and message.why:
+                self._send_to([peer], Refused(protocol.clip(f"not a frame of ours: {message.why}")))
+                return
+            if rank is None:
+                self._send_to([peer], Welcome(self._epoch))
+                return
+            self._ranks[rank].heard_s = now
+            if not self._is_allowed(rank, message):
+                self._report_dropped(rank, message, now)
+                continue
+            if isinstance(message, Event):
+                message = Event(message.time_s, message.level, f"rank {rank}", message.text)
+            self._relay_queue.put(message)
+            if isinstance(message, Gone):
+                self._forget(rank)
+
+    def _is_allowed(self, rank: int, message: AnyMessage) -> bool:
+        """Whether the rank may send this message. The hub sees one peer, so a bad message would spoil the batch."""
+        if isinstance(message, OF_THE_JOB):
+            return rank == 0 or self._ranks[rank].hello.leader
+        if isinstance(message, (Hello, *OF_ITSELF)):
+            return message.rank == rank
+        return isinstance(message, Event)
+
+    def _report_dropped(self, rank: int, message: AnyMessage, now: float) -> None:
+        """Report a dropped message to the hub, at most once in `REPORT_S`; unknown newer kinds are not reported."""
+        if isinstance(message, Unknown):
+            what = f"a {message.kind} that cannot be: {message.why}" if message.why else ""
+        else:
+            what = f"a {type(message).__name__.lower()}, which it may not send"
+        if what and now - self._reported_s >= REPORT_S:
+            self._reported_s = now
+            text = protocol.clip(f"it sent {what}; dropped")
+            self._relay_queue.put(Event(time.time(), "warning", f"rank {rank}", text))
+
+    def _register(self, peer: bytes, hello: Hello, now: float) -> str | None:
+        """Register a rank; returns a refusal if another process has its number."""
+        other = self._ranks.get(hello.rank)
+        if other and other.peer != peer and now - other.heard_s < SUCCESSION_S:
+            was = other.hello
+            if (was.host, was.pid) != (hello.host, hello.pid):
+                return f"rank {hello.rank} is connected already, as process {was.pid} on {was.host}"
+        before = self._by_peer.get(peer)
+        if before is not None and before != hello.rank:
+            self._forget(before)
+        known = self._ranks.get(hello.rank)
+        if known:
+            self._by_peer.pop(known.peer, None)
+        self._ranks[hello.rank] = _Rank(peer, hello, now)
+        self._by_peer[peer] = hello.rank
+        if self._refusal_text:
+            self._send_to([peer], Refused(protocol.clip(self._refusal_text)))
+        return None
+
+    def _forget(self, rank: int) -> None:
+        self._by_peer.pop(self._ranks.pop(rank).peer, None)
+
+    # --------------------------------------------------------------------------------------------- from the hub
+
+    def _from_hub(self, frame: bytes, now: float) -> None:
+        try:
+            messages = codec.decode_each(frame)
+        except WireError:
+            return  # not a hub of this release: ranks continue as without a hub
+        for message in messages:
+            self._pass_down(message, now)
+
+    def _pass_down(self, message: AnyMessage, now: float) -> None:
+        match message:
+            case Welcome(ranks=ranks):
+                if ranks or self._introduce(now):
+                    self._send_to(self._peers(ranks), Welcome(message.epoch))
+            case Refused(rank=rank):
+                self._send_to(self._peers([] if rank is None else [rank]), Refused(message.why))
+            case Sample(ranks=ranks):
+                self._send_to(self._peers(ranks), message)
+            case Command() | Preview():
+                self._send_to([one.peer for one in self._ranks.values() if one.hello.leader], message)
+
+    def _introduce(self, now: float) -> bool:
+        """Send the introduction, unless one was just sent: a hub asks once per frame."""
+        if now - self._introduced_s < HELLO_S:
+            return False
+        self._introduced_s = now
+        self._relay_queue.put_first(self._introduction)
+        return True
+
+    def _peers(self, ranks: Iterable[int]) -> list[bytes]:
+        """The connections of the named ranks of this node; of all, if none is named."""
+        named = list(ranks) or list(self._ranks)
+        return [self._ranks[rank].peer for rank in named if rank in self._ranks]
+
+    def _send_to(self, peers: Iterable[bytes], message: Message) -> None:
+        frame = codec.encode([message])
+        for peer in peers:
+            self._server_socket.send(peer, frame)

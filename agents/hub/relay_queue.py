@@ -1,0 +1,76 @@
+"""What many ranks have to say to a hub that may be slow or away: bounded, and of records the newest wins."""
+
+from collections import deque
+from collections.abc import Callable
+
+from agents.protocol import Message, Peers, Pulse, Step, Timeline, Vitals, WireError, codec
+from agents.protocol.frame_filling import FrameFiller
+
+RECORDS = (Step, Pulse, Vitals, Timeline, Peers)
+PATIENCE = 16_384  # messages kept in order; with more, of records only the newest of a rank and kind
+KEPT = 4096  # of records, and of other messages, that are left then; the oldest give way
+
+
+class RelayQueue:
+    """`put` never waits. `flush` sends in frames of at most 256 KiB, and tells how many messages were left out."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Message] = deque()
+        self._unsent: bytes | None = None  # a frame that the hub did not take yet
+        self._lost = 0
+        self._frames = FrameFiller(self._take)
+
+    def __bool__(self) -> bool:
+        return bool(self._queue or self._unsent or self._frames.pending)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, message: Message) -> None:
+        self._queue.append(message)
+        if len(self._queue) > PATIENCE:
+            self._thin()
+
+    def put_first(self, message: Message) -> None:
+        """Before all that waits."""
+        self._queue.appendleft(message)
+
+    def _thin(self) -> None:
+        kept: deque[Message] = deque()
+        seen: set[tuple[type[Message], int]] = set()
+        others = 0
+        for message in reversed(self._queue):
+            if isinstance(message, RECORDS):
+                key = (type(message), message.rank)
+                if key in seen or len(seen) == KEPT:
+                    continue
+                seen.add(key)
+            else:
+                others += 1
+                if others > KEPT:
+                    continue
+            kept.appendleft(message)
+        self._lost += len(self._queue) - len(kept)
+        self._queue = kept
+
+    def flush(self, send: Callable[[bytes], bool]) -> int:
+        """Send as much as `send` takes; the number of messages left out, once all is sent."""
+        while (frame := self._unsent or self._frame()) is not None:
+            if not send(frame):
+                self._unsent = frame
+                return 0
+            self._unsent = None
+        lost, self._lost = self._lost, 0
+        return lost
+
+    def _frame(self) -> bytes | None:
+        packed = self._frames.fill()
+        return codec.frame(packed) if packed else None
+
+    def _take(self) -> bytes | None:
+        while self._queue:
+            try:
+                return codec.pack(self._queue.popleft())
+            except WireError:  # larger than a message may be: it must not block the others
+                self._lost += 1
+        return None

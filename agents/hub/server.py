@@ -1,0 +1,425 @@
+"""The hub of a run: a separate process between the ranks and all clients.
+
+    python -m agents.hub --run NAME --dir RUNDIR [--sockets DIR] [--listen tcp://ADDRESS:PORT] [--parent PID]
+
+It orders all updates (`UpdateLog`), sends them to clients (`Subscribers`), and passes their proposals to the leader
+rank (`Control`). It may be killed at any time: ranks continue, and a hub restarted on the same folder uses the same
+endpoints and loads all commands and the curve.
+"""
+
+import os
+import time
+from collections.abc import Sequence as Words
+from pathlib import Path
+from typing import Literal
+
+import zmq
+
+from agents import protocol
+from agents.alerts.notify import Notifier
+from agents.hub.commands.control import Control
+from agents.hub.commands.journal import Journal
+from agents.hub.commands.preview_queries import PreviewQueries
+from agents.hub.commands.trials import Trials
+from agents.hub.memory_limit import MemoryLimit
+from agents.hub.recorder import Limits, Recorder
+from agents.hub.self_repair import SelfRepair
+from agents.hub.telemetry.alerting import Alerts
+from agents.hub.telemetry.history import History
+from agents.hub.telemetry.ingest import Ingest
+from agents.hub.telemetry.membership import Membership
+from agents.hub.telemetry.peer_faults import PeerFaults
+from agents.hub.telemetry.sampling_leases import SamplingLeases
+from agents.hub.telemetry.subscribers import Subscribers
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import (
+    SAMPLES,
+    AnyMessage,
+    Credit,
+    Decide,
+    Event,
+    Gone,
+    Message,
+    Preview,
+    Propose,
+    Refused,
+    Sample,
+    Try,
+    WireError,
+    clip,
+    codec,
+)
+from agents.rundir import runs
+from agents.rundir.failure_file import last_failure
+from agents.rundir.hub_file import HubFile, remove_hub_file
+from agents.rundir.local_machine import process_state, this_host
+from agents.rundir.socket_directory import remove_sockets
+from agents.transport.addresses import Endpoints
+from agents.transport.keys import KeyStore, Role
+from agents.transport.server_sockets import (
+    ASKS,
+    LEAVE_S,
+    Received,
+    ServerSocket,
+    ServerSockets,
+    refusal,
+    signed,
+)
+
+FLUSH_MS = 10  # between two rounds of frames to clients, so that a frame has many updates
+IDLE_MS = 100
+TICK_S = 0.5
+FRAMES_PER_ROUND = 1024  # from one socket, so that others and the clients get their turn
+DRAIN_S = 0.01  # time for one socket in a round, since some frames cost more than others
+CLIENT_FRAME_BYTES = 64 << 10  # largest frame from a client
+CLIENT_MESSAGES = 64  # of one frame
+BUSY_FRAMES = (
+    8  # after this many frames in a round, sleep REST_S so that the next wake-up handles more of them
+)
+REST_S = 0.01
+
+
+class Hub:
+    """One hub process. `run` returns after `stop`, or when the process `parent` has ended."""
+
+    def __init__(
+        self,
+        run: str,
+        folder: Path,
+        endpoints: Endpoints,
+        parent: int | None = None,
+        notifier: Notifier | None = None,
+        listen: Words[str] = (),
+        keys: KeyStore | None = None,
+        record: Limits | None = None,
+        memory: MemoryLimit | None = None,
+    ) -> None:
+        self.outgrown = False  # the memory limit was exceeded, so the process must restart
+        self.run_name = run
+        self.folder = folder
+        self.endpoints = endpoints
+        self._parent = parent
+        self._stopping = False
+        self._began_s = time.time()
+        self._update_log = UpdateLog()
+        self._peer_faults = PeerFaults(self._update_log)
+        self._membership = Membership(run)
+        self._journal = Journal(folder / runs.COMMANDS_FILE, folder / runs.RECORD_FILE)
+        self._history = History(folder / runs.RECORD_FILE, self._update_log) if record else None
+        self._recorder = Recorder(folder / runs.RECORD_FILE, self._update_log, record) if record else None
+        self._control = Control(self._update_log, self._membership, self._journal)
+        self._trials = Trials(self._update_log, self._control, self._journal)
+        self._preview_queries = PreviewQueries(self._update_log, self._membership, self._send)
+        self._ingest = Ingest(
+            self._update_log, self._membership, self._control, self._peer_faults, self._preview_queries
+        )
+        self._sampling_leases = SamplingLeases()
+        self._context = zmq.Context()
+        self._sockets = ServerSockets(self._context, endpoints, listen, keys)
+        self._subscribers = Subscribers(self._update_log, self._sockets.send)
+        self.self_repair = SelfRepair(folder, endpoints, self._sockets, self.file)
+        self._alerts = Alerts(self._update_log, self._peer_faults, notifier, self._log)
+        self._memory = memory
+        self._frames_received = 0  # in the last round
+        self._cut_short = False  # a socket had more frames than its share of the round
+        self._served_s = 0.0
+        self._ticked_s = 0.0
+        self._active_s = 0.0  # seconds on a clock that stops while this process is suspended
+        self._round_s = time.monotonic()
+        if self._journal.failure:
+            self._log("error", clip(self._journal.failure))
+        self._log_journal_problems()
+
+    def stop(self) -> None:
+        """Ask `run` to return; may be called from a signal handler."""
+        self._stopping = True
+
+    def run(self) -> None:
+        """Serve until `stop` or until the parent has ended; then remove the sockets and hub.json.
+
+        If the memory limit is exceeded, `run` returns early (`outgrown`) and keeps both for the restarted process.
+        """
+        poller = zmq.Poller()
+        for waited in (*self._sockets.waited_for, self._journal.wake_fd):
+            poller.register(waited, zmq.POLLIN)
+        more = False
+        while not self._stopping:
+            poller.poll(FLUSH_MS if more else IDLE_MS)
+            more = self._round()
+            if self._frames_received >= BUSY_FRAMES and not self._cut_short:
+                time.sleep(REST_S)
+            self._check_memory()
+        if self.outgrown:
+            self._close_for_restart()
+        else:
+            self._finish()
+
+    def _round(self) -> bool:
+        """Receive frames, handle them, serve clients; True if clients have more to receive."""
+        now = time.monotonic()
+        self._active_s += min(now - self._round_s, TICK_S)
+        self._round_s = now
+        self._frames_received, self._cut_short = 0, False
+        self._sockets.admit()
+        for server_socket in self._sockets:
+            self._frames_received += self._drain(server_socket)
+        for written in self._journal.take():
+            self._control.journal_wrote(written)
+        self._send_command(now)
+        if self._active_s - self._ticked_s >= TICK_S:
+            self._ticked_s = self._active_s
+            self._tick()
+        if now - self._served_s < FLUSH_MS / 1000:
+            return True  # clients are served in the next round
+        self._served_s = now
+        self._control.publish_acks()
+        if self._recorder:
+            self._recorder.follow()
+        return self._subscribers.serve(now)
+
+    def _tick(self) -> None:
+        for gone in self._membership.newly_lost(self._active_s):
+            self._update_log.publish(gone)
+            self._control.rank_lost(gone.rank)
+            if gone.rank == self._membership.last_leader and gone.process == "ended":
+                self._control.leader_ended(f"rank {gone.rank}, which led, is gone")
+        self._check_journal()
+        self._control.publish_waiting()
+        self._control.journal_counts()
+        self._drop_unauthorized()
+        for level, text in self.self_repair.check():
+            self._log(level, clip(text))
+        if self._history and self._history.tick(self._membership.last_leader):
+            self._alerts.learn(self._active_s)
+        self._trials.tick()
+        if self._alerts.is_due(self._active_s):
+            self._update_log.newest.read()
+            self._ingest.report_malformed()
+        self._alerts.check(self._active_s)
+        self._request_samples()
+        if self._parent is not None and process_state(self._parent) == "ended":
+            self.stop()
+
+    def _check_journal(self) -> None:
+        """Publish the journal's events; load its commands if it has just been opened."""
+        for event in self._journal.take_events():
+            self._update_log.publish(event)
+        if not self._journal.take_reopened():
+            return
+        self._control.load_journal()
+        self._trials.load_journal()
+        self._log_journal_problems()
+        leader = self._membership.leader
+        if leader:  # the published hello has its start time on this machine's clock
+            self._control.leader_began(self._update_log.state.hellos[leader.rank])
+
+    def _log_journal_problems(self) -> None:
+        for problem in self._journal.found.problems:
+            self._log("warning", clip(f"commands of this run may be missing: {problem}"))
+
+    def _drop_unauthorized(self) -> None:
+        """Drop clients whose key was revoked, with a refusal; report connection problems."""
+        for peer in [peer for peer in self._subscribers if self._sockets.role(peer) in (None, Role.RANK)]:
+            self._subscribers.forget(peer)
+            why = "the key of this connection is no longer valid for watching; ask the owner of the run for another"
+            self._sockets.answer(peer, codec.encode([Refused(why)]))
+        if count := self._sockets.turned_away():
+            text = f"this process has too many files open (ulimit -n): {count} connections were turned away"
+            self._peer_faults.add("door", text)
+        while self._sockets.authenticator and self._sockets.authenticator.told:
+            self._peer_faults.add("door", self._sockets.authenticator.told.popleft())
+
+    def _check_memory(self) -> None:
+        excess = self._memory.excess() if self._memory else ""
+        if excess and not self._stopping:
+            self.outgrown = True
+            self._log("error", excess)
+            self.stop()
+
+    def _close_for_restart(self) -> None:
+        """Write the journal and close. Sockets and hub.json stay for the restarted process."""
+        self._control.journal_counts()
+        self._journal.flush()
+        self._close()
+        self._alerts.close()
+
+    def _finish(self) -> None:
+        """Handle the remaining frames, publish the end, close, and remove the sockets and hub.json."""
+        deadline = time.monotonic() + LEAVE_S
+        while (
+            any(self._drain(server_socket) for server_socket in self._sockets) and time.monotonic() < deadline
+        ):
+            pass
+        over = self._end_reason()
+        if over is not None:
+            self._control.leader_ended(over)
+        self._journal.flush()
+        for written in self._journal.take():
+            self._control.journal_wrote(written)
+        self._control.publish_acks()
+        self._control.journal_counts()
+        if over is not None:
+            self._trials.run_ended()
+        self._publish_end()
+        self._log("info", "the hub has ended")
+        while self._subscribers.serve(time.monotonic()) and time.monotonic() < deadline:
+            pass
+        self._close()
+        remove_hub_file(self.folder, self._update_log.epoch)
+        remove_sockets(self.endpoints)
+        self._alerts.close()
+
+    def _end_reason(self) -> str | None:
+        """Why pending commands cannot be applied ("" if unknown); None if the ranks may continue without this hub."""
+        failure = last_failure(self.folder, self._began_s)
+        leader = self._membership.leader
+        if failure or leader is None:  # it left, is lost, or never connected
+            return failure or ""
+        if self._parent is not None and process_state(self._parent) == "ended":
+            return f"process {self._parent}, which had started it, is gone"
+        if leader.host == this_host() and process_state(leader.pid) == "ended":
+            return f"rank {leader.rank}, which led, is gone"
+        return None
+
+    def _close(self) -> None:
+        self._journal.close()
+        if self._history:
+            self._history.close()
+        if self._recorder:
+            self._recorder.close()
+        if self._memory:
+            self._memory.close()
+        self._sockets.close()
+        self._context.term()
+
+    def _publish_end(self) -> None:
+        """Publish the end of the run: ranks without a goodbye are gone, cleanly if the leader left cleanly."""
+        state = self._update_log.state
+        failure = last_failure(self.folder, self._began_s)
+        if failure:
+            self._update_log.publish(Event(time.time(), "error", "run", clip(failure)))
+        leader = self._membership.last_leader
+        goodbye = state.gone.get(leader) if leader is not None else None
+        well = failure is None and goodbye is not None and goodbye.clean
+        text = "" if well else clip(failure or "the run has ended without a goodbye")
+        if failure or (text and state.hellos and self._parent is not None):
+            self._alerts.run_failed(text)
+        for rank in [rank for rank in state.hellos if not (rank in state.gone and state.gone[rank].over)]:
+            self._update_log.publish(Gone(rank, clean=well, text=text, process="ended"))
+
+    # ------------------------------------------------------------------------------------------ frames
+
+    def _drain(self, server_socket: ServerSocket) -> int:
+        """Handle at most a round's share of frames from one socket; returns their number."""
+        taken = 0
+        until = time.monotonic() + DRAIN_S
+        try:
+            while taken < FRAMES_PER_ROUND and (not taken or time.monotonic() < until):
+                came = server_socket.receive()
+                taken += 1
+                for answer in self._take(came):
+                    self._sockets.answer(came.peer, codec.encode([answer]))
+            self._cut_short = True
+        except zmq.Again:
+            pass
+        self._ingest.flush()
+        return taken
+
+    def _take(self, came: Received) -> list[Message]:
+        try:
+            if len(came.frames) != 1:
+                raise WireError(f"a message has one frame, and this has {len(came.frames)}")
+            (frame,) = came.frames
+            if came.role is Role.RANK and self._ingest.take_records(came.peer, frame, self._active_s):
+                return []
+            if came.role is not Role.RANK and len(frame) > CLIENT_FRAME_BYTES:
+                raise WireError(f"a client's frame has at most {CLIENT_FRAME_BYTES} bytes, not {len(frame)}")
+            # A malformed message of a rank is skipped alone; a client's frame is refused as a whole.
+            messages = (codec.decode_each if came.role is Role.RANK else codec.decode)(frame)
+            if came.role is not Role.RANK and len(messages) > CLIENT_MESSAGES:
+                raise WireError(
+                    f"a client's frame has at most {CLIENT_MESSAGES} messages, not {len(messages)}"
+                )
+            answers = self._unauthorized(came, messages)
+            if answers is None and came.role is Role.RANK:
+                answers = self._ingest.take(came.peer, messages, self._active_s)
+            elif answers is None:
+                answers = self._from_client(came, messages)
+        except WireError as error:
+            self._peer_faults.add("frame", f"a peer sent a frame that was dropped: {error}")
+            answers = [Refused(protocol.clip(str(error)))]
+        return [
+            one for one in answers if not isinstance(one, Refused) or self._peer_faults.may_refuse(came.peer)
+        ]
+
+    def _unauthorized(self, came: Received, messages: list[AnyMessage]) -> list[Message] | None:
+        """The refusal if the peer's role does not allow one of the messages; None if all are allowed."""
+        if came.role is Role.RANK and not came.name:
+            return None
+        for message in messages:
+            why = refusal(came, message)
+            if why is None:
+                continue
+            self._peer_faults.add("key", why)
+            return [Refused(why, asked=message.id if isinstance(message, ASKS) else "")]
+        return None
+
+    def _from_client(self, came: Received, messages: list[AnyMessage]) -> list[Message]:
+        for message in (signed(came, message) for message in messages):
+            match message:
+                case Credit() if message.version != protocol.VERSION:
+                    raise WireError(codec.version_refusal(message.version))
+                case Credit():
+                    why = self._subscribers.credit(
+                        came.peer, message, time.monotonic(), came.name, came.role is Role.VIEWER
+                    )
+                    if why:
+                        return [Refused(why)]
+                case Propose():
+                    self._control.propose(message)
+                case Try():
+                    self._trials.start(message)
+                case Decide():
+                    self._trials.decide(message)
+                case Preview():
+                    self._preview_queries.ask(came.peer, message, time.monotonic())
+                case Sample():
+                    why = self._sampling_leases.ask(came.peer, message, time.monotonic())
+                    if why:
+                        return [Refused(why)]
+                case _:
+                    raise WireError(f"this hub does not take a {type(message).__name__.lower()}")
+        return []
+
+    def _send_command(self, now: float) -> None:
+        command = self._control.next_command(now)
+        leader = self._membership.leader if command else None
+        if command and leader:
+            self._send(self._membership.identity(leader.rank), command)
+
+    def _send(self, peer: bytes, message: Message) -> None:
+        self._sockets.send(peer, codec.encode([message]))
+
+    def _request_samples(self) -> None:
+        """Request from ranks the samples that clients hold leases for."""
+        step_ms = self._update_log.state.step_ms
+        for peer, samples in self._sampling_leases.requests_due(
+            self._membership.with_capability(SAMPLES), step_ms, time.monotonic()
+        ):
+            self._sockets.send(peer, codec.encode(samples))
+
+    def _log(self, level: Literal["info", "warning", "error"], text: str) -> None:
+        self._update_log.publish(Event(time.time(), level, "hub", text))
+
+    def file(self) -> HubFile:
+        """Where this hub listens, for `hub.json`; after the sockets are bound."""
+        return HubFile(
+            run=self.run_name,
+            epoch=self._update_log.epoch,
+            endpoints=self.endpoints,
+            pid=os.getpid(),
+            wire=protocol.VERSION,
+            started_s=self._began_s,
+            host=this_host(),
+            tcp=self._sockets.tcp,
+        )

@@ -1,0 +1,68 @@
+"""Publishes the detectors' alerts: to clients, to the run's log, and to the notifier."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from agents.alerts.detection import Detection, all_detectors
+from agents.alerts.finding import step_of
+from agents.alerts.notify import Notifier
+from agents.hub.telemetry.peer_faults import PeerFaults
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import Alert, clip
+
+Log = Callable[[Literal["info", "warning", "error"], str], None]
+
+
+class Alerts:
+    """The hub calls `check` at each tick; detectors run when their CPU budget allows."""
+
+    def __init__(
+        self, update_log: UpdateLog, peer_faults: PeerFaults, notifier: Notifier | None, log: Log
+    ) -> None:
+        self._update_log, self._peer_faults, self._notifier, self._log = (
+            update_log,
+            peer_faults,
+            notifier,
+            log,
+        )
+        self._detection = Detection(all_detectors())
+
+    def learn(self, now_s: float) -> None:
+        """Let the detectors learn typical values from restored history, without alerts."""
+        self._detection.learn(self._update_log.state, now_s)
+
+    def is_due(self, now_s: float) -> bool:
+        return self._detection.is_due(now_s)
+
+    def check(self, now_s: float) -> None:
+        """Run the detectors, and publish alerts that are raised, updated or over."""
+        active = set(self._update_log.state.alerts)
+        for alert in self._detection.check(self._update_log.state, now_s):
+            if alert.active and (alert.name, alert.subject) in active:
+                self._update_log.publish(alert)  # an update of an active alert
+                continue
+            self._announce(alert)
+            level = alert.level if alert.active else "info"
+            self._log(level, alert.text if alert.active else clip(f"over: {alert.text}"))
+        while self._detection.problems:
+            self._log("error", clip(self._detection.problems.pop()))
+        for problem in self._notifier.problems() if self._notifier else ():
+            self._peer_faults.add("notify", problem)
+
+    def run_failed(self, text: str) -> None:
+        """Raise the alert that the run ended with a failure; the log already has a line for it."""
+        state = self._update_log.state
+        self._announce(Alert("failed", "run", "error", True, step_of(state), time.time(), text))
+
+    def close(self) -> None:
+        """Send the queued alerts before this process ends; failures go to stderr, since no client is left."""
+        for problem in self._notifier.close() if self._notifier else ():
+            sys.stderr.write(f"{problem}\n")
+
+    def _announce(self, alert: Alert) -> None:
+        """Publish an alert that is new or over, and notify."""
+        self._update_log.publish(alert)
+        if self._notifier:
+            self._notifier.notify(alert)

@@ -1,0 +1,158 @@
+"""Restores the history of a run after a hub restart: its curve and its events. (Commands and trials come from the
+journal; alerts are detected again.)
+
+A thread reads the recording, so that the hub does not wait for the disk. The history is published once it is known
+which part belongs to the current run: all of it if the leader is the same process; otherwise, after the first step
+summary, everything before that step. A run resumed from a checkpoint keeps its curve; a new run in the same folder
+starts a new one.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as List
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import Event, Hello, Message, Recalled, Summary, WireError, clip, codec
+from agents.recording.endings import Ending, endings
+from agents.recording.format import NothingRecordedError, RecordingError
+from agents.state.curve import Curve
+
+MESSAGE_BYTES = 32 << 10  # size of one update, so that a client on a slow connection receives it in parts
+SAME_PROCESS_S = 1.0  # largest difference between two start times reported by the same process
+
+M = TypeVar("M", bound=Message)
+
+
+class History:
+    """Starts reading when it is constructed; the hub calls `tick`, which publishes the result once."""
+
+    def __init__(self, path: Path, update_log: UpdateLog) -> None:
+        self._path, self._update_log = path, update_log
+        self._found: list[Ending] = []
+        self._problem = ""
+        self._done = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="recall", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            for ending in endings(self._path, self._update_log.epoch, self._stopping):
+                self._found.append(ending)
+        except NothingRecordedError:
+            pass
+        except RecordingError as error:
+            self._problem = str(error)
+        except Exception as error:  # noqa: BLE001 - an error costs the history, not the hub
+            self._problem = f"reading it had an error: {error!r}"
+
+    def tick(self, leader: int | None) -> bool:
+        """Publish the history of the run that `leader` leads, once it is known; True when this call published it."""
+        if self._done or self._thread.is_alive():
+            return False
+        if self._problem:
+            text = f"the history of the run before this hub started is lost: {self._problem}"
+            self._update_log.publish(Event(time.time(), "warning", "hub", clip(text)))
+            self._problem = ""
+        state = self._update_log.state
+        hello = state.hellos.get(leader) if leader is not None else None
+        known = first_step(state.curve, state.summaries)
+        restored = belonging(self._found, hello, known) if hello else None
+        if self._found and restored is None:
+            return False
+        self._done, self._found = True, []
+        if restored is None:
+            return False
+        for piece in _messages(restored):
+            with contextlib.suppress(WireError):  # one message of the largest size does not fit into another
+                self._update_log.publish(piece)
+        return bool(restored.curve or restored.summaries or restored.events)
+
+    def close(self) -> None:
+        """Read no further."""
+        self._stopping.set()
+        self._thread.join(1.0)
+
+
+@dataclass
+class RestoredHistory:
+    """The curve, summaries and events before some step, oldest first; `curve` is older than `summaries`."""
+
+    curve: Curve = field(default_factory=Curve)
+    summaries: list[Summary] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+
+    def put_before(self, curve: Curve, summaries: list[Summary], events: list[Event]) -> None:
+        """Add older history in front."""
+        if self.curve:
+            self.curve.extend(summaries)
+        else:
+            self.summaries = summaries + self.summaries
+        for part in curve.parts():
+            self.curve.insert(part)
+        newer = self.events[0].time_s if self.events else None
+        self.events = [one for one in events if newer is None or one.time_s < newer] + self.events
+
+
+def first_step(curve: Curve, summaries: List[Summary]) -> int | None:
+    """The oldest known step."""
+    return curve.first if curve else summaries[0].step if summaries else None
+
+
+def belonging(found: List[Ending], leader: Hello, known: int | None) -> RestoredHistory | None:
+    """The history that belongs to the run that `leader` leads, before step `known`, from the ends of hub starts (newest
+    first); None while that cannot be decided."""
+    restored = RestoredHistory()
+    for ending in found:
+        if ending.leader.run != leader.run:
+            break
+        same = _same_process(ending.leader, leader)
+        if not same and known is None:
+            return None
+        before = min(step for step in (known, leader.step + 1 if same else None) if step is not None)
+        older = [one for one in ending.summaries if one.step < before]
+        curve = copy(ending.curve)
+        curve.cut(before)
+        if not older and not curve and not same:
+            break  # a new run, or the next hub start already has all of it
+        restored.put_before(curve, older, ending.events)
+        first = first_step(restored.curve, restored.summaries)
+        known = known if first is None else first
+    return restored
+
+
+def _same_process(one: Hello, other: Hello) -> bool:
+    """Whether both hellos are from the same process, by host, pid and start time."""
+    return (one.host, one.pid) == (other.host, other.pid) and abs(
+        one.began_s - other.began_s
+    ) < SAME_PROCESS_S
+
+
+def _messages(restored: RestoredHistory) -> Iterator[Recalled]:
+    """Newest first, since each is put in front of the known history."""
+    yield from (Recalled(events=part) for part in _parts(restored.events))
+    yield from (Recalled(summaries=part) for part in _parts(restored.summaries))
+    yield from (Recalled(curve=[part]) for part in restored.curve.parts())
+
+
+def _parts(messages: list[M]) -> Iterator[list[M]]:
+    """Split into parts of about `MESSAGE_BYTES`, last part first."""
+    part: list[M] = []
+    size = 0
+    for message in reversed(messages):
+        try:
+            size += len(codec.pack(message))
+        except WireError:  # larger than a message may be
+            continue
+        part.append(message)
+        if size >= MESSAGE_BYTES:
+            yield part[::-1]
+            part, size = [], 0
+    if part:
+        yield part[::-1]

@@ -1,0 +1,257 @@
+"""Ingest: checks messages from ranks (sender, rank, ranges) and publishes them."""
+
+import time
+
+from msgspec import structs
+
+from agents.hub.commands.control import Control
+from agents.hub.commands.preview_queries import PreviewQueries
+from agents.hub.rate_limit import RateLimit
+from agents.hub.telemetry.allowed_records import OF_ITSELF, OF_THE_JOB
+from agents.hub.telemetry.membership import Connection, Known, Membership
+from agents.hub.telemetry.peer_faults import PeerFaults
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import (
+    Ack,
+    AnyMessage,
+    Board,
+    Event,
+    Experts,
+    Gone,
+    Hello,
+    Loads,
+    Message,
+    Peers,
+    Previewed,
+    Pulse,
+    Refused,
+    Relay,
+    Step,
+    Summary,
+    Timeline,
+    Unknown,
+    Update,
+    Vitals,
+    Welcome,
+    WireError,
+    clip,
+    codec,
+)
+from agents.protocol.codec import Skimmed
+
+WELCOME_RANKS = 4096  # ranks named in one welcome to a relay
+HELLOS_A_SECOND = 64  # from one rank on one connection; a rank sends one per applied change
+LARGE_WORLD = 256  # ranks; above this, most records are replaced by newer ones before they are read
+EVENTS_A_SECOND = 64  # from one rank; more are dropped
+
+
+def _by_our_clock(hello: Hello) -> Hello:
+    """The hello with its start time on this machine's clock, the clock of the command timestamps."""
+    return hello if hello.age_s is None else structs.replace(hello, began_s=time.time() - hello.age_s)
+
+
+class Ingest:
+    """Handles the frames of ranks: publishes valid messages, reports the others as peer faults."""
+
+    def __init__(
+        self,
+        update_log: UpdateLog,
+        membership: Membership,
+        control: Control,
+        peer_faults: PeerFaults,
+        preview_queries: PreviewQueries,
+    ) -> None:
+        self._update_log = update_log
+        self._membership = membership
+        self._control = control
+        self._peer_faults = peer_faults
+        self._preview_queries = preview_queries
+        self._records: list[Skimmed] = []  # received, not published yet
+        self._hellos = RateLimit(HELLOS_A_SECOND)
+        self._events = RateLimit(EVENTS_A_SECOND)
+        self._seen: set[int] = set()  # ranks that have sent a hello to this hub process
+
+    def take_records(self, identity: bytes, frame: bytes, now: float) -> bool:
+        """Fast path of a large run: take a frame that has only small records of this connection's ranks. False if the
+        frame is another. Call `flush` afterwards."""
+        connection = self._membership.connection(identity) if self._membership.world >= LARGE_WORLD else None
+        records = codec.skim(frame) if connection else None
+        if connection is None or records is None:
+            return False
+        ranks = connection.ranks
+        for record in records:
+            known = ranks.get(record.rank)
+            if known is None or known.lost:
+                return False
+            known.heard_s = now
+        self._records += records
+        return True
+
+    def flush(self) -> None:
+        """Publish the collected records in one batch, which is cheaper than one by one."""
+        if self._records:
+            self._update_log.publish_records(self._records)
+            self._records = []
+
+    def report_malformed(self) -> None:
+        """Report records that turned out to be malformed when they were decoded."""
+        malformed = self._update_log.newest.malformed
+        while malformed:
+            rank, found = malformed.popleft()
+            self._report_malformed(rank, found)
+
+    def take(self, identity: bytes, messages: list[AnyMessage], now: float) -> list[Message]:
+        """Handle the messages of one frame; returns the answers."""
+        self.flush()
+        connection = self._membership.connection(identity)
+        unknown_senders: list[Message] = []
+        answers: list[Message] = []
+        for message in messages:
+            if isinstance(message, Hello) and not self._hellos.allows((identity, message.rank), now):
+                self._peer_faults.add("rank", f"rank {message.rank} sends hello too often; dropped")
+            elif isinstance(message, Hello | Relay):
+                refusal = self._introduce(identity, message, now)
+                connection = self._membership.connection(identity)
+                if refusal is None:
+                    if isinstance(message, Hello) and self._needs_welcome(message.rank):
+                        through = [message.rank] if connection and connection.relay else []
+                        answers.append(Welcome(self._update_log.epoch, through))
+                    continue
+                answers.append(refusal)
+                if connection is None or not connection.relay:
+                    return answers
+            elif connection is None and isinstance(message, Unknown) and message.why:
+                raise WireError(f"not a frame of ours: {message.why}")
+            elif connection is None:
+                # The hub has restarted, or the rank was given up: ask for its hello, once per frame.
+                return [Welcome(self._update_log.epoch)]
+            else:
+                sender = _sender(connection, message)
+                if sender:
+                    self._receive(sender, message, now)
+                else:
+                    unknown_senders.append(message)
+        if unknown_senders:
+            answers += self._welcome_unknown(unknown_senders)
+        return answers
+
+    def _introduce(self, identity: bytes, message: Hello | Relay, now: float) -> Refused | None:
+        if isinstance(message, Relay):
+            refusal = self._membership.relay(identity, message)
+        else:
+            refusal = self._membership.hello(identity, message, now)
+        if refusal:
+            self._peer_faults.add("refused", refusal)
+            return Refused(clip(refusal), None if isinstance(message, Relay) else message.rank)
+        if isinstance(message, Hello):
+            self._control.note_revision(message.revision)
+            known = _by_our_clock(message)
+            if known.leader:
+                self._control.leader_began(known)
+                self._control.resend_now()
+            self._publish(known)
+        return None
+
+    def _needs_welcome(self, rank: int) -> bool:
+        """Whether to ask the rank to repeat acks that it may have sent to the previous hub process."""
+        if rank in self._seen:
+            return False
+        self._seen.add(rank)
+        return self._control.ack_missing(rank)
+
+    def _welcome_unknown(self, unknown_senders: list[Message]) -> list[Message]:
+        """Ask for the hello of ranks that sent through this relay without one."""
+        ranks = {one.rank for one in unknown_senders if isinstance(one, OF_ITSELF)}
+        if len(ranks) < len(unknown_senders):
+            self._peer_faults.add("rank", "a relay sent records for ranks that are not its own; dropped")
+        return [Welcome(self._update_log.epoch, sorted(ranks)[:WELCOME_RANKS])] if ranks else []
+
+    def _receive(self, sender: Known, message: AnyMessage, now: float) -> None:
+        if sender.mark_heard(now):
+            self._publish(sender.hello)
+            self._publish(Event(time.time(), "info", "hub", f"rank {sender.hello.rank} is heard again"))
+        if self._check(sender.hello, message):
+            if isinstance(message, Event) and not self._events.allows(sender.hello.rank, now):
+                self._peer_faults.add(
+                    "rank", f"rank {sender.hello.rank} sends more than {EVENTS_A_SECOND} events/s; dropped"
+                )
+                return
+            self._accept(sender.hello, message)
+
+    def _check(self, sender: Hello, message: AnyMessage) -> bool:
+        me = f"rank {sender.rank}"
+        kind = type(message).__name__.lower()
+        if isinstance(message, OF_ITSELF):
+            if message.rank != sender.rank:
+                self._peer_faults.add(
+                    "rank", f"{me} sent a {kind} in the name of rank {message.rank}; dropped"
+                )
+                return False
+            if isinstance(message, Peers) and any(to.peer >= sender.world for to in message.sent):
+                self._peer_faults.add("peers", f"{me} sent to ranks that this run does not have; dropped")
+                return False
+        elif isinstance(message, OF_THE_JOB):
+            if sender.rank != 0 and not sender.leader:
+                self._peer_faults.add(
+                    "rank", f"{me} sent a {kind}, which rank 0 or the leader sends; dropped"
+                )
+                return False
+        elif isinstance(message, Unknown):
+            if message.why:
+                self._report_malformed(sender.rank, message)
+            else:
+                newer = f"{me} sent a message of kind {message.kind!r}, which this hub does not know; ignored"
+                self._peer_faults.add("newer", newer)
+            return False
+        elif not isinstance(message, Event):
+            self._peer_faults.add("kind", f"{me} sent a {kind}, which ranks do not send; dropped")
+            return False
+        if isinstance(message, Board) and not sender.leader:
+            self._peer_faults.add("rank", f"{me} sent a knob board, which only the leader sends; dropped")
+            return False
+        return True
+
+    def _report_malformed(self, rank: int, malformed: Unknown) -> None:
+        what = f"a {malformed.kind} that cannot be: {malformed.why}"
+        self._peer_faults.add("number", f"rank {rank} sent {what}; dropped")
+
+    def _accept(self, sender: Hello, message: AnyMessage) -> None:
+        match message:
+            case Ack():
+                self._control.ack(message)
+            case Previewed():
+                self._preview_queries.answer(message)
+            case Event():
+                # Events get the hub's time, since a rank's clock may be off by an hour.
+                here = structs.replace(message, source=f"rank {sender.rank}", time_s=time.time())
+                self._publish(here)
+            case Gone():
+                self._membership.leave(sender.rank)
+                self._publish(structs.replace(message, clean=True))
+                if sender.leader:
+                    self._control.leader_ended()
+            case Board():
+                self._control.note_revision(message.revision)
+                self._publish(message)
+            case Step() | Summary() | Experts() | Loads() | Timeline() | Peers() | Pulse() | Vitals():
+                self._publish(message)
+
+    def _publish(self, update: Update) -> None:
+        try:
+            self._update_log.publish(update)
+        except WireError as error:
+            self._peer_faults.add("size", f"{error}; dropped")
+
+
+def _sender(connection: Connection, message: AnyMessage) -> Known | None:
+    """The rank that sent the message, if this connection may send for it; `_check` then validates the message."""
+    if not connection.relay:
+        return connection.only
+    if isinstance(message, OF_ITSELF):
+        return connection.ranks.get(message.rank)
+    if isinstance(message, Event):
+        number = message.source.removeprefix("rank ")
+        return connection.ranks.get(int(number)) if number.isdecimal() and len(number) < 9 else None
+    if isinstance(message, OF_THE_JOB):
+        return next((one for rank, one in connection.ranks.items() if one.hello.leader or rank == 0), None)
+    return next(iter(connection.ranks.values()), None)

@@ -1,0 +1,119 @@
+"""The latest changes since a sequence number, for clients that skip intermediate updates.
+
+Of the records of a rank only the newest of each kind counts; it is in the run's state. All other updates are kept in
+order. Nothing is stored per client.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from msgspec import structs
+
+from agents.protocol import Experts, Hello, Loads, Unknown, Update, codec
+from agents.protocol.codec import Skimmed
+from agents.state.run_state import Record, RunState
+
+UPDATES_KEPT = 16_384  # updates kept, other than records
+BYTES_KEPT = 4 << 20  # of them, packed; a client that missed more gets a snapshot
+LATEST = (Loads, Experts)  # records of the job; only the newest counts
+RANK_DETAIL = (Experts,)  # not sent to clients that want no rank detail
+MALFORMED_KEPT = 64  # malformed records kept until they are reported
+
+
+class Latest:
+    """Numbers of the newest record by kind and rank, and the newest news."""
+
+    def __init__(self, state: RunState, updates: int = UPDATES_KEPT, updates_bytes: int = BYTES_KEPT) -> None:
+        self.reaches = 0  # back to this number
+        self._state = state
+        self._records = state.records()
+        self._undecoded: dict[type[Update], dict[int, tuple[int, Skimmed]]] = {
+            kind: {} for kind in self._records
+        }
+        self._received_to = self._decoded_to = (
+            0  # the last number given to one of those, and the last that was read
+        )
+        self.malformed: deque[tuple[int, Unknown]] = deque(
+            maxlen=MALFORMED_KEPT
+        )  # records, and whose they are
+        self._numbers: dict[type[Update], dict[int, int]] = {kind: {} for kind in self._records}
+        self._latest: dict[type[Update], tuple[int, bytes]] = {}
+        # Number, packed, packed without rank detail. As objects, updates would take about four times the memory.
+        self._updates: deque[tuple[int, bytes, bytes]] = deque()
+        self._limits = (updates, updates_bytes)
+        self._bytes = 0  # of the news
+
+    def add_records(self, seq: int, records: Sequence[Skimmed]) -> None:
+        """Replace the records of their ranks by these, numbered from `seq`."""
+        undecoded = self._undecoded
+        for record in records:
+            undecoded[record.kind][record.rank] = (seq, record)
+            seq += 1
+        self._received_to = seq - 1
+
+    def read(self) -> None:
+        """Decode the records received since the last call into the state; malformed ones are kept aside."""
+        for kind, undecoded in self._undecoded.items():
+            newest = self._records[kind]
+            for rank, (seq, skimmed) in undecoded.items():
+                if seq > self._decoded_to:
+                    record = codec.read(skimmed)
+                    if isinstance(record, Unknown):
+                        self.malformed.append((rank, record))
+                    else:
+                        newest[rank] = record
+        self._decoded_to = self._received_to
+
+    def add(self, seq: int, update: Update, packed: bytes) -> None:
+        """Apply any update."""
+        kind = type(update)
+        if isinstance(update, Record):
+            self._undecoded[kind].pop(update.rank, None)
+            self._records[kind][update.rank] = update
+            self._numbers[kind][update.rank] = seq
+            return
+        self._state.apply(update)
+        if kind in LATEST:
+            self._latest[kind] = (seq, packed)
+            return
+        thin = brief(update)
+        self._updates.append((seq, packed, packed if thin is update else codec.pack(thin)))
+        self._bytes += len(packed)
+        while len(self._updates) > self._limits[0] or self._bytes > self._limits[1]:
+            self.reaches, forgotten, _ = self._updates.popleft()
+            self._bytes -= len(forgotten)
+
+    def after(self, seq: int, ranks: bool = True) -> Iterator[bytes]:
+        """The changes after `seq`, packed, each as of the moment it is yielded; no records unless `ranks`."""
+        updates = []
+        for number, packed, thin in reversed(self._updates):
+            if number <= seq:
+                break
+            updates.append(packed if ranks else thin)
+        yield from reversed(updates)
+        for kind, (number, packed) in list(self._latest.items()):
+            if number > seq and (ranks or kind not in RANK_DETAIL):
+                yield packed
+        for kind, numbers in self._numbers.items() if ranks else ():
+            newest, undecoded = self._records[kind], self._undecoded[kind]
+            changed = [rank for rank, number in numbers.items() if number > seq and rank not in undecoded]
+            changed += [rank for rank, (number, _) in undecoded.items() if number > seq]
+            for rank in changed:
+                yield undecoded[rank][1].packed if rank in undecoded else codec.pack(newest[rank])
+
+    def all(self, ranks: bool = True) -> Iterator[Update]:
+        """The whole state as updates, for a new client."""
+        if ranks:
+            self.read()
+            yield from self._state.replay()
+            return
+        for update in self._state.replay():
+            if type(update) not in self._records and type(update) not in RANK_DETAIL:
+                yield brief(update)
+
+
+def brief(update: Update) -> Update:
+    """The update without per-rank detail: facts are equal on all ranks, and the leader's hello has them."""
+    if isinstance(update, Hello) and not update.leader:
+        return structs.replace(update, facts={}, capabilities=[])
+    return update

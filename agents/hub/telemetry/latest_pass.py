@@ -1,0 +1,30 @@
+"""Packs the changes since a client's last update into frames, for a client that wants only the newest state."""
+
+import time
+
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import MESSAGE_BYTES, codec
+from agents.protocol.frame_filling import FrameFiller
+
+
+class LatestPass:
+    """The changes after sequence number `since`. A frame contains the newest state at the time it is made.
+
+    Only the last frame advances the client's sequence number, to `reaches`. So a client that did not receive the last
+    frame gets all changes after `since` again.
+    """
+
+    def __init__(self, update_log: UpdateLog, since: int, ranks: bool) -> None:
+        self.reaches = update_log.seq
+        self.done = False
+        self._update_log = update_log
+        self._since = since
+        changes = update_log.newest.after(since, ranks)
+        self._frames = FrameFiller(lambda: next(changes, None))
+
+    def frame(self, most: int = 0) -> bytes:
+        """The next frame, of at most about `most` bytes (0: the limit of a frame), but with at least one update."""
+        packed = self._frames.fill(most or MESSAGE_BYTES)
+        self.done = self._frames.pending is None
+        seq = self.reaches if self.done else self._since
+        return codec.updates_frame(self._update_log.epoch, seq, packed, time_s=time.time(), since=self._since)

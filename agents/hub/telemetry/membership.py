@@ -1,0 +1,211 @@
+"""Membership: which connection belongs to which rank, and which ranks are lost."""
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from msgspec import structs
+
+from agents import protocol
+from agents.protocol import Gone, Hello, Relay, codec
+from agents.rundir.local_machine import process_state, this_host
+
+LOST_AFTER_S = 5.0  # without a message; each rank's agent thread sends a pulse every second
+SUCCESSION_S = 2.0  # a connection silent for this long is replaced by a new one of the same rank
+LARGEST_WORLD = 1 << 16
+RELAYS_WITHOUT_RANKS = 1024  # connections kept; a working relay has ranks soon after it connects
+LARGEST_REVISION = 1 << 40  # far below the integer limit, so that there is always a next one
+
+Process = Literal["unknown", "ended", "stopped", "alive"]
+
+
+@dataclass
+class Known:
+    """One rank, as of its last Hello."""
+
+    hello: Hello
+    identity: bytes
+    heard_s: float
+    lost: bool = False
+    process: Process = "unknown"  # when it was lost
+
+    def mark_heard(self, now: float) -> bool:
+        """Note a message from the rank; returns whether the rank was lost until now."""
+        was_lost, self.lost, self.heard_s = self.lost, False, now
+        return was_lost
+
+
+@dataclass
+class Connection:
+    """The ranks that a connection may send for: the one that sent its hello on it; for a relay, all that did."""
+
+    relay: Relay | None = None
+    ranks: dict[int, Known] = field(default_factory=dict)
+
+    @property
+    def only(self) -> Known | None:
+        """The rank of a direct connection; None for a relay's."""
+        return None if self.relay else next(iter(self.ranks.values()), None)
+
+
+class Membership:
+    """The ranks of one run, each known by its last Hello. The first Hello fixes world and layout for all."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.world = 0
+        self._layout = ""
+        self._ranks: dict[int, Known] = {}
+        self._leader: Known | None = None  # the last accepted leader
+        self._connections: dict[bytes, Connection] = {}
+
+    @property
+    def leader(self) -> Hello | None:
+        """The hello of the rank that receives commands; None while it is lost."""
+        return self._leader.hello if self._leader and not self._leader.lost else None
+
+    @property
+    def last_leader(self) -> int | None:
+        """The rank that received commands last, lost or not."""
+        return self._leader.hello.rank if self._leader else None
+
+    def identity(self, rank: int) -> bytes:
+        return self._ranks[rank].identity
+
+    def with_capability(self, capability: str) -> dict[int, bytes]:
+        """The connections of the present ranks that have a capability, by rank."""
+        return {
+            rank: known.identity
+            for rank, known in self._ranks.items()
+            if not known.lost and capability in known.hello.capabilities
+        }
+
+    def hello(self, identity: bytes, hello: Hello, now: float) -> str | None:
+        """Register a rank; returns a refusal if it cannot belong to this run."""
+        refusal = self._refusal(identity, hello, now)
+        if refusal:
+            return refusal
+        self.world, self._layout = hello.world, hello.layout
+        known = self._ranks.get(hello.rank)
+        if known:
+            self._remove_from_connection(known)
+        known = self._ranks[hello.rank] = Known(hello, identity, now)
+        self._succeed(known)
+        self._connections.setdefault(identity, Connection()).ranks[hello.rank] = known
+        return None
+
+    def _succeed(self, known: Known) -> None:
+        """Keep a single leader: a lost leader that returns after another took over does not lead again."""
+        old = self._leader
+        if known.hello.leader:
+            if old and old.hello.rank != known.hello.rank:
+                old.hello = structs.replace(old.hello, leader=False)
+            self._leader = known
+        elif old and old.hello.rank == known.hello.rank:
+            self._leader = None
+
+    def relay(self, identity: bytes, relay: Relay) -> str | None:
+        """Register a relay, which may send for several ranks; returns a refusal if that is not possible."""
+        me = f"the relay on {relay.host}"
+        if relay.version != protocol.VERSION:
+            return f"{me}: {codec.version_refusal(relay.version)}"
+        if relay.run != self.run:
+            return f"{me} belongs to run {relay.run}, and this hub serves run {self.run}"
+        connection = self._connections.get(identity)
+        if connection and not connection.relay:
+            return f"{me} speaks on the connection of a rank"
+        if connection is None:
+            relays = [one for one, it in self._connections.items() if it.relay and not it.ranks]
+            if len(relays) >= RELAYS_WITHOUT_RANKS:
+                del self._connections[relays[0]]
+            connection = self._connections[identity] = Connection()
+        connection.relay = relay
+        return None
+
+    def _remove_from_connection(self, known: Known) -> None:
+        """Remove a rank from its connection."""
+        connection = self._connections.get(known.identity)
+        if connection and connection.ranks.get(known.hello.rank) is known:
+            del connection.ranks[known.hello.rank]
+            if not connection.ranks and not connection.relay:
+                del self._connections[known.identity]
+
+    def _refusal(self, identity: bytes, hello: Hello, now: float) -> str | None:
+        me = f"rank {hello.rank}"
+        if hello.version != protocol.VERSION:
+            return f"{me}: {codec.version_refusal(hello.version)}"
+        if hello.run != self.run:
+            return f"{me} belongs to run {hello.run}, and this hub serves run {self.run}"
+        if not 0 < hello.world <= LARGEST_WORLD or hello.rank >= hello.world:
+            legal = f"a world of 1 to {LARGEST_WORLD}, and a rank below it"
+            return f"rank {hello.rank} of a world of {hello.world} cannot be; legal: {legal}"
+        if not math.isfinite(hello.began_s) or not math.isfinite(hello.age_s or 0.0):
+            ago = "" if hello.age_s is None else f", {hello.age_s:g} s ago"
+            return f"{me} began at {hello.began_s:g}{ago}, which is no time"
+        if hello.revision > LARGEST_REVISION:
+            return f"{me} claims knob revision {hello.revision}, which cannot be"
+        if self._ranks and hello.world != self.world:
+            return f"{me} counts {hello.world} ranks, and this run has {self.world}"
+        if self._ranks and hello.layout != self._layout:
+            differ = f"{me} has layout {hello.layout}, and this run has {self._layout}"
+            return f"{differ}; give all ranks the same layout and data"
+        connection = self._connections.get(identity)
+        own_rank = connection.only if connection else None
+        if own_rank and own_rank.hello.rank != hello.rank:
+            return f"{me} said hello on the connection of rank {own_rank.hello.rank}"
+        other = self.leader
+        if hello.leader and other and other.rank != hello.rank:
+            return f"{me} wants to lead, and rank {other.rank} leads this run"
+        known = self._ranks.get(hello.rank)
+        if known and known.identity != identity and not known.lost and now - known.heard_s < SUCCESSION_S:
+            same = (known.hello.host, known.hello.pid) == (hello.host, hello.pid)
+            if not same:
+                return f"{me} is connected already, as process {known.hello.pid} on {known.hello.host}"
+        return None
+
+    def connection(self, identity: bytes) -> Connection | None:
+        """The ranks that a connection may send for; None if no hello arrived on it."""
+        return self._connections.get(identity)
+
+    def leave(self, rank: int) -> None:
+        """Handle a rank's goodbye; it must send a hello before anything else."""
+        known = self._ranks[rank]
+        self._remove_from_connection(known)
+        known.lost, known.process = True, "unknown"
+
+    def newly_lost(self, now: float) -> list[Gone]:
+        """Ranks that are newly silent for too long, and lost ranks whose process has changed its state since."""
+        here = this_host()
+        gone = []
+        for rank, known in self._ranks.items():
+            local = known.hello.host == here
+            if known.lost:
+                news = local and known.process in ("stopped", "alive") and _process(known) != known.process
+            else:
+                news = now - known.heard_s > LOST_AFTER_S
+            if news:
+                known.lost, known.process = True, _process(known) if local else "unknown"
+                # A time of day, not an age: the text may be read much later.
+                heard = time.localtime(time.time() - (now - known.heard_s))
+                text = f"no word since {time.strftime('%H:%M:%S', heard)}{_process_text(known)}"
+                gone.append(Gone(rank, clean=False, text=text, process=known.process))
+        return gone
+
+
+def _process(known: Known) -> Process:
+    return process_state(known.hello.pid)
+
+
+def _process_text(known: Known) -> str:
+    pid = known.hello.pid
+    if known.process == "unknown":
+        return f" from process {pid} on {known.hello.host}; whether it is alive cannot be seen from here"
+    return f": process {pid} {_PROCESS_TEXT[known.process]}"
+
+
+_PROCESS_TEXT = {
+    "ended": "has ended",
+    "stopped": "is suspended (kill -CONT resumes it)",
+    "alive": "is alive but silent (a call into C that holds Python's lock stops its pulse too)",
+}

@@ -1,0 +1,46 @@
+"""Reports faults of peers as events in the run's log: at most one per kind in `EVENT_PERIOD_S`, with a count."""
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from agents.hub.rate_limit import RateLimit
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import TEXT, Event, clip
+
+EVENT_PERIOD_S = 5.0
+REFUSALS_PER_S = 5  # to one peer
+PEERS_PER_S = 4096  # peers that get a refusal
+
+Kind = Literal[
+    "door", "frame", "key", "kind", "newer", "notify", "number", "peers", "rank", "refused", "size"
+]
+
+
+@dataclass
+class _Reported:
+    at_s: float
+    suppressed: int = 0
+
+
+class PeerFaults:
+    """Publishes faults as events, and limits the refusals sent to each peer."""
+
+    def __init__(self, update_log: UpdateLog) -> None:
+        self._update_log = update_log
+        self._reported: dict[Kind, _Reported] = {}
+        self._refusals = RateLimit(REFUSALS_PER_S, PEERS_PER_S)
+
+    def add(self, kind: Kind, text: str) -> None:
+        now = time.monotonic()
+        reported = self._reported.get(kind)
+        if reported and now - reported.at_s < EVENT_PERIOD_S:
+            reported.suppressed += 1
+            return
+        more = f" (and {reported.suppressed} more like it)" if reported and reported.suppressed else ""
+        self._reported[kind] = _Reported(now)
+        self._update_log.publish(Event(time.time(), "warning", "hub", clip(text[: TEXT // 2] + more)))
+
+    def may_refuse(self, identity: bytes) -> bool:
+        """Whether the limit of refusals per second allows one more to this peer."""
+        return self._refusals.allows(identity, time.monotonic())

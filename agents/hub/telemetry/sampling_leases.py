@@ -1,0 +1,98 @@
+"""Sampling leases: which ranks' full vectors clients request, and how often each rank is asked for them.
+
+A client holds one lease, for some kinds of records of some ranks, and renews it while it shows them. Without a lease
+ranks use their own sampling period. The total rate of samples is bounded for any number of clients.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from agents.protocol import Sample
+
+KINDS = ("experts", "timeline", "peers")
+SAMPLE_PERIOD_S = 0.5  # between two samples of one rank and kind
+MESSAGES_PER_S = 512.0  # largest rate of one kind from all ranks together
+CLIENTS = 256
+REQUEST_S = 10.0  # duration of one request to a rank
+RENEW_S = 4.0
+RANKS_PER_TURN = 1024  # ranks asked in one tick; the others follow in the next
+
+
+@dataclass
+class _Lease:
+    kinds: frozenset[str]
+    ranks: frozenset[int]  # none: all
+    until: float
+
+
+@dataclass(frozen=True)
+class _Requested:
+    wanted: tuple[tuple[str, int], ...]  # kinds, and every so many steps
+    identity: bytes
+    at_s: float
+
+
+class SamplingLeases:
+    """All leases of one hub. Times are monotonic seconds, given by the caller."""
+
+    def __init__(self) -> None:
+        self._sampling_leases: dict[bytes, _Lease] = {}
+        self._requested: dict[int, _Requested] = {}
+
+    def ask(self, client: bytes, sample: Sample, now: float) -> str | None:
+        """Replace a client's lease; returns a refusal if there are too many clients."""
+        self._expire(now)
+        kinds = frozenset(sample.kinds).intersection(KINDS)  # a newer client may request other kinds
+        if not kinds or sample.lease_s <= 0:
+            self._sampling_leases.pop(client, None)
+        elif client not in self._sampling_leases and len(self._sampling_leases) >= CLIENTS:
+            return f"{CLIENTS} clients look at samples already, the most this hub serves"
+        else:
+            self._sampling_leases[client] = _Lease(kinds, frozenset(sample.ranks), now + sample.lease_s)
+        return None
+
+    def requests_due(
+        self, ranks: Mapping[int, bytes], step_ms: float | None, now: float
+    ) -> Iterator[tuple[bytes, list[Sample]]]:
+        """Requests to send now, new or renewed, by connection. `ranks`: the ranks that support sampling, with their
+        connections."""
+        self._expire(now)
+        if not self._sampling_leases or step_ms is None:
+            return
+        every = {kind: self._every(kind, len(ranks), step_ms) for kind in KINDS}
+        requested_ranks = {kind: self._requested_ranks(kind) for kind in KINDS}
+        remaining = RANKS_PER_TURN
+        for rank, identity in ranks.items():
+            wanted = tuple(
+                (kind, every[kind])
+                for kind, those in requested_ranks.items()
+                if those is None or rank in those
+            )
+            requested = self._requested.get(rank)
+            known = requested is not None and (requested.wanted, requested.identity) == (wanted, identity)
+            if not wanted or (requested and known and now - requested.at_s < RENEW_S):
+                continue
+            self._requested[rank] = _Requested(wanted, identity, now)
+            yield identity, [Sample([kind], REQUEST_S, [rank], steps) for kind, steps in wanted]
+            remaining -= 1
+            if not remaining:
+                return
+
+    def _requested_ranks(self, kind: str) -> frozenset[int] | None:
+        """The ranks with a lease for this kind; None for all."""
+        those = [lease.ranks for lease in self._sampling_leases.values() if kind in lease.kinds]
+        return frozenset().union(*those) if all(those) else None
+
+    def _every(self, kind: str, world: int, step_ms: float) -> int:
+        """Steps between two samples: a power of two, so that small changes of the step time do not change it."""
+        requested_ranks = [
+            len(lease.ranks) or world for lease in self._sampling_leases.values() if kind in lease.kinds
+        ]
+        ranks = min(world, sum(requested_ranks))
+        pause_s = max(SAMPLE_PERIOD_S, ranks / MESSAGES_PER_S)
+        return 1 << max(0, min(20, math.ceil(math.log2(max(1e-3, 1000 * pause_s / max(step_ms, 1e-3))))))
+
+    def _expire(self, now: float) -> None:
+        for client in [client for client, lease in self._sampling_leases.items() if lease.until <= now]:
+            del self._sampling_leases[client]

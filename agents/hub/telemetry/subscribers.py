@@ -1,0 +1,187 @@
+"""Subscribers of a run, and the frames that each gets next.
+
+A client grants credit for a number of frames and names the sequence number it has reached; it receives that many
+frames from there on. Except for a snapshot in progress nothing is queued per client, so a stalled client affects
+nobody else: when it grants credit again it gets the updates it missed, or only the latest ones if the log no longer
+has them. A client may also request only the latest values at a given rate (see `LatestPass`).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from agents.hub.telemetry.latest_pass import LatestPass
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import Credit
+
+HEARTBEAT_S = 1.0  # longest interval between frames to a waiting client
+FORGOTTEN_AFTER_S = 60.0  # without credit from the client
+CLIENTS = 256
+CLIENTS_PER_KEY = 32  # so that one key cannot take all places
+VIEWERS = 192  # clients with a viewer key; the rest is reserved for operators
+SNAPSHOT_PERIOD_S = 1.0  # between snapshots to one client; a repeated snapshot may be this old
+FRAMES_PER_ROUND = 8  # to one client, so that others and the ranks get their turn
+
+
+class _Snapshot(NamedTuple):
+    built_s: float
+    seq: int
+    frames: list[bytes]
+
+
+@dataclass
+class _Client:
+    heard_s: float
+    sent_s: float
+    request: Credit
+    key: str  # name of its key; "" over ipc
+    viewer: bool  # its key has the viewer role
+    seq: int = 0
+    frames: int = 0
+    follows: bool = False  # it has every update up to `seq`, or newer values instead
+    snapshot: list[bytes] = field(default_factory=list)  # unsent frames, last first
+    snapshot_seq: int = 0
+    snapshot_due_s: float = 0.0  # earliest time of the next snapshot
+    latest_pass: LatestPass | None = None
+    due_s: float = 0.0  # time of the next frame to a client with a rate
+
+
+class Subscribers:
+    """All clients of a hub. `send(identity, frame)` is False when the client is full or has left."""
+
+    def __init__(self, update_log: UpdateLog, send: Callable[[bytes, bytes], bool]) -> None:
+        self._update_log = update_log
+        self._send = send
+        self._clients: dict[bytes, _Client] = {}
+        self._built: dict[bool, _Snapshot] = {}  # the newest, with and without rank detail
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._clients)
+
+    def forget(self, identity: bytes) -> None:
+        """Stop serving a client."""
+        self._clients.pop(identity, None)
+
+    def credit(
+        self, identity: bytes, credit: Credit, now: float, key: str = "", viewer: bool = False
+    ) -> str | None:
+        """Handle a client's credit; returns a refusal if the client limit is reached."""
+        client = self._clients.get(identity)
+        if client is None:
+            full = self._limit_reached(key, viewer)
+            if full:
+                return f"this hub already serves {full}, the most it takes; close one and try again"
+            client = self._clients[identity] = _Client(now, now, credit, key, viewer)
+        client.heard_s = now
+        client.request, client.frames = credit, credit.frames
+        newest = self._update_log.newest.reaches <= credit.seq <= self._update_log.seq
+        client.follows = credit.epoch == self._update_log.epoch and newest
+        if client.seq != credit.seq or not client.follows:
+            client.seq, client.latest_pass = credit.seq, None
+        if client.follows:
+            client.snapshot = []
+        return None
+
+    def _limit_reached(self, key: str, viewer: bool) -> str | None:
+        """The limit that a new client would exceed, in words; None if there is room."""
+        clients = self._clients.values()
+        if len(clients) >= CLIENTS:
+            return f"{CLIENTS} clients"
+        if key and sum(client.key == key for client in clients) >= CLIENTS_PER_KEY:
+            return f"{CLIENTS_PER_KEY} clients under the key {key}"
+        if viewer and sum(client.viewer for client in clients) >= VIEWERS:
+            return f"{VIEWERS} clients that only watch"
+        return None
+
+    def serve(self, now: float) -> bool:
+        """Send due frames to every client; True if a client has more to receive."""
+        more = False
+        for identity, client in list(self._clients.items()):
+            if now - client.heard_s > FORGOTTEN_AFTER_S:
+                del self._clients[identity]
+            elif client.frames:
+                more |= self._serve(identity, client, now)
+        return more
+
+    def _serve(self, identity: bytes, client: _Client, now: float) -> bool:
+        """Send due frames to one client; True if it has more to receive."""
+        if not client.follows and not self._send_snapshot(identity, client, now):
+            return bool(client.snapshot) and client.frames > 0
+        if client.seq < self._update_log.newest.reaches:
+            client.follows = False  # the log no longer has what follows: it was slow, or gave no credit
+            return client.frames > 0
+        thinned = client.request.hz or not client.request.ranks or client.latest_pass
+        if thinned or not self._update_log.holds(self._update_log.epoch, client.seq):
+            more = self._send_latest(identity, client, now)
+        else:
+            more = self._send_all(identity, client, now)
+        if not more and client.frames and now - client.sent_s >= HEARTBEAT_S:
+            self._send_frame(identity, client, self._update_log.heartbeat(client.seq), now)
+        return more and client.frames > 0
+
+    def _send_snapshot(self, identity: bytes, client: _Client, now: float) -> bool:
+        """Send snapshot frames; True when the snapshot is complete."""
+        if not client.snapshot:
+            if now < client.snapshot_due_s:
+                return False
+            found = self._snapshot(client.request.ranks, now, again=client.snapshot_due_s > 0)
+            client.snapshot, client.snapshot_seq = found.frames[::-1], found.seq
+            client.snapshot_due_s = now + SNAPSHOT_PERIOD_S
+        for _ in range(min(client.frames, FRAMES_PER_ROUND)):
+            if not client.snapshot or not self._send_frame(identity, client, client.snapshot[-1], now):
+                break
+            client.snapshot.pop()
+        if client.snapshot:
+            return False
+        client.follows, client.seq, client.latest_pass = True, client.snapshot_seq, None
+        return True
+
+    def _snapshot(self, ranks: bool, now: float, again: bool) -> _Snapshot:
+        """The current state; for a repeated snapshot possibly a recent one, since building one delays all clients."""
+        known = self._built.get(ranks)
+        recent = (
+            known and now - known.built_s < SNAPSHOT_PERIOD_S and known.seq >= self._update_log.newest.reaches
+        )
+        if known is None or not (again and recent):
+            frames = self._update_log.snapshot(ranks)
+            known = self._built[ranks] = _Snapshot(now, self._update_log.seq, frames)
+        return known
+
+    def _send_all(self, identity: bytes, client: _Client, now: float) -> bool:
+        budget = min(client.frames, FRAMES_PER_ROUND)
+        for seq, frame in self._update_log.frames_after(client.seq):
+            if not budget or not self._send_frame(identity, client, frame, now):
+                return True
+            client.seq = seq
+            budget -= 1
+        return False
+
+    def _send_latest(self, identity: bytes, client: _Client, now: float) -> bool:
+        request = client.request
+        if now < client.due_s or (client.latest_pass is None and client.seq == self._update_log.seq):
+            return False
+        client.latest_pass = client.latest_pass or LatestPass(self._update_log, client.seq, request.ranks)
+        frames = 1 if request.frame_bytes else min(client.frames, FRAMES_PER_ROUND)
+        for _ in range(frames):
+            if not self._send_frame(identity, client, client.latest_pass.frame(request.frame_bytes), now):
+                client.latest_pass = None  # `seq` has not moved, so the next pass repeats the unsent frame
+                return True
+            if client.latest_pass.done:
+                client.seq, client.latest_pass = client.latest_pass.reaches, None
+                break
+        if request.hz and (client.latest_pass is None or request.frame_bytes):
+            client.due_s = now + 1 / request.hz
+            return False
+        return client.latest_pass is not None
+
+    def _send_frame(self, identity: bytes, client: _Client, frame: bytes, now: float) -> bool:
+        if not self._send(identity, frame):
+            # Its queue is full or it has left; it grants credit again after reading, with its sequence number.
+            client.frames = 0
+            return False
+        client.frames -= 1
+        client.sent_s = now
+        return True

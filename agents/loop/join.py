@@ -1,0 +1,74 @@
+"""`agents.join`: joins a training loop to a hub, so that the cockpit shows and steers it like any other run."""
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from agents.loop.loop import Loop, check_sendable
+from agents.loop.start_hub import endpoint_for, is_first_on_machine
+from agents.loop.vote import LEADER, Agree
+from agents.protocol import VERSION, Hello, Value
+from agents.protocol.base import RunError
+from agents.rank.vitals import Sensors
+from agents.rundir.local_machine import this_host
+
+log = logging.getLogger("agents")
+
+
+def join(
+    run: str,
+    rank: int = 0,
+    world: int = 1,
+    axes: Mapping[str, int] | None = None,
+    agree: Agree | None = None,
+    *,
+    hub: str = "auto",
+    run_dir: str | Path | None = None,
+    device: str | int | None = None,
+    layout: str = "",
+    facts: Mapping[str, Value] | None = None,
+) -> Loop:
+    """Join the run's hub as one of its ranks. All ranks call it, with the same `run`, `world`, `run_dir` and `layout`.
+
+    `axes`: this rank's coordinates, e.g. ``{"dp": 3, "tp": 0}``. `agree`: an all-gather of bytes, which all ranks call
+    here and once a step; without it, knobs are available only if `world` is 1. `hub`: "auto" (rank 0 starts one for
+    the ranks of its machine), "none", or the name or URL of one. `device`: the UUID of this rank's GPU, or its CUDA
+    number in this process. `facts` are shown beside the metrics.
+
+    ValueError: an argument is not legal. If no hub can be started or found, the loop runs without one.
+    """
+    if not 0 <= rank < world:
+        raise ValueError(f"rank = {rank} of world = {world} is not legal; legal: 0 to world - 1")
+    if not 0 < len(run) <= 64:
+        raise ValueError("a run's name has 1 to 64 characters")
+    hello = Hello(
+        version=VERSION,
+        run=run,
+        rank=rank,
+        world=world,
+        coords=dict(axes or {}),
+        host=this_host(),
+        pid=os.getpid(),
+        device="" if device is None else str(device),
+        layout=layout or "-",
+        revision=0,
+        step=0,
+        leader=rank == LEADER,
+        facts=dict(facts or {}),
+        began_s=time.time(),
+    )
+    check_sendable(hello)
+    stack = ExitStack()
+    reached = None
+    try:
+        reached = endpoint_for(stack, hub, run, Path(run_dir) if run_dir else None, rank, world, agree)
+    except RunError:
+        if hub != "auto":
+            raise
+        log.exception("the run has no hub")
+    except Exception:  # a full disk or a failed collective must not end the training program
+        log.exception("the run has no hub")
+    return Loop(hello, reached, agree, Sensors(device, host=is_first_on_machine()), stack)

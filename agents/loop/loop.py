@@ -1,0 +1,250 @@
+"""One rank of a training loop that is not ours: reports its steps and switches its knobs.
+
+Nothing here blocks the loop or raises into it: the first failure of telemetry is logged, and training continues. Only
+mistakes in the set-up are raised, as ValueError with one sentence.
+"""
+
+import atexit
+import logging
+import operator
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+from msgspec import structs
+
+from agents.loop.declared_knobs import Legals, declared_knob
+from agents.loop.step import StepReport, summary_of
+from agents.loop.vote import LEADER, Agree, Agreement, Disagreement, RankStep
+from agents.protocol import Ack, Event, Hello, Message, Step, Value, codec
+from agents.protocol import Board as BoardMessage
+from agents.rank.agent import Agent
+from agents.rank.errors import named
+from agents.rank.knob_board import Knob, KnobBoard, NotAppliedError
+from agents.rank.vitals import Sensors
+from agents.rundir.hub_supervisor import Reach
+
+log = logging.getLogger("agents")
+
+LAST_STEP = 2**53  # the highest step number that the wire takes
+
+
+class Loop:
+    """One rank of a loop, made by `join`. `close` it, or it is closed when the interpreter exits."""
+
+    def __init__(
+        self, hello: Hello, reached: Reach | None, agree: Agree | None, sensors: Sensors, stack: ExitStack
+    ) -> None:
+        self._hello, self._agree, self._stack = hello, agree, stack
+        self._knobs: list[Knob] = []
+        self._values: dict[str, Value] = {}
+        self._board = KnobBoard([], {})
+        self._agreement: Agreement | None = None
+        self._step: int | None = None  # the current or last step
+        self._warned = False
+        self._interrupt: BaseException | None = (
+            None  # raised by an `apply`; raised again at the end of the step
+        )
+        self.doing = (0, "starting", time.monotonic())
+        endpoint, key = reached or (None, None)
+        self._agent = Agent(endpoint, lambda: self.doing, sensors, key)
+        self._introduce()
+        atexit.register(self.close)
+
+    def __enter__(self) -> "Loop":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def knob(
+        self,
+        name: str,
+        type: type[Value],
+        legal: Legals = None,
+        *,
+        value: Value,
+        apply: Callable[[Any], object],
+        loss_neutral: bool,
+        about: str = "",
+    ) -> None:
+        """Declare a knob: `apply` is called with the new value, between two steps.
+
+        `legal`: a list of choices, or a pair (lowest, highest). `value`: the present value. Declare the same knobs on
+        all ranks, before the first step. ValueError: the declaration is not legal.
+
+        If `apply` raises, the error is reported and the knob keeps its value on this rank. A BaseException such as
+        KeyboardInterrupt is raised again at the end of the step, after the vote.
+        """
+        if self._step is not None:
+            raise ValueError(f"knob {name} is declared too late: declare knobs before the first step")
+        if self._agree is None and self._hello.world > 1:
+            raise ValueError(
+                f"knob {name} must switch on all {self._hello.world} ranks together, which needs agree= in join() "
+                "(docs/library.md)"
+            )
+        if name in self._values:
+            raise ValueError(f"knob {name} is declared twice")
+
+        def apply_value(new: Any) -> None:
+            self._apply(name, apply, new)
+
+        knob, value = declared_knob(name, type, legal, value, apply_value, loss_neutral, about)
+        self._knobs.append(knob)
+        self._values[name] = value
+        self._board = KnobBoard(self._knobs, self._values)
+        check_sendable(self._board_message())
+
+    @contextmanager
+    def step(self, number: int | None = None) -> Iterator[StepReport]:
+        """One training step, numbered `number` or one after the last. Exceptions of the body propagate."""
+        if self._step is None:
+            self.quietly(self._begin)
+        following = 0 if self._step is None else self._step + 1
+        self._step = following if number is None else _counted(number, following)
+        report = StepReport(self, self._step)
+        self.at(self._step, "step")
+        start = time.perf_counter()
+        yield report
+        step_ms = 1e3 * (time.perf_counter() - start)
+        self.quietly(lambda: self._end(report, step_ms))
+        self.at(self._step, "between steps")
+        interrupt, self._interrupt = self._interrupt, None
+        if interrupt:
+            raise interrupt
+
+    def close(self) -> None:
+        """Leave the run; rank 0 also ends the hub that it started. A second call does nothing."""
+        atexit.unregister(self.close)
+        if os.getpid() != self._hello.pid:
+            return  # a forked child, such as a data loader, must not end the run of its parent
+        self.quietly(self._leave)
+        self.quietly(self._stack.close)
+
+    def at(self, step: int, text: str) -> None:
+        """Set the current operation of this rank, which the pulse reports."""
+        self.doing = (step, text, time.monotonic())
+
+    def quietly(self, work: Callable[[], object]) -> None:
+        """Call `work`, which must not harm the loop: log its first failure, raise none."""
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - training continues after any failure
+            if not self._warned:
+                self._warned = True
+                _log_exception("telemetry has failed; training continues, and later failures are not logged")
+
+    def _begin(self) -> None:
+        if self._agree and self._hello.world > 1:
+            exchange: Agree = self._agree
+        elif self._hello.world == 1:
+            exchange = _only_rank
+        else:
+            return self._introduce()
+        rank, world = self._hello.rank, self._hello.world
+        self._agreement = Agreement(
+            rank, world, exchange, self._board, lambda: self._agent.pending, self._settle
+        )
+        return self._introduce()
+
+    def _introduce(self) -> None:
+        board = self._board
+        self._hello = structs.replace(self._hello, revision=board.revision, step=self.doing[0])
+        self._agent.introduce(self._hello, self._board_message() if self._hello.leader else None)
+
+    def _board_message(self) -> BoardMessage:
+        board = self._board
+        return BoardMessage(LEADER, board.revision, board.digest(), board.states())
+
+    def _settle(self, ack: Ack) -> None:
+        if self._hello.revision != self._board.revision:
+            self.quietly(self._introduce)  # before the ack, so that subscribers see the new board first
+        self.quietly(lambda: self._agent.settle(ack))
+
+    def _apply(self, name: str, apply: Callable[[Any], object], value: Any) -> None:
+        try:
+            apply(value)
+        except BaseException as error:  # if this rank stopped here, the others would wait for it forever
+            if not isinstance(error, Exception):
+                self._interrupt = error
+            text = f"{name} was not applied: {named(error)}"
+            _log_exception(text)
+            raise NotAppliedError(text) from error
+
+    def _end(self, report: StepReport, step_ms: float) -> None:
+        revision, values = self._board.revision, self._board.values
+        tokens = report.count("tokens")
+        steps = [
+            RankStep(
+                report.number,
+                step_ms,
+                report.numbers.get("loss"),
+                report.numbers.get("grad_norm"),
+                tokens,
+                report.finite("mfu"),
+            )
+        ]
+        if self._agreement:
+            with report.phase("agree"):
+                steps = self._exchange(steps[0])
+        step = Step(
+            rank=self._hello.rank,
+            step=report.number,
+            seq=0,
+            revision=revision,
+            step_ms=step_ms,
+            phases=report.phases,
+            tokens=tokens,
+            comm={},
+            memory_bytes=report.count("memory_bytes"),
+            tokens_per_s=1e3 * tokens / step_ms if tokens is not None and step_ms else None,
+            mfu=report.finite("mfu"),
+            loss=report.numbers.get("loss"),
+        )
+        self._agent.send(step)
+        if self._hello.rank == LEADER:
+            everyone = len(steps) == self._hello.world
+            self._agent.send(summary_of(step, steps, everyone, values, report.finite("lr")))
+
+    def _exchange(self, own: RankStep) -> list[RankStep]:
+        assert self._agreement
+        try:
+            return self._agreement.step(own)
+        except Disagreement as error:
+            self._agreement = None
+            text = f"the ranks can no longer switch knobs together: {error}"
+            self._agent.send(Event(time.time(), "error", "loop", text))
+            raise
+
+    def _leave(self) -> None:
+        command = self._agent.pending
+        if command:
+            end = "expired", self._step or 0, self._board.digest(), "the run has ended"
+            self._agent.settle(Ack(self._hello.rank, command.revision, *end))  # type: ignore[arg-type]
+        self._agent.close()
+
+
+def check_sendable(message: Message) -> None:
+    """ValueError, with the field, if the hub would refuse this message."""
+    codec.decode(codec.encode([message]))
+
+
+def _log_exception(text: str) -> None:
+    """Log to the program's log; an error of its handlers is ignored."""
+    with suppress(Exception):
+        log.exception("%s", text)
+
+
+def _counted(number: object, following: int) -> int:
+    """The step number given by the program, clipped to what the wire takes; `following` if it is not an integer."""
+    try:
+        return min(max(0, operator.index(number)), LAST_STEP)  # type: ignore[arg-type]
+    except TypeError:
+        return following
+
+
+def _only_rank(own: bytes) -> list[bytes]:
+    """`agree` of a run with one rank."""
+    return [own]

@@ -1,0 +1,110 @@
+"""Connects all ranks of a training loop to one hub, which rank 0 starts on its machine."""
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from agents.loop.vote import LEADER, Agree
+from agents.rundir.hub_supervisor import Reach, between_machines, hub_of, kept, listening, named_hub, reach
+from agents.rundir.local_machine import this_host
+from agents.rundir.runs import RunError
+from agents.rundir.socket_directory import check_socket_directory, endpoints_in
+from agents.transport.addresses import Endpoints
+
+log = logging.getLogger("agents")
+
+# Environment variables of launchers that hold a rank's number on its machine.
+LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+
+
+def endpoint_for(
+    stack: ExitStack, hub: str, run: str, run_dir: Path | None, rank: int, world: int, agree: Agree | None
+) -> Reach | None:
+    """How this rank reaches the hub; None if there is no hub. Closing `stack` ends a hub that this rank started.
+
+    RunError: `hub` is not legal. OSError: `run_dir` cannot be created.
+    """
+    runs_dir = Path(os.environ.get("COCKPIT_RUNS", "runs"))
+    if hub != "auto":
+        return named_hub(hub, run_dir or runs_dir / run)
+    if world == 1 or agree:
+        folder = run_dir or runs_dir / f"{run}-{time.strftime('%Y%m%d-%H%M%S')}"
+        if world > 1 and agree:
+            return _share_hub(stack, run, folder, rank, agree)
+        return _start(stack, run, folder, None)[0]
+    # Without `agree` ranks exchange nothing, so the path of the sockets is derived from the folder, which all know.
+    folder = run_dir or runs_dir / run
+    sockets = _sockets_for(folder)
+    return _start(stack, run, folder, sockets)[0] if rank == LEADER else reach(endpoints_in(sockets))
+
+
+def _start(
+    stack: ExitStack, run: str, folder: Path, sockets: Path | None, listen: str | None = None
+) -> tuple[Reach | None, Endpoints | None]:
+    """Start a hub; returns how this rank reaches it, and its TCP endpoints if it listens there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own, supervisor = stack.enter_context(hub_of("auto", run, folder, sockets, listen))
+    tcp = listening(supervisor, folder) if supervisor and listen else None
+    stack.enter_context(kept(supervisor))
+    return own, tcp
+
+
+class _HubAddress(Struct, array_like=True, frozen=True):
+    """Where rank 0's hub listens."""
+
+    ipc: str | None = None
+    tcp: Endpoints | None = None
+    why: str = ""  # why it does not listen for other machines
+
+
+def _share_hub(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree) -> Reach | None:
+    """Rank 0 starts the hub and shares its address: ranks of its machine use ipc, ranks of other machines TCP."""
+    hosts = [host.decode(errors="replace") for host in agree(this_host().encode())]
+    elsewhere = next((host for host in hosts if host != hosts[LEADER]), None)
+    address, problem = _HubAddress(), None
+    if rank == LEADER:
+        try:
+            address = _start_shared(stack, run, folder, elsewhere)
+        except (RunError, OSError) as error:  # raised after the exchange, in which the other ranks wait
+            address, problem = _HubAddress(why=str(error)), error
+    address = msgspec.msgpack.decode(agree(msgspec.msgpack.encode(address))[LEADER], type=_HubAddress)
+    if problem:
+        raise problem
+    if this_host() == hosts[LEADER]:
+        return Reach(address.ipc) if address.ipc else None
+    if address.tcp is None:
+        log.warning("the hub runs on %s, and this rank cannot reach it: %s", hosts[LEADER], address.why)
+        return None
+    return reach(address.tcp)
+
+
+def _start_shared(stack: ExitStack, run: str, folder: Path, elsewhere: str | None) -> _HubAddress:
+    """Start the hub; it listens over TCP too if a rank runs on another machine, `elsewhere`."""
+    listen, why = None, ""
+    if elsewhere is not None:
+        try:
+            listen = between_machines(os.environ.get("MASTER_ADDR") or elsewhere)
+        except RunError as error:
+            why = str(error)
+    own, tcp = _start(stack, run, folder, None, listen)
+    return _HubAddress(own.endpoint if own else None, tcp, why)
+
+
+def _sockets_for(folder: Path) -> Path:
+    digest = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=8).hexdigest()
+    sockets = Path(tempfile.gettempdir()) / f"cockpit-{os.getuid()}-{digest}"
+    check_socket_directory(sockets)  # another user may have guessed its name and created it
+    return sockets
+
+
+def is_first_on_machine(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this is the first rank of its machine; true also if no launcher set a local rank."""
+    return next((environ[name] for name in LOCAL_RANK if name in environ), "0") == "0"

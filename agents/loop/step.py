@@ -1,0 +1,105 @@
+"""Measurements of one step of a training loop: its phases and metrics, and the summary over all ranks."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from agents.loop.vote import RankStep
+from agents.protocol import Step, Summary, Value
+
+if TYPE_CHECKING:
+    from agents.loop.loop import Loop
+
+PHASES = 48  # the most named phases in one step; the wire takes 64
+
+
+class StepReport:
+    """The current step; the loop reports its phases and metrics here."""
+
+    def __init__(self, loop: "Loop", step: int) -> None:
+        self._loop = loop
+        self.number = step
+        self.phases: dict[str, float] = {}  # ms
+        self.numbers: dict[str, float | None] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure a named part of the step; if the rank hangs, the cockpit shows the phase it is in."""
+        name = name[:64] or "unnamed"
+        before = self._loop.doing[1]
+        self._loop.at(self.number, name)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            if name in self.phases or len(self.phases) < PHASES:
+                self.phases[name] = self.phases.get(name, 0.0) + 1e3 * (time.perf_counter() - start)
+            self._loop.at(self.number, before)
+
+    def report(
+        self,
+        *,
+        loss: Any = None,
+        tokens: Any = None,
+        grad_norm: Any = None,
+        lr: Any = None,
+        mfu: Any = None,
+        memory_bytes: Any = None,
+    ) -> None:
+        """Report metrics of this rank's step, in one call or several; `float` must accept each value.
+
+        `loss` is the mean over this rank's `tokens`; the job's loss is the mean over ranks, weighted by tokens. The
+        job's `grad_norm` is the largest of any rank. `mfu` is 0..1.
+        """
+        metrics = {"loss": loss, "tokens": tokens, "grad_norm": grad_norm, "lr": lr, "mfu": mfu}
+        for name, value in (metrics | {"memory_bytes": memory_bytes}).items():
+            if value is not None:
+                self._loop.quietly(partial(self._note, name, value))
+
+    def _note(self, name: str, value: Any) -> None:
+        self.numbers[name] = float(value)
+
+    def count(self, name: str) -> int | None:
+        value = self.numbers.get(name)
+        return int(value) if value is not None and 0 <= value < 2**53 else None
+
+    def finite(self, name: str) -> float | None:
+        value = self.numbers.get(name)
+        return value if value is not None and math.isfinite(value) else None
+
+
+def summary_of(
+    step: Step, ranks: list[RankStep], everyone: bool, values: Mapping[str, Value], lr: float | None
+) -> Summary:
+    """The summary of the whole job's step. Without `agree=`, `ranks` holds only rank 0, and so its own loss."""
+    slowest = max(rank.step_ms for rank in ranks)
+    tokens = [rank.tokens for rank in ranks if rank.tokens is not None]
+    losses = [(rank.loss, rank.tokens or 0) for rank in ranks if rank.loss is not None]
+    weight = sum(count for _, count in losses)
+    if weight:
+        loss: float | None = sum(value * count for value, count in losses) / weight
+    else:
+        loss = sum(value for value, _ in losses) / len(losses) if losses else None
+    mfus = [rank.mfu for rank in ranks if rank.mfu is not None]
+    return Summary(
+        step=step.step,
+        revision=step.revision,
+        time_s=time.time(),
+        loss=loss,
+        grad_norm=max((rank.grad_norm for rank in ranks if rank.grad_norm is not None), default=None),
+        step_ms=slowest,
+        tokens_per_s=1e3 * sum(tokens) / slowest if everyone and tokens and slowest else None,
+        mfu=sum(mfus) / len(mfus) if everyone and mfus else None,
+        bubble=None,
+        bubble_bound=None,
+        oversubscribed=False,
+        a2a_bytes=None,
+        comm={},
+        dropped=None,
+        load_max_over_mean=None,
+        knobs=dict(values),
+        lr=lr,
+    )

@@ -1,0 +1,128 @@
+"""The vote: ranks of a training loop switch knobs together, over an all-gather of bytes that the program provides.
+
+After each step every rank exchanges the measurements of its step, and the leader adds the pending command, if any. If
+there is one, the ranks exchange a second time: each votes whether it can apply the change, and all commit or none. So a
+change takes effect between the same two steps on every rank, and rank 0 learns the metrics of all ranks. A commit calls
+the program's own code and may still fail: then that rank rejects the command, and its knobs differ from the others'.
+
+The number of exchanges depends only on exchanged bytes. Whatever fails on one rank, that rank keeps exchanging, because
+the others wait for it; only a failure of the exchange itself is raised.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from agents.protocol import Ack, Changes, Command, clip
+from agents.rank.errors import named, sentence
+from agents.rank.knob_board import KnobBoard
+
+Agree = Callable[[bytes], Sequence[bytes]]
+"""An all-gather: every rank passes its bytes and gets the bytes of all ranks, in order of rank. May raise."""
+
+LEADER = 0
+WHY_BYTES = 512
+
+
+class RankStep(Struct, array_like=True, frozen=True):
+    """Measurements of one rank's step, exchanged at its end."""
+
+    step: int
+    step_ms: float
+    loss: float | None
+    grad_norm: float | None
+    tokens: int | None
+    mfu: float | None
+    command: Command | None = None  # from the leader: the pending command, if the leader can apply it
+
+
+class Disagreement(Exception):
+    """The exchange failed, so the ranks can no longer switch together; the text says why."""
+
+
+_decoder = msgspec.msgpack.Decoder(RankStep)
+
+
+class Agreement:
+    """The vote on one rank. `settle` is called with the outcome of a command, after the board is updated; `settle` and
+    `pending` must not raise."""
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        agree: Agree,
+        board: KnobBoard,
+        pending: Callable[[], Command | None],
+        settle: Callable[[Ack], None],
+    ) -> None:
+        self._rank, self._world, self._agree, self._board = rank, world, agree, board
+        self._pending, self._settle = pending, settle
+
+    def step(self, own: RankStep) -> list[RankStep]:
+        """End a step: exchange its measurements, and vote if a command is pending. Raises Disagreement."""
+        if self._rank == LEADER:
+            own = msgspec.structs.replace(own, command=self._choose(own.step))
+        gathered = self._exchange(msgspec.msgpack.encode(own))
+        try:
+            steps = [_decoder.decode(packed) for packed in gathered]
+        except msgspec.MsgspecError as error:
+            raise Disagreement(f"agree= returned bytes that no rank of this run sent: {error}") from None
+        command = steps[LEADER].command
+        if command:
+            self._vote(command, own.step)
+        return steps
+
+    def _exchange(self, own: bytes) -> list[bytes]:
+        try:
+            gathered = [bytes(memoryview(one)) for one in self._agree(own)]
+        except Exception as error:
+            raise Disagreement(f"agree= failed: {named(error)}") from error
+        if len(gathered) != self._world:
+            raise Disagreement(
+                f"agree= returned bytes of {len(gathered)} ranks, but the run has {self._world}"
+            )
+        return gathered
+
+    def _choose(self, step: int) -> Command | None:
+        """The pending command; None if it has expired or the leader rejects it."""
+        command = self._pending()
+        if command is None or command.revision <= self._board.revision:
+            return None
+        if command.expires_step is not None and step + 1 > command.expires_step:
+            self._settle(self._ack(command, "expired", step, f"step {command.expires_step} has passed"))
+            return None
+        try:
+            self._board.prepare(command.changes)
+        except BaseException as refusal:  # noqa: BLE001 - no error of a knob may end training
+            self._settle(self._ack(command, "rejected", step, sentence(refusal)))
+            return None
+        return command
+
+    def _vote(self, command: Command, step: int) -> None:
+        why, prepared = "", []
+        try:
+            prepared = self._board.prepare(command.changes)
+        except BaseException as refusal:  # noqa: BLE001 - a rank that fails must still vote, or the others hang
+            why = sentence(refusal)
+        votes = [vote.decode(errors="replace") for vote in self._exchange(why.encode()[:WHY_BYTES])]
+        against = [f"rank {rank}: {vote}" for rank, vote in enumerate(votes) if vote]
+        if against:
+            if self._rank == LEADER:
+                self._settle(self._ack(command, "rejected", step, against[0]))
+            return
+        before = self._board.in_force(command.changes)
+        failed = self._board.commit(command.revision, command.changes, prepared)
+        self._settle(self._ack(command, "rejected" if failed else "applied", step + 1, failed, before))
+
+    def _ack(
+        self,
+        command: Command,
+        state: Literal["applied", "rejected", "expired"],
+        step: int,
+        why: str,
+        before: Changes | None = None,
+    ) -> Ack:
+        return Ack(self._rank, command.revision, state, step, self._board.digest(), clip(why), before or {})

@@ -1,0 +1,260 @@
+"""Encodes messages into frames and decodes frames, which may come from a faulty or hostile peer.
+
+A frame is one msgpack value ``[version, [message, ...]]``. A message for many receivers is packed once (`pack`) and
+framed for each (`frame`, `updates_frame`).
+
+A message of an unknown kind, from a newer peer, becomes `Unknown` and does not affect the others in its frame. So does
+a malformed one with `decode_each`, and always inside `Updates`. A frame is decoded message by message only if decoding
+it as a whole fails. `skim` reads only the kind and rank of ranks' records.
+"""
+
+import re
+from collections.abc import Container, Iterable
+from typing import Annotated, Any, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+
+from agents.protocol import (
+    MAX_FRAME_BYTES,
+    MESSAGE_BYTES,
+    TEXT,
+    VERSION,
+    AnyMessage,
+    Message,
+    Pulse,
+    Rank,
+    Step,
+    Unknown,
+    Update,
+    Vitals,
+    WireError,
+)
+from agents.protocol.change_checks import check_changes
+
+QUOTED = 200  # characters of msgspec's error in a sentence of ours
+UNKNOWN = 16_384  # the most messages decoded one by one in a frame; real frames have fewer
+RECORD_BYTES = 4 << 10  # the largest record that is skimmed; real ones have a few hundred bytes
+
+
+class _Frame(Struct, array_like=True, frozen=True):
+    version: int
+    messages: msgspec.Raw
+
+
+class _Kind(Struct, array_like=True, frozen=True):
+    kind: str
+
+
+class _OfStep(Struct, array_like=True, frozen=True, gc=False, tag="step"):
+    rank: Rank
+
+
+class _OfPulse(Struct, array_like=True, frozen=True, gc=False, tag="pulse"):
+    rank: Rank
+
+
+class _OfVitals(Struct, array_like=True, frozen=True, gc=False, tag="vitals"):
+    rank: Rank
+
+
+class _Heads(Struct, array_like=True, frozen=True):
+    version: int
+    records: list[_OfStep | _OfPulse | _OfVitals]
+
+
+class _Each(Struct, array_like=True, frozen=True):
+    version: int
+    records: list[msgspec.Raw]
+
+
+Small = Step | Pulse | Vitals
+"""Small records that a rank sends repeatedly. The first field of each is the rank."""
+
+_SMALL: dict[type[Struct], type[Small]] = {_OfStep: Step, _OfPulse: Pulse, _OfVitals: Vitals}
+_heads_decoder = msgspec.msgpack.Decoder(_Heads)
+_records_decoder = msgspec.msgpack.Decoder(_Each)
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError)
+_small_decoder: msgspec.msgpack.Decoder[Small] = msgspec.msgpack.Decoder(Small)
+_frame_decoder = msgspec.msgpack.Decoder(_Frame)
+_messages_decoder = msgspec.msgpack.Decoder(list[AnyMessage])
+_message_decoder = msgspec.msgpack.Decoder(AnyMessage)
+_each_decoder = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=UNKNOWN)])
+_kind_decoder = msgspec.msgpack.Decoder(_Kind)
+_KINDS = {kind.__struct_config__.tag for kind in get_args(AnyMessage)}
+_OF_UPDATES = {kind.__struct_config__.tag for kind in get_args(Update)}
+_UPDATES_INDEX = 3  # of `Updates.updates`, after kind, epoch and seq
+_encoder = msgspec.msgpack.Encoder()
+_NOT_FINITE = re.compile(
+    r"Expected `float` [<>]= -?1e\+300"
+)  # msgspec's error for a `Real` that is NaN or infinite
+
+
+def encode(messages: Iterable[Message]) -> bytes:
+    """Encode one frame. WireError: a message holds a value that msgpack cannot represent."""
+    try:
+        return _encoder.encode([VERSION, list(messages)])
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise WireError(f"this cannot be sent: {error}") from None
+
+
+def pack(message: Message) -> bytes:
+    """Encode one message of at most `MESSAGE_BYTES`, for `frame` and `updates_frame`.
+
+    WireError: it is too large, or holds a value that msgpack cannot represent (a numpy number, for example).
+    """
+    try:
+        packed = _encoder.encode(message)
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise WireError(f"a {type(message).__name__} cannot be sent: {error}") from None
+    if len(packed) > MESSAGE_BYTES:
+        raise WireError(
+            f"a {type(message).__name__} of {len(packed)} bytes is over the limit of {MESSAGE_BYTES}"
+        )
+    return packed
+
+
+def unreadable(packed: bytes) -> str:
+    """Why a receiver would refuse this packed message, such as a text over its limit; empty if it would not."""
+    try:
+        _message_decoder.decode(packed)
+    except (msgspec.DecodeError, RecursionError, OverflowError) as error:
+        return _short(str(error))
+    return ""
+
+
+def frame(packed: Iterable[bytes]) -> bytes:
+    """One frame of packed messages: equal to `encode` of these messages."""
+    return _encoder.encode([VERSION, [msgspec.Raw(one) for one in packed]])
+
+
+def updates_frame(
+    epoch: str,
+    seq: int,
+    packed: Iterable[bytes],
+    *,
+    begins: bool = False,
+    snapshot: int = 0,
+    time_s: float = 0.0,
+    since: int | None = None,
+) -> bytes:
+    """One frame with one `Updates` whose updates are packed already, once for all clients."""
+    updates = [msgspec.Raw(one) for one in packed]
+    return _encoder.encode([VERSION, [["updates", epoch, seq, updates, begins, snapshot, time_s, since]]])
+
+
+def version_refusal(version: int) -> str:
+    """The sentence for a peer with another version of this protocol."""
+    return f"the peer speaks wire version {version}, this side {VERSION}; install the same release on both"
+
+
+def decode(received: bytes | memoryview) -> list[AnyMessage]:
+    """Decode the messages of one frame; `WireError` says in one sentence why it is refused."""
+    return _decode(received, strictly=True)
+
+
+def decode_each(received: bytes | memoryview) -> list[AnyMessage]:
+    """As `decode`, but a malformed message becomes an `Unknown` with the reason, and the others are kept."""
+    return _decode(received, strictly=False)
+
+
+class Skimmed(Struct, frozen=True, gc=False):
+    """A record as received; only its kind and rank are checked, `read` checks the rest."""
+
+    kind: type[Small]
+    rank: int
+    packed: bytes
+
+
+def skim(received: bytes | memoryview) -> list[Skimmed] | None:
+    """The records of a frame of small records, with only kind and rank checked; None for any other frame."""
+    if len(received) > MAX_FRAME_BYTES:
+        return None
+    try:
+        heads = _heads_decoder.decode(received)
+        each = _records_decoder.decode(received).records
+    except _UNREADABLE:
+        return None
+    if heads.version != VERSION:
+        return None
+    records = [
+        Skimmed(_SMALL[type(head)], head.rank, bytes(packed))
+        for head, packed in zip(heads.records, each, strict=True)
+    ]
+    if len(received) > RECORD_BYTES and any(len(record.packed) > RECORD_BYTES for record in records):
+        return None
+    return records
+
+
+def read(record: Skimmed) -> Small | Unknown:
+    """Decode and check a skimmed record; an `Unknown` with the reason if it is malformed."""
+    try:
+        return _small_decoder.decode(record.packed)
+    except _UNREADABLE as error:
+        return _malformed(record.kind.__name__.lower(), error)
+
+
+def _decode(received: bytes | memoryview, strictly: bool) -> list[AnyMessage]:
+    if len(received) > MAX_FRAME_BYTES:
+        raise WireError(f"a frame of {len(received)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    try:
+        head = _frame_decoder.decode(received)
+        if head.version != VERSION:
+            raise WireError(version_refusal(head.version))
+        messages = _messages(head.messages, strictly)
+        check_changes(messages, head.messages)
+        return messages
+    except _UNREADABLE as error:
+        raise WireError(f"not a frame of ours: {_short(str(error))}") from None
+
+
+def _short(why: str) -> str:
+    """An error text of msgspec on one line and shortened, since it may quote the frame."""
+    why = " ".join(why.split())
+    return why if len(why) <= QUOTED else f"{why[:QUOTED]}…"
+
+
+def _malformed(kind: str, error: Exception) -> Unknown:
+    return Unknown(kind, _NOT_FINITE.sub("a number that is not finite", str(error))[:TEXT])
+
+
+def _messages(raw: msgspec.Raw, strictly: bool) -> list[AnyMessage]:
+    try:
+        return _messages_decoder.decode(raw)
+    except _UNREADABLE as error:
+        found, unknown = _one_by_one(raw, _KINDS, error if strictly else None)
+        if not unknown:
+            raise
+        return found
+
+
+def _one_by_one(raw: msgspec.Raw, kinds: Container[object], why: Exception | None) -> tuple[list[Any], int]:
+    """Decode messages one by one; returns them and the number of those that became `Unknown`.
+
+    A message whose kind is not in `kinds` becomes `Unknown`. A malformed one raises `why`, or becomes `Unknown` if
+    `why` is None. Updates are always decoded like that, because a hub forwards records that it has only skimmed.
+    """
+    found: list[Any] = []
+    unknown = 0
+    for one in _each_decoder.decode(raw):
+        kind = _kind_decoder.decode(one).kind
+        if kind not in kinds:
+            unknown += 1
+            found.append(Unknown(kind[:64]))
+        elif kind == "updates":
+            fields = _each_decoder.decode(one)
+            if why is None or found or len(fields) <= _UPDATES_INDEX:  # a hub sends one `Updates` per frame
+                raise why or msgspec.ValidationError("only a hub sends updates")
+            updates, more = _one_by_one(fields[_UPDATES_INDEX], _OF_UPDATES, None)
+            fields[_UPDATES_INDEX] = msgspec.Raw(_encoder.encode(updates))
+            found.append(_message_decoder.decode(_encoder.encode(fields)))
+            unknown += more
+        else:
+            try:
+                found.append(_message_decoder.decode(one))
+            except _UNREADABLE as error:
+                if why:
+                    raise why from None
+                unknown += 1
+                found.append(_malformed(kind, error))
+    return found, unknown

@@ -1,0 +1,203 @@
+"""Messages that change a run: proposals, commands and acks, trials, and preview queries."""
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from agents.protocol.base import Changes, Count, Message, Name, Rank, Real, Revision, Text
+
+PAUSED: Final = "paused"
+"""The operation (`Pulse.doing`) of a rank that an operator has paused; it counts neither as stalled nor as hung."""
+
+PREVIEWS: Final = "preview"
+"""The capability (`Hello.capabilities`) of a rank that answers preview queries."""
+
+MOST_TRIAL_STEPS: Final = 10_000
+"""The most steps that a trial measures before the change, and after it."""
+
+TrialName = Annotated[
+    str, Meta(min_length=1, max_length=48)
+]  # shorter than a Name: its proposals append a suffix
+
+
+# ------------------------------------------------------------------------------------------------ changes
+
+
+class Propose(Message, frozen=True):
+    """A client proposes to change one or several knobs, all or none. With `undo` it proposes to undo the newest change
+    that is not undone yet; the hub then fills in `changes`."""
+
+    id: Name  # chosen by the client, so that a repeated proposal is applied once
+    changes: Changes
+    base_revision: Revision | None = None  # the hub refuses the proposal if the board has a newer revision
+    expires_step: Count | None = None
+    who: Text = ""
+    reason: Text = ""  # given by the operator, for the log
+    undo: bool = False
+
+
+class Command(Message, frozen=True):
+    """A proposal that the hub has written to its journal, sent to the leader until the leader acknowledges it."""
+
+    revision: Revision
+    id: Name
+    changes: Changes
+    expires_step: Count | None = None
+
+
+class Ack(Message, frozen=True):
+    """A rank reports the outcome of a command; `digest` is the digest of its whole board afterwards.
+
+    Only the leader sends "agreed", for a command that takes longer than a step, such as a save: `why` describes the
+    work, later commands need not wait for it, and another ack follows.
+    """
+
+    rank: Rank
+    revision: Revision
+    state: Literal["applied", "rejected", "expired", "agreed"]
+    step: Count
+    digest: Name
+    why: Text = ""
+    before: Changes = {}  # earlier values of the changed knobs
+
+
+class CommandState(Message, frozen=True):
+    """The state of one proposal, published whenever it changes. Revision 0 means that it was refused before
+    it got a revision."""
+
+    id: Name
+    revision: Revision
+    state: Literal["accepted", "applied", "rejected", "expired", "rolled_back"]
+    changes: Changes
+    before: Changes  # values before the change; until it is applied, those at the time of the proposal
+    who: Text
+    time_s: float
+    acks: Count = 0
+    world: Count = 0
+    applied_step: Count | None = None
+    why: Text = ""  # why it was refused; if it is accepted, what it waits for
+    reason: Text = ""
+    asked_s: float = 0.0
+    undoes: Revision = 0  # the revision that this one undoes
+    failed: Count = 0  # ranks that report that the change is not in force there
+
+    @property
+    def settled(self) -> bool:
+        """Whether the change is in force on every rank, or on none."""
+        if self.state == "applied":
+            return self.acks >= self.world
+        return self.state != "accepted"
+
+    @property
+    def final(self) -> bool:
+        """Whether every rank has answered, so that the state no longer changes."""
+        return self.settled or (self.state == "applied" and self.acks + self.failed >= self.world)
+
+
+# ------------------------------------------------------------------------------------------------- trials
+
+
+class Try(Message, frozen=True):
+    """A client starts a trial of one knob: `steps` are measured before and after the change, and the value is reverted
+    unless the run is significantly faster or an operator decides to keep it."""
+
+    id: TrialName
+    changes: Changes
+    steps: Annotated[int, Meta(ge=4, le=MOST_TRIAL_STEPS)]
+    who: Text = ""
+    reason: Text = ""
+
+
+class Decide(Message, frozen=True):
+    """An operator ends a trial: its value is kept, or reverted now. An empty `id` means the running trial."""
+
+    keep: bool
+    id: Annotated[str, Meta(max_length=48)] = ""
+    who: Text = ""
+
+
+class TrialState(Message, frozen=True):
+    """Progress of a trial, published at every change of state and from time to time in between.
+
+    The ratio is the geometric mean of step times after the change over that before it, with a 95 % interval.
+    """
+
+    id: TrialName
+    state: Literal["before", "applying", "after", "reverting", "kept", "reverted", "failed"]
+    changes: Changes
+    before: Changes
+    steps: Count
+    who: Text
+    time_s: float  # of this state
+    loss_neutral: bool
+    began_s: float
+    reason: Text = ""
+    measured: Count = 0  # steps measured in the current window
+    revision: Revision = 0  # of the tried change
+    before_ms: float | None = None
+    after_ms: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    loss_before: float | None = None
+    loss_after: float | None = None
+    why: Text = ""  # reason for the outcome
+
+    @property
+    def settled(self) -> bool:
+        """Whether the trial has ended."""
+        return self.state in ("kept", "reverted", "failed")
+
+
+# ---------------------------------------------------------------------------------------------- previews
+
+
+class Preview(Message, frozen=True):
+    """A preview query: what would these changes do? The hub passes it from a client to the leader; nothing changes."""
+
+    id: Name
+    changes: Changes
+
+
+NARROW: Final = 0.2  # width relative to the estimate; a wider interval is shown without a single value
+
+
+class Estimate(Struct, array_like=True, frozen=True):
+    """One quantity now and after the change. It has an interval, and a value if the interval is narrow or missing.
+
+    None in all three fields means no data.
+    """
+
+    quantity: Name  # its unit is in its name: step_ms, bubble, memory_bytes, comm_bytes, dropped
+    now: Real | None = None
+    after: Real | None = None
+    low: Real | None = None
+    high: Real | None = None
+    source: Text = ""  # where the estimates come from, or why there are none
+
+    @property
+    def known(self) -> bool:
+        return self.after is not None or self.interval is not None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @property
+    def point(self) -> float | None:
+        """`after`, or None if its interval is wide."""
+        if self.after is None or self.interval is None:
+            return self.after
+        low, high = self.interval
+        return self.after if high - low <= NARROW * abs(self.after) else None
+
+
+class Previewed(Message, frozen=True):
+    """The answer to a preview query. `why` says that the changes are not legal, or that no estimate is available."""
+
+    id: Name
+    changes: Changes
+    revision: Revision
+    why: Text = ""
+    loss_neutral: bool | None = None  # None: unknown
+    estimates: Annotated[list[Estimate], Meta(max_length=32)] = []

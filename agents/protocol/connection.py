@@ -1,0 +1,119 @@
+"""Messages about the connection between a hub and its peers: welcomes, credit, updates, refusals."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from agents.protocol.base import FRAME_BYTES, Count, Message, Name, Rank, Text, Unknown
+from agents.protocol.commands import (
+    Ack,
+    Command,
+    CommandState,
+    Decide,
+    Preview,
+    Previewed,
+    Propose,
+    TrialState,
+    Try,
+)
+from agents.protocol.measurements import Loads, Sample, Vitals
+from agents.protocol.records import (
+    Alert,
+    Board,
+    Event,
+    Experts,
+    Gone,
+    Hello,
+    Peers,
+    Pulse,
+    Recalled,
+    Step,
+    Summary,
+    Timeline,
+)
+
+
+class Welcome(Message, frozen=True):
+    """The hub requests a Hello from a rank that it does not know, for example after a restart of the hub.
+
+    A relay passes it to `ranks`; an empty list means all its ranks and the relay itself.
+    """
+
+    epoch: Name
+    ranks: Annotated[list[Rank], Meta(max_length=4096)] = []
+
+
+class Relay(Message, frozen=True):
+    """A relay introduces itself: its connection carries the messages of every rank that sends its Hello through it."""
+
+    version: int
+    run: Name
+    host: Text
+    pid: Count
+
+
+class Credit(Message, frozen=True):
+    """A client may receive `frames` more frames, and has every update of `epoch` up to `seq`.
+
+    With `hz` it receives only the newest record of each rank and kind, `hz` times a second; without `ranks`, no records
+    of single ranks; with `frame_bytes`, frames of about that size at most (0: up to the limit of a frame).
+    """
+
+    version: int
+    epoch: str
+    seq: Count
+    frames: Annotated[int, Meta(ge=1, le=64)]
+    hz: Annotated[float, Meta(ge=0, le=100)] = 0.0  # 0: every update
+    ranks: bool = True
+    frame_bytes: Annotated[int, Meta(ge=0, le=FRAME_BYTES)] = 0
+
+
+Update = (
+    Hello
+    | Board
+    | Step
+    | Summary
+    | Loads
+    | Experts
+    | Timeline
+    | Peers
+    | Pulse
+    | Vitals
+    | Event
+    | Alert
+    | Gone
+    | CommandState
+    | TrialState
+    | Recalled
+    | Unknown
+)
+
+
+class Updates(Message, frozen=True):
+    """Updates of `epoch`; the last one has number `seq`.
+
+    The updates of a snapshot rebuild the state from nothing: `snapshot` counts down its frames, n .. 1, and the first
+    has `begins`. With `snapshot` 0 these are live updates that follow update `seq - len(updates)`, or the hub's
+    heartbeat if the list is empty. With `since`, updates after `since` that newer ones replace are left out.
+    """
+
+    epoch: Name
+    seq: Count
+    updates: list[Update]
+    begins: bool = False
+    snapshot: Count = 0
+    time_s: float = 0.0
+    since: Count | None = None
+
+
+class Refused(Message, frozen=True):
+    """The hub refuses a peer or its request; `why` is one sentence. `rank`: to a relay, which of its ranks (None: the
+    relay itself). `asked`: to a client, the id of the refused request."""
+
+    why: Text
+    rank: Rank | None = None
+    asked: Annotated[str, Meta(max_length=64)] = ""
+
+
+Control = Propose | Try | Decide | Preview | Previewed | Command | Ack
+AnyMessage = Update | Control | Relay | Sample | Welcome | Credit | Updates | Refused

@@ -1,0 +1,40 @@
+"""Packs messages into frames: as many as fit into one frame, in order."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from agents.protocol.base import MESSAGE_BYTES
+
+
+class FrameFiller:
+    """Groups the packed messages of a queue into frames.
+
+    `take` returns the next packed message, or None when the queue is empty at the moment.
+    """
+
+    def __init__(self, take: Callable[[], bytes | None]) -> None:
+        self._take = take
+        self.pending: bytes | None = None  # taken, but too large for the last frame
+
+    def fill(self, limit: int = MESSAGE_BYTES) -> list[bytes]:
+        """Messages for the next frame: at most `limit` bytes together, but always one if there is one."""
+        packed: list[bytes] = []
+        room = min(limit, MESSAGE_BYTES)
+        while (message := self._next()) is not None:
+            if packed and len(message) > room:
+                self.pending = message
+                break
+            packed.append(message)
+            room -= len(message)
+        return packed
+
+    def _next(self) -> bytes | None:
+        pending, self.pending = self.pending, None
+        return self._take() if pending is None else pending
+
+
+def chunks(packed: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Split packed messages, in order, so that each part fits into a frame of at most `FRAME_BYTES`."""
+    messages = iter(packed)
+    filler = FrameFiller(lambda: next(messages, None))
+    while chunk := filler.fill():
+        yield chunk

@@ -1,0 +1,51 @@
+"""The rows of the knob board, and the legal values of each knob."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from agents.protocol.base import FiniteValue, Name, Text, Value, spell
+
+
+class Legal(Struct, array_like=True, frozen=True):
+    """Legal values of a knob: one of `choices`, or a number in [low, high]; also `none` if `optional`."""
+
+    choices: Annotated[list[Value], Meta(max_length=256)] = []
+    low: float | None = None
+    high: float | None = None
+    optional: bool = False
+
+    def __str__(self) -> str:
+        words = [spell(choice) for choice in self.choices]
+        if self.low is not None and self.high is not None:
+            words.append(f"{spell(self.low)} to {spell(self.high)}")
+        if self.optional:
+            words.append("none")
+        return ", ".join(words)
+
+    def admits(self, value: Value) -> bool:
+        if value is None:
+            return self.optional
+        if any(value == choice and type(value) is type(choice) for choice in self.choices):
+            return True
+        if isinstance(value, bool | str) or self.low is None or self.high is None:
+            return False
+        return self.low <= value <= self.high
+
+
+class KnobState(Struct, array_like=True, frozen=True, gc=False):
+    """One row of the knob board. `legal` depends on the other knobs and the layout."""
+
+    name: Name
+    value: FiniteValue
+    legal: Legal
+    loss_neutral: bool
+    about: Text = ""
+    action: bool = False  # setting it triggers an action once; it holds no value
+    ends: bool = False  # setting it ends the run; a screen asks for confirmation
+
+    def refusal(self, value: Value) -> str | None:
+        """One sentence when `value` is not legal, else None."""
+        if self.legal.admits(value):
+            return None
+        return f"{self.name} = {spell(value)} is not legal; legal: {self.legal}"

@@ -1,0 +1,78 @@
+"""Measurements beside the step records: vital signs and expert load; and requests for full vectors."""
+
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from agents.protocol.base import Count, Message, Name, Rank, Real
+
+TOP_EXPERTS: Final = 3
+LEASE_S: Final = 60.0  # the longest time that full vectors are sent after one request
+
+Reasons = Annotated[list[Name], Meta(max_length=16)]
+
+
+class Vitals(Message, frozen=True):
+    """The device of one rank and the machine it runs on, about once a second, from the agent's own thread.
+
+    A field is None if the machine has no such device, no driver, or does not report the value. Only one rank of each
+    machine sends the `host_` fields, if the ranks know which.
+    """
+
+    rank: Rank
+    step: Count
+    device_percent: Real | None = None  # share of the last sampling period in which a kernel ran
+    device_memory_bytes: Count | None = None  # in use on the device, by all processes
+    device_memory_total: Count | None = None
+    power_w: Real | None = None
+    power_limit_w: Real | None = None
+    temperature_c: Real | None = None
+    sm_mhz: Count | None = None
+    memory_mhz: Count | None = None
+    throttle: Reasons | None = None  # why the clocks are reduced; []: they are not
+    host_cpu_percent: Real | None = None  # of all cores together, 0..100
+    host_memory_bytes: Count | None = None
+    host_memory_total: Count | None = None
+
+
+class ExpertShare(Struct, array_like=True, frozen=True):
+    """One expert and its share of its layer's pairs, 0..1."""
+
+    expert: Count
+    share: Real
+
+
+class LoadSummary(Struct, array_like=True, frozen=True):
+    """Expert load of one layer over the whole job, counted before tokens are dropped."""
+
+    layer: Count
+    pairs: Count  # (token, expert)
+    max_over_mean: Real
+    cv: Real  # standard deviation over mean
+    entropy: Real  # of the shares, divided by log(experts): 1 is even, 0 is a single expert
+    top: Annotated[list[ExpertShare], Meta(max_length=16)]  # the most loaded experts, in descending order
+    idle: Count  # experts without a token
+    dropped: Count
+
+
+class Loads(Message, frozen=True):
+    """A summary of every layer's load, sent by rank 0 each step; `Experts` has the full vectors, less often."""
+
+    step: Count
+    layers: Annotated[list[LoadSummary], Meta(max_length=1024)]
+
+
+SAMPLES: Final = "samples"
+"""The capability (`Hello.capabilities`) of a rank that understands requests for samples."""
+
+
+class Sample(Message, frozen=True):
+    """Requests full vectors for a while: a client sends it to the hub, and the hub to the ranks.
+
+    The hub chooses `every` so that all ranks send vectors of the same steps, at a rate that the hub can handle.
+    """
+
+    kinds: Annotated[list[Name], Meta(max_length=16)]  # experts, timeline, peers
+    lease_s: Annotated[float, Meta(ge=0, le=LEASE_S)]
+    ranks: Annotated[list[Rank], Meta(max_length=4096)] = []  # requested by a client; empty: all
+    every: Annotated[int, Meta(ge=1, le=2**31)] = 1  # steps

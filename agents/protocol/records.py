@@ -1,0 +1,247 @@
+"""Records that ranks send about themselves and the job, and records of the hub: all are published to subscribers."""
+
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
+
+from agents.protocol.base import (
+    Coords,
+    Count,
+    Facts,
+    Message,
+    Name,
+    Parts,
+    Phases,
+    Rank,
+    Real,
+    Revision,
+    Text,
+)
+from agents.protocol.knobs import KnobState
+
+
+class Hello(Message, frozen=True):
+    """A rank introduces itself when it connects, and whenever a hub requests it."""
+
+    version: int
+    run: Name
+    rank: Rank
+    world: Rank
+    coords: Coords  # axis -> coordinate, outermost first, e.g. {"pp": 1, "dp": 0, "tp": 1}
+    host: Text
+    pid: Count
+    device: Text
+    layout: Text  # digest of layout and data, equal on all ranks of a run
+    revision: Revision  # the last applied knob revision
+    step: Count
+    leader: bool
+    facts: Facts = {}  # properties of the run to show: model size, cores, schedule ...
+    capabilities: Annotated[list[Name], Meta(max_length=64)] = []
+    began_s: float = 0.0  # when this process began to train, by its own clock; 0: unknown
+    age_s: float | None = (
+        None  # seconds since `began_s` when this was sent; does not depend on clocks agreeing
+    )
+
+
+class Board(Message, frozen=True):
+    """The knob board in force. The leader sends it with its hello and after each applied revision."""
+
+    rank: Rank
+    revision: Revision
+    digest: Name
+    knobs: Annotated[list[KnobState], Meta(max_length=256)]
+
+
+class Traffic(Struct, array_like=True, frozen=True):
+    """Traffic of one axis in one step: bytes sent to other ranks, time in collectives, time not hidden by compute."""
+
+    bytes: Count
+    ms: Real
+    exposed_ms: Real
+
+
+Comm = Annotated[dict[Name, Traffic], Meta(max_length=16)]
+"""Traffic by axis: dp, tp, pp, ep, cp, control."""
+
+
+class Step(Message, frozen=True):
+    """What one rank measured in one step."""
+
+    rank: Rank
+    step: Count
+    seq: Count
+    revision: Revision
+    step_ms: Real
+    phases: Phases  # ms by phase
+    tokens: Count | None  # tokens in this rank's batch slice
+    comm: Comm
+    a2a_bytes: Count | None = None
+    bubble: Real | None = None  # 1 - busy / window of its pipeline, 0..1
+    bubble_bound: Real | None = None
+    dropped: Count | None = None  # routed (token, expert) pairs over capacity
+    memory_bytes: Count | None = None
+    lost_records: Count = 0  # records that this agent dropped because its queue was full
+    bubble_parts: Parts | None = None  # schedule, wait, overhead: shares of the window, with sum `bubble`
+    tokens_per_s: Real | None = None  # of this rank's batch slice
+    mfu: Real | None = None  # achieved FLOP/s over the peak of the device
+    loss: float | None = None  # of this rank, if it has its own; the summary has the loss of the job
+
+    @property
+    def waited_ms(self) -> float:
+        """Time that this rank waited for others in collectives and pipeline transfers, not hidden by compute."""
+        return sum(traffic.exposed_ms for traffic in self.comm.values())
+
+    @property
+    def own_ms(self) -> float:
+        """Step time without waiting. All ranks have the step time of the slowest rank; own time shows which rank
+        that is."""
+        return max(0.0, self.step_ms - self.waited_ms)
+
+
+class Summary(Message, frozen=True):
+    """One step of the whole job, from rank 0: the record that `engine run --json` prints."""
+
+    step: Count
+    revision: Revision
+    time_s: Real
+    loss: float | None
+    grad_norm: float | None
+    step_ms: Real  # of the slowest rank
+    tokens_per_s: Real | None
+    mfu: Real | None
+    bubble: Real | None
+    bubble_bound: Real | None
+    oversubscribed: bool
+    a2a_bytes: Count | None
+    comm: Comm
+    dropped: Count | None
+    load_max_over_mean: Real | None
+    knobs: Facts
+    lr: Real | None = None
+    skipped: bool = False  # the gradient was not finite, so the weights were not updated
+    bubble_parts: Parts | None = None  # as in `Step`, mean over ranks
+
+
+class LayerLoad(Struct, array_like=True, frozen=True, gc=False):
+    """Expert load of one layer over the whole job: `load[e]` counts (token, expert) pairs."""
+
+    layer: Count
+    load: Annotated[list[Count], Meta(max_length=4096)]
+    dropped: Count
+
+
+class Experts(Message, frozen=True):
+    """The expert load of each layer over all ranks; rank 0 sends it."""
+
+    step: Count
+    layers: Annotated[list[LayerLoad], Meta(max_length=1024)]
+
+
+class Action(Struct, array_like=True, frozen=True, gc=False):
+    """One pipeline action: kind F, B or W of a micro-batch, in ms since the start of the pipeline window.
+
+    If the schedule has separate W actions, B computes only the input gradients.
+    """
+
+    kind: Literal["F", "B", "W"]
+    micro_batch: Count
+    start_ms: Real
+    end_ms: Real
+    stage: Count = 0  # of the whole pipeline; a rank may hold several
+
+
+class Timeline(Message, frozen=True):
+    """The pipeline actions of one rank in one step (sampled)."""
+
+    rank: Rank
+    step: Count
+    window_ms: Real
+    actions: Annotated[list[Action], Meta(max_length=8192)]
+
+
+class ToPeer(Struct, array_like=True, frozen=True, gc=False):
+    """Bytes to one other rank."""
+
+    peer: Rank
+    bytes: Count
+
+
+class Peers(Message, frozen=True):
+    """All-to-all bytes that one rank sent to each other rank in one step (sampled); their sum is `Step.a2a_bytes`."""
+
+    rank: Rank
+    step: Count
+    sent: Annotated[list[ToPeer], Meta(max_length=8192)]
+
+
+class Pulse(Message, frozen=True):
+    """The agent's thread in a rank sends a pulse once a second. A call into C that holds the GIL stops it too."""
+
+    rank: Rank
+    step: Count
+    doing: Text  # "tp all-gather, layer 2, micro-batch 1"
+    since_ms: Real  # how long the operation has lasted
+    cpu_percent: Real | None = None
+
+
+CHECKPOINT_STEP: Final = "checkpoint_step"
+"""Fact of an event about a checkpoint on disk: the number of steps completed when it was saved."""
+
+
+class Event(Message, frozen=True):
+    """A notable event, shown to the user."""
+
+    time_s: Real
+    level: Literal["info", "warning", "error"]
+    source: Text  # "hub", "rank 3"
+    text: Text
+    facts: Facts = {}  # machine-readable details, such as CHECKPOINT_STEP
+
+
+class Bucketed(Struct, array_like=True, frozen=True):
+    """Part of a run's curve (`agents.state.curve`): the kept values of one metric in buckets of `width` steps."""
+
+    metric: Name
+    width: Annotated[int, Meta(ge=1, le=2**53)]
+    steps: Annotated[list[Count], Meta(max_length=8192)]
+    values: Annotated[list[float], Meta(max_length=8192)]
+
+
+class Recalled(Message, frozen=True):
+    """History older than everything sent before: what a restarted hub reads from the run's recording, and in a
+    snapshot the curve before the newest summaries.
+
+    Several such messages go back in time; each one is ordered by time. `curve` is older than `summaries`.
+    """
+
+    summaries: Annotated[list[Summary], Meta(max_length=4096)] = []
+    events: Annotated[list[Event], Meta(max_length=4096)] = []
+    curve: Annotated[list[Bucketed], Meta(max_length=64)] = []
+
+
+class Alert(Message, frozen=True):
+    """A condition found by a detector of the hub: raised, repeated from time to time, and finally not `active`."""
+
+    name: Name  # of the detector: "straggler", "stall", ...
+    subject: Name  # "rank 3", "layer 2", "run"; name and subject identify the alert
+    level: Literal["warning", "error"]
+    active: bool
+    step: Count  # of the run when it was found
+    time_s: Real  # of this message
+    text: Text  # one sentence, with its evidence
+    evidence: Facts = {}  # the numbers behind the sentence
+    ranks: Annotated[list[Rank], Meta(max_length=64)] = []  # the first of the ranks concerned
+
+
+class Gone(Message, frozen=True):
+    """A rank is lost, or has left in order (`clean`)."""
+
+    rank: Rank
+    clean: bool
+    text: Text = ""
+    process: Literal["unknown", "ended", "stopped", "alive"] = "unknown"  # known on the hub's machine
+
+    @property
+    def over(self) -> bool:
+        """Whether the rank will never return. A stopped or silent process, or one on another machine, may return."""
+        return self.clean or self.process == "ended"

@@ -1,0 +1,202 @@
+"""The agent's connection to the hub; only the agent's thread uses it."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import zmq
+from msgspec import structs
+
+from agents import protocol
+from agents.protocol import (
+    AnyMessage,
+    Board,
+    Changes,
+    Command,
+    Gone,
+    Hello,
+    Preview,
+    Previewed,
+    Pulse,
+    Refused,
+    Sample,
+    Welcome,
+    WireError,
+    codec,
+)
+from agents.rank.errors import named, sentence
+from agents.rank.outbox import Outbox
+from agents.rank.received_commands import ReceivedCommands
+from agents.rank.sampling import Sampling
+from agents.rank.vitals import Reader, Sensors
+from agents.transport.keys import Key
+from agents.transport.reconnecting import ReconnectingSocket
+
+POLL_MS = 200  # each wake-up takes the GIL from the trainer; a message from the hub wakes the thread at once
+PULSE_S = 1.0
+FRAMES_A_TURN = 16
+WELCOME_PAUSE_S = 0.2  # a hub sends a Welcome for each frame of an unknown rank; one answer is enough
+REFUSED_PAUSE_S = 2.0  # pause before a refused rank introduces itself again
+
+NONE = Sensors()
+
+Doing = Callable[[], tuple[int, str, float]]
+Previewer = Callable[[Changes], Previewed]
+"""Estimates what changes would do; raises ValueError with a sentence if they are not legal."""
+
+
+class HubLink:
+    """Sends the outbox, and a pulse and vital signs each second; receives messages from the hub."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        doing: Doing,
+        outbox: Outbox,
+        orders: ReceivedCommands,
+        sensors: Sensors = NONE,
+        key: Key | None = None,
+    ) -> None:
+        self.introduction: tuple[Hello, Board | None] | None = None
+        # Held while an introduction is queued, so that an older board is never queued after a newer one.
+        self.introducing = threading.Lock()
+        self._refused: str | None = None
+        self.preview: Previewer | None = None
+        self._doing = doing
+        self._outbox = outbox
+        self._orders = orders
+        self.sampling = Sampling()
+        self._sensors = sensors
+        self._reader: Reader | None = None
+        self._unsent: bytes | None = None
+        self._introduced_s = 0.0
+        self._refused_s = 0.0
+        self._pulsed_s = 0.0
+        self._cpu_s = time.process_time()
+        # Immediate: libzmq queues nothing for an absent hub. Its queue would keep the oldest messages; the outbox
+        # keeps the newest.
+        self._line = ReconnectingSocket(
+            endpoint, key, immediate=True, high_water=FRAMES_A_TURN, reconnect_max_ms=2000
+        )
+        self._dealer = self._line.socket
+
+    @property
+    def refused(self) -> str | None:
+        """Why the hub refuses this rank; None if it does not."""
+        return self._line.refusal or self._refused
+
+    def turn(self) -> None:
+        """Wait briefly for messages from the hub, then send what is due."""
+        self._dealer.poll(POLL_MS)
+        self._line.check_handshakes()
+        self._receive()
+        now = time.monotonic()
+        if self.introduction is None or self._is_refused(now):
+            return
+        if now - self._pulsed_s >= PULSE_S:
+            self._measure(self.introduction[0].rank, now)
+        self._flush()
+
+    def leave(self, linger_s: float) -> None:
+        """Send for at most `linger_s`, then send Gone and close the socket."""
+        deadline = time.monotonic() + linger_s
+        if self.introduction and self.refused is None:
+            while not self._flush() and time.monotonic() < deadline:
+                self._dealer.poll(POLL_MS, zmq.POLLOUT)
+            if self._unsent is None:
+                self._send(codec.encode([Gone(self.introduction[0].rank, clean=True)]))
+        self._line.close(max(0, int(1000 * (deadline - time.monotonic()))))
+
+    def _is_refused(self, now: float) -> bool:
+        if self._refused is not None and now - self._refused_s >= REFUSED_PAUSE_S:
+            self._refused = None
+            self._introduce(now)
+        return self._refused is not None
+
+    def _introduce(self, now: float) -> None:
+        if self.introduction is None or now - self._introduced_s < WELCOME_PAUSE_S:
+            return
+        self._introduced_s = now
+        step = self._current()[0]
+        with self.introducing:
+            hello, board = self.introduction
+            self._outbox.put(structs.replace(hello, step=max(hello.step, step)))
+            for message in (*([board] if board else []), *self._orders.latest_acks()):
+                self._outbox.put(message)
+
+    def _measure(self, rank: int, now: float) -> None:
+        pulse = self._pulse(rank, now)
+        self._outbox.put(pulse)
+        self._flush()  # sent first, because reading a device may be slow
+        if self._reader is None:
+            self._reader = self._sensors.open()
+        vitals = self._reader.read(rank, pulse.step)
+        if vitals:
+            self._outbox.put(vitals)
+
+    def _pulse(self, rank: int, now: float) -> Pulse:
+        cpu_s = time.process_time()
+        busy = 100 * (cpu_s - self._cpu_s) / (now - self._pulsed_s) if self._pulsed_s else None
+        self._cpu_s, self._pulsed_s = cpu_s, now
+        step, operation, since = self._current()
+        return Pulse(rank, step, protocol.clip(operation), max(0.0, 1000 * (now - since)), busy)
+
+    def _current(self) -> tuple[int, str, float]:
+        try:
+            return self._doing()
+        except Exception as error:  # noqa: BLE001 - an error of the trainer's hook must not stop the pulse
+            return 0, f"unknown: {named(error)}", time.monotonic()
+
+    def _flush(self) -> bool:
+        """Send until the outbox is empty or the socket's queue is full; return True if the outbox is empty."""
+        for _ in range(FRAMES_A_TURN):
+            frame = self._unsent or self._outbox.frame()
+            if frame is None:
+                return True
+            if not self._send(frame):
+                self._unsent = frame
+                return False
+            self._unsent = None
+        return False
+
+    def _send(self, frame: bytes) -> bool:
+        try:
+            self._dealer.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _receive(self) -> None:
+        for _ in range(FRAMES_A_TURN):
+            try:
+                messages = codec.decode(self._dealer.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            except WireError as error:
+                messages = [Refused(protocol.clip(str(error)))]
+            for message in messages:
+                self._take(message)
+
+    def _take(self, message: AnyMessage) -> None:
+        match message:
+            case Welcome():
+                self._introduce(time.monotonic())
+            case Sample():
+                self.sampling.take(message)
+            case Refused():
+                self._refused, self._refused_s = message.why, time.monotonic()
+            case Command() if self.introduction and self.introduction[0].leader:
+                known = self._orders.receive(message, *self.introduction)
+                if known:
+                    self._outbox.put(known)
+            case Preview() if self.introduction:
+                self._outbox.put(self._answer(message, self.introduction[0]))
+
+    def _answer(self, query: Preview, hello: Hello) -> Previewed:
+        why = "this rank does not answer preview queries"
+        try:
+            if self.preview:
+                return structs.replace(self.preview(query.changes), id=query.id)
+        except Exception as error:  # noqa: BLE001 - an error of the trainer's hook must not stop the pulse
+            why = protocol.clip(sentence(error))
+        return Previewed(query.id, query.changes, hello.revision, why)

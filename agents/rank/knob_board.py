@@ -1,0 +1,129 @@
+"""The knob board of a rank: the knobs, their legal values, and changes that apply completely or not at all.
+
+A knob's legal values may depend on other knobs (micro-batches on the schedule, for example), so a change is checked
+against the board as it would be after the change. A change has two parts: `prepare`, which may refuse and builds what
+the new values need, and `commit`, which only swaps the new values in.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from agents.protocol import Changes, KnobState, Legal, Value
+
+Values = Mapping[str, Value]
+
+
+class NotAppliedError(Exception):
+    """A `commit` in foreign code failed and the knob keeps its value; the text says which and why."""
+
+
+def _unchanged(value: Value) -> Value:
+    return value
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One knob.
+
+    `legal` and `prepare` get the board's values as they would be after the change. `prepare` may raise ValueError with
+    a sentence, and returns what `commit` needs. `commit` must not fail; if it calls foreign code, it may raise
+    NotAppliedError.
+
+    An `action` holds no value: setting it requests an action once, such as a checkpoint, and `commit` only records the
+    request.
+    """
+
+    name: str
+    legal: Callable[[Values], Legal]
+    loss_neutral: bool
+    about: str
+    commit: Callable[[Any], None]
+    prepare: Callable[[Values], Any]
+    action: bool = False
+    ends: bool = False  # the action ends the run
+    cast: Callable[[Value], Value] = (
+        _unchanged  # converts a legal value; may raise ValueError with a sentence
+    )
+
+
+class KnobBoard:
+    """The knobs of one rank and their values; the same on every rank of a run."""
+
+    def __init__(self, knobs: list[Knob], values: Values):
+        self._knobs = {knob.name: knob for knob in knobs}
+        self._values = {name: values[name] for name, knob in self._knobs.items() if not knob.action}
+        self.revision = 0
+
+    @property
+    def values(self) -> Changes:
+        return dict(self._values)
+
+    def states(self) -> list[KnobState]:
+        return [
+            KnobState(
+                k.name,
+                self._values.get(k.name),
+                k.legal(self._values),
+                k.loss_neutral,
+                k.about,
+                k.action,
+                k.ends,
+            )
+            for k in self._knobs.values()
+        ]
+
+    def prepare(self, changes: Values) -> list[tuple[Callable[[Any], None], Any]]:
+        """Check `changes` together and build what they need; ValueError says in a sentence why they are refused."""
+        would_be = self.check(changes)
+        return [(self._knobs[name].commit, self._knobs[name].prepare(would_be)) for name in changes]
+
+    def check(self, changes: Values) -> Values:
+        """All values as they would be after `changes`; ValueError says in a sentence why these are not legal."""
+        unknown = [name for name in changes if name not in self._knobs]
+        if unknown:
+            raise ValueError(f"there is no knob {unknown[0]}; the knobs are {', '.join(self._knobs)}")
+        would_be = self._values | dict(changes)
+        # Every knob is checked: a new schedule may make an unchanged micro-batch count illegal.
+        for knob in self._knobs.values():
+            if knob.name not in would_be:  # an action that is not requested
+                continue
+            value = would_be[knob.name]
+            refusal = KnobState(knob.name, value, knob.legal(would_be), knob.loss_neutral).refusal(value)
+            if refusal:
+                raise ValueError(refusal)
+        return would_be | {name: self._knobs[name].cast(would_be[name]) for name in changes}
+
+    def commit(
+        self, revision: int, changes: Values, prepared: list[tuple[Callable[[Any], None], Any]]
+    ) -> str:
+        """Apply prepared changes. Returns which were not applied and why, or an empty text.
+
+        A change that is not applied makes this board, and its digest, differ from those of the other ranks.
+        """
+        failed: dict[str, str] = {}
+        for name, (swap, built) in zip(changes, prepared, strict=False):
+            try:
+                swap(built)
+            except NotAppliedError as error:
+                failed[name] = str(error)
+        kept = {
+            name: self._knobs[name].cast(value)
+            for name, value in changes.items()
+            if name in self._values and name not in failed
+        }
+        self._values |= kept
+        self.revision = revision
+        return "; ".join(failed.values())
+
+    def in_force(self, changes: Values) -> Changes:
+        """The present values of the knobs in `changes`; an action has none."""
+        return {name: self._values[name] for name in changes if name in self._values}
+
+    def digest(self) -> str:
+        """Equal on two ranks if and only if the revision and all values are equal."""
+        state = msgspec.msgpack.encode([self.revision, sorted(self._values.items())])
+        return hashlib.blake2b(state, digest_size=8).hexdigest()

@@ -1,0 +1,55 @@
+"""Commands that a rank has received, so that a command delivered twice is applied once."""
+
+import threading
+from collections import OrderedDict
+
+from agents.protocol import Ack, Board, Command, Hello
+
+REMEMBERED = 256  # acknowledgements
+REPEATED = 16  # of these, sent again to a hub that does not know this rank
+PENDING = 64
+
+
+class ReceivedCommands:
+    """Pending commands, and the acknowledgements of settled ones; used by two threads."""
+
+    def __init__(self) -> None:
+        # Held for a few dictionary operations, never during a socket call.
+        self._lock = threading.Lock()
+        self._pending: OrderedDict[int, Command] = OrderedDict()
+        self._acks: OrderedDict[int, Ack] = OrderedDict()
+
+    @property
+    def oldest(self) -> Command | None:
+        """The oldest pending command. Read at every step, so the usual case takes no lock."""
+        if not self._pending:
+            return None
+        with self._lock:
+            return next(iter(self._pending.values()), None)
+
+    def settle(self, ack: Ack) -> None:
+        with self._lock:
+            self._acks[ack.revision] = ack
+            if len(self._acks) > REMEMBERED:
+                self._acks.popitem(last=False)
+            self._pending.pop(ack.revision, None)
+
+    def receive(self, command: Command, hello: Hello, board: Board | None) -> Ack | None:
+        """Add a command from the hub; returns its acknowledgement if it was settled before."""
+        with self._lock:
+            if command.revision in self._pending:
+                return None
+            known = self._acks.get(command.revision)
+            if known is None and command.revision <= hello.revision:
+                # Settled by the process that this one resumes: the present knob values include it.
+                known = Ack(
+                    hello.rank, command.revision, "applied", hello.step, board.digest if board else "unknown"
+                )
+            if known is None and len(self._pending) < PENDING:
+                self._pending[command.revision] = command
+            return known
+
+    def latest_acks(self) -> list[Ack]:
+        """Acknowledgements to repeat to a hub that may have been killed before it stored them."""
+        with self._lock:
+            return list(self._acks.values())[-REPEATED:]

@@ -1,1 +1,0 @@
-"""How a hub is found, kept alive and spoken to: folders, addresses, keys, sockets."""

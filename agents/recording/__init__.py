@@ -1,0 +1,1 @@
+"""The recording of a run in SQLite: format, writing, reading, replay."""

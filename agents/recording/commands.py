@@ -1,0 +1,201 @@
+"""The tables of commands and trials in `commands.db`: rows, and reading all of them.
+
+Each row has a checksum. SQLite has none of its own, so a flipped bit would silently change a value.
+"""
+
+import contextlib
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from agents.protocol import Changes, CommandState, TrialState
+from agents.recording.database import open_to_read
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS commands (
+    id           TEXT PRIMARY KEY,   -- the client's own
+    revision     INTEGER NOT NULL,   -- 0: refused before it had one
+    state        TEXT NOT NULL,      -- accepted | applied | rejected | expired | rolled_back
+    changes      TEXT NOT NULL,      -- JSON, knob -> value
+    before       TEXT NOT NULL,      -- JSON, knob -> value
+    who          TEXT NOT NULL,
+    time_s       REAL NOT NULL,      -- of this state
+    acks         INTEGER NOT NULL,
+    world        INTEGER NOT NULL,
+    applied_step INTEGER,
+    why          TEXT NOT NULL,
+    expires_step INTEGER,
+    reason       TEXT NOT NULL DEFAULT '',   -- in the operator's words
+    asked_s      REAL NOT NULL DEFAULT 0,
+    undoes       INTEGER NOT NULL DEFAULT 0, -- the revision that this one takes back
+    failed       INTEGER NOT NULL DEFAULT 0, -- ranks that say that it is not in force
+    checksum     INTEGER                     -- of all of that; null in rows of an earlier release
+)
+"""
+TRIALS: Final = """
+CREATE TABLE IF NOT EXISTS trials (
+    id       TEXT PRIMARY KEY,  -- the client's own
+    began_s  REAL NOT NULL,
+    entry    TEXT NOT NULL,     -- JSON: how it stands, and the step times before
+    checksum INTEGER            -- of the entry
+)
+"""
+LATER: Final = {  # by table: columns that files of earlier releases lack
+    "commands": {
+        "reason": "TEXT NOT NULL DEFAULT ''",
+        "asked_s": "REAL NOT NULL DEFAULT 0",
+        "undoes": "INTEGER NOT NULL DEFAULT 0",
+        "failed": "INTEGER NOT NULL DEFAULT 0",
+        "checksum": "INTEGER",
+    },
+    "trials": {"checksum": "INTEGER"},
+}
+COLUMNS: Final = (*CommandState.__struct_fields__, "expires_step", "checksum")
+SUMMED: Final = (  # columns in the checksum; columns of later releases stay out, or older rows would look damaged
+    *("id", "revision", "state", "changes", "before", "who", "time_s", "acks", "world"),
+    *("applied_step", "why", "expires_step", "reason", "asked_s", "undoes", "failed"),
+)
+INSERT: Final = f"INSERT INTO commands ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+# A late rejection of an old id must not replace the result of the command.
+UPSERT: Final = (
+    f"{INSERT} ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in COLUMNS)} "
+    "WHERE commands.revision = excluded.revision"
+)
+PUT_TRIAL: Final = "INSERT OR REPLACE INTO trials (id, began_s, entry, checksum) VALUES (?, ?, ?, ?)"
+
+Row = tuple[object, ...]
+T = TypeVar("T")
+
+
+class Entry(Struct, frozen=True):
+    """A command in the journal."""
+
+    state: CommandState
+    expires_step: int | None = None
+
+
+class TrialEntry(Struct, frozen=True):
+    """A trial in the journal."""
+
+    state: TrialState
+    times: list[float] = []  # step times (ms) of the steps before
+    others: Changes = {}  # values of the other knobs, before
+    attempts: int = 1  # at reverting it
+
+
+@dataclass
+class Journalled:
+    """All commands and trials of a run, oldest first; `damage`: unreadable parts, a sentence each."""
+
+    commands: list[Entry] = field(default_factory=list)
+    trials: list[TrialEntry] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+
+
+def read_commands(path: Path) -> Journalled:
+    """Read the file without changing it. A missing file has no commands."""
+    found = Journalled()
+    if not path.exists():
+        return found
+    try:
+        db, lost = open_to_read(path)
+    except (sqlite3.Error, OSError) as error:
+        found.damage.append(f"{path} cannot be read: {sentence(error)}")
+        return found
+    unreadable: list[str] = []
+    with contextlib.closing(db):
+        found.damage += [lost] if lost else []
+        try:
+            known = tables(db)
+            if "commands" in known:
+                found.commands.extend(readable_rows(rows(db, "commands"), command_of, unreadable))
+            if "trials" in known:
+                found.trials.extend(readable_rows(rows(db, "trials"), trial_of, unreadable))
+        except sqlite3.Error as error:
+            found.damage.append(f"not all commands in {path} can be read: {sentence(error)}")
+    if unreadable:
+        found.damage.append(
+            f"{len(unreadable)} of the commands and trials in {path} are damaged and left out"
+        )
+    return found
+
+
+def readable_rows(
+    found: Iterator[dict[str, object]], read: Callable[[dict[str, object]], T], unreadable: list[str]
+) -> Iterator[T]:
+    """The readable rows; adds the error of each other row to `unreadable`."""
+    for row in found:
+        try:
+            yield read(row)
+        except msgspec.MsgspecError as error:
+            unreadable.append(str(error))
+
+
+def sentence(error: Exception) -> str:
+    """The error as one line; SQLite's messages may have several."""
+    return " ".join((getattr(error, "strerror", None) or str(error)).split())
+
+
+def tables(db: sqlite3.Connection) -> set[str]:
+    return {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def rows(db: sqlite3.Connection, table: str, *values: object) -> Iterator[dict[str, object]]:
+    """Rows of `table`, or `table WHERE ...`, as dicts, oldest first; files of earlier releases have fewer columns."""
+    found = db.execute(f"SELECT * FROM {table} ORDER BY rowid", values)
+    names = [column[0] for column in found.description]
+    return (dict(zip(names, row, strict=True)) for row in found)
+
+
+def row_of(entry: Entry) -> Row:
+    """A command in the order of `COLUMNS`."""
+    fields = msgspec.structs.asdict(entry.state) | {"expires_step": entry.expires_step}
+    for name in ("changes", "before"):
+        fields[name] = msgspec.json.encode(fields[name]).decode()
+    for name in ("time_s", "asked_s"):
+        fields[name] = float(fields[name])  # as SQLite gives it back
+    fields["checksum"] = _checksum(fields)
+    return tuple(fields[name] for name in COLUMNS)
+
+
+def trial_row(entry: TrialEntry) -> Row:
+    """A trial as `PUT_TRIAL` takes it."""
+    text = msgspec.json.encode(entry)
+    return entry.state.id, entry.state.began_s, text.decode(), zlib.crc32(text)
+
+
+def command_of(row: dict[str, object]) -> Entry:
+    """MsgspecError: this is no row of ours, or damaged."""
+    fields = {
+        "reason": "",
+        "asked_s": 0.0,
+        "undoes": 0,
+        "failed": 0,
+    } | row  # defaults for rows of earlier releases
+    if fields.get("checksum") not in (None, _checksum(fields)):
+        raise msgspec.ValidationError("its checksum differs")
+    for name in ("changes", "before"):
+        fields[name] = msgspec.json.decode(str(fields[name]), type=Changes)
+    state = [
+        CommandState.__struct_config__.tag,
+        *(fields.get(name) for name in CommandState.__struct_fields__),
+    ]
+    return msgspec.convert({"state": state, "expires_step": fields.get("expires_step")}, Entry)
+
+
+def trial_of(row: dict[str, object]) -> TrialEntry:
+    """MsgspecError: this is no row of ours, or damaged."""
+    text = str(row.get("entry"))
+    if row.get("checksum") not in (None, zlib.crc32(text.encode(errors="replace"))):
+        raise msgspec.ValidationError("its checksum differs")
+    return msgspec.json.decode(text, type=TrialEntry)
+
+
+def _checksum(fields: dict[str, object]) -> int:
+    return zlib.crc32(repr([fields.get(name) for name in SUMMED]).encode(errors="replace"))

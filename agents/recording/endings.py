@@ -1,0 +1,117 @@
+"""The state of the run at the end of each earlier hub start, read by a hub that starts on the same folder.
+
+The file is untrusted input, so reading is limited in bytes and in time.
+"""
+
+import contextlib
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agents.protocol import VERSION, Event, Hello, Recalled, Summary
+from agents.recording.format import RecordingError, kind_of, unpack, updates_of
+from agents.recording.reader import Recording
+from agents.state.curve import Curve
+from agents.state.run_state import RunState
+
+STARTS = 64  # hub starts read, newest first,
+TOLD = 4  # until this many had a leader; one alone may have been killed before it restored its history
+MOST_S = 5.0
+ROW_BYTES = 64 << 20  # of a row, uncompressed
+KEPT_BYTES = 16 << 20  # of all updates read, packed
+STEPS_OF_SQLITE = 10_000  # between two checks of the time limit
+
+LAST_SEGMENTS: Final = (
+    "SELECT MAX(id) FROM segments WHERE epoch != ? AND wire = ? GROUP BY epoch ORDER BY MAX(id) DESC LIMIT ?"
+)
+KINDS: Final = frozenset(
+    str(kind.__struct_config__.tag) for kind in (Summary, Event, Recalled, Hello)
+)  # kinds of updates that are read
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The hub's state of the run led by `leader`, oldest first; `curve` has the steps before `summaries`."""
+
+    leader: Hello
+    summaries: list[Summary]
+    events: list[Event]
+    curve: Curve = field(default_factory=Curve)
+
+
+def endings(path: Path, epoch: str, stopping: threading.Event) -> Iterator[Ending]:
+    """The ends of the last hub starts before `epoch` that had a leader, newest first.
+
+    RecordingError: the rest cannot be read; `NothingRecordedError`: there are none.
+    """
+    with contextlib.closing(_Endings(path, stopping)) as recording:
+        yield from recording.before(epoch)
+
+
+class _Endings(Recording):
+    """A recording with limits on bytes and time."""
+
+    def __init__(self, path: Path, stopping: threading.Event) -> None:
+        super().__init__(path)
+        self._stopping = stopping
+        self._until_s = time.monotonic() + MOST_S
+        self._kept = 0
+        self._db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, ROW_BYTES)
+        self._db.set_progress_handler(self._is_over, STEPS_OF_SQLITE)
+
+    def before(self, epoch: str) -> Iterator[Ending]:
+        self.rows(tuple[()], "BEGIN")  # a consistent view of the file while the recorder writes
+        told = 0
+        for (segment,) in self.rows(tuple[int], LAST_SEGMENTS, epoch, VERSION, STARTS):
+            ending = self._ending(segment)
+            if ending:
+                told += 1
+                yield ending
+            if told == TOLD:
+                return
+
+    def _ending(self, segment: int) -> Ending | None:
+        state, leader = RunState(), None
+        for packed in self._updates(segment):
+            self._check(len(memoryview(packed)))
+            update = unpack(packed)
+            if not isinstance(update, Hello):
+                state.apply(update)
+            elif update.leader:
+                leader = update
+        return Ending(leader, state.summaries, list(state.events), state.curve) if leader else None
+
+    def _updates(self, segment: int) -> Iterator[msgspec.Raw]:
+        """The updates of a segment that are of the kinds in `KINDS`, in order."""
+        rows = self.rows(tuple[int], "SELECT id FROM feed WHERE segment = ? ORDER BY id", segment)
+        blobs = [("SELECT snapshot FROM segments WHERE id = ?", segment)]
+        blobs += [("SELECT data FROM feed WHERE id = ?", id) for (id,) in rows]
+        for query, id in blobs:
+            self._check()
+            for (data,) in self.rows(tuple[bytes], query, id):
+                for packed in updates_of(data, ROW_BYTES):
+                    if _kind(packed) in KINDS:
+                        yield packed
+
+    def _check(self, size: int = 0) -> None:
+        self._kept += size
+        if self._kept > KEPT_BYTES:
+            raise RecordingError(f"{self.path} holds more of it than {KEPT_BYTES >> 20} MiB")
+        if self._is_over():
+            raise RecordingError(f"{self.path} takes more than {MOST_S:g} s to read")
+
+    def _is_over(self) -> bool:
+        return self._stopping.is_set() or time.monotonic() > self._until_s
+
+
+def _kind(packed: msgspec.Raw) -> str:
+    try:
+        return kind_of(packed)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RecordingError(f"an update of the recording cannot be read: {error}") from None

@@ -1,0 +1,160 @@
+"""The format of a recording: a run's updates in `run.db`, beside the command journal.
+
+A recording consists of segments. Each begins with a snapshot (the state of the run as of a sequence number), followed
+by the updates after it. So each segment can be read alone, a gap is the start of a new segment, and old segments can
+be thinned or deleted one at a time. A row holds the updates of some hundred milliseconds, packed as on the wire, with
+the hub's time, and compressed.
+
+A thinned segment lacks the records of single ranks (`OF_A_MOMENT`); it keeps the run's curve, events, commands, knobs
+and hellos.
+"""
+
+import contextlib
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Final, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+
+from agents.protocol import Count, Experts, Loads, Peers, Pulse, Step, Timeline, Unknown, Update, Vitals, clip
+
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS segments (
+    id       INTEGER PRIMARY KEY,
+    wire     INTEGER NOT NULL,   -- the wire version of what is in it
+    epoch    TEXT NOT NULL,      -- the hub start
+    seq      INTEGER NOT NULL,   -- the snapshot is the state as of this number; the updates follow it
+    time_s   REAL NOT NULL,      -- of the hub's clock
+    step     INTEGER,            -- the newest step summarised by then
+    follows  INTEGER NOT NULL,   -- 1: on the segment before, with nothing missing between
+    thinned  INTEGER NOT NULL,   -- 1: without what single ranks said from step to step
+    snapshot BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS feed (
+    id       INTEGER PRIMARY KEY,
+    segment  INTEGER NOT NULL,
+    first    INTEGER NOT NULL,   -- the numbers it covers
+    last     INTEGER NOT NULL,
+    time_s   REAL NOT NULL,      -- of its last
+    step     INTEGER,            -- the newest step summarised by then
+    data     BLOB NOT NULL       -- zlib of a msgpack list of [time_s, first, [update, ...]]
+);
+CREATE INDEX IF NOT EXISTS feed_by_segment ON feed (segment);
+"""
+
+OF_A_MOMENT: Final = (Step, Loads, Experts, Timeline, Peers, Pulse, Vitals, Unknown)
+"""Records of one rank at one step, superseded by the next: most of the volume of a recording."""
+
+MAX_ROW_BYTES: Final = 256 << 20  # uncompressed
+MAX_UPDATES: Final = 1 << 20  # in a batch; the largest snapshot has fewer
+LEVEL: Final = (
+    1  # zlib level: halves the size for 14 ms per megabyte; higher levels gain nothing on these data
+)
+
+_BULK = frozenset(str(kind.__struct_config__.tag) for kind in OF_A_MOMENT)
+_KINDS = frozenset(str(kind.__struct_config__.tag) for kind in get_args(Update))
+
+
+class RecordingError(ValueError):
+    """The recording or the position does not exist or cannot be read; the message is one sentence."""
+
+
+class NothingRecordedError(RecordingError):
+    """There is no recording."""
+
+
+class Batch(Struct, array_like=True, frozen=True):
+    """Updates that the hub published together, numbered from `first`."""
+
+    time_s: float
+    first: Count
+    updates: Annotated[list[msgspec.Raw], Meta(max_length=MAX_UPDATES)]
+
+
+class _Head(Struct, array_like=True, frozen=True):
+    kind: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+_batches = msgspec.msgpack.Decoder(list[Batch])
+_batch = msgspec.msgpack.Decoder(Batch)
+_unread = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=MAX_UPDATES)])
+_heads = msgspec.msgpack.Decoder(_Head)
+_updates: msgspec.msgpack.Decoder[Update] = msgspec.msgpack.Decoder(Update)
+
+
+def pack_row(batches: Iterable[Batch]) -> bytes:
+    """Encode batches as a row or a snapshot."""
+    return zlib.compress(_encoder.encode(list(batches)), LEVEL)
+
+
+def unpack_row(data: bytes) -> list[Batch]:
+    """Decode a row. RecordingError: it is damaged or too large."""
+    try:
+        return _batches.decode(_unzip(data, MAX_ROW_BYTES))
+    except (zlib.error, msgspec.DecodeError, RecursionError) as error:
+        raise RecordingError(f"a row of the recording cannot be read: {error}") from None
+
+
+def updates_of(data: bytes, most_bytes: int) -> Iterator[msgspec.Raw]:
+    """The updates of a row of at most `most_bytes` uncompressed, decoded batch by batch to limit the memory.
+    RecordingError: it is damaged or larger."""
+    try:
+        for batch in _unread.decode(_unzip(data, most_bytes)):
+            yield from _batch.decode(batch).updates
+    except (zlib.error, msgspec.DecodeError, RecursionError) as error:
+        raise RecordingError(f"a row of the recording cannot be read: {error}") from None
+
+
+def _unzip(data: bytes, most_bytes: int) -> bytes:
+    unzip = zlib.decompressobj()
+    plain = unzip.decompress(data, most_bytes)
+    if not unzip.eof:
+        raise RecordingError(f"a row of the recording is cut off, or has more than {most_bytes >> 20} MiB")
+    return plain
+
+
+def unpack(packed: msgspec.Raw) -> Update:
+    """Decode one update; `Unknown` for a kind of a newer release or a malformed record of a rank.
+
+    RecordingError: an update of another kind is malformed.
+    """
+    try:
+        return _updates.decode(packed)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, OverflowError) as error:
+        why = clip(str(error))
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            kind = kind_of(packed)
+            if kind not in _KINDS:
+                return Unknown(clip(kind))
+            if kind in _BULK:
+                return Unknown(kind, why)  # a hub forwards records of ranks undecoded
+        raise RecordingError(f"an update of the recording cannot be read: {why}") from None
+
+
+def kind_of(packed: msgspec.Raw | bytes) -> str:
+    """The kind of a packed update, without decoding the rest."""
+    return _heads.decode(packed).kind
+
+
+def thin(batches: Iterable[Batch], without: frozenset[str] = frozenset()) -> Iterator[Batch]:
+    """The batches without records of single ranks (and the kinds `without`); numbers stay."""
+    dropped = _BULK | without
+    for batch in batches:
+        run: list[msgspec.Raw] = []
+        for place, packed in enumerate(batch.updates):
+            if kind_of(packed) not in dropped:
+                run.append(packed)
+            elif run:
+                yield Batch(batch.time_s, batch.first + place - len(run), run)
+                run = []
+        if run:
+            yield Batch(batch.time_s, batch.first + len(batch.updates) - len(run), run)
+
+
+def row_of(segment: int, batches: list[Batch], step: int | None) -> tuple[Any, ...]:
+    """The columns of `feed` except its id; `batches`: at least one, of one segment, in order."""
+    newest = batches[-1]
+    last = newest.first + len(newest.updates) - 1
+    return segment, batches[0].first, last, newest.time_s, step, pack_row(batches)

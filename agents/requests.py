@@ -1,0 +1,66 @@
+"""Requests of a client to the hub, and their repetition until they are answered."""
+
+import math
+import time
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+from agents.protocol import Decide, Preview, Propose, Try
+from agents.state.run_state import RunState
+
+Request = Propose | Try | Decide | Preview
+"""A request of a client; each has an id."""
+
+RESEND_S = 1.0  # a pending request is sent again after this long
+REPEATED_S: dict[type, float] = {Decide: 30.0, Preview: 30.0}
+"""How long a request is repeated; one that is not listed is repeated until it is answered."""
+
+
+@dataclass
+class _Pending:
+    """A request without an answer."""
+
+    request: Request
+    began_s: float
+    sent_s: float = 0.0
+
+
+class PendingRequests:
+    """Requests that are not answered yet. A lost request or answer costs a repetition and nothing else."""
+
+    def __init__(self) -> None:
+        self._pending: dict[tuple[type, str], _Pending] = {}
+
+    def add(self, request: Request) -> None:
+        self._pending[type(request), request.id] = _Pending(request, time.monotonic())
+
+    def withdraw(self, kind: type, id: str) -> None:
+        """Stop repeating a request: its answer is not needed any more."""
+        self._pending.pop((kind, id), None)
+
+    def send_due(
+        self, send: Callable[[Request], bool], state: RunState, answered_or_denied: Container[str]
+    ) -> None:
+        """Send the requests that are due; forget those that are answered, denied, or repeated long enough."""
+        now = time.monotonic()
+        for key, pending in list(self._pending.items()):
+            request = pending.request
+            expired = now - pending.began_s > REPEATED_S.get(type(request), math.inf)
+            if expired or request.id in answered_or_denied or _answered(request, state):
+                del self._pending[key]
+            elif now - pending.sent_s >= RESEND_S and send(request):
+                pending.sent_s = now
+
+
+def _answered(request: Request, state: RunState) -> bool:
+    """Whether the state of the run shows an answer; that of a preview query is not part of the state."""
+    trial = state.trials.get(request.id)
+    match request:
+        case Propose():
+            return request.id in state.commands
+        case Try():
+            return trial is not None
+        case Decide():
+            return trial is not None and (trial.settled or trial.state == "reverting")
+        case Preview():
+            return False

@@ -1,0 +1,41 @@
+"""`failure.txt` in a run's folder: why the run failed, as its launcher recorded it."""
+
+import contextlib
+import os
+import re
+import time
+from pathlib import Path
+
+from agents.rundir.bounded_read import open_ordinary
+
+FAILURE_FILE = (
+    "failure.txt"  # the launcher writes a line with date, time and cause, then the reports of the ranks
+)
+FAILURE_BYTES = 64 << 20  # read from its end: enough for the reports of a thousand ranks
+STARTED_AGAIN = "the run was started again"  # follows the cause of an earlier failure in the file
+_FAILURE_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.+)")
+
+
+def last_failure(folder: Path, since_s: float = 0.0) -> str | None:
+    """Why the run failed, in one sentence; None if nothing was recorded after `since_s` or the run was restarted."""
+    path = folder / FAILURE_FILE
+    try:
+        if path.stat().st_mtime < since_s:
+            return None
+        with open_ordinary(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - FAILURE_BYTES))
+            lines = file.read(FAILURE_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    causes = [match[1] for line in lines if (match := _FAILURE_LINE.fullmatch(line))]
+    return causes[-1] if causes and causes[-1] != STARTED_AGAIN else None
+
+
+def forget_failure(folder: Path) -> None:
+    """Record that the run starts again, so that an earlier failure is not reported as the cause of a later end.
+
+    The reports stay in the file.
+    """
+    if last_failure(folder):
+        with contextlib.suppress(OSError), (folder / FAILURE_FILE).open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {STARTED_AGAIN}\n")

@@ -1,0 +1,227 @@
+"""Starts the hub process of a run and restarts it when it dies; the ranks continue in any case."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from agents.rundir.hub_file import read_hub_file
+from agents.rundir.runs import RunError, resolve
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
+from agents.transport.addresses import Endpoints, endpoint, is_tcp, listen_address, own_address
+from agents.transport.keys import Key, Role, find_key, key_folder
+
+RESTARTS_A_MINUTE = 6
+FIRST_DELAY_S = 0.1  # doubled at each restart within the minute
+CLOSE_S = 3.0
+NOTIFY_S = 12.0  # additional time for a hub that runs a notification command
+ON_ALERT = "COCKPIT_ON_ALERT"
+START_S = 20.0  # time for a hub to listen on TCP, if other machines need it
+TICK_S = 0.5
+
+
+def say(text: str) -> None:
+    """Write `text` to stderr as it is; errors are ignored."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+class HubSupervisor:
+    """Starts a hub, restarts it on the same sockets when it dies, and ends it. The caller must call `tick` regularly.
+
+    The hub's output is appended to `log`.
+    """
+
+    def __init__(self, argv: Sequence[str], log: Path):
+        self._argv = list(argv)
+        self._log = log
+        self._hub: subprocess.Popen[bytes] | None = None
+        self._starts: deque[float] = deque(maxlen=RESTARTS_A_MINUTE)
+        self._due = 0.0  # monotonic seconds at which to start again
+        self._warned = False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the hub; None while it is not running."""
+        return self._hub.pid if self._hub else None
+
+    def start(self) -> None:
+        """Start the hub without waiting for it. Does not raise: a failed start is handled like a hub that died."""
+        self._starts.append(time.monotonic())
+        try:
+            with self._log.open("ab") as log:
+                # Its own process group: Ctrl-C goes to the launcher only, which ends the hub last.
+                self._hub = subprocess.Popen(
+                    self._argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+                )
+        except OSError as error:
+            self._hub = None
+            self._plan_restart(f"could not be started ({error})")
+
+    def tick(self) -> None:
+        """Check the hub, and restart it when that is due. Takes microseconds unless it starts a process."""
+        if self._hub is not None:
+            status = self._hub.poll()
+            if status is not None:
+                self._hub = None
+                self._plan_restart(_end(status))
+        elif time.monotonic() >= self._due:
+            self.start()
+
+    def seconds_to_restart(self) -> float | None:
+        """Seconds until `tick` restarts the hub; None while it runs."""
+        return None if self._hub else max(0.0, self._due - time.monotonic())
+
+    def _plan_restart(self, why: str) -> None:
+        now = time.monotonic()
+        recent = sum(now - start < 60 for start in self._starts)
+        self._due = now + FIRST_DELAY_S * 2 ** (recent - 1)
+        if recent >= RESTARTS_A_MINUTE:
+            self._due = self._starts[0] + 60
+            if not self._warned:
+                self._warned = True
+                say(f"the hub {why} repeatedly; the run continues without it, see {self._log}\n")
+
+        self._note(f"the hub {why}; it is started again in {max(0.0, self._due - now):.1f} s")
+
+    def _note(self, text: str) -> None:
+        """Write a line to the log, because a killed hub writes nothing."""
+        with suppress(OSError), self._log.open("a", encoding="utf-8") as log:
+            log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def close(self) -> None:
+        """SIGTERM, then SIGKILL after 3 s; a hub that runs a notification command gets longer."""
+        hub, self._hub = self._hub, None
+        if hub is None:
+            return
+        hub.terminate()
+        try:
+            hub.wait(CLOSE_S + (NOTIFY_S if os.environ.get(ON_ALERT) else 0.0))
+        except subprocess.TimeoutExpired:
+            hub.kill()
+            hub.wait()
+
+
+def _end(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+class Reach(NamedTuple):
+    """The endpoint for ranks of a hub, and over TCP the key for it."""
+
+    endpoint: str
+    key: Key | None = None
+
+
+def reach(hub: Endpoints) -> Reach:
+    """How a rank in this process reaches `hub`; RunError if TCP needs a key and there is none."""
+    if not is_tcp(hub.ranks):
+        return Reach(hub.ranks)
+    return Reach(hub.ranks, find_key((Role.RANK,), folder=key_folder(hub), hub=hub.hub))
+
+
+def named_hub(hub: str, run_dir: Path, listen: str | None = None) -> Reach | None:
+    """How to reach an existing hub; None for "none", and for "auto", which starts one.
+
+    ValueError: `hub` is not a hub's URL, its key is missing here, or `listen` is not legal.
+    """
+    if listen is not None:
+        listen_address(listen)
+        if hub != "auto":
+            raise RunError(
+                f"--listen {listen} needs a hub that this run starts, but --hub {hub} starts none; drop one"
+            )
+    return None if hub in ("none", "auto") else reach(resolve(hub, run_dir.parent))
+
+
+@contextmanager
+def hub_of(
+    hub: str, run: str, run_dir: Path, sockets: Path | None = None, listen: str | None = None
+) -> Iterator[tuple[Reach | None, HubSupervisor | None]]:
+    """How ranks of this machine reach the hub, and its supervisor if this process starts it; it ends with the context.
+
+    The sockets are in a new directory, which is removed at the end, or in `sockets`, which is kept. With `listen` the
+    hub also listens on TCP. ValueError: `hub` is not a hub's URL.
+    """
+    if hub != "auto":
+        yield named_hub(hub, run_dir), None
+        return
+    try:
+        directory = sockets or make_socket_directory()
+        endpoints = endpoints_in(directory)
+    except (OSError, RunError) as error:
+        say(f"the run has no hub: {error}\n")
+        yield None, None
+        return
+    supervisor = HubSupervisor(hub_command(run, run_dir, directory, listen), run_dir / "hub.log")
+    supervisor.start()
+    try:
+        yield Reach(endpoints.ranks), supervisor
+    finally:
+        supervisor.close()
+        if sockets is None:
+            remove_sockets(endpoints)  # a killed hub leaves them behind
+
+
+def hub_command(run: str, run_dir: Path, sockets: Path, listen: str | None = None) -> list[str]:
+    """The command line of the hub of `run`; the hub ends when this process ends."""
+    options = [f"--run={run}", "--dir", str(run_dir), "--sockets", str(sockets), "--parent", str(os.getpid())]
+    if listen is not None:
+        options += ["--listen", listen]
+    return [sys.executable, "-m", "agents.hub", *options]
+
+
+@contextmanager
+def kept(supervisor: HubSupervisor | None) -> Iterator[None]:
+    """Call `tick` in a thread while the context is open."""
+    if supervisor is None:
+        yield
+        return
+    over = threading.Event()
+
+    def supervise() -> None:
+        while not over.wait(TICK_S):
+            supervisor.tick()
+
+    thread = threading.Thread(target=supervise, name="hub-supervisor", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def between_machines(towards: str, listen: str | None = None) -> str:
+    """The TCP address on which a hub listens for ranks of other machines; `towards` is a host that they reach too.
+
+    RunError: there is no key of role rank, or this machine's address cannot be determined; `listen` sets it.
+    """
+    find_key((Role.RANK,))  # the other machines need the same key
+    return listen or endpoint(own_address(towards), "auto")
+
+
+def listening(supervisor: HubSupervisor, run_dir: Path) -> Endpoints:
+    """Wait until the hub listens on TCP and return its endpoints; RunError after `START_S`."""
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        with suppress(RunError):
+            found = read_hub_file(run_dir)
+            if found.pid == supervisor.pid and found.tcp:
+                return found.tcp
+        supervisor.tick()
+        time.sleep(0.05)
+    raise RunError(f"the hub does not listen after {START_S:g} s; see {run_dir / 'hub.log'}")

@@ -1,0 +1,134 @@
+"""Finds runs on disk: lists run folders, and resolves a run's name to the endpoints of its hub."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from agents.protocol import VERSION
+from agents.protocol.base import RunError as RunError
+from agents.protocol.codec import version_refusal
+from agents.rundir.hub_file import HUB_FILE, ElsewhereError, HubFile, read_hub_file
+from agents.rundir.socket_directory import check_socket_directory, endpoints_in
+from agents.transport.addresses import Endpoints, connect_address
+
+NAMED = 8  # the most runs that an error names
+RECORD_FILE = "run.db"
+COMMANDS_FILE = "commands.db"
+
+
+class Run(Struct, frozen=True):
+    """One run folder. `hub` is the content of its `hub.json`; None if the hub ended in order and removed the file."""
+
+    name: str
+    folder: Path
+    hub: HubFile | None
+
+    @property
+    def live(self) -> bool:
+        return self.hub is not None and self.hub.live
+
+
+def list_runs(runs_dir: Path) -> list[Run]:
+    """Every run folder in `runs_dir`, the most recently modified first."""
+    return sorted(_runs(runs_dir), key=lambda run: (_modified_s(run.folder), run.name), reverse=True)
+
+
+def newest_live(runs_dir: Path) -> Run | None:
+    """The live run whose hub started last; None if no run is live."""
+    live = (run for run in _runs(runs_dir) if run.live)
+    return max(live, key=lambda run: run.hub.started_s if run.hub else 0.0, default=None)
+
+
+def resolve(target: str | None, runs_dir: Path) -> Endpoints:
+    """The endpoints of a live run, given by its name in `runs_dir`, its folder, or an ``ipc://`` or ``tcp://`` URL.
+
+    An ipc URL names the socket directory or a socket in it. `None` selects the newest live run. A hub on another
+    machine is reached over TCP if its run folder is on a shared file system. RunError: the run does not exist, its hub
+    is not alive, or its hub cannot be reached from here.
+    """
+    if target is None:
+        newest = newest_live(runs_dir)
+        if newest is None or newest.hub is None:
+            ended = next((run.name for run in list_runs(runs_dir)), None)
+            newest_ended = f"; the newest that has ended is {ended}" if ended else ""
+            raise RunError(
+                f"no run in {runs_dir.absolute()} is live{newest_ended}; start one, or name a run or its folder"
+            )
+        return _reached(newest.hub, newest.folder)
+    if "://" in target:
+        return _at_url(target)
+    folder = find_folder(target, runs_dir)
+    hub = read_hub_file(folder)
+    if hub.wire != VERSION:
+        raise RunError(f"{folder}: {version_refusal(hub.wire)}")
+    if hub.here and not hub.live:
+        raise RunError(
+            f"the hub of {folder} (process {hub.pid}) is not alive; the run has ended or its hub was killed"
+        )
+    return _reached(hub, folder)
+
+
+def _at_url(url: str) -> Endpoints:
+    scheme, _, path = url.partition("://")
+    if scheme == "tcp":
+        return Endpoints(ranks=connect_address(url), clients=url)
+    if scheme != "ipc" or not path:
+        raise RunError(f"{url} is not a URL this release can reach; legal: ipc://DIRECTORY, tcp://HOST:PORT")
+    named = Path(path)
+    return endpoints_in(named.parent if named.name in ("ranks", "clients") else named)
+
+
+def _reached(hub: HubFile, folder: Path) -> Endpoints:
+    if hub.here:
+        # Another user may have written hub.json; commands must not go to sockets of theirs.
+        check_socket_directory(hub.endpoints.directory, create=False)
+        return hub.endpoints
+    if hub.tcp is None:
+        raise ElsewhereError(
+            f"the hub of {folder} runs on {hub.host} and listens there only; open the cockpit on {hub.host}, or "
+            "start the run with --listen tcp://ADDRESS:auto"
+        )
+    return hub.tcp
+
+
+def find_folder(target: str, runs_dir: Path) -> Path:
+    """The folder of a run, live or ended, given by its name in `runs_dir` or its path; RunError if there is none."""
+    try:
+        folder = next((path for path in (runs_dir / target, Path(target)) if path.is_dir()), None)
+    except OSError as error:
+        raise RunError(f"a run cannot be named {target[:40]}…: {error.strerror}") from None
+    if folder is None:
+        names = [run.name for run in list_runs(runs_dir)]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        there = f"{', '.join(names[:NAMED])}{more}" or "none"
+        raise RunError(f"there is no run {target} in {runs_dir}; the runs there are: {there}")
+    return folder
+
+
+def commands_file(folder: Path) -> Path:
+    """The database that holds the commands of a run; an earlier release kept them in the recording."""
+    path = folder / COMMANDS_FILE
+    return path if path.exists() else folder / RECORD_FILE
+
+
+def _runs(runs_dir: Path) -> Iterator[Run]:
+    try:
+        folders = [entry for entry in runs_dir.iterdir() if entry.is_dir()]
+    except OSError:
+        return
+    for folder in folders:
+        if not any((folder / name).exists() for name in (HUB_FILE, RECORD_FILE, COMMANDS_FILE)):
+            continue
+        hub = None
+        with contextlib.suppress(RunError):
+            hub = read_hub_file(folder)
+        yield Run(folder.name, folder, hub)
+
+
+def _modified_s(folder: Path) -> float:
+    try:
+        return max((entry.stat().st_mtime for entry in folder.iterdir()), default=0.0)
+    except OSError:
+        return 0.0

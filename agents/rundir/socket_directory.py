@@ -1,0 +1,63 @@
+"""The private directory that holds the Unix sockets of one hub."""
+
+import contextlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from agents.protocol.base import RunError
+from agents.transport.addresses import Endpoints
+
+LONGEST_SOCKET_PATH = 107  # bytes; sun_path holds 108 including the terminating zero
+
+
+def endpoints_in(directory: Path) -> Endpoints:
+    """The endpoints of a hub whose sockets are in `directory`; RunError if the path is too long for a socket."""
+    for name in ("ranks", "clients"):
+        length = len(os.fsencode(directory / name))
+        if length > LONGEST_SOCKET_PATH:
+            raise RunError(
+                f"the socket path {directory / name} has {length} bytes and a socket takes "
+                f"{LONGEST_SOCKET_PATH}; name a shorter directory, or set XDG_RUNTIME_DIR to one"
+            )
+    return Endpoints(ranks=f"ipc://{directory / 'ranks'}", clients=f"ipc://{directory / 'clients'}")
+
+
+def make_socket_directory() -> Path:
+    """Create a private directory (mode 0700) with a short path."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    usable = runtime and os.access(runtime, os.W_OK | os.X_OK)
+    for parent in (runtime, tempfile.gettempdir()) if usable else (tempfile.gettempdir(),):
+        directory = Path(tempfile.mkdtemp(prefix="cockpit-", dir=parent))
+        try:
+            endpoints_in(directory)
+        except RunError as error:
+            directory.rmdir()
+            problem = error
+        else:
+            return directory
+    raise problem
+
+
+def check_socket_directory(directory: Path, create: bool = True) -> None:
+    """RunError unless only this user can enter `directory`: whoever can enter it can connect to the hub.
+
+    `create`: make the directory if it does not exist.
+    """
+    try:
+        if create:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.lstat()
+    except OSError as error:
+        raise RunError(f"the socket directory {directory} cannot be used: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise RunError(f"the socket directory {directory} must be a directory of yours with mode 0700")
+
+
+def remove_sockets(endpoints: Endpoints) -> None:
+    """Remove a hub's sockets, and their directory if it is empty then."""
+    for endpoint in (endpoints.ranks, endpoints.clients):
+        Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        endpoints.directory.rmdir()

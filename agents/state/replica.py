@@ -1,0 +1,81 @@
+"""A client's copy of a run's state, kept up to date from the frames that the hub sends."""
+
+import contextlib
+from contextlib import AbstractContextManager
+
+from agents.protocol import Unknown, Update, Updates
+from agents.state.run_state import RunState
+
+
+class Replica:
+    """`state` is the run as of update `seq` of the hub start `epoch`.
+
+    After a gap in the numbers, or a restart of the hub, only a snapshot helps: then `epoch` is empty, and the next
+    credit asks for one. `resets` counts how often `state` was rebuilt.
+    """
+
+    def __init__(self, lock: AbstractContextManager[object] | None = None) -> None:
+        """`lock` is held while `state` changes, so that another thread can read it."""
+        self.state = RunState()
+        self.epoch = ""
+        self.seq = 0
+        self.resets = 0
+        self._lock = lock or contextlib.nullcontext()
+        self._snapshot: _PartialSnapshot | None = None
+
+    def apply(self, frame: Updates, applied: list[Update]) -> bool:
+        """Apply a frame and append its updates to `applied`; False if a snapshot is needed.
+
+        When a snapshot is complete, `applied` is replaced by the updates that the new state was built from.
+        """
+        done = (
+            self._add_snapshot_frame(frame, applied) if frame.snapshot else self._apply_live(frame, applied)
+        )
+        if not done:
+            self.epoch, self.seq, self._snapshot = "", 0, None
+        return done
+
+    def _apply_live(self, frame: Updates, applied: list[Update]) -> bool:
+        # With `since`, the frame holds all that matters after it; otherwise its updates are numbered one by one.
+        first = frame.seq - len(frame.updates) + 1 if frame.since is None else frame.since + 1
+        if frame.epoch != self.epoch or first > self.seq + 1:
+            return False  # from another hub start, or updates are missing in between
+        known = self.seq + 1 - first if frame.since is None else 0  # updates received twice
+        with self._lock:
+            for update in frame.updates[known:]:
+                self.state.apply(update)
+        applied += (update for update in frame.updates[known:] if not isinstance(update, Unknown))
+        self.seq = max(self.seq, frame.seq)
+        return True
+
+    def _add_snapshot_frame(self, frame: Updates, applied: list[Update]) -> bool:
+        if frame.begins:
+            self._snapshot = _PartialSnapshot(frame.epoch, frame.seq, frame.snapshot)
+        snapshot = self._snapshot
+        if snapshot is None or not snapshot.continues_with(frame):
+            return False
+        snapshot.updates += frame.updates
+        snapshot.missing -= 1
+        if snapshot.missing:
+            return True
+        self._snapshot = None
+        state = RunState()
+        for update in snapshot.updates:
+            state.apply(update)
+        self.state, self.epoch, self.seq = state, snapshot.epoch, snapshot.seq
+        self.resets += 1
+        applied[:] = (update for update in snapshot.updates if not isinstance(update, Unknown))
+        return True
+
+
+class _PartialSnapshot:
+    """A snapshot whose last frames have not arrived yet."""
+
+    def __init__(self, epoch: str, seq: int, frames: int) -> None:
+        self.epoch = epoch
+        self.seq = seq
+        self.missing = frames
+        self.updates: list[Update] = []
+
+    def continues_with(self, frame: Updates) -> bool:
+        return (frame.epoch, frame.seq, frame.snapshot) == (self.epoch, self.seq, self.missing)

@@ -1,0 +1,225 @@
+"""The state of a run, built from updates by a pure reducer.
+
+The hub keeps one for snapshots (`replay` gives the shortest list of updates that rebuilds it), each client keeps one,
+and a recording rebuilds one for any sequence number. No clock is read here.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterator
+
+from agents.protocol import (
+    Alert,
+    Board,
+    CommandState,
+    Event,
+    Experts,
+    Gone,
+    Hello,
+    Loads,
+    Peers,
+    Pulse,
+    Recalled,
+    Step,
+    Summary,
+    Timeline,
+    TrialState,
+    Update,
+    Vitals,
+)
+from agents.state.curve import Curve, Point
+
+HISTORY = 1024  # newest summaries kept completely; older ones are kept as a curve
+COMMANDS = 1024  # commands kept; the oldest refused one is dropped first, then the oldest settled one
+TRIALS = 64  # trials kept
+EVENTS = 1024  # events kept
+Record = Step | Pulse | Vitals | Timeline | Peers
+"""Records that a rank sends repeatedly; only the newest of each kind is kept."""
+
+
+class RunState:
+    """The newest records of each rank, and the run's curves, commands and events."""
+
+    def __init__(self) -> None:
+        self.hellos: dict[int, Hello] = {}
+        self.steps: dict[int, Step] = {}
+        self.pulses: dict[int, Pulse] = {}
+        self.vitals: dict[int, Vitals] = {}
+        self.timelines: dict[int, Timeline] = {}
+        self.peers: dict[int, Peers] = {}
+        self.gone: dict[int, Gone] = {}
+        self.board: Board | None = None
+        self.experts: Experts | None = None
+        self.loads: Loads | None = None
+        self.summaries: list[Summary] = []  # the newest, by step
+        self.curve = Curve()  # of the steps before `summaries`
+        self.commands: dict[str, CommandState] = {}
+        self.trials: dict[str, TrialState] = {}
+        self.events: deque[Event] = deque(maxlen=EVENTS)
+        self._events_count = self._count = 0  # all events so far; all changes of commands and trials
+        self._places: dict[
+            tuple[type, str], tuple[int, int]
+        ] = {}  # of commands and trials in the log: see `log`
+        self.alerts: dict[tuple[str, str], Alert] = {}  # the active ones, by name and subject
+
+    def records(self) -> dict[type[Update], dict[int, Record]]:
+        """The newest records by kind and rank; the live dictionaries, not copies."""
+        return {
+            Step: self.steps,  # type: ignore[dict-item]
+            Pulse: self.pulses,  # type: ignore[dict-item]
+            Vitals: self.vitals,  # type: ignore[dict-item]
+            Timeline: self.timelines,  # type: ignore[dict-item]
+            Peers: self.peers,  # type: ignore[dict-item]
+        }
+
+    @property
+    def world(self) -> int:
+        return max((hello.world for hello in self.hellos.values()), default=0)
+
+    @property
+    def step_ms(self) -> float | None:
+        """The time of the newest step; None before the first step."""
+        if self.summaries:
+            return self.summaries[-1].step_ms
+        return next((step.step_ms for step in self.steps.values()), None)
+
+    def points(self, metric: str) -> list[Point]:
+        """The (step, value) pairs of a metric in `curve.METRICS` over the run; before the first of `summaries`, those
+        that the curve keeps."""
+        newest = ((summary.step, getattr(summary, metric)) for summary in self.summaries)
+        return self.curve.points(metric) + [(step, value) for step, value in newest if value is not None]
+
+    def apply(self, update: Update) -> None:
+        match update:
+            case Step():
+                self.steps[update.rank] = update
+            case Pulse():
+                self.pulses[update.rank] = update
+            case Vitals():
+                self.vitals[update.rank] = update
+            case Timeline():
+                self.timelines[update.rank] = update
+            case Peers():
+                self.peers[update.rank] = update
+            case Summary():
+                self._add_summary(update)
+            case Experts():
+                self.experts = update
+            case Loads():
+                self.loads = update
+            case Hello():
+                self.hellos[update.rank] = update
+                self.gone.pop(update.rank, None)
+            case Board():
+                self.board = update
+            case CommandState():
+                self._add_command(update)
+            case TrialState():
+                self._place(update, self.trials.get(update.id))
+                self.trials[update.id] = update
+                if len(self.trials) > TRIALS:
+                    settled = (known.id for known in self.trials.values() if known.settled)
+                    gone = next(settled, next(iter(self.trials)))
+                    del self.trials[gone], self._places[TrialState, gone]
+            case Event():
+                self.events.append(update)
+                self._events_count += 1
+            case Alert():
+                self.alerts.pop((update.name, update.subject), None)
+                if update.active:
+                    self.alerts[update.name, update.subject] = update
+            case Gone():
+                self.gone[update.rank] = update
+            case Recalled():
+                self._recall(update)
+
+    def _add_command(self, command: CommandState) -> None:
+        self._place(command, self.commands.get(command.id))
+        self.commands[command.id] = command
+        if len(self.commands) > COMMANDS:
+            # Refused ones are dropped first, so that applied changes can still be found and undone.
+            others = [known for known in self.commands.values() if known.id != command.id]
+            refused = (known.id for known in others if not known.revision)
+            settled = (known.id for known in others if known.settled)
+            gone = next(refused, next(settled, others[0].id))
+            del self.commands[gone], self._places[CommandState, gone]
+
+    def _place(self, new: CommandState | TrialState, known: CommandState | TrialState | None) -> None:
+        """Put the new state at the end of the log. If its time is unchanged, it only adds details and keeps its
+        position."""
+        if known is None or known.time_s != new.time_s:
+            self._count += 1
+            self._places[type(new), new.id] = (self._events_count, self._count)
+
+    def log(self) -> Iterator[Event | CommandState | TrialState]:
+        """Events, commands and trials in the order in which the hub published them, since its clock may jump."""
+        first = self._events_count - len(self.events) + 1
+        entries: list[tuple[tuple[int, int], Event | CommandState | TrialState]] = []
+        entries += [((first + number, 0), event) for number, event in enumerate(self.events)]
+        entries += [(self._places[CommandState, id], known) for id, known in self.commands.items()]
+        entries += [(self._places[TrialState, id], known) for id, known in self.trials.items()]
+        return (entry for _, entry in sorted(entries, key=lambda one: one[0]))
+
+    def _add_summary(self, summary: Summary) -> None:
+        newest = self.summaries[-1].step if self.summaries else self.curve.last
+        if newest is not None and summary.step <= newest:
+            # The run resumed from a checkpoint, or the summary was sent again: the newer summary of a step counts.
+            del self.summaries[bisect_left(self.summaries, summary.step, key=_step) :]
+            self.curve.cut(summary.step)
+        self.summaries.append(summary)
+        self._fold()
+
+    def _recall(self, past: Recalled) -> None:
+        """Insert history that is older than all data in this state."""
+        first = self.curve.first if self.curve else self.summaries[0].step if self.summaries else None
+        self.summaries[:0] = [one for one in past.summaries if first is None or one.step < first]
+        self._fold()
+        for part in past.curve:
+            self.curve.insert(part, self.summaries[0].step if self.summaries else None)
+        room = EVENTS - len(self.events)
+        self._put_in_front(past.events[-room:] if room else [])
+
+    def _put_in_front(self, events: list[Event]) -> None:
+        """Insert events of an earlier hub; commands and trials from the journal are placed between them by time."""
+        between = 0
+        for key, (after, count) in sorted(self._places.items(), key=lambda item: item[1]):
+            known = (self.commands if key[0] is CommandState else self.trials)[key[1]]
+            if after == 0:
+                while between < len(events) and events[between].time_s <= known.time_s:
+                    between += 1
+            self._places[key] = (between if after == 0 else after + len(events), count)
+        self.events.extendleft(reversed(events))
+        self._events_count += len(events)
+
+    def _fold(self) -> None:
+        """Move summaries into the curve: all but the newest, and those of steps that the curve already covers."""
+        last = self.curve.last
+        covered = 0 if last is None else bisect_right(self.summaries, last, key=_step)
+        most = max(covered, len(self.summaries) - HISTORY)
+        if most > 0:
+            self.curve.extend(self.summaries[:most])
+            del self.summaries[:most]
+
+    def replay(self) -> Iterator[Update]:
+        """The updates that rebuild this state from nothing."""
+        yield from self.hellos.values()
+        if self.board:
+            yield self.board
+        yield from (Recalled(curve=[part]) for part in self.curve.parts())
+        yield from self.summaries
+        yield from self.steps.values()
+        yield from self.pulses.values()
+        yield from self.vitals.values()
+        yield from self.timelines.values()
+        yield from self.peers.values()
+        if self.experts:
+            yield self.experts
+        if self.loads:
+            yield self.loads
+        yield from self.log()
+        yield from self.alerts.values()
+        yield from self.gone.values()
+
+
+def _step(summary: Summary) -> int:
+    return summary.step

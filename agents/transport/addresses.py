@@ -1,0 +1,118 @@
+"""TCP addresses of hubs: which addresses a hub may listen on, and which a peer may connect to."""
+
+import contextlib
+import ipaddress
+import re
+import socket
+from pathlib import Path
+
+from msgspec import Struct
+
+from agents.protocol.base import RunError
+
+LOOPBACK = "127.0.0.1"
+_TCP = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+|\*):(auto|\d{1,5})")
+LEGAL = "tcp://ADDRESS:PORT, tcp://ADDRESS:auto, or auto"
+
+
+class Endpoints(Struct, frozen=True, omit_defaults=True):
+    """Where a hub listens: ranks connect to `ranks`, cockpits and scripts to `clients`."""
+
+    ranks: str
+    clients: str
+    keys: str = ""  # over TCP: the hub's key folder
+    hub: str = ""  # over TCP: the hub's public key
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files of both sockets."""
+        return [Path(url.removeprefix("ipc://")) for url in (self.ranks, self.clients)]
+
+    @property
+    def directory(self) -> Path:
+        """The directory that holds both sockets."""
+        return Path(self.clients.removeprefix("ipc://")).parent
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """Host and port (0: a free one) of ``tcp://ADDRESS:PORT|auto``, or of ``auto``: the loopback.
+
+    RunError: `text` is not such an address, or it means every address of the machine.
+    """
+    if text == "auto":
+        return LOOPBACK, 0
+    host, port = _parse(text, LEGAL)
+    if every_address(host):
+        raise RunError(
+            f"{text} would listen on every address of this machine, which is not allowed; name one, such as "
+            f"tcp://{LOOPBACK}:auto"
+        )
+    return host, port
+
+
+def connect_address(text: str) -> str:
+    """Check that `text` is ``tcp://HOST:PORT`` and return it; RunError if it is not."""
+    legal = "tcp://HOST:PORT"
+    host, port = _parse(text, legal)
+    if port == 0 or every_address(host):
+        raise RunError(f"{text} is not the address of a hub; legal: {legal}")
+    return text
+
+
+def endpoint(host: str, port: int | str) -> str:
+    return f"tcp://{host}:{port}"
+
+
+def own_address(met_at: str) -> str:
+    """The address of this machine for other machines that can reach the host `met_at`; RunError if there is none.
+
+    It is the source address that this machine would use towards that host.
+    """
+    try:
+        found = socket.getaddrinfo(met_at, None, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise RunError(f"the host {met_at} cannot be found: {error.strerror}") from None
+    for family, kind, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.connect((address[0], 9))  # sends nothing; the kernel only selects a route
+            host = str(probe.getsockname()[0])
+            if not _plain(host).is_loopback:
+                return f"[{host}]" if family == socket.AF_INET6 else host
+    raise RunError(
+        f"{met_at} resolves to the loopback of this machine, which other machines cannot reach; name an address with "
+        "--listen tcp://ADDRESS:auto"
+    )
+
+
+def is_tcp(url: str) -> bool:
+    return url.startswith("tcp://")
+
+
+def _parse(text: str, legal: str) -> tuple[str, int]:
+    found = _TCP.fullmatch(text)
+    if found is None:
+        raise RunError(f"{text[:80]} is not a TCP address; legal: {legal}")
+    port = 0 if found[2] == "auto" else int(found[2])
+    if port > 65535 or found[2].strip("0") == "":
+        raise RunError(f"{text} has no port; legal: 1 to 65535")
+    return found[1], port
+
+
+def every_address(host: str) -> bool:
+    """Whether `host` means every address of the machine."""
+    if host == "*":
+        return True
+    try:
+        return _plain(host.strip("[]")).is_unspecified
+    except ValueError:
+        with contextlib.suppress(
+            OSError
+        ):  # otherwise a host name; libc also reads "0" and "0x0.0" as addresses
+            return socket.inet_aton(host) == bytes(4)
+        return False
+
+
+def _plain(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Parse an address; a mapped one (``::ffff:0.0.0.0``) becomes IPv4. ValueError: it is not an address."""
+    found = ipaddress.ip_address(address)
+    return getattr(found, "ipv4_mapped", None) or found

@@ -1,0 +1,108 @@
+"""ZAP authenticator: decides which CURVE keys may connect, from the list of keys, which it rereads when it changes.
+
+A CURVE socket without ZAP accepts any key. The authenticator has its own thread, which also reads the list, so that a
+key folder on a slow network disk does not block the hub.
+"""
+
+import errno
+import os
+import threading
+from collections import deque
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from agents.protocol.base import RunError
+from agents.transport.keys import LIST_FILE, KeyStore, Listed
+
+DOMAIN = b"hub"
+REREAD_S = 0.25
+REFUSALS_KEPT = 16  # until the hub publishes them
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"
+
+
+class ZapAuthenticator:
+    """The keys in force. `grant` is called for every message and costs one dictionary lookup."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], store: KeyStore) -> None:
+        self.told: deque[str] = deque(maxlen=REFUSALS_KEPT)  # refused keys, and errors in reading the list
+        self._store = store
+        self._by_key: dict[bytes, Listed] = {}
+        self._read: tuple[int, int, int] | None = None
+        self._stopping = threading.Event()
+        self._reread()
+        self._zap = context.socket(
+            zmq.REP
+        )  # bound before any CURVE socket, which would accept every key without it
+        self._zap.set(zmq.LINGER, 0)
+        self._zap.bind(ZAP_ENDPOINT)
+        self._thread = threading.Thread(target=self._work, name="zap", daemon=True)
+        self._thread.start()
+
+    def known(self, key: bytes) -> Listed | None:
+        """The row of a public key (Z85), in force or revoked; None if it is on no list."""
+        return self._by_key.get(key)
+
+    def grant(self, key: bytes) -> Listed | None:
+        """The row of a public key that is in force now."""
+        row = self._by_key.get(key)
+        return row if row is not None and row.revoked_s is None else None
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    # ----------------------------------------------------------------------------- in the authenticator's thread
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            if self._zap.poll(int(1000 * REREAD_S)):
+                request = self._zap.recv_multipart()
+                self._reread()  # the key may have been made a moment ago
+                self._zap.send_multipart(self._answer(request))
+            self._reread()
+        self._zap.close()
+
+    def _answer(self, request: list[bytes]) -> list[bytes]:
+        """RFC 27: version, request id, domain, address, identity, mechanism, credentials."""
+        version, asked, domain, address, _, mechanism, *credentials = request
+        refusal = "not CURVE"
+        if (domain, mechanism) == (DOMAIN, b"CURVE") and len(credentials) == 1 and len(credentials[0]) == 32:
+            key = z85.encode(credentials[0])
+            if self.grant(key):
+                return [version, asked, b"200", b"OK", key, b""]
+            row = self.known(key)
+            refusal = f"the key {row.name} is revoked" if row else "a key that is not listed"
+        self.told.append(f"{refusal}: refused, from {address.decode(errors='replace')}")
+        return [version, asked, b"400", refusal.encode(), b"", b""]
+
+    def _reread(self) -> None:
+        path = self._store.folder / LIST_FILE
+        found = _signature(path)
+        if found == self._read:
+            return
+        try:
+            rows = self._store.listed()
+        except (RunError, OSError) as error:
+            rows = []  # accept no key, because the list may have been tampered with
+            self.told.append(f"{error}; no key is accepted until the list can be read")
+        self._by_key = {row.public.encode(): row for row in rows}
+        self._read = found
+
+
+def _signature(path: Path) -> tuple[int, int, int]:
+    """A value that changes whenever the file is replaced or modified, or its mode changes.
+
+    The file is opened because NFS may cache the attributes of a path for a minute, but asks its server at an open.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            return (0, 0, 0)
+        found = path.stat()  # too many open files in this process is not an error of the list
+    else:
+        found = os.fstat(descriptor)
+        os.close(descriptor)
+    return (found.st_ino, found.st_mtime_ns, found.st_ctime_ns)

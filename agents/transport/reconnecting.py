@@ -1,0 +1,127 @@
+"""The socket of agents and clients: reconnects to the hub by itself, and reports why the hub refuses it.
+
+Over TCP a hub that refuses a key ends the handshake without a message; only the socket's monitor shows it. After some
+refusals libzmq gives up, so the socket reconnects explicitly: the key may have been listed in the meantime.
+"""
+
+import errno
+import time
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from agents import protocol
+from agents.protocol.base import RunError
+from agents.transport.addresses import is_tcp
+from agents.transport.keys import Key
+
+RECONNECT_S = 2.0
+FAILURES = 2  # consecutive failures before a report; a single one may be a hub that is being killed
+HEARTBEAT_MS = 2000  # over TCP, so that after a network failure a new connection replaces the dead one
+DEAD_AFTER_MS = 8000
+MONITORED = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class ReconnectingSocket:
+    """A DEALER socket to `endpoint`, with `key` if that is TCP. RunError: TCP without a key.
+
+    `immediate`: nothing is queued for an absent hub. `high_water`: the most queued messages.
+    """
+
+    def __init__(
+        self, endpoint: str, key: Key | None, *, immediate: bool, high_water: int, reconnect_max_ms: int
+    ) -> None:
+        self.endpoint = endpoint
+        self.refusal: str | None = None  # why the hub refuses the connection; None once it accepts it
+        self._key = key
+        self._failures = 0  # in a row
+        self._failed_s: float | None = None
+        self._in_handshake = False  # connected, but the handshake is not finished
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.set(zmq.IMMEDIATE, int(immediate))
+        self.socket.set(zmq.SNDHWM, high_water)
+        self.socket.set(zmq.LINGER, 0)
+        self.socket.set(zmq.MAXMSGSIZE, protocol.MAX_FRAME_BYTES)
+        self.socket.set(zmq.RECONNECT_IVL, 100)  # libzmq adds jitter of up to as much
+        self.socket.set(zmq.RECONNECT_IVL_MAX, reconnect_max_ms)
+        if is_tcp(endpoint):
+            self._guard()
+        # No routing id: the hub assigns its own id to this connection, which no peer can claim.
+        self.socket.connect(endpoint)
+
+    def _guard(self) -> None:
+        if self._key is None:
+            self.close(0)
+            raise RunError(f"{self.endpoint} needs a key; name its file with --key or COCKPIT_KEY")
+        self.socket.set(zmq.CURVE_SERVERKEY, self._key.hub.encode())
+        self.socket.set(zmq.CURVE_PUBLICKEY, self._key.public.encode())
+        self.socket.set(zmq.CURVE_SECRETKEY, self._key.secret.encode())
+        self.socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self.socket.set(zmq.HEARTBEAT_TIMEOUT, DEAD_AFTER_MS)
+        self.socket.set(zmq.IPV6, int("[" in self.endpoint))
+        self._monitor = self.socket.get_monitor_socket(MONITORED)
+
+    def check_handshakes(self) -> None:
+        """Process the results of handshakes, and reconnect if needed."""
+        while self._monitor is not None and self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor)["event"]
+            if event == zmq.EVENT_CONNECTED:
+                self._in_handshake = True
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._in_handshake = False
+                self._failures, self._failed_s, self.refusal = 0, None, None
+            elif event != zmq.EVENT_DISCONNECTED:
+                self._in_handshake = False
+                self._failed(event)
+            elif self._in_handshake:  # closed without an error, as a web server does
+                self._in_handshake = False
+                self._failed(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+        now = time.monotonic()
+        if self._failed_s is not None and now - self._failed_s >= RECONNECT_S:
+            self._failed_s = None
+            self._reconnect()
+
+    def _failed(self, event: int) -> None:
+        self._failures += 1
+        if self._failed_s is None:
+            self._failed_s = time.monotonic()
+        assert self._key is not None
+        own = f"the key {self._key.name}"
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self.refusal = (
+                f"the hub at {self.endpoint} does not take {own}: it is revoked or on no list there; "
+                "ask the owner of the run for another"
+            )
+        elif self._failures >= FAILURES:
+            self.refusal = (
+                f"what listens at {self.endpoint} is not the hub that {own} is for, or no hub at all; look at the "
+                "address, and use a key made in the hub's key folder"
+            )
+
+    def _reconnect(self) -> None:
+        try:
+            self.socket.disconnect(self.endpoint)
+        except zmq.ZMQError as error:  # libzmq has given up this connection already
+            if error.errno != errno.ENOENT:
+                raise
+        self.socket.connect(self.endpoint)
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close; queued messages are sent for at most `linger_ms`. A second call does nothing."""
+        if self.socket.closed:
+            return
+        if self._monitor is not None:
+            self.socket.disable_monitor()
+            self._monitor.close(0)
+        self.socket.set(zmq.LINGER, linger_ms)
+        self.socket.close()
+        self._context.term()

@@ -1,0 +1,273 @@
+"""The hub's sockets. Each peer has a role, given over ipc by the socket and over TCP by the peer's verified key.
+
+Over ipc the permissions of the private directory decide who can connect. Over TCP every message carries its key, and
+the role of the key is looked up for each message received and each frame sent, since a key may be revoked at any time.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+from msgspec import structs
+
+from agents import protocol
+from agents.protocol import AnyMessage, Credit, Decide, Message, Preview, Propose, Sample, Try, Unknown, clip
+from agents.protocol.base import RunError
+from agents.transport.addresses import Endpoints, endpoint, listen_address
+from agents.transport.admission import RESERVE_IPC, RESERVE_TCP, Admission
+from agents.transport.authenticator import DOMAIN, ZapAuthenticator
+from agents.transport.keys import KeyStore, Role
+
+LEAVE_S = 0.5  # time to send the last frames on closing
+HANDSHAKE_MS = 5000  # time for a peer to finish its handshake
+HEARTBEAT_MS = 5000  # over TCP, to detect machines that have vanished
+DEAD_AFTER_MS = 20_000
+KEY_BYTES = 40  # size of a public key in Z85
+CHANGES = (Propose, Try, Decide)  # each has a field `who`
+ASKS = (Propose, Try, Preview)  # each has an `id` that its answer repeats
+OF_TRIALS = re.compile(r"\.(try|revert\d+)$")  # ids that `trials` gives to its own proposals
+MAY: dict[Role, tuple[type[Message], ...]] = {
+    Role.VIEWER: (Credit, Preview, Sample),
+    Role.OPERATOR: (Credit, Preview, Sample, *CHANGES),
+}
+"""Messages that a client may send. A rank may send all others; `Ingest` checks these."""
+
+
+class Received(NamedTuple):
+    """Frames from one peer."""
+
+    peer: bytes  # the hub's id of this connection, with its key
+    role: Role | None  # None: the key is no longer in force
+    name: str  # name of the key; "" over ipc
+    frames: list[
+        bytes
+    ]  # parts after the first are empty: our messages have one part, and others are not copied
+
+
+class ServerSocket:
+    """A Unix socket in a private directory: whoever can enter the directory has the role of the socket."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], mark: bytes, role: Role) -> None:
+        self.mark = mark  # the first byte of the ids of its peers
+        self._role = role
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.set(zmq.LINGER, int(LEAVE_S * 1000))
+        self.socket.set(zmq.MAXMSGSIZE, protocol.MAX_FRAME_BYTES)
+        self.socket.set(zmq.SNDHWM, 64)  # the most credit a client can grant at once
+        self.socket.set(zmq.RCVHWM, 64)
+        self.socket.set(zmq.ROUTER_MANDATORY, 1)  # raise an error if a peer's queue is full or it has left
+        self.socket.set(zmq.BACKLOG, 1024)
+
+    def bind(self, url: str) -> str:
+        """Listen; return the URL with the chosen port. Over ipc it replaces the socket file of a killed hub."""
+        try:
+            self.socket.bind(url)
+        except zmq.ZMQError as error:
+            raise RunError(f"cannot listen on {url}: {os.strerror(error.errno or 0)}") from None
+        return self.socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    def receive(self) -> Received:
+        """The next frames; raises zmq.Again when there are none."""
+        identity = self.socket.recv(zmq.NOBLOCK)
+        frames = [self.socket.recv()]  # arrives together with its sender's identity
+        while self.socket.get(zmq.RCVMORE):
+            self.socket.recv()
+            frames.append(b"")
+        return Received(self.mark + identity, self._role, "", frames)
+
+    def role(self, _peer: bytes) -> Role | None:
+        """The peer's current role; None if its key is no longer in force."""
+        return self._role
+
+    def send(self, peer: bytes, frame: bytes) -> bool:
+        """Send a frame; return False if the peer's queue is full or the peer has left."""
+        try:
+            self.socket.send_multipart([self.identity(peer), frame], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            return False
+        return True
+
+    def identity(self, peer: bytes) -> bytes:
+        """The peer's routing id on the socket."""
+        return peer[1:]
+
+
+class CurveSocket(ServerSocket):
+    """A TCP socket with CURVE and ZAP; a peer's id contains its verified key, which no other peer can claim."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        mark: bytes,
+        authenticator: ZapAuthenticator,
+        secret: str,
+    ) -> None:
+        super().__init__(context, mark, Role.VIEWER)
+        self._authenticator = authenticator
+        self.socket.set(zmq.CURVE_SERVER, 1)
+        self.socket.set(zmq.CURVE_SECRETKEY, secret.encode())
+        self.socket.set(zmq.ZAP_DOMAIN, DOMAIN)
+        self.socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a ZAP handler no peer is accepted
+        self.socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        self.socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self.socket.set(zmq.HEARTBEAT_TIMEOUT, DEAD_AFTER_MS)
+
+    def receive(self) -> Received:
+        identity, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        key = str(frames[0].get("User-Id")).encode() if frames else b""
+        row = self._authenticator.known(key)
+        role = row.role if row and row.revoked_s is None else None
+        name = row.name if row else "of this connection"
+        whole = [one.bytes for one in frames[:1]] + [b""] * (len(frames) - 1)
+        return Received(self.mark + key.ljust(KEY_BYTES) + identity.bytes, role, name, whole)
+
+    def role(self, peer: bytes) -> Role | None:
+        row = self._authenticator.grant(peer[1 : 1 + KEY_BYTES])
+        return row.role if row else None
+
+    def identity(self, peer: bytes) -> bytes:
+        return peer[1 + KEY_BYTES :]
+
+
+class ServerSockets:
+    """All sockets of one hub: for ranks and clients over ipc, and for both over one TCP port if `listen` is given."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        ipc: Endpoints,
+        listen: Sequence[str] = (),
+        keys: KeyStore | None = None,
+    ) -> None:
+        ranks, clients = ServerSocket(context, b"r", Role.RANK), ServerSocket(context, b"c", Role.OPERATOR)
+        self._private = ((ranks, ipc.ranks), (clients, ipc.clients))
+        for server_socket, url in self._private:
+            server_socket.bind(url)
+        self._sockets: dict[bytes, ServerSocket] = {
+            server_socket.mark: server_socket for server_socket in (ranks, clients)
+        }
+        self._admissions: list[Admission] = []
+        self.authenticator: ZapAuthenticator | None = None
+        self.tcp: Endpoints | None = None
+        if listen:
+            assert keys is not None, "TCP without keys is not offered"
+            self._listen(context, listen, keys)
+        self._admissions = [
+            Admission(
+                server_socket.socket, RESERVE_TCP if isinstance(server_socket, CurveSocket) else RESERVE_IPC
+            )
+            for server_socket in self
+        ]
+
+    @property
+    def waited_for(self) -> list[zmq.Socket[bytes]]:
+        """The sockets to poll."""
+        return [*(server_socket.socket for server_socket in self), *(one.monitor for one in self._admissions)]
+
+    def admit(self) -> None:
+        """Check new connections. It is called after each poll."""
+        for one in self._admissions:
+            one.close_excess()
+
+    def turned_away(self) -> int:
+        """How many connections were closed since the last call because file descriptors ran short."""
+        count = sum(one.turned_away for one in self._admissions)
+        for one in self._admissions:
+            one.turned_away = 0
+        return count
+
+    def bind_again(self) -> None:
+        """Rebind every ipc socket whose file has been removed."""
+        for server_socket, url in self._private:
+            if not Path(url.removeprefix("ipc://")).exists():
+                server_socket.bind(url)
+
+    def __iter__(self) -> Iterator[ServerSocket]:
+        return iter(self._sockets.values())
+
+    def _listen(
+        self, context: zmq.Context[zmq.Socket[bytes]], addresses: Sequence[str], keys: KeyStore
+    ) -> None:
+        """Listen on the first of `addresses` on which this is possible."""
+        own = keys.hub_key()
+        self.authenticator = ZapAuthenticator(context, keys)
+        server_socket = CurveSocket(context, b"t", self.authenticator, own.secret)
+        self._sockets[server_socket.mark] = server_socket
+        for address in addresses:
+            host, port = listen_address(address)
+            server_socket.socket.set(zmq.IPV6, int(host.startswith("[")))
+            try:
+                url = server_socket.bind(endpoint(host, port or "*"))
+                self._check(server_socket, url, address)
+                break
+            except RunError:
+                if address == addresses[-1]:
+                    self.close()
+                    raise
+        self.tcp = Endpoints(ranks=url, clients=url, keys=str(keys.folder.absolute()), hub=own.public)
+
+    @staticmethod
+    def _check(server_socket: ServerSocket, url: str, address: str) -> None:
+        """Raise RunError if the system resolved `address`, a host name, to every address of the machine."""
+        try:
+            listen_address(url)
+        except RunError as error:
+            server_socket.socket.unbind(url)
+            raise RunError(f"{address} is the same as {error}") from None
+
+    def role(self, peer: bytes) -> Role | None:
+        """A peer's current role; None if its key is no longer in force."""
+        return self._sockets[peer[:1]].role(peer)
+
+    def send(self, peer: bytes, frame: bytes) -> bool:
+        """Send a frame; return False if the peer's queue is full, the peer has left, or its key is no longer in
+        force."""
+        server_socket = self._sockets[peer[:1]]
+        return server_socket.role(peer) is not None and server_socket.send(peer, frame)
+
+    def answer(self, peer: bytes, frame: bytes) -> bool:
+        """As `send`, but also to a peer whose key is no longer in force, to report that."""
+        return self._sockets[peer[:1]].send(peer, frame)
+
+    def close(self) -> None:
+        for one in self._admissions:
+            one.close()
+        for server_socket in self:
+            server_socket.socket.close()
+        if self.authenticator:
+            self.authenticator.close()
+
+
+def refusal(came: Received, message: Message) -> str | None:
+    """One sentence that refuses `message` if the peer's role does not allow it, else None."""
+    if came.role is None:
+        return f"the key {came.name} is not in force any more; ask the owner of the run for another"
+    kind = message.kind if isinstance(message, Unknown) else type(message).__name__.lower()
+    key = f"the key {came.name} has the role {came.role}"
+    if came.role is Role.RANK:
+        if came.name and isinstance(message, MAY[Role.OPERATOR]):
+            return f"{key} and reports; watching takes the role viewer, changes take the role operator"
+        return None
+    if not isinstance(message, MAY[Role.OPERATOR]):
+        if came.name:
+            return f"{key}; only one with the role rank may send a {kind}"
+        return f"a client sends credit and proposals, and this is a {kind}"
+    if not isinstance(message, MAY[came.role]):
+        return f"{key} and only watches; changes take the role operator"
+    if isinstance(message, Propose) and OF_TRIALS.search(message.id):
+        return (
+            f"proposals of a name like {message.id} are the hub's own, of its trials; ask under another name"
+        )
+    return None
+
+
+def signed(came: Received, message: AnyMessage) -> AnyMessage:
+    """The message with its key's name put before `who`, because a client can set `who` to anything."""
+    if came.name and isinstance(message, CHANGES):
+        return structs.replace(message, who=clip(f"{came.name}: {message.who}"))
+    return message

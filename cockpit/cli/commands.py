@@ -1,0 +1,124 @@
+"""The table of commands: what each one calls, and its help. A command's module is imported when it is called."""
+
+import argparse
+from collections.abc import Callable
+
+from cockpit.data.connection import CockpitError
+
+Options = argparse.Namespace
+Call = Callable[[Options], int]
+
+
+def attach(options: Options) -> int:
+    from cockpit.tui.open import attach
+
+    return attach(options.run, options.operator, options.low_bandwidth)
+
+
+def demo(options: Options) -> int:
+    from cockpit.cli.demo import run_demo
+
+    return run_demo(options.words)
+
+
+def replay(options: Options) -> int:
+    from cockpit.tui.open import replay
+
+    return replay(options.run, options.at, options.speed)
+
+
+def export(options: Options) -> int:
+    from cockpit.export.command import export
+
+    return export(options.run, options.format, options.out, options.json)
+
+
+def serve(options: Options) -> int:
+    from cockpit.export.command import serve
+
+    return serve(options.run, options.prometheus)
+
+
+def hub(options: Options) -> int:
+    from agents.hub.process import main
+
+    return main(options.words, "cockpit hub", in_terminal=True)
+
+
+def relay(options: Options) -> int:
+    from agents.hub.relay.process import main
+
+    return main(options.words, "cockpit relay", in_terminal=True)
+
+
+# ------------------------------------------------------------------------------------- headless commands
+
+
+def _snapshot(options: Options) -> int:
+    from cockpit.cli.headless import snapshot
+
+    return snapshot(options.run, options.at, options.json)
+
+
+def _watch(options: Options) -> int:
+    from cockpit.cli.headless import watch
+
+    return watch(options.run, options.json, options.low_bandwidth)
+
+
+def _knobs(options: Options) -> int:
+    from cockpit.cli.headless import knobs
+
+    return knobs(options.run, options.json)
+
+
+def _log(options: Options) -> int:
+    from cockpit.cli.headless import log
+
+    return log(options.run, options.json)
+
+
+def _preview(options: Options) -> int:
+    from cockpit.cli.steering import preview
+
+    return preview(options.run, options.changes, options.json)
+
+
+def _set(options: Options) -> int:
+    from cockpit.cli.steering import change
+
+    return change(options.run, options.changes, options.wait, options.timeout, options.json, options.reason)
+
+
+def _try(options: Options) -> int:
+    from cockpit.cli.steering import end_trial, start_trial
+
+    if options.keep or options.revert:
+        if options.changes:
+            raise CockpitError("--keep and --revert end the trial under way; they take no knob")
+        return end_trial(options.run, options.keep, options.timeout, options.json)
+    if len(options.changes) != 1:
+        raise CockpitError("a trial is of one knob: cockpit try knob=value [--steps N]")
+    return start_trial(
+        options.run, options.changes, options.steps, options.reason, options.timeout, options.json
+    )
+
+
+def _undo(options: Options) -> int:
+    from cockpit.cli.steering import undo
+
+    return undo(options.run, options.wait, options.reason, options.timeout, options.json)
+
+
+OWN_PARSER: dict[str, Call] = {"hub": hub, "relay": relay}
+
+HEADLESS: dict[str, tuple[Call, str]] = {
+    "snapshot": (_snapshot, "print the whole state once"),
+    "watch": (_watch, "follow a run: one line per step, or every update with --json"),
+    "knobs": (_knobs, "print the knobs: values and legal values"),
+    "preview": (_preview, "print what a change would do, as estimated by the run"),
+    "set": (_set, "change knobs of a live run, all or none; or pause, resume, stop, save, profile=N"),
+    "try": (_try, "try a knob for some steps: keep it if the run is clearly faster, else take it back"),
+    "undo": (_undo, "take back the newest change that is still in force"),
+    "log": (_log, "print events, and every change with its outcome"),
+}

@@ -1,0 +1,144 @@
+"""``cockpit demo``: starts a run on this machine and opens the screen on it as operator."""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+import cockpit
+from agents.requests import Request
+from agents.rundir.hub_file import read_hub_file
+from agents.rundir.runs import RunError
+from cockpit.data import format
+from cockpit.data.connection import CockpitError, runs_dir
+from cockpit.data.diagnosis import diagnosis
+from cockpit.data.sources.engine_process import EngineProcess
+from cockpit.data.sources.live import LiveSource
+from cockpit.data.sources.source import ViewerError, faults_reported
+from cockpit.data.store import LinkState, Store
+from cockpit.printing import complain, print_line
+
+LAYOUT = "layouts/demo.toml"
+LOOK_S = 0.1
+SHOWN_LINES = 12
+
+
+class DemoSource:
+    """Source that waits for the hub of a starting run, then follows it; reports an engine that fails."""
+
+    operator = True
+    owns_run = True
+
+    def __init__(self, engine: EngineProcess) -> None:
+        self.engine = engine
+        self.target = engine.folder.name
+        self._live: LiveSource | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, store: Store) -> None:
+        self._thread = threading.Thread(target=self._run, args=(store,), name="cockpit-demo", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread:
+            self._thread.join(2.0)
+        if self._live:
+            self._live.stop()
+
+    def ask(self, asked: Request) -> None:
+        if self._live is None:
+            raise ViewerError("the run has not started yet")
+        self._live.ask(asked)
+
+    def _run(self, store: Store) -> None:
+        with faults_reported(store, f"the run goes on: cockpit attach {self.target}"):
+            self._follow(store)
+
+    def _follow(self, store: Store) -> None:
+        while not self._stop.wait(LOOK_S):
+            if self._live is None:
+                with contextlib.suppress(RunError):
+                    self._live = LiveSource(
+                        read_hub_file(self.engine.folder).endpoints.clients, operator=True, target=self.target
+                    )
+                    self._live.start(store)
+            status = self.engine.exit_status
+            if status:
+                last = self.engine.last_lines(1) or ["it printed nothing"]
+                with store.lock:
+                    store.trouble = f"the engine ended with exit {status}: {format.clean(last[0])}"
+                return
+
+
+def run_demo(words: Sequence[str]) -> int:
+    """Start the engine, open the screen, and end the engine with it. Returns 1 if no step was done."""
+    from cockpit.tui.app import CockpitApp
+    from cockpit.tui.open import keymap, report_fault
+    from cockpit.tui.screens.starting import Starting
+
+    layout, overrides = _split(words)
+    keys = keymap()
+    folder = runs_dir() / f"{layout.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with _signals_unwind():
+        try:
+            engine = EngineProcess(layout, overrides, folder)
+        except OSError as error:
+            raise CockpitError(f"the engine cannot be started: {error}") from None
+        with engine:
+            app = CockpitApp(DemoSource(engine), keymap=keys)
+            app.opening = Starting(engine)
+            app.run()
+            report_fault(app.store)
+            failed = app.return_code or app.store.link is LinkState.FAILED
+            if failed:
+                engine.stop()  # its ranks are gone, and it may still print the cause
+            status = engine.exit_status
+            if status or failed:
+                _print_failure(app.store, engine)
+                return status or 1
+            if status is None:
+                print_line("stopping the run ...")
+    print_line(f"the run's folder is {folder}")
+    return 0
+
+
+def _print_failure(store: Store, engine: EngineProcess) -> None:
+    """Print why the run failed, the last lines of the engine, and the path of its log."""
+    with store.lock:
+        if store.link is LinkState.FAILED:
+            complain(f"the run failed: {diagnosis(store).text}")
+    for line in engine.last_lines(SHOWN_LINES):
+        complain(line)
+    complain(f"the whole output of the engine is in {engine.log}")
+
+
+def _split(words: Sequence[str]) -> tuple[Path, list[str]]:
+    """``[LAYOUT] [k=v ...]``"""
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise CockpitError(f"one layout at a time: {files[0]} and {files[1]} were given")
+    named = Path(files[0] if files else LAYOUT)
+    for place in (named, Path(cockpit.__file__).parent.parent / named):
+        if place.is_file():
+            return place, [word for word in words if "=" in word]
+    raise CockpitError(f"there is no layout {named}; name a TOML file such as {LAYOUT}")
+
+
+@contextlib.contextmanager
+def _signals_unwind() -> Iterator[None]:
+    """Context in which SIGTERM and SIGHUP raise SystemExit, so that the engine is stopped on the way out."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,163 @@
+"""Commands that read a run without a screen: snapshot, watch, knobs, log. Each returns the exit status."""
+
+import time
+
+from agents.protocol import Summary
+from agents.recording.format import RecordingError
+from cockpit.cli.exit_status import DONE, FAILED
+from cockpit.data import format, plain
+from cockpit.data.connection import CockpitError, Connection
+from cockpit.data.diagnosis import LOST, diagnosis
+from cockpit.data.metrics import OWN_TIME, STEP_TIME, read
+from cockpit.data.run_log import log_entries
+from cockpit.data.sources.recorded import is_over, look, open_recording, run_history
+from cockpit.data.status import status_fields, status_word
+from cockpit.data.store import LinkState, Store
+from cockpit.knobs.values import actions, effect_text, held, legal_text, value_text
+from cockpit.printing import print_json, print_line, print_table, report_missing
+
+SILENT_S = 30.0  # `watch` ends after this long without a message from the hub
+
+
+def snapshot(run: str | None, at: str | None, as_json: bool) -> int:
+    """Print the state of a run, now or at a position of its recording."""
+    picture = look(run, at)
+    store = picture.store
+    if as_json:
+        print_json(plain.snapshot(store, picture.epoch, picture.seq) | {"missing": picture.missing})
+        return report_missing(picture.missing, picture.note)
+    word, level = status_word(store)
+    fields = [field.text.strip() for field in status_fields(store, operator=False)]
+    print_line(" · ".join([f"{level.value} {word}", *fields]))
+    found = diagnosis(store)
+    print_line(f"{found.level.value} {found.text}")
+    print_table(_rank_rows(store), right=frozenset({0, 3, 4, 5}))
+    return report_missing(picture.missing, picture.note)
+
+
+def _rank_rows(store: Store) -> list[list[str]]:
+    step_times, own_times = read(store, STEP_TIME), read(store, OWN_TIME)
+    rows = [["rank", "at", "host", "step", "ms", "own ms", "doing"]]
+    for rank, hello in sorted(store.state.hellos.items()):
+        step, pulse = store.state.steps.get(rank), store.state.pulses.get(rank)
+        gone = store.state.gone.get(rank)
+        doing = format.clean(pulse.doing) if pulse else format.MISSING
+        if gone:
+            doing = "gone" if gone.over else LOST[gone.process]
+        rows.append(
+            [
+                str(rank),
+                format.coords(hello.coords),
+                format.clean(hello.host),
+                format.grouped(step.step if step else None),
+                format.fixed(step_times[rank].value, 6),
+                format.fixed(own_times[rank].value, 6),
+                doing,
+            ]
+        )
+    return rows
+
+
+def watch(run: str | None, as_json: bool, low_bandwidth: bool = False) -> int:
+    """Follow a run until it is over; print the recording of one that is over already."""
+    if is_over(run):
+        return _watch_recording(run, as_json)
+    with Connection(run, low_bandwidth=low_bandwidth) as connection:
+        if as_json and not low_bandwidth:
+            connection.client.look("experts", "timeline", "peers")
+        connection.until_known()
+        store, last, first = connection.store, -1, True
+        while True:
+            rebuilt = first or connection.poll()
+            if as_json:
+                _print_updates(connection, rebuilt)
+            else:
+                for summary in store.state.summaries if not first else store.state.summaries[-1:]:
+                    if summary.step > last:
+                        last = summary.step
+                        print_line(_summary_line(summary))
+            first = False
+            if store.link in (LinkState.ENDED, LinkState.FAILED):
+                return DONE if store.link is LinkState.ENDED else FAILED
+            if (store.age_s or 0.0) > SILENT_S:
+                raise CockpitError(f"no message from the hub for {format.age(store.age_s or 0.0)}")
+
+
+def _print_updates(connection: Connection, rebuilt: bool) -> None:
+    if rebuilt:
+        client = connection.client
+        record = plain.snapshot(connection.store, client.epoch, client.seq)
+        print_json({"kind": "snapshot", **record})
+    else:
+        for message in connection.last:
+            print_json(plain.update(message))
+
+
+def _watch_recording(run: str | None, as_json: bool) -> int:
+    recording = open_recording(run)
+    store = Store(lambda: 0.0)
+    position = ("", 0)
+    try:
+        for moment in recording.moments():
+            rebuilt = moment.snapshot is not None and (moment.epoch, moment.seq) != position
+            if rebuilt:
+                store.rebuild(moment.snapshot or ())
+            if moment.update is not None:
+                store.apply([moment.update])
+            position = moment.epoch, moment.seq
+            if as_json and rebuilt:
+                print_json({"kind": "snapshot", **plain.snapshot(store, *position)})
+            elif as_json and moment.update is not None:
+                print_json(plain.update(moment.update))
+            elif isinstance(moment.update, Summary):
+                print_line(_summary_line(moment.update))
+    except RecordingError as error:
+        raise CockpitError(str(error)) from None
+    finally:
+        recording.close()
+    return report_missing(recording.damage) or (FAILED if store.link is LinkState.FAILED else DONE)
+
+
+def _summary_line(summary: Summary) -> str:
+    bubble = f"  bubble {format.percent(summary.bubble)}" if summary.bubble is not None else ""
+    return (
+        f"step {summary.step:>7}  loss {format.fixed(summary.loss, 8, 4)}  {format.duration_ms(summary.step_ms)}"
+        f"  {format.si(summary.tokens_per_s):>8} tok/s{bubble}"
+    )
+
+
+def knobs(run: str | None, as_json: bool) -> int:
+    """Print the knobs with their values and legal values."""
+    picture = look(run)
+    board = picture.store.state.board
+    status = report_missing(picture.missing, picture.note)
+    if board is None:
+        raise CockpitError("no rank of this run has published its knobs")
+    if as_json:
+        print_json(plain.knobs(picture.store))
+        return status
+    rows = [["knob", "value", "legal", "effect", "about"]]
+    rows += [
+        [knob.name, value_text(knob), legal_text(knob), effect_text(knob), knob.about]
+        for knob in (*held(board), *actions(board))
+    ]
+    print_table(rows)
+    print_line(f"revision {board.revision}")
+    return status
+
+
+def log(run: str | None, as_json: bool) -> int:
+    """Print events and commands: of a live run from its hub, of a run that is over from its folder."""
+    picture = run_history(run) if is_over(run) else look(run)
+    store = picture.store
+    status = report_missing(picture.missing, picture.note)
+    if as_json:
+        for text in picture.missing:
+            print_json(plain.plain_entry(None, "error", "recording", text))
+        for record in plain.log(store):
+            print_json(record)
+        return status
+    for entry in log_entries(store):
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time_s))
+        print_line(f"{stamp}  {entry.level:<7}  {entry.text} · {entry.source}")
+    return status

@@ -1,0 +1,75 @@
+"""The command `cockpit`: parses the command line, calls the command, and turns errors into an exit status."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from agents.protocol.base import RunError
+from agents.rundir.standard_streams import discard_output, fit_output, open_streams, output_failure
+from agents.transport.keys import KEY_VARIABLE, Role, load_key
+from cockpit.cli.commands import OWN_PARSER, Options
+from cockpit.cli.exit_status import FAILED, INTERRUPTED, READER_LEFT, USAGE
+from cockpit.cli.parser import parser
+from cockpit.data.connection import CockpitError
+from cockpit.printing import complain
+
+SCREEN_NEEDS = ("textual", "plotext")  # libraries that headless commands do not import
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status."""
+    try:
+        try:
+            return _call(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()  # here and not at exit, where a closed pipe would print a traceback
+    except CockpitError as error:
+        complain(str(error))
+        return USAGE
+    except ModuleNotFoundError as error:
+        if error.name not in SCREEN_NEEDS:
+            raise
+        complain(f"the screen needs {error.name}: pip install 'train-cockpit[cockpit]'")
+        return USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        discard_output()
+        return READER_LEFT
+    except OSError as error:
+        why = output_failure(error)
+        if why is None:
+            raise
+        discard_output()
+        complain(why)
+        return FAILED
+
+
+def _call(words: list[str]) -> int:
+    if words and words[0] in OWN_PARSER:
+        return OWN_PARSER[words[0]](Options(words=words[1:]))
+    options = parser().parse_args(words)
+    fit_output(getattr(options, "json", False))
+    options.run = options.run or getattr(options, "named", None)
+    if getattr(options, "key", None):
+        _use_key(options.key)
+    status: int = options.call(options)
+    return status
+
+
+def _use_key(file: str) -> None:
+    """Check the key file and set the variable that every command reads it from."""
+    try:
+        role = load_key(Path(file)).role
+    except RunError as error:
+        raise CockpitError(str(error)) from None
+    if role == Role.RANK:
+        raise CockpitError(f"{file} is a key of role rank; the cockpit needs one of role viewer or operator")
+    os.environ[KEY_VARIABLE] = file
+
+
+def main() -> None:
+    """Run the command of this process and exit."""
+    open_streams()
+    raise SystemExit(run())

@@ -1,0 +1,149 @@
+"""Options of every command, and their help."""
+
+import argparse
+from pathlib import Path
+from typing import Any, NoReturn
+
+from agents.protocol import MOST_TRIAL_STEPS
+from cockpit.cli import commands
+from cockpit.cli.commands import HEADLESS
+from cockpit.data.connection import CockpitError
+from cockpit.knobs.values import TRIAL_STEPS
+
+TARGET = "name, folder, or ipc:// or tcp:// URL of the run"
+NEWEST = "default: the newest live run"
+KEY = "key file for a hub over TCP (default: COCKPIT_KEY, else a key in the folder of keys)"
+LOW_BANDWIDTH = "receive only job-wide records, once a second: for a slow connection to a large run"
+WITH_CHANGES = {"set", "preview", "try"}  # commands with `knob=value` arguments
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise CockpitError(f"{message} (see {self.prog} --help)")
+
+
+def seconds(text: str) -> float:
+    """A positive, finite number."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError
+    return value
+
+
+def steps(text: str) -> int:
+    """A number of steps that a trial may measure."""
+    value = int(text)
+    if not 4 <= value <= MOST_TRIAL_STEPS:
+        raise ValueError
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line; `call` of its result is the command."""
+    top = _Parser(
+        prog="cockpit",
+        description="See and steer a training run. Without a command: open the newest live run in ./runs.",
+    )
+    top.set_defaults(call=commands.attach, run=None, operator=False, low_bandwidth=False)
+    table = top.add_subparsers(metavar="command", parser_class=_Parser)
+    _add_screens(table)
+    _add_exports(table)
+    for name, (call, about) in HEADLESS.items():
+        command = table.add_parser(name, help=about, description=about)
+        _add_headless(name, command)
+        command.set_defaults(call=call)
+    from cockpit.cli.keys import add_to
+
+    add_to(table.add_parser("keys", help="make, list and revoke keys for hubs over TCP"))
+    hub = table.add_parser("hub", add_help=False, help="run a hub for ranks that are started separately")
+    hub.set_defaults(call=commands.hub, words=[])
+    relay = table.add_parser("relay", add_help=False, help="relay the ranks of one node to a hub")
+    relay.set_defaults(call=commands.relay, words=[])
+    return top
+
+
+def _add_screens(table: Any) -> None:
+    attach = table.add_parser("attach", help="open the screen on a run")
+    attach.add_argument("run", nargs="?", help=f"{TARGET}; {NEWEST}")
+    attach.add_argument("--operator", action="store_true", help="allow changes (default: watch only)")
+    attach.add_argument("--key", metavar="FILE", help=KEY)
+    attach.add_argument("--low-bandwidth", action="store_true", help=LOW_BANDWIDTH)
+    attach.set_defaults(call=commands.attach)
+    demo = table.add_parser("demo", help="start a run on this machine and open the screen on it")
+    demo.add_argument(
+        "words", nargs="*", metavar="[LAYOUT] [section.key=value ...]", help="default: layouts/demo.toml"
+    )
+    demo.set_defaults(call=commands.demo)
+    replay = table.add_parser("replay", help="open the screen on a recorded run")
+    replay.add_argument("run", nargs="?", help=f"name or folder; {NEWEST}, else the newest run")
+    replay.add_argument("--at", metavar="STEP|seq:N", help="start here, paused")
+    replay.add_argument("--speed", type=seconds, default=1.0, metavar="X", help="playback speed (default 1)")
+    replay.set_defaults(call=commands.replay)
+
+
+def _add_exports(table: Any) -> None:
+    from cockpit.export.command import FORMATS, LOOPBACK
+
+    export = table.add_parser("export", help="export the recording of a run to another format")
+    export.add_argument("named", nargs="?", metavar="RUN", help=f"name or folder; {NEWEST}")
+    export.add_argument("--run", metavar="RUN", help=argparse.SUPPRESS)
+    export.add_argument("--format", required=True, choices=FORMATS)
+    export.add_argument(
+        "--out",
+        type=Path,
+        help="file or folder to write; default: standard output, or a folder in the run's folder",
+    )
+    export.add_argument("--json", action="store_true", help="print JSON")
+    export.set_defaults(call=commands.export)
+    serve = table.add_parser("serve", help="serve metrics of a live run over HTTP")
+    serve.add_argument("named", nargs="?", metavar="RUN", help=f"{TARGET}; {NEWEST}")
+    serve.add_argument("--run", metavar="RUN", help=argparse.SUPPRESS)
+    serve.add_argument(
+        "--prometheus",
+        required=True,
+        metavar="[ADDRESS:]PORT",
+        help=f"where Prometheus scrapes; default address {LOOPBACK}",
+    )
+    serve.set_defaults(call=commands.serve)
+
+
+def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
+    command.add_argument("--run", metavar="RUN", help=f"{TARGET}; {NEWEST}")
+    command.add_argument("--key", metavar="FILE", help=KEY)
+    command.add_argument("--json", action="store_true", help="print JSON")
+    if name not in WITH_CHANGES:
+        command.add_argument("named", nargs="?", metavar="RUN", help=argparse.SUPPRESS)  # RUN without --run
+    if name == "watch":
+        command.add_argument("--low-bandwidth", action="store_true", help=LOW_BANDWIDTH)
+    if name == "snapshot":
+        command.add_argument("--at", metavar="STEP|seq:N", help="print the recorded state at this position")
+    if name in WITH_CHANGES:
+        many = "*" if name == "try" else "+"
+        command.add_argument(
+            "changes", nargs=many, metavar="knob=value", help="or the name of an action, such as save"
+        )
+    if name in ("set", "undo"):
+        command.add_argument("--wait", action="store_true", help="wait until every rank has switched")
+    if name == "try":
+        _add_trial(command)
+    if name in ("set", "try", "undo"):
+        command.add_argument("--reason", default="", metavar="TEXT", help="note for the log")
+        limit = 3600.0 if name == "try" else 60.0
+        command.add_argument(
+            "--timeout", type=seconds, default=limit, metavar="S", help=f"stop waiting (default {limit:g})"
+        )
+
+
+def _add_trial(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--steps",
+        type=steps,
+        default=TRIAL_STEPS,
+        metavar="N",
+        help=f"steps to measure before, and again after (4 to 10,000; default {TRIAL_STEPS})",
+    )
+    ending = command.add_mutually_exclusive_group()
+    ending.add_argument(
+        "--keep", action="store_true", help="end the trial under way and keep the value it tries"
+    )
+    ending.add_argument("--revert", action="store_true", help="end the trial under way and take it back")

@@ -1,0 +1,294 @@
+"""Diagnosis: one sentence on how the run is doing, with its evidence.
+
+The hub's alerts (`agents.alerts`) judge stalls, stragglers, silent ranks, routing and loss; this module puts them into
+words. Its own thresholds judge only what no alert covers: a hot expert, a pipeline bubble, and the share of exposed
+traffic.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import takewhile
+
+from agents.alerts.finding import by_severity
+from agents.protocol import PAUSED, Step, Summary, TrialState
+from cockpit.data import format
+from cockpit.data.metrics import median
+from cockpit.data.outcomes import ratio_text, tried
+from cockpit.data.store import LinkState, Store, Topic
+
+
+class Level(Enum):
+    """Severity of a statement; the value is its glyph."""
+
+    GOOD = "✓"
+    NOTE = "·"
+    WARN = "!"
+    BAD = "✗"
+
+
+REFRESH_S = 0.5  # the diagnosis is computed this often even without updates, because ages grow
+WAITS_NOTE, WAITS_WARN = 0.25, 0.5  # share of exposed traffic in a step
+IMBALANCE = 2.5  # load of the most loaded expert over the mean of its layer
+BUBBLE = 0.2  # idle share of the pipeline
+LOST = {
+    "stopped": "suspended",
+    "alive": "silent",
+    "ended": "lost",
+    "unknown": "unreachable",
+}  # by the state of the rank's process
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One sentence, with its evidence."""
+
+    level: Level
+    text: str
+    rank: int | None = None  # the rank that it names
+
+
+Rule = Callable[[Store], Diagnosis | None]
+
+
+def _cockpit_fault(store: Store) -> Diagnosis | None:
+    """The source failed and no more updates arrive: a fault of this cockpit, not of the run."""
+    if store.fault is None:
+        return None
+    text = f"this cockpit is detached by a fault of its own: {store.fault.error}"
+    return Diagnosis(Level.BAD, format.clean(f"{text} · {store.fault.go_on}"))
+
+
+def _refused(store: Store) -> Diagnosis | None:
+    reason = store.trouble or store.refused
+    return Diagnosis(Level.BAD, format.clean(reason)) if reason else None
+
+
+def _waiting(store: Store) -> Diagnosis | None:
+    return Diagnosis(Level.NOTE, "waiting for the first rank to report") if not store.state.hellos else None
+
+
+def _lost_ranks(store: Store) -> Diagnosis | None:
+    lost = [gone for gone in store.state.gone.values() if not gone.clean]
+    if not lost:
+        return None
+    first = lost[0]
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    why = f": {format.clean(first.text)}" if first.text else ""
+    last = store.state.steps.get(first.rank)
+    at = f" · last step {format.grouped(last.step)}" if last else ""
+    return Diagnosis(Level.BAD, f"{store.name(first.rank)}{more} {LOST[first.process]}{why}{at}", first.rank)
+
+
+def _failed(store: Store) -> Diagnosis | None:
+    """The run ended with a failure: the launcher's event names the cause."""
+    if store.link is not LinkState.FAILED:
+        return None
+    # The log may hold causes of earlier attempts; the cause of this end is also the reason its ranks are gone.
+    reasons = {gone.text for gone in store.state.gone.values()}
+    causes = [event for event in store.state.events if event.source == "run" and event.text in reasons]
+    return Diagnosis(Level.BAD, format.clean(causes[-1].text)) if causes else None
+
+
+def _ended(store: Store) -> Diagnosis | None:
+    if store.link is not LinkState.ENDED:
+        return None
+    summary = store.summary
+    loss = f" · loss {summary.loss:.3f}" if summary and summary.loss is not None else ""
+    planned = store.steps_planned
+    of = f" of {format.grouped(planned)}" if planned else ""
+    done = None if store.step is None else store.step + 1  # steps are counted from 0
+    level = Level.GOOD if planned is None or store.finished else Level.NOTE
+    if summary and not_finite(summary):
+        level = Level.BAD
+    return Diagnosis(level, f"the run is over: {format.grouped(done)}{of} steps{loss}")
+
+
+def _stale(store: Store) -> Diagnosis | None:
+    if store.link is not LinkState.STALE:
+        return None
+    return Diagnosis(
+        Level.WARN, "no message from the hub: this is the last state; it updates again when the hub is back"
+    )
+
+
+def not_finite(summary: Summary) -> bool:
+    """Whether the loss of a step is NaN or infinite; a missing loss is neither."""
+    return summary.loss is not None and not math.isfinite(summary.loss)
+
+
+def _loss_not_finite(store: Store) -> Diagnosis | None:
+    """The first step at which the loss was not finite: the hub's alert names only the newest."""
+    if store.summary is None or not not_finite(store.summary):
+        return None
+    # `points` also covers steps before the newest summaries: a bucket keeps its first value that is not finite.
+    *_, (step, loss) = takewhile(
+        lambda point: not math.isfinite(point[1]), reversed(store.state.points("loss"))
+    )
+    return Diagnosis(
+        Level.BAD, f"loss is {loss} since step {format.grouped(step)} · resume from an earlier checkpoint"
+    )
+
+
+# ---------------------------------------------------------------------------------------------- alerts
+
+_ALERT_LEVEL = {"error": Level.BAD, "warning": Level.WARN}
+_ADVICE = {"drops": "try a higher capacity_factor, or none"}  # by the name of the alert
+
+
+def _alert(level: str) -> Rule:
+    """The gravest active alert of a level, in the hub's words."""
+
+    def rule(store: Store) -> Diagnosis | None:
+        alerts = [alert for alert in store.state.alerts.values() if alert.level == level]
+        if not alerts:
+            return None
+        gravest = by_severity(alerts)[0]
+        parts = [format.clean(gravest.text)]
+        if gravest.name in _ADVICE:
+            parts.append(_ADVICE[gravest.name])
+        if len(alerts) > 1:
+            parts.append(f"{len(alerts) - 1} more in the log")
+        rank = gravest.ranks[0] if gravest.ranks else None
+        return Diagnosis(_ALERT_LEVEL[level], " · ".join(parts), rank)
+
+    return rule
+
+
+def alerted(store: Store, name: str) -> bool:
+    """Whether an alert of this name is active."""
+    return any(alert.name == name for alert in store.state.alerts.values())
+
+
+def alerted_ranks(store: Store, *names: str) -> set[int]:
+    """Ranks that active alerts of these names list."""
+    return {rank for alert in store.state.alerts.values() if alert.name in names for rank in alert.ranks}
+
+
+# ------------------------------------------------------------------------- what no alert of the hub covers
+
+
+def paused(store: Store) -> bool:
+    """Whether all ranks are paused by an operator."""
+    doing = [store.state.pulses[rank].doing for rank in store.here if rank in store.state.pulses]
+    return bool(doing) and all(one == PAUSED for one in doing)
+
+
+def _paused(store: Store) -> Diagnosis | None:
+    if not paused(store) or store.link is not LinkState.LIVE:
+        return None
+    at = f" after step {format.grouped(store.step)}" if store.step is not None else ""
+    return Diagnosis(Level.WARN, f"paused{at}: the ranks wait for commands · set resume to continue")
+
+
+def _hot_expert(store: Store) -> Diagnosis | None:
+    """The hub alerts when the load of a whole layer collapses; it has no alert for one hot expert."""
+    experts = store.state.experts
+    hot = [
+        (max(layer.load) * len(layer.load) / sum(layer.load), layer)
+        for layer in (experts.layers if experts else [])
+        if sum(layer.load)
+    ]
+    if not hot:
+        return None
+    ratio, layer = max(hot, key=lambda pair: pair[0])
+    if ratio < IMBALANCE:
+        return None
+    expert = layer.load.index(max(layer.load))
+    return Diagnosis(Level.WARN, f"expert {expert} of layer {layer.layer} carries {ratio:.1f}× its share")
+
+
+def _bubble_bound(store: Store) -> Diagnosis | None:
+    summary = store.summary
+    if store.oversubscribed or not summary or summary.bubble is None or summary.bubble < BUBBLE:
+        return None
+    text = f"bubble-bound: the stages idle {format.percent(summary.bubble).strip()} of the time"
+    now = summary.knobs.get("micro_batches")
+    if isinstance(now, int):
+        text += f" with {now} micro-batches · {_more_micro_batches(store, now)}"
+    return Diagnosis(Level.WARN, text)
+
+
+def _more_micro_batches(store: Store, now: int) -> str:
+    """Advice against a bubble with `now` micro-batches, unless a trial in this run already refuted it."""
+    refuted = [trial for trial in store.state.trials.values() if _refutes_more(trial, now)]
+    if refuted:
+        trial = refuted[-1]
+        return f"a trial of {tried(trial)} was not faster: step time {ratio_text(trial)}"
+    board = store.state.board
+    legal = next((k.legal for k in board.knobs if k.name == "micro_batches"), None) if board else None
+    more = [one for one in legal.choices if isinstance(one, int) and one > now] if legal else []
+    if legal and not more:
+        return "no larger number is legal here"
+    return f"cockpit try micro_batches={min(more)} measures whether more helps" if more else "try more"
+
+
+def _refutes_more(trial: TrialState, now: int) -> bool:
+    """Whether the trial measured a larger number than `now`, alone, and was reverted."""
+    name, tried_with = "micro_batches", trial.changes.get("micro_batches")
+    alone = set(trial.changes) == {name} and trial.before.get(name) == now
+    more = isinstance(tried_with, int) and tried_with > now
+    return alone and more and trial.state == "reverted" and trial.ratio is not None
+
+
+def _time_shares(store: Store) -> Diagnosis | None:
+    """No problem found: the phase that takes most of a step, and the share of exposed traffic."""
+    step_ms = median(step.step_ms for step in store.state.steps.values())
+    if not step_ms:
+        return Diagnosis(Level.NOTE, f"{len(store.here)}/{store.world} ranks are here; no step is done yet")
+    names = dict.fromkeys(name for step in store.state.steps.values() for name in step.phases)
+    phase_ms = {name: median(_phase_values(store, name)) or 0.0 for name in names}
+    whole_ms = max(step_ms, sum(phase_ms.values()))  # a joined loop votes after what it reports as its step
+    shares = {name: ms / whole_ms for name, ms in phase_ms.items()}
+    phase = max(shares, key=lambda name: shares[name], default=None)
+    waits = min(1.0, (median(step.waited_ms for step in store.state.steps.values()) or 0.0) / step_ms)
+    parts = [f"{phase} takes {shares[phase]:.0%} of a step"] if phase else []
+    parts.append(f"exposed traffic {waits:.0%}")
+    level = Level.GOOD if waits < WAITS_NOTE else Level.NOTE
+    if waits >= WAITS_WARN and not store.oversubscribed:  # with shared cores, ranks wait for the cores
+        level = Level.WARN
+    return Diagnosis(level, " · ".join(parts))
+
+
+def _phase_values(store: Store, name: str) -> Iterator[float]:
+    records: Iterator[Step] = iter(store.state.steps.values())
+    return (step.phases[name] for step in records if name in step.phases)
+
+
+RULES: tuple[Rule, ...] = (
+    _cockpit_fault,
+    _failed,
+    _refused,
+    _waiting,
+    _lost_ranks,
+    _ended,
+    _stale,
+    _alert("error"),
+    _loss_not_finite,
+    _paused,
+    _alert("warning"),
+    _hot_expert,
+    _bubble_bound,
+    _time_shares,
+)
+
+
+def diagnosis(store: Store) -> Diagnosis:
+    """The most important statement: the first rule that applies, computed once for all panels."""
+    moment = (store.link, store.refused, store.trouble, int(store.clock() / REFRESH_S))
+    return store.once("diagnosis", tuple(Topic), lambda: _diagnosis(store), moment)
+
+
+def _diagnosis(store: Store) -> Diagnosis:
+    found = next(statement for rule in RULES if (statement := rule(store)))
+    shown = store.link in (LinkState.LIVE, LinkState.PLAYBACK)
+    if found.level is Level.BAD or not shown or not store.oversubscribed:
+        return found
+    # Shared cores come first: they distort every time.
+    cores = store.number("cores")
+    caveat = (
+        f"{store.world} ranks share {cores or 'too few'} cores: bubbles and times are not those of a cluster"
+    )
+    finding = f" · {found.text}" if found.level is Level.WARN else ""
+    return Diagnosis(Level.WARN, caveat + finding, found.rank)

@@ -1,0 +1,90 @@
+"""Formats of numbers and words on every screen: fixed width and right-aligned, so that values do not jitter.
+
+A missing value is never zero: `None` and NaN are written `·`.
+"""
+
+import math
+from collections.abc import Mapping
+
+from agents.protocol import PAUSED, Value, spell
+from agents.protocol import clean as clean
+
+MISSING = "·"
+STATES = (PAUSED, "starting", "waiting")  # states of a rank that are not operations
+
+
+def fixed(value: float | None, width: int, digits: int = 1) -> str:
+    """`value` right-aligned in `width` cells; with fewer digits if they do not fit."""
+    if value is None or math.isnan(value):
+        return MISSING.rjust(width)
+    if math.isinf(value):
+        return ("∞" if value > 0 else "-∞").rjust(width)
+    for places in range(digits, -1, -1):
+        text = f"{value:.{places}f}"
+        if len(text) <= width:
+            return text.rjust(width)
+    return si(value).rjust(width)[:width]
+
+
+def si(value: float | None) -> str:
+    """``19.9 k``, ``1.2 M``, ``812``."""
+    if value is None or math.isnan(value):
+        return MISSING
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.1f} {letter}"
+    return f"{value:.0f}"
+
+
+def duration_ms(value: float | None) -> str:
+    """A step time: `` 412 ms``, `` 12.4 s``."""
+    if value is None or math.isnan(value):
+        return f"{MISSING:>4} ms"
+    return f"{value:4.0f} ms" if value < 10_000 else f"{value / 1000:5.1f} s"
+
+
+def age(seconds: float) -> str:
+    """An age, in coarser units as it grows: ``0.4 s``, ``12 s``, ``3 min``, ``2 h``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
+
+
+def doing(operation: str) -> tuple[str, str]:
+    """What a rank does, in two parts: ``in `` and ``backward, micro-batch 2``; "" before a state such as ``paused``."""
+    text = clean(operation) or "an unnamed operation"
+    return "" if text.startswith(STATES) else "in ", text
+
+
+def percent(value: float | None, width: int = 4) -> str:
+    """A share 0..1 as ``21.4 %``; the number takes `width` cells."""
+    return f"{fixed(None if value is None else 100 * value, width)} %"
+
+
+def parts(shares: Mapping[str, float]) -> str:
+    """``schedule 20.1 + wait 3.0 + overhead 0.9 %``."""
+    return " + ".join(f"{clean(name)} {100 * share:.1f}" for name, share in shares.items()) + " %"
+
+
+def grouped(value: int | None) -> str:
+    """``12 340``."""
+    return MISSING if value is None else f"{value:,}".replace(",", " ")
+
+
+def coords(axes: Mapping[str, int]) -> str:
+    """``pp1 dp0 tp1``."""
+    return " ".join(f"{clean(axis)}{at}" for axis, at in axes.items())
+
+
+def knob(value: Value) -> str:
+    """A knob's value, as typed and shown."""
+    return clean(spell(value))
+
+
+def change(before: Value, after: Value) -> str:
+    """``4→8``."""
+    return f"{knob(before)}→{knob(after)}"

@@ -1,0 +1,138 @@
+"""The run as plain data: what ``--json`` prints. A missing value is null, never zero."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Struct, structs
+
+from agents.alerts.finding import by_severity
+from agents.protocol import CommandState, Step, Update
+from cockpit.data.diagnosis import diagnosis
+from cockpit.data.run_log import log_entries
+from cockpit.data.status import status_word
+from cockpit.data.store import Store
+
+
+def plain(value: Any) -> Any:
+    """A message as dictionaries by field name (on the wire, a message is an array)."""
+    if isinstance(value, Struct):
+        return {field.name: plain(getattr(value, field.name)) for field in structs.fields(value)}
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def to_json(record: Any) -> str:
+    """One line of JSON; NaN is null, and unprintable characters are escaped."""
+    text = msgspec.json.encode(record).decode()
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(letter: str) -> str:
+    """The JSON escape of a character that msgspec does not escape, such as a C1 control or a direction mark."""
+    units = letter.encode("utf-16-be")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+
+
+def update(message: Update) -> dict[str, Any]:
+    """An update with its kind, by field name."""
+    return {"kind": type(message).__name__.lower(), **plain(message)}
+
+
+def knobs(store: Store) -> dict[str, Any]:
+    """The knobs with the revision and digest of their values."""
+    board = store.state.board
+    return {
+        "revision": board.revision if board else None,
+        "digest": board.digest if board else None,
+        "knobs": plain(board.knobs) if board else [],
+    }
+
+
+def ranks(store: Store) -> list[dict[str, Any]]:
+    """The newest records of each rank."""
+    state = store.state
+    return [
+        {
+            "rank": rank,
+            "coords": hello.coords,
+            "host": hello.host,
+            "pid": hello.pid,
+            "device": hello.device,
+            "leader": hello.leader,
+            "gone": plain(state.gone.get(rank)),
+            "step": plain(state.steps.get(rank)),
+            "own_ms": _own_ms(state.steps.get(rank)),
+            "peers": plain(state.peers.get(rank)),
+            "pulse": plain(state.pulses.get(rank)),
+            "vitals": plain(state.vitals.get(rank)),
+        }
+        for rank, hello in sorted(state.hellos.items())
+    ]
+
+
+def _own_ms(step: Step | None) -> float | None:
+    """None where the rank has no metered traffic and so cannot tell how long it waited."""
+    return step.own_ms if step and step.comm else None
+
+
+def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
+    """The whole state, as a screen shows it."""
+    word, _ = status_word(store)
+    found = diagnosis(store)
+    hello = next(iter(store.state.hellos.values()), None)
+    return {
+        "run": hello.run if hello else None,
+        "epoch": epoch,
+        "seq": seq,
+        "age_s": store.age_s,
+        "link": store.link.name.lower(),
+        "verdict": word,
+        "diagnosis": {"level": found.level.name.lower(), "text": found.text, "rank": found.rank},
+        "step": store.step,
+        "world": store.world,
+        "coverage": {"reporting": len(store.reporting), "world": store.world},
+        "facts": hello.facts if hello else {},
+        "revision": store.state.board.revision if store.state.board else None,
+        "knobs": knobs(store)["knobs"],
+        "summary": plain(store.summary),
+        "experts": plain(store.state.experts),
+        "loads": plain(store.state.loads),
+        "alerts": [plain(alert) for alert in by_severity(store.state.alerts.values())],
+        "ranks": ranks(store),
+    }
+
+
+REFUSALS = ("rejected", "expired", "rolled_back")
+
+
+def outcome(command: CommandState) -> dict[str, Any]:
+    """The outcome of a proposal, for the script that sent it."""
+    if command.state in REFUSALS:
+        return {"state": command.state, "why": command.why, "id": command.id}
+    return {
+        "state": command.state,
+        "revision": command.revision,
+        "applied_step": command.applied_step,
+        "acks": command.acks,
+        "world": command.world,
+        "id": command.id,
+        "before": command.before,
+        **({"waits" if command.state == "accepted" else "why": command.why} if command.why else {}),
+    }
+
+
+def log(store: Store) -> Iterable[dict[str, Any]]:
+    """The lines of the log, each with its command or trial."""
+    for entry in log_entries(store):
+        about = {"command": plain(entry.command)} if entry.command else {}
+        about |= {"trial": plain(entry.trial)} if entry.trial else {}
+        yield plain_entry(entry.time_s, entry.level, entry.source, entry.text) | about
+
+
+def plain_entry(time_s: float | None, level: str, source: str, text: str) -> dict[str, Any]:
+    """A line of the log without a command or trial."""
+    return {"time_s": time_s, "level": level, "source": source, "text": text}

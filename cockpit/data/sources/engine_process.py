@@ -1,0 +1,72 @@
+"""The engine process of a run that the cockpit started; it ends with the cockpit."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+GRACE_S = 15.0
+LOG = "engine.log"
+TAIL_BYTES = 64 << 10
+
+
+class EngineProcess:
+    """``engine run`` in its own session, so that Ctrl-C reaches only the cockpit."""
+
+    def __init__(self, layout: Path, overrides: Sequence[str], folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.log = folder / LOG
+        command = [sys.executable, "-m", "engine", "run", str(layout), *overrides, "--run-dir", str(folder)]
+        command.append("--end-with-parent")  # also if the cockpit is killed
+        with self.log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def __enter__(self) -> "EngineProcess":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while the engine runs."""
+        return self._process.poll()
+
+    def last_lines(self, count: int) -> list[str]:
+        """The last lines that the engine printed."""
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return [line for line in log.read().decode(errors="replace").splitlines() if line.strip()][
+                -count:
+            ]
+        return []
+
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """Terminate the engine, wait, and kill the rest of its session. An interrupt while waiting kills at once."""
+        try:
+            if self.exit_status is None:
+                self._process.terminate()
+                deadline = time.monotonic() + grace_s
+                while self.exit_status is None and time.monotonic() < deadline:
+                    time.sleep(0.05)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            # The other members of the session too, such as a rank whose launcher was killed.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()

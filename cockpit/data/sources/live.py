@@ -1,0 +1,95 @@
+"""Live source: a thread that owns the client of a run's hub."""
+
+import queue
+import threading
+
+from agents.client import Client
+from agents.protocol import Preview
+from agents.requests import Request
+from agents.transport.keys import Key
+from cockpit.data.connection import MANY_RANKS, MANY_RANKS_HZ, request_low_bandwidth
+from cockpit.data.sources.source import ViewerError, faults_reported, viewer_text
+from cockpit.data.store import Store
+
+POLL_S = 0.1
+
+
+class LiveSource:
+    """Source that follows a run's hub. One thread owns the client and takes requests from a queue."""
+
+    owns_run = False
+
+    def __init__(
+        self,
+        endpoint: str,
+        operator: bool = False,
+        target: str = "RUN",
+        key: Key | None = None,
+        low_bandwidth: bool = False,
+    ) -> None:
+        self.operator = operator
+        self.target = target
+        self._endpoint = endpoint
+        self._key = key
+        self._low_bandwidth = low_bandwidth
+        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._preview_id = ""  # of the newest preview query
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._store: Store | None = None
+
+    def start(self, store: Store) -> None:
+        self._store = store
+        self._thread = threading.Thread(target=self._run, args=(store,), name="cockpit-live", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread:
+            self._thread.join(2.0)
+
+    def ask(self, asked: Request) -> None:
+        if not self.operator and not isinstance(asked, Preview):
+            raise ViewerError(viewer_text(self))
+        if self._store and self._store.fault:
+            raise ViewerError(f"this cockpit is detached; {self._store.fault.go_on}")
+        self._requests.put(asked)
+
+    def _run(self, store: Store) -> None:
+        with faults_reported(store, f"the run goes on: cockpit attach {self.target}"):
+            self._follow(store)
+
+    def _follow(self, store: Store) -> None:
+        client = Client(self._endpoint, self._key, store.lock)
+        if self._low_bandwidth:
+            request_low_bandwidth(client)
+        else:
+            client.look("experts", "timeline")  # what the overview draws
+        resets = client.resets
+        try:
+            while not self._stop.is_set():
+                updates = client.poll(POLL_S)
+                with store.lock:
+                    if client.resets != resets:
+                        resets = client.resets
+                        if client.state.world >= MANY_RANKS and not self._low_bandwidth:
+                            client.want(MANY_RANKS_HZ)
+                        store.adopt(client.state)
+                    elif updates:
+                        store.note(updates)
+                    store.heard(client.age_s)
+                    store.refused = client.refused
+                    store.set_answers(client.previews, client.denied)
+                while not self._requests.empty():
+                    self._send(self._requests.get(), client)
+        finally:
+            client.close()
+
+    def _send(self, asked: Request, client: Client) -> None:
+        if isinstance(asked, Preview):
+            client.withdraw(self._preview_id)
+            self._preview_id = asked.id
+        try:
+            client.request(asked)
+        except ValueError as error:
+            client.denied[asked.id] = str(error)

@@ -1,0 +1,198 @@
+"""Playback source: fills a store from a recording, at a speed from paused to 1024 times."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from agents.protocol import Event, Summary, clip
+from agents.recording.detail import curve_between
+from agents.recording.format import RecordingError
+from agents.recording.reader import Moment, Position, Recording
+from agents.recording.replay import Replay
+from agents.requests import Request
+from cockpit.data.sources.recorded import playing
+from cockpit.data.sources.source import ViewerError, faults_reported
+from cockpit.data.store import Store
+
+TICK_S = 0.05
+SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+SKIP_S = 5.0  # longer gaps in the recording are skipped: a run may have been suspended overnight
+JUMP = 0.05  # of the whole recording
+
+Move = Callable[[Replay], None]
+
+
+class Playback:
+    """Plays `recording` into a store, from its beginning, or paused at position `begin`. `ask` refuses every request.
+    The methods that move the position may be called from any thread; the thread of this source executes them."""
+
+    operator = False
+    owns_run = False
+
+    def __init__(
+        self, recording: Recording, target: str, speed: float = 1.0, begin: Position | None = None
+    ) -> None:
+        self.target = target
+        self.speed = speed
+        self.paused = begin is not None
+        self._recording = recording
+        self._begin = begin
+        self._at_s = 0.0  # position, in the time of the recording
+        self._moves: queue.SimpleQueue[Move] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def clock(self) -> float:
+        """The time at the position: the clock of a store in playback."""
+        return self._at_s
+
+    def start(self, store: Store) -> None:
+        self._thread = threading.Thread(target=self._run, args=(store,), name="cockpit-playback", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread:
+            self._thread.join(2.0)
+
+    def ask(self, asked: Request) -> None:
+        raise ViewerError("this is a recording: it can neither be queried nor changed")
+
+    # ---------------------------------------------------------------------------------------------- moving
+
+    def toggle(self) -> None:
+        """Pause or continue; at the end, play again from the beginning."""
+
+        def move(replay: Replay) -> None:
+            if self.paused and replay.ended:
+                self._go(replay, self._recording.at_start())
+            self.paused = not self.paused
+
+        self._moves.put(move)
+
+    def faster(self, by: int) -> None:
+        """Change the speed by `by` places in the table of speeds."""
+
+        def move(_: Replay) -> None:
+            nearest = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
+            self.speed = SPEEDS[max(0, min(len(SPEEDS) - 1, nearest + by))]
+
+        self._moves.put(move)
+
+    def step(self, by: int) -> None:
+        """Pause at the next training step, or the previous one."""
+
+        def move(replay: Replay) -> None:
+            self.paused = True
+            if by > 0:
+                replay.forward(_after_summary())
+                self._at_s = replay.time_s
+                return
+            now = replay.state.summaries[-1].step if replay.state.summaries else 0
+            try:
+                self._go(replay, self._recording.at_step(now - 1))
+            except RecordingError:  # the recording does not have that step
+                self._go(replay, self._recording.at_start())
+
+        self._moves.put(move)
+
+    def jump(self, by: int) -> None:
+        """Move forwards or back by twentieths of the recording."""
+
+        def move(replay: Replay) -> None:
+            span = self._recording.span()
+            to = self._at_s + by * JUMP * (span.last_s - span.first_s)
+            to = min(span.last_s, max(span.first_s, to))
+            self._go(replay, self._recording.at_time(to))
+            self._at_s = to
+
+        self._moves.put(move)
+
+    def ends(self, by: int) -> None:
+        """Move to the beginning, or to the present end of the recording."""
+        at = self._recording.at_end if by > 0 else self._recording.at_start
+        self._moves.put(lambda replay: self._go(replay, at()))
+
+    def _go(self, replay: Replay, place: Position) -> None:
+        replay.seek(place)
+        self._at_s = replay.time_s
+
+    # ------------------------------------------------------------------------------------------ the thread
+
+    def _run(self, store: Store) -> None:
+        with faults_reported(store, f"cockpit replay {self.target} opens it again"):
+            try:
+                self._play(store)
+            except RecordingError as error:
+                with store.lock:
+                    store.trouble = str(error)
+            finally:
+                self._recording.close()
+
+    def _play(self, store: Store) -> None:
+        replay = Replay(self._recording, store.lock)
+        self._go(replay, self._begin or self._recording.at_start())
+        resets = -1
+        span = self._recording.span()
+        last_s = time.monotonic()
+        detailed, noted = -1, 0
+        while not self._stop.is_set():
+            moved = self._moved(replay)
+            now = time.monotonic()
+            elapsed, last_s = min(now - last_s, 1.0), now
+            updates = []
+            if not self.paused:
+                self._at_s += elapsed * self.speed
+                if (next_s := replay.next_s) is not None and next_s - self._at_s > SKIP_S:
+                    self._at_s = next_s
+                updates = replay.forward(lambda moment: moment.time_s > self._at_s)
+                if replay.ended:
+                    self.paused, self._at_s = True, replay.time_s
+            with store.lock:
+                if moved or replay.resets != resets:
+                    resets = replay.resets
+                    if moved:
+                        store.recent.clear()
+                    store.adopt(replay.state)
+                    noted = 0
+                    span = self._recording.span()
+                else:
+                    store.note(updates)
+                damage = self._recording.damage
+                for text in damage[noted:]:
+                    store.apply([Event(self._at_s, "error", "recording", clip(f"this is not all: {text}"))])
+                noted = len(damage)
+                store.heard(0.0)
+                view = store.view if store.detail is None or detailed != resets else None
+                store.playing = playing(replay, span.first_s, span.last_s, self.speed, self.paused)
+            if view:
+                detailed = resets
+                detail = curve_between(self._recording, *view, replay.epoch, replay.seq)
+                with store.lock:
+                    store.set_detail(view, detail)
+
+    def _moved(self, replay: Replay) -> bool:
+        """Execute the requested moves, or wait for a tick; True if the position changed."""
+        place = replay.resets, replay.epoch, replay.seq
+        try:
+            move = self._moves.get(timeout=TICK_S)
+            while True:
+                move(replay)
+                move = self._moves.get_nowait()
+        except queue.Empty:
+            return (replay.resets, replay.epoch, replay.seq) != place
+
+
+def _after_summary() -> Callable[[Moment], bool]:
+    """A condition that holds from the first moment after the next summary."""
+    found = False
+
+    def beyond(moment: Moment) -> bool:
+        nonlocal found
+        if found:
+            return True
+        found = isinstance(moment.update, Summary)
+        return False
+
+    return beyond

@@ -1,0 +1,53 @@
+"""The source that fills a store and takes requests: a live run, a recording or a simulation."""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from agents.requests import Request
+from cockpit.data.store import Fault, Store, Topic
+
+
+class ViewerError(PermissionError):
+    """A request that this source does not accept; the text is one sentence for the user."""
+
+
+class Source(Protocol):
+    """Fills a store from its own thread, until `stop` is called."""
+
+    operator: bool
+    owns_run: bool  # the run ends with this cockpit
+    target: str  # the run, as `cockpit attach` takes it
+
+    def start(self, store: Store) -> None:
+        """Start the thread that fills `store`."""
+        ...
+
+    def stop(self) -> None:
+        """Stop the thread."""
+        ...
+
+    def ask(self, asked: Request) -> None:
+        """Send a proposal, trial, trial decision or preview query; the store receives the outcome under its id.
+
+        Returns at once. A new preview query replaces the previous one. Raises ViewerError if the source rejects it.
+        """
+        ...
+
+
+@contextmanager
+def faults_reported(store: Store, go_on: str) -> Iterator[None]:
+    """The context of a source's thread; it stores an unexpected error as the fault that the screen shows."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - otherwise the thread would end and the screen would seem to wait
+        line = traceback.format_exception_only(error)[-1].strip()
+        with store.lock:
+            store.fault = Fault(line, go_on, traceback.format_exc())
+            store.revisions.update(Topic)
+
+
+def viewer_text(source: Source) -> str:
+    """Why a viewer cannot change the run, and how to become an operator."""
+    return f"only watching · to operate: cockpit attach {source.target} --operator"

@@ -1,0 +1,76 @@
+"""The first status line: the state word, such as LIVE or STALLED, and the fields beside it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cockpit.data import format
+from cockpit.data.diagnosis import Level, alerted, not_finite, paused
+from cockpit.data.outcomes import how_far, tried
+from cockpit.data.store import LinkState, Store
+
+_LINK_LEVEL = {
+    LinkState.WAITING: Level.NOTE,
+    LinkState.LIVE: Level.GOOD,
+    LinkState.PLAYBACK: Level.NOTE,
+    LinkState.STALE: Level.WARN,
+    LinkState.ENDED: Level.GOOD,
+    LinkState.FAILED: Level.BAD,
+}
+
+
+@dataclass(frozen=True)
+class StatusField:
+    """One field of the status line; a narrow terminal drops the field with the highest `rank` first."""
+
+    text: str
+    rank: int
+    level: Level | None = None
+
+
+def status_word(store: Store, frozen: bool = False) -> tuple[str, Level]:
+    """The state word, such as ``STALE 12 s``, and its level. STALLED: the hub alerts on a stall, or ranks are lost."""
+    link = store.link
+    if store.fault:
+        return "DETACHED", Level.BAD
+    if store.playing:
+        return LinkState.PLAYBACK.value, Level.NOTE
+    age = store.age_s
+    if link is LinkState.STALE:
+        return f"STALE {format.age(age)}" if age is not None else "STALE", Level.WARN
+    if link is LinkState.LIVE and paused(store):
+        return "PAUSED", Level.WARN
+    if link is LinkState.LIVE and (alerted(store, "stall") or len(store.unlost) < len(store.state.hellos)):
+        return "STALLED", Level.BAD
+    if frozen:
+        return "FROZEN", Level.WARN
+    return link.value, _LINK_LEVEL[link]
+
+
+def status_fields(store: Store, operator: bool) -> Iterator[StatusField]:
+    """The fields of the status line, from left to right."""
+    summary = store.summary
+    yield StatusField(store.run, 1)
+    # The number of steps that are done: steps are counted from 0, and panels show the number of the newest step.
+    done, planned = None if store.step is None else store.step + 1, store.steps_planned
+    goal = f"/{format.grouped(planned)}" if planned else ""
+    yield StatusField(f"{format.grouped(done).rjust(len(goal) - 1)}{goal} steps", 0)
+    if summary:
+        yield StatusField(f"{format.duration_ms(summary.step_ms)}/step", 2)
+        if summary.tokens_per_s is not None:
+            yield StatusField(f"{format.si(summary.tokens_per_s):>6} tok/s", 6)
+        if summary.mfu is not None:
+            yield StatusField(f"{format.percent(summary.mfu)} MFU", 5)
+        if summary.loss is not None:
+            yield StatusField(f"loss {summary.loss:.3f}", 3, Level.BAD if not_finite(summary) else None)
+        if store.trial:
+            yield StatusField(f"trial {tried(store.trial)} ({how_far(store.trial)})", 4, Level.WARN)
+        if summary.bubble is not None:
+            bound = f" (bound {format.percent(summary.bubble_bound).strip()})" if summary.bubble_bound else ""
+            yield StatusField(f"bubble {format.percent(summary.bubble)}{bound}", 8)
+    if store.link is not LinkState.ENDED:
+        whole = len(store.reporting) == store.world
+        yield StatusField(f"{store.coverage()} ranks", 4, None if whole else Level.WARN)
+    if not store.playing:
+        yield StatusField("OPERATOR" if operator else "VIEWER", 7)
+    if store.link is LinkState.LIVE and store.age_s is not None:
+        yield StatusField(f"{format.age(store.age_s)} old", 9)

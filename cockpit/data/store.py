@@ -1,0 +1,295 @@
+"""The store holds the state of a run, and what a client adds to it (connection, playback position, answers).
+
+A live stream, a recording or a test fills it in the same way. One thread writes and another reads; both hold `lock`.
+Each topic has a revision, so that a panel redraws only when its own data has changed. Textual-free.
+"""
+
+import copy
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
+
+from agents.protocol import Previewed, Step, Summary, TrialState, Update, Value
+from agents.state.curve import Curve
+from agents.state.run_state import RunState
+from cockpit.data import format
+from cockpit.data.curves import View
+from cockpit.data.topics import TOPICS
+from cockpit.data.topics import Topic as Topic
+
+T = TypeVar("T")
+
+STALE_AFTER_S = 3.0
+LAG_MS = 1000.0  # a rank this far behind the newest step still counts as reporting, as records of ranks arrive in turn
+RECENT_STEPS = 8  # step records kept per rank, so that one slow step does not make a slow rank
+
+
+class LinkState(Enum):
+    """How the store relates to the run; the value is the state word in the status line."""
+
+    WAITING = "WAITING"
+    LIVE = "LIVE"
+    PLAYBACK = "PLAYBACK"
+    STALE = "STALE"
+    ENDED = "ENDED"
+    FAILED = "FAILED"
+
+
+@dataclass(frozen=True)
+class Playing:
+    """A position in a recording. Times are in seconds since the epoch, by the hub's clock."""
+
+    at_s: float
+    first_s: float
+    last_s: float
+    speed: float
+    paused: bool
+    thinned: bool  # records of single ranks at this time are no longer kept
+
+    @property
+    def share(self) -> float:
+        """The position as a fraction: 0 at the beginning of the recording, 1 at its end."""
+        length = self.last_s - self.first_s
+        return min(1.0, max(0.0, (self.at_s - self.first_s) / length)) if length > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An unexpected error that ended a source, with the error in one line, how to continue, and the traceback."""
+
+    error: str
+    go_on: str
+    trace: str
+
+
+class Store:
+    """The run as screens and commands see it. `clock` returns monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.lock = threading.RLock()
+        self.state = RunState()
+        self.revisions: Counter[Topic] = Counter()
+        self.recent: dict[int, deque[Step]] = {}
+        self.refused: str | None = None  # why the hub refuses this client
+        self.trouble: str | None = None  # error of the source, such as an engine that ended
+        self.fault: Fault | None = None  # unexpected error of the cockpit that ended the source
+        self.playing: Playing | None = None  # position in a recording; None: the run itself
+        self.previews: dict[str, Previewed] = {}  # answers to the preview queries of this client, by id
+        self.denied: dict[str, str] = {}  # why the hub refused a request of this client, by its id
+        self.view: View | None = None  # steps that curves show; None: all
+        self.detail: Curve | None = None  # every step of `view`, where a recording has them
+        self.heard_at: float | None = None
+        self._cache: dict[object, tuple[tuple[object, ...], Any]] = {}
+
+    # ------------------------------------------------------------------------------------------- writing
+
+    def apply(self, updates: Iterable[Update]) -> None:
+        """Apply updates to the state."""
+        updates = list(updates)
+        for update in updates:
+            self.state.apply(update)
+        self.note(updates)
+
+    def note(self, updates: Iterable[Update]) -> None:
+        """Account for updates that are already part of `state`, which may belong to a client or a replay."""
+        for update in updates:
+            for topic in TOPICS[type(update)]:
+                self.revisions[topic] += 1
+            match update:
+                case Step():
+                    self._remember(update)
+                case Summary() if self.detail:
+                    self.detail.cut(update.step)  # the step was repeated after a resume
+
+    def adopt(self, state: RunState) -> None:
+        """Replace the state; recent step records of its ranks are kept."""
+        self.state = state
+        self.note(state.replay())
+        for rank in [rank for rank in self.recent if rank not in state.hellos]:
+            del self.recent[rank]
+        self.revisions.update(Topic)
+
+    def rebuild(self, updates: Iterable[Update]) -> None:
+        """Replace the state by a snapshot."""
+        state = RunState()
+        for update in updates:
+            state.apply(update)
+        self.adopt(state)
+
+    def heard(self, age_s: float | None) -> None:
+        """Set the age of the last message from the hub."""
+        if age_s is not None:
+            self.heard_at = self.clock() - age_s
+
+    def set_answers(self, previews: Mapping[str, Previewed], denied: Mapping[str, str]) -> None:
+        """Set the answers that the hub sent to this client alone."""
+        if previews.keys() != self.previews.keys() or denied.keys() != self.denied.keys():
+            self.previews, self.denied = dict(previews), dict(denied)
+            self.revisions[Topic.BOARD] += 1
+
+    def set_view(self, view: View | None) -> None:
+        """Set the steps that curves show; None: all."""
+        self.view, self.detail = view, None
+        self.revisions[Topic.CURVES] += 1
+
+    def set_detail(self, view: View, detail: Curve) -> None:
+        """Set every step of `view`, read from a recording; ignored if the view has changed meanwhile."""
+        if view == self.view:
+            self.detail = detail
+            self.revisions[Topic.CURVES] += 1
+
+    def _remember(self, step: Step) -> None:
+        recent = self.recent.setdefault(step.rank, deque(maxlen=RECENT_STEPS))
+        if recent and step.step <= recent[-1].step:
+            if step.step == recent[-1].step:
+                return
+            recent.clear()  # resumed from an earlier checkpoint
+        recent.append(step)
+
+    # -------------------------------------------------------------------------------------------- reading
+
+    def once(
+        self, name: object, topics: tuple[Topic, ...], compute: Callable[[], T], also: object = None
+    ) -> T:
+        """The cached result of `compute()`, renewed when a revision of `topics` or `also` has changed."""
+        version = (also, *(self.revisions[topic] for topic in topics))
+        cached = self._cache.get(name)
+        if cached is None or cached[0] != version:
+            cached = self._cache[name] = (version, compute())
+        value: T = cached[1]
+        return value
+
+    def frozen(self) -> "Store":
+        """A copy that updates no longer change (messages are immutable, so only containers are copied)."""
+        still = copy.copy(self)
+        still.state = copy.copy(self.state)
+        for name, value in vars(self.state).items():
+            setattr(still.state, name, copy.copy(value))
+        still.revisions = self.revisions.copy()
+        still.recent = {rank: recent.copy() for rank, recent in self.recent.items()}
+        still._cache = {}
+        now = self.clock()
+        still.clock = lambda: now
+        return still
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the last message from the hub."""
+        return None if self.heard_at is None else max(0.0, self.clock() - self.heard_at)
+
+    @property
+    def link(self) -> LinkState:
+        """How the store relates to the run, by goodbyes, playback and the age of the last message."""
+        state, age = self.state, self.age_s
+        if not state.hellos:
+            return LinkState.WAITING
+        if len(state.gone) == len(state.hellos) and all(gone.over for gone in state.gone.values()):
+            return LinkState.ENDED if all(gone.clean for gone in state.gone.values()) else LinkState.FAILED
+        if self.playing:
+            return LinkState.PLAYBACK
+        if age is None or age > STALE_AFTER_S:
+            return LinkState.ENDED if self.finished else LinkState.STALE
+        return LinkState.LIVE
+
+    @property
+    def finished(self) -> bool:
+        """Whether every planned step is done."""
+        planned = self.steps_planned
+        return planned is not None and self.step is not None and self.step + 1 >= planned
+
+    @property
+    def world(self) -> int:
+        return self.state.world
+
+    @property
+    def run(self) -> str:
+        """The name of the run as it is shown."""
+        name = self.fact("name")
+        if isinstance(name, str):
+            return format.clean(name)
+        return next((format.clean(hello.run) for hello in self.state.hellos.values()), format.MISSING)
+
+    def fact(self, name: str) -> Value:
+        """A fact that ranks report about the run, from the first rank that reports it."""
+        for hello in self.state.hellos.values():
+            if name in hello.facts:
+                return hello.facts[name]
+        return None
+
+    def number(self, name: str) -> int | None:
+        """The fact `name` if it is an integer, else None."""
+        value = self.fact(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    @property
+    def steps_planned(self) -> int | None:
+        return self.number("steps")
+
+    @property
+    def summary(self) -> Summary | None:
+        return self.state.summaries[-1] if self.state.summaries else None
+
+    @property
+    def step(self) -> int | None:
+        """The newest step that any rank has reported."""
+        return self.once("step", (Topic.RANKS, Topic.CURVES), self._step)
+
+    def _step(self) -> int | None:
+        steps = [step.step for step in self.state.steps.values()]
+        if self.summary:
+            steps.append(self.summary.step)
+        return max(steps, default=None)
+
+    @property
+    def oversubscribed(self) -> bool:
+        summary = self.summary
+        return bool(summary.oversubscribed if summary else self.fact("oversubscribed"))
+
+    @property
+    def here(self) -> list[int]:
+        """Ranks that have joined and have not left."""
+        return [rank for rank in self.state.hellos if rank not in self.state.gone]
+
+    @property
+    def unlost(self) -> list[int]:
+        """Ranks that have joined and were not lost; a rank that left in order keeps its last record."""
+        gone = self.state.gone
+        return [rank for rank in self.state.hellos if rank not in gone or gone[rank].clean]
+
+    @property
+    def reporting(self) -> list[int]:
+        """Ranks whose newest record is at most one step, or `LAG_MS`, behind the newest step of the run."""
+        return self.once("reporting", (Topic.GRID, Topic.RANKS, Topic.CURVES), self._reporting)
+
+    def _reporting(self) -> list[int]:
+        newest = self.step
+        if newest is None:
+            return []
+        steps, step_ms = self.state.steps, self.state.step_ms
+        lag = max(1, int(LAG_MS / step_ms)) if step_ms else 1
+        return [rank for rank in self.here if rank in steps and steps[rank].step >= newest - lag]
+
+    def coverage(self) -> str:
+        """How many of all ranks report, such as ``8/8``."""
+        width = len(str(self.world))
+        return f"{len(self.reporting):>{width}}/{self.world}"
+
+    def axes(self) -> list[str]:
+        """Axes of the grid, outermost first."""
+        hello = next(iter(self.state.hellos.values()), None)
+        return list(hello.coords) if hello else []
+
+    def name(self, rank: int) -> str:
+        """The name of a rank, such as ``rank 5 (pp1 dp0 tp1)``."""
+        hello = self.state.hellos.get(rank)
+        return f"rank {rank} ({format.coords(hello.coords)})" if hello and hello.coords else f"rank {rank}"
+
+    @property
+    def trial(self) -> TrialState | None:
+        """The running trial; there is at most one."""
+        return next((trial for trial in self.state.trials.values() if not trial.settled), None)

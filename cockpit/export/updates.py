@@ -1,0 +1,28 @@
+"""Every update of a recording, once: the input of every export."""
+
+from collections.abc import Iterator
+
+from agents.protocol import Update, codec
+from agents.recording.reader import Moment, Recording
+from agents.state.run_state import RunState
+
+
+def updates(recording: Recording) -> Iterator[tuple[Moment, Update]]:
+    """Every update with the moment at which it was recorded. After a gap, only the new updates of the snapshot."""
+    state = RunState()
+    place = ("", 0)
+    for moment in recording.moments():
+        if moment.snapshot is not None:
+            if moment.epoch != place[0]:
+                state = RunState()
+            elif moment.seq <= place[1] or not moment.snapshot:
+                continue
+            known = set(map(codec.pack, state.replay()))
+            for update in moment.snapshot:
+                state.apply(update)
+                if codec.pack(update) not in known:
+                    yield moment, update
+        elif moment.update is not None:
+            state.apply(moment.update)
+            yield moment, moment.update
+        place = (moment.epoch, moment.seq)

@@ -1,0 +1,272 @@
+"""Controller of the knob board: one method per key. Textual-free.
+
+The controller holds the edits and the preview query; the board only draws them. No method waits: requests go to the
+source, and the store later receives their outcome.
+"""
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
+
+from agents.client import whoami
+from agents.protocol import CommandState, Decide, KnobState, Propose, Try, Value
+from agents.requests import Request
+from agents.state.undo import newest_undoable
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.outcomes import reverted_text
+from cockpit.data.sources.source import Source, ViewerError, viewer_text
+from cockpit.data.store import LinkState, Store, Topic
+from cockpit.knobs import values
+from cockpit.knobs.edits import Edits
+from cockpit.knobs.preview import PreviewQuery
+
+NOTHING_CHOSEN = "no change is chosen: choose a value with ← → or type one"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Message:
+    """Feedback to the user, shown until the next key."""
+
+    level: Level
+    text: str
+
+
+def _key(
+    method: Callable[Concatenate["BoardController", P], T],
+) -> Callable[Concatenate["BoardController", P], T]:
+    """A method that a key calls: holds the store's lock, clears the last message, and reports the change."""
+
+    @wraps(method)
+    def run(self: "BoardController", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.store.lock:
+            self._armed_revision, self._undo_revision = self._undo_revision, 0
+            self.had_message, self.message = self.message is not None, None
+            result = method(self, *args, **kwargs)
+            self.update()
+            self._changed()
+        return result
+
+    return run
+
+
+class BoardController:
+    """The edits and the preview query of one board, and the requests it sent; `changed` is called after each key."""
+
+    def __init__(self, source: Source, store: Store, changed: Callable[[], None] = lambda: None) -> None:
+        self.source = source
+        self.store = store
+        self.edits = Edits()
+        self.preview = PreviewQuery(source.ask)
+        self.message: Message | None = None
+        self.had_message = False  # before the present key
+        self.request_id = ""  # of the newest proposal or trial
+        self.trial_id = ""  # of the trial that the board shows
+        self.decision: Decide | None = None  # on the trial, not yet applied by the hub
+        self.unconfirmed: dict[str, Value] = {}  # a proposal that ends the run, until the user confirms it
+        self._changed = changed
+        self._undo_revision = 0  # the revision that a second press of the undo key takes back
+        self._armed_revision = 0  # the same, before the present key
+
+    def version(self) -> object:
+        """Everything that the board draws, apart from the store: compared to decide on a redraw."""
+        edits = self.edits
+        return (
+            (edits.row, edits.typed, tuple(edits.changes.items())),
+            (self.message, self.request_id, self.trial_id, self.decision, tuple(self.unconfirmed)),
+            (self.preview.status, self.preview.answer and self.preview.answer.id),
+        )
+
+    def update(self) -> None:
+        """Take outcomes from the store, and query a preview of the edits. Called with the store's lock held."""
+        store, trial = self.store, self.store.trial
+        if trial:
+            self.trial_id = trial.id
+        if self.decision and (self.decision.id in store.denied or not trial or trial.state == "reverting"):
+            self.decision = None
+        self.preview.update(store, self.edits.pending(rows(store)))
+
+    # -------------------------------------------------------------------------------------- editing
+
+    @_key
+    def move_cursor(self, by: int) -> None:
+        """Move to another row; a typed value becomes an edit."""
+        if self._accept_typed() and rows(self.store):
+            self.edits.row = (self.edits.row + by) % len(rows(self.store))
+
+    @_key
+    def next_value(self, by: int) -> None:
+        """Choose the legal value `by` places further."""
+        if rows(self.store):
+            self.edits.next_value(rows(self.store), by, self._revision)
+
+    @_key
+    def type_character(self, character: str) -> None:
+        self.edits.type(character)
+
+    @_key
+    def delete_character(self) -> None:
+        self.edits.typed = self.edits.typed[:-1]
+
+    @_key
+    def discard(self) -> bool:
+        """Discard edits, typed text and the message; False if there were none."""
+        return self.edits.discard() or self.had_message
+
+    # ------------------------------------------------------------------------------------ proposing
+
+    @_key
+    def propose(self) -> None:
+        """Propose the edits; with none, the action under the cursor. A change that ends the run is confirmed first."""
+        if not (self._may_change() and self._accept_typed()):
+            return
+        here = rows(self.store)
+        if not self.edits.changes and here:
+            knob = self.edits.selected(here)
+            if (value := values.only(knob)) is not None:
+                self.edits.set(knob, value, self._revision)
+        if not self.edits.changes:
+            self._warn(NOTHING_CHOSEN)
+        elif any(knob.ends and knob.name in self.edits.changes for knob in here):
+            self.unconfirmed = dict(self.edits.changes)
+        else:
+            self._propose(self.edits.changes)
+
+    @_key
+    def confirm_end(self, save: bool) -> None:
+        """Propose the change that ends the run; `save`: with a checkpoint at the same step boundary."""
+        ending, self.unconfirmed = self.unconfirmed, {}
+        if ending and self._may_change():
+            self._propose({**ending, "save": True} if save else ending)
+
+    @_key
+    def cancel_end(self) -> None:
+        """Discard the change that would end the run."""
+        self.unconfirmed = {}
+        self.edits.discard()
+
+    def _propose(self, changes: Mapping[str, Value]) -> None:
+        if self._send(Propose(_new_id(), dict(changes), self.edits.base, who=whoami())):
+            self.edits.changes = {}
+
+    @_key
+    def undo(self) -> None:
+        """Name the change that undo would take back; at the second press, take it back."""
+        if not self._may_change():
+            return
+        store = self.store
+        newest = newest_undoable(store.state.commands.values())
+        if newest is None:
+            self._warn("there is no change to undo")
+        elif (
+            newest.revision != self._armed_revision
+        ):  # also if another operator made a change between the presses
+            self._undo_revision = newest.revision
+            ends = ", which ends the trial" if store.trial and newest.id.startswith(store.trial.id) else ""
+            text = f"press it again to take back revision {newest.revision}: {reverted_text(newest)}{ends}"
+            self._warn(text)
+        else:
+            self._send(Propose(_new_id(), {}, self._revision, who=whoami(), undo=True))
+
+    # --------------------------------------------------------------------------------------- trials
+
+    @_key
+    def start_trial(self) -> None:
+        """Start a trial of the one edited knob."""
+        if not (self._may_change() and self._accept_typed()):
+            return
+        if why := self._trial_refusal():
+            self._warn(why)
+            return
+        request = Try(_new_id(), dict(self.edits.changes), values.TRIAL_STEPS, whoami())
+        if self._send(request):
+            self.trial_id = request.id
+            self.edits.changes = {}
+
+    def _trial_refusal(self) -> str:
+        """Why no trial can start now, in the words of the hub; "" if it can."""
+        edited = [knob for knob in rows(self.store) if knob.name in self.edits.changes]
+        if trial := self.store.trial:
+            return f"another trial is under way, by {format.clean(trial.who) or 'someone'}"
+        if not edited:
+            return NOTHING_CHOSEN
+        if len(edited) > 1:
+            return f"a trial is of one knob, and {len(edited)} are changed"
+        if edited[0].action:
+            return f"{format.clean(edited[0].name)} is an action, done once, and cannot be tried"
+        return ""
+
+    @_key
+    def end_trial(self, keep: bool) -> None:
+        """Keep the value under trial, or revert it now."""
+        if not self._may_change():
+            return
+        trial = self.store.trial
+        if trial is None:
+            self._warn("no trial is under way")
+        elif trial.state == "reverting":
+            self._warn("the trial is being taken back already")
+        elif keep and trial.state == "before":
+            self._warn("the trial has not changed the knob yet, so there is nothing to keep")
+        else:
+            decision = Decide(keep, trial.id, whoami())
+            if self._send(decision):
+                self.decision = decision
+
+    # -------------------------------------------------------------------------------------- helpers
+
+    @property
+    def _revision(self) -> int:
+        return self.store.state.board.revision if self.store.state.board else 0
+
+    def _warn(self, text: str) -> None:
+        self.message = Message(Level.WARN, text)
+
+    def _may_change(self) -> bool:
+        """Whether this cockpit may change the run; otherwise the message says why not."""
+        if over(self.store):
+            self._warn("the run is over: nothing can be changed any more")
+        elif not self.source.operator:
+            self._warn(viewer_text(self.source))
+        else:
+            return True
+        return False
+
+    def _accept_typed(self) -> bool:
+        refusal = self.edits.accept_typed(rows(self.store), self._revision)
+        if refusal:
+            self._warn(refusal)
+        return not refusal
+
+    def _send(self, request: Request) -> bool:
+        try:
+            self.source.ask(request)
+        except ViewerError as error:
+            self._warn(str(error))
+            return False
+        self.request_id = request.id
+        return True
+
+
+def rows(store: Store) -> list[KnobState]:
+    """The rows of the board: knobs, then actions."""
+    return [*values.held(store.state.board), *values.actions(store.state.board)]
+
+
+def over(store: Store) -> bool:
+    """Whether the run has ended, with or without a failure."""
+    return store.link in (LinkState.ENDED, LinkState.FAILED)
+
+
+def undoable(store: Store) -> CommandState | None:
+    """The change that an undo would take back."""
+    return store.once("undoable", (Topic.BOARD,), lambda: newest_undoable(store.state.commands.values()))
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex

@@ -1,0 +1,82 @@
+"""Edits on the knob board: the selected row, the text being typed, and the chosen changes. Textual-free."""
+
+from collections.abc import Sequence
+
+from agents.protocol import KnobState, Value
+from cockpit.knobs import values
+
+TYPED = 24  # the most characters of a typed value
+
+
+class Edits:
+    """Unsent edits of one board. Methods get the current rows, because a board may change while it is edited."""
+
+    def __init__(self) -> None:
+        self.row = 0
+        self.typed = ""
+        self.changes: dict[str, Value] = {}
+        self.base: int | None = (
+            None  # revision at the first edit: the hub refuses the proposal if it is outdated
+        )
+
+    def selected(self, rows: Sequence[KnobState]) -> KnobState:
+        """The row under the cursor; `rows` must not be empty."""
+        return rows[min(self.row, len(rows) - 1)]
+
+    def set(self, knob: KnobState, value: Value, revision: int) -> None:
+        """Change `knob` to `value`; if that is the value in force, remove the edit."""
+        if not self.changes:
+            self.base = revision
+        if same(value, knob.value):
+            self.changes.pop(knob.name, None)
+        else:
+            self.changes[knob.name] = value
+
+    def next_value(self, rows: Sequence[KnobState], by: int, revision: int) -> None:
+        """Change the selected knob to the legal value `by` places further."""
+        knob = self.selected(rows)
+        self.typed = ""
+        self.set(knob, values.step(knob, self.changes.get(knob.name, knob.value), by), revision)
+
+    def type(self, character: str) -> None:
+        """Append to the typed text."""
+        if len(self.typed) < TYPED:
+            self.typed += character
+
+    def accept_typed(self, rows: Sequence[KnobState], revision: int) -> str:
+        """Turn the typed text into a change; returns the refusal if it is not legal, else ""."""
+        if not self.typed or not rows:
+            return ""
+        knob = self.selected(rows)
+        value = values.fit(knob, values.parse(self.typed))
+        refusal = knob.refusal(value)
+        if refusal:
+            return refusal
+        self.set(knob, value, revision)
+        self.typed = ""
+        return ""
+
+    def pending(self, rows: Sequence[KnobState]) -> dict[str, Value]:
+        """The changes that a proposal would contain now, with the typed text if it is a legal value."""
+        names = {knob.name for knob in rows}
+        changes = {name: value for name, value in self.changes.items() if name in names}
+        if not self.typed or not rows:
+            return changes
+        knob = self.selected(rows)
+        value = values.fit(knob, values.parse(self.typed))
+        if knob.refusal(value):
+            return changes
+        others = {name: to for name, to in changes.items() if name != knob.name}
+        return others if same(value, knob.value) else {**others, knob.name: value}
+
+    def discard(self) -> bool:
+        """Discard the typed text and all changes; return False if there were none."""
+        had = bool(self.typed or self.changes)
+        self.typed = ""
+        self.changes = {}
+        return had
+
+
+def same(one: Value, other: Value) -> bool:
+    """Whether two values are equal: 1 equals 1.0, but neither equals true."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)

@@ -1,0 +1,44 @@
+"""Text for the confirmation before a run ends: the steps that no checkpoint holds. Textual-free."""
+
+from agents.protocol import CHECKPOINT_STEP
+from cockpit.data import format
+from cockpit.data.store import Store
+from cockpit.knobs import values
+
+
+def at_stake(store: Store) -> str:
+    """The number of steps done, and how many of them no checkpoint holds."""
+    done = 0 if store.step is None else store.step + 1  # steps are counted from 0
+    planned = store.steps_planned
+    of = f" of {format.grouped(planned)}" if planned else ""
+    return f"{store.run} has done {format.grouped(done)}{of} steps. {_lost(store, done)}"
+
+
+def _lost(store: Store, done: int) -> str:
+    if saves_at_its_end(store):
+        return "It saves a last checkpoint before it ends: nothing is lost."
+    at = newest_checkpoint(store)
+    if at is None:
+        return "There is no checkpoint of it: all of that is lost."
+    if at >= done:
+        return f"The checkpoint of step {format.grouped(at)} holds all of that."
+    steps = "step since is" if done - at == 1 else f"{format.grouped(done - at)} steps since are"
+    return f"Its newest checkpoint is of step {format.grouped(at)}: the {steps} lost."
+
+
+def newest_checkpoint(store: Store) -> int | None:
+    """Steps done at the newest checkpoint, from the events of the run; None: no checkpoint."""
+    steps = (event.facts.get(CHECKPOINT_STEP) for event in reversed(store.state.events))
+    return next((step for step in steps if isinstance(step, int)), None)
+
+
+def saves_at_its_end(store: Store) -> bool:
+    """Whether the run saves a last checkpoint before it ends."""
+    return (store.number("checkpoint_every") or 0) > 0
+
+
+def can_save(store: Store) -> bool:
+    """Whether a checkpoint can be requested before the end, and the run does not save one itself."""
+    board = store.state.board
+    save = next((knob for knob in board.knobs if knob.name == "save"), None) if board else None
+    return save is not None and values.only(save) is not None and not saves_at_its_end(store)

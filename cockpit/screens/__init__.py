@@ -1,1 +1,0 @@
-"""Screens: what fills the terminal, and what opens over it."""

@@ -1,0 +1,235 @@
+"""The application: one source fills one store, and a timer updates the visible screens from that store."""
+
+import asyncio
+import os
+import signal
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding
+from textual.dom import DOMNode
+from textual.notifications import SeverityLevel
+from textual.screen import Screen
+
+from agents.client import whoami
+from agents.protocol import Propose
+from cockpit.data.format import clean
+from cockpit.data.plain import REFUSALS
+from cockpit.data.sources.source import Source
+from cockpit.data.store import Store
+from cockpit.knobs.controller import over
+from cockpit.tui.keys import APP, APP_KEYS, BOARD, OVERVIEW, Action
+from cockpit.tui.screens.board import BoardScreen
+from cockpit.tui.screens.ending import Answer, Ending
+from cockpit.tui.screens.help import Help
+from cockpit.tui.screens.overview import Overview
+from cockpit.tui.screens.starting import Starting
+from cockpit.tui.terminal import TerminalDriver
+from cockpit.tui.theme import THEMES
+from cockpit.tui.widgets.panel import Panel
+
+REFRESHES_PER_S = 8
+SAVING_S = 120.0  # how long the notice about the final checkpoint stays
+
+
+_NOT_IN_PALETTE = {"app.palette", "panel.next", "panel.previous", "panel.back"}
+
+
+class CockpitApp(App[None]):
+    """See and steer one run."""
+
+    CSS_PATH = "cockpit.tcss"
+    TITLE = "cockpit"
+    ACTIONS: ClassVar[tuple[Action, ...]] = APP
+    BINDINGS: ClassVar[list[Binding]] = APP_KEYS  # type: ignore[assignment]
+    ENABLE_COMMAND_PALETTE = True
+
+    def __init__(
+        self,
+        feed: Source,
+        store: Store | None = None,
+        keymap: dict[str, str] | None = None,
+        theme: str = "cockpit-dark",
+        refreshes_per_s: int = REFRESHES_PER_S,
+    ) -> None:
+        super().__init__(driver_class=TerminalDriver)
+        self.feed = feed
+        self.store = store or Store(time.monotonic)
+        self.opening: Starting | None = None  # a screen that dismisses itself at the first step
+        self._frozen_store: Store | None = None
+        self._refreshes_per_s = refreshes_per_s
+        self._rung: set[tuple[str, str]] = set()  # alerts that have rung the bell
+        self._tick = 0
+        self._leaving: Propose | None = (
+            None  # the request to save and end the run, sent before the cockpit exits
+        )
+        for name in THEMES:
+            self.register_theme(THEMES[name])
+        self.theme = theme
+        if keymap:
+            self.set_keymap(keymap)
+
+    def on_mount(self) -> None:
+        self.animation_level = "none"
+        self.push_screen(self.overview())
+        if self.opening:
+            self.push_screen(self.opening)
+        self.feed.start(self.store)
+        if not self.is_headless:
+            self._exit_on_signals()
+        self.set_interval(1 / self._refreshes_per_s, self.refresh_from_store)
+
+    def overview(self) -> Overview:
+        return Overview(self.feed.operator)
+
+    def on_unmount(self) -> None:
+        self.feed.stop()
+
+    def _exit_on_signals(self) -> None:
+        """Exit in order on SIGTERM, SIGHUP and SIGINT: restore the terminal, stop the processes we started."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            loop.add_signal_handler(number, self.exit)
+
+    # ------------------------------------------------------------------------------------- refresh
+
+    def refresh_from_store(self) -> None:
+        """Update each visible screen from the store; each draws only what changed."""
+        self._tick += 1
+        store = self._frozen_store or self.store
+        with store.lock:
+            for screen in self.screen_stack:
+                if isinstance(screen, Overview):
+                    screen.update_from(store, self._frozen_store is not None, self._tick)
+                elif isinstance(screen, BoardScreen | Starting | Ending):
+                    screen.update_from(self.store)  # dialogs that act on the run show its present state
+            self._leave_if_over()
+            alerts = {key for key, alert in self.store.state.alerts.items() if alert.level == "error"}
+        if alerts - self._rung and not self.store.playing:
+            self.bell()
+        self._rung = alerts
+
+    # ------------------------------------------------------------------------------------- actions
+
+    def action_knobs(self) -> None:
+        self.push_screen(BoardScreen(self.feed, self.store))
+
+    def action_undo(self) -> None:
+        """Open the knob board and name the change that an undo would revert."""
+        board = BoardScreen(self.feed, self.store)
+        self.push_screen(board)
+        board.call_after_refresh(board.action_undo)
+
+    def action_suspend_process(self) -> None:
+        """Suspend the whole process group: with `make` or a script as parent, the shell would not return otherwise."""
+        if self._driver is None or not self._driver.can_suspend:
+            self._notify_text("this terminal has no job control to suspend the cockpit with")
+            return
+        self.app_suspend_signal.publish(self)
+        os.killpg(0, signal.SIGTSTP)
+
+    async def action_quit(self) -> None:
+        """Exit; ask for confirmation first if that ends the run."""
+        with self.store.lock:
+            ends = self.feed.owns_run and self.store.step is not None and not over(self.store)
+        if not ends or isinstance(self.screen, Ending):
+            self.exit()
+        else:
+            self.push_screen(Ending(again="q,ctrl+c"), self._end)
+
+    def _end(self, answer: Answer | None) -> None:
+        """End the run of this cockpit. After a final checkpoint the run ends by itself; then the app exits."""
+        if answer == "end":
+            self.exit()
+        elif answer == "save":
+            self._leaving = Propose(uuid.uuid4().hex, {"save": True, "stop": True}, who=whoami())
+            self.feed.ask(self._leaving)
+            self._notify_text("A checkpoint is saved, then the run ends; q leaves at once", timeout=SAVING_S)
+
+    def _leave_if_over(self) -> None:
+        """Exit when the run has saved and ended; if the run rejected the request, show why and stay."""
+        request = self._leaving
+        if request is None:
+            return
+        command = self.store.state.commands.get(request.id)
+        why = self.store.denied.get(request.id) or (
+            command.why if command and command.state in REFUSALS else ""
+        )
+        if why:
+            self._leaving = None
+            self.clear_notifications()
+            self._notify_text(f"the run goes on: {why}", severity="error")
+        elif over(self.store):
+            self.exit()
+
+    def action_freeze(self) -> None:
+        with self.store.lock:
+            self._frozen_store = None if self._frozen_store else self.store.frozen()
+        self.refresh_from_store()
+
+    def action_save(self) -> None:
+        step = self.store.step
+        name = f"cockpit-{self.store.run}-step{step if step is not None else 0}.svg".replace("/", "-")
+        path = Path.cwd() / name
+        try:
+            path.write_text(self.export_screenshot(title=f"cockpit · {self.store.run}"), encoding="utf-8")
+        except OSError as error:
+            self._notify_text(f"{path} cannot be written: {error.strerror}", severity="error")
+        else:
+            self._notify_text(str(path), title="Saved")
+
+    def _notify_text(
+        self,
+        text: str,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+    ) -> None:
+        """Show a notice as plain text, not markup: names of runs and files may contain brackets."""
+        self.notify(clean(text), title=title, severity=severity, timeout=timeout, markup=False)
+
+    def action_theme(self) -> None:
+        names = list(THEMES)
+        self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
+        self.refresh_from_store()
+
+    def action_help(self) -> None:
+        focused = self.focused
+        panel = focused if isinstance(focused, Panel) else None
+        title, about, own = (panel.TITLE, panel.HELP, panel.ACTIONS) if panel else ("Cockpit", "", ())
+        board = (
+            BOARD if any(action.id == "app.knobs" for action in self.ACTIONS) else ()
+        )  # only where the board can be opened
+        self.push_screen(
+            Help(
+                title, about, {title: own, "Panels": OVERVIEW, "Anywhere": self.ACTIONS, "Knob board": board}
+            )
+        )
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """Our actions, by name, for the command palette."""
+        for action in self.ACTIONS:
+            if action.id not in _NOT_IN_PALETTE:
+                yield SystemCommand(action.label.capitalize(), action.about, self._run(action.action))
+        if isinstance(screen, Overview):
+            for action in OVERVIEW:
+                if action.id not in _NOT_IN_PALETTE:
+                    yield SystemCommand(
+                        action.label.capitalize(), action.about, self._run(f"screen.{action.action}")
+                    )
+            for panel in screen.query(Panel):
+                for action in panel.ACTIONS:
+                    if action.footer:
+                        yield SystemCommand(
+                            f"{panel.TITLE}: {action.label}", action.about, self._run(action.action, panel)
+                        )
+
+    def _run(self, action: str, where: DOMNode | None = None) -> Callable[[], Awaitable[None]]:
+        async def run() -> None:
+            await self.run_action(action, where)
+
+        return run

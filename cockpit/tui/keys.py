@@ -1,0 +1,260 @@
+"""Key bindings as data: a stable id, the keys, the action and a sentence that explains it.
+
+A user remaps by id in ``keys.toml`` of the configuration directory, e.g. ``"app.knobs" = "b"``.
+No action has only ctrl+a or ctrl+b (prefix keys of screen and tmux) or an Alt key.
+"""
+
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from textual.binding import Binding
+
+from cockpit.data import format
+
+
+@dataclass(frozen=True)
+class Action:
+    """One key binding. `footer`: 0 is not in the footer; the lowest other number is dropped last on a narrow screen."""
+
+    id: str
+    keys: str
+    action: str
+    label: str
+    about: str
+    footer: int = 0
+    priority: bool = False
+    operator: bool = False  # changes the run; the footer hides it from viewers
+
+
+APP = (
+    Action("app.knobs", "k", "knobs", "knobs", "Open the knob board: values, what is legal, change them", 3),
+    Action(
+        "app.undo",
+        "u",
+        "undo",
+        "undo",
+        "Open the knob board and name the change that undo would revert",
+        operator=True,
+    ),
+    Action("app.freeze", "space", "freeze", "freeze", "Freeze the screen; press again to go on", 5),
+    Action("app.save", "s", "save", "save", "Save the screen as an SVG file"),
+    Action("app.theme", "t", "theme", "theme", "Switch between dark and light"),
+    Action("app.help", "question_mark,f1", "help", "help", "Explain the focused panel and list all keys", 2),
+    Action("app.palette", "ctrl+p", "command_palette", "palette", "Find an action by name"),
+    Action(
+        "app.suspend",
+        "ctrl+z",
+        "suspend_process",
+        "suspend",
+        "Suspend the cockpit; `fg` in the shell returns to it",
+        priority=True,
+    ),
+    Action(
+        "app.quit",
+        "q,ctrl+c",
+        "quit",
+        "quit",
+        "Quit the cockpit; asks for confirmation if that ends the run",
+        1,
+    ),
+)
+
+OVERVIEW = (
+    Action("panel.next", "tab", "turn(1)", "panel", "Go to the next panel", 4, priority=True),
+    Action(
+        "panel.previous", "shift+tab", "turn(-1)", "previous panel", "Go to the previous panel", priority=True
+    ),
+    Action(
+        "panel.zoom",
+        "z",
+        "zoom",
+        "zoom",
+        "Show the focused panel on the whole screen; press again to go back",
+        6,
+    ),
+    Action("panel.back", "escape", "back", "back", "Back from a maximised panel"),
+)
+
+GRID = (
+    Action("ranks.metric", "m", "metric(1)", "metric", "Show the next metric", 7),
+    Action("ranks.metric_back", "M", "metric(-1)", "previous metric", "Show the previous metric"),
+    Action("ranks.group", "g", "regroup", "group", "Group the ranks by the next axis", 8),
+    # `k` opens the knob board on every screen, so capital K moves up.
+    Action("ranks.left", "left,h", "cursor(-1,0)", "left", "Move the cursor left"),
+    Action("ranks.down", "down,j", "cursor(0,1)", "down", "Move the cursor down"),
+    Action("ranks.up", "up,K", "cursor(0,-1)", "up", "Move the cursor up"),
+    Action("ranks.right", "right,l", "cursor(1,0)", "right", "Move the cursor right"),
+)
+
+CURVES = (
+    Action(
+        "curves.in", "up,K", "scale(0.5)", "closer", "Show half as many steps, at the finest resolution known"
+    ),
+    Action("curves.out", "down,j", "scale(2)", "wider", "Show twice as many steps"),
+    Action("curves.back", "left,h", "pan(-0.25)", "earlier", "Show earlier steps"),
+    Action("curves.on", "right,l", "pan(0.25)", "later", "Show later steps"),
+    Action("curves.all", "0", "all", "all steps", "Show the whole run"),
+)
+
+BOARD = (
+    Action("board.up", "up,shift+tab", "move(-1)", "knob", "Go to the knob or action above"),
+    Action("board.down", "down,tab", "move(1)", "knob", "Go to the knob or action below"),
+    Action("board.less", "left", "turn(-1)", "value", "Choose the previous legal value"),
+    Action("board.more", "right", "turn(1)", "value", "Choose the next legal value"),
+    Action(
+        "board.propose",
+        "enter",
+        "propose",
+        "propose",
+        "Propose the edited values to the run; all are applied, or none",
+        3,
+        operator=True,
+    ),
+    Action(
+        "board.try",
+        "ctrl+t",
+        "try",
+        "try",
+        "Try the one edited knob: measure before and after, revert unless clearly faster",
+        6,
+        operator=True,
+    ),
+    Action(
+        "board.keep",
+        "ctrl+k",
+        "decide(True)",
+        "keep",
+        "Keep the value under trial",
+        4,
+        operator=True,
+    ),
+    Action(
+        "board.end",
+        "ctrl+r",
+        "decide(False)",
+        "end trial",
+        "End the trial and revert it now",
+        5,
+        operator=True,
+    ),
+    Action(
+        "board.undo",
+        "ctrl+u",
+        "undo",
+        "undo",
+        "Name the change that would be reverted; press again to revert it",
+        7,
+        operator=True,
+    ),
+    Action("board.help", "question_mark,f1", "help", "help", "Explain the board and list its keys", 1),
+    Action("board.close", "escape", "close", "close", "Discard the edits; press again to close", 2),
+)
+
+ENDING = (
+    Action("ending.save", "s", "save", "save, then end", "Save a checkpoint, then end the run", 3),
+    Action("ending.end", "y", "end", "end", "End the run now", 2),
+    Action("ending.stay", "escape,n", "stay", "let it go on", "Let the run continue", 1),
+)
+
+REPLAY = (
+    Action(
+        "replay.pause",
+        "space",
+        "pause",
+        "play/pause",
+        "Play or pause; at the end, play from the beginning",
+        3,
+    ),
+    Action("replay.back", "comma", "step(-1)", "step back", "Go back one training step and pause", 7),
+    Action("replay.on", "full_stop", "step(1)", "step on", "Go forward one training step and pause", 8),
+    Action("replay.slower", "minus", "faster(-1)", "slower", "Halve the speed", 9),
+    Action("replay.faster", "plus,equals_sign", "faster(1)", "faster", "Double the speed", 9),
+    Action(
+        "replay.rewind", "left_square_bracket", "jump(-1)", "rewind", "Go back a twentieth of the recording"
+    ),
+    Action(
+        "replay.forward",
+        "right_square_bracket",
+        "jump(1)",
+        "forward",
+        "Go forward a twentieth of the recording",
+    ),
+    Action("replay.begin", "home", "ends(-1)", "beginning", "Go to the beginning"),
+    Action("replay.end", "end", "ends(1)", "end", "Go to the end of the recording so far"),
+)
+
+
+def bindings(actions: tuple[Action, ...]) -> list[Binding]:
+    return [
+        Binding(
+            action.keys,
+            action.action,
+            action.label,
+            show=action.footer > 0,
+            tooltip=action.about,
+            id=action.id,
+            priority=action.priority,
+        )
+        for action in actions
+    ]
+
+
+APP_KEYS = bindings(APP)
+OVERVIEW_KEYS = bindings(OVERVIEW)
+GRID_KEYS = bindings(GRID)
+CURVES_KEYS = bindings(CURVES)
+BOARD_KEYS = bindings(BOARD)
+ENDING_KEYS = bindings(ENDING)
+
+ALL = (*APP, *OVERVIEW, *GRID, *CURVES, *BOARD, *ENDING, *REPLAY)
+BY_ID = {action.id: action for action in ALL}
+
+_NAMES = {
+    "question_mark": "?",
+    "escape": "esc",
+    "left": "←",
+    "right": "→",
+    "up": "↑",
+    "down": "↓",
+    "comma": ",",
+    "full_stop": ".",
+    "minus": "-",
+    "plus": "+",
+    "equals_sign": "=",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+}
+
+
+def spelled(keys: str) -> str:
+    """The text of keys on screen: ``← h`` for ``left,h``."""
+    return " ".join(_NAMES.get(key, key) for key in keys.split(","))
+
+
+class KeymapError(ValueError):
+    """The keymap file is invalid; the text is one sentence."""
+
+
+def load_keymap(path: Path | None = None) -> dict[str, str]:
+    """The user's keys by action id; empty without a file. KeymapError: invalid file or unknown id."""
+    path = path or config_dir() / "keys.toml"
+    try:
+        keymap = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise KeymapError(f"{path} cannot be read: {error}") from None
+    for name, keys in keymap.items():
+        if name not in BY_ID or not isinstance(keys, str):
+            legal = ", ".join(sorted(BY_ID))
+            raise KeymapError(
+                f'{path}: {format.clean(name)} must be one of {legal}, with keys such as "x" or "f2,x"'
+            )
+    return keymap
+
+
+def config_dir() -> Path:
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "cockpit"

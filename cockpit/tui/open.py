@@ -1,0 +1,49 @@
+"""Open the screen for the commands `attach` and `replay`; errors are reported before Textual takes the terminal."""
+
+from cockpit.data.connection import CockpitError, address, target
+from cockpit.data.sources.recorded import folder_of, open_recording, place
+from cockpit.data.store import Store
+from cockpit.printing import complain
+
+
+def keymap() -> dict[str, str]:
+    from cockpit.tui.keys import KeymapError, load_keymap
+
+    try:
+        return load_keymap()
+    except KeymapError as error:
+        raise CockpitError(str(error)) from None
+
+
+def report_fault(store: Store) -> bool:
+    """Print the traceback if an error in the cockpit itself stopped its updates; return whether there was one."""
+    if store.fault is None:
+        return False
+    for line in store.fault.trace.splitlines():
+        complain(line)
+    complain(f"an internal error detached this cockpit; {store.fault.go_on}")
+    return True
+
+
+def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
+    """Open the screen on a live run."""
+    hub = address(run, operator)  # raises its errors before Textual is imported
+    from cockpit.data.sources.live import LiveSource
+    from cockpit.tui.app import CockpitApp
+
+    feed = LiveSource(hub.endpoint, operator, target(run), hub.key, low_bandwidth)
+    app = CockpitApp(feed, keymap=keymap())
+    app.run()
+    return 1 if report_fault(app.store) else app.return_code or 0
+
+
+def replay(run: str | None, at: str | None, speed: float) -> int:
+    """Open the screen on a recorded run."""
+    recording = open_recording(run)  # raises its errors before Textual takes the screen
+    begin = place(recording, at) if at is not None else None
+    from cockpit.data.sources.playback import Playback
+    from cockpit.tui.replay import ReplayApp
+
+    app = ReplayApp(Playback(recording, folder_of(run).name, speed, begin), keymap=keymap())
+    app.run()
+    return 1 if report_fault(app.store) else app.return_code or 0

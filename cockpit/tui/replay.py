@@ -1,0 +1,52 @@
+"""The application for a recorded run: the overview with a position line and keys that move in time."""
+
+from typing import ClassVar
+
+from textual.binding import Binding
+
+from cockpit.data.sources.playback import Playback
+from cockpit.data.store import Store
+from cockpit.tui.app import CockpitApp
+from cockpit.tui.keys import APP, REPLAY, Action, bindings
+from cockpit.tui.screens.overview import Overview
+
+NOT_HERE = {
+    "app.knobs",
+    "app.undo",
+    "app.freeze",
+}  # a recording has no knobs to change, and pause replaces freeze
+
+
+class ReplayApp(CockpitApp, inherit_bindings=False):
+    """Replay one recorded run."""
+
+    TITLE = "cockpit replay"
+    ACTIONS: ClassVar[tuple[Action, ...]] = (
+        *(action for action in APP if action.id not in NOT_HERE),
+        *REPLAY,
+    )
+    BINDINGS: ClassVar[list[Binding]] = bindings(ACTIONS)
+
+    def __init__(
+        self, playback: Playback, keymap: dict[str, str] | None = None, refreshes_per_s: int = 16
+    ) -> None:
+        super().__init__(playback, Store(playback.clock), keymap, refreshes_per_s=refreshes_per_s)
+        self.playback = playback
+
+    def overview(self) -> Overview:
+        return Overview(operator=False, recorded=True)
+
+    def action_pause(self) -> None:
+        self.playback.toggle()
+
+    def action_faster(self, by: int) -> None:
+        self.playback.faster(by)
+
+    def action_step(self, by: int) -> None:
+        self.playback.step(by)
+
+    def action_jump(self, by: int) -> None:
+        self.playback.jump(by)
+
+    def action_ends(self, by: int) -> None:
+        self.playback.ends(by)

@@ -1,0 +1,72 @@
+"""Build one line of terminal cells from text and styles, as a Textual `Strip` of an exact width."""
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+
+from cockpit.data.format import clean
+
+EIGHTHS = " ▁▂▃▄▅▆▇█"
+LEFT_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+class StripLine:
+    """A line under construction; neighbours of equal style are merged."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[str, Style]] = []
+        self.width = 0
+
+    def add(self, text: str, style: Style) -> "StripLine":
+        if not text:
+            return self
+        if not text.isprintable():
+            text = clean(text)
+        if self._parts and self._parts[-1][1] == style:
+            self._parts[-1] = (self._parts[-1][0] + text, style)
+        else:
+            self._parts.append((text, style))
+        self.width += len(text) if text.isascii() else cell_len(text)
+        return self
+
+    def pad_to(self, width: int, style: Style, fill: str = " ") -> "StripLine":
+        """Fill up to column `width`."""
+        return self.add(fill * max(0, width - self.width), style)
+
+    def extend(self, other: "StripLine") -> "StripLine":
+        for text, style in other._parts:
+            self.add(text, style)
+        return self
+
+    def strip(self, width: int, style: Style) -> Strip:
+        """The line as exactly `width` cells: longer text ends in `…`, shorter text is filled in `style`."""
+        if self.width > width > 0:
+            strip = Strip([Segment(text, part) for text, part in self._parts], self.width).crop(0, width - 1)
+            return Strip.join([strip, Strip([Segment("…", style)], 1)])
+        return Strip([Segment(text, part) for text, part in self._parts], self.width).adjust_cell_length(
+            width, style
+        )
+
+
+def rule(title: str, width: int, label: Style, line: Style) -> StripLine:
+    """A heading with a line: ``── title ─────``."""
+    return StripLine().add("── ", line).add(f"{title} ", label).pad_to(width, line, "─")
+
+
+def blank(width: int, style: Style) -> Strip:
+    """An empty line. It has a style because Textual's NO_COLOR filter fails on a Strip without one."""
+    return Strip.blank(width, style)
+
+
+def bar(share: float, width: int) -> str:
+    """A horizontal bar, `share` 0..1 of `width` cells, in eighths of a cell."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (LEFT_EIGHTHS[rest] if rest else "")).ljust(width)[:width]
+
+
+def column(share: float, rows: int) -> list[str]:
+    """A vertical bar, `share` 0..1 of `rows` cells, top first; at least an eighth: zero is not missing data."""
+    eighths = max(1, round(max(0.0, min(1.0, share)) * rows * 8))
+    return [EIGHTHS[max(0, min(8, eighths - 8 * row))] for row in range(rows - 1, -1, -1)]

@@ -1,0 +1,170 @@
+"""Shows a preview as lines: first the quantities that would change, each with its estimate's source, then unknown
+quantities, then unchanged ones. An unknown quantity is not shown as zero."""
+
+import textwrap
+from collections.abc import Callable
+from itertools import groupby
+
+from rich.style import Style
+
+from agents.protocol import Estimate, Previewed
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+
+Spell = Callable[[float], tuple[str, str]]
+"""A number and its unit."""
+
+LABEL = 13  # columns
+NUMBER = 7
+THEN = 24
+CHANGE = 17
+NO_DATA = "no data: "
+ROOMY = 92  # the minimum width at which the change is shown as a percentage too
+
+
+def _bytes(value: float) -> tuple[str, str]:
+    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if value >= size:
+            return f"{value / size:.1f}", unit
+    return f"{value:.0f}", "B"
+
+
+def _sent(value: float) -> tuple[str, str]:
+    return (f"{value / 1e9:.2f}", "GB") if value >= 1e9 else (f"{value / 1e6:.1f}", "MB")
+
+
+def _ms(value: float) -> tuple[str, str]:
+    return (f"{value / 1000:.1f}", "s") if value >= 10_000 else (format.grouped(round(value)), "ms")
+
+
+def _share(value: float) -> tuple[str, str]:
+    return f"{100 * value:.1f}", "%"
+
+
+def _plain(value: float) -> tuple[str, str]:
+    return (f"{value:.4g}" if abs(value) < 1e4 else format.grouped(round(value))), ""
+
+
+# Label and number format by quantity. For all of these, less is better.
+QUANTITIES: dict[str, tuple[str, Spell]] = {
+    "step_ms": ("step time", _ms),
+    "bubble": ("bubble", _share),
+    "bubble_bound": ("bubble bound", _share),
+    "memory_bytes": ("memory", _bytes),
+    "comm_bytes": ("traffic", _sent),
+    "a2a_bytes": ("all-to-all", _sent),
+    "dropped": ("dropped", _plain),
+}
+
+
+def named(quantity: str) -> tuple[str, Spell]:
+    """Label and number format; an unknown quantity keeps its own name, without its unit suffix."""
+    if quantity in QUANTITIES:
+        return QUANTITIES[quantity]
+    for ending, spell in (("_ms", _ms), ("_bytes", _bytes)):
+        if quantity.endswith(ending):
+            return format.clean(quantity.removesuffix(ending)).replace("_", " "), spell
+    return format.clean(quantity).replace("_", " "), _plain
+
+
+def estimate_lines(found: Previewed, width: int, height: int, colours: Palette) -> list[StripLine]:
+    """At most `height` lines; the last one states how many more there are."""
+    if found.why:
+        bad = colours.level[Level.BAD]
+        return [StripLine().add(f"  {Level.BAD.value} ", bad).add(format.clean(found.why), colours.text)]
+    moving = [one for one in found.estimates if _moves(one)]
+    unknown = [one for one in found.estimates if not one.known]
+    staying = [one for one in found.estimates if one.known and not _moves(one)]
+    known = [_row(one, width, colours) for one in moving]
+    groups = _groups("no data", unknown, colours) + _groups("as now", staying, colours)
+    if not known and not groups:
+        return [StripLine().add(f"  {format.MISSING} the run has no estimate for this", colours.faint)]
+    whole = [line for numbers, source in known for line in _whole(numbers, source, width, colours)] + groups
+    if len(whole) <= height:
+        return whole
+    lines = [numbers.add(source, colours.dim) for numbers, source in known] + groups
+    if len(lines) > height > 0:
+        rest = len(lines) - height + 1
+        lines = [
+            *lines[: height - 1],
+            StripLine().add(f"  … {rest} more lines in a larger window", colours.faint),
+        ]
+    return lines
+
+
+def _whole(numbers: StripLine, source: str, width: int, colours: Palette) -> list[StripLine]:
+    """A row and its complete source text, wrapped over several lines."""
+    at = numbers.width
+    first, *more = textwrap.wrap(source, max(20, width - at)) or [""]
+    line = StripLine().extend(numbers).add(first, colours.dim)
+    return [line, *(StripLine().pad_to(at, colours.text).add(part, colours.dim) for part in more)]
+
+
+def _moves(one: Estimate) -> bool:
+    return one.known and not (one.point == one.now and one.interval in (None, (one.now, one.now)))
+
+
+def _row(one: Estimate, width: int, colours: Palette) -> tuple[StripLine, str]:
+    """``step time  346 → 309 .. 952 ms (400)  -11 .. +175 %`` (likely value in brackets), and its source."""
+    spell = named(one.quantity)[1]
+    text, unit = _then(one, spell)
+    now, now_unit = (format.MISSING, unit) if one.now is None else spell(one.now)
+    before = now if now_unit == unit else f"{now} {now_unit}"
+    line = (
+        StripLine()
+        .add(f"  {named(one.quantity)[0]:<{LABEL}}", colours.text)
+        .add(before.rjust(NUMBER), colours.dim)
+    )
+    line.add(" → ", colours.faint).add(text, _tone(one, colours)).add(f" {unit}", colours.dim)
+    if one.interval and one.point is not None:
+        line.add(f" ({spell(one.point)[0]})", colours.dim)
+    at = 2 + LABEL + NUMBER + 3 + THEN
+    line.pad_to(at, colours.text)
+    if width >= ROOMY:
+        line.add(" ", colours.text).add(_change(one).rjust(CHANGE - 1), _tone(one, colours))
+        at += CHANGE
+    return line.pad_to(at, colours.text).add("  ", colours.text), format.clean(one.source)
+
+
+def _then(one: Estimate, spell: Spell) -> tuple[str, str]:
+    """The interval, or the value if there is no interval; and its unit, for an interval that of the upper end."""
+    if one.interval is None:
+        assert one.after is not None
+        return spell(one.after)
+    (low, low_unit), (high, unit) = map(spell, one.interval)
+    return f"{low if low_unit == unit else f'{low} {low_unit}'} .. {high}", unit
+
+
+def _change(one: Estimate) -> str:
+    """The change as a percentage of the current value; for a fraction, in percentage points."""
+    ends = one.interval if one.point is None else (one.point,)
+    if one.now is None or ends is None:
+        return ""
+    if named(one.quantity)[1] is _share:
+        return " .. ".join(f"{100 * (end - one.now):+.1f}" for end in ends) + " pt"
+    digits = 1 if len(ends) == 1 else 0
+    return " .. ".join(f"{100 * (end / one.now - 1):+.{digits}f}" for end in ends) + " %" if one.now else ""
+
+
+def _tone(one: Estimate, colours: Palette) -> Style:
+    """The style for better or worse, if the whole interval is better or worse."""
+    low, high = one.interval or (one.after, one.after)
+    if one.now is None or low is None or high is None or low <= one.now <= high:
+        return colours.strong
+    return colours.level[Level.GOOD if high < one.now else Level.WARN]
+
+
+def _groups(label: str, estimates: list[Estimate], colours: Palette) -> list[StripLine]:
+    """One line per reason: ``no data  step time, bubble · ranks share cores``."""
+    lines: list[StripLine] = []
+    for source, of in groupby(sorted(estimates, key=_source), _source):
+        line = StripLine().add(f"  {label if not lines else '':<{LABEL}}", colours.faint)
+        line.add(", ".join(named(one.quantity)[0] for one in of), colours.text)
+        lines.append(line.add(f" · {source}" if source else "", colours.dim))
+    return lines
+
+
+def _source(one: Estimate) -> str:
+    return format.clean(one.source).removeprefix(NO_DATA)

@@ -1,0 +1,116 @@
+"""Outcomes as lines: a pending proposal, a trial with its verdict, the newest changes."""
+
+from agents.protocol import CommandState, TrialState
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.outcomes import changes_text, ratio_text, tried
+from cockpit.data.store import Store
+from cockpit.knobs.controller import undoable
+from cockpit.tui.strips import StripLine, bar, rule
+from cockpit.tui.theme import Palette
+
+OUTCOME = {
+    "accepted": Level.NOTE,
+    "applied": Level.GOOD,
+    "rejected": Level.BAD,
+    "expired": Level.WARN,
+    "rolled_back": Level.WARN,
+}
+VERDICT = {"kept": Level.GOOD, "reverted": Level.NOTE, "failed": Level.BAD}
+TRIAL = 3  # lines
+
+# Text for each state of a trial before its end.
+_DOING = {
+    "before": "measuring the present value; then the new one",
+    "applying": "applying the new value: waiting for a step boundary",
+    "after": "measuring the new value; reverted unless clearly faster",
+    "reverting": "reverting",
+}
+_BY_HAND = "measuring the new value; it changes the loss, so it is reverted unless an operator keeps it"
+
+
+def progress(command: CommandState | None, colours: Palette) -> StripLine:
+    """Progress of a proposal: sent, accepted, applied n/n, or refused with the reason."""
+    line = StripLine().add("  ", colours.text)
+    if command is None:
+        return line.add("sent · waiting for the hub", colours.dim)
+    level = OUTCOME[command.state]
+    line.add(f"{level.value} {command.state} ", colours.level[level])
+    if command.state in ("rejected", "expired", "rolled_back"):
+        return line.add(format.clean(command.why), colours.text)
+    share = command.acks / command.world if command.world else 0.0
+    line.add(bar(share, 12).replace(" ", "░"), colours.accent)
+    line.add(f" {command.acks:>{len(str(command.world))}}/{command.world}", colours.strong)
+    at = (
+        "waiting for a step boundary"
+        if command.applied_step is None
+        else f"at step {format.grouped(command.applied_step)}"
+    )
+    line.add(f" {at} · revision {command.revision}", colours.dim)
+    return line.add(f", which reverts {command.undoes}" if command.undoes else "", colours.dim)
+
+
+def trial_lines(trial: TrialState, width: int, colours: Palette) -> list[StripLine]:
+    """Three lines: the knob on trial, both measurements, and the state or verdict."""
+    by = f" · by {format.clean(trial.who)}" if trial.who else ""
+    head = rule(f"Trial · {tried(trial)}{by}", width, colours.text, colours.faint)
+    return [head, _measured(trial, width, colours), _verdict(trial, width, colours)]
+
+
+def _measured(trial: TrialState, width: int, colours: Palette) -> StripLine:
+    """Both windows: steps measured and their duration."""
+    cells = 14 if width >= 90 else 8
+    before = trial.measured if trial.state == "before" else trial.steps
+    after = trial.measured if trial.state == "after" or trial.after_ms is not None else 0
+    if trial.settled and trial.before_ms is None:
+        before = trial.measured
+    line = StripLine().add("  ", colours.text)
+    for name, steps, ms in (("before", before, trial.before_ms), ("   after", after, trial.after_ms)):
+        line.add(f"{name} ", colours.dim).add(_cells(steps / trial.steps, cells), colours.accent)
+        line.add(f" {steps:>{len(str(trial.steps))}}/{trial.steps}", colours.strong)
+        line.add("" if ms is None else f" {format.duration_ms(ms)}", colours.text)
+    return line
+
+
+def _cells(share: float, cells: int) -> str:
+    return bar(share, cells).replace(" ", "░")
+
+
+def _verdict(trial: TrialState, width: int, colours: Palette) -> StripLine:
+    line = StripLine().add("  ", colours.text)
+    if trial.state == "after" and not trial.loss_neutral:
+        return line.add(f"! {_BY_HAND}", colours.level[Level.WARN])
+    if not trial.settled:
+        why = f": {format.clean(trial.why)}" if trial.why else ""
+        return line.add(f"{Level.NOTE.value} {_DOING[trial.state]}{why}", colours.dim)
+    level = VERDICT[trial.state]
+    line.add(f"{level.value} {trial.state}", colours.level[level])
+    found, name = ratio_text(trial), "step time " if width >= 90 else ""
+    line.add(f" · {name}{found}" if found else "", colours.strong)
+    return line.add(f" · {format.clean(trial.why)}" if trial.why else "", colours.text)
+
+
+def newest_lines(store: Store, height: int, width: int, colours: Palette) -> list[StripLine]:
+    """The newest changes under a heading, and which of them an undo would revert."""
+    if height < 2 or not store.state.commands:
+        return []
+    newest = sorted(store.state.commands.values(), key=lambda command: command.time_s)[:-height:-1]
+    next_undone = undoable(store)
+    lines = [_outcome(command, command is next_undone, colours) for command in newest]
+    return [rule("Changes", width, colours.dim, colours.faint), *lines]
+
+
+def _outcome(command: CommandState, undone_next: bool, colours: Palette) -> StripLine:
+    level = OUTCOME[command.state]
+    line = StripLine().add(f"  {level.value} ", colours.level[level])
+    line.add(f"r{command.revision} ".ljust(5) if command.revision else "     ", colours.dim)
+    line.add(changes_text(command), colours.text)
+    if command.applied_step is not None:
+        line.add(
+            f" · {command.acks}/{command.world} at step {format.grouped(command.applied_step)}", colours.dim
+        )
+    elif command.why:
+        line.add(f" · {format.clean(command.why)}", colours.dim)
+    line.add(f" · reverts r{command.undoes}" if command.undoes else "", colours.dim)
+    line.add(" · undo reverts this" if undone_next else "", colours.accent)
+    return line.add(f" · {format.clean(command.who)}" if command.who else "", colours.faint)

@@ -1,0 +1,203 @@
+"""The knob board as a panel: knobs, actions, the preview or trial, and the newest changes."""
+
+from collections.abc import Collection
+
+from agents.protocol import Board, KnobState, Value
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.sources.source import viewer_text
+from cockpit.data.store import Store, Topic
+from cockpit.knobs import values
+from cockpit.knobs.controller import BoardController, over, rows
+from cockpit.tui.keys import BOARD
+from cockpit.tui.strips import StripLine, rule
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.board.estimates import estimate_lines
+from cockpit.tui.widgets.board.outcomes import TRIAL, newest_lines, progress, trial_lines
+from cockpit.tui.widgets.board.rows import about_height, about_lines, action_strip, knob_rows, strip_height
+from cockpit.tui.widgets.panel import Panel
+
+# PARTS: lines of the fixed parts of the board. CUTS: on a small screen, the order in which parts shrink, and to what
+# height, until all fit. No height depends on the edits, so rows do not move while the user edits.
+PARTS = {"gap": 1, "foot": 1, "below": 8}
+CUTS = (
+    ("below", 6),
+    ("gap", 0),
+    ("about", 2),
+    ("below", 4),
+    ("knobs", 7),
+    ("about", 1),
+    ("knobs", 3),
+    ("below", 0),
+    ("about", 0),
+    ("actions", 0),
+)
+
+
+class KnobTable(Panel):
+    """The panel of the knob board. Below the knobs it shows a preview of the edits and, if there is room, the newest
+    changes."""
+
+    TOPICS = frozenset({Topic.BOARD, Topic.GRID})
+    NATURAL = True
+    TITLE = "Knob board"
+    ACTIONS = BOARD
+    HELP = (
+        "↑ ↓ choose a knob or an action, ← → choose a legal value, or type one (`none` for no limit). "
+        "The board requests "
+        "a preview of the edits from the run: an interval for each quantity, and its source. enter proposes all "
+        "edits: all ranks switch at one step boundary, or none does. A trial measures one knob before and after the "
+        "change and reverts it unless the run is clearly faster; each operator sees it and can keep or end it. An "
+        "action, such as save, has no value: enter requests it, and an action that ends the run asks for confirmation. "
+        "esc discards the edits."
+    )
+
+    def __init__(self, controller: BoardController) -> None:
+        super().__init__("board")
+        self.controller = controller
+
+    def choice(self) -> object:
+        return self.controller.version()
+
+    # -------------------------------------------------------------------------------------- drawing
+
+    def title(self, store: Store) -> str:
+        board = store.state.board
+        return f"Knobs · revision {board.revision}" if board else "Knobs"
+
+    def subtitle(self, store: Store) -> str:
+        return "OPERATOR" if self.controller.source.operator else "VIEWER"
+
+    def natural_height(self, store: Store) -> int:
+        trial = TRIAL if self.controller.trial_id in store.state.trials else 0
+        return max(1, sum(needed_lines(store, self.content_size.width).values())) + trial
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        board = store.state.board
+        if not board or not board.knobs:
+            return [StripLine().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
+        edits, here = self.controller.edits, rows(store)
+        at = min(edits.row, len(here) - 1)
+        held, actions = values.held(board), values.actions(board)
+        trial = store.state.trials.get(self.controller.trial_id)
+        part = fit_lines(needed_lines(store, width), height - (TRIAL if trial else 0))
+        lines = knob_rows(held, at, edits, part["knobs"], width, colours)
+        lines += action_strip(actions, at - len(held), edits, width, colours)[: part["actions"]]
+        lines += [StripLine()] * part["gap"]
+        lines.append(self._foot(store, board, width, colours))
+        # On a small screen a preview replaces the explanation.
+        below = part["about"] + part["below"]
+        reserved = part["about"] if edits.pending(here) else min(below, about_height(here, held, width))
+        lines += _about(about_lines(here[at], held, width), reserved, colours)
+        if trial:
+            lines += trial_lines(trial, width, colours)
+        return lines + self._below(store, board, below - reserved, width, colours)
+
+    def _foot(self, store: Store, board: Board, width: int, colours: Palette) -> StripLine:
+        """The line with the state of the newest request, or a hint about the next key."""
+        controller, line = self.controller, StripLine().add("  ", colours.text)
+        if message := controller.message:
+            return line.add(f"{message.level.value} {message.text}", colours.level[message.level])
+        if marked := controller.edits.pending(rows(store)):
+            return self._marked(line, store, board, marked, width, colours)
+        if controller.decision:
+            return line.add(
+                f"asked to {'keep it' if controller.decision.keep else 'end the trial'}", colours.dim
+            )
+        if controller.request_id in store.denied:
+            return line.add(f"{Level.BAD.value} refused ", colours.level[Level.BAD]).add(
+                store.denied[controller.request_id], colours.text
+            )
+        trial = store.state.trials.get(controller.request_id)
+        if controller.request_id and trial is None:
+            return progress(store.state.commands.get(controller.request_id), colours)
+        if trial and trial.state == "failed" and controller.trial_id != trial.id:
+            line.add(f"{Level.BAD.value} no trial ", colours.level[Level.BAD])
+            return line.add(format.clean(trial.why), colours.text)
+        if over(store):
+            return line.add("the run is over: these are its last values", colours.dim)
+        if not controller.source.operator:
+            return line.add(viewer_text(controller.source), colours.dim)
+        return line.add(_next_keys(controller.edits.selected(rows(store))), colours.dim)
+
+    def _marked(
+        self,
+        line: StripLine,
+        store: Store,
+        board: Board,
+        marked: dict[str, Value],
+        width: int,
+        colours: Palette,
+    ) -> StripLine:
+        changing = [knob for knob in board.knobs if knob.name in marked]
+        words = ", ".join(values.change_text(knob, marked[knob.name]) for knob in changing)
+        does = "enter proposes " if self.controller.source.operator else "only looking at "
+        line.add(does, colours.dim).add(words, colours.strong)
+        if held := [knob for knob in changing if not knob.action]:
+            neutral = all(knob.loss_neutral for knob in held)
+            line.add(f" · {values.NEUTRAL[neutral]}", colours.dim if neutral else colours.level[Level.WARN])
+        tries = f" · or try it for {values.TRIAL_STEPS} steps"
+        one = len(changing) == len(held) == 1
+        may = self.controller.source.operator and one and not store.trial
+        return line.add(tries if may and line.width + len(tries) <= width else "", colours.dim)
+
+    def _below(
+        self, store: Store, board: Board, height: int, width: int, colours: Palette
+    ) -> list[StripLine]:
+        """The preview of the edits, if any, then the newest changes if there is room."""
+        marked = self.controller.edits.pending(rows(store))
+        if not marked or height < 2:
+            return newest_lines(store, height, width, colours)
+        preview = self.controller.preview
+        if preview.answer:
+            lines = estimate_lines(preview.answer, width, height - 1, colours)
+        else:
+            lines = [StripLine().add(f"  {format.MISSING} {preview.status}", colours.faint)]
+        head = rule(self._would(board, marked), width, colours.text, colours.faint)
+        room = height - 1 - len(lines)
+        return [head, *lines, *newest_lines(store, room, width, colours)]
+
+    def _would(self, board: Board, marked: Collection[str]) -> str:
+        """The heading of a preview; the run states whether the change is loss-neutral."""
+        answer = self.controller.preview.answer
+        held = any(knob.name in marked for knob in values.held(board))
+        neutral = answer.loss_neutral if answer and not answer.why and held else None
+        return "What it would do" + ("" if neutral is None else f" · {values.NEUTRAL[neutral]}")
+
+
+def _about(text: list[str], height: int, colours: Palette) -> list[StripLine]:
+    """An explanation in exactly `height` lines; it ends in `…` if it is longer."""
+    if len(text) > height > 0:
+        text = [*text[: height - 1], f"{text[height - 1]}…"]
+    lines = [StripLine().add(f"  {line}", colours.dim) for line in text[:height]]
+    return lines + [StripLine()] * (height - len(lines))
+
+
+def _next_keys(knob: KnobState) -> str:
+    """A hint about the keys for the row at the cursor."""
+    if knob.ends:
+        return "enter ends the run, after a confirmation"
+    if values.only(knob) is not None:
+        return "enter requests it"
+    return f"← → a legal value, or type one · enter {'requests it' if knob.action else 'proposes'}"
+
+
+def needed_lines(store: Store, width: int) -> dict[str, int]:
+    """The number of lines that each part needs."""
+    board = store.state.board
+    return {
+        "knobs": len(values.held(board)),
+        "actions": strip_height(values.actions(board), width),
+        "about": about_height(rows(store), values.held(board), width),
+        **PARTS,
+    }
+
+
+def fit_lines(part: dict[str, int], height: int) -> dict[str, int]:
+    """The number of lines that each part gets if `height` lines are available."""
+    part = dict(part)
+    for name, least in CUTS:
+        over = sum(part.values()) - height
+        part[name] -= max(0, min(over, part[name] - least))
+    part["below"] += max(0, height - sum(part.values()))
+    return part

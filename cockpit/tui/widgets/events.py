@@ -1,0 +1,36 @@
+"""Panel with the run's log: events, and each proposed change with its outcome."""
+
+import time
+
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.run_log import log_entries
+from cockpit.data.store import Store, Topic
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.panel import Panel
+
+LEVELS = {"info": Level.NOTE, "warning": Level.WARN, "error": Level.BAD}
+
+
+class EventsPanel(Panel):
+    """The last lines of the run's log, newest last."""
+
+    TOPICS = frozenset({Topic.EVENTS})
+    TITLE = "Events"
+    HELP = "Events of the run, and each change that an operator proposed, with its outcome."
+
+    def subtitle(self, store: Store) -> str:
+        return f"{len(log_entries(store))} in all" if store.state.events else ""
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        entries = log_entries(store)[-height:]
+        if not entries:
+            return [StripLine().add(f"{format.MISSING} nothing has happened yet", colours.faint)]
+        lines = []
+        for entry in entries:
+            level = LEVELS.get(entry.level, Level.NOTE)
+            clock = time.strftime("%H:%M:%S", time.localtime(entry.time_s))
+            line = StripLine().add(f"{clock} ", colours.dim).add(f"{level.value} ", colours.level[level])
+            lines.append(line.add(entry.text, colours.text).add(f" · {entry.source}", colours.faint))
+        return lines

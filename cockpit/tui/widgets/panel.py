@@ -1,0 +1,155 @@
+"""Base class of panels: a bordered area that shows part of the store and redraws only changed lines.
+
+The app's timer calls `update_from`. The panel then draws all its lines as strips and passes only the changed ones
+to the compositor. `draw` depends on the store, the size, the palette and the user's choices; it reads no clock and
+no socket.
+"""
+
+from typing import ClassVar
+
+from textual import events
+from textual.content import Content
+from textual.geometry import Region, Size
+from textual.strip import Strip
+from textual.widget import Widget
+
+from cockpit.data.format import clean
+from cockpit.data.store import Store, Topic
+from cockpit.tui.keys import Action
+from cockpit.tui.strips import StripLine, blank
+from cockpit.tui.theme import Palette, palette
+
+
+class Panel(Widget, can_focus=True):
+    """Base class of all panels."""
+
+    TOPICS: ClassVar[frozenset[Topic]] = frozenset()
+    TITLE: ClassVar[str] = ""
+    HELP: ClassVar[str] = ""
+    NATURAL: ClassVar[bool] = False  # its height follows its content instead of a share of the screen
+    EVERY: ClassVar[int] = 1  # updates at every n-th tick of the timer only
+    ACTIONS: ClassVar[tuple[Action, ...]] = ()
+
+    def __init__(self, id: str) -> None:
+        super().__init__(id=id, classes="panel")
+        self._titles = (self.TITLE, "")
+        self.border_title = self.TITLE
+        self._store = Store()
+        self._seen: tuple[object, ...] = ()
+        self._strips: list[Strip] = []
+        self._wanted_height = 1
+        self._laid_out_height = 1  # `_wanted_height` at the last layout
+
+    # ------------------------------------------------------------------------------ for subclasses
+
+    def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
+        """Lines from the top, at most `height`; the rest of the panel stays empty."""
+        raise NotImplementedError
+
+    def title(self, store: Store) -> str:
+        return self.TITLE
+
+    def subtitle(self, store: Store) -> str:
+        return ""
+
+    def natural_height(self, store: Store) -> int:
+        """Lines that the content needs (used by NATURAL panels only)."""
+        return 1
+
+    def choice(self) -> object:
+        """The user's choices of how to display the data; a new value causes a redraw."""
+        return None
+
+    # --------------------------------------------------------------------------------- machinery
+
+    @property
+    def colours(self) -> Palette:
+        return palette(self.app.theme)
+
+    def update_from(self, store: Store) -> None:
+        """Redraw if the data, the size or the user's choices changed. The caller holds the store's lock."""
+        self._store = store
+        if not self.is_on_screen:
+            return
+        if self._wanted_height != self._laid_out_height and self._has_auto_height:
+            self.refresh(layout=True)  # Textual drops a layout request while another is pending
+        size = self.content_size
+        seen = (
+            id(store),
+            size,
+            self.app.theme,
+            self.choice(),
+            self.has_focus,
+            *(store.revisions[topic] for topic in self.TOPICS),
+        )
+        if seen == self._seen:
+            return
+        self._seen = seen
+        # Compare first, because setting a title redraws the whole panel even if the text is equal.
+        titles = self.title(store), self.subtitle(store)
+        if titles != self._titles:
+            self._titles = titles
+            # `Content`, because Textual reads a plain string as markup and names from a run may contain brackets.
+            self.border_title, self.border_subtitle = (Content(clean(text)) for text in titles)
+        if (
+            self.NATURAL
+            and store.state.hellos
+            and (wanted := self.natural_height(store)) != self._wanted_height
+        ):
+            self._wanted_height = wanted
+            self.refresh(layout=True)
+        self._show(self._strips_of(store, size))
+
+    def _strips_of(self, store: Store, size: Size) -> list[Strip]:
+        colours = self.colours
+        if size.width < 1 or size.height < 1:
+            return []
+        if not store.state.hellos:
+            lines = [StripLine().add("· no data yet", colours.faint)]
+        else:
+            lines = self.draw(store, size.width, size.height, colours)
+        return [line.strip(size.width, colours.text) for line in lines[: size.height]]
+
+    def _show(self, strips: list[Strip]) -> None:
+        old, self._strips = self._strips, strips
+        if len(old) != len(strips):
+            self.refresh()
+            return
+        width = self.content_size.width
+        changed = [y for y, (was, now) in enumerate(zip(old, strips, strict=True)) if was != now]
+        if changed:
+            # Whole lines, because Textual redraws a line up to the start of a partial region.
+            self.refresh(*[Region(0, y, width, 1) for y in changed])
+
+    @property
+    def is_on_screen(self) -> bool:
+        return self.is_attached and self.display and self.region.area > 0
+
+    @property
+    def _has_auto_height(self) -> bool:
+        height = self.styles.height
+        return height is not None and height.is_auto
+
+    @property
+    def drawn(self) -> bool:
+        return bool(self._strips)
+
+    def redraw(self) -> None:
+        """Draw at once, after the user changed a choice."""
+        with self._store.lock:
+            self.update_from(self._store)
+
+    def render_line(self, y: int) -> Strip:
+        if y < len(self._strips) and self._strips[y].cell_length == self.content_size.width:
+            return self._strips[y]
+        return blank(self.content_size.width, self.colours.text)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        self._laid_out_height = self._wanted_height
+        return self._wanted_height
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.redraw()
+
+    def on_show(self) -> None:
+        self.redraw()

@@ -1,0 +1,196 @@
+"""Layout of the rank grid: one band per coordinate of the grouping axis, with the largest cells that fit.
+
+If even the smallest cells do not fit, several ranks share a cell, which then shows the worst of them. Nothing here
+draws.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Coords = Mapping[str, int]
+Slot = tuple[int, ...]  # the ranks of one cell; () is an empty cell
+
+LABEL_GAP = 2
+
+
+@dataclass(frozen=True)
+class Band:
+    """The ranks with one coordinate on the grouping axis, in rows."""
+
+    label: str
+    rows: list[tuple[str, list[Slot]]]
+
+    @property
+    def ranks(self) -> list[int]:
+        return [rank for _, slots in self.rows for slot in slots for rank in slot]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of text; `bottom`: the cells in the lower half of the line."""
+
+    label: str
+    sub: str
+    top: list[Slot]
+    bottom: list[Slot] | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The layout of the grid. `wide` cells have a bar and a number, others only a colour."""
+
+    wide: bool
+    cell: int  # width in terminal cells
+    label: int  # width of the labels on the left
+    columns: list[str]
+    rows: list[Row]
+    shared: int = 1  # ranks per cell
+
+    @property
+    def grid(self) -> list[list[Slot]]:
+        """All slots, by row of the cursor."""
+        lines: list[list[Slot]] = []
+        for row in self.rows:
+            if row.top:
+                lines.append(row.top)
+            if row.bottom:
+                lines.append(row.bottom)
+        return lines
+
+    def at(self, x: int, y: int, first_row: int) -> Slot:
+        """The slot at a terminal cell of the panel (the upper one of two halves)."""
+        row, column = y - first_row, (x - self.label) // self.cell
+        if x < self.label or not 0 <= row < len(self.rows) or column >= len(self.rows[row].top):
+            return ()
+        return self.rows[row].top[column]
+
+
+def axes_of(coords: Mapping[int, Coords]) -> list[str]:
+    """Axes on which the ranks differ, outermost first."""
+    names = list(next(iter(coords.values()), {}))
+    return [axis for axis in names if len({at.get(axis) for at in coords.values()}) > 1]
+
+
+def own_axes(coords: Mapping[int, Coords]) -> list[str]:
+    """The axes that identify a rank, without axes derived from others (ep reuses the ranks of other axes)."""
+    axes = axes_of(coords)
+    for axis in reversed(axes):
+        rest = [other for other in axes if other != axis]
+        if rest and len({tuple(at.get(a) for a in rest) for at in coords.values()}) == len(coords):
+            axes = rest
+    return axes
+
+
+def bands(coords: Mapping[int, Coords], group: str | None) -> tuple[list[Band], list[str]]:
+    """The ranks by band, row and column, and the column labels."""
+    own = own_axes(coords)
+    derived = group is not None and group not in own
+    rest = [axis for axis in own if axis != group]
+    # The members of a derived axis are scattered over the grid: pack them, one row per outermost coordinate.
+    across = None if derived or not rest else rest[-1]
+    down = rest[:1] if derived else rest[:-1]
+    values = sorted({at.get(across, 0) for at in coords.values()}) if across else []
+    found = []
+    for value in sorted({at.get(group, 0) for at in coords.values()}) if group else [0]:
+        rows: dict[tuple[int, ...], list[int]] = {}
+        for rank in sorted(coords):
+            if group is None or coords[rank].get(group, 0) == value:
+                rows.setdefault(tuple(coords[rank].get(axis, 0) for axis in down), []).append(rank)
+        lines: list[tuple[str, list[Slot]]] = []
+        for key in sorted(rows):
+            label = " ".join(f"{axis}{at}" for axis, at in zip(down, key, strict=True))
+            if across:
+                at_column = {coords[rank].get(across, 0): rank for rank in rows[key]}
+                lines.append((label, [(at_column[v],) if v in at_column else () for v in values]))
+            else:
+                lines.append((label, [(rank,) for rank in rows[key]]))
+        found.append(Band(f"{group}{value}" if group else "", lines))
+    return found, [f"{across} {value}" for value in values]
+
+
+def plan(found: Sequence[Band], columns: list[str], width: int, height: int, wide_cell: int) -> Plan:
+    """The layout with the largest cells that fit in `width` x `height`."""
+    band_label = max((len(band.label) for band in found), default=0)
+    sub_label = max((len(label) for band in found for label, _ in band.rows), default=0)
+    label = band_label + (sub_label + 1 if sub_label else 0) + LABEL_GAP
+    across = max((len(slots) for band in found for _, slots in band.rows), default=0)
+    rows_wanted = sum(len(band.rows) for band in found)
+    head = 1 if columns else 0
+    if rows_wanted + head <= height and label + across * wide_cell <= width:
+        spaced = rows_wanted + head + len(found) - 1 <= height
+        rows: list[Row] = []
+        for band in found:
+            if rows and spaced:
+                rows.append(Row("", "", []))
+            rows += [Row(band.label if not i else "", sub, slots) for i, (sub, slots) in enumerate(band.rows)]
+        spare = (width - label) // max(across, 1)
+        return Plan(True, min(spare, wide_cell + 24), label, columns, rows)
+    if len(found) > height:
+        found, band_label = [Band("", [row for band in found for row in band.rows])], 0
+    label = band_label + LABEL_GAP
+    inner = max(1, across)
+    ranks = sum(len(band.ranks) for band in found)
+    shared = 1
+    while True:
+        for cell, half in ((3, False), (2, False), (1, False), (1, True)):
+            rows = _tiles(found, (width - label) // cell, inner, half, shared)
+            if len(rows) <= height or shared >= ranks:
+                spaced = len(rows) + len(found) - 1 <= height
+                return Plan(False, cell, label, [], _spaced(rows) if spaced else rows, shared)
+        shared *= 2
+
+
+def _tiles(found: Sequence[Band], room: int, inner: int, half: bool, shared: int) -> list[Row]:
+    """The ranks of each band in order, wrapped at the end of the innermost axis where possible."""
+    rows: list[Row] = []
+    for band in found:
+        ranks = band.ranks
+        slots = [tuple(ranks[i : i + shared]) for i in range(0, len(ranks), shared)]
+        per_line = _even(len(slots), max(1, room), inner if shared == 1 else 1, 2 if half else 1)
+        lines = [slots[i : i + per_line] for i in range(0, len(slots), per_line)]
+        if half:
+            pairs = [(lines[i], lines[i + 1] if i + 1 < len(lines) else []) for i in range(0, len(lines), 2)]
+            rows += [Row(band.label if not i else "", "", top, low) for i, (top, low) in enumerate(pairs)]
+        else:
+            rows += [Row(band.label if not i else "", "", line) for i, line in enumerate(lines)]
+    return rows
+
+
+def _even(count: int, room: int, inner: int, together: int) -> int:
+    """Cells per line: lines of about equal length that end with the innermost axis where possible."""
+    lines = max(1, -(-count // room))
+    lines += -lines % together
+    per_line = -(-count // lines)
+    rounded = per_line + -per_line % inner
+    return rounded if rounded <= room else per_line
+
+
+def _spaced(rows: list[Row]) -> list[Row]:
+    spaced: list[Row] = []
+    for row in rows:
+        if spaced and row.label:
+            spaced.append(Row("", "", []))
+        spaced.append(row)
+    return spaced
+
+
+def step_from(grid: Sequence[Sequence[Slot]], rank: int | None, dx: int, dy: int) -> int | None:
+    """The next rank of the cursor from `rank`: the same rank at an edge, the first one if `rank` is None."""
+    places = [(y, x) for y, row in enumerate(grid) for x, slot in enumerate(row) if slot]
+    if not places:
+        return None
+    here = next(((y, x) for y, x in places if rank in grid[y][x]), None)
+    if here is None:
+        return grid[places[0][0]][places[0][1]][0]
+    y, x = here
+    if dy:
+        ahead = sorted({row for row, _ in places if (row - y) * dy > 0}, key=lambda row: abs(row - y))
+        if ahead:
+            y = ahead[0]
+            x = min((column for row, column in places if row == y), key=lambda column: abs(column - x))
+    else:
+        ahead = sorted(
+            {col for row, col in places if row == y and (col - x) * dx > 0}, key=lambda col: abs(col - x)
+        )
+        x = ahead[0] if ahead else x
+    return grid[y][x][0]

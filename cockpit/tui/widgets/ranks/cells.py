@@ -1,0 +1,175 @@
+"""Draw the cells and the legend of the rank grid, from its layout and the readings."""
+
+from functools import lru_cache
+
+from rich.style import Style
+
+from cockpit.data import format
+from cockpit.data.diagnosis import Level, alerted_ranks
+from cockpit.data.metrics import Metric, Reading, outlier_distance
+from cockpit.data.store import Store
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+from cockpit.tui.widgets.ranks.arrangement import Plan, Row, Slot
+
+SEVERITY = (Level.BAD, Level.WARN, Level.NOTE, Level.GOOD)
+ALARMS = (Level.BAD.value, Level.WARN.value)
+FULL = "█"
+MISSING_BAR = format.MISSING * 64
+LABEL_RIGHT = 2
+WORTH = 0.05  # smallest share of a step that a deviation must amount to for a mark
+
+
+def levels_of(store: Store, metric: Metric, readings: dict[int, Reading]) -> dict[int, Level]:
+    """The level of each rank: lost, slow or stalled, without data, or good."""
+    named = alerted_ranks(store, "stall", "straggler")
+    far = outlier_distance(store)
+    levels = {}
+    for rank, reading in readings.items():
+        gone = store.state.gone.get(rank)
+        if gone and not gone.clean:
+            levels[rank] = Level.BAD
+        elif rank in named or (
+            metric.worse and reading.apart * metric.worse >= far and reading.weight >= WORTH
+        ):
+            levels[rank] = Level.WARN
+        else:
+            levels[rank] = Level.NOTE if reading.value is None else Level.GOOD
+    return levels
+
+
+class Cells:
+    """Draws the grid once."""
+
+    def __init__(
+        self,
+        metric: Metric,
+        readings: dict[int, Reading],
+        levels: dict[int, Level],
+        colours: Palette,
+        selected: int | None,
+        digits: int,
+    ) -> None:
+        self.metric, self.readings, self.levels, self.colours = metric, readings, levels, colours
+        self.selected, self.digits = selected, digits
+        self.top = max((r.value for r in readings.values() if r.value is not None), default=0.0)
+
+    def rows(self, how: Plan) -> list[StripLine]:
+        lines = []
+        if how.columns:
+            head = StripLine().pad_to(how.label, self.colours.faint)
+            for name in how.columns:
+                head.add(f"{'':{self.digits + 2}}{name}".ljust(how.cell)[: how.cell], self.colours.dim)
+            lines.append(head)
+        for row in how.rows:
+            line = StripLine().add(row.label, self.colours.text)
+            if row.sub:
+                line.pad_to(how.label - LABEL_RIGHT - len(row.sub), self.colours.dim).add(
+                    row.sub, self.colours.dim
+                )
+            line.pad_to(how.label, self.colours.dim)
+            self._cells(line, how, row)
+            lines.append(line)
+        return lines
+
+    def _cells(self, line: StripLine, how: Plan, row: Row) -> None:
+        if how.wide:
+            for slot in row.top:
+                if slot:
+                    self._wide(line, slot[0], how.cell)
+                else:
+                    line.add(" " * how.cell, self.colours.dim)
+        elif row.bottom is None:
+            for slot in row.top:
+                rank = self._worst(slot)
+                glyph, style = self._tile(rank)
+                text = glyph * max(1, how.cell - 1)
+                line.add(text, self._cursor(slot, style)).add(" " * (how.cell - len(text)), self.colours.dim)
+        else:
+            for i, slot in enumerate(row.top):
+                self._half(line, slot, row.bottom[i] if i < len(row.bottom) else ())
+
+    def _wide(self, line: StripLine, rank: int, width: int) -> None:
+        """`r3 ▇▇▇▇  412 !`"""
+        reading, level, colours = self.readings[rank], self.levels[rank], self.colours
+        chosen = rank == self.selected
+        tag = colours.cursor if chosen else colours.dim
+        line.add(f"r{rank}".rjust(self.digits + 1), tag).add(" ", colours.dim)
+        bar_width = width - self.digits - 12
+        shade = colours.faint if level in (Level.BAD, Level.NOTE) else self._shade(reading)
+        share = reading.value / self.top if reading.value is not None and self.top else 0.0
+        filled = max(
+            1, round(share * bar_width)
+        )  # whole cells are enough: the number beside the bar is exact
+        line.add("▇" * filled if share else MISSING_BAR[:bar_width], shade)
+        line.add(" " * (bar_width - filled if share else 0), shade)
+        number = colours.level[level] if level in (Level.WARN, Level.BAD) else colours.text
+        line.add(format.fixed(reading.value, 6, self.metric.digits), number)
+        glyph = level.value if level in (Level.WARN, Level.BAD) else " "
+        line.add(f" {glyph}  ", colours.level[level])
+
+    def _shade(self, reading: Reading) -> Style:
+        if not self.metric.worse:
+            share = reading.value / self.top if reading.value is not None and self.top else 0.0
+            return self.colours.ramp[min(len(self.colours.ramp) - 1, int(share * len(self.colours.ramp)))]
+        return self.colours.apart[Palette.bin(reading.apart * self.metric.worse)]
+
+    def _worst(self, slot: Slot) -> int:
+        worse = self.metric.worse or 1
+        return min(
+            slot, key=lambda rank: (SEVERITY.index(self.levels[rank]), -self.readings[rank].apart * worse)
+        )
+
+    def _tile(self, rank: int) -> tuple[str, Style]:
+        level = self.levels[rank]
+        if level is Level.GOOD:
+            return FULL, self._shade(self.readings[rank])
+        return level.value, self.colours.level[level]
+
+    def _cursor(self, slot: Slot, style: Style) -> Style:
+        return self.colours.cursor if self.selected in slot else style
+
+    def _half(self, line: StripLine, top: Slot, bottom: Slot) -> None:
+        above = self._tile(self._worst(top))
+        below = self._tile(self._worst(bottom)) if bottom else None
+        alarm = next((tile for tile in (above, below) if tile and tile[0] in ALARMS), None)
+        if self.selected is not None and (self.selected in top or self.selected in bottom):
+            line.add(alarm[0] if alarm else "◆", self.colours.cursor)
+        elif alarm:
+            line.add(*alarm)  # an alarm gets the whole cell
+        elif above[0] == FULL and below and below[0] == FULL:
+            line.add("▀", _halves(above[1], below[1]))
+        elif above[0] == FULL:
+            line.add("▀", above[1])
+        elif below and below[0] == FULL:
+            line.add("▄", below[1])
+        else:
+            line.add(*above)
+
+
+@lru_cache(maxsize=4096)
+def _halves(top: Style, bottom: Style) -> Style:
+    return Style(color=top.color, bgcolor=bottom.color)
+
+
+def legend(metric: Metric, levels: dict[int, Level], world: int, how: Plan, colours: Palette) -> StripLine:
+    line = StripLine()
+    if metric.worse:
+        line.add("better " if how.label else "", colours.dim)
+        for style in colours.apart:
+            line.add("▇", style)
+        line.add(" worse", colours.dim)
+    else:
+        line.add("0 ", colours.dim)
+        for style in colours.ramp:
+            line.add("▇", style)
+        line.add(" most", colours.dim)
+    line.add("   ", colours.dim)
+    unseen = world - len(levels)
+    for level in (Level.GOOD, Level.WARN, Level.BAD, Level.NOTE):
+        count = sum(found is level for found in levels.values()) + (unseen if level is Level.NOTE else 0)
+        if count or level is Level.GOOD:
+            line.add(f"{level.value} {count}  ", colours.level[level] if count else colours.faint)
+    if how.shared > 1:
+        line.add(f"a cell is the worst of {how.shared}", colours.dim)
+    return line

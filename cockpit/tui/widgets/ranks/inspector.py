@@ -1,0 +1,76 @@
+"""Details of one rank, in three lines."""
+
+from collections.abc import Iterator
+
+from agents.protocol import Vitals
+from cockpit.data import format
+from cockpit.data.diagnosis import LOST, Level
+from cockpit.data.metrics import GiB, Metric, Reading
+from cockpit.data.store import Store
+from cockpit.tui.strips import StripLine
+from cockpit.tui.theme import Palette
+
+
+def inspector(
+    store: Store, metric: Metric, readings: dict[int, Reading], rank: int | None, colours: Palette
+) -> list[StripLine]:
+    """Coordinates and process; the last step; the present operation."""
+    if rank is None or rank not in store.state.hellos:
+        return [StripLine().add("arrows choose a rank", colours.faint)]
+    hello, step, pulse = store.state.hellos[rank], store.state.steps.get(rank), store.state.pulses.get(rank)
+    who = StripLine().add(f"r{rank} ", colours.cursor).add(f" {format.coords(hello.coords)}", colours.text)
+    who.add(f" · {hello.host} · {hello.device} · pid {hello.pid}", colours.dim)
+    reading = readings[rank]
+    numbers = StripLine()
+    if reading.value is None:
+        numbers.add(f"{format.MISSING} no {metric.title}", colours.faint)
+    else:
+        against = f"{reading.apart:+.0%} against its stage".replace("-0%", "+0%")
+        numbers.add(f"{format.fixed(reading.value, 5, metric.digits)} {metric.unit}", colours.strong)
+        numbers.add(f" {against}", colours.text)
+    if step:
+        if step.comm:
+            waits = f" · waits {step.waited_ms:.0f} of {step.step_ms:.0f} ms"
+            numbers.add(waits, colours.text)
+        for name, spent in step.phases.items():
+            numbers.add(f" · {name} ", colours.dim).add(format.fixed(spent, 5, 0).strip(), colours.text)
+        if step.bubble_parts:
+            numbers.add(" · idle ", colours.dim).add(format.parts(step.bubble_parts), colours.text)
+    gone = store.state.gone.get(rank)
+    if gone:
+        level = Level.NOTE if gone.clean else Level.BAD
+        doing = StripLine().add(
+            f"{level.value} {'done' if gone.clean else LOST[gone.process]}", colours.level[level]
+        )
+        doing.add(f" {gone.text}", colours.dim)
+    elif pulse:
+        into, operation = format.doing(pulse.doing)
+        doing = StripLine().add(into, colours.dim).add(operation, colours.text)
+        if pulse.since_ms >= 1000:
+            doing.add(f" for {format.age(pulse.since_ms / 1000)}", colours.dim)
+    else:
+        doing = StripLine().add(f"{format.MISSING} no pulse yet", colours.faint)
+    vitals = store.state.vitals.get(rank)
+    if vitals and not gone:
+        for text in _vital_signs(vitals):
+            doing.add(f" · {text}", colours.dim)
+        if vitals.throttle:
+            doing.add(
+                f" · {Level.WARN.value} held down by {', '.join(vitals.throttle)}", colours.level[Level.WARN]
+            )
+    return [who, numbers, doing]
+
+
+def _vital_signs(vitals: Vitals) -> Iterator[str]:
+    """The readings that are available, a few words each."""
+    if vitals.device_percent is not None:
+        yield f"device {vitals.device_percent:.0f} %"
+    if vitals.device_memory_bytes is not None:
+        total = f" of {vitals.device_memory_total / GiB:.0f}" if vitals.device_memory_total else ""
+        yield f"{vitals.device_memory_bytes / GiB:.1f}{total} GiB"
+    if vitals.power_w is not None:
+        yield f"{vitals.power_w:.0f} W"
+    if vitals.temperature_c is not None:
+        yield f"{vitals.temperature_c:.0f} °C"
+    if vitals.host_cpu_percent is not None:
+        yield f"machine {vitals.host_cpu_percent:.0f} %"

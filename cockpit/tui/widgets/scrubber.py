@@ -1,0 +1,72 @@
+"""The position line of a replay; the word PLAYBACK distinguishes a replay from a live run."""
+
+import time
+
+from textual.strip import Strip
+from textual.widget import Widget
+
+from cockpit.data import format
+from cockpit.data.diagnosis import Level
+from cockpit.data.store import Playing, Store
+from cockpit.tui.strips import StripLine, blank
+from cockpit.tui.theme import Palette, palette
+
+SHORTEST = 8  # minimum cells of the track; the line has no track if fewer are free
+
+
+class Scrubber(Widget):
+    """``PLAYBACK ▶ 4× ━━━━━━●────── step 120 · 14:03:22 · 0:45 / 2:10``."""
+
+    def __init__(self) -> None:
+        super().__init__(id="scrubber")
+        self._strip = Strip([])
+
+    def update_from(self, store: Store) -> None:
+        """Redraw if the line changed. The caller holds the store's lock."""
+        width = self.size.width
+        if not self.is_attached or width < 2:
+            return
+        colours = palette(self.app.theme)
+        strip = scrub_line(store, width, colours).strip(width, colours.text)
+        if strip != self._strip:
+            self._strip = strip
+            self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        if y == 0 and self._strip.cell_length == self.size.width:
+            return self._strip
+        return blank(self.size.width, palette(self.app.theme).text)
+
+
+def scrub_line(store: Store, width: int, colours: Palette) -> StripLine:
+    playing = store.playing
+    line = StripLine().add(" PLAYBACK ", colours.cursor)
+    if playing is None:
+        return line.add(" opening the recording", colours.dim)
+    how = "‖ paused" if playing.paused else f"▶ {playing.speed:g}×"
+    line.add(f" {how:<9}", colours.strong)
+    position = _position_text(store, playing)
+    room = width - line.width - len(position) - 3
+    if room >= SHORTEST:
+        done = round(playing.share * (room - 1))
+        line.add("━" * done, colours.accent).add("●", colours.strong).add(
+            "─" * (room - 1 - done), colours.faint
+        )
+        line.add("  ", colours.text)
+    line.add(position, colours.text)
+    if playing.thinned:
+        line.add(" · without ranks", colours.level[Level.WARN])
+    return line
+
+
+def _position_text(store: Store, playing: Playing) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(playing.at_s))
+    gone, whole = playing.at_s - playing.first_s, playing.last_s - playing.first_s
+    return f"step {format.grouped(store.step)} · {at} · {_minutes(gone)} / {_minutes(whole)}"
+
+
+def _minutes(seconds: float) -> str:
+    """``1:02:03``, ``2:03``."""
+    whole = max(0, int(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

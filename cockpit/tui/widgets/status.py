@@ -1,0 +1,65 @@
+"""The two status lines at the top of the overview."""
+
+from rich.style import Style
+from textual.strip import Strip
+from textual.widget import Widget
+
+from cockpit.data.diagnosis import Level, diagnosis
+from cockpit.data.status import StatusField, status_fields, status_word
+from cockpit.data.store import Store
+from cockpit.tui.strips import StripLine, blank
+from cockpit.tui.theme import Palette, palette
+
+_GAP = " · "
+
+
+class Status(Widget):
+    """Line one: state of the run. Line two: the diagnosis with its evidence."""
+
+    def __init__(self, operator: bool) -> None:
+        super().__init__(id="status")
+        self._operator = operator
+        self._strips: list[Strip] = []
+
+    def update_from(self, store: Store, frozen: bool) -> None:
+        """Redraw if a line changed. The caller holds the store's lock."""
+        width = self.size.width
+        if not self.is_attached or width < 2:
+            return
+        colours = palette(self.app.theme)
+        lines = (
+            verdict_line(store, self._operator, frozen, width, colours),
+            diagnosis_line(store, colours),
+        )
+        strips = [line.strip(width, colours.text) for line in lines]
+        if strips != self._strips:
+            self._strips = strips
+            self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        if y < len(self._strips) and self._strips[y].cell_length == self.size.width:
+            return self._strips[y]
+        return blank(self.size.width, palette(self.app.theme).text)
+
+
+def verdict_line(store: Store, operator: bool, frozen: bool, width: int, colours: Palette) -> StripLine:
+    """The state of the run with as many fields as fit; the least important are dropped first."""
+    word, level = status_word(store, frozen)
+    items = list(status_fields(store, operator))
+    while len(items) > 1 and _width(word, items) > width:
+        items.remove(max(items, key=lambda item: item.rank))
+    line = StripLine().add(" ", colours.text).add(f"{level.value} {word}", colours.level[level])
+    for item in items:
+        style: Style = colours.level[item.level] if item.level else colours.text
+        line.add(_GAP, colours.faint).add(item.text, style)
+    return line
+
+
+def diagnosis_line(store: Store, colours: Palette) -> StripLine:
+    found = diagnosis(store)
+    text = colours.text if found.level in (Level.GOOD, Level.NOTE) else colours.level[found.level]
+    return StripLine().add(f" {found.level.value} ", colours.level[found.level]).add(found.text, text)
+
+
+def _width(word: str, items: list[StatusField]) -> int:
+    return 4 + len(word) + sum(len(_GAP) + len(item.text) for item in items)

@@ -1,0 +1,78 @@
+"""The manifest of a checkpoint, and the names of its files and folder. Torch-free."""
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import Struct
+
+from agents.protocol import Changes
+from engine.checkpoint.tensor_index import FileName, Natural
+from engine.config.layout import Digest, Layout
+from engine.config.refusal import RefusedError
+
+FORMAT = 2  # format 1 had a pickle as its index and is not read
+MANIFEST = "manifest.json"
+MANIFEST_SUM = "manifest.crc32"  # of the manifest's bytes, in hexadecimal
+PARTIAL = ".partial"  # suffix of a folder that is being written
+
+
+class IncompleteError(RefusedError):
+    """Why a folder is not a whole checkpoint: one sentence."""
+
+
+class OtherFormatError(IncompleteError):
+    """The checkpoint has the format of another version of the engine, which may be able to read it."""
+
+
+class Applied(Struct, frozen=True):
+    """One revision of the knobs, in force from `step` on."""
+
+    revision: Natural
+    step: Natural
+    changes: Changes
+
+
+class Manifest(Struct, frozen=True, kw_only=True):
+    """Metadata of a checkpoint: the run, its layout and knobs, and the files with sizes and checksums."""
+
+    format: int = FORMAT
+    serial: Natural = 0  # larger than that of every checkpoint in the folder at the time of the save
+    step: Natural  # steps done; also the first step that a resumed run trains
+    run: str
+    layout: Layout  # as the user wrote it, without the changes of operators
+    data: Digest  # of the training text
+    knobs: Changes
+    revision: Natural
+    history: list[Applied]
+    torch: str
+    files: dict[FileName, Natural] = {}  # name -> bytes
+    sums: dict[FileName, Natural] = {}  # name -> CRC-32 of the content
+
+
+class Format(Struct):
+    """The only field that a manifest of any format has."""
+
+    format: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint."""
+
+    folder: Path
+    manifest: Manifest
+
+
+def checkpoints_folder(layout: Layout, run_dir: Path) -> Path:
+    """The folder for the checkpoints of the run in `run_dir`."""
+    return Path(layout.checkpoint.dir) / run_dir.name if layout.checkpoint.dir else run_dir / "checkpoints"
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step}"
+
+
+def manifest_sum(raw: bytes) -> bytes:
+    """Content of `MANIFEST_SUM` for a manifest of these bytes."""
+    return b"%08x\n" % zlib.crc32(raw)

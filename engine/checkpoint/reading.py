@@ -1,0 +1,154 @@
+"""Finds checkpoints on disk and checks that they are whole and undamaged. Torch-free, so that a refusal is quick.
+
+A checkpoint is first written under a temporary name (`step-5.partial`); the manifest is written last, and then the
+folder is renamed. So a folder with a manifest was complete once. The sizes in the manifest show whether it still is;
+the checksums, which need a read of all files, show whether it is undamaged.
+"""
+
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from agents.rundir.bounded_read import open_ordinary, read_ordinary
+from engine.checkpoint.manifest import (
+    FORMAT,
+    MANIFEST,
+    MANIFEST_SUM,
+    Checkpoint,
+    Format,
+    IncompleteError,
+    Manifest,
+    OtherFormatError,
+    manifest_sum,
+)
+from engine.checkpoint.tensor_index import INDEX, read_index
+from engine.config.refusal import RefusedError
+
+CHUNK = 4 * 2**20  # bytes read at once
+MAX_MANIFEST_BYTES = 2**26
+_NAME = re.compile(r"step-\d+")
+
+
+def is_checkpoint_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None
+
+
+def read(folder: Path) -> Checkpoint:
+    """The checkpoint in `folder`; IncompleteError if it is not whole or has another format. Reads no content."""
+    try:
+        raw = read_ordinary(folder / MANIFEST, MAX_MANIFEST_BYTES, links=False)
+    except OSError as error:
+        raise IncompleteError(f"{folder} is not a whole checkpoint: {MANIFEST}: {error.strerror}") from None
+    try:
+        found_format = msgspec.json.decode(raw, type=Format).format
+        if found_format != FORMAT:
+            raise OtherFormatError(f"{folder} has format {found_format}, and this engine reads {FORMAT}")
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise IncompleteError(
+            f"{folder} is not a whole checkpoint: {MANIFEST} cannot be read: {error}"
+        ) from None
+    for name, size in manifest.files.items():
+        found = _size(folder / name)
+        if found != size:
+            raise IncompleteError(f"{folder} is not a whole checkpoint: {name} has {found} of {size} bytes")
+    if not manifest.files.keys() == manifest.sums.keys() >= {INDEX}:
+        raise IncompleteError(f"{folder} is damaged: {MANIFEST} lacks files or their checksums")
+    try:
+        written_sum = read_ordinary(folder / MANIFEST_SUM, 64, links=False)
+    except OSError as error:
+        raise IncompleteError(
+            f"{folder} is not a whole checkpoint: {MANIFEST_SUM}: {error.strerror}"
+        ) from None
+    if written_sum != manifest_sum(raw):
+        raise IncompleteError(f"{folder} is damaged: {MANIFEST} is not what was written")
+    return Checkpoint(folder, manifest)
+
+
+def damage(folder: Path) -> str | None:
+    """One sentence on why the content of the checkpoint in `folder` must not be used, or None.
+
+    Reads all files at the speed of the disk: checksums run without the interpreter lock.
+    """
+    manifest = read(folder).manifest
+    sums = manifest.sums
+    with ThreadPoolExecutor() as readers:
+        found = readers.map(lambda name: _checksum_or_none(folder / name), sums)
+        damaged = [name for name, now in zip(sums, found, strict=True) if now != sums[name]]
+    if damaged:
+        return f"{folder} is damaged: {damaged[0]} is not what was written"
+    try:
+        read_index(folder, manifest.files)
+    except RefusedError as why:
+        return str(why)
+    return None
+
+
+def checksum(path: Path) -> int:
+    """CRC-32 of a file's content. It detects accidents such as a flipped bit, and does not protect from malice."""
+    value = 0
+    with open_ordinary(path, links=False) as file:
+        while chunk := file.read(CHUNK):
+            value = zlib.crc32(chunk, value)
+    return value
+
+
+def _checksum_or_none(path: Path) -> int | None:
+    try:
+        return checksum(path)
+    except OSError:
+        return None
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
+def whole_checkpoints(
+    checkpoints_dir: Path, on_incomplete: Callable[[str], None] = lambda _: None
+) -> list[Checkpoint]:
+    """The whole checkpoints in a folder, oldest first. `on_incomplete` gets one sentence on each of the others.
+
+    The newest is the one saved last, which need not have most steps: a run resumed from an older checkpoint trains its
+    later steps again.
+    """
+    found = []
+    for folder in checkpoint_folders(checkpoints_dir):
+        try:
+            found.append(read(folder))
+        except IncompleteError as why:
+            on_incomplete(str(why))
+    return sorted(found, key=lambda checkpoint: checkpoint.manifest.serial)
+
+
+def checkpoint_folders(checkpoints_dir: Path) -> Iterator[Path]:
+    """All folders with the name of a checkpoint, whole or not."""
+    with suppress(OSError):
+        yield from (
+            path
+            for path in sorted(checkpoints_dir.iterdir())
+            if is_checkpoint_name(path.name) and path.is_dir()
+        )
+
+
+def other_format_folders(checkpoints_dir: Path) -> list[Path]:
+    """Checkpoints in the format of another engine version: the engine neither resumes from them nor removes them."""
+    return [folder for folder in checkpoint_folders(checkpoints_dir) if has_other_format(folder)]
+
+
+def has_other_format(folder: Path) -> bool:
+    try:
+        read(folder)
+    except OtherFormatError:
+        return True
+    except IncompleteError:
+        return False
+    return False

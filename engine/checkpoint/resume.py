@@ -1,0 +1,274 @@
+"""How a run resumes: from which checkpoint, in which folder, with which knob values. Torch-free.
+
+The layout may differ from the checkpoint's in everything except the model, the data, the seed and the optimizer.
+"""
+
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from agents.protocol import Value, spell
+from engine.checkpoint.manifest import MANIFEST, Checkpoint, IncompleteError, checkpoints_folder
+from engine.checkpoint.reading import (
+    damage,
+    is_checkpoint_name,
+    other_format_folders,
+    read,
+    whole_checkpoints,
+)
+from engine.config.layout import Layout
+from engine.config.refusal import LayoutError, shown
+from engine.config.toml import check_layout
+
+# Section and key of the knobs whose start value is not in [knobs] under the knob's name.
+_KEYS = {"grad_clip": ("train", "grad_clip"), "schedule": ("schedule", "name"), "zero": ("train", "zero")}
+_MUST_MATCH = ("model", "data.tokenizer", "run.seed", "train.optimizer")
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a run starts. Without a checkpoint it starts at step 0."""
+
+    layout: Layout  # with the knob values of the checkpoint
+    run_dir: Path | None  # the folder of the resumed run; None: the run is a new one
+    checkpoint: Checkpoint | None = None
+
+
+def layout_key(knob: str) -> tuple[str, str]:
+    """Section and key of a layout that hold the knob's start value."""
+    return _KEYS.get(knob, ("knobs", knob))
+
+
+def start_value(layout: Layout, knob: str) -> Value:
+    section, key = layout_key(knob)
+    value: Value = getattr(getattr(layout, section), key)
+    return value
+
+
+def with_knob_values(layout: Layout, values: Mapping[str, Value]) -> Layout:
+    """The layout with other start values of knobs; LayoutError if they are not legal with the rest of it."""
+    return check_layout(_with_unchecked(layout, values))
+
+
+def _with_unchecked(layout: Layout, values: Mapping[str, Value]) -> Layout:
+    """The same without checks; KeyError for an unknown knob, ValidationError for a value of the wrong type."""
+    tree = msgspec.to_builtins(layout)
+    for knob, value in values.items():
+        section, key = layout_key(knob)
+        tree[section][key]  # KeyError if the layout has no such key
+        tree[section][key] = value
+    return msgspec.convert(tree, Layout)
+
+
+def start_time(environ: Mapping[str, str], parent: int) -> float:
+    """When this run started, seconds since the epoch. Under torchrun, which restarts ranks: when torchrun started."""
+    return psutil.Process(parent).create_time() if "TORCHELASTIC_RUN_ID" in environ else time.time()
+
+
+def is_restart(environ: Mapping[str, str]) -> bool:
+    """Whether torchrun has restarted these ranks after one died."""
+    return int(environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+
+
+def find_start(
+    layout: Layout,
+    resume: bool | Path,
+    run_dir: Path | None,
+    named: Path,
+    restarted: bool,
+    fixed: Collection[str] = (),
+    warn: Callable[[str], None] = lambda _: None,
+    damage: Callable[[Path], str | None] = damage,
+    data: str | None = None,
+) -> Start:
+    """How the run starts, from the arguments of `engine run`; LayoutError, one sentence, if it cannot.
+
+    `resume`: True continues the run in the folder `run_dir` or, without one, the newest run of this name; a path starts
+    a new run from the newest whole checkpoint there. `restarted`: torchrun has restarted the ranks, so the run in
+    `run_dir` or `named` continues, from step 0 if it has no checkpoint yet. `fixed` are keys set on the command
+    line, such as ``knobs.micro_batches``, whose values in `layout` take precedence over the checkpoint's: always where
+    a run starts from a path, elsewhere if the run did not start with them. `warn` gets one sentence on each
+    checkpoint that is skipped and each knob value that `layout` does not accept. `damage` checks the content of a
+    checkpoint. `data` is the digest of the text of this run, where it is known.
+    """
+
+    def begin(checkpoint: Checkpoint, run_dir: Path | None, new: bool = False) -> Start:
+        return _start_from(checkpoint, layout, run_dir, fixed, data, warn, new)
+
+    def skip(why: str) -> None:
+        warn(f"passed over: {why}")
+
+    def newest(checkpoints: list[Checkpoint]) -> Checkpoint | None:
+        for checkpoint in reversed(checkpoints):
+            if not (why := _invalid_knobs(checkpoint) or damage(checkpoint.folder)):
+                return checkpoint
+            skip(why)
+        return None
+
+    own_dir = run_dir or named
+    kept = whole_checkpoints(checkpoints_folder(layout, own_dir), skip)
+    if restarted and (found := newest(kept)):
+        return begin(found, own_dir)
+    if kept and resume is not True:
+        raise LayoutError(
+            f"{own_dir} holds checkpoints up to {kept[-1].folder.name}; "
+            "go on from there with --resume, or choose another folder"
+        )
+    if (
+        not kept
+        and resume is not True
+        and (others := other_format_folders(checkpoints_folder(layout, own_dir)))
+    ):
+        raise LayoutError(
+            f"{others[-1]} is in the format of another engine; choose another folder for the run"
+        )
+    if isinstance(resume, Path):
+        chosen = _checkpoint_in(resume, skip, newest, damage)
+        return begin(_unfinished(chosen, layout), run_dir, new=True)
+    if not resume or (restarted and not kept):
+        return Start(layout, run_dir)
+    only_own = bool(run_dir) or restarted
+    for folder in [own_dir] if only_own else reversed(_folders_of(layout)):
+        if found := newest(kept if only_own else whole_checkpoints(checkpoints_folder(layout, folder), skip)):
+            return begin(_unfinished(found, layout), folder)
+    where = str(run_dir) if run_dir else f"the folders {layout.run.dir}/{layout.run.name}-*"
+    raise LayoutError(f"there is nothing to resume: no whole checkpoint in {where}")
+
+
+def _folders_of(layout: Layout) -> list[Path]:
+    """All folders of runs of this name, oldest first."""
+    pattern = re.compile(re.escape(layout.run.name) + r"-\d{8}-\d{6}(-\d+)?")
+    found = [
+        path for path in Path(layout.run.dir).glob(f"{layout.run.name}-*") if pattern.fullmatch(path.name)
+    ]
+    return sorted(found, key=lambda path: path.name)
+
+
+def _checkpoint_in(
+    folder: Path,
+    skip: Callable[[str], None],
+    newest: Callable[[list[Checkpoint]], Checkpoint | None],
+    damage: Callable[[Path], str | None],
+) -> Checkpoint:
+    """The checkpoint that `--resume DIR` names: DIR is a checkpoint, a folder of checkpoints, or a run's folder."""
+    if not folder.is_dir():
+        raise LayoutError(f"there is nothing to resume: {folder} is no folder")
+    if found := newest(whole_checkpoints(folder, skip) or whole_checkpoints(folder / "checkpoints", skip)):
+        return found
+    if not is_checkpoint_name(folder.name) and not (folder / MANIFEST).exists():
+        raise LayoutError(f"there is nothing to resume: no whole checkpoint in {folder}")
+    try:
+        checkpoint = read(folder)
+        if why := _invalid_knobs(checkpoint) or damage(folder):
+            raise IncompleteError(why)
+    except IncompleteError as why_not:
+        raise LayoutError(f"there is nothing to resume: {why_not}") from None
+    return checkpoint
+
+
+def other_data(checkpoint: Checkpoint, layout: Layout, data: str) -> str | None:
+    """One sentence on why a run on the text with the digest `data` cannot resume from `checkpoint`, or None."""
+    if data in (checkpoint.manifest.data, layout.data.digest):
+        return None
+    return (
+        f"{checkpoint.folder} was trained on another text: it had the digest {checkpoint.manifest.data}, and what "
+        f"data.source = {shown(layout.data.source)} names here has {data} (other files, or for stdlib another release "
+        f"of Python); legal: the text it began with, or data.digest={data} to go on with this one"
+    )
+
+
+def _invalid_knobs(checkpoint: Checkpoint) -> str | None:
+    """One sentence on why the knob values of `checkpoint` are impossible, or None."""
+    for knob, value in checkpoint.manifest.knobs.items():
+        try:
+            _with_unchecked(checkpoint.manifest.layout, {knob: value})
+        except (KeyError, msgspec.ValidationError):
+            return f"{checkpoint.folder} is damaged: a layout has no {shown(knob)} = {shown(value)}"
+    return None
+
+
+def _unfinished(checkpoint: Checkpoint, layout: Layout) -> Checkpoint:
+    """The checkpoint; LayoutError if no step is left to train."""
+    if checkpoint.manifest.step >= layout.train.steps:
+        raise LayoutError(
+            f"{checkpoint.folder} is of step {checkpoint.manifest.step}, and train.steps = {layout.train.steps}; "
+            "legal: more than that"
+        )
+    return checkpoint
+
+
+def _start_from(
+    checkpoint: Checkpoint,
+    layout: Layout,
+    run_dir: Path | None,
+    fixed: Collection[str],
+    data: str | None,
+    warn: Callable[[str], None],
+    new: bool,
+) -> Start:
+    manifest = checkpoint.manifest
+    saved, ours = _flat(manifest.layout), _flat(layout)
+    for key in saved | ours:
+        if key.startswith(_MUST_MATCH) and saved.get(key) != ours.get(key):
+            raise LayoutError(
+                f"{checkpoint.folder} has {key} = {spell(saved.get(key))}, the layout says {spell(ours.get(key))}; "
+                "a run goes on with the model, tokenizer, seed and optimizer it began with"
+            )
+    if data and data != manifest.data:
+        if refusal := other_data(checkpoint, layout, data):
+            raise LayoutError(refusal)
+        warn(
+            f"{checkpoint.folder} goes on with another text than it was trained on, as data.digest = {data} says"
+        )
+    # Keep the knob values that operators changed; other knobs have the layout's values. torchrun repeats the command
+    # line at each restart, so when a run continues, its own start values do not undo changes. For a new run they do.
+    changed = {}
+    for knob, value in manifest.knobs.items():
+        before, now = start_value(manifest.layout, knob), start_value(layout, knob)
+        fixed_here = ".".join(layout_key(knob)) in fixed and (new or now != before)
+        if value != before and not fixed_here:
+            changed[knob] = value
+    return Start(_with_legal_values(checkpoint, layout, changed, warn), run_dir, checkpoint)
+
+
+def _with_legal_values(
+    checkpoint: Checkpoint, layout: Layout, values: Mapping[str, Value], warn: Callable[[str], None]
+) -> Layout:
+    """The layout with these knob values: all of them, or those that are legal with it; `warn` gets the others."""
+    legal, rejected = layout, dict(values)
+    with suppress(LayoutError):
+        return with_knob_values(layout, rejected)
+    why: dict[str, LayoutError] = {}
+    for knob in [*rejected] * len(rejected):  # a value may become legal after another one is set
+        if knob in rejected:
+            try:
+                legal = with_knob_values(legal, {knob: rejected[knob]})
+                del rejected[knob]
+            except LayoutError as error:
+                why[knob] = error
+    for knob, value in rejected.items():
+        key, ours = ".".join(layout_key(knob)), spell(start_value(layout, knob))
+        warn(f"{checkpoint.folder} goes on with {key} = {ours} instead of {spell(value)}: {why[knob]}")
+    return legal
+
+
+def _flat(layout: Layout) -> dict[str, Any]:
+    """The layout as dotted key -> value."""
+    flat: dict[str, Any] = {}
+
+    def add(prefix: str, tree: Any) -> None:
+        if isinstance(tree, dict):
+            for key, value in tree.items():
+                add(f"{prefix}.{key}" if prefix else key, value)
+        else:
+            flat[prefix] = tree
+
+    add("", msgspec.to_builtins(layout))
+    return flat

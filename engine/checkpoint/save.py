@@ -1,0 +1,224 @@
+"""Saves and restores a run with torch.distributed.checkpoint, in the background of training.
+
+A save copies the state to host memory between two steps. A thread with its own process group writes the copy while the
+next steps run. A step waits only if the previous save is still being written when the next one starts.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch.distributed as dist
+from msgspec import structs
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from agents.protocol import Ack, Changes, clip
+from engine.checkpoint.manifest import PARTIAL, Checkpoint, Manifest, folder_name
+from engine.checkpoint.state import State
+from engine.checkpoint.storage import Planner, Reader, Writer
+from engine.checkpoint.writing import prune, remove, remove_partial, seal
+from engine.config.layout import CheckpointSettings as Settings
+from engine.config.refusal import RefusedError
+
+REPORT_EVERY_S = 5.0  # how often a rank that waits for a save reports that it waits
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The result of a save."""
+
+    step: int
+    folder: Path
+    seconds: float
+    bytes: int = 0
+    why: str = ""  # the cause, if the save failed
+
+    def __str__(self) -> str:
+        if self.why:
+            return f"the checkpoint of step {self.step} was not saved: {self.why}; training goes on"
+        return f"checkpoint of step {self.step}: {self.folder}, {self.bytes / 2**20:.1f} MiB in {self.seconds:.1f} s"
+
+
+def restore(checkpoint: Checkpoint, state: State) -> None:
+    """Load the state in `checkpoint`, which may have been saved in another layout. Collective over all ranks.
+
+    Raises RefusedError on all ranks if the checkpoint cannot be read or holds another model.
+    """
+    group = dist.new_group(backend="gloo")
+    reader = Reader(checkpoint.folder, checkpoint.manifest.files)
+    try:
+        load(state.tensors(), storage_reader=reader, planner=Planner(), process_group=group)
+    except CheckpointException as error:
+        raise RefusedError(f"{checkpoint.folder} cannot be resumed from: {_first_line(error)}") from None
+    state.update_tied_copies()
+
+
+class Checkpoints:
+    """The checkpoints of one run, in the folder `checkpoints_dir`. All ranks make the same calls.
+
+    Create it before the first step; it creates a process group. `describe` makes the manifest of a save. `report` is
+    called every few seconds while a rank waits for a save, because a stopping run without reports counts as stuck.
+    """
+
+    def __init__(
+        self,
+        checkpoints_dir: Path,
+        settings: Settings,
+        state: State,
+        describe: Callable[[int], Manifest],
+        report: Callable[[str], None] = lambda _: None,
+    ):
+        self.checkpoints_dir, self._settings, self._state = checkpoints_dir, settings, state
+        self._describe, self._report = describe, report
+        self._requested = False
+        self._saved_at: int | None = None  # steps done at the newest save
+        self._rank, self._leads = dist.get_rank(), dist.get_rank() == 0
+        self._group = dist.new_group(backend="gloo")
+        self._thread: threading.Thread | None = None
+        self._finished: deque[Saved] = deque()
+        self._newest: Saved | None = None  # the newest finished save
+        if self._leads:
+            remove_partial(checkpoints_dir)
+
+    def request(self, _: object = None) -> None:
+        """Request a save at the end of this step. All ranks must request it in the same step."""
+        self._requested = True
+
+    @property
+    def requested(self) -> bool:
+        return self._requested
+
+    def due(self, done: int, last: bool) -> bool:
+        """Whether to save a checkpoint after `done` steps; `last` is true if this is the final step. All ranks get the
+        same result.
+
+        A paused run stays at one step. There a second save is due only if the first has failed; every rank waits for
+        the first, so all know its result.
+        """
+        if done == self._saved_at:
+            if not self._requested:
+                return False
+            self._requested = False
+            self.wait()
+            return bool(self._newest and self._newest.why)
+        every = self._settings.every
+        return self._requested or (every > 0 and (last or done % every == 0))
+
+    def save(self, done: int) -> None:
+        """Start to save the state after `done` steps. Waits only for an earlier save."""
+        self._requested, self._saved_at = False, done
+        self.wait()
+        tensors, manifest = self._state.copy(), self._describe(done)
+        self._thread = threading.Thread(
+            target=self._save, args=(tensors, manifest), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until no save is under way."""
+        if not self._thread:
+            return
+        start = time.monotonic()
+        while True:
+            self._thread.join(REPORT_EVERY_S)
+            if not self._thread.is_alive():
+                break
+            self._report(f"waiting for the checkpoint, {time.monotonic() - start:.1f} s")
+        self._thread = None
+
+    def result_of(self, step: int) -> Saved | None:
+        """The result of the newest finished save if that save is of `step`; the same on every rank."""
+        if self._thread and self._thread.is_alive():
+            return None
+        return self._newest if self._newest and self._newest.step == step else None
+
+    def take_finished(self) -> list[Saved]:
+        """Results of the saves that finished since the last call."""
+        return [self._finished.popleft() for _ in range(len(self._finished))]
+
+    def _save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
+        """Write the files, then seal the checkpoint on rank 0. Runs in the thread. Every rank gets the result."""
+        start = time.monotonic()
+        folder = self.checkpoints_dir / folder_name(manifest.step)
+        partial = folder.with_name(folder.name + PARTIAL)
+        sums: dict[str, int] = {}
+        why, size = "", 0
+        try:
+            sums = self.write(tensors, partial)
+        except BaseException as error:  # noqa: BLE001 - torch's CheckpointException is not an Exception
+            why = _first_line(error)
+        try:
+            by_rank: list[tuple[dict[str, int], str]] = [({}, "")] * dist.get_world_size()
+            dist.all_gather_object(by_rank, (sums, why), group=self._group)
+            why = next((of_rank for _, of_rank in by_rank if of_rank), "")
+            if self._leads and not why:
+                try:
+                    known = {name: value for of_rank, _ in by_rank for name, value in of_rank.items()}
+                    size = sum(seal(partial, manifest, known).manifest.files.values())
+                    prune(self.checkpoints_dir, self._settings.keep)
+                except OSError as error:
+                    why = _first_line(error)
+            result = [why]
+            dist.broadcast_object_list(result, src=0, group=self._group)
+            why = result[0]
+        except Exception as error:  # noqa: BLE001 - another rank is gone
+            why = why or _first_line(error)
+        if why and self._leads:
+            remove(partial)
+        self._newest = Saved(manifest.step, folder, time.monotonic() - start, size, why)
+        self._finished.append(self._newest)
+
+    def write(self, tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
+        """Write this rank's part and return the checksums of its files. On return all ranks' files are on disk."""
+        writer = Writer(partial, self._rank)
+        save(tensors, storage_writer=writer, process_group=self._group)
+        return writer.sums
+
+
+class SaveAcks:
+    """Acks of changes that request a save. They wait until the save is on disk or has failed, so that applied means
+    saved."""
+
+    def __init__(self, checkpoints: Checkpoints, settle: Callable[[Ack], None]):
+        self._checkpoints, self._settle = checkpoints, settle
+        self._held: list[tuple[Ack, bool]] = []
+        self._leads = dist.get_rank() == 0
+
+    def hold(self, ack: Ack, changes: Changes) -> None:
+        """Hold the ack of a change with `save` that was applied at a step boundary; meanwhile report `agreed`."""
+        self._held.append((ack, len(changes) == 1))
+        if self._leads:
+            text = f"the checkpoint of step {ack.step} is being written"
+            self._settle(structs.replace(ack, state="agreed", why=text))
+
+    def settle_finished(self) -> None:
+        """Settle the acks of finished saves.
+
+        A change that contains more than the save is applied even if the save failed.
+        """
+        for held in list(self._held):
+            ack, alone = held
+            saved = self._checkpoints.result_of(ack.step)
+            if saved is None:
+                continue
+            self._held.remove(held)
+            if saved.why:
+                state: Literal["applied", "rejected"] = "rejected" if alone else "applied"
+                ack = structs.replace(ack, state=state, why=clip(str(saved)))
+            self._settle(ack)
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of an error; if torch reports the errors of all ranks, the cause on the first failed rank."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        rank, (cause, _) = next(iter(failures.items()))
+        return f"rank {rank}: {cause}"
+    return str(error).partition("\n")[0] or type(error).__name__

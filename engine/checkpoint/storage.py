@@ -1,0 +1,219 @@
+"""Storage for torch.distributed.checkpoint (DCP): tensors as plain bytes, with a JSON index.
+
+torch's own storage keeps its index as a pickle and passes other items to `torch.load`. A pickle can run any code, so
+neither is used here: DCP plans which rank saves and loads what, and this module writes and reads the bytes.
+"""
+
+import math
+import os
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+)
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from agents.rundir.bounded_read import open_ordinary
+from engine.checkpoint.tensor_index import INDEX, ITEM_BYTES, Chunk, Index, Stored, read_index, write_index
+from engine.config.refusal import RefusedError
+
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class _At:
+    """The file and the offset at which a chunk begins."""
+
+    file: str
+    offset: int
+
+
+class Writer(StorageWriter):
+    """Writes one file per rank; rank 0 also writes the index.
+
+    `sums` maps each file of this rank to its CRC-32, computed from the bytes in memory, so that write errors of a disk
+    are detected too.
+    """
+
+    def __init__(self, folder: Path, rank: int):
+        self._folder, self._name = folder, f"rank-{rank}.bin"
+        self.sums: dict[str, int] = {}
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        assert checkpoint_id is None, "a writer has one folder"
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        results, total = [], 0
+        with (self._folder / self._name).open("xb") as file:
+            for item in plan.items:
+                tensor = planner.resolve_data(item)
+                assert isinstance(tensor, Tensor), item.index.fqn
+                raw, at = _bytes_of(tensor.detach().cpu().contiguous()), file.tell()
+                file.write(raw.data)
+                total = zlib.crc32(raw.data, total)
+                results.append(WriteResult(item.index, raw.nbytes, _At(self._name, at)))
+            file.flush()
+            os.fsync(file.fileno())
+        self.sums[self._name] = total
+        return _done(results)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        places = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        index = {name: _stored(name, entry, places) for name, entry in metadata.state_dict_metadata.items()}
+        raw = write_index(index)
+        with (self._folder / INDEX).open("xb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        self.sums[INDEX] = zlib.crc32(raw)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return False
+
+
+class Reader(StorageReader):
+    """Reads what a `Writer` wrote to `folder`. `files` maps each file to its size in the manifest."""
+
+    def __init__(self, folder: Path, files: Mapping[str, int]):
+        self._folder, self._files = folder, files
+        self._index: Index = {}
+        self._chunks: dict[MetadataIndex, Chunk] = {}
+        self._refusal: RefusedError | None = None
+
+    def reset(self, checkpoint_id: Any = None) -> None:
+        assert checkpoint_id is None, "a reader has one folder"
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        try:
+            self._index = read_index(self._folder, self._files)
+        except RefusedError as refusal:
+            # Raised later: DCP would log it here with a traceback, and look for an index of one rank.
+            self._refusal = refusal
+        for name, stored in self._index.items():
+            self._chunks |= {MetadataIndex(name, chunk.offsets): chunk for chunk in stored.chunks}
+        return Metadata({name: _entry(stored) for name, stored in self._index.items()})
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        if self._refusal:
+            raise self._refusal
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        by_file: dict[str, list[tuple[Chunk, ReadItem]]] = {}
+        for item in plan.items:
+            assert item.type == LoadItemType.TENSOR, item.storage_index.fqn
+            chunk = self._chunks[item.storage_index]
+            by_file.setdefault(chunk.file, []).append((chunk, item))
+        for name, wanted in by_file.items():
+            with open_ordinary(self._folder / name, links=False) as file:
+                for chunk, item in wanted:
+                    part = _read(file, chunk, DTYPES[self._index[item.storage_index.fqn].dtype])
+                    for dim, (offset, length) in enumerate(
+                        zip(item.storage_offsets, item.lengths, strict=True)
+                    ):
+                        part = part.narrow(dim, offset, length)
+                    target = planner.resolve_tensor(item).detach()
+                    target.copy_(part)
+                    planner.commit_tensor(item, target)
+        return _done(None)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
+        return False
+
+
+class Planner(DefaultLoadPlanner):
+    """Plans what a rank reads. Raises RefusedError if the checkpoint's tensors are not those of the run."""
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        for name, tensor in self.state_dict.items():
+            entry = self.metadata.state_dict_metadata.get(name)
+            if not isinstance(entry, TensorStorageMetadata):
+                raise RefusedError(f"it has no tensor {name}")
+            if entry.size != tensor.size():
+                raise RefusedError(
+                    f"its {name} is {list(entry.size)}, and the layout's {list(tensor.size())}"
+                )
+        return super().create_local_plan()
+
+
+def _stored(name: str, entry: Any, places: dict[MetadataIndex, _At]) -> Stored:
+    """The index entry of a saved tensor. Empty shards are not stored."""
+    chunks = []
+    for chunk in entry.chunks:
+        if math.prod(chunk.sizes):
+            at = places[MetadataIndex(name, chunk.offsets)]
+            chunks.append(Chunk(tuple(chunk.offsets), tuple(chunk.sizes), at.file, at.offset))
+    return Stored(NAMES[entry.properties.dtype], tuple(entry.size), chunks)
+
+
+def _entry(stored: Stored) -> TensorStorageMetadata:
+    boxes = [ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in stored.chunks]
+    return TensorStorageMetadata(TensorProperties(DTYPES[stored.dtype]), torch.Size(stored.shape), boxes)
+
+
+def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
+    """A tensor's bytes, as an array that shares its memory."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def _read(file: FileIO, chunk: Chunk, dtype: torch.dtype) -> Tensor:
+    """Read a chunk into new memory; the index checks have bounded its size."""
+    tensor = torch.empty(chunk.sizes, dtype=dtype)
+    rest = _bytes_of(tensor).data
+    file.seek(chunk.at)
+    while len(rest):
+        count = file.readinto(rest)
+        if not count:
+            raise OSError(0, "it ends too early", chunk.file)
+        rest = rest[count:]
+    return tensor
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future

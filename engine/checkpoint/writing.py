@@ -1,0 +1,91 @@
+"""Completes checkpoints on disk and removes old ones. Torch-free."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from engine.checkpoint.manifest import (
+    MANIFEST,
+    MANIFEST_SUM,
+    PARTIAL,
+    Checkpoint,
+    Manifest,
+    folder_name,
+    manifest_sum,
+)
+from engine.checkpoint.reading import checkpoint_folders, checksum, has_other_format, whole_checkpoints
+
+
+def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = None) -> Checkpoint:
+    """Turn the files in the folder `partial` into a checkpoint. It is atomic: if the machine fails meanwhile, no
+    checkpoint exists.
+
+    `sums` are known checksums, by file name; other files are read to compute theirs.
+    """
+    checkpoints_dir = partial.parent
+    folder = checkpoints_dir / folder_name(manifest.step)
+    serials = [checkpoint.manifest.serial for checkpoint in whole_checkpoints(checkpoints_dir)]
+    sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
+    known = sums or {}
+    all_sums = {name: known[name] if name in known else checksum(partial / name) for name in sizes}
+    manifest = msgspec.structs.replace(
+        manifest, serial=max(serials, default=0) + 1, files=sizes, sums=all_sums
+    )
+    raw = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+    _write(partial / MANIFEST_SUM, manifest_sum(raw))
+    _write(partial / MANIFEST, raw)
+    _sync(partial)
+    replaced = folder.with_name(f"{folder.name}.old{PARTIAL}")
+    if folder.exists():  # saved before the run was resumed from an older checkpoint
+        folder.rename(replaced)
+    partial.rename(folder)
+    _sync(checkpoints_dir)
+    shutil.rmtree(replaced, ignore_errors=True)
+    return Checkpoint(folder, manifest)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a new file and sync it to the disk."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Sync a folder, which holds the names of its files, to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def prune(checkpoints_dir: Path, keep: int) -> None:
+    """Remove all but the `keep` newest whole checkpoints, and incomplete ones with fewer steps than those."""
+    checkpoints = whole_checkpoints(checkpoints_dir)
+    kept = checkpoints[-keep:]
+    for checkpoint in checkpoints[:-keep]:
+        remove(checkpoint.folder)
+    first = min((checkpoint.manifest.step for checkpoint in kept), default=0)
+    for folder in set(checkpoint_folders(checkpoints_dir)) - {checkpoint.folder for checkpoint in kept}:
+        if int(folder.name.removeprefix("step-")) < first and not has_other_format(folder):
+            remove(folder)
+
+
+def remove_partial(checkpoints_dir: Path) -> None:
+    """Remove the files of interrupted saves. No other process may be saving in the folder."""
+    with suppress(OSError):
+        for path in checkpoints_dir.glob(f"step-*{PARTIAL}"):
+            remove(path)
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint, its manifest first, so that a half-removed checkpoint is not taken for a whole one."""
+    with suppress(OSError):
+        (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,32 @@
+"""Current values of the knobs that each step reads; a knob change sets them between steps."""
+
+from dataclasses import dataclass
+
+from engine.config.layout import Layout
+
+
+@dataclass
+class KnobValues:
+    recompute: str = "none"
+    capacity_factor: float | None = None  # None = dropless; under expert choice, 1
+    aux_loss_coef: float = 0.0
+    z_loss_coef: float = 0.0
+    aux_scale: float = 1.0  # 1 / sequences of the global batch: both losses are means over them
+    bias_rate: float = 0.0
+    lr_scale: float = 1.0
+    grad_clip: float | None = None  # maximum of the global gradient norm; None = no clipping
+
+    @classmethod
+    def of(cls, layout: Layout) -> "KnobValues":
+        """The start values in a layout."""
+        knobs = layout.knobs
+        return cls(
+            recompute=knobs.recompute,
+            capacity_factor=knobs.capacity_factor,
+            aux_loss_coef=knobs.aux_loss_coef,
+            z_loss_coef=knobs.z_loss_coef,
+            aux_scale=1.0 / layout.train.global_batch,
+            bias_rate=knobs.bias_rate,
+            lr_scale=knobs.lr_scale,
+            grad_clip=layout.train.grad_clip,
+        )

@@ -1,0 +1,293 @@
+"""Schema of a layout: the description of a run as typed sections and keys. Torch-free.
+
+A schedule, method or mode is added to a Literal below together with its parity test.
+"""
+
+import hashlib
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from engine.config.grid import ORDER, Grid, divisors
+from engine.config.schedule_traits import SCHEDULES
+
+LARGEST = 2**31 - 1  # largest legal size; keeps arithmetic on sizes fast
+Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
+Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
+Layers = Annotated[int, Meta(ge=1, le=1024)]  # the layer split tries every start of every stage
+Experts = Annotated[int, Meta(ge=1, le=65_536)]
+Above = Annotated[float, Meta(gt=0, le=1e9)]
+AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
+# \Z and not $: $ also matches before a final line end.
+Word = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z",
+        description="up to 64 letters, digits, '_', '.' and '-', not beginning with '.' or '-'",
+    ),
+]
+Line = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[^\x00-\x1f]{1,4096}\Z",
+        description="1 to 4,096 characters of text, without NUL, line ends and other control characters",
+    ),
+]
+
+Digest = Annotated[
+    str, Meta(pattern=r"\Ablake2b-[0-9a-f]{16}\Z", description="blake2b- and 16 hexadecimal digits")
+]
+
+# Bounds of knobs, for start values and for later changes.
+CAPACITY_FACTOR = (0.1, 8.0)
+LR_SCALE = (0.0, 10.0)
+LOSS_COEF = (0.0, 100.0)
+BIAS_RATE = (0.0, 1.0)
+GRAD_CLIP = (1e-3, 1e3)
+
+
+class Run(Struct, frozen=True):
+    """The run's name, seed and folder."""
+
+    name: Annotated[Word, "the first part of the folder's name"] = "run"
+    seed: Annotated[Natural, "seeds the initial weights and the order of samples"] = 0
+    dir: Annotated[Line, "parent folder of the run folders"] = "./runs"
+
+
+class Moe(Struct, frozen=True):
+    """Mixture of Experts (docs/routing.md). Without this section every layer has a dense MLP."""
+
+    experts: Annotated[Experts, "routed experts per layer"]
+    top_k: Annotated[Positive, "routed experts per token"]
+    d_expert: Annotated[Positive, "hidden width of one expert"]
+    dense_layers: Annotated[Natural, "leading layers without experts"] = 0
+    every: Annotated[
+        Positive, "after dense_layers, every n-th layer has experts, starting with the first"
+    ] = 1
+    shared_experts: Annotated[Natural, "experts that process every token, in addition to its top_k"] = 0
+    router: Annotated[
+        Literal["token_choice", "expert_choice"], "whether tokens choose experts or experts choose tokens"
+    ] = "token_choice"
+    score: Annotated[
+        Literal["softmax", "sigmoid"], "score over all experts (softmax) or for each expert alone (sigmoid)"
+    ] = "softmax"
+    route_scale: Annotated[Above, "factor on the weights of the routed experts"] = 1.0
+    balance: Annotated[
+        Literal["aux", "bias", "aux+bias", "none"],
+        "load balancing: an auxiliary loss per sequence, a bias on expert selection, both or none",
+    ] = "aux"
+    drop: Annotated[
+        Literal["position", "probability"],
+        "which tokens an expert keeps at its capacity: the first, or those with the highest probability",
+    ] = "position"
+    groups: Annotated[Positive, "number of expert groups of equal size"] = 1
+    top_groups: Annotated[Positive | None, "expert groups that a token may use; absent: all"] = None
+
+    @property
+    def balances(self) -> list[str]:
+        """The balancing methods in use: "aux", "bias", both or none."""
+        return [] if self.balance == "none" else self.balance.split("+")
+
+
+class Model(Struct, frozen=True):
+    """The transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU or experts."""
+
+    layers: Annotated[Layers, "transformer layers"]
+    d_model: Annotated[Positive, "width of the residual stream"]
+    heads: Annotated[Positive, "query heads"]
+    seq_len: Annotated[Positive, "tokens per sequence"]
+    kv_heads: Annotated[Positive | None, "key and value heads; absent: as many as heads"] = None
+    d_ff: Annotated[Positive | None, "hidden width of a dense MLP; absent: 4 d_model"] = None
+    vocab: Annotated[Positive, "rows of the embedding; byte tokens use the first 256"] = 256
+    norm_eps: Annotated[Above, "added to the mean square in RMSNorm"] = 1e-5
+    rope_theta: Annotated[Above, "base of the rotary frequencies"] = 10_000.0
+    tie_embeddings: Annotated[bool, "whether the head shares the embedding's weight"] = False
+    moe: Moe | None = None
+
+    @property
+    def kv(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def ff(self) -> int:
+        return self.d_ff or 4 * self.d_model
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.heads
+
+    def has_experts(self, layer: int) -> bool:
+        return self.moe is not None and layer in self.layers_with_experts
+
+    @property
+    def layers_with_experts(self) -> range:
+        return range(self.moe.dense_layers, self.layers, self.moe.every) if self.moe else range(0)
+
+
+class GridSizes(Struct, frozen=True):
+    """Sizes of the parallel axes; the run has pp x dp_replicate x dp_shard x cp x tp ranks."""
+
+    pp: Annotated[Positive, "pipeline parallel size"] = 1
+    dp_replicate: Annotated[Positive, "number of replicas of the sharded model (HSDP)"] = 1
+    dp_shard: Annotated[Positive, "sharded data parallel size (ZeRO)"] = 1
+    cp: Annotated[Positive, "context parallel size: ranks that share each sequence"] = 1
+    tp: Annotated[Positive, "tensor parallel size, with sequence parallelism"] = 1
+    ep: Annotated[Positive, "expert parallel size, over the dp_shard x cp x tp ranks of a stage"] = 1
+    ep_method: Annotated[
+        Literal["direct", "hierarchical"], "one all-to-all, or one within nodes and then one across nodes"
+    ] = "direct"
+    ep_inner: Annotated[
+        Positive | None,
+        "with hierarchical: ep ranks per node; absent: the divisor nearest to the square root of ep",
+    ] = None
+    cp_method: Annotated[
+        Literal["ulysses", "ring"],
+        "attention over cp: all-to-all from tokens to heads (Ulysses), or keys and values passed around a ring",
+    ] = "ring"
+
+
+class Schedule(Struct, frozen=True):
+    """The order in which pipeline stages run."""
+
+    name: Annotated[
+        Literal["gpipe", "1f1b", "interleaved", "interleaved_zb", "zbv", "dualpipev"],
+        "the last four have several stages per rank",
+    ] = "1f1b"
+    virtual_stages: Annotated[Positive | None, "stages per rank; absent: the minimum of the schedule"] = None
+
+
+class Train(Struct, frozen=True):
+    """The optimisation."""
+
+    steps: Annotated[Positive, "number of optimizer steps"] = 100
+    global_batch: Annotated[Positive, "sequences per step over all ranks"] = 32
+    optimizer: Annotated[Literal["adamw", "sgd"], "AdamW, or plain gradient descent"] = "adamw"
+    lr: Annotated[AtLeast0, "learning rate after the warm-up"] = 1e-3
+    warmup: Annotated[Natural, "steps over which the learning rate rises to lr"] = 0
+    weight_decay: Annotated[AtLeast0, "weight decay of matrices; norms have none"] = 0.0
+    grad_clip: Annotated[
+        Annotated[float, Meta(ge=GRAD_CLIP[0], le=GRAD_CLIP[1])] | None,
+        "maximum of the global gradient norm; absent: no clipping",
+    ] = None
+    precision: Annotated[
+        Literal["fp32", "bf16", "fp8"],
+        "precision of activations; weights, sums and updates are fp32; fp8 is not supported yet",
+    ] = "fp32"
+    zero: Annotated[
+        Literal[0, 1, 2, 3],
+        "ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 also gradients, 3 also weights",
+    ] = 2
+    compile: Annotated[bool, "whether torch.compile fuses the operations between matrix products"] = False
+
+
+class Data(Struct, frozen=True):
+    """The training text; it must be the same on all ranks."""
+
+    source: Annotated[
+        Line,
+        "`stdlib`: the Python standard library's own source on this machine; `text:GLOB`: every readable file that "
+        "matches the pattern (`**` matches any folders), sorted by name, such as `text:/data/**/*.txt`",
+    ] = "stdlib"
+    tokenizer: Annotated[Literal["bytes"], "a token is a byte"] = "bytes"
+    digest: Annotated[
+        Digest | None,
+        "digest of the text; absent: any text, but a resumed run requires the text that it began with",
+    ] = None
+
+
+class CheckpointSettings(Struct, frozen=True):
+    """When and where training state is saved (docs/checkpoints.md)."""
+
+    every: Annotated[
+        Natural,
+        "steps between checkpoints; if not 0, the end of the run and a stop save too; 0: only on request",
+    ] = 0
+    keep: Annotated[Positive, "number of newest checkpoints to keep"] = 3
+    dir: Annotated[
+        Line | None, "parent folder of the checkpoint folders of all runs; absent: inside the run's folder"
+    ] = None
+
+
+class Knobs(Struct, frozen=True):
+    """Start values of the knobs, which can be changed while the run trains (docs/control.md)."""
+
+    micro_batches: Annotated[Positive, "micro-batches per step of a data-parallel rank"] = 1
+    capacity_factor: Annotated[
+        Annotated[float, Meta(ge=CAPACITY_FACTOR[0], le=CAPACITY_FACTOR[1])] | None,
+        "maximum tokens of a sequence per expert, as a multiple of an even share; absent: dropless",
+    ] = None
+    recompute: Annotated[
+        Literal["none", "selective", "full"],
+        "activation checkpointing: activations that backward computes again; selective: attention only",
+    ] = "none"
+    lr_scale: Annotated[
+        Annotated[float, Meta(ge=LR_SCALE[0], le=LR_SCALE[1])], "factor on the learning rate"
+    ] = 1.0
+    aux_loss_coef: Annotated[
+        Annotated[float, Meta(ge=LOSS_COEF[0], le=LOSS_COEF[1])],
+        "weight of the auxiliary load-balancing loss, if balance includes aux",
+    ] = 0.01
+    z_loss_coef: Annotated[
+        Annotated[float, Meta(ge=LOSS_COEF[0], le=LOSS_COEF[1])],
+        "weight of the router z-loss (on large logits)",
+    ] = 0.0
+    bias_rate: Annotated[
+        Annotated[float, Meta(ge=BIAS_RATE[0], le=BIAS_RATE[1])],
+        "per step, added to the bias of an underloaded expert, if balance includes bias",
+    ] = 0.001
+
+
+class Layout(Struct, frozen=True, kw_only=True):
+    """Description of a whole run. `engine.config.toml.load` and `from_toml` return checked ones."""
+
+    model: Model
+    run: Run = Run()
+    grid: GridSizes = GridSizes()
+    schedule: Schedule = Schedule()
+    train: Train = Train()
+    data: Data = Data()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    knobs: Knobs = Knobs()
+
+    @property
+    def ranks(self) -> Grid:
+        return Grid(**{axis: getattr(self.grid, axis) for axis in (*ORDER, "ep")})
+
+    @property
+    def ep_inner(self) -> int | None:
+        """Ranks in the inner hop of a hierarchical all-to-all; None if the all-to-all is direct."""
+        ep = self.grid.ep
+        if self.grid.ep_method == "direct":
+            return None
+        return self.grid.ep_inner or min(divisors(ep), key=lambda n: (n + ep // n, -n))
+
+    @property
+    def local_batch(self) -> int:
+        """Sequences per step of one data-parallel rank."""
+        return self.train.global_batch // self.ranks.dp
+
+    @property
+    def virtual_stages(self) -> int:
+        """Number of stages per rank."""
+        return self.schedule.virtual_stages or SCHEDULES[self.schedule.name].virtual_stages or 2
+
+    @property
+    def stages(self) -> int:
+        return self.grid.pp * self.virtual_stages
+
+    @property
+    def tied_apart(self) -> bool:
+        """Whether the head shares the weight of an embedding on another rank."""
+        in_a_loop = SCHEDULES[self.schedule.name].placement == "loop"
+        return self.model.tie_embeddings and self.grid.pp > 1 and in_a_loop
+
+    def digest(self) -> str:
+        """Digest of model, data and partition; steps, names and start values of knobs do not count."""
+        same = (self.model, self.grid, self.schedule.name, self.data, self.run.seed, self.train.global_batch)
+        return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
+
+    def whole_digest(self) -> str:
+        """Digest that must be equal on all ranks of a run: covers all keys but the run's name and folder."""
+        same = msgspec.structs.replace(self, run=Run(seed=self.run.seed))
+        return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()

@@ -1,0 +1,44 @@
+"""Legal values of a knob, given the layout's partition and batch. Used by checks and by live knobs."""
+
+from engine.config.grid import divisors
+from engine.config.layout import Layout
+from engine.config.schedule_traits import (
+    SCHEDULES,
+    accepts_micro_batches,
+    compatible_zero_stages,
+    same_partition,
+)
+
+
+def legal_micro_batches(layout: Layout, schedule: str) -> list[int]:
+    """Divisors of the local batch that `schedule` accepts with the layout's partition."""
+    pp, virtual = layout.grid.pp, layout.virtual_stages
+    ways = divisors(layout.local_batch) if layout.local_batch else []
+    return [m for m in ways if accepts_micro_batches(schedule, pp, virtual, m)]
+
+
+def can_compile(layout: Layout, schedule: str) -> bool:
+    """Whether `schedule` can run the compiled model. A compiled backward frees its inputs as it runs, so a split
+    backward could not compute the weight gradients afterwards."""
+    return not (layout.train.compile and SCHEDULES[schedule].split_backward)
+
+
+def shards_by_block(layout: Layout) -> bool:
+    """Whether each block is an FSDP unit of its own: to overlap communication, or to free weights after use."""
+    return layout.grid.pp == 1 or layout.train.zero == 3
+
+
+def legal_zero_stages(layout: Layout, schedule: str) -> list[int]:
+    """ZeRO stages that a sharded run can switch to under `schedule`; stage 3 needs sharding by block."""
+    return [
+        zero
+        for zero in compatible_zero_stages(schedule)
+        if zero > 0 and (zero < 3 or shards_by_block(layout))
+    ]
+
+
+def legal_schedules(layout: Layout, zero: int) -> list[str]:
+    """Schedules that can run with the layout's partition and batch, and with ZeRO stage `zero`."""
+    names = same_partition(layout.schedule.name)
+    fitting = [name for name in names if zero in compatible_zero_stages(name) and can_compile(layout, name)]
+    return [name for name in fitting if legal_micro_batches(layout, name)]

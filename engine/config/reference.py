@@ -1,0 +1,47 @@
+"""Reference of all layout keys as Markdown, generated from the schema: `engine reference`, docs/layout.md."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import NODEFAULT, Struct
+
+from engine.config.layout import Layout
+from engine.config.types import keys, legal, section_in
+
+HEAD = """# Layout: every key
+
+<!-- Generated from the schema by `engine reference > docs/layout.md`; a test compares the two. -->
+
+A layout is a TOML file that describes a run. `section.key=value` on the command line overrides a key; the value `none`
+removes it. `engine run` refuses illegal values and combinations in one sentence before it starts any rank. Example
+layouts are in `layouts/`. The run's folder holds the complete layout, overrides included, as `layout.toml`.
+"""
+
+
+def reference() -> str:
+    return "\n".join([HEAD, *_sections(Layout, "")])
+
+
+def _sections(kind: type[Struct], name: str) -> Iterator[str]:
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    inner = {key: section_in(hint) for key, (hint, _) in keys(kind).items()}
+    if name:
+        yield f"## [{name}]\n\n{kind.__doc__}\n\n| key | legal | absent | meaning |\n|---|---|---|---|"
+        for key, (hint, meaning) in keys(kind).items():
+            if not inner[key]:
+                admitted = legal(hint).replace("|", "\\|")
+                yield f"| `{key}` | {admitted} | {_absent(fields[key])} | {meaning} |"
+        yield ""
+    for key, section in inner.items():
+        if section:
+            yield from _sections(section, f"{name}.{key}" if name else key)
+
+
+def _absent(field: Any) -> str:
+    """The value of an omitted key, as the table shows it."""
+    if field.default is NODEFAULT:
+        return "required"
+    if field.default is None:
+        return "none"
+    return f"`{msgspec.json.encode(field.default).decode()}`"

@@ -1,0 +1,38 @@
+"""Errors for a user's mistakes: one printable sentence of bounded length, whatever the refused value was."""
+
+import reprlib
+from typing import Any
+
+from agents.protocol import clean
+
+MOST = 1000  # maximum characters of a sentence
+MOST_OF_VALUE = 120  # maximum characters of a value in it
+
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxstring, _short.maxother, _short.maxlong = 3, MOST_OF_VALUE, MOST_OF_VALUE, 40
+
+
+class RefusedError(ValueError):
+    """A user's mistake in one sentence: what is wrong, where, and what is legal."""
+
+    def __init__(self, text: str):
+        super().__init__(one_sentence(text))
+
+
+class LayoutError(RefusedError):
+    """A mistake in a layout: the key, its value and the legal values, in one sentence."""
+
+
+def one_sentence(text: str) -> str:
+    """`text` without control characters; cut in the middle if too long, since the end lists what is legal."""
+    if len(text) > MOST:
+        text = f"{text[: MOST // 2]} ... {text[-MOST // 2 :]}"
+    return clean(text)
+
+
+def shown(value: Any) -> str:
+    """repr of a value, cut in the middle if too long."""
+    try:
+        return _short.repr(value)
+    except ValueError:  # an integer with more digits than Python converts to text
+        return "a number of thousands of digits"

@@ -1,0 +1,73 @@
+"""Properties of pipeline schedules: the stages of each rank, and the settings that a schedule supports.
+
+A pipeline of p ranks with v virtual stages each has p v stages; stage 0 has the embedding, the last one the loss. In a
+*loop* placement rank r holds stages r, p + r, 2 p + r ...; in a *v* placement (v = 2) it holds r and 2 p - 1 - r, so
+that rank 0 has the first and the last stage, and rank p - 1 passes activations between its two without a message.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ScheduleTraits:
+    """Properties of one schedule."""
+
+    placement: Literal["loop", "v"] = "loop"
+    virtual_stages: int | None = 1  # stages per rank, exactly; None: two or more
+    split_backward: bool = False  # input gradients first (I), weight gradients later (W), to fill the bubble
+    least: Literal["any", "stages"] = "any"  # minimum of micro-batches: 1, or the number of stages
+    in_rounds: bool = False  # micro-batches go in max(1, m // p) rounds of equal size
+
+
+SCHEDULES: dict[str, ScheduleTraits] = {
+    "gpipe": ScheduleTraits(),
+    "1f1b": ScheduleTraits(least="stages"),
+    "interleaved": ScheduleTraits(virtual_stages=None, in_rounds=True),
+    "interleaved_zb": ScheduleTraits(virtual_stages=None, in_rounds=True, split_backward=True),
+    "zbv": ScheduleTraits("v", virtual_stages=2, split_backward=True),
+    "dualpipev": ScheduleTraits("v", virtual_stages=2, split_backward=True, least="stages"),
+}
+
+
+def accepts_micro_batches(name: str, ranks: int, virtual_stages: int, micro_batches: int) -> bool:
+    """Whether the schedule `name` can run that many micro-batches.
+
+    1F1B fills every stage once before it drains. Interleaved schedules run in rounds of equal size (Narayanan et al.
+    2021, relaxed as in torch: the number of rounds must divide the number of micro-batches).
+    """
+    traits = SCHEDULES[name]
+    if traits.in_rounds and micro_batches % max(1, micro_batches // ranks):
+        return False
+    return micro_batches >= min_micro_batches(name, ranks, virtual_stages)
+
+
+def min_micro_batches(name: str, ranks: int, virtual_stages: int) -> int:
+    """Minimum number of micro-batches of the schedule `name`."""
+    return ranks * virtual_stages if SCHEDULES[name].least == "stages" else 1
+
+
+def legal_recompute(name: str) -> tuple[str, ...]:
+    """Legal recompute modes under the schedule `name`. A split backward visits a layer once for its input and once for
+    each of its weights, and would recompute the layer at each visit."""
+    return ("none",) if SCHEDULES[name].split_backward else ("none", "selective", "full")
+
+
+def compatible_zero_stages(name: str) -> tuple[int, ...]:
+    """ZeRO stages that work under the schedule `name`. The second part of a split backward needs weights that ZeRO 3
+    has already resharded."""
+    return (0, 1, 2) if SCHEDULES[name].split_backward else (0, 1, 2, 3)
+
+
+def stages_of_rank(name: str, rank: int, ranks: int, virtual_stages: int) -> list[int]:
+    """The stages of `rank`, ascending."""
+    if SCHEDULES[name].placement == "v":
+        return [rank, 2 * ranks - 1 - rank]
+    return list(range(rank, ranks * virtual_stages, ranks))
+
+
+def same_partition(name: str) -> list[str]:
+    """Schedules with the same assignment of stages to ranks as `name`, which is included."""
+    own = SCHEDULES[name]
+    same = (own.placement, own.virtual_stages)
+    return [other for other, traits in SCHEDULES.items() if (traits.placement, traits.virtual_stages) == same]

@@ -1,0 +1,144 @@
+"""Reads layouts from TOML files, applies command-line overrides, and writes layouts as TOML."""
+
+import difflib
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agents.rundir.bounded_read import read_ordinary
+from agents.rundir.hub_supervisor import say
+from engine.config.checks import refusals
+from engine.config.layout import Layout
+from engine.config.refusal import LayoutError, shown
+from engine.config.types import choices, keys, legal, section_in
+
+LAYOUT_FILE = "layout.toml"  # in the run's folder
+MOST_BYTES = 2**20  # of a layout file
+RENAMED = {"snapshot": "checkpoint"}  # section names of earlier releases
+
+
+def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
+    """Read a layout file and apply ``section.key=value`` overrides. Raises LayoutError."""
+    try:
+        text = read_ordinary(Path(path), MOST_BYTES).decode()
+    except OSError as error:
+        raise LayoutError(f"cannot read the layout {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise LayoutError(f"the layout {path} is not UTF-8 text") from None
+    return from_toml(text, overrides or [], str(path))
+
+
+def from_toml(text: str, overrides: list[str] | None = None, where: str = "layout") -> Layout:
+    """Parse and check a layout; `where` names the text in errors. Raises LayoutError."""
+    try:
+        tree = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also for numbers and nesting that exceed Python's limits
+        raise LayoutError(f"{where} is not TOML: {_parse_error(error)}") from None
+    for override in overrides or []:
+        _apply_override(tree, override)
+    layout: Layout = _read(Layout, tree, "")
+    return check_layout(layout)
+
+
+def check_layout(layout: Layout) -> Layout:
+    """Return the layout if it passes all checks. Raises LayoutError."""
+    for refusal in refusals(layout):
+        raise LayoutError(refusal)
+    return layout
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    path = key.strip().split(".")
+    if not equals or len(path) < 2 or not all(path):
+        raise LayoutError(
+            f"{shown(override)} is not an override; write section.key=value, such as train.steps=20"
+        )
+    node = tree
+    for part in path[:-1]:
+        node = node.setdefault(part, {})
+        if not isinstance(node, dict):
+            raise LayoutError(f"{key} is not a key of a layout: {part} is a value, not a section")
+    if text.strip() == "none":
+        node.pop(path[-1], None)
+        node[path[-1]] = None
+    else:
+        node[path[-1]] = _literal(text.strip())
+
+
+def _literal(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def _parse_error(error: Exception) -> str:
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _read(kind: Any, tree: Any, at: str) -> Any:
+    """Convert `tree` to the Struct `kind`, field by field, so that each error names its key and the legal values."""
+    if not isinstance(tree, dict):
+        raise LayoutError(f"{at} = {shown(tree)} is not legal; legal: a section [{at}]")
+    hints = {key: hint for key, (hint, _) in keys(kind).items()}
+    for key in tree:
+        if key not in hints:
+            close = [RENAMED[key]] if RENAMED.get(key) in hints else difflib.get_close_matches(key, hints, 1)
+            hint = f"; did you mean {close[0]}?" if close else f"; legal: {', '.join(hints)}"
+            raise LayoutError(f"{_join(at, key)[:200]} is not a key of a layout{hint}")
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        key, hint = field.name, hints[field.name]
+        section = section_in(hint)
+        if key not in tree:
+            if field.required:
+                raise LayoutError(f"{_join(at, key)} is missing; legal: {legal(hint)}")
+        elif section and tree[key] is not None:
+            values[key] = _read(section, tree[key], _join(at, key))
+        else:
+            value = "none" if tree[key] is None and "none" in choices(hint) else tree[key]
+            try:
+                values[key] = msgspec.convert(value, hint)
+            except msgspec.ValidationError:
+                given = "none" if tree[key] is None else shown(tree[key])
+                raise LayoutError(f"{_join(at, key)} = {given} is not legal; legal: {legal(hint)}") from None
+    return kind(**values)
+
+
+def _join(at: str, key: str) -> str:
+    return f"{at}.{key}" if at else key
+
+
+def to_toml(layout: Layout) -> str:
+    """TOML text from which `from_toml` reads an equal layout. Keys that are None are omitted."""
+    return "\n\n".join("\n".join(lines) for lines in _sections("", msgspec.to_builtins(layout))) + "\n"
+
+
+def write_layout(layout: Layout, folder: Path) -> None:
+    """Write the layout to ``layout.toml`` in the run's folder; if that fails, warn on stderr and continue."""
+    path, unfinished = folder / LAYOUT_FILE, folder / f".{LAYOUT_FILE}"
+    try:
+        unfinished.write_text(
+            f"# The layout that this run was started with, overrides included.\n\n{to_toml(layout)}", "utf-8"
+        )
+        unfinished.replace(path)
+    except OSError as error:
+        say(f"{path} cannot be written: {error.strerror}; the run continues without it\n")
+
+
+def _sections(name: str, tree: dict[str, Any]) -> Iterator[list[str]]:
+    values = [f"{key} = {_value(value)}" for key, value in tree.items() if not isinstance(value, dict | None)]
+    if values:
+        yield [f"[{name}]", *values]
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _sections(f"{name}.{key}" if name else key, value)
+
+
+def _value(value: str | float | bool) -> str:
+    """A value in JSON syntax, which TOML shares except for DEL: TOML requires DEL to be escaped."""
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")

@@ -1,0 +1,126 @@
+"""Expert placement: on an operator's request, experts move to other ranks between two steps, on all ranks or on none.
+
+All ranks compute the same new maps from the same recent loads (one all-reduce), allocate buffers and vote. One vote
+against leaves all experts where they are. Moved values are bit-identical, so the placement does not change training.
+"""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from agents.protocol import Event
+from engine.control.expert_transfer import Move, bytes_of_an_expert
+from engine.control.vote import Vote
+from engine.parallel.mesh import World
+from engine.planner.expert_placement import Map, Sent, imbalance, local_share, plan_map
+from engine.sharding.expert_rows import moe_layers
+
+WINDOW = 16  # steps in the exponential moving average of an expert's load
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Effect of a plan on one pipeline stage, as sums over its layers."""
+
+    maps_digest: float  # of the stage's new maps: all ranks of the stage must have the same
+    layers: float = 0.0
+    imbalance: float = 0.0
+    imbalance_after: float = 0.0
+    at_home: float = 0.0
+    at_home_after: float = 0.0
+    experts: float = 0.0  # moved
+    bytes: float = 0.0  # moved
+
+
+class ExpertPlacement:
+    """Expert placement on one rank. `request` is a goal of the planner; the next `carry_out` carries it out."""
+
+    def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, world: World):
+        self.request: str | None = None
+        self._layers, self._optimizer, self._world = moe_layers(stages), optimizer, world
+        self._recent: Tensor | None = None
+
+    def record_load(self, load: Tensor) -> None:
+        """Add a step's (token, expert) pairs of this rank, [layer, expert], to the recent load."""
+        if self._recent is None:
+            self._recent = torch.zeros_like(load, dtype=torch.float64, device="cpu")
+        self._recent.mul_(1.0 - 1.0 / WINDOW).add_(load.cpu(), alpha=1.0 / WINDOW)
+
+    def carry_out(self) -> Event | None:
+        """Carry out the pending request, if any, and return its result as an event. Collective over all ranks."""
+        goal, self.request = self.request, None
+        if goal is None:
+            return None
+        sent = self._sent()
+        why, move, figures = "", None, Figures(0.0)
+        try:
+            maps = {n: plan_map(goal, layer.placement.logical, sent[n]) for n, layer in self._layers.items()}
+            figures = self._figures(maps, sent)
+            if figures.experts:
+                move = Move(self._layers, maps, self._optimizer, self._world)
+        except Exception as refusal:  # noqa: BLE001 - a rank that fails must still vote, or the others hang
+            why = str(refusal) or type(refusal).__name__
+        refused, total = self._agree(why, figures)
+        if refused:
+            return Event(time.time(), "warning", "engine", f"experts stay where they are: {refused}")
+        if move:
+            move.run()
+        return Event(time.time(), "info", "engine", _description(goal, total))
+
+    def _sent(self) -> dict[int, Sent]:
+        """Layer -> recent pairs of the whole job, [ep rank of the token, expert]."""
+        world = self._world
+        recent = self._recent
+        assert recent is not None, "no step has been recorded"
+        from_E = torch.zeros(world.grid.ep, *recent.shape, dtype=torch.float64)
+        from_E[world.at["ep"]] = recent
+        whole = world.control.all_reduce(from_E)
+        return {n: whole[:, n].numpy() for n in self._layers}
+
+    def _figures(self, maps: dict[int, Map], sent: dict[int, Sent]) -> Figures:
+        """The effect of the new maps on this rank's stage."""
+        digest = hashlib.blake2b(msgspec.msgpack.encode(sorted(maps.items())), digest_size=6).digest()
+        now = {n: layer.placement.logical for n, layer in self._layers.items()}
+        moved = {n: sum(a != b for a, b in zip(now[n], new, strict=True)) for n, new in maps.items()}
+        weight = {n: bytes_of_an_expert(layer, self._optimizer) for n, layer in self._layers.items()}
+        return Figures(
+            float(int.from_bytes(digest, "little")),
+            len(maps),
+            sum(imbalance(now[n], sent[n]) for n in maps),
+            sum(imbalance(new, sent[n]) for n, new in maps.items()),
+            sum(local_share(now[n], sent[n]) for n in maps),
+            sum(local_share(new, sent[n]) for n, new in maps.items()),
+            sum(moved.values()),
+            sum(moved[n] * weight[n] for n in maps) * self._world.grid.dp_replicate,
+        )
+
+    def _agree(self, why: str, figures: Figures) -> tuple[str, Figures]:
+        """Vote. The first objection of a rank, or ""; and the figures of all stages together."""
+        mine = torch.tensor(astuple(figures), dtype=torch.float64)
+        rows = self._world.control.all_gather(torch.cat((Vote(why).packed(), mine.view(torch.uint8))))
+        figures_by_rank = rows[:, -mine.nbytes :].contiguous().view(torch.float64)
+        votes = [Vote.unpacked(row[: -mine.nbytes]) for row in rows]
+        for rank, vote in enumerate(votes):
+            if vote.why:
+                return f"rank {rank}: {vote.why}", figures
+        stages = figures_by_rank.view(self._world.grid.pp, -1, figures_by_rank.shape[1])
+        if (stages[:, :, 0] != stages[:, :1, 0]).any():
+            return "ranks of one stage planned different maps", figures
+        return "", Figures(*stages[:, 0].sum(0).tolist())
+
+
+def _description(goal: str, total: Figures) -> str:
+    if not total.experts:
+        return f"experts are placed for {goal} already: none moves"
+    load, after = total.imbalance / total.layers, total.imbalance_after / total.layers
+    home, home_after = total.at_home / total.layers, total.at_home_after / total.layers
+    return (
+        f"experts placed for {goal}: the most loaded rank had {load:.2f} times the mean, {after:.2f} expected; "
+        f"{home:.0%} of pairs stayed on their rank, {home_after:.0%} expected; "
+        f"{total.experts:.0f} experts and {total.bytes / 2**20:.2f} MiB moved"
+    )

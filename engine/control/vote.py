@@ -1,0 +1,123 @@
+"""The vote on a change of knobs at a step boundary: ZeroMQ proposes, the collective disposes.
+
+At the start of a step the leader (rank 0) starts a broadcast of 24 bytes, which the ranks complete at the end of the
+step: the newest pending revision, the size of its command, and whether to stop. If the revision is new, the ranks
+broadcast the command, prepare it, gather all votes, and commit on all ranks or on none. So all ranks apply a change
+between the same two steps, and no rank can keep an old value.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import torch
+from torch import Tensor
+
+from agents.protocol import Ack, Changes, Command
+from agents.rank.errors import sentence
+from agents.rank.knob_board import KnobBoard
+from engine.checkpoint.manifest import Applied
+from engine.parallel.collectives import AsyncCollective, Axis
+
+LEADER = 0
+_VOTE_BYTES = 512
+
+Pending = Callable[[], Command | None]
+
+
+@dataclass(frozen=True)
+class Vote:
+    """One rank's vote on a command. An empty `why` is a vote in favour; otherwise `why` is the objection."""
+
+    why: str
+
+    def packed(self) -> Tensor:
+        raw = self.why.encode()[:_VOTE_BYTES].ljust(_VOTE_BYTES, b"\0")
+        return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+
+    @staticmethod
+    def unpacked(row: Tensor) -> "Vote":
+        return Vote(bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore"))
+
+
+class KnobVote:
+    """The vote on one rank. Call `begin` at the start and `end` at the end of each step."""
+
+    def __init__(self, control: Axis, board: KnobBoard, pending: Pending, settle: Callable[[Ack], None]):
+        self._control, self._board, self._pending, self._settle = control, board, pending, settle
+        self._rank = control.rank
+        self._payload = b""
+        self._header = torch.zeros(3, dtype=torch.int64)  # revision, bytes of the command, stop
+        self._broadcast: AsyncCollective | None = None
+        self.history: list[Applied] = []
+
+    def begin(self, step: int, stop: bool) -> None:
+        """Start the broadcast of the header. `stop` counts on the leader only."""
+        if self._rank == LEADER:
+            # No vote after the last step: the change would apply to a step that never runs.
+            command = None if stop else self._choose(step)
+            self._payload = msgspec.msgpack.encode(command) if command else b""
+            revision = command.revision if command else self._board.revision
+            self._header = torch.tensor([revision, len(self._payload), int(stop)])
+        self._broadcast = self._control.start_broadcast(self._header, LEADER)
+
+    def _choose(self, step: int) -> Command | None:
+        """The pending command. The leader settles an expired or illegal one at once, without a vote."""
+        command = self._pending()
+        if command is None or command.revision <= self._board.revision:
+            return None
+        if command.expires_step is not None and step + 1 > command.expires_step:
+            self._settle(self._ack(command, "expired", step, f"step {command.expires_step} has passed"))
+            return None
+        try:
+            self._board.prepare(command.changes)
+        except Exception as refusal:  # noqa: BLE001 - whatever a proposal does to a knob, training goes on
+            self._settle(self._ack(command, "rejected", step, sentence(refusal)))
+            return None
+        return command
+
+    def end(self, step: int) -> bool:
+        """Vote on the command of `begin` and apply it if all agree. True if the run must stop after this step."""
+        if self._broadcast:
+            self._broadcast.wait()
+        revision, size, stop = self._header.tolist()
+        if revision > self._board.revision and size:
+            self._decide(self._share(size), step)
+        return bool(stop)
+
+    def _share(self, size: int) -> Command:
+        """Broadcast the command, which has `size` bytes, from the leader."""
+        payload = torch.zeros(size, dtype=torch.uint8)
+        if self._rank == LEADER:
+            payload = torch.frombuffer(bytearray(self._payload), dtype=torch.uint8)
+        self._control.start_broadcast(payload, LEADER).wait()
+        return msgspec.msgpack.decode(bytes(payload.tolist()), type=Command)
+
+    def _decide(self, command: Command, step: int) -> None:
+        """Prepare the command, gather the votes, and commit if no rank objects."""
+        why, prepared = "", []
+        try:
+            prepared = self._board.prepare(command.changes)
+        except Exception as refusal:  # noqa: BLE001 - a rank that cannot prepare must still vote, or the others hang
+            why = sentence(refusal)
+        votes = [Vote.unpacked(row) for row in self._control.all_gather(Vote(why).packed())]
+        objections = [f"rank {rank}: {vote.why}" for rank, vote in enumerate(votes) if vote.why]
+        if objections:
+            if self._rank == LEADER:
+                self._settle(self._ack(command, "rejected", step, objections[0]))
+            return
+        before = self._board.in_force(command.changes)
+        self._board.commit(command.revision, command.changes, prepared)
+        self.history.append(Applied(command.revision, step + 1, command.changes))
+        self._settle(self._ack(command, "applied", step + 1, "", before))
+
+    def _ack(
+        self,
+        command: Command,
+        state: Literal["applied", "rejected", "expired"],
+        step: int,
+        why: str,
+        before: Changes | None = None,
+    ) -> Ack:
+        return Ack(self._rank, command.revision, state, step, self._board.digest(), why, before or {})

@@ -1,0 +1,115 @@
+"""Flash attention over one block of keys, forward and backward, and the merge of blocks by log-sum-exp.
+
+Given the output and log-sum-exp over *all* keys, `backward` computes one block's exact share of the gradients (Dao et
+al. 2022, algorithm 4). So a long sequence is processed block by block and its full score matrix never exists.
+
+Shapes: B sequences, H query heads, G KV heads (G divides H), Q queries, K keys, C head width.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.kernels.precision import at_least_fp32
+
+HALF = (torch.float16, torch.bfloat16)
+ROWS = 512  # queries per chunk of the path without a fused kernel
+
+
+def causal_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:
+    """Causal attention over the whole sequence, [B, H, S, C]; G divides H."""
+    return F.scaled_dot_product_attention(q_BHSC, k_BGSC, v_BGSC, is_causal=True, enable_gqa=True)
+
+
+def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """Output [B, H, Q, C] and log-sum-exp of the scaled scores [B, H, Q]. `causal` needs Q = K."""
+    if q_BHQC.device.type == "cpu":
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, lse = kernel(q_BHQC, k_BGKC, v_BGKC, 0.0, causal)
+        return out, lse
+    if _cuda_kernel(q_BHQC):
+        k, v = (_for_each_query_head(x, q_BHQC) for x in (k_BGKC, v_BGKC))
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention(q_BHQC, k, v, 0.0, causal)[:2]
+        return out, lse
+    return plain_forward(q_BHQC, k_BGKC, v_BGKC, causal)
+
+
+def backward(
+    grad: Tensor, q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, out: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """This block's share of the gradients of q, k and v; `out` and `lse` are the output and log-sum-exp over all
+    blocks."""
+    if q_BHQC.device.type == "cpu":
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        d_q, d_k, d_v = kernel(grad, q_BHQC, k_BGKC, v_BGKC, out, lse, 0.0, causal)
+        return d_q, d_k, d_v
+    if _cuda_kernel(q_BHQC):
+        k, v = (_for_each_query_head(x, q_BHQC) for x in (k_BGKC, v_BGKC))
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_backward
+        seed = torch.zeros(2, dtype=torch.uint64, device=q_BHQC.device)  # dropout state; dropout is off
+        lengths = (None, None, q_BHQC.shape[2], k.shape[2])
+        d_q, d_k, d_v = kernel(grad, q_BHQC, k, v, out, lse, *lengths, 0.0, causal, seed, seed[0])
+        return d_q, _sum_of_query_heads(d_k, k_BGKC), _sum_of_query_heads(d_v, v_BGKC)
+    return plain_backward(grad, q_BHQC, k_BGKC, v_BGKC, out, lse, causal)
+
+
+def merge(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
+    """Merge the block (`more`, `more_lse`) into (`out`, `lse`), in place."""
+    total = torch.logaddexp(lse, more_lse)
+    out.mul_((lse - total).exp().unsqueeze(-1))
+    out.add_(more * (more_lse - total).exp().unsqueeze(-1))
+    lse.copy_(total)
+
+
+def plain_forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """`forward` without a fused kernel: ROWS queries at a time."""
+    k, v = (_for_each_query_head(x, q_BHQC) for x in (k_BGKC, v_BGKC))
+    outs, lses = [], []
+    for start in range(0, q_BHQC.shape[2], ROWS):
+        scores = _scores(q_BHQC[:, :, start : start + ROWS], k, start, causal)
+        lses.append(scores.logsumexp(-1))
+        outs.append((scores - lses[-1].unsqueeze(-1)).exp().to(v.dtype) @ v)
+    return torch.cat(outs, 2), torch.cat(lses, 2)
+
+
+def plain_backward(
+    grad: Tensor, q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, out: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    k, v = (_for_each_query_head(x, q_BHQC) for x in (k_BGKC, v_BGKC))
+    d_q, d_k, d_v = (torch.zeros_like(x) for x in (q_BHQC, k, v))
+    delta = (grad * out).sum(-1, dtype=lse.dtype).unsqueeze(-1)
+    for start in range(0, q_BHQC.shape[2], ROWS):
+        rows = (slice(None), slice(None), slice(start, start + ROWS))
+        probs = (_scores(q_BHQC[rows], k, start, causal) - lse[rows].unsqueeze(-1)).exp()
+        d_v += probs.to(v.dtype).mT @ grad[rows]
+        d_scores = (probs * (grad[rows] @ v.mT - delta[rows]) / math.sqrt(k.shape[-1])).to(k.dtype)
+        d_q[rows] = d_scores @ k
+        d_k += d_scores.mT @ q_BHQC[rows]
+    return d_q, _sum_of_query_heads(d_k, k_BGKC), _sum_of_query_heads(d_v, v_BGKC)
+
+
+def _scores(q_BHQC: Tensor, k_BHKC: Tensor, start: int, causal: bool) -> Tensor:
+    """Scaled scores [B, H, Q, K] in at least fp32. `start` is the first query's index in the block."""
+    scores = at_least_fp32(q_BHQC @ k_BHKC.mT) / math.sqrt(k_BHKC.shape[-1])
+    if causal:
+        Q, K = scores.shape[-2:]
+        later = torch.ones(Q, K, dtype=torch.bool, device=scores.device).triu(start + 1)
+        scores.masked_fill_(later, -math.inf)
+    return scores
+
+
+def _cuda_kernel(q: Tensor) -> bool:
+    """Whether torch's CUDA flash attention takes these tensors without padding."""
+    return q.device.type == "cuda" and q.dtype in HALF and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+
+
+def _for_each_query_head(x_BGKC: Tensor, q_BHQC: Tensor) -> Tensor:
+    times = q_BHQC.shape[1] // x_BGKC.shape[1]
+    return x_BGKC if times == 1 else x_BGKC.repeat_interleave(times, 1)
+
+
+def _sum_of_query_heads(grad_BHKC: Tensor, x_BGKC: Tensor) -> Tensor:
+    B, G, K, C = x_BGKC.shape
+    return grad_BHKC.view(B, G, -1, K, C).sum(2)

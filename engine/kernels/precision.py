@@ -1,0 +1,9 @@
+"""The precision of softmax and of sums over tokens."""
+
+import torch
+from torch import Tensor
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """`x` in fp32, or in fp64 if it is fp64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,207 @@
+"""Why a run failed: the reports of failed ranks, the choice of the root cause, and the sentence for the user.
+
+When one rank dies, the others fail too, each in its current collective. The report must name the first one.
+"""
+
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from agents.rundir.hub_supervisor import say
+from agents.rundir.runs import RunError
+from engine.config.refusal import RefusedError
+from engine.rendezvous import LastOperation
+
+MAX_TRACEBACK_CHARS = 60_000  # a report must fit the pipe's buffer even if its reader is stopped
+MAX_MESSAGE_CHARS = 1000
+
+# Error texts of torch, gloo and NCCL when another rank has died (compared in lower case).
+_OF_A_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "connection was likely closed",
+    "connection was closed",
+    "broken pipe",
+    "socket closed",
+    "socket timeout",
+    "failed to recv",
+    "failed to send",
+    "remote process exited",
+    "ncclremoteerror",
+    "communicator was aborted",
+    "timed out",
+    "timeout",
+)
+
+
+class FailureReport(msgspec.Struct, frozen=True):
+    """The report that a failing rank sends before it exits."""
+
+    rank: int
+    step: int | None  # None: not known
+    where: str
+    type: str
+    message: str
+    traceback: str
+    time: float  # seconds since the epoch
+    of_a_peer: bool  # the error is a consequence of another rank's death
+    refused: bool = False  # the message is a sentence for the user and needs no traceback
+
+
+def report_of(rank: int, where: LastOperation | None, error: BaseException) -> FailureReport:
+    """The report of an error that ended the rank's work."""
+    chain = list(_chain(error))
+    first = chain[-1]
+    # A peer's error during the teardown after the rank's own error must not hide the latter.
+    shown = first if _is_of_a_peer(error) else error
+    text = "".join(traceback.format_exception(error))
+    return FailureReport(
+        rank=rank,
+        step=where.step if where else None,
+        where=where.text if where else "",
+        type=type(shown).__name__,
+        message=_one_line(str(shown)),
+        traceback=text[-MAX_TRACEBACK_CHARS:],
+        time=time.time(),
+        of_a_peer=_is_of_a_peer(first),
+        refused=isinstance(error, RefusedError | RunError),
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and its causes and contexts, back to the first."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+
+
+def _is_of_a_peer(error: BaseException) -> bool:
+    text = f"{type(error).__name__}: {error}".lower()
+    return any(words in text for words in _OF_A_PEER)
+
+
+def _one_line(message: str) -> str:
+    lines = message.strip().splitlines()
+    return lines[0][:MAX_MESSAGE_CHARS] if lines else ""
+
+
+@dataclass
+class Outcome:
+    """How one rank ended, as observed by its parent."""
+
+    rank: int
+    seen: float = 0.0  # when the parent noticed its end, seconds since the epoch
+    status: int | None = None  # exit status, or minus the signal; None while it lives
+    done: bool = False  # its work returned
+    report: FailureReport | None = None
+    where: LastOperation | None = None  # its last reported operation, also for a killed rank
+    overdue: str = ""  # why the parent killed it after a timeout: "did not stop when asked ..."
+    ended_by_us: bool = False  # the parent ended it because of another rank
+    stacks: str = ""  # Python stacks from the fault handler, after a crash or a timeout
+
+    @property
+    def failed(self) -> bool:
+        if self.report or self.overdue:
+            return True
+        return self.status is not None and not self.done and not self.ended_by_us
+
+
+def root_cause(outcomes: Sequence[Outcome]) -> Outcome:
+    """The failed outcome that explains the others; at least one must have failed."""
+    return min((outcome for outcome in outcomes if outcome.failed), key=_suspicion)
+
+
+def _suspicion(outcome: Outcome) -> tuple[int, float]:
+    """Sort key of root causes, most likely first: the kind of end, then its time."""
+    if outcome.report:
+        return (4 if outcome.report.of_a_peer else 1), outcome.report.time
+    if outcome.overdue:
+        return 5, outcome.seen
+    if outcome.status is not None and outcome.status < 0:
+        # gloo aborts a rank whose peer sent invalid data; any other signal is a crash or came from outside.
+        return (2 if outcome.status == -signal.SIGABRT else 0), outcome.seen
+    return 3, outcome.seen
+
+
+def sentence(outcome: Outcome, name: str) -> str:
+    """One sentence on a failed rank, without a line end: ``rank 3 (pp1 dp0) failed at step 41 in ...``."""
+    return f"{_who(outcome.rank, name)} {_what(outcome)}"
+
+
+def sentence_of_report(report: FailureReport, name: str) -> str:
+    """The same for a rank without a parent process of the engine."""
+    where = None if report.step is None else LastOperation(report.step, report.where)
+    return sentence(Outcome(report.rank, report=report, where=where), name)
+
+
+def _who(rank: int, name: str) -> str:
+    return f"rank {rank} ({name})" if name else f"rank {rank}"
+
+
+def _what(outcome: Outcome) -> str:
+    position = "before its first step"
+    if outcome.where:
+        position = f"at step {outcome.where.step}" + (
+            f" in {outcome.where.text}" if outcome.where.text else ""
+        )
+    if outcome.report and outcome.report.refused:
+        return f"refuses to start: {outcome.report.message}"
+    if outcome.report:
+        message = f": {outcome.report.message}" if outcome.report.message else ""
+        return f"failed {position}: {outcome.report.type}{message}"
+    if outcome.overdue:
+        return f"{outcome.overdue} and was killed {position}"
+    if outcome.status is not None and outcome.status < 0:
+        return f"was killed by {_signal_name(-outcome.status)} {position}"
+    return f"exited with status {outcome.status} {position}, its work unfinished"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def tell(root: Outcome, outcomes: Sequence[Outcome], name_of_rank: Callable[[int], str], file: Path) -> None:
+    """Write the root cause and its traceback to stderr, and the reports of all ranks to `file`."""
+    text = sentence(root, name_of_rank(root.rank)) + "\n"
+    if root.report and not root.report.refused:
+        text += root.report.traceback
+    try:
+        _write_reports(root, outcomes, name_of_rank, file)
+        text += f"what every rank reported: {file}\n"
+    except OSError as error:
+        text += f"the reports of the other ranks could not be written: {error}\n"
+    say(text)
+
+
+def _write_reports(
+    root: Outcome, outcomes: Sequence[Outcome], name_of_rank: Callable[[int], str], path: Path
+) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {sentence(root, name_of_rank(root.rank))}\n")
+        for outcome in outcomes:
+            file.write(f"\n{_line(outcome, name_of_rank(outcome.rank))}\n")
+            if outcome.report:
+                file.write(outcome.report.traceback)
+            if outcome.stacks:
+                file.write(outcome.stacks)
+        file.write("\n")
+
+
+def _line(outcome: Outcome, name: str) -> str:
+    if outcome.failed:
+        return sentence(outcome, name)
+    place = f", last at step {outcome.where.step} in {outcome.where.text}" if outcome.where else ""
+    how = "had ended its work" if outcome.done else "was ended because of the failure"
+    return f"{_who(outcome.rank, name)} {how}{place}"

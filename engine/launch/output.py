@@ -1,0 +1,141 @@
+"""What `engine run` prints: NDJSON for scripts, or aligned lines for people. Only rank 0 prints."""
+
+import mmap
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from agents.protocol import Summary, spell
+from engine.config.grid import ORDER
+from engine.config.layout import Layout
+from engine.launch.outlet import copy_to
+
+if TYPE_CHECKING:
+    from engine.checkpoint.save import Saved
+
+
+class Tally:
+    """Progress of the run, in memory that rank 0 shares with its parent."""
+
+    _FORM = struct.Struct("<qd")
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, self._FORM.size)
+        self.write(0, float("nan"))
+
+    def write(self, steps: int, loss: float) -> None:
+        self._FORM.pack_into(self._memory, 0, steps, loss)
+
+    def read(self) -> tuple[int, float | None]:
+        """Steps done, and the last loss or None."""
+        steps, loss = self._FORM.unpack_from(self._memory)
+        return steps, loss if steps else None
+
+
+class Output:
+    """Prints a run: `start` and `step` on rank 0, `end` in the process that knows the exit status."""
+
+    def __init__(self, layout: Layout, as_json: bool):
+        self._layout, self._json = layout, as_json
+        self._tally = Tally()
+        self._folder: Path | None = None
+        self._began = time.monotonic()
+        self._knobs: dict[str, Any] = {}
+
+    def begin(self, folder: Path) -> None:
+        """Set the run's folder, which gets a copy of the output. Call it before the ranks start."""
+        self._folder = folder
+        copy_to(folder)
+
+    @property
+    def _where(self) -> dict[str, str]:
+        """The run and its folder, as events name them."""
+        return {"run": self._folder.name, "folder": str(self._folder)} if self._folder else {}
+
+    def start(self, run: str, resumed: int | None = None) -> None:
+        grid = self._layout.ranks
+        if self._json:
+            sizes = msgspec.structs.asdict(self._layout.grid)
+            event = {"event": "start", "run": run, "world": grid.world, "grid": sizes, "resumed": resumed}
+            _line(event | self._where)
+            return
+        sizes = {axis: getattr(grid, axis) for axis in (*ORDER, "ep")}
+        shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
+        ranks = f"{grid.world} ranks, {shown}" if shown else "one rank"
+        _say(f"{run}: {ranks}, {self._layout.schedule.name}")
+        if self._folder:
+            _say(f"folder {self._folder}: layout.toml, engine.log, and what is recorded and saved")
+        if resumed is not None:
+            _say(f"resumed at step {resumed}")
+        _say("  step      loss  grad norm   ms/step     tok/s   bubble (bound)   all-to-all   dropped")
+
+    def step(self, summary: Summary) -> None:
+        loss, norm, rate = summary.loss, summary.grad_norm, summary.tokens_per_s
+        sent, dropped = summary.a2a_bytes, summary.dropped
+        assert loss is not None and sent is not None and None not in (norm, rate, dropped), "always sent"
+        self._tally.write(summary.step + 1, loss)
+        if self._json:
+            _line(event_of(summary))
+            return
+        if self._knobs and summary.knobs != self._knobs:
+            turned = [
+                f"{name} {spell(self._knobs[name])} -> {spell(value)}"
+                for name, value in summary.knobs.items()
+                if value != self._knobs[name]
+            ]
+            _say(f"        revision {summary.revision}: {', '.join(turned)}")
+        self._knobs = summary.knobs
+        bubble = "      ·   (   · )"
+        if summary.bubble is not None and summary.bubble_bound is not None:
+            bubble = f"{summary.bubble:7.1%} ({summary.bubble_bound:6.1%})"
+        _say(
+            f"{summary.step:6d} {loss:9.4f} {norm:10.3f} {summary.step_ms:9.0f}"
+            f" {rate:9.0f} {bubble} {sent / 2**20:8.2f} MiB {dropped:9d}"
+        )
+
+    def saved(self, saved: "Saved") -> None:
+        if self._json:
+            folder = None if saved.why else str(saved.folder)
+            _line(
+                {
+                    "event": "checkpoint",
+                    "step": saved.step,
+                    "folder": folder,
+                    "bytes": saved.bytes,
+                    "seconds": saved.seconds,
+                    "why": saved.why or None,
+                }
+            )
+        else:
+            _say(f"        {saved}")
+
+    def end(self, status: int) -> None:
+        steps, loss = self._tally.read()
+        wall = round(time.monotonic() - self._began, 3)
+        if self._json:
+            event = {"event": "end", "steps": steps, "loss": loss, "wall_s": wall, "exit": status}
+            _line(event | self._where)
+        else:
+            last = f", loss {loss:.4f}" if loss is not None else ""
+            where = f"; run {self._folder.name} in {self._folder}" if self._folder else ""
+            _say(f"{steps} steps in {wall:.1f} s{last}{where}")
+
+
+def event_of(summary: Summary) -> dict[str, Any]:
+    """The step event of the interface contract."""
+    event = {"event": "step"} | msgspec.structs.asdict(summary)
+    event["comm"] = {axis: msgspec.structs.asdict(traffic) for axis, traffic in summary.comm.items()}
+    return event
+
+
+def _line(event: dict[str, Any]) -> None:
+    _say(msgspec.json.encode(event).decode())
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

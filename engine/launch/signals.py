@@ -1,0 +1,92 @@
+"""Signals of a run's parent: handlers record them, and the parent's loop acts on them."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Self
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class StopNow(BaseException):
+    """A stop signal arrived before any rank was started."""
+
+
+class Signals:
+    """SIGTERM, SIGHUP, SIGINT and SIGCHLD during a run; leaving the context restores the previous handlers."""
+
+    def __init__(self) -> None:
+        self.stop: signal.Signals | None = None  # the first stop signal
+        self.interrupts = 0  # number of Ctrl-C
+        self.woken, self._waker = socket.socketpair()  # readable after any signal
+        self._eager = False
+        self._former: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        self.woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._former_wakeup = signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        for number in STOP_SIGNALS:
+            former = signal.getsignal(number)
+            if number == signal.SIGHUP and former == signal.SIG_IGN:
+                continue  # under nohup the run outlives its terminal
+            self._former[number] = former
+            signal.signal(number, self._stopped)
+        self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # for the wake-up
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, former in self._former.items():
+            signal.signal(number, former)  # type: ignore[arg-type]
+        signal.set_wakeup_fd(self._former_wakeup)
+        self.close()
+
+    def close(self) -> None:
+        """Close the wake-up sockets. A forked rank needs only this."""
+        self.woken.close()
+        self._waker.close()
+
+    def _stopped(self, number: int, _: FrameType | None) -> None:
+        self.stop = self.stop or signal.Signals(number)
+        self.interrupts += number == signal.SIGINT
+        if self._eager:
+            raise StopNow
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Context in which a stop signal raises `StopNow` at once, even during an import."""
+        self._eager = True
+        try:
+            if self.stop:
+                raise StopNow
+            yield
+        finally:
+            self._eager = False
+        if self.stop:
+            raise StopNow  # other code has swallowed the first exception
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Context that blocks stop signals, so that none arrives between a fork and the record of the child."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+    def waiting(self) -> bool:
+        """Whether a blocked stop signal is pending."""
+        return not signal.sigpending().isdisjoint(STOP_SIGNALS)
+
+    def drain(self) -> None:
+        """Empty the wake-up socket."""
+        with suppress(BlockingIOError):
+            while self.woken.recv(4096):
+                pass
+
+    @property
+    def exit_status(self) -> int:
+        """Exit status of a run without failure: 130 after Ctrl-C, by convention; else 0."""
+        return 130 if self.stop == signal.SIGINT else 0

@@ -1,0 +1,118 @@
+"""The clocks of a meter: wall time on the CPU, and CUDA events on a GPU, because the host runs ahead of the GPU.
+
+A clock sets marks. It passes the seconds between two marks to a callback, at once or when the device has reached both
+marks. No caller ever waits for the device.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+Mark = Any  # seconds or an event, depending on the clock
+Callback = Callable[[float], object]
+
+
+class Clock(Protocol):
+    def mark(self) -> Mark:
+        """A mark at this moment."""
+
+    def idle_mark(self) -> Mark:
+        """A mark on the clock that counts idle time only."""
+
+    def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
+        """Call `callback` with the seconds from `begin` to `end`, now or later."""
+
+    def start_step(self) -> None:
+        """Begin a step. New measurements use no marks of earlier steps."""
+
+    def collect(self) -> None:
+        """Call the callbacks of all measurements that are complete."""
+
+
+class WallClock:
+    """Wall time; callbacks run at once."""
+
+    def mark(self) -> Mark:
+        return time.perf_counter()
+
+    def idle_mark(self) -> Mark:
+        """Wall time minus CPU time of this thread: between actions a rank sleeps only in sends and receives."""
+        return time.perf_counter() - time.thread_time()
+
+    def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
+        callback(end - begin)
+
+    def start_step(self) -> None:
+        pass
+
+    def collect(self) -> None:
+        pass
+
+
+class Event(Protocol):
+    """The part of `torch.cuda.Event` that a clock needs."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, end: Any) -> float: ...
+
+
+@dataclass
+class _Step:
+    events: list[Event] = field(default_factory=list)
+    pending: deque[tuple[Event, Event, Callback]] = field(default_factory=deque)
+
+
+class EventClock:
+    """Measures time on GPU streams. A mark is an event recorded on the current stream, read once the GPU has passed it.
+
+    Events are reused when all measurements of their step are complete. If the GPU is more than `STEPS` steps behind,
+    the measurements of the oldest step are dropped, so that the number of events is bounded.
+    """
+
+    STEPS = 4
+
+    def __init__(self, make: Callable[[], Event]):
+        self._make = make
+        self._free: list[Event] = []
+        self._steps = deque([_Step()])
+
+    def mark(self) -> Mark:
+        event = self._free.pop() if self._free else self._make()
+        event.record()
+        self._steps[-1].events.append(event)
+        return event
+
+    def idle_mark(self) -> Mark:
+        """A stream with no work between two marks is idle: it waits for other ranks or for the host."""
+        return self.mark()
+
+    def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
+        self._steps[-1].pending.append((begin, end, callback))
+
+    def start_step(self) -> None:
+        self._steps.append(_Step())
+        self.collect()
+        if len(self._steps) > self.STEPS:
+            self._free += self._steps.popleft().events
+
+    def collect(self) -> None:
+        for step in self._steps:
+            while step.pending and all(event.query() for event in step.pending[0][:2]):
+                begin, end, callback = step.pending.popleft()
+                callback(begin.elapsed_time(end) / 1e3)  # elapsed_time is in milliseconds
+        while len(self._steps) > 1 and not self._steps[0].pending:
+            self._free += self._steps.popleft().events
+
+
+CLOCKS: dict[str, Callable[[], Clock]] = {
+    "cpu": WallClock,
+    "cuda": lambda: EventClock(partial(torch.cuda.Event, enable_timing=True)),
+}

@@ -1,0 +1,261 @@
+"""Measures one step of one rank: phases, collectives by axis, pipeline actions, routing counts.
+
+*Bytes* are those that a rank sends to other ranks under a bandwidth-optimal algorithm, with P ranks and n bytes in all:
+all-reduce 2 (P-1)/P n, reduce-scatter (P-1)/P n, all-gather (P-1) n_local, all-to-all the rows for other ranks, send n
+(Thakur, Rabenseifner and Gropp 2005). The meter only adds up; the formulas are in `engine/parallel/collectives.py`.
+The `ms` of a lane count from start to completion of its collectives; `exposed_ms` is the time the rank waits for them,
+which is all of it for a blocking collective and less for one that overlaps with computation. The device's clock times
+actions and collectives (`engine/metering/clocks.py`); wall time measures phases, which are the host's work.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from engine.device import CPU
+from engine.metering.clocks import CLOCKS, Clock, Mark
+
+ActionKind = Literal["F", "B", "I", "W"]
+"""Forward, full backward, and the two halves of a split backward: input gradients, weight gradients."""
+
+ACTION_KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
+ACTION_NAMES: dict[ActionKind, str] = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradients",
+    "W": "weight gradients",
+}
+
+AXES = ("dp", "tp", "pp", "ep", "cp", "control")
+
+OperationCallback = Callable[[int, str], None]
+"""Called with (step, operation) at each operation, so that the last operation of a killed rank is recorded."""
+
+
+@dataclass
+class Lane:
+    """Traffic over one axis in one step."""
+
+    bytes: int = 0
+    ms: float = 0.0
+    exposed_ms: float = 0.0
+
+    def add_exposed(self, seconds: float) -> None:
+        """Add time of a collective during which the rank waited."""
+        self.ms += seconds * 1e3
+        self.exposed_ms += seconds * 1e3
+
+    def add_hidden(self, seconds: float) -> None:
+        """Add time of a collective that overlapped with other work; it counts in the total, but not as exposed."""
+        self.ms += seconds * 1e3
+
+
+@dataclass
+class Span:
+    """One pipeline action, in seconds since the start of the pipeline window."""
+
+    kind: ActionKind
+    stage: int
+    micro_batch: int
+    start: float = 0.0
+    end: float = 0.0
+
+
+@dataclass
+class Readings:
+    """The measurements of one step of one rank."""
+
+    layers: int
+    experts: int
+    device: torch.device = CPU
+    lanes: dict[str, Lane] = field(default_factory=lambda: {axis: Lane() for axis in AXES})
+    phases: dict[str, float] = field(default_factory=dict)  # seconds
+    spans: list[Span] = field(default_factory=list)
+    waited: float = 0.0  # seconds idle between actions, waiting for a pipeline neighbour
+    a2a_to: dict[int, int] = field(default_factory=dict)  # global rank -> all-to-all bytes sent to it
+    load: Tensor = field(init=False)  # [layer, expert], (token, expert) pairs routed from this rank's tokens
+    dropped: Tensor = field(init=False)  # [layer], the pairs over capacity
+
+    def __post_init__(self) -> None:
+        self.load = torch.zeros(self.layers, self.experts, dtype=torch.int64, device=self.device)
+        self.dropped = torch.zeros(self.layers, dtype=torch.int64, device=self.device)
+
+    def settle(self) -> None:
+        """Copy the counts to the host. This waits for the device, so call it where the host has waited already."""
+        self.load, self.dropped = self.load.cpu(), self.dropped.cpu()
+
+    def add_wait(self, seconds: float) -> None:
+        """Add time between actions during which the rank waited for its pipeline neighbours."""
+        self.waited += seconds
+        self.lanes["pp"].add_exposed(seconds)
+
+    @property
+    def a2a_bytes(self) -> int:
+        return sum(self.a2a_to.values())
+
+    def busy(self, *kinds: ActionKind) -> float:
+        """Seconds in actions, only those of `kinds` if given."""
+        return sum(span.end - span.start for span in self.spans if not kinds or span.kind in kinds)
+
+    @property
+    def window(self) -> float:
+        """Seconds from the start of the pipeline window to the end of its last action."""
+        return max((span.end for span in self.spans), default=0.0)
+
+
+class Meter:
+    """Adds up the measurements of a rank; `start_step` resets them. The meter is cheap enough to be always on."""
+
+    def __init__(
+        self,
+        layers: int = 0,
+        experts: int = 0,
+        where: OperationCallback | None = None,
+        device: torch.device = CPU,
+    ):
+        self.layers, self.experts, self.device = layers, experts, device
+        self.step = 0
+        self.clock = CLOCKS[device.type]()
+        self.readings = Readings(layers, experts, device)
+        self._where = where
+        self._doing = ("starting", time.monotonic())
+        self._holding = ""
+        self.layer: int | None = None
+        self._micro_batch: int | None = None
+        self._opened: Mark = None
+        self._idle_since: Mark = None  # start of the current wait for the pipeline, None outside one
+
+    @property
+    def doing(self) -> tuple[int, str, float]:
+        """The current step, its current operation, and time.monotonic() when that began; the pulse thread reads
+        them."""
+        text, since = self._doing
+        return self.step, self._holding or text, since
+
+    def at(self, text: str) -> None:
+        self._doing = (text, time.monotonic())
+        if self._where:
+            self._where(self.step, text)
+
+    def start_step(self, step: int) -> None:
+        self.step = step
+        self.clock.start_step()
+        self.readings = Readings(self.layers, self.experts, self.device)
+
+    def settle(self) -> None:
+        """Copy counts to the host and collect complete times; call it where the host has waited for the device."""
+        self.readings.settle()
+        self.clock.collect()
+
+    @contextmanager
+    def holding(self, text: str) -> Iterator[None]:
+        """Report `text` as the operation while this rank is paused, whatever collective it polls with."""
+        self._holding = text
+        yield
+        self._holding = ""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.at(name)
+        start = time.perf_counter()
+        yield
+        phases = self.readings.phases
+        phases[name] = phases.get(name, 0.0) + time.perf_counter() - start
+
+    @contextmanager
+    def in_layer(self, layer: int | None) -> Iterator[None]:
+        outside, self.layer = self.layer, layer
+        try:
+            yield
+        finally:  # torch ends a recomputed forward early with an exception
+            self.layer = outside
+
+    # --------------------------------------------------------------------------------------- collectives
+
+    @contextmanager
+    def collective(
+        self,
+        axis: str,
+        kind: str,
+        sent_bytes: int,
+        to: Mapping[int, int] | None = None,
+        clock: Clock | None = None,
+    ) -> Iterator[None]:
+        """Meter one collective. `sent_bytes` go to other ranks; `to` splits the bytes of an all-to-all by rank. `clock`
+        defaults to the device's clock."""
+        clock = clock or self.clock
+        text = f"{axis} {kind}"
+        if self.layer is not None:
+            text += f", layer {self.layer}"
+        if self._micro_batch is not None:
+            text += f", micro-batch {self._micro_batch}"
+        before = self._doing[0]
+        self.at(text)
+        was_idle = self._end_wait()  # the rank now waits for a collective, not for the pipeline
+        start = clock.mark()
+        yield
+        lane = self.readings.lanes[axis]
+        lane.bytes += sent_bytes
+        clock.between(start, clock.mark(), lane.add_exposed)
+        if was_idle:
+            self._idle_since = self.clock.idle_mark()
+        for peer, sent in (to or {}).items():
+            self.readings.a2a_to[peer] = self.readings.a2a_to.get(peer, 0) + sent
+        self.at(before)
+
+    def sent(self, axis: str, sent_bytes: int) -> None:
+        """Add the bytes of a pipeline send; the schedule waits for it elsewhere."""
+        self.readings.lanes[axis].bytes += sent_bytes
+
+    # ------------------------------------------------------------------------------------------ pipeline
+
+    @contextmanager
+    def pipeline(self) -> Iterator[None]:
+        """The pipeline window of a step, up to its last action; time in it outside actions is idle."""
+        self._opened, self._idle_since = self.clock.mark(), self.clock.idle_mark()
+        yield
+        self._idle_since = None  # a rank that finishes early does not wait here
+
+    @contextmanager
+    def action(self, kind: ActionKind, stage: int, micro_batch: int) -> Iterator[None]:
+        self._micro_batch = micro_batch
+        self.at(f"{ACTION_NAMES[kind]}, micro-batch {micro_batch}")
+        self._end_wait()
+        clock, span = self.clock, Span(kind, stage, micro_batch)
+        clock.between(self._opened, clock.mark(), partial(setattr, span, "start"))
+        yield
+        clock.between(self._opened, clock.mark(), partial(setattr, span, "end"))
+        self._idle_since = clock.idle_mark()
+        self.readings.spans.append(span)
+        self._micro_batch = None
+
+    @contextmanager
+    def action_goes_on(self) -> Iterator[None]:
+        """Extend the last action by work that the schedule runs after it: the loss after the last stage's forward."""
+        self.at("loss")
+        self._idle_since = None
+        yield
+        self._idle_since = self.clock.idle_mark()
+        span = self.readings.spans[-1]
+        self.clock.between(self._opened, self.clock.mark(), partial(setattr, span, "end"))
+
+    def _end_wait(self) -> bool:
+        """End the current wait for the pipeline; return whether there was one."""
+        if self._idle_since is None:
+            return False
+        self.clock.between(self._idle_since, self.clock.idle_mark(), self.readings.add_wait)
+        self._idle_since = None
+        return True
+
+    # ------------------------------------------------------------------------------------------- routing
+
+    def routed(self, layer: int, load_E: Tensor, dropped: Tensor) -> None:
+        """Count the routing of one micro-batch at `layer`; called once per logical forward."""
+        self.readings.load[layer] += load_E
+        self.readings.dropped[layer] += dropped

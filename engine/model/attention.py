@@ -1,0 +1,63 @@
+"""Causal grouped-query attention with rotary position embedding (RoPE).
+
+Shapes: B sequences, S tokens of this rank's cp slice (the whole sequence with cp = 1), s = S/tp of its own slice,
+D model, H query heads and G key heads, C head width.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.config.layout import Model
+from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
+from engine.parallel.local_shards import local_weight
+from engine.parallel.parameters import ParameterFactory
+
+
+def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
+    """The factors of `rotate` for a head and its swapped halves, [2, S, 1, C]: cos and -+sin of the angles of each
+    position (Su et al. 2021)."""
+    inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), inverse)
+    cos, sin = angles.cos(), angles.sin()
+    table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
+    return table.unsqueeze(2).to(torch.get_default_dtype())
+
+
+def rotate(x_BSHC: Tensor, table: Tensor) -> Tensor:
+    """Rotate each pair (first half, second half) of the head by the angle of its position, in the table's precision."""
+    cos, sin = table
+    swapped = x_BSHC.roll(x_BSHC.shape[-1] // 2, -1)
+    return torch.addcmul(x_BSHC * cos, swapped, sin).to(x_BSHC.dtype)
+
+
+def rotate_both(q_BSHC: Tensor, k_BSGC: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    return rotate(q_BSHC, table), rotate(k_BSGC, table)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention. Heads are split over tp, the sequence over cp."""
+
+    def __init__(self, factory: ParameterFactory, name: str, model: Model, out_std: float):
+        super().__init__()
+        self.tp, self.context, self.head_dim = factory.tp, factory.context, model.head_dim
+        D, C = model.d_model, model.head_dim
+        self.q = factory.sharded(f"{name}.q", (model.heads * C, D), 0.02, 0)
+        self.k = factory.sharded(f"{name}.k", (model.kv * C, D), 0.02, 0)
+        self.v = factory.sharded(f"{name}.v", (model.kv * C, D), 0.02, 0)
+        self.o = factory.sharded(f"{name}.o", (D, model.heads * C), out_std, 1)
+        table = rope_table(model.seq_len, C, model.rope_theta)[:, self.context.positions(model.seq_len)]
+        self.register_buffer("rope", table.to(factory.device), persistent=False)
+        self.rope: Tensor
+        self._rotated = factory.compiled(rotate_both)
+
+    def forward(self, x_BsD: Tensor) -> Tensor:
+        x_BSD = gather_sequence(x_BsD, self.tp)
+        # Three products: joining the weights would copy them per layer and micro-batch and keep the copy for backward.
+        q, k, v = (
+            F.linear(x_BSD, local_weight(weight)).view(*x_BSD.shape[:2], -1, self.head_dim)
+            for weight in (self.q, self.k, self.v)
+        )
+        q, k = self._rotated(q, k, self.rope)
+        out = self.context.attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return scatter_sequence(F.linear(out.transpose(1, 2).flatten(2), local_weight(self.o)), self.tp)

@@ -1,0 +1,52 @@
+"""Load balancing of experts: auxiliary loss, z-loss, and the bias of loss-free balancing.
+
+The losses have gradients to the router and, through its input, to all earlier layers. The bias has none.
+
+Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence, E experts.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def sequence_balance(scores_BSE: Tensor, share_BE: Tensor, whole: int) -> Tensor:
+    """Auxiliary loss E sum_e f_e P_e, summed over sequences: the part of this slice.
+
+    f_e is the share of expert e in all choices of a sequence of W = `whole` tokens, P_e the mean probability of e over
+    its tokens (Fedus et al. 2022, eq. 4; per sequence and with normalised scores, DeepSeek-V3 2024, eq. 17-20). A
+    balanced sequence has the loss 1.
+    """
+    probs_BSE = scores_BSE / scores_BSE.sum(-1, keepdim=True)
+    return share_BE.shape[-1] * (share_BE * probs_BSE.sum(1) / whole).sum()
+
+
+def z_loss(logits_BSE: Tensor, whole: int) -> Tensor:
+    """Z-loss: the mean over a sequence's `whole` tokens of log^2 sum_e exp(logit_e), summed over sequences: the part of
+    this slice. It keeps the router's logits small (Zoph et al. 2022, eq. 5).
+    """
+    return logits_BSE.logsumexp(-1).square().sum() / whole
+
+
+def updated_bias(bias_E: Tensor, load_E: Tensor, rate: float) -> Tensor:
+    """The bias after a step: plus `rate` for experts below the mean load, minus `rate` above (Wang et al. 2024,
+    algorithm 1). `load_E` is integer, so the result is equal in every layout."""
+    return bias_E + rate * (load_E.sum() - load_E * len(load_E)).sign().to(bias_E.dtype)
+
+
+def attach_loss(x: Tensor, loss: Tensor, scale: float) -> Tensor:
+    """Return `x` unchanged; backward adds the gradient of `scale * loss`, which the reported loss does not include."""
+    out: Tensor = _AttachLoss.apply(x, loss, scale)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _AttachLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor, scale: float) -> Tensor:
+        ctx.scale, ctx.like = scale, loss
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, torch.full_like(ctx.like, ctx.scale), None

@@ -1,0 +1,32 @@
+"""Output head over a sharded vocabulary."""
+
+from torch import Tensor, nn
+
+from engine.parallel.autograd_collectives import gather_sequence
+from engine.parallel.local_shards import local_weight
+from engine.parallel.parameters import ParameterFactory
+
+
+class Head(nn.Module):
+    """Maps this rank's slice [B, S/tp, D] to logits of the whole sequence and a share of the vocabulary, [B, S, V/tp].
+
+    `tied` is the weight of the embedding, when the head shares it (Press and Wolf 2017); both are sharded alike. If the
+    embedding is on another stage, `copied` is True: the head has a copy of the weight with the same initial values, and
+    the optimizer keeps the two equal.
+    """
+
+    def __init__(
+        self,
+        factory: ParameterFactory,
+        vocab: int,
+        d_model: int,
+        tied: nn.Parameter | None = None,
+        copied: bool = False,
+    ):
+        super().__init__()
+        self.tp, self.copied = factory.tp, copied
+        name = "embedding" if copied else "head"
+        self.weight = factory.sharded(name, (vocab, d_model), 0.02, 0) if tied is None else tied
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        return nn.functional.linear(gather_sequence(x_BSD, self.tp), local_weight(self.weight))

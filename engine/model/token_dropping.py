@@ -1,0 +1,62 @@
+"""Expert capacity and token dropping: which of the chosen (token, expert) pairs run.
+
+Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence, E experts.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from engine.config.layout import Moe
+from engine.parallel.sequence_split import SequenceSlices
+
+
+def expert_capacity(moe: Moe, factor: float, whole: int) -> int:
+    """Pairs that an expert takes of a sequence of `whole` tokens: `factor` times an even share, at most one a token."""
+    return min(whole, math.ceil(factor * whole * moe.top_k / moe.experts))
+
+
+def highest(x: Tensor, k: int, dim: int = -1) -> Tensor:
+    """Indices of the k largest along `dim`, best first. Ties go to the lower index, which `topk` does not guarantee."""
+    return x.sort(stable=True, dim=dim, descending=True).indices.narrow(dim, 0, k)
+
+
+def among_highest(x_BWE: Tensor, count: int) -> Tensor:
+    """Whether a token is among the `count` highest of its sequence and expert, [B, W, E]."""
+    return torch.zeros_like(x_BWE, dtype=torch.bool).scatter_(1, highest(x_BWE, count, 1), True)
+
+
+HALF = {torch.float64: torch.float32, torch.float32: torch.float16}
+
+
+def in_half(x_BSE: Tensor) -> Tensor:
+    """Scores in half precision, for comparisons between tokens of a sequence that rounding must not decide.
+
+    If a sequence starts with a run of equal tokens, their scores differ in the last digits only, and these digits
+    depend on the layout. In half precision the scores tie, and the position decides.
+    """
+    return x_BSE.to(HALF[x_BSE.dtype])
+
+
+def by_position(
+    slices: SequenceSlices, chosen_BSE: Tensor, scores_BSE: Tensor, capacity: int
+) -> tuple[Tensor, Tensor]:
+    """Keep the first `capacity` pairs of each expert."""
+    earlier_BSE, total_BE = slices.earlier_choices(chosen_BSE)
+    return earlier_BSE < capacity, total_BE
+
+
+def by_probability(
+    slices: SequenceSlices, chosen_BSE: Tensor, scores_BSE: Tensor, capacity: int
+) -> tuple[Tensor, Tensor]:
+    """Keep the `capacity` pairs of each expert with the highest scores."""
+    chosen_scores_BWE = slices.gather(in_half(scores_BSE).masked_fill(chosen_BSE == 0, -math.inf))
+    return slices.own_slice(among_highest(chosen_scores_BWE, capacity)), (chosen_scores_BWE > -math.inf).sum(
+        1
+    )
+
+
+WITHIN_CAPACITY = {"position": by_position, "probability": by_probability}
+"""(slices, chosen, scores, capacity) -> whether a chosen pair is within capacity, [B, S, E], and the number of pairs of
+the whole sequence that chose each expert, [B, E]."""

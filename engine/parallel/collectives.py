@@ -1,0 +1,227 @@
+"""Collectives over one mesh axis; every byte that a rank sends goes through `Axis`, which meters it.
+
+gloo runs an all-gather or a reduce-scatter as a ring and pays its latency P - 1 times. One all-to-all of the same bytes
+plus a local copy or sum waits up to 5 times less (docs/measurements.md), so `Axis` uses an all-to-all on gloo. On NCCL
+it uses the native collectives.
+
+These collectives have no backward; `engine/parallel/autograd_collectives.py` has those that do. P is the number of
+ranks. An axis of size 1 communicates nothing.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from engine.metering.clocks import Clock, Mark, WallClock
+from engine.metering.meter import Meter
+
+# A gloo all-reduce below this size is bound by latency: one all-to-all with P times the bytes is faster.
+SMALL_ALL_REDUCE_BYTES = 1 << 20
+
+
+class AsyncCollective:
+    """A collective that runs in the background. `wait` meters it: the time in `wait` is exposed, earlier time hidden.
+
+    `wait` calls `finish` when the data has arrived. With no `works` there is nothing to wait for. gloo's sends have no
+    future that reports completion: with `has_future` False the collective counts as running until `wait` is called.
+    """
+
+    def __init__(
+        self,
+        axis: "Axis",
+        kind: str,
+        sent_bytes: int,
+        works: Sequence[dist.Work],
+        finish: Callable[[], object] = lambda: None,
+        has_future: bool = True,
+    ):
+        self._axis, self._kind, self._sent_bytes = axis, kind, sent_bytes
+        self._works, self._finish = works, finish
+        self._start = axis.clock.mark()
+        self._end: Mark = None
+        if works and has_future:
+            works[-1].get_future().add_done_callback(self._mark_end)
+
+    def _mark_end(self, _: object) -> None:
+        self._end = self._axis.clock.mark()
+
+    def wait(self) -> None:
+        if not self._works:
+            return
+        axis, end = self._axis, self._end
+        wait_start = axis.clock.mark()
+        with axis.metered(self._kind, self._sent_bytes):
+            for work in self._works:
+                work.wait()
+            self._finish()
+        lane = axis.meter.readings.lanes[axis.name]
+        axis.clock.between(self._start, wait_start if end is None else end, lane.add_hidden)
+
+
+class Axis:
+    """One mesh axis on this rank: the process group, its size, this rank's index in it, and its collectives."""
+
+    def __init__(self, name: str, group: ProcessGroup | None, meter: Meter):
+        self.name = name
+        self.group = group
+        self.meter = meter
+        self.size = group.size() if group else 1
+        self.rank = group.rank() if group else 0
+        self.peers = dist.get_process_group_ranks(group) if group else []  # global ranks
+        self._gloo = group is not None and dist.get_backend(group) == "gloo"
+        # gloo blocks the host, also when the tensors are on a GPU.
+        self.clock: Clock = WallClock() if self._gloo else meter.clock
+
+    def metered(
+        self, kind: str, sent_bytes: int, to: Mapping[int, int] | None = None
+    ) -> AbstractContextManager[None]:
+        return self.meter.collective(self.name, kind, sent_bytes, to, self.clock)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Stack [...] of every rank to [P, ...]."""
+        if self.size == 1:
+            return x.unsqueeze(0)
+        x = x.contiguous()
+        out = x.new_empty((self.size, *x.shape))
+        with self.metered("all-gather", (self.size - 1) * x.nbytes):
+            if self._gloo:
+                dist.all_to_all_single(out, x.expand_as(out).contiguous(), group=self.group)
+            else:
+                dist.all_gather_into_tensor(out, x, group=self.group)
+        return out
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """Sum [P, ...] over the ranks and return this rank's row, [...]."""
+        if self.size == 1:
+            return x[0]
+        x = x.contiguous()
+        with self.metered("reduce-scatter", x.nbytes // self.size * (self.size - 1)):
+            if self._gloo:
+                rows = torch.empty_like(x)
+                dist.all_to_all_single(rows, x, group=self.group)
+                return rows.sum(0)
+            out = torch.empty_like(x[0])
+            dist.reduce_scatter_tensor(out, x, group=self.group)
+            return out
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum over the ranks; bit-identical on all of them."""
+        if self.size == 1:
+            return x
+        with self.metered("all-reduce", 2 * x.nbytes * (self.size - 1) // self.size):
+            if self._gloo and x.nbytes * self.size <= SMALL_ALL_REDUCE_BYTES:
+                rows = x.new_empty((self.size, *x.shape))
+                dist.all_to_all_single(rows, x.expand_as(rows).contiguous(), group=self.group)
+                return rows.sum(0)
+            out = x.clone()
+            dist.all_reduce(out, group=self.group)
+            return out
+
+    def all_to_all(self, x: Tensor, send: list[int], receive: list[int], out: Tensor | None = None) -> Tensor:
+        """Send `send[p]` rows of `x` to each rank p; return the `receive[p]` rows from each p, in rank order."""
+        if self.size == 1:
+            return x
+        if out is None:
+            out = x.new_empty((sum(receive), *x.shape[1:]))
+        row = x.nbytes // max(1, x.shape[0])
+        me = self.peers[self.rank]
+        to = {peer: n * row for peer, n in zip(self.peers, send, strict=True) if n and peer != me}
+        with self.metered("all-to-all", sum(to.values()), to):
+            dist.all_to_all_single(out, x.contiguous(), receive, send, group=self.group)
+        return out
+
+    def exchange(self, x: Tensor) -> Tensor:
+        """Send row p of [P, ...] to rank p; row p of the result comes from rank p."""
+        if self.size == 1:
+            return x
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        with self.metered("exchange", x.nbytes // self.size * (self.size - 1)):
+            dist.all_to_all_single(out, x, group=self.group)
+        return out
+
+    def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
+        """Start to copy `x` of group rank `root` into `x` of every rank."""
+        if self.size == 1:
+            return AsyncCollective(self, "broadcast", 0, ())
+        work = dist.broadcast(x, group_src=root, group=self.group, async_op=True)
+        return AsyncCollective(self, "broadcast", x.nbytes if self.rank == root else 0, (work,))
+
+    def start_gather(self, x: Tensor, root: int) -> tuple[AsyncCollective, list[Tensor]]:
+        """Start to send `x` of every rank to `root`. The list holds the rows on `root` after the wait; elsewhere it is
+        empty."""
+        if self.size == 1:
+            return AsyncCollective(self, "gather", 0, ()), [x]
+        rows = [torch.empty_like(x) for _ in range(self.size)] if self.rank == root else []
+        work = dist.gather(x, rows or None, group_dst=root, group=self.group, async_op=True)
+        return AsyncCollective(self, "gather", 0 if self.rank == root else x.nbytes, (work,)), rows
+
+    def start_ring(self, x: Tensor) -> tuple[AsyncCollective, Tensor]:
+        """Start to send `x` to the next rank. The returned tensor holds the previous rank's after the wait."""
+        if self.size == 1:
+            return AsyncCollective(self, "ring", 0, ()), x
+        x = x.contiguous()
+        received = torch.empty_like(x)
+        to, source = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        operations = [
+            dist.P2POp(dist.isend, x, group=self.group, group_peer=to),
+            dist.P2POp(dist.irecv, received, group=self.group, group_peer=source),
+        ]
+        return AsyncCollective(
+            self, "ring", x.nbytes, dist.batch_isend_irecv(operations), has_future=False
+        ), received
+
+    def start_all_gather(self, out: Tensor, x: Tensor) -> AsyncCollective:
+        """Start to gather [n] of every rank into `out` [P n], complete after the wait."""
+        sent = (self.size - 1) * x.nbytes
+        if self._gloo:
+            copies = x.expand(self.size, -1).contiguous()
+            work = dist.all_to_all_single(out.view(self.size, -1), copies, group=self.group, async_op=True)
+            return AsyncCollective(self, "all-gather", sent, (work,))
+        with self.metered("all-gather", sent):
+            dist.all_gather_into_tensor(out, x, group=self.group)
+        return AsyncCollective(self, "all-gather", sent, ())
+
+    def start_reduce_scatter(self, out: Tensor, x: Tensor) -> AsyncCollective:
+        """Start to sum this rank's part of `x` [P n] over the ranks into `out` [n], complete after the wait."""
+        sent = x.nbytes // self.size * (self.size - 1)
+        if self._gloo:
+            rows = torch.empty_like(x).view(self.size, -1)
+            work = dist.all_to_all_single(rows, x.view(self.size, -1), group=self.group, async_op=True)
+            return AsyncCollective(self, "reduce-scatter", sent, (work,), lambda: torch.sum(rows, 0, out=out))
+        with self.metered("reduce-scatter", sent):
+            dist.reduce_scatter_tensor(out, x, group=self.group)
+        return AsyncCollective(self, "reduce-scatter", sent, ())
+
+    def start_all_reduce(self, x: Tensor) -> AsyncCollective:
+        """Start to sum `x` [n] over the ranks in place, complete after the wait; bit-identical on all ranks."""
+        sent = 2 * x.nbytes * (self.size - 1) // self.size
+        if not self._gloo:
+            with self.metered("all-reduce", sent):
+                dist.all_reduce(x, group=self.group)
+            return AsyncCollective(self, "all-reduce", sent, ())
+        if x.nbytes * self.size > SMALL_ALL_REDUCE_BYTES:
+            work = dist.all_reduce(x, group=self.group, async_op=True)
+            return AsyncCollective(self, "all-reduce", sent, (work,))
+        rows = x.new_empty(self.size, x.numel())
+        copies = x.expand(self.size, -1).contiguous()
+        work = dist.all_to_all_single(rows, copies, group=self.group, async_op=True)
+        return AsyncCollective(self, "all-reduce", sent, (work,), lambda: torch.sum(rows, 0, out=x))
+
+    def start_exchange(self, x: Tensor, peers: list[int]) -> tuple[AsyncCollective, list[Tensor]]:
+        """Start to send `x` of each of `peers` (global ranks, this one included) to all of them. The list holds the
+        rows in the order of `peers` after the wait."""
+        me = self.peers[self.rank]
+        rows = [x if peer == me else torch.empty_like(x) for peer in peers]
+        works = [
+            work
+            for peer, row in zip(peers, rows, strict=True)
+            if peer != me
+            for work in (dist.isend(x, peer, self.group), dist.irecv(row, peer, self.group))
+            if work is not None
+        ]
+        return AsyncCollective(self, "exchange", (len(peers) - 1) * x.nbytes, works, has_future=False), rows

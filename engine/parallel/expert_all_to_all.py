@@ -1,0 +1,150 @@
+"""Expert parallelism: uneven all-to-alls carry token rows to the ranks of their experts and back.
+
+The rows take one or two hops, each over one axis. The direct method has one hop over the ep axis. The hierarchical
+method has two, for an ep axis that spans nodes: the first within the node, to the rank with the same local index as the
+destination; the second between nodes, among ranks of equal local index. So each node sends fewer and larger messages.
+With both methods the rows of an expert arrive in the order of their source ranks, and results are bit-identical.
+
+`plan_dispatch` computes everything that has no gradient (the counts and the orders of rows) once a logical forward;
+`Dispatch.run` moves the rows. With ep = 1 nothing synchronises with the host.
+
+Shapes: T tokens of this rank, N kept (token, expert) pairs, R rows received, E experts, P ranks of a hop's axis.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.device import CPU
+from engine.parallel.autograd_collectives import all_to_all
+from engine.parallel.collectives import Axis
+
+
+class Placement:
+    """The slot of each expert of a layer. A slot is (ep rank, index on that rank), numbered ep rank by ep rank.
+
+    `logical[slot]` is the expert in the slot. `hops` are the axes of the all-to-alls, first to last. An ep rank is
+    (rank in the last hop, ..., rank in the first hop), the first hop fastest.
+    """
+
+    def __init__(self, hops: Sequence[Axis], logical: Sequence[int], device: torch.device = CPU):
+        self.hops, self.logical, self.device = tuple(hops), list(logical), device
+        self.sizes = [axis.size for axis in self.hops]
+        ranks = list(range(len(self.sizes)))
+        # A key numbers slots in the order in which rows are sent: by rank in the first hop, in the next, then by index.
+        slots = torch.arange(len(logical)).view(*reversed(self.sizes), -1)
+        slot_of_key = slots.permute(*reversed(ranks), len(ranks)).flatten()
+        keys = torch.tensor(self.logical)[slot_of_key].argsort()
+        self.keys_E = None if torch.equal(keys, torch.arange(len(logical))) else keys.to(device)
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One all-to-all of rows over one axis, and the order that the next hop or the experts need received rows in."""
+
+    axis: Axis
+    send: list[int]
+    receive: list[int]
+    order_R: Tensor
+    back_R: Tensor
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """The plan for the kept pairs, sorted by destination: `pairs_N` are their indices in the router's [T, K] order."""
+
+    pairs_N: Tensor
+    tokens_N: Tensor
+    hops: list[Hop]
+    offsets: Tensor  # [local experts], the end of each expert's rows
+
+    def run(self, x_TD: Tensor, experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """The expert output of each kept pair, [N, D]. `experts` gets rows sorted by local expert, and the offsets."""
+        rows = x_TD.index_select(0, self.tokens_N)  # its backward is one kernel; that of x[i] adds row by row
+        for hop in self.hops:
+            rows = reordered(all_to_all(rows, hop.send, hop.receive, hop.axis), hop.order_R, hop.back_R)
+        rows = experts(rows, self.offsets)
+        for hop in reversed(self.hops):
+            rows = all_to_all(reordered(rows, hop.back_R, hop.order_R), hop.receive, hop.send, hop.axis)
+        return rows
+
+    def combine(self, outputs_ND: Tensor, weights_TK: Tensor) -> Tensor:
+        """The weighted sum of each token's outputs from `run`, [T, D]."""
+        weights_N = weights_TK.flatten().index_select(0, self.pairs_N).to(outputs_ND.dtype)
+        out: Tensor = _Combined.apply(outputs_ND, weights_N, self.tokens_N, len(weights_TK))  # type: ignore[no-untyped-call]
+        return out
+
+
+def plan_dispatch(experts_TK: Tensor, keep_TK: Tensor | None, placement: Placement) -> Dispatch:
+    """Plan how the pairs `experts_TK`, or those that `keep_TK` marks, reach their experts under `placement`."""
+    keys = experts_TK.flatten()
+    if placement.keys_E is not None:
+        keys = placement.keys_E[keys]
+    if keep_TK is None:
+        pairs = torch.argsort(keys, stable=True)
+    else:
+        kept = keep_TK.flatten().nonzero().squeeze(-1)
+        pairs = kept[torch.argsort(keys[kept], stable=True)]
+    tokens = pairs // experts_TK.shape[1]
+    kept_keys = keys[pairs]
+    # Not bincount: on a GPU it synchronises to read the largest key.
+    counts = keys.new_zeros(len(placement.logical)).scatter_add_(0, kept_keys, torch.ones_like(kept_keys))
+    counts = counts.view(*placement.sizes, -1)
+    # Each hop turns one dim of `counts` from destination to source: [d1, d2, e], [d2, s1, e], [e, s2, s1].
+    hops: list[Hop] = []
+    for n, axis in enumerate(placement.hops, 1):
+        arrived = axis.exchange(counts)
+        send, receive = torch.stack((_by_rank(counts), _by_rank(arrived))).tolist()
+        counts = arrived.movedim(n, 0)
+        order = _source_order(arrived, n, sum(receive))
+        hops.append(Hop(axis, send, receive, order, order.argsort()))
+    offsets = counts.reshape(counts.shape[0], -1).sum(1).cumsum(0).int()
+    return Dispatch(pairs, tokens, hops, offsets)
+
+
+def _by_rank(counts: Tensor) -> Tensor:
+    return counts.flatten(1).sum(1)
+
+
+def _source_order(counts: Tensor, dim: int, rows: int) -> Tensor:
+    """Source index of each row, [rows], that reorders row-major blocks of `counts` rows to have `dim` outermost."""
+    blocks = torch.arange(counts.numel(), device=counts.device).view_as(counts).movedim(dim, 0).flatten()
+    destination = blocks.argsort().repeat_interleave(counts.flatten(), output_size=rows)
+    return destination.argsort(stable=True)
+
+
+def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
+    """`rows_RD[order_R]`, a permutation with the inverse `back_R`; so backward is a gather, without additions."""
+    out: Tensor = _Reordered.apply(rows_RD, order_R, back_R)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Combined(torch.autograd.Function):
+    """zeros.index_add(0, tokens, outputs * weights), without the copies that autograd makes."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs_ND: Tensor, weights_N: Tensor, tokens_N: Tensor, tokens: int) -> Tensor:
+        ctx.save_for_backward(outputs_ND, weights_N, tokens_N)
+        out_TD = outputs_ND.new_zeros(tokens, outputs_ND.shape[1])
+        return out_TD.index_add_(0, tokens_N, outputs_ND * weights_N.unsqueeze(-1))
+
+    @staticmethod
+    def backward(ctx: Any, grad_TD: Tensor) -> Any:
+        outputs_ND, weights_N, tokens_N = ctx.saved_tensors
+        grad_ND = grad_TD.index_select(0, tokens_N)
+        d_weights_N = torch.linalg.vecdot(grad_ND, outputs_ND)
+        return grad_ND.mul_(weights_N.unsqueeze(-1)), d_weights_N, None, None
+
+
+class _Reordered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
+        ctx.save_for_backward(back_R)
+        return rows_RD.index_select(0, order_R)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None

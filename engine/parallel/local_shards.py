@@ -1,0 +1,44 @@
+"""This rank's shard of a DTensor: with gradients for the forward pass, without for everything else."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """This rank's shard of a parameter or gradient, outside autograd; a plain tensor is returned unchanged."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_weight(weight: Tensor) -> Tensor:
+    """This rank's shard of a weight, for the forward pass: gradients reach the weight."""
+    if not isinstance(weight, DTensor):
+        return weight
+    part: Tensor = _Local.apply(weight)  # type: ignore[no-untyped-call]
+    return part
+
+
+class _Local(torch.autograd.Function):
+    """`DTensor.to_local` whose backward wraps the gradient in a DTensor once a step, not once a micro-batch.
+
+    Wrapping and adding DTensors cost more than the gradients of a small layer. So later micro-batches add to the shard
+    of the existing gradient, and backward returns that gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: DTensor) -> Tensor:
+        ctx.weight = weight
+        part = weight.to_local()
+        return part.view_as(part)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        weight = ctx.weight
+        if weight.grad is None:
+            return DTensor.from_local(grad, weight.device_mesh, weight.placements, run_check=False)
+        total = weight.grad
+        total.to_local().add_(grad)
+        weight.grad = None
+        return total

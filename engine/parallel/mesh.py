@@ -1,0 +1,75 @@
+"""Device meshes and metered axes of a run: a dense and an expert view of the same ranks."""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from engine.config.grid import Grid
+from engine.device import CPU
+from engine.metering.meter import Meter
+from engine.parallel.collectives import Axis
+
+
+class World:
+    """Process groups and meshes of one rank. Needs an initialised default process group of `grid.world` ranks.
+
+    With `ep_inner`, expert rows cross the ep axis in two hops: within groups of `ep_inner` ranks, then between groups.
+    With `ends`, the first and the last rank of each pipeline share an axis of their own.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        meter: Meter,
+        device: torch.device = CPU,
+        ep_inner: int | None = None,
+        ends: bool = False,
+    ):
+        self.grid, self.device = grid, device
+        self.rank = dist.get_rank()
+        self.at = grid.coords(self.rank)
+        self.dense = _mesh(device, grid.dense)
+        self.expert = _mesh(device, grid.expert)
+        self.pp = Axis("pp", _group(self.dense, "pp"), meter)
+        pairs = [[ranks[0], ranks[-1]] for ranks in grid.groups("pp")]
+        self.ends = Axis("pp", _own_group(pairs) if ends else None, meter)  # size 1 on the ranks between them
+        self.dp = Axis("dp", _group(self.dense, "fsdp"), meter)
+        self.replicas = Axis("dp", _group(self.dense, "dp_replicate"), meter)
+        self.tp = Axis("tp", _group(self.dense, "tp"), meter)
+        self.cp = Axis("cp", _group_along(grid, "cp"), meter)
+        # All ranks that share a sequence. Gathers of a router over cp and tp together are metered as cp.
+        self.sequence = self.cp if grid.cp > 1 else self.tp
+        if grid.cp > 1 and grid.tp > 1:
+            self.sequence = Axis("cp", _group_along(grid, "cp", "tp"), meter)
+        self.ep = Axis("ep", _group(self.expert, "ep"), meter)
+        self.expert_ranks = self.ep  # all ranks that hold a part of one copy of a stage's experts
+        if grid.ep > 1 and grid.efsdp > 1:
+            self.expert_ranks = Axis("ep", _group_along(grid, "dp_shard", "cp", "tp"), meter)
+        self.ep_hops = [self.ep] if grid.ep > 1 else []
+        if ep_inner is not None:
+            shape = {"outside": grid.world // grid.ep, "across": grid.ep // ep_inner, "within": ep_inner}
+            levels = _mesh(device, shape)
+            self.ep_hops = [Axis("ep", _group(levels, level), meter) for level in ("within", "across")]
+        self.edp = Axis("dp", _group(self.expert, "efsdp"), meter)
+        # A separate gloo group: the vote on knobs and the statistics overlap with the collectives of the step.
+        self.control = Axis("control", dist.new_group(backend="gloo"), meter)
+
+
+def _mesh(device: torch.device, shape: dict[str, int]) -> DeviceMesh:
+    return init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+
+
+def _group(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
+    return mesh.get_group(axis) if mesh[axis].size() > 1 else None
+
+
+def _group_along(grid: Grid, *axes: str) -> dist.ProcessGroup | None:
+    """The group of the ranks that differ along `axes` only. The meshes have no cp dimension: it is part of fsdp."""
+    groups = grid.groups(*axes)
+    return _own_group(groups) if len(groups[0]) > 1 else None
+
+
+def _own_group(groups: list[list[int]]) -> dist.ProcessGroup | None:
+    """The group that contains this rank, or None. Every rank must make the same call."""
+    group: dist.ProcessGroup | None = dist.new_subgroups_by_enumeration(groups)[0]  # type: ignore[no-untyped-call]
+    return group

@@ -1,0 +1,103 @@
+"""Ring attention (Liu et al. 2023): queries stay on their rank, keys and values travel around the ring of cp ranks.
+
+Blocks that the causal mask hides completely are not computed.
+
+Shapes: B sequences, H query heads and G key heads of this tensor rank, S tokens of this cp rank, C head width.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.kernels import flash_attention
+from engine.parallel.collectives import AsyncCollective, Axis
+
+
+@dataclass(frozen=True)
+class VisibleBlock:
+    """The slices of one rank's queries and another rank's keys that the causal mask leaves visible to each other."""
+
+    queries: slice
+    keys: slice
+    causal: bool
+
+
+def visible_block(rank: int, owner: int, S: int) -> VisibleBlock:
+    """The block of S x S that queries of `rank` see in the keys of `owner`. Each rank holds two chunks (zigzag split),
+    so every pair of ranks has half of S x S to compute."""
+    if owner == rank:
+        return VisibleBlock(slice(0, S), slice(0, S), causal=True)
+    if owner < rank:  # the owner's first chunk precedes both of ours, its second follows both
+        return VisibleBlock(slice(0, S), slice(0, S // 2), causal=False)
+    # Both of the owner's chunks lie between ours.
+    return VisibleBlock(slice(S // 2, S), slice(0, S), causal=False)
+
+
+def ring_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> Tensor:
+    out: Tensor = _Ring.apply(q_BHSC, k_BGSC, v_BGSC, cp)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Ring(torch.autograd.Function):
+    """Attention over the ring. Backward sends keys and values around again; the sums of their gradients travel one hop
+    behind them and end at the rank that owns the keys."""
+
+    @staticmethod
+    def forward(ctx: Any, q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> Tensor:
+        out = lse = torch.empty(0)
+        for block, (k, v) in _visible_keys_and_values(k_BGSC, v_BGSC, cp):
+            more, more_lse = flash_attention.forward(q_BHSC[:, :, block.queries], k, v, block.causal)
+            if block.causal:  # the rank's own block comes first: each query sees at least its own key
+                out, lse = more.to(more_lse.dtype), more_lse
+            else:
+                flash_attention.merge(out[:, :, block.queries], lse[:, :, block.queries], more, more_lse)
+        out = out.to(q_BHSC.dtype)
+        ctx.save_for_backward(q_BHSC, k_BGSC, v_BGSC, out, lse)
+        ctx.cp, ctx.layer = cp, cp.meter.layer
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_BHSC: Tensor) -> Any:
+        q_BHSC, k_BGSC, v_BGSC, out, lse = ctx.saved_tensors
+        cp: Axis = ctx.cp
+        grad_BHSC = grad_BHSC.contiguous()
+        d_q = torch.zeros_like(q_BHSC, dtype=lse.dtype)
+        own = sums = torch.zeros(2, *k_BGSC.shape, dtype=lse.dtype, device=lse.device)
+        with cp.meter.in_layer(ctx.layer):
+            transfer: AsyncCollective | None = None
+            for block, (k, v) in _visible_keys_and_values(k_BGSC, v_BGSC, cp):
+                grad, q, o, log = (x[:, :, block.queries] for x in (grad_BHSC, q_BHSC, out, lse))
+                # The CUDA kernel ignores the strides of the log-sum-exp.
+                more, d_k, d_v = flash_attention.backward(grad, q, k, v, o, log.contiguous(), block.causal)
+                d_q[:, :, block.queries] += more
+                if block.causal:
+                    own, sums = torch.stack((d_k, d_v)).to(lse.dtype), torch.zeros_like(own)
+                    continue
+                if transfer:
+                    transfer.wait()
+                sums[:, :, :, block.keys] += torch.stack((d_k, d_v))
+                transfer, sums = cp.start_ring(sums)
+            if transfer:
+                transfer.wait()
+        d_k, d_v = (own + sums).to(k_BGSC.dtype)
+        return d_q.to(q_BHSC.dtype), d_k, d_v, None
+
+
+def _visible_keys_and_values(
+    k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis
+) -> Iterator[tuple[VisibleBlock, Tensor]]:
+    """Yield the visible keys and values, [2, B, G, keys, C], of this rank and then of each previous rank.
+
+    The transfer of the next ones overlaps with the use of these.
+    """
+    kv = torch.stack((k_BGSC, v_BGSC))
+    for hop in range(cp.size):
+        transfer, received = cp.start_ring(kv) if hop + 1 < cp.size else (None, kv)
+        block = visible_block(cp.rank, (cp.rank - hop) % cp.size, kv.shape[3])
+        yield block, kv[:, :, :, block.keys]
+        if transfer:
+            transfer.wait()
+        kv = received

@@ -1,0 +1,68 @@
+"""The split of a sequence over the ranks that share it, and what a router needs to know of tokens on other ranks.
+
+Over cp the split is load-balanced (zigzag): the sequence has 2 cp chunks, and rank r holds chunks r and 2 cp - 1 - r,
+so that all ranks have equal work under a causal mask (Dubey et al. 2024, section 3.3.2). Over tp, the two chunks of a
+cp rank are split further, in order. A tp slice may contain the border between the two chunks, but each *half* of it is
+contiguous: these halves are the pieces below.
+
+Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence, E experts.
+"""
+
+import torch
+from torch import Tensor
+
+from engine.parallel.collectives import Axis
+
+
+def zigzag_pieces(cp: int, tp: int = 1) -> list[list[int]]:
+    """The pieces that each of the cp x tp ranks holds, tp fastest. Pieces are numbered in sequence order."""
+    if cp == 1:
+        return [[rank] for rank in range(tp)]
+    chunks = [
+        [*range(c * tp, (c + 1) * tp), *range((2 * cp - 1 - c) * tp, (2 * cp - c) * tp)] for c in range(cp)
+    ]
+    return [pieces[2 * t : 2 * t + 2] for pieces in chunks for t in range(tp)]
+
+
+def positions(seq_len: int, cp: int, rank: int) -> Tensor:
+    """Positions in the sequence of the tokens of cp rank `rank`, [S]."""
+    held = zigzag_pieces(cp)
+    return torch.arange(seq_len).view(cp * len(held[rank]), -1)[held[rank]].flatten()
+
+
+class SequenceSlices:
+    """Router statistics over all ranks that share a sequence. Nothing here has a gradient.
+
+    `axis` spans these cp x tp ranks, tp fastest, and meters the gathers.
+    """
+
+    def __init__(self, axis: Axis, cp: int = 1):
+        self._axis = axis
+        self.count = axis.size
+        held = zigzag_pieces(cp, axis.size // cp)
+        self._own_pieces = held[axis.rank]
+        by_piece = {piece: n for n, piece in enumerate(piece for pieces in held for piece in pieces)}
+        self._sequence_order = [by_piece[piece] for piece in range(len(by_piece))]
+
+    def earlier_choices(self, chosen_BSE: Tensor) -> tuple[Tensor, Tensor]:
+        """For 0/1 choices: how many earlier tokens of the whole sequence chose the same expert, [B, S, E], and the
+        totals of the whole sequence, [B, E]."""
+        parts = chosen_BSE.chunk(len(self._own_pieces), 1)
+        counts = torch.stack([part.sum(1, dtype=torch.int32) for part in parts], 1)
+        ends = self.gather(counts).cumsum(1, dtype=torch.int32)
+        earlier = []
+        for part, count, piece in zip(parts, counts.unbind(1), self._own_pieces, strict=True):
+            before_BE = ends[:, piece] - count
+            earlier.append(part.cumsum(1) - part + before_BE.unsqueeze(1))
+        return torch.cat(earlier, 1), ends[:, -1]
+
+    def gather(self, x_BSE: Tensor) -> Tensor:
+        """Gather the values of all slices in sequence order, [B, W, E]."""
+        slices = self._axis.all_gather(x_BSE).unbind()
+        pieces = [piece for held in slices for piece in held.chunk(len(self._own_pieces), 1)]
+        return torch.cat([pieces[n] for n in self._sequence_order], 1)
+
+    def own_slice(self, x_BWE: Tensor) -> Tensor:
+        """This rank's slice of the values of a whole sequence, [B, S, E]."""
+        pieces = x_BWE.chunk(len(self._sequence_order), 1)
+        return torch.cat([pieces[n] for n in self._own_pieces], 1)

@@ -1,0 +1,40 @@
+"""Ulysses attention (Jacobs et al. 2023): an all-to-all gives each cp rank whole sequences of a part of the heads.
+
+Each rank computes attention for its heads, and a second all-to-all brings the outputs back to the ranks of the tokens.
+
+Shapes: B sequences, H query heads and G key heads of this tensor rank, S tokens of this cp rank, W = P S tokens of a
+whole sequence, C head width, P = cp.
+"""
+
+import torch
+from torch import Tensor
+
+from engine.kernels.flash_attention import causal_attention
+from engine.parallel.autograd_collectives import exchange
+from engine.parallel.collectives import Axis
+
+
+def ulysses_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> Tensor:
+    """Causal attention over whole sequences, [B, H, S, C]. P divides H, and either of P and G divides the other: with
+    G < P a key head goes to every rank that needs it."""
+    P, (B, _, S, C), G = cp.size, q_BHSC.shape, k_BGSC.shape[1]
+    if G < P:
+        k_BGSC, v_BGSC = (x.repeat_interleave(P // G, 1) for x in (k_BGSC, v_BGSC))
+    shares = [x.view(B, P, -1, S, C) for x in (q_BHSC, k_BGSC, v_BGSC)]
+    widths = [share.shape[2] for share in shares]
+    whole = _in_order(exchange(torch.cat(shares, 2).transpose(0, 1), cp))
+    q_BHWC, k_BGWC, v_BGWC = torch.split(whole, widths, 1)
+    out_BHWC = causal_attention(q_BHWC, k_BGWC, v_BGWC)
+    return exchange(_in_slices(out_BHWC, P), cp).transpose(0, 1).flatten(1, 2)
+
+
+def _in_order(x_PBHSC: Tensor) -> Tensor:
+    """Join the two chunks of each rank (zigzag split) to whole sequences, [B, H, W, C]."""
+    first, second = x_PBHSC.chunk(2, 3)
+    return torch.cat((first, second.flip(0))).permute(1, 2, 0, 3, 4).flatten(2, 3)
+
+
+def _in_slices(x_BHWC: Tensor, P: int) -> Tensor:
+    """The inverse of `_in_order`."""
+    chunks = torch.stack(x_BHWC.chunk(2 * P, 2))
+    return torch.cat((chunks[:P], chunks[P:].flip(0)), 3)

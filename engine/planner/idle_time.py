@@ -1,0 +1,64 @@
+"""Splits a rank's idle time in the pipeline by cause, from the times that all ranks of the pipeline measured.
+
+The window is from the start of the pipeline to the end of the last action of its last rank, the same for all its
+ranks. A rank is idle when it runs no action in the window. Three causes add up to the idle time:
+
+- *schedule*: the idle time in a simulation of the schedule with the measured duration of each action and no other cost;
+- *wait*: further time asleep, in sends and receives or after the rank's last action, waiting for other stages;
+- *overhead*: the rest, such as Python code and gradient reductions between actions.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from engine.planner.schedule import ScheduleClock
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Shares of the pipeline's window, 0..1: `bubble` is schedule + wait + overhead. `bound` is the mean bubble over
+    ranks in a simulation of the schedule with the mean duration of each kind of action on each stage."""
+
+    PARTS: ClassVar = ("schedule", "wait", "overhead")
+    SHARES: ClassVar = ("bubble", *PARTS, "bound")
+
+    bubble: float
+    schedule: float
+    wait: float
+    overhead: float
+    bound: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        return {part: getattr(self, part) for part in self.PARTS}
+
+
+def split_idle(
+    clock: ScheduleClock,
+    rank: int,
+    durations: Sequence[Sequence[float]],
+    windows: Sequence[float],
+    waited: float,
+) -> Idle:
+    """Split the idle time of `rank`. All arguments are in seconds: `durations` of all ranks' actions in the order of
+    `clock.acts`, `windows` of all ranks, and `waited`, the time that `rank` slept between its actions."""
+    window = max(windows)
+    idle = max(0.0, window - sum(durations[rank]))
+    schedule = min(idle, clock.idle(durations)[1][rank])
+    asleep = waited + window - windows[rank]
+    wait = min(max(0.0, asleep - schedule), idle - schedule)
+    overhead = idle - schedule - wait
+    bound = clock.bubble(mean_times(clock, durations))
+    return Idle(idle / window, schedule / window, wait / window, overhead / window, bound)
+
+
+def mean_times(clock: ScheduleClock, durations: Sequence[Sequence[float]]) -> dict[str, dict[int, float]]:
+    """Mean duration of each kind of action on each stage: kind -> stage -> seconds. `durations` has those of all
+    ranks' actions in the order of `clock.acts`."""
+    times: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for acts, seconds in zip(clock.acts, durations, strict=True):
+        for act, time in zip(acts, seconds, strict=True):
+            times[act.kind][act.stage].append(time)
+    return {kind: {stage: sum(ts) / len(ts) for stage, ts in by.items()} for kind, by in times.items()}

@@ -1,0 +1,24 @@
+"""Checks that this machine has what `train.compile` needs. Torch-free: runs before any rank is started."""
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+
+def compiler_refusal() -> str | None:
+    """Whether the C++ compiler or Python's headers, which torch.compile needs on the CPU, are missing; one sentence or
+    None."""
+    compiler = os.environ.get("CXX", "g++")  # the same default as torch's
+    if shutil.which(compiler) is None:
+        return (
+            f"train.compile = true needs a C++ compiler, but {compiler} is not found; "
+            f"legal: CXX set to an installed compiler, or train.compile = false"
+        )
+    headers = sysconfig.get_path("include")
+    if not Path(headers, "Python.h").is_file():
+        return (
+            f"train.compile = true needs Python's headers, but {headers} has no Python.h; "
+            f"legal: with the headers installed, or train.compile = false"
+        )
+    return None

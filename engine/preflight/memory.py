@@ -1,0 +1,67 @@
+"""Checks that this machine has enough memory and GPUs for the run. Torch-free: runs before any rank is started."""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from engine.config.layout import Layout
+from engine.config.sizes import parameter_count
+
+MIN_RANK_BYTES = 32 * 2**20  # bytes: minimum private memory of a forked rank
+STATES = {"sgd": 2, "adamw": 4}  # fp32 values per parameter: weight, gradient, optimizer state
+
+
+def memory_refusal(layout: Layout) -> str | None:
+    """Why this machine has too little memory for the run, or None. A lower bound that ignores activations."""
+    available, world = psutil.virtual_memory().total, layout.ranks.world
+    if world * MIN_RANK_BYTES > available:
+        return (
+            f"the layout has {world} ranks, but this machine's memory is {_gib(available)}, enough for "
+            f"{available // MIN_RANK_BYTES} at most; legal: fewer, or several machines (torchrun, Slurm)"
+        )
+    count = parameter_count(layout.model)
+    least = count * 4 * STATES[layout.train.optimizer] * layout.grid.dp_replicate
+    if least > available and not _sees_gpu():
+        return (
+            f"the model's {count:,} parameters take at least {_gib(least)} with gradients and the optimizer's state, "
+            f"but this machine's memory is {_gib(available)}; legal: a smaller model, a GPU, or several machines"
+        )
+    return None
+
+
+def device_refusal(ranks: int, wanted: str) -> str | None:
+    """Why this machine does not have a GPU for each of `ranks`, if `wanted` is "cuda"; else None."""
+    if wanted != "cuda":
+        return None
+    gpus = _usable_gpus()
+    return too_few_gpus(gpus, ranks) if gpus is not None and gpus < ranks else None
+
+
+def too_few_gpus(gpus: int, ranks: int) -> str:
+    """The refusal of `--device cuda` on a machine with fewer GPUs than ranks."""
+    return (
+        f"--device cuda needs a GPU for each of {ranks} ranks on this machine, but torch can use {gpus}; "
+        "legal: --device auto or cpu, or fewer ranks"
+    )
+
+
+def _usable_gpus() -> int | None:
+    """GPUs that torch counts, in a subprocess (a process that initialised CUDA must not fork); None: failed."""
+    command = [sys.executable, "-c", "from engine.device import usable_gpus; print(usable_gpus())"]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        return int(subprocess.run(command, env=environ, capture_output=True, check=True, timeout=120).stdout)
+    return None
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.0f} GiB"
+
+
+def _sees_gpu() -> bool:
+    """Whether a GPU's device file exists. Does not use CUDA: a process that has initialised CUDA must not fork."""
+    return any(Path("/dev").glob("nvidia[0-9]*"))

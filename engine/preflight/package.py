@@ -1,0 +1,30 @@
+"""Checks that `import agents` finds this project's package: openai-agents has the same import name.
+
+Runs before any import of `agents`, so it must not import modules of this project.
+"""
+
+import sys
+from importlib import util
+from pathlib import Path
+
+SIGNATURE = b"Carries telemetry out of a training run"  # the first words of this project's agents/__init__.py
+
+
+def package_refusal() -> str | None:
+    """Why `import agents` does not find this project's package, in one sentence, or None."""
+    found = util.find_spec("agents")
+    origin = Path(found.origin) if found and found.origin else None
+    if origin and origin.is_file() and SIGNATURE in origin.read_bytes()[:200]:
+        return None
+    where = origin or "nothing"
+    return (
+        f"`import agents` must find train-cockpit's package, but finds {where}; openai-agents has the same name; "
+        "install train-cockpit in an environment of its own"
+    )
+
+
+def exit_unless_ours() -> None:
+    """Print the refusal on stderr and exit with status 2, if there is one."""
+    if why := package_refusal():
+        sys.stderr.write(f"{why}\n")
+        raise SystemExit(2)

@@ -1,0 +1,162 @@
+"""A rank's context in a run: its number, the store it shares with other ranks, its stop flag and its last operation.
+
+Imports torch only when `RankContext.store` is called, so that the parent of forked ranks runs without torch.
+"""
+
+import functools
+import mmap
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from agents.transport.keys import Key
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+LOOPBACK = "127.0.0.1"
+STORE_TIMEOUT = timedelta(minutes=5)  # how long a rank waits for the store's server to appear
+
+
+def usable_cores() -> int:
+    """Number of processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class LastOperation(NamedTuple):
+    """The step (as the trainer counts) and the operation that a rank recorded last."""
+
+    step: int
+    text: str
+
+
+class LastOperations:
+    """The last operation of each rank, in memory shared with the parent, which can read it after the rank has died.
+
+    The memory is anonymous: it needs no file name and is freed when its last process ends.
+    """
+
+    _SLOT = struct.Struct("<q120s")  # the step + 1 (0 in an unused slot), UTF-8 text cut to 120 bytes
+
+    def __init__(self, ranks: int):
+        self._memory = mmap.mmap(-1, ranks * self._SLOT.size)  # shared between parent and forked children
+
+    def write(self, rank: int, step: int, text: str) -> None:
+        """Write the step and the text into the rank's slot of 128 bytes. Takes no lock, because the parent relies on a
+        slot only after the rank has died."""
+        self._SLOT.pack_into(self._memory, rank * self._SLOT.size, step + 1, text.encode())
+
+    def read(self, rank: int) -> LastOperation | None:
+        """The rank's last operation, or None if the rank has recorded none."""
+        step, text = self._SLOT.unpack_from(self._memory, rank * self._SLOT.size)
+        return LastOperation(step - 1, text.rstrip(b"\0").decode(errors="ignore")) if step else None
+
+    def all_slots(self) -> bytes:
+        """The raw bytes of all slots; two equal readings mean that no rank recorded anything in between."""
+        return self._memory[:]
+
+
+class StopFlag:
+    """A flag that a signal handler sets and the trainer reads. (An `Event` takes a lock, which a handler must not.)"""
+
+    def __init__(self) -> None:
+        self.raised = False
+
+    def __call__(self, *_: object) -> None:
+        self.raised = True
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """Everything that the launcher passes to a rank."""
+
+    rank: int
+    world: int
+    local_rank: int  # among the ranks of this machine
+    local_world: int  # ranks on this machine
+    hub: str | None  # the hub's endpoint for ranks; None: no hub
+    run_dir: Path
+    open_store: "Callable[[], Store]" = field(repr=False)
+    stop: StopFlag = field(default_factory=StopFlag, repr=False)
+    last_operations: LastOperations = field(default_factory=lambda: LastOperations(1), repr=False)
+    slot: int = field(default=0, repr=False)  # of this rank in `last_operations`
+    key: Key | None = field(default=None, repr=False)  # authenticates this rank to the hub over TCP
+
+    def store(self) -> "Store":
+        """The store in which the ranks meet; every call returns the same one. Raises DistNetworkError if the
+        store cannot be reached.
+
+        If rank 0 serves the store, rank 0 must end last: the other ranks may use the store until they end.
+        """
+        return self.open_store()
+
+    def stop_requested(self) -> bool:
+        """Whether this rank has received SIGTERM. Other ranks may not have received it."""
+        return self.stop.raised
+
+    def set_operation(self, step: int, text: str) -> None:
+        """Record what this rank is doing, e.g. ``set_operation(41, "tp all-gather, layer 2")``; takes about 1 us."""
+        self.last_operations.write(self.slot, step, text)
+
+    def last_operation(self) -> LastOperation | None:
+        """What `set_operation` recorded last."""
+        return self.last_operations.read(self.slot)
+
+
+Work = Callable[[RankContext], None]
+"""The function that a rank runs; the rank fails if it raises."""
+
+
+def single_rank_context(run_dir: Path) -> RankContext:
+    """The context of a run with one rank, in this process; for tests and benchmarks."""
+
+    def open_store() -> "Store":
+        import torch.distributed as dist
+
+        return dist.HashStore()  # type: ignore[attr-defined]
+
+    return RankContext(0, 1, 0, 1, None, run_dir, functools.cache(open_store))
+
+
+def local_store(rank: int, world: int, port: int, listening: int | None) -> "Callable[[], Store]":
+    """A function that opens a store on the loopback; rank 0 serves it on the descriptor `listening`.
+
+    The parent binds `listening` before it forks: no other process can take the port, and connections of ranks that
+    start before rank 0 wait in the backlog.
+    """
+
+    def open_store() -> "Store":
+        import torch.distributed as dist
+
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            LOOPBACK,
+            port,
+            world,
+            is_master=rank == 0,
+            timeout=STORE_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listening,
+        )
+
+    return functools.cache(open_store)
+
+
+def environment_store(rank: int, world: int) -> "Callable[[], Store]":
+    """A function that opens the store at MASTER_ADDR and MASTER_PORT. Under torchrun its agent serves the store; under
+    Slurm rank 0 does.
+
+    The agent's store outlives ranks that the agent restarts, so each start prefixes its keys with its own number.
+    """
+
+    def open_store() -> "Store":
+        from torch.distributed.distributed_c10d import PrefixStore
+        from torch.distributed.rendezvous import rendezvous
+
+        store, _, _ = next(rendezvous("env://", rank, world, timeout=STORE_TIMEOUT))
+        return PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+    return functools.cache(open_store)

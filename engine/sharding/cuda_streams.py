@@ -1,0 +1,27 @@
+"""Synchronises CUDA streams when gradients are reduced; on the CPU these functions do nothing.
+
+FSDP2 reduces on a separate stream, and the compute stream waits for it only after the last backward. So the engine
+itself must order reads of earlier reductions.
+"""
+
+import torch
+from torch import Tensor
+
+WriteEvent = torch.cuda.Event | None
+
+
+def mark_write(x: Tensor) -> WriteEvent:
+    """An event after the current stream's writes to `x`."""
+    return torch.cuda.current_stream().record_event() if x.is_cuda else None
+
+
+def wait_for_write(written: WriteEvent) -> None:
+    """Make the current stream wait for the writes before `written`."""
+    if written is not None:
+        written.wait()
+
+
+def keep_for_current_stream(x: Tensor) -> None:
+    """Keep the memory of `x`, allocated on another stream, until the current stream has finished with it."""
+    if x.is_cuda:
+        x.record_stream(torch.cuda.current_stream())

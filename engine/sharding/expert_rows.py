@@ -1,0 +1,22 @@
+"""The experts that this rank holds."""
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from engine.model.moe import MoeLayer
+from engine.parallel.mesh import World
+from engine.planner.expert_placement import slots_per_rank
+
+
+def moe_layers(stages: Iterable[nn.Module]) -> dict[int, MoeLayer]:
+    """The MoE layers of this rank by global layer number."""
+    layers = [module for stage in stages for module in stage.modules() if isinstance(module, MoeLayer)]
+    return {layer.layer: layer for layer in sorted(layers, key=lambda layer: layer.layer)}
+
+
+def local_experts(layer: MoeLayer, world: World) -> list[int]:
+    """The logical experts in the rows of this rank's shard, in row order."""
+    logical = layer.placement.logical
+    held = slots_per_rank(len(logical), world.grid.ep, world.grid.efsdp)
+    return [logical[slot] for slot in held[world.at["efsdp"] * world.grid.ep + world.at["ep"]]]

@@ -1,0 +1,176 @@
+"""Data parallelism: FSDP2 shards parameters, gradients and optimizer state; the ZeRO stage says when it communicates.
+
+Gradients are reduced as sums; the loss is divided once, by the global count of valid tokens. Experts are sharded on the
+expert mesh, everything else on the dense one. Replicas (HSDP) hold equal shards: each replica reduces gradients among
+its ranks, and the results are summed over the replicas once a step. A rank has the same index within its replica in the
+dense and in the expert view, so one replica axis serves both.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from engine.model.head import Head
+from engine.model.moe import Experts
+from engine.model.transformer import Block, Stage
+from engine.parallel.collectives import Axis
+from engine.parallel.local_shards import local_shard
+from engine.parallel.mesh import World
+from engine.sharding.fsdp_probe import probe
+from engine.sharding.gradient_reductions import FsdpUnit, GradientReductions
+
+EMBEDDING = "embedding.weight"
+
+# Each rank keeps and updates its shard in fp32; with bf16, gathered weights are rounded to it.
+POLICIES = {
+    "fp32": MixedPrecisionPolicy(),
+    "bf16": MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False),
+}
+
+
+class Shards:
+    """All stages of a rank, sharded in place: experts on the expert mesh, everything else on the dense one.
+
+    With `by_block`, each block, its experts and the head are separate units. So their traffic overlaps with the
+    computation of other units, and ZeRO 3 can free gathered units. The embedding, the last norm and a tied head belong
+    to the stage's own unit. Without `by_block`, a stage is one unit and its experts another: a pipeline reduces once a
+    step, with no computation left to overlap with, and fewer units are faster.
+
+    A stage is sharded on a mesh of size 1 too, because torch's pipelining reduces the gradients of FSDP modules only. A
+    rank without pipeline and with parameters of its own is not sharded; this saves a tenth of a small step.
+
+    The ZeRO stage decides when units are gathered and reduced, and can change between steps: 0 and 1 gather and reduce
+    once a step; 2 gathers once a step and, without a pipeline, reduces each micro-batch; 3 gathers at each use.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], world: World, zero: int, by_block: bool, precision: str = "fp32"
+    ):
+        self._stages, self._world = stages, world
+        self._policy = POLICIES[precision]
+        self._reductions = GradientReductions(world.replicas)
+        self._roots: list[FSDPModule] = []
+        self._units: list[FsdpUnit] = []
+        alone = world.pp.size == world.dp.size == world.edp.size == world.replicas.size == 1
+        plain = alone and precision == "fp32"
+        if not plain:
+            probe(world.dense["fsdp"], world.dp, world.replicas, self._policy, world.device)
+        for stage in () if plain else stages:
+            experts: list[nn.Module] = [module for module in stage.modules() if isinstance(module, Experts)]
+            for unit in [[module] for module in experts] if by_block else [experts] if experts else []:
+                self._shard(unit, "efsdp", world.edp)
+            for module in stage.modules() if by_block else ():
+                if isinstance(module, Block) or (isinstance(module, Head) and not stage.tied):
+                    self._shard([module], "fsdp", world.dp)
+            self._roots.append(self._shard([stage], "fsdp", world.dp))
+        # Listed now: between forward and backward, a stage's own list has the gathered parameters.
+        self._parameters = [parameter for _, parameter in named_parameters(stages)]
+        self._embeddings = [parameter for name, parameter in named_parameters(stages) if name == EMBEDDING]
+        self.use_zero(zero)
+
+    def _shard(self, modules: list[nn.Module], axis_name: str, axis: Axis) -> FSDPModule:
+        mesh = self._world.dense if axis_name == "fsdp" else self._world.expert
+        sharded = fully_shard(
+            modules, mesh=mesh[axis_name], reshard_after_forward=False, mp_policy=self._policy
+        )[0]
+        assert isinstance(sharded, FSDPModule)
+        self._units.append(FsdpUnit(sharded, axis, self._reductions))
+        return sharded
+
+    def use_zero(self, zero: int) -> None:
+        """Set the ZeRO stage for the next step. A stage's own unit stays gathered: every operation needs it."""
+        self.zero = zero
+        for unit in self._units:
+            if unit.module not in self._roots:
+                unit.module.set_reshard_after_forward(zero == 3, recurse=False)
+
+    def gather(self) -> None:
+        """Start all gathers at the start of a step (below ZeRO 3); each unit waits for its own when it runs."""
+        if self.zero < 3:
+            for unit in self._units:
+                unit.module.unshard(async_op=True)
+
+    def before_backward(self, last: bool) -> None:
+        """Prepare a backward, without a pipeline: call it between forward and backward of each micro-batch."""
+        reduces = last or self.zero >= 2
+        for root in self._roots:
+            root.set_is_last_backward(last)
+            root.set_requires_gradient_sync(reduces)
+            root.set_reshard_after_backward(last or self.zero == 3)
+        if reduces and self._units:
+            self._reductions.begin(last)
+            for parameter in self._parameters:
+                parameter.grad = None
+
+    def accumulate(self) -> None:
+        """Sum weight gradients of a split backward in the reduction dtype; call it after each of them."""
+        if self._policy.reduce_dtype:
+            for unit in self._units:
+                unit.accumulate()
+
+    def complete(self) -> None:
+        """Wait, after the last backward, until all gradients are summed over data ranks, pipeline ends and tp."""
+        self._reductions.complete()
+        sum_over_ends(self._embeddings, self._world)
+        sum_over_tp(self._stages, self._world)
+
+
+def named_parameters(stages: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """Names and parameters of all stages of a rank. Names contain global layer numbers and are unique, except that a
+    head's copy of the embedding's weight has the embedding's name."""
+    copies = {id(parameter) for parameter in copied(stages)}
+    for name, parameter in chain.from_iterable(stage.named_parameters() for stage in stages):
+        yield EMBEDDING if id(parameter) in copies else name, parameter
+
+
+def copied(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
+    """The head's weight, if it is a copy of the embedding's weight on another stage."""
+    for module in chain.from_iterable(stage.modules() for stage in stages):
+        if isinstance(module, Head) and module.copied:
+            yield module.weight
+
+
+def is_expert(stages: Sequence[nn.Module]) -> dict[str, bool]:
+    """Parameter name -> whether the parameter belongs to an expert."""
+    inside = {
+        f"{prefix}.{name}"
+        for stage in stages
+        for prefix, module in stage.named_modules()
+        if isinstance(module, Experts)
+        for name, _ in module.named_parameters()
+    }
+    return {name: name in inside for name, _ in named_parameters(stages)}
+
+
+def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
+    """Parameters replicated over tp whose gradients cover one slice of the sequence: norms, routers, shared experts."""
+    experts = is_expert(stages)
+    for name, parameter in named_parameters(stages):
+        on_tp = isinstance(parameter, DTensor) and "tp" in (parameter.device_mesh.mesh_dim_names or ())
+        if not experts[name] and not on_tp:
+            yield parameter
+
+
+def sum_over_ends(embeddings: Sequence[nn.Parameter], world: World) -> None:
+    """Sum the gradients of the embedding's weight and of the head's copy, on this rank or another. Both get the same
+    bits, so the optimizer keeps the two weights bit-identical."""
+    grads = [local_shard(p.grad) for p in embeddings if p.grad is not None]
+    if not grads or (len(grads) == 1 and world.ends.size == 1):
+        return
+    total = world.ends.all_reduce(torch.stack(grads).sum(0))
+    for grad in grads:
+        grad.copy_(total)
+
+
+def sum_over_tp(stages: Sequence[nn.Module], world: World) -> None:
+    """Sum the gradients of parameters replicated over tp, in one fused all-reduce."""
+    if world.tp.size == 1:
+        return
+    grads = [local_shard(p.grad) for p in replicated_over_tp(stages) if p.grad is not None]
+    flat = world.tp.all_reduce(torch.cat([grad.flatten() for grad in grads]))
+    for grad, total in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
+        grad.copy_(total.view_as(grad))

@@ -1,0 +1,61 @@
+"""The all-gather and the reduce-scatter that FSDP2 calls, run and metered by an `Axis`.
+
+On gloo they are asynchronous: a gather is awaited when its unit runs, and `GradientReductions` awaits a reduce-scatter
+before its gradients are used. On NCCL, FSDP2 itself overlaps them on CUDA streams, and the axis only meters them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.parallel.collectives import AsyncCollective, Axis
+
+
+class _CustomCollective:
+    """A custom collective of FSDP2: allocates a buffer and is called. torch does not export the base class."""
+
+    def __init__(self, axis: Axis):
+        self.axis = axis
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _PendingGather(dist.Work):
+    """A running gather. FSDP2 waits for it where it first needs the parameters."""
+
+    def __init__(self, started: AsyncCollective):
+        super().__init__()
+        self._started = started
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._started.wait()
+        return True
+
+
+class AllGather(_CustomCollective):
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work:
+        return _PendingGather(self.axis.start_all_gather(output_tensor, input_tensor))
+
+
+class ReduceScatter(_CustomCollective):
+    def __init__(self, axis: Axis, on_start: Callable[[AsyncCollective], None]):
+        super().__init__(axis)
+        self._on_start = on_start
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp,
+        async_op: bool = False,
+    ) -> None:
+        self._on_start(self.axis.start_reduce_scatter(output_tensor, input_tensor))

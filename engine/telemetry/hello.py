@@ -1,0 +1,67 @@
+"""The messages that introduce a rank to a hub: its identity, facts of the run, and the knob board."""
+
+import os
+import socket
+
+import torch
+
+from agents.protocol import VERSION, Hello, Value
+from agents.protocol import Board as BoardMessage
+from agents.rank.knob_board import KnobBoard
+from agents.rank.sampling import CAPABILITIES
+from engine.config.layout import Layout
+from engine.control.vote import LEADER
+from engine.device import device_name
+from engine.parallel.mesh import World
+from engine.rendezvous import usable_cores
+
+
+def hello(
+    layout: Layout, world: World, board: KnobBoard, oversubscribed: bool, step: int, began_s: float
+) -> Hello:
+    """This rank's identity, coordinates and capabilities, as of `step`."""
+    return Hello(
+        version=VERSION,
+        run=layout.run.name,
+        rank=world.rank,
+        world=world.grid.world,
+        coords=world.grid.shown(world.rank),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        device=device_name(world.device),
+        layout=layout.digest(),
+        revision=board.revision,
+        step=step,
+        leader=world.rank == LEADER,
+        facts=facts(layout, oversubscribed),
+        capabilities=list(CAPABILITIES),
+        began_s=began_s,
+    )
+
+
+def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
+    """Fixed facts of the run, for screens to show beside the measurements."""
+    model, train = layout.model, layout.train
+    return {
+        "layers": model.layers,
+        "d_model": model.d_model,
+        "seq_len": model.seq_len,
+        "experts": model.moe.experts if model.moe else 0,
+        "top_k": model.moe.top_k if model.moe else 0,
+        "schedule": layout.schedule.name,
+        "zero": train.zero,
+        "steps": train.steps,
+        "global_batch": train.global_batch,
+        "checkpoint_every": layout.checkpoint.every,  # if above 0, the end of the run saves too
+        "optimizer": train.optimizer,
+        "precision": train.precision,
+        "data": layout.data.source,
+        "cores": usable_cores(),
+        "oversubscribed": oversubscribed,
+        "torch": str(torch.__version__),
+    }
+
+
+def knob_board(board: KnobBoard) -> BoardMessage:
+    """The state of all knobs, as the leader reports it."""
+    return BoardMessage(LEADER, board.revision, board.digest(), board.states())

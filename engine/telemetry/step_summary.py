@@ -1,0 +1,177 @@
+"""Summarises a step of the whole job from the readings of all ranks.
+
+Each rank sends one vector to rank 0 on the control group, asynchronously; rank 0 reads it one step later. So the
+summary is one step late, needs no hub, and adds no waiting to a step.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agents.protocol import Changes, Experts, ExpertShare, LayerLoad, Loads, LoadSummary, Summary, Traffic
+from agents.protocol.measurements import TOP_EXPERTS
+from engine.config.layout import Layout
+from engine.device import matmul_peak
+from engine.metering.meter import AXES, Readings
+from engine.parallel.collectives import AsyncCollective
+from engine.parallel.mesh import World
+from engine.planner.hardware import step_flops
+from engine.planner.idle_time import Idle
+
+
+@dataclass(frozen=True)
+class StepConditions:
+    """The conditions of a step, which are the same on every rank: its number, the knobs in force, the learning rate."""
+
+    step: int
+    revision: int
+    knobs: Changes
+    lr: float
+    time_s: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a rank measures in a step besides the meter's readings; the job's loss is the sum of all ranks' `loss`."""
+
+    loss: float
+    grad_norm: float
+    step_s: float
+    idle: Idle | None  # None without a pipeline
+
+
+_HEAD = ("loss", "grad_norm", "step_s", *Idle.SHARES, "a2a_bytes")
+
+
+class StepSummaries:
+    """Gathers the measurements of every rank and makes summaries of them on rank 0."""
+
+    def __init__(self, layout: Layout, world: World, oversubscribed: bool):
+        self._layout, self._world, self._oversubscribed = layout, world, oversubscribed
+        self._peak = matmul_peak(world.device, layout.train.precision)
+        self._pending: tuple[AsyncCollective, list[Tensor], StepConditions] | None = None
+
+    def gather(self, readings: Readings, measured: Measured, conditions: StepConditions) -> None:
+        """Start to send this rank's measurements of a step to rank 0."""
+        head = (
+            measured.loss,
+            measured.grad_norm,
+            measured.step_s,
+            *(getattr(measured.idle, share, 0.0) for share in Idle.SHARES),
+            readings.a2a_bytes,
+        )
+        lanes = [x for axis in AXES for x in vars(readings.lanes[axis]).values()]
+        mine = torch.cat(
+            (
+                torch.tensor([*head, *lanes], dtype=torch.float64),
+                readings.dropped.double(),
+                readings.load.double().flatten(),
+            )
+        )
+        self._pending = (*self._world.control.start_gather(mine, 0), conditions)
+
+    def collect(self) -> "Collected | None":
+        """Complete the last `gather` and return its step on rank 0; None on other ranks, or if no `gather` is
+        pending."""
+        if self._pending is None:
+            return None
+        started, rows, conditions = self._pending
+        self._pending = None
+        started.wait()
+        return self._summary(torch.stack(rows).numpy(), conditions) if rows else None
+
+    def _mfu(self, step_s: float, pairs: int) -> float | None:
+        """Model FLOPs utilisation of the job; None where the peak of the devices is not known, as for CPUs."""
+        if self._peak is None:
+            return None
+        model = self._layout.model
+        flops = step_flops(model, self._layout.train.global_batch * model.seq_len, pairs)
+        return flops / step_s / (self._peak * self._world.grid.world)
+
+    def _summary(self, table: NDArray[np.float64], conditions: StepConditions) -> "Collected":
+        """The summary of a step from `table`, one row a rank. Small operations are faster in numpy than in torch."""
+        layers = self._layout.model.layers
+        head = dict(zip(_HEAD, table[:, : len(_HEAD)].T, strict=True))
+        start = len(_HEAD)
+        lanes = table[:, start : start + 3 * len(AXES)].reshape(-1, len(AXES), 3)
+        start += 3 * len(AXES)
+        dropped = table[:, start : start + layers].sum(0).astype(np.int64)
+        loads = table[:, start + layers :].sum(0).astype(np.int64).reshape(layers, -1)
+        step_s = float(head["step_s"].max())
+        idle = {share: float(head[share].mean()) for share in Idle.SHARES}
+        piped = self._world.pp.size > 1
+        sent, (_, ms, exposed_ms) = lanes[:, :, 0].sum(0).tolist(), lanes.mean(0).T.tolist()
+        comm = {axis: Traffic(int(sent[n]), ms[n], exposed_ms[n]) for n, axis in enumerate(AXES)}
+        routed = [row for row in loads if row.size and row.sum() > 0]
+        summary = Summary(
+            step=conditions.step,
+            revision=conditions.revision,
+            time_s=conditions.time_s,
+            loss=float(head["loss"].sum()),
+            grad_norm=float(head["grad_norm"][0]),
+            step_ms=step_s * 1e3,
+            tokens_per_s=self._layout.train.global_batch * self._layout.model.seq_len / step_s,
+            mfu=self._mfu(step_s, int(loads.sum() - dropped.sum())),
+            bubble=idle["bubble"] if piped else None,
+            bubble_bound=idle["bound"] if piped else None,
+            oversubscribed=self._oversubscribed,
+            a2a_bytes=int(head["a2a_bytes"].sum()),
+            comm=comm,
+            dropped=int(dropped.sum()),
+            load_max_over_mean=max((float(row.max() / row.mean()) for row in routed), default=None),
+            knobs=conditions.knobs,
+            lr=conditions.lr,
+            skipped=not math.isfinite(float(head["grad_norm"][0])),
+            bubble_parts={part: idle[part] for part in Idle.PARTS} if piped else None,
+        )
+        return Collected(summary, loads, dropped)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """One step of the whole job: its summary, and the (token, expert) pairs by layer and expert."""
+
+    summary: Summary
+    load: NDArray[np.int64]  # [layer, expert]
+    dropped: NDArray[np.int64]  # [layer]
+
+    def experts(self) -> Experts:
+        """The full load vectors of the layers that have experts."""
+        rows = zip(self.load.tolist(), self.dropped.tolist(), strict=True)
+        return Experts(
+            self.summary.step,
+            [LayerLoad(layer, load, drop) for layer, (load, drop) in enumerate(rows) if any(load)],
+        )
+
+    def loads(self) -> Loads:
+        """A few numbers about the expert load of each layer."""
+        (with_experts,) = self.load.sum(1).nonzero()
+        if not len(with_experts):
+            return Loads(self.summary.step, [])
+        load = self.load[with_experts]
+        pairs, experts = load.sum(1), load.shape[1]
+        share = load / pairs[:, None]
+        logs = np.log(share, where=share > 0, out=np.zeros_like(share))
+        entropy = (-(share * logs).sum(1) / math.log(max(2, experts))).clip(0.0, 1.0)
+        top = (-load).argsort(1, kind="stable")[:, :TOP_EXPERTS]
+        columns = (
+            *(with_experts, pairs, share.max(1) * experts, share.std(1) * experts, entropy),
+            *((load == 0).sum(1), self.dropped[with_experts], top, np.take_along_axis(share, top, 1)),
+        )
+        return Loads(
+            self.summary.step,
+            [
+                LoadSummary(
+                    *(layer, pairs, most, cv, entropy),
+                    [ExpertShare(*one) for one in zip(which, shares, strict=True)],
+                    *(idle, dropped),
+                )
+                for layer, pairs, most, cv, entropy, idle, dropped, which, shares in zip(
+                    *(column.tolist() for column in columns), strict=True
+                )
+            ],
+        )

@@ -1,0 +1,130 @@
+"""What a training step computes on one rank: batch, forward and backward, gradient norm, optimizer update."""
+
+import math
+import time
+
+from torch import Tensor
+
+from agents.protocol import Event
+from agents.rank.agent import Agent
+from engine.config.knob_values import KnobValues
+from engine.config.layout import Layout
+from engine.config.legal_values import shards_by_block
+from engine.config.schedule_traits import stages_of_rank
+from engine.control.expert_placement import ExpertPlacement
+from engine.control.vote import LEADER
+from engine.device import group_device
+from engine.kernels.compiled import Compiler
+from engine.metering.meter import Meter
+from engine.model.loss import cross_entropy
+from engine.model.transformer import Stage
+from engine.parallel.context_parallel import ContextParallel
+from engine.parallel.mesh import World
+from engine.parallel.parameters import ParameterFactory
+from engine.planner.layer_split import split_layers
+from engine.sharding.fsdp import Shards
+from engine.sharding.pipeline import Pipeline
+from engine.train.corpus import Corpus, read_corpus
+from engine.train.data import Samples, agree_on_corpus
+from engine.train.expert_bias import LossFreeBalancing
+from engine.train.optimizer import GradientNorm, learning_rate, make_optimizer
+
+
+class Computation:
+    """Model stages, data, pipeline and optimizer of one rank. Reads `knob_values` anew in each step.
+
+    Creating one is collective over the default process group: it creates process groups and compares the corpus.
+    """
+
+    def __init__(self, layout: Layout, meter: Meter, agent: Agent, corpus: Corpus | None):
+        self._layout, self._meter, self._agent = layout, meter, agent
+        grid, model, train = layout.ranks, layout.model, layout.train
+        self.world = world = World(grid, meter, group_device(), layout.ep_inner, layout.tied_apart)
+        self.knob_values = KnobValues.of(layout)
+        context = ContextParallel(world.cp, world.sequence, layout.grid.cp_method)
+        weights = ParameterFactory(
+            layout.run.seed,
+            world.tp,
+            world.ep,
+            world.dense["tp"],
+            world.expert["ep"],
+            world.ep_hops,
+            context,
+            world.device,
+            Compiler(train.compile),
+        )
+        layers = split_layers(model, layout.stages)
+        stage_numbers = stages_of_rank(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
+        self.stages = [Stage(weights, model, layers[n], self.knob_values, meter) for n in stage_numbers]
+        self.layers = [layer for n in stage_numbers for layer in layers[n]]
+        self.has_head = layout.stages - 1 in stage_numbers
+        self.shards = Shards(self.stages, world, train.zero, shards_by_block(layout), train.precision)
+        self.corpus = read_corpus(layout) if corpus is None else corpus
+        agree_on_corpus(self.corpus, layout.data.source, world.control)
+        positions = context.positions(model.seq_len)
+        sizes = model.seq_len, train.global_batch
+        self.samples = Samples(self.corpus, *sizes, layout.run.seed, positions, world.device)
+        self.pipeline = Pipeline(layout, self.stages, self.shards, world, meter, self._loss_of)
+        self.optimizer = make_optimizer(self.stages, train)
+        self.norm = GradientNorm(self.stages, world)
+        self.balancing = LossFreeBalancing(self.stages, world)
+        self.expert_placement = ExpertPlacement(self.stages, self.optimizer, world) if grid.ep > 1 else None
+
+    def learning_rate(self, step: int) -> float:
+        return learning_rate(self._layout.train, step, self.knob_values.lr_scale)
+
+    def forward_backward(self, step: int) -> Tensor:
+        """Run all micro-batches of a step and return this rank's loss. The gradients are then complete, not clipped.
+
+        A requested expert placement is carried out first.
+        """
+        if self.expert_placement:
+            with self._meter.phase("expert placement"):
+                event = self.expert_placement.carry_out()
+            if event and self.world.rank == LEADER:
+                self._agent.send(event)
+        with self._meter.phase("data"):
+            first = self.world.at["dp"] * self._layout.local_batch
+            tokens, targets = self.samples.batch(step, first, self._layout.local_batch)
+        self.shards.gather()
+        loss = self.pipeline.plan.run(tokens, targets)
+        with self._meter.phase("reduce"):
+            self.shards.complete()
+        return loss
+
+    def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Sum of cross-entropies over the token count of the global batch; the loss is normalised only here."""
+        # Every token counts: a corpus has no padding.
+        tokens = self._layout.train.global_batch * self._layout.model.seq_len
+        return cross_entropy(logits, targets, self.world.tp) / tokens
+
+    def counted_loss(self, loss: Tensor) -> float:
+        """This rank's share of the job's loss. Ranks of a tp axis compute the same loss, so only tp rank 0 counts."""
+        return float(loss) if self.world.at["tp"] == 0 else 0.0
+
+    def gradient_norm(self) -> float:
+        """Norm of the whole model's gradient before clipping. The host waits for the device here, once a step."""
+        with self._meter.phase("optimizer"):
+            norm = float(self.norm())
+            self._meter.settle()
+        return norm
+
+    def update(self, step: int, norm: float) -> None:
+        """Clip the gradient, whose norm is `norm`, and step the optimizer.
+
+        If `norm` is not finite, which is the same on every rank, weights and biases stay unchanged.
+        """
+        with self._meter.phase("optimizer"):
+            if math.isfinite(norm):
+                if self.knob_values.grad_clip is not None:
+                    self.norm.clip(norm, self.knob_values.grad_clip)
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.learning_rate(step)
+                self.optimizer.step()
+                self.balancing(self._meter.readings.load)
+            elif self.world.rank == LEADER:
+                text = f"step {step}: the gradient norm is {norm}, so the weights were left as they are"
+                self._agent.send(Event(time.time(), "error", "engine", text))
+            self.optimizer.zero_grad()
+        if self.expert_placement:
+            self.expert_placement.record_load(self._meter.readings.load)

@@ -1,0 +1,77 @@
+"""The training text as bytes, from files on this machine. Torch-free: the parent reads it once and then forks ranks."""
+
+import glob
+import hashlib
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.config.layout import Layout
+from engine.config.refusal import LayoutError
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Training text; each byte is a token."""
+
+    text: npt.NDArray[np.uint8]
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal text. About 1 GB/s; computed once if the parent reads it before it forks the ranks."""
+        return f"blake2b-{hashlib.blake2b(self.text.data, digest_size=8).hexdigest()}"
+
+
+def read_corpus(layout: Layout) -> Corpus:
+    """All bytes of the files that `data.source` names, sorted by name, with a zero byte between two files.
+
+    LayoutError if there is no file, if a file cannot be read, if the text is too short for one sequence, or if its
+    digest is not `data.digest`.
+    """
+    source, seq_len = layout.data.source, layout.model.seq_len
+    files = _files(source)
+    if not files:
+        raise LayoutError(f"data.source = {source!r} names no file on this machine")
+    size = sum(path.stat().st_size for path in files) + len(files) - 1
+    if size < seq_len + 2:
+        raise LayoutError(
+            f"data.source = {source!r} holds {size} bytes, too few for model.seq_len = {seq_len}"
+        )
+    whole = np.zeros(size, np.uint8)
+    end = 0
+    for path in files:
+        try:
+            text = np.fromfile(path, np.uint8)
+        except OSError as error:
+            raise LayoutError(f"data.source = {source!r}: {path} cannot be read: {error.strerror}") from None
+        text = text[: size - end]  # cut a file that has grown since
+        whole[end : end + len(text)] = text
+        end += len(text) + 1
+    corpus = Corpus(whole)
+    if layout.data.digest not in (None, corpus.digest):
+        raise LayoutError(
+            f"data.digest = {layout.data.digest}, but the files of data.source = {source!r} on this machine have "
+            f"{corpus.digest}; legal: this digest, none, or the intended files"
+        )
+    return corpus
+
+
+def _files(source: str) -> list[Path]:
+    if source == "stdlib":
+        return _standard_library()
+    found = map(Path, glob.glob(source.partition(":")[2], recursive=True))
+    return sorted(path for path in found if path.is_file() and os.access(path, os.R_OK))
+
+
+def _standard_library() -> list[Path]:
+    """Modules and packages of the standard library, without installed packages."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    names = sys.stdlib_module_names
+    modules = [path for path in library.glob("*.py") if path.stem in names]
+    return sorted(modules) + sorted(path for path in library.glob("*/*.py") if path.parent.name in names)

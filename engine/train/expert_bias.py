@@ -1,0 +1,33 @@
+"""Loss-free load balancing: once a step, each router's bias follows the load of the whole job (Wang et al. 2024)."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from engine.model.moe import MoeLayer
+from engine.parallel.mesh import World
+
+
+class LossFreeBalancing:
+    """Updates the router biases of a rank's stages, equally on all ranks of a stage. Does nothing without biases."""
+
+    def __init__(self, stages: Sequence[nn.Module], world: World):
+        self._device = world.device
+        # Together these axes span all ranks that route tokens in these layers.
+        self._axes = (world.tp, world.dp, world.replicas)
+        self._routers = {
+            module.layer: module.router
+            for stage in stages
+            for module in stage.modules()
+            if isinstance(module, MoeLayer) and module.router.bias is not None
+        }
+
+    def __call__(self, load_LE: Tensor) -> None:
+        """Update every bias. `load_LE` counts the (token, expert) pairs of this rank's tokens by layer and expert."""
+        if not self._routers:
+            return
+        loads = load_LE[list(self._routers)].to(self._device)
+        for axis in self._axes:
+            loads = axis.all_reduce(loads)
+        for router, load_E in zip(self._routers.values(), loads, strict=True):
+            router.update_bias(load_E)

@@ -1,0 +1,77 @@
+"""Measurements of a run, on one rank: step records, job summaries, expert load, pipeline idle time."""
+
+import time
+from collections.abc import Callable
+
+from agents.protocol import Step, Summary
+from agents.rank.agent import Agent
+from engine.config.layout import Layout
+from engine.control.preview import Previewer
+from engine.metering.meter import Meter
+from engine.planner.schedule import ScheduleClock
+from engine.telemetry.idle_time import IdleTimes
+from engine.telemetry.records import StepRecords
+from engine.telemetry.step_summary import Measured, StepConditions, StepSummaries
+from engine.train.computation import Computation
+
+LOADS_EVERY_S = 0.05  # at least, between two messages on the experts' load
+
+
+class Reporting:
+    """Sends the records and summaries of steps to the agent, the callbacks and the previewer."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        computation: Computation,
+        meter: Meter,
+        agent: Agent,
+        previewer: Previewer | None,
+        oversubscribed: bool,
+        on_step: Callable[[Step], None],
+        on_summary: Callable[[Summary], None],
+    ):
+        world = computation.world
+        self._layout, self._meter, self._agent, self._previewer = layout, meter, agent, previewer
+        self._on_step, self._on_summary = on_step, on_summary
+        self.idle_times = IdleTimes(world)
+        self.summaries = StepSummaries(layout, world, oversubscribed)
+        self._records = StepRecords(layout, world, computation.layers, computation.has_head)
+        # One rank of each pipeline stage sends timelines: the others run the same actions.
+        self._sends_timeline = not any(world.at[axis] for axis in ("dp", "cp", "tp"))
+        self._loads_sent_s = 0.0
+
+    def step(self, measured: Measured, conditions: StepConditions, clock: ScheduleClock) -> None:
+        """Send this rank's record of a step, with traffic by peer and timeline where the hub samples them."""
+        readings, number = self._meter.readings, conditions.step
+        record = self._records.step(readings, measured, conditions)
+        self._agent.send(record)
+        self._on_step(record)
+        if readings.a2a_to and self._agent.wants("peers", number):
+            self._agent.send(self._records.peers(readings, number))
+        if self._sends_timeline and self._agent.wants("timeline", number):
+            self._agent.send(self._records.timeline(readings, number))
+        if self._previewer:
+            self._previewer.note_rank(record, clock, self.idle_times.durations)
+
+    def start_summary(self, measured: Measured, conditions: StepConditions) -> None:
+        """Start to gather the step's summary on rank 0; `publish` completes it after the next step."""
+        self.summaries.gather(self._meter.readings, measured, conditions)
+
+    def publish(self) -> Summary | None:
+        """Complete the summary under way and send it; returned on rank 0, None elsewhere or if there is none."""
+        collected = self.summaries.collect()
+        if collected is None:
+            return None
+        summary = collected.summary
+        if self._previewer:
+            self._previewer.note(summary)
+        self._on_summary(summary)
+        self._agent.send(summary)
+        if self._agent.attached and self._layout.model.moe:
+            if time.monotonic() - self._loads_sent_s >= LOADS_EVERY_S:
+                self._loads_sent_s = time.monotonic()
+                self._agent.send(collected.loads())
+            if self._agent.wants("experts", summary.step):
+                self._agent.send(collected.experts())
+        return summary

@@ -1,0 +1,132 @@
+"""The checkpoints of a run as the trainer uses them: save when due, restore, report results of saves."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from agents.protocol import CHECKPOINT_STEP, Ack, Changes, Event, Facts
+from agents.rank.agent import Agent
+from engine.checkpoint.manifest import Applied, Manifest
+from engine.checkpoint.reading import read
+from engine.checkpoint.resume import other_data
+from engine.checkpoint.save import Checkpoints, SaveAcks, Saved, restore
+from engine.checkpoint.state import State
+from engine.config.layout import Layout
+from engine.config.refusal import LayoutError
+from engine.control.vote import LEADER
+from engine.metering.meter import Meter
+from engine.train.computation import Computation
+
+
+@dataclass(frozen=True)
+class KnobState:
+    """The knobs as a checkpoint keeps them."""
+
+    values: Changes
+    revision: int
+    history: list[Applied]
+
+
+class Saving:
+    """Saves and restores the state of a `Computation`. Without `checkpoints_dir` it saves nothing.
+
+    `given` is the layout as the user wrote it; `on_checkpoint` gets the result of each save, on rank 0.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        given: Layout,
+        computation: Computation,
+        meter: Meter,
+        agent: Agent,
+        checkpoints_dir: Path | None,
+        knob_state: Callable[[], KnobState],
+        on_checkpoint: Callable[[Saved], None],
+    ):
+        self._layout, self._given, self._computation = layout, given, computation
+        self._meter, self._agent = meter, agent
+        self._knob_state, self._on_checkpoint = knob_state, on_checkpoint
+        self.checkpoints: Checkpoints | None = None
+        self._acks: SaveAcks | None = None
+        if checkpoints_dir:
+            self.checkpoints = Checkpoints(
+                checkpoints_dir, layout.checkpoint, self._state(), self._manifest, meter.at
+            )
+            self._acks = SaveAcks(self.checkpoints, agent.settle)
+
+    @property
+    def action(self) -> Callable[[Any], None] | None:
+        """The knob board's action `save`; None where nothing can be saved."""
+        return self.checkpoints.request if self.checkpoints else None
+
+    def restore(self, folder: Path) -> Manifest:
+        """Load the checkpoint in `folder` and return its manifest. LayoutError if the corpus is another one."""
+        checkpoint = read(folder)
+        manifest = checkpoint.manifest
+        if refusal := other_data(checkpoint, self._layout, self._computation.corpus.digest):
+            raise LayoutError(refusal)
+        restore(checkpoint, self._state())
+        if self._leads:
+            text = f"resumed from {checkpoint.folder}, at revision {manifest.revision} of the knobs"
+            self._agent.send(Event(time.time(), "info", "engine", text, {CHECKPOINT_STEP: manifest.step}))
+        return manifest
+
+    def save_if_due(self, done: int, last: bool) -> None:
+        """Start a save if one is due after `done` steps; `last`: no step follows."""
+        if self.checkpoints and self.checkpoints.due(done, last):
+            with self._meter.phase("checkpoint"):
+                self.checkpoints.save(done)
+
+    def save_while_paused(self, done: int, last: bool) -> None:
+        """Start a save during a pause if an operator requested one, or if the run ends here and one is due."""
+        if self.checkpoints and (self.checkpoints.requested or last) and self.checkpoints.due(done, last):
+            self.checkpoints.save(done)
+
+    def hold_ack(self, ack: Ack, changes: Changes) -> bool:
+        """Whether the ack of an applied change waits for a save that the change requested."""
+        if self._acks is None or "save" not in changes:
+            return False
+        self._acks.hold(ack, changes)
+        return True
+
+    def report(self) -> None:
+        """Report finished saves: events and callbacks on rank 0, held acks on every rank."""
+        for saved in self.checkpoints.take_finished() if self.checkpoints else ():
+            if self._leads:
+                self._on_checkpoint(saved)
+                level: Literal["info", "error"] = "error" if saved.why else "info"
+                facts: Facts = {} if saved.why else {CHECKPOINT_STEP: saved.step}
+                self._agent.send(Event(time.time(), level, "engine", str(saved), facts))
+        if self._acks:
+            self._acks.settle_finished()
+
+    def wait(self) -> None:
+        """Wait until no save is under way."""
+        if self.checkpoints:
+            self.checkpoints.wait()
+
+    @property
+    def _leads(self) -> bool:
+        return self._computation.world.rank == LEADER
+
+    def _state(self) -> State:
+        computation = self._computation
+        return State(computation.stages, computation.optimizer, computation.world)
+
+    def _manifest(self, done: int) -> Manifest:
+        knobs = self._knob_state()
+        return Manifest(
+            step=done,
+            run=self._layout.run.name,
+            layout=self._given,
+            data=self._computation.corpus.digest,
+            knobs=knobs.values,
+            revision=knobs.revision,
+            history=knobs.history,
+            torch=str(torch.__version__),
+        )

@@ -1,0 +1,104 @@
+"""Live control of a run, on one rank: knob board, vote on changes, pause and stop, profiling, previews."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from agents.protocol import Ack, Event
+from agents.rank.agent import Agent
+from engine.checkpoint.manifest import Manifest
+from engine.config.layout import Layout
+from engine.control.actions import RunActions
+from engine.control.knobs import make_board
+from engine.control.preview import Previewer
+from engine.control.profiler import Profiler
+from engine.control.vote import LEADER, KnobVote
+from engine.telemetry.hello import hello, knob_board
+from engine.train.computation import Computation
+from engine.train.saving import KnobState, Saving
+
+PAUSED_VOTE_S = 0.25  # between two votes of a paused run
+POLL_S = 0.02
+
+
+class Steering:
+    """Applies operators' commands to a `Computation`, on all ranks at the same step boundary.
+
+    `traces` is the folder for profiles of steps; without it the board has no profile action. `oversubscribed`: the
+    ranks of this machine share cores, so predicted times would be wrong. `began_s`: when this rank began, seconds since
+    the epoch.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        computation: Computation,
+        agent: Agent,
+        saving: Saving,
+        traces: Path | None,
+        oversubscribed: bool,
+        began_s: float,
+    ):
+        self._layout, self._agent, self._saving = layout, agent, saving
+        self._world = world = computation.world
+        self._oversubscribed, self._began_s = oversubscribed, began_s
+        self.run_actions = RunActions()
+        self.profiler = Profiler(traces, world.rank, world.grid.world, world.device) if traces else None
+        actions = [*self.run_actions.knobs(), *(self.profiler.knobs() if self.profiler else ())]
+        self.board = make_board(
+            layout,
+            computation.pipeline,
+            computation.shards,
+            computation.knob_values,
+            computation.expert_placement,
+            saving.action,
+            actions,
+        )
+        self.vote = KnobVote(world.control, self.board, lambda: agent.pending, self._settle)
+        self.previewer: Previewer | None = None
+        if world.rank == LEADER:
+            self.previewer = Previewer(layout, self.board, oversubscribed)
+            agent.preview(self.previewer)
+
+    @property
+    def knob_state(self) -> KnobState:
+        return KnobState(self.board.values, self.board.revision, list(self.vote.history))
+
+    def continue_from(self, manifest: Manifest) -> None:
+        """Take over revision and history of a restored checkpoint; the layout already has its knob values."""
+        self.board.revision = manifest.revision
+        self.vote.history += manifest.history
+
+    def introduce(self, step: int) -> None:
+        """Send this rank's hello and, on the leader, the knob board."""
+        board = knob_board(self.board) if self._world.rank == LEADER else None
+        rank = hello(self._layout, self._world, self.board, self._oversubscribed, step, self._began_s)
+        self._agent.introduce(rank, board)
+
+    def wait_paused(self, stop_requested: Callable[[], bool]) -> None:
+        """On the leader of a paused run: return when a command is pending, or when the next vote is due."""
+        if self._world.rank != LEADER:
+            return
+        deadline = time.monotonic() + PAUSED_VOTE_S
+        while time.monotonic() < deadline and not self._agent.pending and not stop_requested():
+            time.sleep(POLL_S)
+
+    def report_traces(self) -> None:
+        """Send an event for each trace that this rank has finished."""
+        for trace in self.profiler.take_finished() if self.profiler else ():
+            level: Literal["info", "error"] = "error" if trace.why else "info"
+            self._agent.send(Event(time.time(), level, "engine", str(trace)))
+
+    def end_traces(self) -> None:
+        """End the trace under way and wait until it is written."""
+        if self.profiler:
+            self.profiler.end()
+            self.profiler.wait()
+
+    def _settle(self, ack: Ack) -> None:
+        if ack.state == "applied":
+            self.introduce(ack.step)  # before the ack, so that viewers see the new board first
+            if self._saving.hold_ack(ack, self.vote.history[-1].changes):
+                return
+        self._agent.settle(ack)

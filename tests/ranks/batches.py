@@ -1,0 +1,61 @@
+"""Cases in batches: one process imports torch once and runs a batch; the batches of a test file run in parallel."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SIZE = 4  # cases in a batch
+
+
+def batched(subject: str, names: Sequence[str], quick: Collection[str]) -> dict[str, str]:
+    """The batch of each case. Quick cases share batches, so that `make test` starts no process for a slow one."""
+    batches = {}
+    for kind, of_kind in (
+        ("quick", [name for name in names if name in quick]),
+        ("exhaustive", [name for name in names if name not in quick]),
+    ):
+        count = -(-len(of_kind) // SIZE)
+        batches |= {name: f"{subject} {kind} {n % count}" for n, name in enumerate(of_kind)}
+    return batches
+
+
+def marked(names: Sequence[str], batches: dict[str, str]) -> list[Any]:
+    """The cases as parameters of a test, each in the group of its batch."""
+    parameters = []
+    for name in names:
+        marks = [pytest.mark.xdist_group(batches[name])]
+        marks += [pytest.mark.exhaustive] if "exhaustive" in batches[name] else []
+        parameters.append(pytest.param(name, marks=marks, id=name))
+    return parameters
+
+
+def runner(
+    module: str, batches: dict[str, str], folder_of: Callable[[str], Path], timeout_s: float
+) -> Callable[[str], Path]:
+    """A function that runs the batch of a case, once, by `python -m MODULE FOLDER CASE ...`; the case's folder."""
+    done: dict[str, Path] = {}
+
+    def run(name: str) -> Path:
+        batch = batches[name]
+        if batch not in done:
+            names = [other for other, its_batch in batches.items() if its_batch == batch]
+            folder = folder_of(batch.replace(" ", "-"))
+            command = [sys.executable, "-W", "ignore", "-m", module, str(folder), *names]
+            ended = subprocess.run(
+                command,
+                cwd=ROOT,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=timeout_s,
+            )
+            assert ended.returncode == 0, ended.stderr[-4000:]
+            done[batch] = folder
+        return done[batch] / name
+
+    return run

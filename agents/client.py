@@ -31,7 +31,7 @@ from agents.requests import PendingRequests, Request
 from agents.rundir.local_machine import this_host
 from agents.state.replica import Replica
 from agents.state.run_state import RunState
-from agents.transport.keys import Key
+from agents.transport.curve_keys import Key
 from agents.transport.reconnecting import ReconnectingSocket
 
 FRAMES = 64  # credit granted at a time; the hub may send a hundred frames a second

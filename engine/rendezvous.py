@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from agents.transport.keys import Key
+from agents.transport.curve_keys import Key
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

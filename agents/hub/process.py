@@ -29,7 +29,7 @@ from agents.rundir.socket_directory import (
 )
 from agents.transport.addresses import LEGAL as LEGAL_LISTEN
 from agents.transport.addresses import Endpoints, listen_address
-from agents.transport.keys import KeyStore, keys_folder
+from agents.transport.curve_keys import KeyStore, keys_folder
 from agents.transport.open_files import open_lock, raise_file_limit
 
 

@@ -21,12 +21,12 @@ from agents.hub.commands.control import Control
 from agents.hub.commands.journal import Journal
 from agents.hub.commands.preview_queries import PreviewQueries
 from agents.hub.commands.trials import Trials
+from agents.hub.ingest import Ingest
 from agents.hub.memory_limit import MemoryLimit
 from agents.hub.recorder import Limits, Recorder
 from agents.hub.self_repair import SelfRepair
 from agents.hub.telemetry.alerting import Alerts
 from agents.hub.telemetry.history import History
-from agents.hub.telemetry.ingest import Ingest
 from agents.hub.telemetry.membership import Membership
 from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.hub.telemetry.sampling_leases import SamplingLeases
@@ -55,7 +55,7 @@ from agents.rundir.hub_file import HubFile, remove_hub_file
 from agents.rundir.local_machine import process_state, this_host
 from agents.rundir.socket_directory import remove_sockets
 from agents.transport.addresses import Endpoints
-from agents.transport.keys import KeyStore, Role
+from agents.transport.curve_keys import KeyStore, Role
 from agents.transport.server_sockets import (
     ASKS,
     LEAVE_S,

@@ -15,7 +15,7 @@ from agents.rank.hub_link import NONE, Doing, HubLink, Previewer
 from agents.rank.outbox import Outbox
 from agents.rank.received_commands import ReceivedCommands
 from agents.rank.vitals import Sensors
-from agents.transport.keys import Key
+from agents.transport.curve_keys import Key
 
 PAUSE_S = 1.0  # after an internal error, which may recur at once
 

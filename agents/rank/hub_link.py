@@ -29,7 +29,7 @@ from agents.rank.outbox import Outbox
 from agents.rank.received_commands import ReceivedCommands
 from agents.rank.sampling import Sampling
 from agents.rank.vitals import Reader, Sensors
-from agents.transport.keys import Key
+from agents.transport.curve_keys import Key
 from agents.transport.reconnecting import ReconnectingSocket
 
 POLL_MS = 200  # each wake-up takes the GIL from the trainer; a message from the hub wakes the thread at once

@@ -4,7 +4,7 @@ from typing import Final
 
 from agents.protocol import Summary
 from agents.recording.reader import Recording
-from agents.state.curve import Curve
+from agents.state.metric_curve import Curve
 
 ROWS: Final = """
 SELECT id, segment FROM (

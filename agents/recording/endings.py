@@ -17,7 +17,7 @@ import msgspec
 from agents.protocol import VERSION, Event, Hello, Recalled, Summary
 from agents.recording.format import RecordingError, kind_of, unpack, updates_of
 from agents.recording.reader import Recording
-from agents.state.curve import Curve
+from agents.state.metric_curve import Curve
 from agents.state.run_state import RunState
 
 STARTS = 64  # hub starts read, newest first,

@@ -27,7 +27,7 @@ from agents.protocol import (
     Update,
     Vitals,
 )
-from agents.state.curve import Curve, Point
+from agents.state.metric_curve import Curve, Point
 
 HISTORY = 1024  # newest summaries kept completely; older ones are kept as a curve
 COMMANDS = 1024  # commands kept; the oldest refused one is dropped first, then the oldest settled one

@@ -14,7 +14,7 @@ import zmq
 from zmq.utils import z85
 
 from agents.protocol.base import RunError
-from agents.transport.keys import LIST_FILE, KeyStore, Listed
+from agents.transport.curve_keys import LIST_FILE, KeyStore, Listed
 
 DOMAIN = b"hub"
 REREAD_S = 0.25

@@ -13,7 +13,7 @@ from zmq.utils.monitor import recv_monitor_message
 from agents import protocol
 from agents.protocol.base import RunError
 from agents.transport.addresses import is_tcp
-from agents.transport.keys import Key
+from agents.transport.curve_keys import Key
 
 RECONNECT_S = 2.0
 FAILURES = 2  # consecutive failures before a report; a single one may be a hub that is being killed

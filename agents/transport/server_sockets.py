@@ -19,7 +19,7 @@ from agents.protocol.base import RunError
 from agents.transport.addresses import Endpoints, endpoint, listen_address
 from agents.transport.admission import RESERVE_IPC, RESERVE_TCP, Admission
 from agents.transport.authenticator import DOMAIN, ZapAuthenticator
-from agents.transport.keys import KeyStore, Role
+from agents.transport.curve_keys import KeyStore, Role
 
 LEAVE_S = 0.5  # time to send the last frames on closing
 HANDSHAKE_MS = 5000  # time for a peer to finish its handshake

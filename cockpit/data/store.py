@@ -14,10 +14,10 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from agents.protocol import Previewed, Step, Summary, TrialState, Update, Value
-from agents.state.curve import Curve
+from agents.state.metric_curve import Curve
 from agents.state.run_state import RunState
 from cockpit.data import format
-from cockpit.data.curves import View
+from cockpit.data.metric_curves import View
 from cockpit.data.topics import TOPICS
 from cockpit.data.topics import Topic as Topic
 

@@ -12,7 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 from agents import protocol
 from agents.protocol import Credit, Updates
 from agents.transport.authenticator import ZapAuthenticator
-from agents.transport.keys import Key, KeyStore, Role, load_key
+from agents.transport.curve_keys import Key, KeyStore, Role, load_key
 from agents.transport.reconnecting import ReconnectingSocket
 from agents.transport.server_sockets import CurveSocket
 from tests.faults.conftest import Opened

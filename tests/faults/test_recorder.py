@@ -74,11 +74,11 @@ def test_a_disk_that_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: P
     client = opened(Client(small_disk.endpoints.clients))
     fleet = opened(Fleet(small_disk.endpoints.ranks, 8))
 
-    def relay_queue() -> None:
+    def turns() -> None:
         for _ in range(20):
             fleet.turn()
 
-    poll_until(client, lambda: any("the recording stops" in text for text in events(client)), relay_queue)
+    poll_until(client, lambda: any("the recording stops" in text for text in events(client)), turns)
     assert any("disk is full" in text and "telemetry goes on" in text for text in events(client))
     (small_disk.inside / "rest").write_bytes(b"")
     with (

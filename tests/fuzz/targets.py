@@ -27,7 +27,7 @@ from agents.rank.hub_link import HubLink
 from agents.rank.outbox import Outbox
 from agents.rank.received_commands import ReceivedCommands
 from agents.transport.addresses import Endpoints
-from agents.transport.keys import KeyStore, Role, load_key
+from agents.transport.curve_keys import KeyStore, Role, load_key
 from agents.transport.reconnecting import ReconnectingSocket
 from agents.transport.server_sockets import ServerSocket
 from cockpit.data import plain

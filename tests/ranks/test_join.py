@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.transport.keys import KeyStore, Role
+from agents.transport.curve_keys import KeyStore, Role
 from engine.launch.ranks import joined_place
 from tests.ranks.driver import JOIN, Driver, eventually, gone
 

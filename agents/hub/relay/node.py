@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import zmq
 
 from agents import protocol
-from agents.hub.relay_queue import RelayQueue
+from agents.hub.relay.outbox import RelayOutbox
 from agents.hub.telemetry.allowed_records import OF_ITSELF, OF_THE_JOB
 from agents.hub.telemetry.membership import SUCCESSION_S
 from agents.protocol import (
@@ -65,7 +65,7 @@ class Node:
         self._epoch = secrets.token_hex(8)
         self._ranks: dict[int, _Rank] = {}
         self._by_peer: dict[bytes, int] = {}
-        self._relay_queue = RelayQueue()
+        self._outbox = RelayOutbox()
         self._introduced_s = -HELLO_S
         self._reported_s = -REPORT_S
         self._refusal_text: str | None = None  # the hub's reason for refusing this relay
@@ -81,11 +81,11 @@ class Node:
         poller.register(self._hub_socket.socket, zmq.POLLIN)
         self._introduce(time.monotonic())
         while not self._stopping:
-            poller.poll(FLUSH_MS if self._relay_queue else IDLE_MS)
+            poller.poll(FLUSH_MS if self._outbox else IDLE_MS)
             self._round(time.monotonic())
             if parent is not None and process_state(parent) == "ended":
                 self.stop()
-            if self._relay_queue:
+            if self._outbox:
                 time.sleep(FLUSH_MS / 1000)  # so that a batch has records of many ranks
         self._round(time.monotonic())
         self._hub_socket.close(int(1000 * LEAVE_S))
@@ -103,13 +103,13 @@ class Node:
         if self._hub_socket.refusal != self._refusal_text:
             self._refusal_text = self._hub_socket.refusal
             self._report_refusal()
-        lost = self._relay_queue.flush(self._send)
+        lost = self._outbox.flush(self._send)
         if lost:
             where = f"the relay on {self._introduction.host}"
             text = (
                 f"{where} dropped {lost} records because the hub was slow; it sends the newest of each rank"
             )
-            self._relay_queue.put(Event(time.time(), "warning", self._any_rank(), text))
+            self._outbox.put(Event(time.time(), "warning", self._any_rank(), text))
         for rank in [rank for rank, one in self._ranks.items() if now - one.heard_s > FORGOTTEN_AFTER_S]:
             self._forget(rank)
 
@@ -160,7 +160,7 @@ class Node:
                 continue
             if isinstance(message, Event):
                 message = Event(message.time_s, message.level, f"rank {rank}", message.text)
-            self._relay_queue.put(message)
+            self._outbox.put(message)
             if isinstance(message, Gone):
                 self._forget(rank)
 
@@ -181,7 +181,7 @@ class Node:
         if what and now - self._reported_s >= REPORT_S:
             self._reported_s = now
             text = protocol.clip(f"it sent {what}; dropped")
-            self._relay_queue.put(Event(time.time(), "warning", f"rank {rank}", text))
+            self._outbox.put(Event(time.time(), "warning", f"rank {rank}", text))
 
     def _register(self, peer: bytes, hello: Hello, now: float) -> str | None:
         """Register a rank; returns a refusal if another process has its number."""
@@ -232,7 +232,7 @@ class Node:
         if now - self._introduced_s < HELLO_S:
             return False
         self._introduced_s = now
-        self._relay_queue.put_first(self._introduction)
+        self._outbox.put_first(self._introduction)
         return True
 
     def _peers(self, ranks: Iterable[int]) -> list[bytes]:

@@ -21,7 +21,7 @@ from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Event, Hello, Message, Recalled, Summary, WireError, clip, codec
 from agents.recording.endings import Ending, endings
 from agents.recording.format import NothingRecordedError, RecordingError
-from agents.state.curve import Curve
+from agents.state.metric_curve import Curve
 
 MESSAGE_BYTES = 32 << 10  # size of one update, so that a client on a slow connection receives it in parts
 SAME_PROCESS_S = 1.0  # largest difference between two start times reported by the same process

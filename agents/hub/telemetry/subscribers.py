@@ -3,14 +3,14 @@
 A client grants credit for a number of frames and names the sequence number it has reached; it receives that many
 frames from there on. Except for a snapshot in progress nothing is queued per client, so a stalled client affects
 nobody else: when it grants credit again it gets the updates it missed, or only the latest ones if the log no longer
-has them. A client may also request only the latest values at a given rate (see `LatestPass`).
+has them. A client may also request only the latest values at a given rate (see `LatestFrames`).
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from agents.hub.telemetry.latest_pass import LatestPass
+from agents.hub.telemetry.latest_frames import LatestFrames
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Credit
 
@@ -42,7 +42,7 @@ class _Client:
     snapshot: list[bytes] = field(default_factory=list)  # unsent frames, last first
     snapshot_seq: int = 0
     snapshot_due_s: float = 0.0  # earliest time of the next snapshot
-    latest_pass: LatestPass | None = None
+    latest_frames: LatestFrames | None = None
     due_s: float = 0.0  # time of the next frame to a client with a rate
 
 
@@ -80,7 +80,7 @@ class Subscribers:
         newest = self._update_log.newest.reaches <= credit.seq <= self._update_log.seq
         client.follows = credit.epoch == self._update_log.epoch and newest
         if client.seq != credit.seq or not client.follows:
-            client.seq, client.latest_pass = credit.seq, None
+            client.seq, client.latest_frames = credit.seq, None
         if client.follows:
             client.snapshot = []
         return None
@@ -113,7 +113,7 @@ class Subscribers:
         if client.seq < self._update_log.newest.reaches:
             client.follows = False  # the log no longer has what follows: it was slow, or gave no credit
             return client.frames > 0
-        thinned = client.request.hz or not client.request.ranks or client.latest_pass
+        thinned = client.request.hz or not client.request.ranks or client.latest_frames
         if thinned or not self._update_log.holds(self._update_log.epoch, client.seq):
             more = self._send_latest(identity, client, now)
         else:
@@ -136,7 +136,7 @@ class Subscribers:
             client.snapshot.pop()
         if client.snapshot:
             return False
-        client.follows, client.seq, client.latest_pass = True, client.snapshot_seq, None
+        client.follows, client.seq, client.latest_frames = True, client.snapshot_seq, None
         return True
 
     def _snapshot(self, ranks: bool, now: float, again: bool) -> _Snapshot:
@@ -161,21 +161,23 @@ class Subscribers:
 
     def _send_latest(self, identity: bytes, client: _Client, now: float) -> bool:
         request = client.request
-        if now < client.due_s or (client.latest_pass is None and client.seq == self._update_log.seq):
+        if now < client.due_s or (client.latest_frames is None and client.seq == self._update_log.seq):
             return False
-        client.latest_pass = client.latest_pass or LatestPass(self._update_log, client.seq, request.ranks)
+        client.latest_frames = client.latest_frames or LatestFrames(
+            self._update_log, client.seq, request.ranks
+        )
         frames = 1 if request.frame_bytes else min(client.frames, FRAMES_PER_ROUND)
         for _ in range(frames):
-            if not self._send_frame(identity, client, client.latest_pass.frame(request.frame_bytes), now):
-                client.latest_pass = None  # `seq` has not moved, so the next pass repeats the unsent frame
+            if not self._send_frame(identity, client, client.latest_frames.frame(request.frame_bytes), now):
+                client.latest_frames = None  # `seq` has not moved, so the next pass repeats the unsent frame
                 return True
-            if client.latest_pass.done:
-                client.seq, client.latest_pass = client.latest_pass.reaches, None
+            if client.latest_frames.done:
+                client.seq, client.latest_frames = client.latest_frames.reaches, None
                 break
-        if request.hz and (client.latest_pass is None or request.frame_bytes):
+        if request.hz and (client.latest_frames is None or request.frame_bytes):
             client.due_s = now + 1 / request.hz
             return False
-        return client.latest_pass is not None
+        return client.latest_frames is not None
 
     def _send_frame(self, identity: bytes, client: _Client, frame: bytes, now: float) -> bool:
         if not self._send(identity, frame):

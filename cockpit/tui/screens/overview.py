@@ -10,11 +10,11 @@ from textual.screen import Screen
 
 from cockpit.data.store import Store
 from cockpit.tui.keys import OVERVIEW_KEYS
-from cockpit.tui.widgets.curve import LOSS, THROUGHPUT, CurvePanel
 from cockpit.tui.widgets.events import EventsPanel
 from cockpit.tui.widgets.experts import ExpertLoad
 from cockpit.tui.widgets.footer import FittedFooter
 from cockpit.tui.widgets.knobs import KnobSummary
+from cockpit.tui.widgets.metric_curve import LOSS, THROUGHPUT, CurvePanel
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.pipeline import PipelinePanel
 from cockpit.tui.widgets.ranks.grid import RankGrid

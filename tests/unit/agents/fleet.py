@@ -20,7 +20,7 @@ from agents.rank.agent import Agent
 from agents.rank.knob_board import Knob, KnobBoard, Values
 from agents.rundir.local_machine import this_host
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
-from agents.transport.keys import Key
+from agents.transport.curve_keys import Key
 
 SOURCE = Path(agents.__file__).parent.parent
 DEADLINE_S = 60.0  # for what is to come true; a busy machine takes its time

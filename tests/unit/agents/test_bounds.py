@@ -12,8 +12,8 @@ from agents import protocol
 from agents.hub.commands.control import Control
 from agents.hub.commands.journal import Journal
 from agents.hub.commands.preview_queries import PreviewQueries
+from agents.hub.ingest import EVENTS_A_SECOND, HELLOS_A_SECOND, LARGE_WORLD, Ingest
 from agents.hub.server import FRAMES_PER_ROUND, Hub
-from agents.hub.telemetry.ingest import EVENTS_A_SECOND, HELLOS_A_SECOND, LARGE_WORLD, Ingest
 from agents.hub.telemetry.latest import Latest
 from agents.hub.telemetry.membership import Membership
 from agents.hub.telemetry.peer_faults import PeerFaults
@@ -22,7 +22,7 @@ from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Credit, Event, Message, Refused, Update, Updates, codec
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.state.run_state import RunState
-from agents.transport.keys import Role
+from agents.transport.curve_keys import Role
 from agents.transport.server_sockets import Received, ServerSocket, ServerSockets
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import DEADLINE_S, HubProcess, Peer, make_hello, make_step

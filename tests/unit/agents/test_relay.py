@@ -9,7 +9,7 @@ import pytest
 from agents import protocol
 from agents.client import Client
 from agents.hub.relay.node import Node
-from agents.hub.relay_queue import KEPT, PATIENCE, RelayQueue
+from agents.hub.relay.outbox import KEPT, PATIENCE, RelayOutbox
 from agents.hub.telemetry.membership import SUCCESSION_S
 from agents.protocol import Event, Pulse, Refused, Relay, Welcome, codec
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
@@ -135,16 +135,16 @@ def test_a_relay_speaks_for_those_who_said_hello_through_it_and_no_others(
 
 
 def test_a_crowd_that_waits_is_bounded_and_keeps_the_newest_of_each() -> None:
-    relay_queue = RelayQueue()
+    outbox = RelayOutbox()
     for step in range(3 * PATIENCE):
-        relay_queue.put(make_step(step % 100, step))
+        outbox.put(make_step(step % 100, step))
         if step % 1000 == 0:
-            relay_queue.put(Pulse(1, step, "forward", 0.0))
-            relay_queue.put(make_hello(1, 100, step=step))
-    assert len(relay_queue) <= PATIENCE
-    assert relay_queue.flush(lambda _: False) == 0, "nothing went out, so nothing is told"
+            outbox.put(Pulse(1, step, "forward", 0.0))
+            outbox.put(make_hello(1, 100, step=step))
+    assert len(outbox) <= PATIENCE
+    assert outbox.flush(lambda _: False) == 0, "nothing went out, so nothing is told"
     sent: list[bytes] = []
-    lost = relay_queue.flush(lambda frame: sent.append(frame) is None)
+    lost = outbox.flush(lambda frame: sent.append(frame) is None)
     messages = [message for frame in sent for message in codec.decode(frame)]
     assert all(len(frame) <= protocol.FRAME_BYTES for frame in sent)
     newest = {m.rank: m.step for m in messages if isinstance(m, protocol.Step)}
@@ -157,11 +157,11 @@ def test_a_crowd_that_waits_is_bounded_and_keeps_the_newest_of_each() -> None:
 
 
 def test_a_crowd_of_ranks_that_cannot_be_is_bounded_too() -> None:
-    relay_queue = RelayQueue()
+    outbox = RelayOutbox()
     for rank in range(3 * PATIENCE):
-        relay_queue.put(make_step(rank, 1))
-        relay_queue.put(Event(0.0, "info", "rank 1", "x"))
-    assert len(relay_queue) <= PATIENCE
+        outbox.put(make_step(rank, 1))
+        outbox.put(Event(0.0, "info", "rank 1", "x"))
+    assert len(outbox) <= PATIENCE
 
 
 class Sockets:
@@ -190,7 +190,7 @@ class Within:
 
     def batch(self) -> list[protocol.AnyMessage]:
         frames: list[bytes] = []
-        self._node._relay_queue.flush(lambda frame: not frames.append(frame))  # type: ignore[func-returns-value]
+        self._node._outbox.flush(lambda frame: not frames.append(frame))  # type: ignore[func-returns-value]
         return [message for frame in frames for message in codec.decode(frame)]
 
 

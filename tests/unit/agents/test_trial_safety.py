@@ -27,7 +27,7 @@ from agents.protocol import (
 from agents.protocol.base import TEXT
 from agents.state.run_state import COMMANDS, RunState
 from agents.state.undo import newest_undoable
-from agents.transport.keys import Role
+from agents.transport.curve_keys import Role
 from agents.transport.server_sockets import Received, refusal
 from tests.unit.agents.fleet import make_summary
 from tests.unit.agents.test_control import WORLD, Desk

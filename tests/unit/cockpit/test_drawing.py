@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from agents.protocol import Board, Experts, KnobState, LayerLoad, Legal, Traffic
 from cockpit.data import format
-from cockpit.data.curves import Stretch
+from cockpit.data.metric_curves import Stretch
 from cockpit.data.run_log import Mark
 from cockpit.data.store import Store
 from cockpit.tui.strips import StripLine, bar, column
 from cockpit.tui.theme import THEMES, palette
 from cockpit.tui.widgets import traffic
-from cockpit.tui.widgets.curve import decimate, nice_range, plot
 from cockpit.tui.widgets.experts import ExpertLoad, load_bin
 from cockpit.tui.widgets.knobs import KnobSummary
+from cockpit.tui.widgets.metric_curve import decimate, nice_range, plot
 from cockpit.tui.widgets.ranks.arrangement import bands, own_axes, plan, step_from
 from engine.config.grid import Grid
 from tests.screens.fake_run import FakeRun, big

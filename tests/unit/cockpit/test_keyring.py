@@ -11,7 +11,7 @@ from agents.protocol.base import RunError
 from agents.rundir import hub_file as hub_file_module
 from agents.rundir.hub_file import HubFile, read_hub_file
 from agents.rundir.local_machine import this_host
-from agents.transport.keys import KEY_VARIABLE
+from agents.transport.curve_keys import KEY_VARIABLE
 from cockpit.cli.exit_status import REFUSED
 from cockpit.cli.main import run
 from cockpit.data.connection import address

@@ -7,7 +7,7 @@ from agents.protocol import MESSAGE_BYTES, codec
 from agents.protocol.frame_filling import FrameFiller
 
 
-class LatestPass:
+class LatestFrames:
     """The changes after sequence number `since`. A frame contains the newest state at the time it is made.
 
     Only the last frame advances the client's sequence number, to `reaches`. So a client that did not receive the last

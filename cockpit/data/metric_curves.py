@@ -1,7 +1,7 @@
 """Curves of a run for a chart: ranges of steps, each at the best known resolution. Textual-free.
 
-Of old steps, the state of a run has only buckets (`agents.state.curve`); `detail` has every step in the visible range,
-read from the recording.
+Of old steps, the state of a run has only buckets (`agents.state.metric_curve`); `detail` has every step in the visible
+range, read from the recording.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from agents.alerts.finding import median
-from agents.state.curve import Curve, Point
+from agents.state.metric_curve import Curve, Point
 from agents.state.run_state import RunState
 
 View = tuple[int, int]

@@ -1,4 +1,5 @@
-"""What many ranks have to say to a hub that may be slow or away: bounded, and of records the newest wins."""
+"""The relay's outbox: messages of many ranks to a hub that may be slow or away; bounded, newer records replace older
+ones."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,12 +8,12 @@ from agents.protocol import Message, Peers, Pulse, Step, Timeline, Vitals, WireE
 from agents.protocol.frame_filling import FrameFiller
 
 RECORDS = (Step, Pulse, Vitals, Timeline, Peers)
-PATIENCE = 16_384  # messages kept in order; with more, of records only the newest of a rank and kind
-KEPT = 4096  # of records, and of other messages, that are left then; the oldest give way
+PATIENCE = 16_384  # messages kept in order; with more, only the newest record of each rank and kind is kept
+KEPT = 4096  # the most records, and the most other messages, kept then; the oldest are dropped
 
 
-class RelayQueue:
-    """`put` never waits. `flush` sends in frames of at most 256 KiB, and tells how many messages were left out."""
+class RelayOutbox:
+    """`put` never waits. `flush` sends frames of at most 256 KiB and returns how many messages were dropped."""
 
     def __init__(self) -> None:
         self._queue: deque[Message] = deque()
@@ -54,7 +55,7 @@ class RelayQueue:
         self._queue = kept
 
     def flush(self, send: Callable[[bytes], bool]) -> int:
-        """Send as much as `send` takes; the number of messages left out, once all is sent."""
+        """Send as much as `send` takes; returns the number of dropped messages once all is sent."""
         while (frame := self._unsent or self._frame()) is not None:
             if not send(frame):
                 self._unsent = frame

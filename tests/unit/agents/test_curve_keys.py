@@ -16,7 +16,7 @@ from agents.rundir.socket_directory import endpoints_in, make_socket_directory, 
 from agents.transport import server_sockets
 from agents.transport.addresses import connect_address, listen_address
 from agents.transport.authenticator import ZapAuthenticator
-from agents.transport.keys import (
+from agents.transport.curve_keys import (
     KEY_VARIABLE,
     LIST_FILE,
     MOST_KEYS,

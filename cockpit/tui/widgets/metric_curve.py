@@ -10,10 +10,10 @@ import plotext
 from textual.binding import Binding
 
 from agents.protocol import Summary
-from agents.state.curve import Point
+from agents.state.metric_curve import Point
 from cockpit.data import format
-from cockpit.data.curves import Stretch, beside, closer, extent, runs, stretches, within
 from cockpit.data.diagnosis import Level
+from cockpit.data.metric_curves import Stretch, beside, closer, extent, runs, stretches, within
 from cockpit.data.run_log import Mark, marks
 from cockpit.data.store import Store, Topic
 from cockpit.tui.keys import CURVES, CURVES_KEYS
@@ -29,7 +29,7 @@ class Series:
     key: str
     title: str
     unit: str
-    metric: str  # of `agents.state.curve.METRICS`
+    metric: str  # of `agents.state.metric_curve.METRICS`
     get: Callable[[Summary], float | None]
 
 

@@ -16,14 +16,14 @@ from agents.protocol import Summary, Update
 from agents.recording.detail import curve_between
 from agents.recording.reader import Recording
 from agents.recording.replay import Replay
-from agents.state.curve import Curve
+from agents.state.metric_curve import Curve
 from agents.state.run_state import HISTORY, RunState
-from cockpit.data.curves import Stretch, beside, closer, extent, runs, stretches, within
+from cockpit.data.metric_curves import Stretch, beside, closer, extent, runs, stretches, within
 from cockpit.data.run_log import Mark
 from cockpit.data.sources.playback import Playback
 from cockpit.data.store import Store
 from cockpit.tui.theme import palette
-from cockpit.tui.widgets.curve import plot
+from cockpit.tui.widgets.metric_curve import plot
 from tests.unit.agents.fleet import make_hello, make_summary
 
 STEPS = 20_000

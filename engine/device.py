@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agents.rundir.runs import RunError
-from engine.planner.hardware import peak_flops
+from engine.planner.hardware.peaks import peak_flops
 from engine.preflight.memory import too_few_gpus
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]

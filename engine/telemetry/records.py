@@ -5,7 +5,7 @@ from engine.config.layout import Layout
 from engine.device import DeviceMemory, matmul_peak
 from engine.metering.meter import Readings
 from engine.parallel.mesh import World
-from engine.planner.hardware import step_flops
+from engine.planner.hardware.peaks import step_flops
 from engine.telemetry.step_summary import Measured, StepConditions
 
 

@@ -19,7 +19,7 @@ from engine.device import matmul_peak
 from engine.metering.meter import AXES, Readings
 from engine.parallel.collectives import AsyncCollective
 from engine.parallel.mesh import World
-from engine.planner.hardware import step_flops
+from engine.planner.hardware.peaks import step_flops
 from engine.planner.idle_time import Idle
 
 

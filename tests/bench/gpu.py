@@ -23,7 +23,7 @@ from typing import Any
 
 from engine.config.layout import Layout
 from engine.config.toml import load
-from engine.planner.hardware import peak_flops, step_flops
+from engine.planner.hardware.peaks import peak_flops, step_flops
 from tests.bench.runs import ROOT
 
 LAYOUTS = ("dense-1b", "moe-1b")

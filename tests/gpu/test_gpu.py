@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from engine.metering.clocks import CLOCKS
 from engine.parallel.context_parallel import ATTENTION_METHODS
-from engine.planner.hardware import peak_flops
+from engine.planner.hardware.peaks import peak_flops
 from tests.ranks.cases import SMALL
 from tests.unit.engine.test_context_parallel import near_the_truth
 from tests.unit.engine.test_layout import DEMO

@@ -14,7 +14,7 @@ from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory
-from engine.planner.hardware import PEAKS, peak_flops, step_flops
+from engine.planner.hardware.peaks import PEAKS, peak_flops, step_flops
 from tests.ranks.cases import SMALL
 from tests.unit.engine.test_layout import DEMO
 

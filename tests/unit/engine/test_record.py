@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config.toml import from_toml
-from engine.planner.hardware import step_flops
+from engine.planner.hardware.peaks import step_flops
 from engine.telemetry.records import StepRecords
 from engine.telemetry.step_summary import Collected
 from tests.unit.agents.fleet import make_summary

@@ -15,7 +15,7 @@ from agents.rank.agent import Agent
 from engine.config.toml import load
 from engine.launch.rank_main import agree_on
 from engine.metering.meter import Meter
-from engine.planner.hardware import step_flops
+from engine.planner.hardware.peaks import step_flops
 from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL

@@ -1,0 +1,104 @@
+"""A training job as the planner sees it: model, grid, schedule, batch and settings. Made from a layout or by hand."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil
+from typing import Literal
+
+from engine.config.grid import Grid
+from engine.config.layout import Layout
+from engine.config.schedule_traits import stages_of_rank
+from engine.planner.layer_split import split_layers
+from engine.planner.workload.transformer import Transformer
+
+Precision = Literal["fp32", "bf16", "fp8", "nvfp4"]
+Recompute = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training step's work. Batches are in sequences, sizes in elements; a step is one optimizer update.
+
+    `etp` splits each expert over that many tensor ranks; the engine has 1, Megatron-LM also more. `split[s]` is the
+    number of layers of stage s; None: as even as whole layers allow. `imbalance` is the highest load of an ep rank over
+    the mean. `master`: fp32 weights beside those of the matrix products.
+    """
+
+    model: Transformer
+    seq_len: int
+    global_batch: int
+    micro_batch: int
+    grid: Grid = field(default_factory=Grid)
+    etp: int = 1
+    schedule: str = "1f1b"
+    virtual_stages: int = 1
+    split: tuple[int, ...] | None = None
+    precision: Precision = "bf16"
+    recompute: Recompute = "none"
+    zero: int = 2
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    master: bool = True
+    cp_method: Literal["ulysses", "ring"] = "ring"
+    ep_inner: int | None = None
+    capacity_factor: float | None = None
+    imbalance: float = 1.0
+    sequence_parallel: bool = True
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches per step of one data-parallel rank."""
+        return ceil(self.global_batch / self.grid.dp / self.micro_batch)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step, over all ranks."""
+        return self.global_batch * self.seq_len
+
+    @property
+    def local_tokens(self) -> float:
+        """Tokens of a micro-batch on one rank of the residual stream, which cp (and tp with sequence parallelism)
+        divide."""
+        shared = self.grid.cp * (self.grid.tp if self.sequence_parallel else 1)
+        return self.micro_batch * self.seq_len / shared
+
+    @property
+    def stages(self) -> int:
+        return self.grid.pp * self.virtual_stages
+
+    @cached_property
+    def parts(self) -> list[range]:
+        """The layers of each stage."""
+        if self.split is None:
+            layers, stages = len(self.model.layers), self.stages
+            sizes = [layers // stages + (stage < layers % stages) for stage in range(stages)]
+        else:
+            sizes = list(self.split)
+        starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
+        return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+    def stages_of(self, pp: int) -> list[int]:
+        """The stages of pipeline rank `pp`."""
+        return stages_of_rank(self.schedule, pp, self.grid.pp, self.virtual_stages)
+
+    @classmethod
+    def of(cls, layout: Layout) -> "Job":
+        """The job of a checked layout. The engine keeps fp32 weights and casts them for the matrix products."""
+        parts = split_layers(layout.model, layout.stages)
+        return cls(
+            model=Transformer.of(layout.model),
+            seq_len=layout.model.seq_len,
+            global_batch=layout.train.global_batch,
+            micro_batch=layout.local_batch // layout.knobs.micro_batches,
+            grid=layout.ranks,
+            schedule=layout.schedule.name,
+            virtual_stages=layout.virtual_stages,
+            split=tuple(len(part) for part in parts),
+            precision=layout.train.precision,
+            recompute=layout.knobs.recompute,
+            zero=layout.train.zero,
+            optimizer=layout.train.optimizer,
+            master=False,
+            cp_method=layout.grid.cp_method,
+            ep_inner=layout.ep_inner,
+            capacity_factor=layout.knobs.capacity_factor,
+        )

@@ -1,0 +1,124 @@
+"""A transformer as the planner counts it: a sequence of layers, each with a mixer over tokens and a feed-forward part.
+
+It describes more than the engine trains: latent attention (MLA), windows, state-space mixers and multi-token prediction
+occur in published models. Equal layers are equal objects, so every count runs once per kind of layer.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+
+from engine.config.layout import Model, Moe
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention. `window`: keys that a query sees at most; None: all earlier ones."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1). Ranks and dims in elements per token
+    or per head; `q_rank` None: queries are projected directly."""
+
+    heads: int
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+
+
+@dataclass(frozen=True)
+class StateSpace:
+    """A Mamba-2 mixer (arXiv 2405.21060): `heads` of `head_dim`, `groups` of B and C with `state` elements each."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    conv: int = 4
+
+
+@dataclass(frozen=True)
+class Dense:
+    """An MLP of hidden width `hidden`; `gated`: SwiGLU with three matrices, else two."""
+
+    hidden: int
+    gated: bool = True
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Routed experts of hidden width `hidden`, and shared experts of total hidden width `shared_hidden`.
+
+    `latent`: width to which tokens are projected before dispatch (LatentMoE); None: the residual stream's.
+    `top_groups` of `groups` equal groups of experts serve a token (node-limited routing).
+    """
+
+    experts: int
+    top_k: int
+    hidden: int
+    shared_hidden: int = 0
+    gated: bool = True
+    latent: int | None = None
+    groups: int = 1
+    top_groups: int = 1
+
+
+Mixer = Attention | LatentAttention | StateSpace
+FeedForward = Dense | Experts
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One residual layer; hybrids have layers without a mixer or without a feed-forward part."""
+
+    mixer: Mixer | None
+    mlp: FeedForward | None
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """The whole model. `norm_parameters` per norm and element: 1 for RMSNorm, 2 for LayerNorm. `positions`: rows of a
+    learned position embedding (0: rotary). `mtp_layers`: extra layers that predict further tokens (DeepSeek-V3)."""
+
+    d_model: int
+    vocab: int
+    layers: tuple[Layer, ...]
+    tied: bool = False
+    norm_parameters: int = 1
+    positions: int = 0
+    mtp_layers: int = 0
+
+    @cached_property
+    def kinds(self) -> Counter[Layer]:
+        """Each kind of layer and how many layers are of it."""
+        return Counter(self.layers)
+
+    @classmethod
+    def of(cls, model: Model) -> "Transformer":
+        """The transformer of a layout's [model] section."""
+        attention = Attention(model.heads, model.kv, model.head_dim)
+        dense = Layer(attention, Dense(model.ff))
+        routed = Layer(attention, _experts(model.moe)) if model.moe else dense
+        layers = tuple(routed if model.has_experts(layer) else dense for layer in range(model.layers))
+        return cls(model.d_model, model.vocab, layers, model.tie_embeddings)
+
+
+def _experts(moe: Moe) -> Experts:
+    return Experts(
+        moe.experts,
+        moe.top_k,
+        moe.d_expert,
+        shared_hidden=moe.shared_experts * moe.d_expert,
+        groups=moe.groups,
+        top_groups=moe.top_groups or moe.groups,
+    )

@@ -21,7 +21,8 @@ class Job:
 
     `etp` splits each expert over that many tensor ranks; the engine has 1, Megatron-LM also more. `split[s]` is the
     number of layers of stage s; None: as even as whole layers allow. `imbalance` is the highest load of an ep rank over
-    the mean. `master`: fp32 weights beside those of the matrix products.
+    the mean. `master`: fp32 weights beside those of the matrix products. `framework`: whose ways of sharding and of
+    saving activations count where the engine and Megatron-LM differ.
     """
 
     model: Transformer
@@ -43,6 +44,7 @@ class Job:
     capacity_factor: float | None = None
     imbalance: float = 1.0
     sequence_parallel: bool = True
+    framework: Literal["engine", "megatron"] = "megatron"
 
     @property
     def micro_batches(self) -> int:
@@ -60,6 +62,11 @@ class Job:
         divide."""
         shared = self.grid.cp * (self.grid.tp if self.sequence_parallel else 1)
         return self.micro_batch * self.seq_len / shared
+
+    @property
+    def efsdp(self) -> int:
+        """Ranks of a stage that hold the same experts, and over which ZeRO shards them."""
+        return max(1, self.grid.fsdp * self.grid.tp // (self.grid.ep * self.etp))
 
     @property
     def stages(self) -> int:
@@ -101,4 +108,5 @@ class Job:
             cp_method=layout.grid.cp_method,
             ep_inner=layout.ep_inner,
             capacity_factor=layout.knobs.capacity_factor,
+            framework="engine",
         )

@@ -13,13 +13,15 @@ from engine.config.layout import Model, Moe
 
 @dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention. `window`: keys that a query sees at most; None: all earlier ones."""
+    """Grouped-query attention. `window`: keys that a query sees at most; None: all earlier ones. `qk_norm`: RMSNorm of
+    each query and key head (Qwen3)."""
 
     heads: int
     kv_heads: int
     head_dim: int
     window: int | None = None
     bias: bool = False
+    qk_norm: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,117 @@
+"""FLOPs of a training step: of the model, and of the hardware, which also recomputes.
+
+A multiply-add of forward counts 2 FLOPs, and backward takes twice forward, once for the gradient of each factor (Kaplan
+et al. 2020, arXiv 2001.08361, section 2.1; PaLM, arXiv 2204.02311, appendix B). Counted are matrix products, the router
+and attention; norms, biases and the embedding's lookup are not.
+
+Under a causal mask a query attends to half of the keys on average, and only these count by default. Published figures
+often count all keys (PaLM's 12 S H C per token and layer; Narayanan et al. 2021, arXiv 2104.04473, equation 3): pass
+`causal=False` to compare with them.
+"""
+
+from engine.planner.workload.job import Job
+from engine.planner.workload.transformer import (
+    Attention,
+    LatentAttention,
+    Layer,
+    Mixer,
+    StateSpace,
+    Transformer,
+)
+from engine.planner.workload.weights import Weight, end_weights, layer_weights
+
+MULTIPLY_ADD = 2
+FORWARD_AND_BACKWARD = 3  # in forwards
+LOOKED_UP = ("embedding", "positions", "conv")  # weights of two dims without a matrix product
+SCAN = 7  # FLOPs of the Mamba-2 scan per inner channel and state element, as Megatron-LM counts them
+
+
+def mean_keys(seq_len: int, window: int | None = None, causal: bool = True) -> float:
+    """Keys that a query attends to, on average over the sequence."""
+    keys = min(seq_len, window or seq_len)
+    return keys * (1 - keys / (2 * seq_len)) if causal else keys
+
+
+def mixing_flops(mixer: Mixer | None, seq_len: int, causal: bool = True) -> float:
+    """Forward FLOPs per token of the part of a mixer that has no weights: scores and weighted values, or the scan."""
+    match mixer:
+        case Attention():
+            keys = mean_keys(seq_len, mixer.window, causal)
+            return MULTIPLY_ADD * keys * mixer.heads * 2 * mixer.head_dim
+        case LatentAttention():
+            # The absorbed form (one latent key for all heads) is for inference; training expands keys and values.
+            width = mixer.nope_dim + mixer.rope_dim + mixer.v_dim
+            return MULTIPLY_ADD * mean_keys(seq_len, None, causal) * mixer.heads * width
+        case StateSpace():
+            return SCAN * mixer.heads * mixer.head_dim * mixer.state
+        case None:
+            return 0.0
+
+
+def weight_flops(weights: tuple[Weight, ...]) -> float:
+    """Forward FLOPs per token of the matrix products with these weights."""
+    multiplied = (weight for weight in weights if len(weight.shape) == 2 and weight.name not in LOOKED_UP)
+    return float(MULTIPLY_ADD * sum(weight.active for weight in multiplied))
+
+
+def layer_flops(model: Transformer, layer: Layer, seq_len: int, causal: bool = True) -> float:
+    """Forward FLOPs per token of a layer, dropless."""
+    return weight_flops(layer_weights(model, layer)) + mixing_flops(layer.mixer, seq_len, causal)
+
+
+def head_flops(model: Transformer) -> float:
+    """Forward FLOPs per token of the head, tied or not; multi-token prediction runs it once more per prediction."""
+    return float(MULTIPLY_ADD * model.d_model * model.vocab)
+
+
+def forward_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:
+    """Forward FLOPs per token of the whole model, with the layers and heads of multi-token prediction."""
+    layers = sum(layer_flops(model, layer, seq_len, causal) * n for layer, n in model.kinds.items())
+    predictions = mtp_flops(model, seq_len, causal)
+    return layers + head_flops(model) + predictions
+
+
+def mtp_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:
+    """Forward FLOPs per token of multi-token prediction: its layers, the matrices that join, and the head again."""
+    if not model.mtp_layers:
+        return 0.0
+    mixing = mixing_flops(model.layers[-1].mixer, seq_len, causal)
+    return weight_flops(end_weights(model).mtp) + model.mtp_layers * (mixing + head_flops(model))
+
+
+def token_flops(model: Transformer, seq_len: int, causal: bool = True) -> float:
+    """Model FLOPs per token, forward and backward: what model FLOPs utilisation (MFU) counts."""
+    return FORWARD_AND_BACKWARD * forward_flops(model, seq_len, causal)
+
+
+def step_flops(job: Job, causal: bool = True) -> float:
+    """Model FLOPs of a step over all ranks, dropless and without recompute."""
+    return job.tokens * token_flops(job.model, job.seq_len, causal)
+
+
+def hardware_flops(job: Job, causal: bool = True) -> float:
+    """FLOPs of a step over all ranks with what backward computes again.
+
+    Scores that a fused attention kernel computes again in its backward do not count, as in published figures.
+    """
+    again = sum(recomputed_flops(job, layer, causal) * n for layer, n in job.model.kinds.items())
+    if job.model.mtp_layers:
+        again += job.model.mtp_layers * recomputed_flops(job, job.model.layers[-1], causal)
+    return step_flops(job, causal) + job.tokens * again
+
+
+def recomputed_flops(job: Job, layer: Layer, causal: bool = True) -> float:
+    """Forward FLOPs per token of a layer that backward computes again.
+
+    full: the layer. selective: in Megatron-LM scores, softmax and weighted values (Korthikanti et al. 2022, arXiv
+    2205.05198, section 5), in the engine the whole attention block with its projections.
+    """
+    match job.recompute:
+        case "full":
+            return layer_flops(job.model, layer, job.seq_len, causal)
+        case "selective" if isinstance(layer.mixer, (Attention, LatentAttention)):
+            if job.framework == "megatron":
+                return mixing_flops(layer.mixer, job.seq_len, causal)
+            return layer_flops(job.model, Layer(layer.mixer, None), job.seq_len, causal)
+        case _:
+            return 0.0

@@ -1,6 +1,6 @@
 """`make bench`: what docs/measurements.md records. Ratios within one run; nothing here is ever asserted.
 
-python -m tests.bench [NAME ...] [--quick | --memory]   (the options are those of scale)
+python -m tests.bench [NAME ...] [--quick | --memory]   (the options are those of scale; --quick of plan: no refits)
 """
 
 import sys
@@ -10,6 +10,7 @@ from tests.bench import (
     collectives,
     gpu,
     overhead,
+    plan,
     recording,
     scale,
     single,
@@ -31,6 +32,7 @@ BENCHES = {
     "scale": scale.main,
     "soak": soak.main,
     "gpu": gpu.main,
+    "plan": plan.main,
 }
 
 for name in [word for word in sys.argv[1:] if not word.startswith("--")] or BENCHES:

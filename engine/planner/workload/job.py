@@ -22,7 +22,8 @@ class Job:
     `etp` splits each expert over that many tensor ranks; the engine has 1, Megatron-LM also more. `split[s]` is the
     number of layers of stage s; None: as even as whole layers allow. `imbalance` is the highest load of an ep rank over
     the mean. `master`: fp32 weights beside those of the matrix products. `framework`: whose ways of sharding and of
-    saving activations count where the engine and Megatron-LM differ.
+    saving activations count where the engine and Megatron-LM differ. `fused_attention`: scores stay on the chip
+    (FlashAttention); without, they pass through device memory, as in Megatron-LM before 2023.
     """
 
     model: Transformer
@@ -45,6 +46,7 @@ class Job:
     imbalance: float = 1.0
     sequence_parallel: bool = True
     framework: Literal["engine", "megatron"] = "megatron"
+    fused_attention: bool = True
 
     @property
     def micro_batches(self) -> int:

@@ -1,0 +1,16 @@
+"""Fitted efficiencies by hardware generation."""
+
+import tomllib
+from functools import lru_cache
+from importlib import resources
+
+import msgspec
+
+from engine.planner.hardware.description import Efficiency
+
+
+@lru_cache(maxsize=1)
+def efficiencies() -> dict[str, Efficiency]:
+    """Generation (A100, Hopper, Blackwell) -> attained shares."""
+    text = resources.files(__package__).joinpath("efficiency.toml").read_text()
+    return msgspec.convert(tomllib.loads(text), dict[str, Efficiency])

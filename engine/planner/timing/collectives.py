@@ -1,0 +1,145 @@
+"""Seconds of a collective: alpha-beta-gamma costs of the known algorithms, over one or two levels of links.
+
+An algorithm over P ranks and a buffer of n bytes takes steps x alpha + sent x n x beta + reduced x n x gamma: alpha is
+the latency of a message, 1/beta the bandwidth of a link, gamma the time to add a byte. Sources: Thakur, Rabenseifner
+and Gropp 2005 (doi 10.1177/1094342005051521), sections 4.1-4.5; Chan, Heimlich, Purkayastha and van de Geijn 2007 (doi
+10.1002/cpe.1206), tables I-III; the double tree of NCCL: Sanders, Speck and Traeff 2009 (doi
+10.1016/j.parco.2009.09.001).
+
+For a group that spans several domains of the inner links (nodes), a ring enters and leaves each domain once for each of
+the domain's ranks, which all have their own way out. So n (N-1)/N bytes pass between N domains over r ways, while
+n (r-1)/r pass inside, and the slower of the two counts, as the ring is pipelined. The hierarchical form does the same
+work level after level, with fewer steps.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import ceil, log2
+from typing import NamedTuple
+
+from engine.planner.hardware.description import Hardware, Link
+
+
+class Cost(NamedTuple):
+    """Messages one after another; bytes that a rank sends and bytes that it adds, as shares of the buffer."""
+
+    steps: float
+    sent: float
+    reduced: float = 0.0
+
+
+def _log(ranks: int) -> int:
+    return ceil(log2(ranks)) if ranks > 1 else 0
+
+
+def _share(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+Algorithm = Callable[[int], Cost]
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {
+    "all_reduce": {
+        "ring": lambda p: Cost(2 * (p - 1), 2 * _share(p), _share(p)),
+        "halving-doubling": lambda p: Cost(2 * _log(p), 2 * _share(p) * _uneven(p), _share(p)),
+        "doubling": lambda p: Cost(_log(p), _log(p), _log(p)),
+        "double tree": lambda p: Cost(2 * _log(p), 2.0 if p > 1 else 0.0, 1.0 if p > 1 else 0.0),
+    },
+    "all_gather": {
+        "ring": lambda p: Cost(p - 1, _share(p)),
+        "doubling": lambda p: Cost(_log(p), _share(p) * _uneven(p)),
+    },
+    "reduce_scatter": {
+        "ring": lambda p: Cost(p - 1, _share(p), _share(p)),
+        "halving": lambda p: Cost(_log(p), _share(p) * _uneven(p), _share(p)),
+    },
+    "all_to_all": {
+        "direct": lambda p: Cost(p - 1, _share(p)),
+        "bruck": lambda p: Cost(_log(p), _log(p) / 2),
+    },
+    "send": {"direct": lambda p: Cost(1, 1)},
+}
+
+
+def _uneven(ranks: int) -> float:
+    """Halving and doubling need a power of two; other counts first fold, which sends as much again (Thakur et al. 2005,
+    section 4.5)."""
+    return 1.0 if ranks & (ranks - 1) == 0 else 2.0
+
+
+def cost(kind: str, algorithm: str, ranks: int) -> Cost:
+    """The cost of a collective of `ranks` ranks by one algorithm."""
+    return ALGORITHMS[kind][algorithm](ranks)
+
+
+def level_time(kind: str, size: float, ranks: int, link: Link, share: float, gamma: float) -> float:
+    """The fastest algorithm on one level of links."""
+    return _level_time(kind, size, ranks, link.latency, 1 / (link.bandwidth * share), gamma)[0]
+
+
+@lru_cache(maxsize=65_536)
+def _level_time(
+    kind: str, size: float, ranks: int, alpha: float, beta: float, gamma: float
+) -> tuple[float, str]:
+    return min(
+        (c.steps * alpha + size * (c.sent * beta + c.reduced * gamma), name)
+        for name, algorithm in ALGORITHMS[kind].items()
+        for c in [algorithm(ranks)]
+    )
+
+
+def domains(ranks: int, stride: int, hardware: Hardware) -> tuple[int, int]:
+    """How many ranks of a group share an inner domain, and how many domains the group spans. The group's ranks are
+    `stride` apart."""
+    inner = hardware.links[0].ranks
+    if inner is None or len(hardware.links) == 1:
+        return ranks, 1
+    together = max(1, min(ranks, inner // stride))
+    return together, ceil(ranks / together)
+
+
+def collective_time(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) -> float:
+    """Seconds of a collective over `ranks` ranks that are `stride` apart, by the fastest algorithm."""
+    return choose(kind, size, ranks, stride, hardware)[0]
+
+
+def choose(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) -> tuple[float, str]:
+    """Seconds and name of the fastest algorithm."""
+    if ranks == 1 or size <= 0:
+        return 0.0, "none"
+    together, spanned = domains(ranks, stride, hardware)
+    share = hardware.efficiency.link
+    inner, outer = hardware.links[0], hardware.links[-1]
+    gamma = 3 / hardware.device.memory_bandwidth  # two reads and a write
+    fast, slow = 1 / (inner.bandwidth * share), 1 / (outer.bandwidth * share)
+    if spanned == 1:
+        return _level_time(kind, size, ranks, inner.latency, fast, gamma)
+    if together == 1:
+        return _level_time(kind, size, spanned, outer.latency, slow, gamma)
+    if kind == "all_to_all":
+        return _two_level_all_to_all(size, together, spanned, inner.latency, outer.latency, fast, slow)
+    if kind == "send":
+        return outer.latency + size * slow, "direct"
+    ring = cost(kind, "ring", ranks)
+    passes = 2 if kind == "all_reduce" else 1
+    between = passes * size * _share(spanned) / together * slow
+    inside = passes * size * _share(together) * fast
+    reduced = ring.reduced * size * gamma
+    flat = (spanned - 1) * passes * outer.latency + (ranks - spanned) * passes * inner.latency
+    levels = (
+        _level_time(kind, size / together, spanned, outer.latency, slow, gamma)[0]
+        + _level_time(kind, size, together, inner.latency, fast, gamma)[0]
+    )
+    return min((flat + max(between, inside) + reduced, "ring"), (levels, "hierarchical"))
+
+
+def _two_level_all_to_all(
+    size: float, together: int, spanned: int, alpha_in: float, alpha_out: float, fast: float, slow: float
+) -> tuple[float, str]:
+    """Direct: each rank sends each other rank its part. Hierarchical: rows for another domain go over the way of the
+    rank with the own index there, then inside."""
+    ranks = together * spanned
+    outside, inside = size * (ranks - together) / ranks, size * (together - 1) / ranks
+    direct = (ranks - 1) * alpha_in + max(outside * slow, inside * fast) + alpha_out
+    levels = (spanned - 1) * alpha_out + outside * slow + (together - 1) * alpha_in
+    levels += size * _share(together) * fast
+    return min((direct, "direct"), (levels, "hierarchical"))

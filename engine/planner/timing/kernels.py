@@ -1,0 +1,47 @@
+"""Seconds of the operations that a device runs alone: matrix products, attention, pointwise work.
+
+A product of m x k by k x n takes 2 m n k / (peak x share) x (1 + half (1/m + 1/n + 1/k)): a part of each dimension is
+lost to tiles at the edge, to a last wave that does not fill the device, and to the start and end of each tile's loop. A
+product whose rows are `half` and whose other dimensions are large runs at half speed. It never takes less than the
+time in which its factors and its result pass through memory (roofline, Williams et al. 2009). A grouped product is one
+with `count` groups of few rows, so small experts are slow for the same two reasons.
+"""
+
+from engine.planner.hardware.description import Hardware
+from engine.planner.workload.operations import AttentionCore, Gemm, Memory
+
+BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5}  # of a number in a factor of a product
+ATTENTION_BACKWARD = 0.8  # share of the forward's rate: FlashAttention-2 (arXiv 2307.08691), figures 5 and 6
+ACCUMULATED = 8  # bytes: an fp32 sum is read and written
+
+
+class Kernels:
+    """Times operations on one device at one precision."""
+
+    def __init__(self, hardware: Hardware, precision: str):
+        device, efficiency = hardware.device, hardware.efficiency
+        self.bandwidth = device.memory_bandwidth * efficiency.memory
+        wide = "bf16" if precision in ("fp8", "nvfp4") else precision
+        self.rates = {
+            False: (device.peak[precision] * efficiency.gemm, BYTES[precision], efficiency.half_rows),
+            True: (device.peak[wide] * efficiency.gemm, BYTES[wide], efficiency.half_rows),
+        }
+        # A tile's start and end take the same time at each precision, which is more FLOPs at a higher peak.
+        rate, size, half = self.rates[False]
+        self.rates[False] = (rate, size, half * device.peak[precision] / device.peak[wide])
+        self.attention_rate = device.peak[wide] * efficiency.attention
+        self.half = efficiency.half_rows
+
+    def gemm(self, op: Gemm) -> float:
+        rate, size, half = self.rates[op.wide]
+        lost = 1 + half * (1 / op.m + 1 / op.n + 1 / op.k)
+        result = ACCUMULATED if op.accumulate else 2
+        moved = size * (op.m * op.k + op.k * op.n) + result * op.m * op.n
+        return max(op.flops / rate * lost, moved * op.count / self.bandwidth)
+
+    def attention(self, op: AttentionCore) -> float:
+        rate = self.attention_rate * (ATTENTION_BACKWARD if op.backward else 1)
+        return op.flops / rate * (1 + self.half / op.keys)
+
+    def memory(self, op: Memory) -> float:
+        return op.bytes / self.bandwidth

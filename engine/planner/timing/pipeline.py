@@ -1,0 +1,78 @@
+"""Time of all micro-batches through a pipeline, from the forward and backward time of each stage."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from engine.config.schedule_traits import SCHEDULES, min_micro_batches, stages_of_rank
+from engine.planner.schedule import ScheduleClock
+
+
+def pipeline_time(
+    name: str,
+    ranks: int,
+    virtual_stages: int,
+    micro_batches: int,
+    forward: Sequence[float],
+    backward: Sequence[float],
+) -> float:
+    """Seconds until the last rank is done, without exchanges.
+
+    Each micro-batch takes as long as the slowest rank needs for one. Filling and draining take, for GPipe, 1F1B and
+    interleaved, one forward and one backward of one of its stages on each other rank: with balanced stages the bubble
+    is (p - 1) / (m v + p - 1) (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Schedules that split the backward
+    are simulated (see `simulated`).
+    """
+    busy = rank_times(name, ranks, virtual_stages, forward, backward)
+    if ranks == 1:
+        return micro_batches * busy[0]
+    if SCHEDULES[name].split_backward:
+        return simulated(name, ranks, virtual_stages, micro_batches, forward, backward)
+    slowest = max(busy)
+    return micro_batches * slowest + (sum(busy) - slowest) / virtual_stages
+
+
+def rank_times(
+    name: str, ranks: int, virtual_stages: int, forward: Sequence[float], backward: Sequence[float]
+) -> list[float]:
+    """Seconds that each rank computes for one micro-batch, over all its stages."""
+    return [
+        sum(forward[stage] + backward[stage] for stage in stages_of_rank(name, rank, ranks, virtual_stages))
+        for rank in range(ranks)
+    ]
+
+
+def simulated(
+    name: str,
+    ranks: int,
+    virtual_stages: int,
+    micro_batches: int,
+    forward: Sequence[float],
+    backward: Sequence[float],
+) -> float:
+    """Seconds by simulation; of a split backward each part takes half. A long run is two short ones, extrapolated:
+    between them the pipeline is in its steady state, where each micro-batch adds the same time."""
+    short = max(2 * ranks * virtual_stages, min_micro_batches(name, ranks, virtual_stages))
+    if micro_batches <= short + ranks:
+        return _simulate(name, ranks, virtual_stages, micro_batches, forward, backward)
+    one = _simulate(name, ranks, virtual_stages, short, forward, backward)
+    two = _simulate(name, ranks, virtual_stages, short + ranks, forward, backward)
+    return one + (micro_batches - short) * (two - one) / ranks
+
+
+def _simulate(
+    name: str,
+    ranks: int,
+    virtual_stages: int,
+    micro_batches: int,
+    forward: Sequence[float],
+    backward: Sequence[float],
+) -> float:
+    clock = _clock(name, ranks, virtual_stages, micro_batches)
+    half = [seconds / 2 for seconds in backward]
+    costs = {"F": forward, "B": backward, "I": half, "W": half}
+    return clock.idle([[costs[act.kind][act.stage] for act in acts] for acts in clock.acts])[0]
+
+
+@lru_cache(maxsize=64)
+def _clock(name: str, ranks: int, virtual_stages: int, micro_batches: int) -> ScheduleClock:
+    return ScheduleClock(name, ranks, virtual_stages, micro_batches)

@@ -1,0 +1,73 @@
+"""Seconds of a stage's forward and backward for one micro-batch, by cause."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from engine.planner.hardware.description import Hardware
+from engine.planner.timing.collectives import collective_time
+from engine.planner.timing.kernels import Kernels
+from engine.planner.timing.release import Release
+from engine.planner.workload.job import Job
+from engine.planner.workload.operations import AttentionCore, Collective, Gemm, Memory, Operation
+
+CONTENTION = 0.15  # of the time of a hidden collective that it takes from the kernels beside it: its share of the cores
+
+
+@dataclass
+class Seconds:
+    """Time of a pass over a stage: of the device's own kernels, of collectives by axis (as far as they are exposed),
+    and how many kernels are launched."""
+
+    compute: float = 0.0
+    launches: float = 0.0
+    exposed: dict[str, float] = field(default_factory=dict)
+
+    def add(self, other: "Seconds", times: float = 1) -> None:
+        self.compute += times * other.compute
+        self.launches += times * other.launches
+        for axis, seconds in other.exposed.items():
+            self.exposed[axis] = self.exposed.get(axis, 0.0) + times * seconds
+
+
+class Clock:
+    """Times lists of operations of a job on a hardware, under a release."""
+
+    def __init__(self, job: Job, hardware: Hardware, release: Release):
+        self.job, self.hardware, self.release = job, hardware, release
+        self.kernels = Kernels(hardware, job.precision)
+        grid = job.grid
+        self.strides = {"tp": 1, "cp": grid.tp, "etp": 1, "ep": job.etp}
+
+    def time(self, operations: Iterable[Operation]) -> Seconds:
+        """All operations one after another; collectives that the release hides count with what stays exposed."""
+        kernels = self.kernels
+        total, hidden = Seconds(), 0.0
+        exposed = total.exposed
+        for op in operations:
+            if isinstance(op, Gemm):
+                total.compute += kernels.gemm(op)
+                total.launches += op.count
+            elif isinstance(op, Memory):
+                total.compute += kernels.memory(op)
+                total.launches += op.kernels
+            elif isinstance(op, AttentionCore):
+                total.compute += kernels.attention(op)
+                total.launches += 3 if op.backward else 1
+            else:
+                seconds = self.collective(op)
+                total.launches += 1
+                if op.axis == "tp" and self.release.overlap_tp and op.behind:
+                    left = max(seconds / op.ranks, seconds - kernels.gemm(op.behind) * (1 - 1 / op.ranks))
+                    total.compute += CONTENTION * (seconds - left)
+                    seconds = left
+                elif op.axis in ("ep", "etp") and self.release.overlap_ep:
+                    hidden += seconds
+                    continue
+                exposed[op.axis] = exposed.get(op.axis, 0.0) + seconds
+        if hidden:
+            exposed["ep"] = max(0.0, hidden - total.compute)
+            total.compute += CONTENTION * (hidden - exposed["ep"])
+        return total
+
+    def collective(self, op: Collective) -> float:
+        return collective_time(op.kind, op.bytes, op.ranks, self.strides[op.axis], self.hardware)

@@ -1,0 +1,201 @@
+"""Predicted time of a training step, by cause and with an interval."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from engine.planner.hardware.description import Hardware
+from engine.planner.timing.collectives import collective_time
+from engine.planner.timing.pipeline import pipeline_time, rank_times
+from engine.planner.timing.release import Release
+from engine.planner.timing.release import release as known_release
+from engine.planner.timing.stage import CONTENTION, Clock, Seconds
+from engine.planner.workload.flops import step_flops
+from engine.planner.workload.job import Job
+from engine.planner.workload.layer_work import embedding_work, head_work, layer_work, prediction_work
+from engine.planner.workload.operations import Work
+from engine.planner.workload.parameters import Held, rank_parameters
+
+OPTIMIZER = {
+    "adamw": 30.0,
+    "sgd": 22.0,
+}  # bytes per number: fp32 weight, moments, gradient read, weights written
+WEIGHT = {"fp32": 4, "bf16": 2, "fp8": 2, "nvfp4": 2}  # bytes of a gathered number
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A step as predicted. `phases`: seconds by cause, which add up to `step_s[1]`."""
+
+    step_s: tuple[float, float, float]
+    tokens_per_s: float
+    tflops_per_device: float
+    mfu: float
+    bubble: float
+    phases: dict[str, float]
+    bound_by: tuple[str, str]
+
+
+@dataclass
+class Pass:
+    """Forward, backward and what is computed again, of one stage and micro-batch."""
+
+    forward: Seconds = field(default_factory=Seconds)
+    backward: Seconds = field(default_factory=Seconds)
+    again: Seconds = field(default_factory=Seconds)
+
+
+def predict(job: Job, hardware: Hardware, release: str | Release | None = None) -> Prediction:
+    """The time of a step of `job`; `release`: the framework's, by name; None: the engine itself."""
+    known = release if isinstance(release, Release) else known_release(release)
+    return Step(job, hardware, known).prediction()
+
+
+class Step:
+    """Adds up the time of a step."""
+
+    def __init__(self, job: Job, hardware: Hardware, release: Release):
+        self.job, self.hardware, self.release = job, hardware, release
+        self.clock = Clock(job, hardware, release)
+        self.times: dict[tuple[str, object], Pass] = {}
+
+    def prediction(self) -> Prediction:
+        job, release = self.job, self.release
+        grid, v, m = job.grid, job.virtual_stages, job.micro_batches
+        passes = [self._stage(stage) for stage in range(job.stages)]
+        forward = [self._seconds(p.forward) for p in passes]
+        backward = [self._seconds(p.backward, p.again) for p in passes]
+        window = pipeline_time(job.schedule, grid.pp, v, m, forward, backward)
+        busy = rank_times(job.schedule, grid.pp, v, forward, backward)
+        slowest = max(range(grid.pp), key=busy.__getitem__)
+        phases = self._phases(slowest, passes, busy[slowest])
+        phases["bubble"] = window - m * busy[slowest]
+        phases["pp"] = self._sends()
+        mine = job.stages_of(slowest)
+        held = rank_parameters(job, slowest)
+        phases["dp"] = self._data_parallel(
+            held, sum(forward[s] for s in mine), sum(backward[s] for s in mine)
+        )
+        phases["optimizer"] = self._optimizer(held)
+        phases = {cause: seconds * release.factor for cause, seconds in phases.items()}
+        total = sum(phases.values())
+        flops = step_flops(job) / total / grid.world
+        peak = self.hardware.device.peak["bf16" if job.precision in ("fp8", "nvfp4") else job.precision]
+        low, high = 0.85, 1.15
+        return Prediction(
+            step_s=(total * low, total, total * high),
+            tokens_per_s=job.tokens / total,
+            tflops_per_device=flops / 1e12,
+            mfu=flops / peak,
+            bubble=phases["bubble"] / (window * release.factor),
+            phases=phases,
+            bound_by=_bound_by(phases, total),
+        )
+
+    def _stage(self, stage: int) -> Pass:
+        """Forward and backward of a stage with the ends of the model that it has."""
+        job, total = self.job, Pass()
+        for layer, times in Counter(job.model.layers[n] for n in job.parts[stage]).items():
+            self._add(total, ("layer", layer), layer_work(job, layer), times)
+        if stage == 0:
+            self._add(total, ("embedding", None), embedding_work(job))
+        if stage == job.stages - 1:
+            self._add(total, ("head", None), head_work(job), 1 + job.model.mtp_layers)
+            if job.model.mtp_layers:
+                layer = job.model.layers[-1]
+                self._add(total, ("layer", layer), layer_work(job, layer), job.model.mtp_layers)
+                self._add(total, ("mtp", None), prediction_work(job), job.model.mtp_layers)
+        return total
+
+    def _add(self, total: Pass, key: tuple[str, object], work: Work, times: int = 1) -> None:
+        if key not in self.times:
+            again = {"none": (), "selective": work.core, "full": work.forward}[self.job.recompute]
+            if key[0] != "layer":
+                again = ()
+            time = self.clock.time
+            self.times[key] = Pass(time(work.forward), time(work.backward), time(again))
+        one = self.times[key]
+        total.forward.add(one.forward, times)
+        total.backward.add(one.backward, times)
+        total.again.add(one.again, times)
+
+    def _seconds(self, *parts: Seconds) -> float:
+        """Device time, or the time to launch the kernels if that is longer; near each other, both hinder."""
+        device = sum(part.compute + sum(part.exposed.values()) for part in parts)
+        if self.release.graphs:
+            return device
+        host = sum(part.launches for part in parts) * self.hardware.efficiency.operation
+        return float((device**4 + host**4) ** 0.25)
+
+    def _phases(self, rank: int, passes: list[Pass], busy: float) -> dict[str, float]:
+        """Seconds of the slowest rank by cause, over all micro-batches."""
+        m = self.job.micro_batches
+        phases = dict.fromkeys(("compute", "recompute", "tp", "cp", "ep", "launch"), 0.0)
+        for stage in self.job.stages_of(rank):
+            one = passes[stage]
+            phases["compute"] += m * (one.forward.compute + one.backward.compute)
+            phases["recompute"] += m * one.again.compute
+            for part in (one.forward, one.backward, one.again):
+                for axis, seconds in part.exposed.items():
+                    phases["ep" if axis == "etp" else axis] += m * seconds
+        phases["launch"] = max(0.0, m * busy - sum(phases.values()))
+        return phases
+
+    def _sends(self) -> float:
+        """Sends between stages: those that fill and drain the pipeline, and all others unless they are hidden."""
+        job, grid = self.job, self.job.grid
+        if grid.pp == 1:
+            return 0.0
+        size = job.local_tokens * job.model.d_model * 2
+        one = collective_time("send", size, 2, grid.world // grid.pp, self.hardware)
+        steady = 0 if self.release.overlap_pp else 2 * job.virtual_stages * job.micro_batches
+        return one * (2 * (grid.pp - 1) + steady)
+
+    def _data_parallel(self, held: Held, forward: float, backward: float) -> float:
+        """Gradient reductions and weight gathers, as far as they are exposed.
+
+        ZeRO 0: gradients are summed (an all-reduce costs a reduce-scatter and a gather). ZeRO 1 and 2: reduced to
+        shards once a step, and new weights gathered. ZeRO 3: weights are gathered for forward and for backward of each
+        micro-batch, and gradients reduced in each.
+        """
+        job, grid = self.job, self.job.grid
+        width, wide = WEIGHT[job.precision], self.release.gradient_bytes
+        groups = (
+            (held.dense, grid.fsdp, grid.tp),
+            (held.experts, job.efsdp, grid.ep * job.etp),
+        )
+        reduce = gather = 0.0
+        for numbers, ranks, stride in groups:
+            reduce += collective_time("reduce_scatter", numbers * wide, ranks, stride, self.hardware)
+            again = wide if job.zero == 0 else width
+            gather += collective_time("all_gather", numbers * again, ranks, stride, self.hardware)
+            if grid.dp_replicate > 1:
+                shard, apart = numbers / ranks, stride * ranks
+                reduce += collective_time("all_reduce", shard * wide, grid.dp_replicate, apart, self.hardware)
+        if not self.release.overlap_dp:
+            return reduce + gather
+        layers = max(1, sum(len(job.parts[s]) for s in job.stages_of(0)))
+        if job.zero == 3:
+            m = job.micro_batches
+            behind_forward = _exposed(gather, forward, layers)
+            behind_backward = _exposed(reduce + gather, backward, layers)
+            return m * (behind_forward + behind_backward)
+        if job.zero == 0:
+            return _exposed(reduce + gather, backward, layers)
+        return _exposed(reduce, backward, layers) + _exposed(gather, forward, layers)
+
+    def _optimizer(self, held: Held) -> float:
+        job = self.job
+        numbers = held.shard if job.zero else held.whole
+        return numbers * OPTIMIZER[job.optimizer] / self.clock.kernels.bandwidth
+
+
+def _exposed(exchange: float, compute: float, parts: int) -> float:
+    """What remains visible of an exchange in `parts` behind a computation: one part, or what exceeds the computation;
+    and the time that the hidden rest takes from the kernels beside it."""
+    left = max(exchange / parts, exchange - compute)
+    return left + CONTENTION * (exchange - left)
+
+
+def _bound_by(phases: dict[str, float], total: float) -> tuple[str, str]:
+    cause = max(phases, key=phases.__getitem__)
+    return cause, f"{cause}: {phases[cause] / total:.0%} of the step"

@@ -1,0 +1,297 @@
+"""The operations of each kind of layer, of embedding and head, on one rank and for one micro-batch.
+
+Bytes of pointwise work count each tensor that a kernel reads or writes once, in bf16, with the fusions that Megatron-LM
+and torch.compile make: norm; rotary positions; bias with activation; dropout with residual; permutation of rows.
+"""
+
+from functools import lru_cache
+from math import ceil
+
+from engine.planner.workload.flops import mean_keys
+from engine.planner.workload.job import Job
+from engine.planner.workload.operations import AttentionCore, Collective, Gemm, Memory, Operation, Work
+from engine.planner.workload.transformer import (
+    Attention,
+    Dense,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    Mixer,
+    StateSpace,
+)
+
+BF16 = 2  # bytes
+CHUNK = 128  # tokens of a chunk of the state-space scan
+SCAN_PASSES = 8  # over the inner channels, by the kernels of the scan: chunk states, state passing, outputs
+
+
+class Operations:
+    """Collects forward operations and derives the backward ones."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.forward: list[Operation] = []
+        self.backward: list[Operation] = []
+        self.core: list[Operation] = []
+        grid = job.grid
+        self.tp = grid.tp
+        self.tokens = job.micro_batch * job.seq_len / grid.cp
+        self.slice = self.tokens / (self.tp if job.sequence_parallel else 1)
+        self.low = job.precision in ("fp8", "nvfp4")
+
+    def gemm(self, m: float, n: float, k: float, count: float = 1, wide: bool = False) -> Gemm:
+        """A linear layer: output m x n of an input m x k."""
+        product = Gemm(m, n, k, count, wide=wide)
+        self.forward.append(product)
+        self.backward += [Gemm(m, k, n, count, wide=wide), Gemm(n, k, m, count, accumulate=True, wide=wide)]
+        if self.low and not wide:  # read in bf16, write rows and columns in 8 bits or less
+            self.forward.append(Memory(4 * m * k * count, count))
+            self.backward.append(Memory(4 * m * n * count, count))
+        return product
+
+    def memory(self, forward: float, backward: float, kernels: float = 1, again: float = 1) -> None:
+        """Pointwise work that moves so many numbers in bf16; `again`: kernels of backward over those of forward."""
+        self.forward.append(Memory(BF16 * forward, kernels))
+        self.backward.append(Memory(BF16 * backward, kernels * again))
+
+    def norm(self, tokens: float, width: float) -> None:
+        self.memory(2 * tokens * width, 4 * tokens * width, again=2)
+
+    def residual(self, width: float) -> None:
+        """Dropout or bias, and the addition to the residual stream."""
+        self.memory(3 * self.slice * width, 2 * self.slice * width)
+
+    def gather(self, width: float, behind: Gemm | None = None) -> None:
+        """From slices of the sequence to whole sequences. Without sequence parallelism there are none, and the gradient
+        of the input is summed over tp instead (Megatron-LM's f and g)."""
+        self._tp("all_gather" if self.job.sequence_parallel else None, width, behind)
+
+    def scatter(self, width: float, behind: Gemm | None = None) -> None:
+        self._tp("reduce_scatter" if self.job.sequence_parallel else "all_reduce", width, behind)
+
+    def _tp(self, kind: str | None, width: float, behind: Gemm | None) -> None:
+        if self.tp == 1:
+            return
+        size = self.tokens * width * BF16
+        other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", None: "all_reduce"}
+        for operations, name in ((self.forward, kind), (self.backward, other.get(kind))):
+            if name:
+                operations.append(Collective("tp", name, size, self.tp, behind))  # type: ignore[arg-type]
+        if kind == "all_gather" and self.job.framework == "megatron":
+            # The slice was saved, not the whole: backward gathers it again, behind a product.
+            self.backward.append(Collective("tp", "all_gather", size, self.tp, behind))
+
+    def work(self) -> Work:
+        return Work(tuple(self.forward), tuple(self.backward), tuple(self.core))
+
+
+@lru_cache(maxsize=4096)
+def layer_work(job: Job, layer: Layer) -> Work:
+    """The operations of a layer."""
+    operations, width = Operations(job), job.model.d_model
+    if layer.mixer:
+        operations.norm(operations.slice, width)
+        _mixer(operations, layer.mixer, width)
+        operations.residual(width)
+    if layer.mlp:
+        operations.norm(operations.slice, width)
+        _feed_forward(operations, layer.mlp, width)
+        operations.residual(width)
+    return operations.work()
+
+
+def _mixer(ops: Operations, mixer: Mixer, width: float) -> None:
+    match mixer:
+        case Attention():
+            _attention(ops, mixer, width)
+        case LatentAttention():
+            _latent_attention(ops, mixer, width)
+        case StateSpace():
+            _state_space(ops, mixer, width)
+
+
+def _attention(ops: Operations, mixer: Attention, width: float) -> None:
+    tokens = ops.tokens
+    heads, kv = mixer.heads / ops.tp, max(1, mixer.kv_heads / ops.tp)
+    n = (heads + 2 * kv) * mixer.head_dim
+    ops.gather(width, Gemm(tokens, n, width))
+    ops.gemm(tokens, n, width)
+    if ops.job.model.positions == 0:
+        rotated = tokens * (heads + kv) * mixer.head_dim
+        ops.memory(2 * rotated, 2 * rotated, kernels=2)
+        if mixer.qk_norm:
+            ops.memory(2 * rotated, 4 * rotated, kernels=2)
+    keys = mean_keys(ops.job.seq_len, mixer.window)
+    _core(ops, heads, kv, keys, mixer.head_dim, mixer.head_dim)
+    out = ops.gemm(tokens, width, heads * mixer.head_dim)
+    ops.scatter(width, out)
+
+
+def _latent_attention(ops: Operations, mixer: LatentAttention, width: float) -> None:
+    """The down-projections run on the slices of the sequence, on every tensor rank."""
+    tokens, heads = ops.tokens, mixer.heads / ops.tp
+    qk = mixer.nope_dim + mixer.rope_dim
+    if mixer.q_rank:
+        ops.gemm(ops.slice, mixer.q_rank, width)
+        ops.norm(ops.slice, mixer.q_rank)
+        ops.gather(mixer.q_rank)
+    ops.gemm(tokens, heads * qk, mixer.q_rank or width)
+    ops.gemm(ops.slice, mixer.kv_rank + mixer.rope_dim, width)
+    ops.norm(ops.slice, mixer.kv_rank)
+    ops.gather(mixer.kv_rank + mixer.rope_dim)
+    ops.gemm(tokens, heads * (mixer.nope_dim + mixer.v_dim), mixer.kv_rank)
+    joined = (
+        tokens * heads * (2 * qk + mixer.v_dim)
+    )  # queries, keys and values of all heads with rotary positions
+    ops.memory(2 * joined, 2 * joined, kernels=4)
+    keys = mean_keys(ops.job.seq_len, None)
+    _core(ops, heads, heads, keys, qk, mixer.v_dim)
+    out = ops.gemm(tokens, width, heads * mixer.v_dim)
+    ops.scatter(width, out)
+
+
+def _core(ops: Operations, heads: float, kv: float, keys: float, qk: float, v: float) -> None:
+    """Scores, softmax and weighted values, with the exchange over cp."""
+    job, tokens = ops.job, ops.tokens
+    before = len(ops.forward)
+    cp = job.grid.cp
+    if cp > 1:
+        if job.cp_method == "ring":
+            size = tokens * kv * (qk + v) * BF16 * cp
+            ops.forward.append(Collective("cp", "all_gather", size, cp))
+            ops.backward.append(Collective("cp", "all_gather", size, cp))
+            ops.backward.append(Collective("cp", "reduce_scatter", size, cp))
+        else:
+            size = tokens * (heads + kv) * (qk + v) / 2 * 2 * BF16
+            ops.forward.append(Collective("cp", "all_to_all", size, cp))
+            ops.backward.append(Collective("cp", "all_to_all", size, cp))
+    if job.fused_attention:
+        ops.forward.append(AttentionCore(heads, tokens, keys, qk, v))
+        ops.backward.append(AttentionCore(heads, tokens, keys, qk, v, backward=True))
+        ops.backward.append(Memory(BF16 * 2 * tokens * heads * v, 2))
+    else:
+        # Batched products over all keys; scores are written, masked and normalised, dropped out, and read again.
+        seq, batch = job.seq_len, heads * job.micro_batch
+        scores = batch * seq * (seq / cp)
+        ops.forward += [Gemm(seq / cp, seq, qk, batch), Gemm(seq / cp, v, seq, batch)]
+        ops.backward += [Gemm(seq / cp, qk, seq, 2 * batch), Gemm(seq / cp, seq, v, 2 * batch)]
+        ops.forward.append(Memory(BF16 * 5.5 * scores, 2))
+        ops.backward.append(Memory(BF16 * 7.5 * scores, 3))
+    ops.core += ops.forward[before:]
+
+
+def _state_space(ops: Operations, mixer: StateSpace, width: float) -> None:
+    tokens, inner = ops.tokens, mixer.heads * mixer.head_dim / ops.tp
+    shared = 2 * mixer.groups * mixer.state / ops.tp
+    n = 2 * inner + shared + mixer.heads / ops.tp
+    ops.gather(width, Gemm(tokens, n, width))
+    ops.gemm(tokens, n, width)
+    ops.memory(2 * tokens * (inner + shared), 3 * tokens * (inner + shared))
+    before = len(ops.forward)
+    within = AttentionCore(mixer.heads / ops.tp, tokens, CHUNK / 2, mixer.state, mixer.head_dim)
+    states = AttentionCore(mixer.heads / ops.tp, tokens, mixer.state, mixer.head_dim, mixer.head_dim)
+    ops.forward += [within, states]
+    ops.backward += [within, within, states, states]
+    ops.memory(SCAN_PASSES * tokens * inner, 2 * SCAN_PASSES * tokens * inner, kernels=5, again=2)
+    ops.core += ops.forward[before:]
+    ops.memory(3 * tokens * inner, 5 * tokens * inner)
+    out = ops.gemm(tokens, width, inner)
+    ops.scatter(width, out)
+
+
+def _feed_forward(ops: Operations, mlp: FeedForward, width: float) -> None:
+    match mlp:
+        case Dense():
+            _dense(ops, ops.tokens, mlp.hidden / ops.tp, mlp.gated, width)
+        case Experts():
+            _experts(ops, mlp, width)
+
+
+def _dense(ops: Operations, tokens: float, hidden: float, gated: bool, width: float, tp: bool = True) -> None:
+    n = hidden * (1 + gated)
+    if tp:
+        ops.gather(width, Gemm(tokens, n, width))
+    ops.gemm(tokens, n, width)
+    ops.memory((2 + gated) * tokens * hidden, (3 + 2 * gated) * tokens * hidden)
+    out = ops.gemm(tokens, width, hidden)
+    if tp:
+        ops.scatter(width, out)
+
+
+def _experts(ops: Operations, mlp: Experts, width: float) -> None:
+    job, grid = ops.job, ops.job.grid
+    tokens = ops.slice
+    ops.gemm(tokens, mlp.experts, width, wide=True)
+    ops.memory(6 * tokens * mlp.experts, 4 * tokens * mlp.experts, kernels=12)
+    wide = mlp.latent or width
+    if mlp.latent:
+        ops.gemm(tokens, mlp.latent, width)
+    pairs = tokens * mlp.top_k * (job.capacity_factor or 1.0)
+    ops.memory(2 * pairs * wide, 2 * pairs * wide, kernels=4)
+    exchanged = pairs * wide * BF16 * (job.imbalance if job.capacity_factor is None else 1.0)
+    if grid.ep > 1:
+        _both(ops, Collective("ep", "all_to_all", exchanged, grid.ep))
+    if job.etp > 1:
+        _both(ops, Collective("etp", "all_gather", exchanged * job.etp, job.etp))
+    local = ceil(mlp.experts / grid.ep)
+    rows = pairs * job.etp / local * (job.imbalance if job.capacity_factor is None else 1.0)
+    hidden = mlp.hidden / job.etp
+    if grid.ep > 1:
+        ops.memory(2 * rows * local * wide, 2 * rows * local * wide, kernels=2)
+    ops.gemm(rows, hidden * (1 + mlp.gated), wide, local)
+    ops.memory((2 + mlp.gated) * rows * local * hidden, (3 + 2 * mlp.gated) * rows * local * hidden)
+    ops.gemm(rows, wide, hidden, local)
+    if grid.ep > 1:
+        ops.memory(2 * rows * local * wide, 2 * rows * local * wide, kernels=2)
+    if job.etp > 1:
+        _both(ops, Collective("etp", "reduce_scatter", exchanged * job.etp, job.etp))
+    if grid.ep > 1:
+        _both(ops, Collective("ep", "all_to_all", exchanged, grid.ep))
+    ops.memory((pairs + tokens) * wide, 2 * pairs * wide, kernels=4)
+    if mlp.latent:
+        ops.gemm(tokens, width, mlp.latent)
+    if mlp.shared_hidden:
+        shared_over_tp = job.framework == "megatron"
+        hidden = mlp.shared_hidden / (ops.tp if shared_over_tp else 1)
+        _dense(ops, ops.tokens if shared_over_tp else tokens, hidden, mlp.gated, width, tp=shared_over_tp)
+
+
+def _both(ops: Operations, collective: Collective) -> None:
+    """The same exchange in both directions; the counterpart of a gather is a reduce-scatter of equal cost."""
+    ops.forward.append(collective)
+    ops.backward.append(collective)
+
+
+@lru_cache(maxsize=4096)
+def head_work(job: Job) -> Work:
+    """Last norm, head and loss, of which tp divides the vocabulary."""
+    ops, width = Operations(job), job.model.d_model
+    ops.norm(ops.slice, width)
+    vocab = job.model.vocab / ops.tp
+    ops.gather(width, Gemm(ops.tokens, vocab, width))
+    ops.gemm(ops.tokens, vocab, width, wide=True)
+    # Logits in bf16 become fp32, their maximum, exponentials and sum are taken, and the gradient is written in place.
+    ops.memory(8 * ops.tokens * vocab, 4 * ops.tokens * vocab, kernels=8)
+    return ops.work()
+
+
+@lru_cache(maxsize=4096)
+def embedding_work(job: Job) -> Work:
+    """The lookup and, with tp, the sum over the parts of the vocabulary."""
+    ops, width = Operations(job), job.model.d_model
+    ops.memory(2 * ops.tokens * width, 4 * ops.tokens * width, kernels=3)
+    ops.scatter(width)
+    return ops.work()
+
+
+@lru_cache(maxsize=4096)
+def prediction_work(job: Job) -> Work:
+    """What joins the state and the next token's embedding before a layer of multi-token prediction."""
+    ops, width = Operations(job), job.model.d_model
+    ops.norm(ops.slice, width)
+    ops.norm(ops.slice, width)
+    ops.memory(4 * ops.slice * width, 4 * ops.slice * width)
+    ops.gather(2 * width)
+    ops.gemm(ops.tokens, width / ops.tp, 2 * width)
+    return ops.work()

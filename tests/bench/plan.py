@@ -1,0 +1,147 @@
+"""Predicted against published step times: `python -m tests.bench plan`.
+
+For every published row: the error of the prediction with the fitted efficiencies; the same for a source whose rows were
+left out of the fit; whether the faster of two layouts of the same work is called faster; and how many rows the interval
+holds.
+"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.planner.hardware.efficiency import efficiencies
+from engine.planner.timing.release import releases
+from engine.planner.timing.step import predict
+from tests.bench.plan_fit import NAMES, Fit, fit
+from tests.bench.plan_hardware import hardware
+from tests.bench.published.rows import Row, rows
+
+APART = 0.08  # two layouts whose measured times differ by more are a pair to be ordered
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row and its predicted seconds: low, mid, high."""
+
+    row: Row
+    low: float
+    mid: float
+    high: float
+
+    @property
+    def error(self) -> float:
+        return self.mid / self.row.measured - 1
+
+    @property
+    def held(self) -> bool:
+        return self.low <= self.row.measured <= self.high
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        return self.row.generation, self.row.source, "MoE" if self.row.routed else "dense"
+
+
+def results(published: Iterable[Row]) -> list[Result]:
+    """Predictions of all rows that have a job, with the stored efficiencies."""
+    return [
+        Result(row, *predict(row.job, hardware(row.gpu, efficiencies()[row.generation]), row.release).step_s)
+        for row in published
+        if row.job
+    ]
+
+
+def pairs(found: Sequence[Result]) -> list[tuple[Result, Result]]:
+    """Layouts of the same work whose measured times differ by more than `APART`, the faster first."""
+    same: defaultdict[object, list[Result]] = defaultdict(list)
+    for result in found:
+        same[result.row.layouts].append(result)
+    return [
+        (fast, slow)
+        for group in same.values()
+        for fast in group
+        for slow in group
+        if fast.row.measured * (1 + APART) < slow.row.measured
+    ]
+
+
+def left_out(published: Sequence[Row]) -> dict[tuple[str, str, str], list[float]]:
+    """Errors of each source with the efficiencies fitted to all others; the release's factor is theirs too."""
+    errors: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
+    known = [row for row in published if row.job]
+    for generation in {row.generation for row in known}:
+        mine = [row for row in known if row.generation == generation]
+        for source in {row.source for row in mine}:
+            others = [row for row in mine if row.source != source]
+            found = fit(others, efficiencies()[generation], rounds=4, say=lambda _: None)
+            for row in (row for row in mine if row.source == source):
+                errors[Result(row, 0, 0, 0).group].append(found.seconds(row) / row.measured - 1)
+    return errors
+
+
+def table(found: Sequence[Result], without: dict[tuple[str, str, str], list[float]]) -> list[str]:
+    """The error table, one line for each source."""
+    lines = [
+        "| generation | source | kind | rows | mean | p90 | bias | interval holds | pairs right | left out: mean | p90 |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    groups: defaultdict[tuple[str, str, str], list[Result]] = defaultdict(list)
+    for result in found:
+        groups[result.group].append(result)
+    lines += [_line(name, groups[name], without.get(name, [])) for name in sorted(groups)]
+    for label, keep in SUMS.items():
+        of = [result for result in found if keep(result)]
+        out = [error for name, errors in without.items() for error in errors if keep(_of(groups[name]))]
+        lines.append(_line(("**" + label + "**", "", ""), of, out))
+    return lines
+
+
+def _of(group: Sequence[Result]) -> Result:
+    return group[0]
+
+
+SUMS: dict[str, Callable[[Result], bool]] = {
+    "dense A100 and H100": lambda r: not r.row.routed and r.row.generation != "Blackwell",
+    "dense H100": lambda r: not r.row.routed and r.row.generation == "Hopper",
+    "MoE H100": lambda r: r.row.routed and r.row.generation == "Hopper",
+    "Blackwell": lambda r: r.row.generation == "Blackwell",
+    "all": lambda r: True,
+}
+
+
+def _line(name: tuple[str, str, str], of: Sequence[Result], out: Sequence[float]) -> str:
+    errors = np.abs([result.error for result in of])
+    bias = np.mean([result.error for result in of])
+    ordered = pairs(of)
+    right = sum(fast.mid < slow.mid for fast, slow in ordered)
+    cells = [
+        *name,
+        str(len(of)),
+        f"{errors.mean():.1%}",
+        f"{np.quantile(errors, 0.9):.1%}",
+        f"{bias:+.1%}",
+        f"{np.mean([result.held for result in of]):.0%}",
+        f"{right} of {len(ordered)}" if ordered else "-",
+    ]
+    apart = np.abs(out) if len(out) else None
+    cells += [f"{apart.mean():.1%}", f"{np.quantile(apart, 0.9):.1%}"] if apart is not None else ["-", "-"]
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    published = rows()
+    without = {} if "--quick" in sys.argv else left_out(published)
+    print("\n".join(table(results(published), without)))
+    for row in published:
+        if row.job is None:
+            print(f"not predicted: {row.source} {row.model}: {row.note}")
+    used = {row.release for row in published if row.job}
+    print(
+        f"fitted: {len(NAMES)} numbers for each of {len(efficiencies())} generations, {len(used)} release factors"
+    )
+    assert used <= releases().keys()
+
+
+__all__ = ["Fit", "main", "pairs", "results"]

@@ -1,0 +1,327 @@
+"""The published rows as jobs of the planner, one reader for each source."""
+
+import csv
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine.config.grid import Grid
+from engine.planner.workload.flops import token_flops
+from engine.planner.workload.job import Job
+from engine.planner.workload.transformer import Transformer
+from tests.bench.published import models
+
+HERE = Path(__file__).parent
+PRECISIONS = {"BF16": "bf16", "NVFP4": "nvfp4", "MXFP8": "fp8", "FP8": "fp8"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured layout. `job` None: not predicted, for the reason in `note`. `layouts`: rows of equal source, model,
+    GPUs, batch and precision are layouts of the same work."""
+
+    source: str
+    model: str
+    gpu: str
+    release: str
+    measured: float
+    job: Job | None
+    note: str = ""
+
+    @property
+    def generation(self) -> str:
+        return {"A100": "A100", "H100": "Hopper", "H200": "Hopper", "H800": "Hopper"}.get(
+            self.gpu.split("-")[0], "Blackwell"
+        )
+
+    @property
+    def routed(self) -> bool:
+        """Whether the model has experts."""
+        assert self.job
+        return any(getattr(layer.mlp, "experts", 0) for layer in self.job.model.kinds)
+
+    @property
+    def layouts(self) -> tuple[Any, ...]:
+        assert self.job
+        job = self.job
+        return (
+            self.source,
+            self.release,
+            self.gpu,
+            job.model,
+            job.grid.world,
+            job.global_batch,
+            job.seq_len,
+            job.precision,
+        )
+
+
+def read(name: str) -> list[dict[str, str]]:
+    with (HERE / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def whole(text: str | None, default: int = 1) -> int:
+    """The first number of a cell; an empty cell or n/a is the default."""
+    match = re.match(r"\d+", text or "")
+    return int(match.group()) if match else default
+
+
+def split(layers: int, stages: int) -> tuple[int, ...]:
+    """Layers of each stage. If they do not divide, embedding and loss count as a layer each, as in NeMo's
+    `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`; what is left goes to the middle.
+    """
+    if layers % stages == 0:
+        return (layers // stages,) * stages
+    slots = layers + 2
+    sizes = [slots // stages + (stage < slots % stages) for stage in range(stages)]
+    sizes[0] -= 1
+    sizes[-1] -= 1
+    return tuple(sizes)
+
+
+def megatron(
+    model: Transformer,
+    gpus: int,
+    batch: int,
+    micro: int,
+    seq: int,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    vp: int = 1,
+    **more: Any,
+) -> Job:
+    """A job of Megatron-LM or a framework on it."""
+    dp = gpus // (tp * pp * cp)
+    vp = vp if pp > 1 else 1
+    return Job(
+        model=model, seq_len=seq, global_batch=batch, micro_batch=micro,
+        grid=Grid(pp=pp, dp_shard=dp, cp=cp, tp=tp, ep=ep),
+        schedule="interleaved" if vp > 1 else "1f1b", virtual_stages=vp, split=split(len(model.layers), pp * vp),
+        **({"zero": 1} | more),
+    )  # fmt: skip
+
+
+def vtrain(name: str) -> Iterator[Row]:
+    """Megatron-DeepSpeed on A100 (vTrain, data/README.md). Several nodes: full recompute. One node: none is stated."""
+    multi = name == "vtrain_multi"
+    for row in read(name):
+        sizes = [int(row[key]) for key in ("# layers", "hidden size", "attention heads", "sequence length")]
+        tp, pp = int(row["tensor parallelism"]), int(row["pipeline parallelism"])
+        job = megatron(
+            models.gpt(*sizes[:3], 51200, sizes[3]), int(row["# GPUs"]), int(row["global batch"]),
+            int(row["micro batch"]), sizes[3], tp=tp, pp=pp, zero=0, recompute="full" if multi else "none",
+            sequence_parallel=False, fused_attention=False,
+        )  # fmt: skip
+        label = f"{sizes[0]}x{sizes[1]}"
+        yield Row(
+            name, label, "A100-80GB", "megatron-deepspeed", float(row["iteration time (ms)"]) / 1e3, job
+        )
+
+
+SC21 = """
+24 2304 24 1 1 32 512 137
+30 3072 32 2 1 64 512 138
+36 4096 32 4 1 128 512 142
+40 6144 48 8 1 256 1024 135
+48 8192 64 8 2 512 1536 138
+"""  # layers, hidden, heads, tp, pp, GPUs, batch, TFLOP/s a GPU (arXiv 2104.04473, table 1)
+SC21_MICRO_BATCH = 4  # not in the table; section 5.4.2 finds 1 to 4 best, by model
+KORTHIKANTI = """
+48 6144 64 8 1 1 4 4 1.42
+96 12288 96 8 8 3 64 1 18.13
+105 20480 128 8 35 3 280 1 49.05
+128 25600 160 8 64 1 512 1 94.42
+"""  # layers, hidden, heads, tp, pp, vp, batch, micro-batch, seconds (arXiv 2205.05198, table 5)
+MEGATRON_2021 = {"sequence_parallel": False, "fused_attention": False, "recompute": "full", "zero": 0}
+
+
+def sc21(name: str) -> Iterator[Row]:
+    """Seconds follow from equation 3 of the paper, which counts the recomputation and all keys."""
+    for line in SC21.split("\n")[1:-1]:
+        layers, width, heads, tp, pp, gpus, batch, rate = map(int, line.split())
+        model = models.gpt(layers, width, heads, 51200, 2048)
+        flops = 96 * batch * 2048 * layers * width**2 * (1 + 2048 / 6 / width + 51200 / 16 / layers / width)
+        job = megatron(
+            model, gpus, batch, SC21_MICRO_BATCH, 2048, tp=tp, pp=pp, vp=2 if pp > 1 else 1, **MEGATRON_2021
+        )
+        yield Row(name, f"{layers}x{width}", "A100-80GB", "megatron-2021", flops / gpus / rate / 1e12, job)
+
+
+def korthikanti(name: str) -> Iterator[Row]:
+    for line in KORTHIKANTI.split("\n")[1:-1]:
+        *sizes, seconds = line.split()
+        layers, width, heads, tp, pp, vp, batch, micro = map(int, sizes)
+        model = models.gpt(layers, width, heads, 51200, 2048)
+        job = megatron(model, tp * pp, batch, micro, 2048, tp=tp, pp=pp, vp=vp, **MEGATRON_2021)
+        yield Row(name, f"{layers}x{width}", "A100-80GB", "megatron-2021", float(seconds), job)
+
+
+def llm_foundry(name: str) -> Iterator[Row]:
+    """FSDP. The step follows from tokens a second. `pure`: gradients are reduced in bf16, else in fp32."""
+    for row in read(name):
+        seq, gpus, batch = int(row["SeqLen (T)"]), int(row["# GPUs"]), int(row["GlobalBatchSize"])
+        gpu, memory = row["GPU"].upper().split("_")
+        job = Job(
+            model=models.mpt(row["Model"], seq), seq_len=seq, global_batch=batch, micro_batch=int(row["MicroBatchSize"]),
+            grid=Grid(dp_shard=gpus), precision="fp8" if row["Precision"] == "amp_fp8" else "bf16",
+            recompute="full" if row["Activation Checkpointing"] == "True" else "none", zero=3,
+        )  # fmt: skip
+        release = "llm-foundry-pure" if row["MP Mode"] == "PURE" else "llm-foundry"
+        seconds = batch * seq / float(row["Throughput (T/s)"])
+        yield Row(name, "mpt-" + row["Model"], f"{gpu}-{memory}", release, seconds, job)
+
+
+def cut(model: Transformer, layers: int) -> Transformer:
+    """The model with fewer layers."""
+    return model if layers == len(model.layers) else replace(model, layers=model.layers[:layers])
+
+
+def dgxc(name: str) -> Iterator[Row]:
+    for row in read(name):
+        model = cut(models.MODELS[row["model"]], int(row["layers"]))
+        tp, ep = int(row["tp"]), whole(row["ep"])
+        # Until 25.02 an expert is split like a dense layer unless the recipe says otherwise.
+        etp = whole(row["etp"], tp) if row["ep"] else 1
+        job = megatron(
+            model, int(row["gpus"]), int(row["gbs"]), int(row["mbs"]), int(row["seq"]), tp=tp, pp=int(row["pp"]),
+            cp=int(row["cp"]), ep=ep, vp=whole(row["vp"]), etp=etp, precision=row["prec"], **_capacity(row["model"]),
+        )  # fmt: skip
+        yield Row(name, row["model"], row["gpu"], row["src"], float(row["step_s"]), job, row["note"])
+
+
+def _capacity(model: str) -> dict[str, Any]:
+    return {"capacity_factor": 1.0} if model.startswith("grok") else {}
+
+
+def bridge(name: str) -> Iterator[Row]:
+    """Cells with two values: the first (FP8 with per-tensor scales; the second is MXFP8)."""
+    for row in read(name):
+        model, gpus, seq = row["model"], int(row["gpus"]), int(row["seq"])
+        seconds = int(row["gbs"]) * seq / gpus / whole(row["tok_s_gpu"])
+        release = f"bridge-{row['release']}"
+        if row["task"] == "lora":
+            note = "a LoRA step has no weight gradients, which the planner does not describe"
+            yield Row(name, model, row["gpu"], release, seconds, None, note)
+            continue
+        if model in models.NO_MODEL:
+            yield Row(name, model, row["gpu"], release, seconds, None, models.NO_MODEL[model])
+            continue
+        job = megatron(
+            models.MODELS[model], gpus, int(row["gbs"]), int(row["mbs"]), seq, tp=whole(row["tp"]), pp=whole(row["pp"]),
+            cp=whole(row["cp"]), ep=whole(row["ep"]), vp=whole(row["vp"]), zero=3 if whole(row["fsdp"], 0) else 1,
+            precision=PRECISIONS.get(row["precision"].split("-")[0].split(" ")[0], "fp8"),
+        )  # fmt: skip
+        yield Row(name, model, row["gpu"], release, seconds, job, row["task"])
+
+
+def automodel(name: str) -> Iterator[Row]:
+    """FSDP2 over data ranks; with a pipeline, each accumulation step fills and drains it."""
+    for row in read(name):
+        gpus, pp, micro = int(row["gpus"]), int(row["pp"]), int(row["mbs"])
+        flushes = int(row["ga"]) if pp > 1 else 1
+        model = models.MODELS[row["model"]]
+        job = megatron(
+            model, gpus, int(row["gbs"]) // flushes, micro, int(row["seq"]), pp=pp, ep=int(row["ep"]),
+            vp=whole(row["vp"]), recompute="full", zero=3 if pp == 1 else 2,
+        )  # fmt: skip
+        yield Row(name, row["model"], "H100", "automodel", float(row["step_s"]) / flushes, job)
+
+
+def mcore_moe(name: str) -> Iterator[Row]:
+    for row in read(name):
+        gpus, batch, seq = int(row["gpus"]), int(row["gbs"]), int(row["seq"])
+        pp = (
+            8 if "|" in row["pp"] else int(row["pp"])
+        )  # 4|8 in the text: 8 as in the recipe of the same layout
+        cells = row | {"pp": str(pp), "cp": row["cp"]}
+        job = megatron(
+            models.MODELS[row["model"]], gpus, batch, int(row["mbs"]), seq, tp=int(row["tp"]), pp=pp,
+            cp=whole(cells["cp"]), ep=int(row["ep"]), vp=whole(row["vpp"]),
+            precision="bf16" if row["prec"] == "bf16" else "fp8",
+        )  # fmt: skip
+        yield Row(
+            name, row["model"], row["gpu"], "mcore-moe", batch * seq / gpus / float(row["tok_s_gpu"]), job
+        )
+
+
+def mpf(name: str) -> Iterator[Row]:
+    """Batch 256, sequences of 4096; MFU counts all keys of attention, as Megatron-LM did in 2025. The micro-batch is
+    one sequence. `fsdp` rows shard weights; unless folded, experts are split over tp like dense layers."""
+    for row in read(name):
+        method, gpus, tp = row["method"], int(row["gpus"]), int(row["tp"])
+        model = models.MODELS[row["model"]]
+        if method == "fsdp":
+            tp_, ep = 1, 1
+            tp_ = tp
+        else:
+            tp_, ep = tp, whole(row["ep"])
+        flops = 256 * 4096 * token_flops(model, 4096, causal=False)
+        seconds = flops / gpus / 989.5e12 / (float(row["mfu"]) / 100)
+        etp = 1 if method == "folding" else tp
+        if ep * etp > gpus // whole(row["pp"]):
+            etp = 1
+        job = megatron(
+            model, gpus, 256, 1, 4096, tp=tp_, pp=whole(row["pp"]), ep=ep, etp=etp,
+            zero=3 if method.startswith("fsdp") else 1,
+        )  # fmt: skip
+        yield Row(name, row["model"], "H100", "mpf", seconds, job, method)
+
+
+def kempner(name: str) -> Iterator[Row]:
+    """torch FSDP2 with torch.compile on nodes of four H200."""
+    for row in read(name):
+        micro, tp, seq = int(row["mbs"]), int(row["tp"]), int(row["seq"])
+        gpus = int(row["gpus"])
+        job = Job(
+            model=models.KEMPNER[row["model"]], seq_len=seq, global_batch=micro * int(row["ga"]) * (gpus // tp),
+            micro_batch=micro, grid=Grid(dp_shard=gpus // tp, tp=tp), zero=3, recompute="full",
+        )  # fmt: skip
+        yield Row(name, row["model"], "H200-4", "kempnerforge", float(row["step_s"]), job)
+
+
+def mlperf(name: str) -> Iterator[Row]:
+    for row in read(name):
+        job = megatron(
+            models.LLAMA3_405B, int(row["gpus"]), int(row["gbs"]), int(row["mbs"]), int(row["seq"]), tp=int(row["tp"]),
+            pp=int(row["pp"]), cp=int(row["cp"]), vp=int(row["vp"]), precision="fp8",
+        )  # fmt: skip
+        yield Row(name, "llama3.1-405b", row["gpu"], "mlperf-5.0", float(row["median_step_s"]), job)
+
+
+def deepseek(name: str) -> Iterator[Row]:
+    """DeepSeek-V3 on 2048 H800 (arXiv 2505.09343, table 4; 2412.19437, section 3): pp 16, ep 64, no tp, DualPipe, batch
+    15360 of 4096 tokens, fp8; sequence of 4 micro-batches a stage pair as DualPipe needs at least 2 pp."""
+    job = Job(
+        model=models.DEEPSEEK_V3_MTP, seq_len=4096, global_batch=15360, micro_batch=1,
+        grid=Grid(pp=16, dp_shard=128, ep=64), schedule="dualpipev", virtual_stages=2, split=split(61, 32),
+        precision="fp8", zero=1,
+    )  # fmt: skip
+    yield Row(name, "deepseek-v3", "H800", "deepseek-v3", 19.93, job)
+
+
+READERS: dict[str, Callable[[str], Iterator[Row]]] = {
+    "vtrain_multi": vtrain,
+    "vtrain_single": vtrain,
+    "sc21": sc21,
+    "korthikanti": korthikanti,
+    "llm_foundry": llm_foundry,
+    "dgxc": dgxc,
+    "megatron_bridge": bridge,
+    "automodel_h100_bf16": automodel,
+    "mcore_moe_paper": mcore_moe,
+    "mpf_table3": mpf,
+    "kempner_h200_bf16": kempner,
+    "mlperf_v5.0_llama31_405b": mlperf,
+    "deepseek_v3_h800": deepseek,
+}
+
+
+def rows() -> list[Row]:
+    """All published rows."""
+    return [row for name, reader in READERS.items() for row in reader(name)]

@@ -41,6 +41,7 @@ class Hello(Message, frozen=True):
     age_s: float | None = (
         None  # seconds since `began_s` when this was sent; does not depend on clocks agreeing
     )
+    simulated: bool = False  # nothing trains: all that this rank sends is computed by a simulation
 
 
 class Board(Message, frozen=True):

@@ -86,6 +86,7 @@ def snapshot(store: Store, epoch: str, seq: int) -> dict[str, Any]:
     hello = next(iter(store.state.hellos.values()), None)
     return {
         "run": hello.run if hello else None,
+        "simulated": store.simulated,
         "epoch": epoch,
         "seq": seq,
         "age_s": store.age_s,

@@ -8,6 +8,9 @@ from cockpit.data.diagnosis import Level, alerted, not_finite, paused
 from cockpit.data.outcomes import how_far, tried
 from cockpit.data.store import LinkState, Store
 
+SIMULATED = "SIMULATED"
+"""The mark of a run that is computed by `engine simulate`; no output leaves it out."""
+
 _LINK_LEVEL = {
     LinkState.WAITING: Level.NOTE,
     LinkState.LIVE: Level.GOOD,
@@ -18,9 +21,13 @@ _LINK_LEVEL = {
 }
 
 
+ALWAYS = -1  # rank of a field that is never dropped
+
+
 @dataclass(frozen=True)
 class StatusField:
-    """One field of the status line; a narrow terminal drops the field with the highest `rank` first."""
+    """One field of the status line; a narrow terminal drops the field with the highest `rank` first, but none of
+    rank `ALWAYS`."""
 
     text: str
     rank: int
@@ -49,6 +56,8 @@ def status_word(store: Store, frozen: bool = False) -> tuple[str, Level]:
 def status_fields(store: Store, operator: bool) -> Iterator[StatusField]:
     """The fields of the status line, from left to right."""
     summary = store.summary
+    if store.simulated:
+        yield StatusField(SIMULATED, ALWAYS, Level.WARN)
     yield StatusField(store.run, 1)
     # The number of steps that are done: steps are counted from 0, and panels show the number of the newest step.
     done, planned = None if store.step is None else store.step + 1, store.steps_planned

@@ -227,6 +227,12 @@ class Store:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     @property
+    def simulated(self) -> bool:
+        """Whether the run is a simulation: nothing trains. A hub accepts either simulated ranks or others."""
+        hello = next(iter(self.state.hellos.values()), None)
+        return hello is not None and hello.simulated
+
+    @property
     def steps_planned(self) -> int | None:
         return self.number("steps")
 

@@ -7,7 +7,7 @@ against leaves all experts where they are. Moved values are bit-identical, so th
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 
 import msgspec
 import torch
@@ -15,26 +15,13 @@ from torch import Tensor, nn
 
 from agents.protocol import Event
 from engine.control.expert_transfer import Move, bytes_of_an_expert
+from engine.control.placement_effect import Figures, placement_text
 from engine.control.vote import Vote
 from engine.parallel.mesh import World
 from engine.planner.expert_placement import Map, Sent, imbalance, local_share, plan_map
 from engine.sharding.expert_rows import moe_layers
 
 WINDOW = 16  # steps in the exponential moving average of an expert's load
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Effect of a plan on one pipeline stage, as sums over its layers."""
-
-    maps_digest: float  # of the stage's new maps: all ranks of the stage must have the same
-    layers: float = 0.0
-    imbalance: float = 0.0
-    imbalance_after: float = 0.0
-    at_home: float = 0.0
-    at_home_after: float = 0.0
-    experts: float = 0.0  # moved
-    bytes: float = 0.0  # moved
 
 
 class ExpertPlacement:
@@ -70,7 +57,7 @@ class ExpertPlacement:
             return Event(time.time(), "warning", "engine", f"experts stay where they are: {refused}")
         if move:
             move.run()
-        return Event(time.time(), "info", "engine", _description(goal, total))
+        return Event(time.time(), "info", "engine", placement_text(goal, total))
 
     def _sent(self) -> dict[int, Sent]:
         """Layer -> recent pairs of the whole job, [ep rank of the token, expert]."""
@@ -112,15 +99,3 @@ class ExpertPlacement:
         if (stages[:, :, 0] != stages[:, :1, 0]).any():
             return "ranks of one stage planned different maps", figures
         return "", Figures(*stages[:, 0].sum(0).tolist())
-
-
-def _description(goal: str, total: Figures) -> str:
-    if not total.experts:
-        return f"experts are placed for {goal} already: none moves"
-    load, after = total.imbalance / total.layers, total.imbalance_after / total.layers
-    home, home_after = total.at_home / total.layers, total.at_home_after / total.layers
-    return (
-        f"experts placed for {goal}: the most loaded rank had {load:.2f} times the mean, {after:.2f} expected; "
-        f"{home:.0%} of pairs stayed on their rank, {home_after:.0%} expected; "
-        f"{total.experts:.0f} experts and {total.bytes / 2**20:.2f} MiB moved"
-    )

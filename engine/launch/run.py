@@ -21,6 +21,7 @@ from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.config.toml import write_layout
 from engine.launch.ranks import join, joined_place, launch
+from engine.launch.run_folder import make_folder
 from engine.preflight.compiler import compiler_refusal
 from engine.preflight.memory import device_refusal, memory_refusal
 from engine.rendezvous import RankContext
@@ -170,21 +171,3 @@ def run_layout(
     if leads:
         on_end(status)
     return status
-
-
-def make_folder(chosen: Path | None, named: Path, what: str = "the run's folder") -> Path:
-    """The folder that was chosen, or a new one."""
-    folder = chosen or named
-    try:
-        # Two runs may begin in one second.
-        for again in range(2, 100):
-            try:
-                folder.mkdir(parents=True, exist_ok=chosen is not None)
-                break
-            except FileExistsError:
-                if chosen is not None:
-                    raise
-                folder = named.with_name(f"{named.name}-{again}")
-    except OSError as error:
-        raise RunError(f"{what} {folder} cannot be made: {error.strerror}") from None
-    return folder

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.config.schedule_traits import SCHEDULES
 
 
@@ -206,6 +209,24 @@ class ScheduleClock:
             ends.append(clock[rank])
         window = max(clock)
         return window, [window - sum(busy) for busy in durations]
+
+    def ends(self, durations: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+        """When each action ends, rank by rank as in `acts`. `durations[rank]` is [action, case]: any number of cases,
+        such as the pipelines of a run, are simulated at once."""
+        cases = durations[0].shape[1]
+        clock: list[NDArray[np.float64]] = [np.zeros(cases) for _ in self.acts]
+        by_rank = [np.empty_like(own) for own in durations]
+        ends: list[NDArray[np.float64]] = []
+        for rank, position, after in self._runs:
+            end = by_rank[rank][position]
+            if after >= 0:
+                np.maximum(clock[rank], ends[after], out=end)
+                end += durations[rank][position]
+            else:
+                np.add(clock[rank], durations[rank][position], out=end)
+            clock[rank] = end
+            ends.append(end)
+        return by_rank
 
     def bubble(self, costs: Mapping[str, Sequence[float] | Mapping[int, float]]) -> float:
         """Mean share of the window in which a rank is idle, 0..1; `costs[kind][s]` is the duration of an action on

@@ -14,6 +14,7 @@ from engine.control.vote import LEADER
 from engine.device import device_name
 from engine.parallel.mesh import World
 from engine.rendezvous import usable_cores
+from engine.telemetry.layout_facts import layout_facts
 
 
 def hello(
@@ -41,21 +42,7 @@ def hello(
 
 def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
     """Fixed facts of the run, for screens to show beside the measurements."""
-    model, train = layout.model, layout.train
-    return {
-        "layers": model.layers,
-        "d_model": model.d_model,
-        "seq_len": model.seq_len,
-        "experts": model.moe.experts if model.moe else 0,
-        "top_k": model.moe.top_k if model.moe else 0,
-        "schedule": layout.schedule.name,
-        "zero": train.zero,
-        "steps": train.steps,
-        "global_batch": train.global_batch,
-        "checkpoint_every": layout.checkpoint.every,  # if above 0, the end of the run saves too
-        "optimizer": train.optimizer,
-        "precision": train.precision,
-        "data": layout.data.source,
+    return layout_facts(layout) | {
         "cores": usable_cores(),
         "oversubscribed": oversubscribed,
         "torch": str(torch.__version__),

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agents.protocol import Changes, Experts, ExpertShare, LayerLoad, Loads, LoadSummary, Summary, Traffic
-from agents.protocol.measurements import TOP_EXPERTS
+from agents.protocol import Changes, Experts, Loads, Summary, Traffic
 from engine.config.layout import Layout
 from engine.device import matmul_peak
 from engine.metering.meter import AXES, Readings
@@ -21,6 +20,7 @@ from engine.parallel.collectives import AsyncCollective
 from engine.parallel.mesh import World
 from engine.planner.hardware.peaks import step_flops
 from engine.planner.idle_time import Idle
+from engine.telemetry.expert_load import experts_message, loads_message
 
 
 @dataclass(frozen=True)
@@ -141,37 +141,8 @@ class Collected:
 
     def experts(self) -> Experts:
         """The full load vectors of the layers that have experts."""
-        rows = zip(self.load.tolist(), self.dropped.tolist(), strict=True)
-        return Experts(
-            self.summary.step,
-            [LayerLoad(layer, load, drop) for layer, (load, drop) in enumerate(rows) if any(load)],
-        )
+        return experts_message(self.summary.step, self.load, self.dropped)
 
     def loads(self) -> Loads:
         """A few numbers about the expert load of each layer."""
-        (with_experts,) = self.load.sum(1).nonzero()
-        if not len(with_experts):
-            return Loads(self.summary.step, [])
-        load = self.load[with_experts]
-        pairs, experts = load.sum(1), load.shape[1]
-        share = load / pairs[:, None]
-        logs = np.log(share, where=share > 0, out=np.zeros_like(share))
-        entropy = (-(share * logs).sum(1) / math.log(max(2, experts))).clip(0.0, 1.0)
-        top = (-load).argsort(1, kind="stable")[:, :TOP_EXPERTS]
-        columns = (
-            *(with_experts, pairs, share.max(1) * experts, share.std(1) * experts, entropy),
-            *((load == 0).sum(1), self.dropped[with_experts], top, np.take_along_axis(share, top, 1)),
-        )
-        return Loads(
-            self.summary.step,
-            [
-                LoadSummary(
-                    *(layer, pairs, most, cv, entropy),
-                    [ExpertShare(*one) for one in zip(which, shares, strict=True)],
-                    *(idle, dropped),
-                )
-                for layer, pairs, most, cv, entropy, idle, dropped, which, shares in zip(
-                    *(column.tolist() for column in columns), strict=True
-                )
-            ],
-        )
+        return loads_message(self.summary.step, self.load, self.dropped)

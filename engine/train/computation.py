@@ -9,6 +9,7 @@ from agents.protocol import Event
 from agents.rank.agent import Agent
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
+from engine.config.learning_rate import learning_rate
 from engine.config.legal_values import shards_by_block
 from engine.config.schedule_traits import stages_of_rank
 from engine.control.expert_placement import ExpertPlacement
@@ -27,7 +28,7 @@ from engine.sharding.pipeline import Pipeline
 from engine.train.corpus import Corpus, read_corpus
 from engine.train.data import Samples, agree_on_corpus
 from engine.train.expert_bias import LossFreeBalancing
-from engine.train.optimizer import GradientNorm, learning_rate, make_optimizer
+from engine.train.optimizer import GradientNorm, make_optimizer
 
 
 class Computation:

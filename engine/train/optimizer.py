@@ -31,11 +31,6 @@ def make_optimizer(stages: Sequence[nn.Module], train: Train) -> torch.optim.Opt
     return torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95), fused=True)
 
 
-def learning_rate(train: Train, step: int, scale: float) -> float:
-    """Linear warm-up, then constant; `scale` is the knob `lr_scale`."""
-    return train.lr * scale * min(1.0, (step + 1) / max(1, train.warmup))
-
-
 class GradientNorm:
     """Norm of the whole model's gradient. A value that several ranks hold counts once."""
 

@@ -34,6 +34,7 @@ from agents.protocol import Ack, Command, Event, Message, Value
 from agents.rank.agent import Agent
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
+from engine.config.learning_rate import learning_rate
 from engine.control import expert_placement
 from engine.launch.ranks import launch
 from engine.metering.meter import Meter
@@ -46,7 +47,6 @@ from engine.sharding.expert_rows import moe_layers
 from engine.sharding.fsdp import EMBEDDING, named_parameters
 from engine.train.corpus import read_corpus
 from engine.train.data import Samples
-from engine.train.optimizer import learning_rate
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL, Case, Script
 from tests.ranks.cases import CASES

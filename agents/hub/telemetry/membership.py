@@ -56,6 +56,7 @@ class Membership:
         self.run = run
         self.world = 0
         self._layout = ""
+        self._simulated = False
         self._ranks: dict[int, Known] = {}
         self._leader: Known | None = None  # the last accepted leader
         self._connections: dict[bytes, Connection] = {}
@@ -86,7 +87,7 @@ class Membership:
         refusal = self._refusal(identity, hello, now)
         if refusal:
             return refusal
-        self.world, self._layout = hello.world, hello.layout
+        self.world, self._layout, self._simulated = hello.world, hello.layout, hello.simulated
         known = self._ranks.get(hello.rank)
         if known:
             self._remove_from_connection(known)
@@ -150,6 +151,9 @@ class Membership:
         if self._ranks and hello.layout != self._layout:
             differ = f"{me} has layout {hello.layout}, and this run has {self._layout}"
             return f"{differ}; give all ranks the same layout and data"
+        if self._ranks and hello.simulated != self._simulated:
+            kinds = ("is not simulated, and this run is", "is simulated, and this run is not")
+            return f"{me} {kinds[hello.simulated]}"
         connection = self._connections.get(identity)
         own_rank = connection.only if connection else None
         if own_rank and own_rank.hello.rank != hello.rank:

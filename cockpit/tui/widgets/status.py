@@ -47,7 +47,7 @@ def verdict_line(store: Store, operator: bool, frozen: bool, width: int, colours
     word, level = status_word(store, frozen)
     items = list(status_fields(store, operator))
     while len(items) > 1 and _width(word, items) > width:
-        items.remove(max(items, key=lambda item: item.rank))
+        items.remove(max(items, key=lambda item: item.rank))  # the mark of a simulation has the lowest rank
     line = StripLine().add(" ", colours.text).add(f"{level.value} {word}", colours.level[level])
     for item in items:
         style: Style = colours.level[item.level] if item.level else colours.text

@@ -24,7 +24,8 @@ WEIGHT = {"fp32": 4, "bf16": 2, "fp8": 2, "nvfp4": 2}  # bytes of a gathered num
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step as predicted. `phases`: seconds by cause, which add up to `step_s[1]`."""
+    """A step as predicted. `phases`: seconds by cause, which add up to `step_s[1]`. `forward` and `backward`: seconds
+    of a micro-batch by stage, with exposed collectives and what is computed again."""
 
     step_s: tuple[float, float, float]
     tokens_per_s: float
@@ -33,6 +34,8 @@ class Prediction:
     bubble: float
     phases: dict[str, float]
     bound_by: tuple[str, str]
+    forward: tuple[float, ...] = ()
+    backward: tuple[float, ...] = ()
 
 
 @dataclass
@@ -89,6 +92,8 @@ class Step:
             bubble=phases["bubble"] / (window * release.factor),
             phases=phases,
             bound_by=_bound_by(phases, total),
+            forward=tuple(seconds * release.factor for seconds in forward),
+            backward=tuple(seconds * release.factor for seconds in backward),
         )
 
     def _stage(self, stage: int) -> Pass:

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -158,3 +159,14 @@ def test_the_clock_takes_each_action_its_own_time() -> None:
 def test_partners_share_a_partition() -> None:
     assert same_partition("gpipe") == same_partition("1f1b") == ["gpipe", "1f1b"]
     assert "interleaved" in same_partition("interleaved") and "1f1b" not in same_partition("interleaved")
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved", "zbv"])
+def test_many_cases_at_once_equal_one_by_one(name: str) -> None:
+    clock = ScheduleClock(name, 4, 1 if name == "1f1b" else 2, 8)
+    rng = np.random.default_rng(3)
+    durations = [rng.uniform(0.5, 2.0, (len(acts), 5)) for acts in clock.acts]
+    ends = clock.ends(durations)
+    for case in range(5):
+        window, _ = clock.idle([list(own[:, case]) for own in durations])
+        assert max(end[-1, case] for end in ends) == pytest.approx(window)

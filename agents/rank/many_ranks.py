@@ -1,0 +1,245 @@
+"""The agents of many ranks in one process, such as those of a simulated cluster. The hub sees a relay with its ranks.
+
+There is no thread: the caller calls `turn` regularly. Frames are made by the caller, who may encode many records at
+once (`codec.frame_of_joined`).
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Collection, Iterable
+
+import zmq
+from msgspec import structs
+
+from agents import protocol
+from agents.protocol import (
+    PREVIEWS,
+    Ack,
+    AnyMessage,
+    Board,
+    Command,
+    Hello,
+    Message,
+    Preview,
+    Previewed,
+    Refused,
+    Relay,
+    Sample,
+    Welcome,
+    WireError,
+    codec,
+)
+from agents.protocol.frame_filling import chunks
+from agents.rank.errors import sentence
+from agents.rank.hub_link import Previewer
+from agents.rank.received_commands import ReceivedCommands
+from agents.rank.sampling import Sampling
+from agents.rundir.local_machine import this_host
+from agents.transport.curve_keys import Key
+from agents.transport.reconnecting import ReconnectingSocket
+
+FRAMES_QUEUED = 512  # of at most 256 KiB; the oldest are dropped
+FRAMES_A_TURN = 4096
+HIGH_WATER = 64
+ACKS_REPEATED = 4  # newest commands whose acks are repeated to a hub that does not know this process
+INTRODUCED_PAUSE_S = 1.0  # between introductions: a hub asks once per frame
+
+
+class ManyRanks:
+    """The connection of many ranks to a hub. Without an endpoint nothing is sent and no command arrives.
+
+    `introduce` sets the ranks' hellos, which are sent at once and whenever a hub asks for them.
+    """
+
+    def __init__(self, run: str, endpoint: str | None, key: Key | None = None) -> None:
+        self._relay = Relay(protocol.VERSION, run, this_host(), os.getpid())
+        self._hellos: dict[int, Hello] = {}
+        self._board: Board | None = None
+        self._silent: frozenset[int] = frozenset()
+        self._commands = ReceivedCommands()
+        self._acks: deque[list[Ack]] = deque(maxlen=ACKS_REPEATED)
+        self._frames: deque[bytes] = deque()
+        self._began_s = time.monotonic()
+        self._introduced_s = -INTRODUCED_PAUSE_S
+        self._sampling = Sampling()
+        self._leases: dict[
+            int, tuple[int, float]
+        ] = {}  # rank -> interval of its peers' vector, end of the lease
+        self.preview: Previewer | None = None
+        self.lost_frames = 0
+        self.refused: str | None = None
+        self._line: ReconnectingSocket | None = None
+        if endpoint is not None:
+            self._line = ReconnectingSocket(
+                endpoint, key, immediate=True, high_water=HIGH_WATER, reconnect_max_ms=2000
+            )
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a hub to send to."""
+        return self._line is not None
+
+    @property
+    def queued(self) -> int:
+        """Frames that the hub has not taken yet."""
+        return len(self._frames)
+
+    # ------------------------------------------------------------------------------------------- ranks
+
+    def introduce(self, hellos: Iterable[Hello], board: Board) -> None:
+        """Set the hellos of the ranks and the leader's board, and send them. Call it again after each applied change,
+        before `settle`, so that subscribers see the new board first."""
+        extra = [PREVIEWS] if self.preview else []
+        self._hellos = {
+            hello.rank: structs.replace(hello, capabilities=[*hello.capabilities, *extra * hello.leader])
+            for hello in hellos
+        }
+        self._board = board
+        self._introduce(self._hellos, with_relay=True)
+
+    def silence(self, ranks: Collection[int]) -> None:
+        """Set which ranks send nothing, as if their machine had failed; ranks that are no longer among them introduce
+        themselves again. The caller leaves their records out."""
+        back = self._silent.difference(ranks)
+        self._silent = frozenset(ranks)
+        self._introduce(back)
+
+    def _introduce(self, ranks: Iterable[int], with_relay: bool = False) -> None:
+        age = time.monotonic() - self._began_s
+        messages: list[Message] = [self._relay] if with_relay else []
+        sent = [rank for rank in ranks if rank in self._hellos and rank not in self._silent]
+        messages += [structs.replace(self._hellos[rank], age_s=age) for rank in sent]
+        if self._board and any(self._hellos[rank].leader for rank in sent):
+            messages.append(self._board)
+        wanted = set(sent)
+        messages += [ack for acks in self._acks for ack in acks if ack.rank in wanted]
+        self.send(messages)
+
+    # ------------------------------------------------------------------------------------------- sending
+
+    def send(self, messages: Iterable[Message]) -> None:
+        """Queue messages, in order."""
+        if self._line is None:
+            return
+        for chunk in chunks(map(codec.pack, messages)):
+            self.send_frame(codec.frame(chunk))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Queue an encoded frame; a full queue drops its oldest."""
+        if self._line is None:
+            return
+        if len(self._frames) >= FRAMES_QUEUED:
+            self._frames.popleft()
+            self.lost_frames += 1
+        self._frames.append(frame)
+
+    def turn(self, timeout_s: float = 0.0) -> None:
+        """Send what the hub takes and handle what it sent; wait for it for at most `timeout_s`."""
+        line = self._line
+        if line is None:
+            time.sleep(timeout_s)
+            return
+        self._flush(line)
+        if timeout_s > 0:
+            wanted = zmq.POLLIN | (zmq.POLLOUT if self._frames else 0)
+            line.socket.poll(int(1000 * timeout_s) or 1, wanted)
+            self._flush(line)
+        line.check_handshakes()
+        self.refused = line.refusal or self.refused
+        self._receive(line)
+        self._flush(line)
+
+    def close(self, linger_s: float = 2.0) -> None:
+        """Send what is queued for at most `linger_s` and close. A second call does nothing."""
+        line, self._line = self._line, None
+        if line is None:
+            return
+        deadline = time.monotonic() + linger_s
+        self._flush(line)
+        while self._frames and time.monotonic() < deadline:
+            line.socket.poll(50, zmq.POLLOUT)
+            self._flush(line)
+        line.close(max(0, int(1000 * (deadline - time.monotonic()))))
+
+    def _flush(self, line: ReconnectingSocket) -> None:
+        while self._frames:
+            try:
+                line.socket.send(self._frames[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._frames.popleft()
+
+    # ----------------------------------------------------------------------------------------- commands
+
+    @property
+    def pending(self) -> Command | None:
+        """The oldest command that is not settled yet."""
+        return self._commands.oldest
+
+    def settle(self, acks: list[Ack]) -> None:
+        """Report the outcome of a command on all ranks, the leader's ack first."""
+        self._commands.settle(acks[0])
+        self._acks.append(acks)
+        self.send(ack for ack in acks if ack.rank not in self._silent)
+
+    def wants(self, kind: str, step: int) -> bool:
+        """Whether to send the vectors "experts" or "timeline" of this step."""
+        return self.attached and self._sampling.due(kind, step)
+
+    def peers_wanted(self, step: int) -> list[int]:
+        """The ranks whose all-to-all bytes by destination a client wants for this step."""
+        now = time.monotonic()
+        self._leases = {rank: lease for rank, lease in self._leases.items() if lease[1] > now}
+        return [
+            rank
+            for rank, (every, _) in self._leases.items()
+            if step % every == 0 and rank not in self._silent
+        ]
+
+    def _receive(self, line: ReconnectingSocket) -> None:
+        for _ in range(FRAMES_A_TURN):
+            try:
+                messages = codec.decode_each(line.socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                return
+            except WireError as error:
+                self.refused = str(error)
+                continue
+            for message in messages:
+                self._take(message)
+
+    def _take(self, message: AnyMessage) -> None:
+        match message:
+            case Welcome(ranks=ranks):
+                if ranks:
+                    self._introduce(ranks)
+                elif time.monotonic() - self._introduced_s >= INTRODUCED_PAUSE_S:
+                    self._introduced_s = time.monotonic()
+                    self._introduce(self._hellos, with_relay=True)
+            case Sample(kinds=kinds, ranks=ranks):
+                if "peers" in kinds:
+                    until = time.monotonic() + message.lease_s
+                    self._leases |= dict.fromkeys(ranks or self._hellos, (message.every, until))
+                self._sampling.take(message)
+            case Refused():
+                self.refused = message.why
+            case Command():
+                leader = self._leader()
+                if leader and (known := self._commands.receive(message, leader, self._board)):
+                    self.send([known])
+            case Preview():
+                self.send([self._answer(message)])
+
+    def _leader(self) -> Hello | None:
+        return next((hello for hello in self._hellos.values() if hello.leader), None)
+
+    def _answer(self, query: Preview) -> Previewed:
+        why = "this run does not answer preview queries"
+        try:
+            if self.preview:
+                return structs.replace(self.preview(query.changes), id=query.id)
+        except Exception as error:  # noqa: BLE001 - an error of the hook must not end the run
+            why = protocol.clip(sentence(error))
+        leader = self._leader()
+        return Previewed(query.id, query.changes, leader.revision if leader else 0, why)

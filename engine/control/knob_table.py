@@ -1,0 +1,158 @@
+"""The knobs of a run: names, legal values, help text. Torch-free: trained and simulated runs have the same board.
+
+What a change does to the run is passed in as `Effects`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.protocol import Legal
+from agents.rank.knob_board import Knob, KnobBoard, Values
+from engine.checkpoint.resume import start_value
+from engine.config.knob_values import KnobValues
+from engine.config.layout import BIAS_RATE, CAPACITY_FACTOR, GRAD_CLIP, LOSS_COEF, LR_SCALE, Layout
+from engine.config.legal_values import legal_micro_batches, legal_schedules, legal_zero_stages
+from engine.config.schedule_traits import legal_recompute
+from engine.control.actions import action
+from engine.planner.expert_placement import GOALS
+
+CAPACITY = {
+    "token_choice": "limit on tokens per expert and sequence, over an even share; others are dropped; none = dropless",
+    "expert_choice": "tokens per expert and sequence, over an even share; none = 1",
+}
+
+BALANCE = {
+    "aux": ("aux_loss_coef", LOSS_COEF, "weight of the loss that balances the experts' load"),
+    "bias": (
+        "bias_rate",
+        BIAS_RATE,
+        "what a step adds to the router bias of an expert with less than average load",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Effects:
+    """What changes do to a run. `prepare_plan(schedule, micro_batches)` makes the plan that `use_plan` puts in force;
+    `use_zero` changes the ZeRO stage. `place_experts` (with a goal) and `save` carry out the actions of these names;
+    without them the board does not offer these actions."""
+
+    prepare_plan: Callable[[str, int], Any]
+    use_plan: Callable[[Any], None]
+    use_zero: Callable[[int], None]
+    place_experts: Callable[[str], None] | None = None
+    save: Callable[[Any], None] | None = None
+
+
+def knob_table(
+    layout: Layout, knob_values: KnobValues, effects: Effects, actions: Sequence[Knob] = ()
+) -> KnobBoard:
+    """The knob board with the layout's start values. A commit sets values that the next step reads. `actions` are
+    further actions."""
+
+    def schedule(values: Values) -> str:
+        return str(values.get("schedule", layout.schedule.name))
+
+    def zero(values: Values) -> int:
+        return int(str(values.get("zero", layout.train.zero)))
+
+    def prepare_plan(values: Values) -> Any:
+        micro_batches = values["micro_batches"]
+        assert isinstance(micro_batches, int)
+        return effects.prepare_plan(schedule(values), micro_batches)
+
+    knobs = [
+        Knob(
+            "micro_batches",
+            lambda values: Legal(choices=list(legal_micro_batches(layout, schedule(values)))),
+            True,
+            "micro-batches per step; more of them make the pipeline bubble smaller and each one less efficient",
+            effects.use_plan,
+            prepare_plan,
+        ),
+        Knob(
+            "recompute",
+            lambda values: Legal(choices=list(legal_recompute(schedule(values)))),
+            True,
+            "activations recomputed in backward instead of kept: less memory, more computation",
+            lambda value: setattr(knob_values, "recompute", value),
+            lambda values: values["recompute"],
+        ),
+        _number(knob_values, "lr_scale", LR_SCALE, "factor on the learning rate"),
+        _number(
+            knob_values,
+            "grad_clip",
+            GRAD_CLIP,
+            "a gradient with a larger global norm is scaled down to this norm; none = no clipping",
+            optional=True,
+        ),
+    ]
+    if layout.model.moe:
+        moe = layout.model.moe
+        knobs.insert(
+            1, _number(knob_values, "capacity_factor", CAPACITY_FACTOR, CAPACITY[moe.router], optional=True)
+        )
+        knobs += [_number(knob_values, *BALANCE[method]) for method in moe.balances]
+        knobs.append(
+            _number(knob_values, "z_loss_coef", LOSS_COEF, "weight of the loss on large router logits")
+        )
+    if layout.ranks.fsdp > 1:  # else nothing is sharded
+        knobs.append(
+            Knob(
+                "zero",
+                lambda values: Legal(choices=list(legal_zero_stages(layout, schedule(values)))),
+                True,
+                "ZeRO: 1 gathers and reduces once a step, 2 reduces each micro-batch, 3 also gathers at each use; "
+                "with a pipeline 1 and 2 are equal, and 3 is only for runs that started with it",
+                effects.use_zero,
+                lambda values: values["zero"],
+            )
+        )
+    if layout.grid.pp > 1:
+        knobs.insert(
+            1,
+            Knob(
+                "schedule",
+                lambda values: Legal(choices=list(legal_schedules(layout, zero(values)))),
+                True,
+                "order of forward and backward passes on the stages: memory against bubble",
+                effects.use_plan,
+                prepare_plan,
+            ),
+        )
+    if effects.place_experts:
+        knobs.append(
+            Knob(
+                "expert_placement",
+                lambda _: Legal(choices=list(GOALS)),
+                True,
+                "move experts: load balances ranks, traffic puts experts near their tokens, logical restores the order",
+                effects.place_experts,
+                lambda values: values["expert_placement"],
+                action=True,
+            )
+        )
+    if effects.save:
+        knobs.append(
+            action(
+                "save", "save a checkpoint when the step ends, in the background of training", effects.save
+            )
+        )
+    knobs += actions
+    return KnobBoard(knobs, {knob.name: start_value(layout, knob.name) for knob in knobs if not knob.action})
+
+
+def _number(
+    knob_values: KnobValues, name: str, bounds: tuple[float, float], about: str, optional: bool = False
+) -> Knob:
+    """A number in `knob_values`. It is not loss-neutral."""
+    legal = Legal(low=bounds[0], high=bounds[1], optional=optional)
+    return Knob(
+        name,
+        lambda _: legal,
+        False,
+        about,
+        lambda value: setattr(knob_values, name, value),
+        lambda values: values[name],
+    )

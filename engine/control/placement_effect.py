@@ -1,0 +1,30 @@
+"""Effect of an expert placement, and the sentence about it. Torch-free."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Effect of a plan on one pipeline stage, as sums over its layers."""
+
+    maps_digest: float  # of the stage's new maps: all ranks of the stage must have the same
+    layers: float = 0.0
+    imbalance: float = 0.0
+    imbalance_after: float = 0.0
+    at_home: float = 0.0
+    at_home_after: float = 0.0
+    experts: float = 0.0  # moved
+    bytes: float = 0.0  # moved
+
+
+def placement_text(goal: str, total: Figures) -> str:
+    """The result of a placement for `goal`, as an event of the run."""
+    if not total.experts:
+        return f"experts are placed for {goal} already: none moves"
+    load, after = total.imbalance / total.layers, total.imbalance_after / total.layers
+    home, home_after = total.at_home / total.layers, total.at_home_after / total.layers
+    return (
+        f"experts placed for {goal}: the most loaded rank had {load:.2f} times the mean, {after:.2f} expected; "
+        f"{home:.0%} of pairs stayed on their rank, {home_after:.0%} expected; "
+        f"{total.experts:.0f} experts and {total.bytes / 2**20:.2f} MiB moved"
+    )

@@ -1,0 +1,24 @@
+"""Facts of a layout that ranks send with their hello. Torch-free."""
+
+from agents.protocol import Value
+from engine.config.layout import Layout
+
+
+def layout_facts(layout: Layout) -> dict[str, Value]:
+    """Fixed facts of the run that follow from its layout."""
+    model, train = layout.model, layout.train
+    return {
+        "layers": model.layers,
+        "d_model": model.d_model,
+        "seq_len": model.seq_len,
+        "experts": model.moe.experts if model.moe else 0,
+        "top_k": model.moe.top_k if model.moe else 0,
+        "schedule": layout.schedule.name,
+        "zero": train.zero,
+        "steps": train.steps,
+        "global_batch": train.global_batch,
+        "checkpoint_every": layout.checkpoint.every,  # if above 0, the end of the run saves too
+        "optimizer": train.optimizer,
+        "precision": train.precision,
+        "data": layout.data.source,
+    }

@@ -1,0 +1,120 @@
+"""Hardware descriptions by name, from the table of known machines, and by path, from a user's own TOML file."""
+
+import difflib
+import tomllib
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from agents.rundir.bounded_read import read_ordinary
+from engine.config.refusal import RefusedError, shown
+from engine.planner.hardware.description import Above0, AtLeast0, Device, Hardware, Link
+from engine.planner.hardware.efficiency import efficiencies
+
+MOST_BYTES = 2**20  # of a hardware file
+
+
+class HardwareError(RefusedError):
+    """A mistake in a hardware name or file, in one sentence."""
+
+
+class _Link(Struct, frozen=True, forbid_unknown_fields=True):
+    latency: AtLeast0
+    bandwidth: Above0
+    source: str
+    ranks: Annotated[int, Meta(ge=2)] | None = None
+
+
+class _Machine(Struct, frozen=True, forbid_unknown_fields=True):
+    device: str
+    links: list[str]
+    generation: str
+
+
+class _Table(Struct, frozen=True, forbid_unknown_fields=True):
+    devices: dict[str, Device]
+    links: dict[str, _Link]
+    machines: dict[str, _Machine]
+
+
+def names() -> list[str]:
+    """The known machines."""
+    return list(_table().machines)
+
+
+def networks() -> list[str]:
+    """Links that join any number of ranks, and so can be the outermost level."""
+    return [name for name, link in _table().links.items() if link.ranks is None]
+
+
+@lru_cache(maxsize=256)
+def hardware(name: str) -> Hardware:
+    """The machine of that name; `NAME/NETWORK` has another network, such as H100/roce-400. Raises HardwareError."""
+    table = _table()
+    machine_name, _, network = name.partition("/")
+    if machine_name not in table.machines:
+        raise HardwareError(
+            f"hardware {shown(name)} is not known{_close(machine_name)}; legal: {', '.join(names())}, or a TOML file "
+            "of a machine's own"
+        )
+    if "/" in name and network not in networks():
+        raise HardwareError(
+            f"hardware {shown(name)}: {shown(network)} is not a known network; legal: {', '.join(networks())}"
+        )
+    machine = table.machines[machine_name]
+    levels = [*machine.links[:-1], network or machine.links[-1]]
+    links = tuple(_named(level, table.links[level]) for level in levels)
+    return Hardware(name, table.devices[machine.device], links, efficiencies()[machine.generation])
+
+
+def load(path: str | Path) -> Hardware:
+    """Read a hardware description from a TOML file, such as `engine probe` writes. Raises HardwareError."""
+    try:
+        text = read_ordinary(Path(path), MOST_BYTES).decode()
+    except OSError as error:
+        raise HardwareError(f"cannot read the hardware file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise HardwareError(f"the hardware file {path} is not UTF-8 text") from None
+    try:
+        found = msgspec.convert(_with_ranks(tomllib.loads(text)), Hardware)
+    except (ValueError, RecursionError) as error:  # msgspec's and TOML's errors are ValueErrors
+        raise HardwareError(f"the hardware file {path} is not legal: {error}") from None
+    if not found.links or found.links[-1].ranks is not None:
+        raise HardwareError(
+            f"the hardware file {path} has no link that joins any number of ranks; legal: a last [[links]] without ranks"
+        )
+    return found
+
+
+def _with_ranks(tree: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no null: a link without `ranks` joins any number."""
+    links = tree.get("links")
+    if isinstance(links, list):
+        tree["links"] = [{"ranks": None} | link if isinstance(link, dict) else link for link in links]
+    return tree
+
+
+def find(name_or_path: str) -> Hardware:
+    """A known machine, or the description in a file: a name that ends in .toml or exists is a path."""
+    if name_or_path.endswith(".toml") or (name_or_path not in names() and Path(name_or_path).is_file()):
+        return load(name_or_path)
+    return hardware(name_or_path)
+
+
+def _named(name: str, link: _Link) -> Link:
+    return Link(name, link.ranks, link.latency, link.bandwidth, link.source)
+
+
+def _close(name: str) -> str:
+    close = difflib.get_close_matches(name.upper(), names(), 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+@lru_cache(maxsize=1)
+def _table() -> _Table:
+    text = resources.files(__package__).joinpath("table.toml").read_text()
+    return msgspec.convert(tomllib.loads(text), _Table)

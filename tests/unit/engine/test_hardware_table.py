@@ -1,0 +1,116 @@
+"""The table of known machines: what the data sheets say, names and networks, a user's own file, and bad input."""
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from engine.planner.hardware.peaks import peak_flops
+from engine.planner.hardware.table import HardwareError, find, hardware, load, names, networks
+
+OWN = """name = "two boxes"
+[device]
+memory_bytes = 24e9
+memory_bandwidth = 1e12
+source = "own"
+peak = { bf16 = 165e12 }
+[[links]]
+name = "pcie"
+ranks = 2
+latency = 5e-6
+bandwidth = 25e9
+source = "measured"
+[[links]]
+name = "lan"
+latency = 30e-6
+bandwidth = 1.2e9
+source = "measured"
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "cuda"),
+    [
+        ("A100-80", "NVIDIA A100-SXM4-80GB"),
+        ("H100", "NVIDIA H100 80GB HBM3"),
+        ("H200", "NVIDIA H200"),
+        ("B200", "NVIDIA B200"),
+    ],
+)
+def test_peaks_are_those_of_the_engine(name: str, cuda: str) -> None:
+    for precision in ("bf16", "fp32"):
+        assert hardware(name).device.peak[precision] == peak_flops(cuda, precision)
+
+
+def test_peaks_are_dense() -> None:
+    # The sparse figures of the data sheets: 624 TFLOP/s for A100, 1,979 for H100, 4,500 for B200.
+    assert hardware("A100-80").device.peak["bf16"] == 312e12
+    assert hardware("H100").device.peak["bf16"] < 1e15
+    assert hardware("B200").device.peak["bf16"] == 2250e12
+    for name in names():
+        peak = hardware(name).device.peak
+        assert peak["fp32"] < peak["bf16"] <= peak.get("fp8", peak["bf16"])
+
+
+def test_all_machines_reach_any_number_of_ranks_and_name_their_sources() -> None:
+    for name in names():
+        found = hardware(name)
+        assert found.links[-1].ranks is None and found.link(10_000) == found.links[-1]
+        assert found.device.source and all(link.source for link in found.links)
+        inner, outer = found.links[0], found.links[-1]
+        assert inner.bandwidth > outer.bandwidth and inner.latency <= outer.latency
+    tree = tomllib.loads(resources.files("engine.planner.hardware").joinpath("table.toml").read_text())
+    used = {level for machine in tree["machines"].values() for level in machine["links"]}
+    assert tree["links"].keys() == used | set(networks())
+
+
+def test_another_network() -> None:
+    slow = hardware("H100/ethernet-100")
+    assert slow.device == hardware("H100").device and slow.links[0] == hardware("H100").links[0]
+    assert slow.links[-1].name == "ethernet-100" and slow.links[-1].bandwidth < 2e9
+
+
+def test_a_file_of_the_user(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(OWN)
+    found = find(str(path))
+    assert found.name == "two boxes" and [link.ranks for link in found.links] == [2, None]
+    assert find("H100") == hardware("H100")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("h100", "hardware 'h100' is not known; did you mean H100?; legal: V100, A100-40"),
+        ("", "hardware '' is not known; legal: V100"),
+        ("H100/fast", "'fast' is not a known network; legal: ib-edr, ib-hdr"),
+        ("H100/nvlink4", "'nvlink4' is not a known network"),
+        ("H100/", "'' is not a known network"),
+    ],
+)
+def test_unknown_names(name: str, says: str) -> None:
+    with pytest.raises(HardwareError) as caught:
+        hardware(name)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name = ", "is not legal: "),
+        ('name = "x"', "missing required field `device`"),
+        (OWN.replace("24e9", "-1"), "$.device.memory_bytes"),
+        (OWN.replace("ranks = 2", "ranks = 1"), "$.links[0].ranks"),
+        (OWN.partition("[[links]]\nname = \"lan\"")[0], "no link that joins any number of ranks"),
+        (OWN.replace("[[links]]", "[links]", 1).partition("[[links]]")[0], "Expected `array`"),
+    ],
+)  # fmt: skip
+def test_bad_files(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(HardwareError) as caught:
+        load(path)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(HardwareError, match="No such file"):
+        load(tmp_path / "none.toml")

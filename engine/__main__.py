@@ -5,7 +5,7 @@ from engine.preflight.package import exit_unless_ours
 
 def main() -> None:
     exit_unless_ours()
-    from engine.cli import main as run
+    from engine.cli.main import main as run
 
     run()
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from math import gcd
 
 from engine.config.grid import divisors, listed
-from engine.config.layout import Layout, Moe
+from engine.config.layout import Layout, Model, Moe
 from engine.config.legal_values import can_compile, legal_micro_batches
 from engine.config.schedule_traits import (
     SCHEDULES,
@@ -65,9 +65,11 @@ def divisor_refusals(layout: Layout) -> Iterator[str]:
     size."""
     grid, model = layout.ranks, layout.model
     data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
+    heads = ("model.heads", model.heads, {"model.d_model": model.d_model})
+    own_head_width = [] if model.head_dim or model.attention == "mla" else [heads]
     rows: list[tuple[str, int, dict[str, int]]] = [
         ("grid.tp", grid.tp, _split_over_tp(layout)),
-        ("model.heads", model.heads, {"model.d_model": model.d_model}),
+        *own_head_width,
         ("model.kv_heads", model.kv, {"model.heads": model.heads}),
         (data_axes, grid.dp, {"train.global_batch": layout.train.global_batch}),
     ]
@@ -131,8 +133,7 @@ def model_refusals(layout: Layout) -> Iterator[str]:
                     f"{name} = {width} does not suit the grouped GEMM of experts in {precision}; "
                     f"legal: a multiple of {align}"
                 )
-    if model.head_dim % 2:
-        yield f"model.d_model / model.heads = {model.head_dim} is odd; RoPE rotates pairs; legal: an even number"
+    yield from attention_refusals(model)
     if model.vocab < BYTES:
         yield f"model.vocab = {model.vocab} is too small for byte tokens; legal: at least {BYTES}"
     if model.moe:
@@ -142,6 +143,42 @@ def model_refusals(layout: Layout) -> Iterator[str]:
                 f"for experts; legal: {_up_to(model.layers - 1, 0)}, or model.moe = none"
             )
         yield from routing_refusals(model.moe)
+
+
+LATENT = {
+    "q_rank": False,
+    "kv_rank": True,
+    "nope_dim": True,
+    "rope_dim": True,
+    "v_dim": True,
+}  # key: whether required
+
+
+def attention_refusals(model: Model) -> Iterator[str]:
+    if model.attention == "mla":
+        for key, required in LATENT.items():
+            if required and getattr(model, key) is None:
+                needed = ", ".join(name for name in LATENT if LATENT[name])
+                yield f"model.{key} is missing; model.attention = mla requires {needed}"
+        for key, neutral in (("head_dim", None), ("kv_heads", None), ("qk_norm", False), ("bias", False)):
+            if getattr(model, key) != neutral:
+                shown = str(getattr(model, key)).lower()
+                yield f"model.{key} = {shown} does not go with model.attention = mla; legal: omit it, or gqa"
+    else:
+        for key in LATENT:
+            if getattr(model, key) is not None:
+                yield f"model.{key} = {getattr(model, key)} requires model.attention = mla; legal: that, or none"
+    if model.positions == "learned":
+        return
+    name, width = (
+        ("model.rope_dim", model.rope_dim)
+        if model.attention == "mla"
+        else ("model.head_dim", model.head_dim)
+        if model.head_dim
+        else ("model.d_model / model.heads", model.head_width)
+    )
+    if width and width % 2:
+        yield f"{name} = {width} is odd; RoPE rotates pairs; legal: an even number"
 
 
 def expert_grid_refusals(layout: Layout) -> Iterator[str]:
@@ -158,9 +195,7 @@ def expert_grid_refusals(layout: Layout) -> Iterator[str]:
 
 
 def train_refusals(layout: Layout) -> Iterator[str]:
-    grid, train, source = layout.ranks, layout.train, layout.data.source
-    if train.precision == "fp8":
-        yield "train.precision = fp8 is not supported yet; legal: fp32, bf16"
+    grid, train, source, machine = layout.ranks, layout.train, layout.data.source, layout.hardware
     if train.zero == 0 and grid.dp_shard > 1:
         yield (
             f"train.zero = 0 shards nothing, but grid.dp_shard = {grid.dp_shard}; legal: 1, 2, 3, or "
@@ -170,6 +205,8 @@ def train_refusals(layout: Layout) -> Iterator[str]:
         yield f"train.zero = 0 shards nothing, but grid.cp = {grid.cp} shards like dp_shard; legal: 1, 2, 3"
     if not (source == "stdlib" or source.startswith("text:")):
         yield f"data.source = {source!r} is not legal; legal: stdlib, text:GLOB"
+    if machine.name and machine.path:
+        yield f"hardware.name = {machine.name} and hardware.path = {machine.path} are both given; legal: one of them"
 
 
 def pipeline_refusals(layout: Layout) -> Iterator[str]:

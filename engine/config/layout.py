@@ -16,6 +16,7 @@ LARGEST = 2**31 - 1  # largest legal size; keeps arithmetic on sizes fast
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
 Layers = Annotated[int, Meta(ge=1, le=1024)]  # the layer split tries every start of every stage
+FewLayers = Annotated[int, Meta(ge=0, le=16)]
 Experts = Annotated[int, Meta(ge=1, le=65_536)]
 Above = Annotated[float, Meta(gt=0, le=1e9)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
@@ -91,7 +92,7 @@ class Moe(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """The transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU or experts."""
+    """The transformer. Keys from `attention` to `mtp_layers` can be planned and simulated, not trained yet."""
 
     layers: Annotated[Layers, "transformer layers"]
     d_model: Annotated[Positive, "width of the residual stream"]
@@ -103,6 +104,25 @@ class Model(Struct, frozen=True):
     norm_eps: Annotated[Above, "added to the mean square in RMSNorm"] = 1e-5
     rope_theta: Annotated[Above, "base of the rotary frequencies"] = 10_000.0
     tie_embeddings: Annotated[bool, "whether the head shares the embedding's weight"] = False
+    attention: Annotated[
+        Literal["gqa", "mla"], "grouped-query attention, or multi-head latent attention (DeepSeek-V2)"
+    ] = "gqa"
+    head_dim: Annotated[Positive | None, "width of a head with gqa; absent: d_model / heads"] = None
+    q_rank: Annotated[
+        Positive | None, "with mla: width of the latent queries; absent: queries are projected directly"
+    ] = None
+    kv_rank: Annotated[Positive | None, "with mla: width of the latent keys and values"] = None
+    nope_dim: Annotated[Positive | None, "with mla: width of a head's key without position"] = None
+    rope_dim: Annotated[Positive | None, "with mla: width of the rotary key that all heads share"] = None
+    v_dim: Annotated[Positive | None, "with mla: width of a head's value"] = None
+    qk_norm: Annotated[bool, "whether each query and key head has an RMSNorm (Qwen3)"] = False
+    bias: Annotated[bool, "whether attention and the dense MLP have biases"] = False
+    activation: Annotated[
+        Literal["swiglu", "gelu"], "of MLPs and experts: gated with three matrices, or plain with two"
+    ] = "swiglu"
+    norm: Annotated[Literal["rmsnorm", "layernorm"], "LayerNorm has a bias too"] = "rmsnorm"
+    positions: Annotated[Literal["rotary", "learned"], "RoPE, or an embedding of seq_len rows"] = "rotary"
+    mtp_layers: Annotated[FewLayers, "layers that predict further tokens (DeepSeek-V3)"] = 0
     moe: Moe | None = None
 
     @property
@@ -114,8 +134,17 @@ class Model(Struct, frozen=True):
         return self.d_ff or 4 * self.d_model
 
     @property
-    def head_dim(self) -> int:
-        return self.d_model // self.heads
+    def head_width(self) -> int:
+        return self.head_dim or self.d_model // self.heads
+
+    @property
+    def gated(self) -> bool:
+        return self.activation == "swiglu"
+
+    @property
+    def latent(self) -> tuple[int, int, int, int, int]:
+        """q_rank (0: none), kv_rank, nope_dim, rope_dim and v_dim of latent attention."""
+        return (self.q_rank or 0, self.kv_rank or 0, self.nope_dim or 0, self.rope_dim or 0, self.v_dim or 0)
 
     def has_experts(self, layer: int) -> bool:
         return self.moe is not None and layer in self.layers_with_experts
@@ -123,6 +152,12 @@ class Model(Struct, frozen=True):
     @property
     def layers_with_experts(self) -> range:
         return range(self.moe.dense_layers, self.layers, self.moe.every) if self.moe else range(0)
+
+
+PLANNED_ONLY = {  # keys of [model] that the engine does not train, or only at the value that stands for absent
+    "attention", "head_dim", "q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim", "qk_norm", "bias", "activation",
+    "norm", "positions", "mtp_layers",
+}  # fmt: skip
 
 
 class GridSizes(Struct, frozen=True):
@@ -172,7 +207,7 @@ class Train(Struct, frozen=True):
     ] = None
     precision: Annotated[
         Literal["fp32", "bf16", "fp8"],
-        "precision of activations; weights, sums and updates are fp32; fp8 is not supported yet",
+        "precision of activations; weights, sums and updates are fp32; fp8 is planned and simulated only",
     ] = "fp32"
     zero: Annotated[
         Literal[0, 1, 2, 3],
@@ -238,6 +273,29 @@ class Knobs(Struct, frozen=True):
     ] = 0.001
 
 
+class HardwareChoice(Struct, frozen=True):
+    """The machine that `engine plan` and `engine simulate` assume. `engine run` uses the machine that it is on."""
+
+    name: Annotated[
+        Line | None, "a known machine, or MACHINE/NETWORK, such as H100/roce-400 (docs/planner.md)"
+    ] = None
+    path: Annotated[Line | None, "a TOML file with a description of the machine; in place of name"] = None
+
+
+class Plan(Struct, frozen=True):
+    """What else `engine plan` and `engine simulate` assume; `engine run` does not read it."""
+
+    framework: Annotated[
+        Literal["engine", "megatron"], "whose ways of sharding and of keeping activations count"
+    ] = "engine"
+    release: Annotated[
+        Line | None, "a known framework release, whose overlap and fitted factor count; absent: the engine"
+    ] = None
+    imbalance: Annotated[
+        Annotated[float, Meta(ge=1.0, le=1000.0)], "highest load of an expert-parallel rank over the mean"
+    ] = 1.0
+
+
 class Layout(Struct, frozen=True, kw_only=True):
     """Description of a whole run. `engine.config.toml.load` and `from_toml` return checked ones."""
 
@@ -249,6 +307,8 @@ class Layout(Struct, frozen=True, kw_only=True):
     data: Data = Data()
     checkpoint: CheckpointSettings = CheckpointSettings()
     knobs: Knobs = Knobs()
+    hardware: HardwareChoice = HardwareChoice()
+    plan: Plan = Plan()
 
     @property
     def ranks(self) -> Grid:
@@ -283,8 +343,15 @@ class Layout(Struct, frozen=True, kw_only=True):
         return self.model.tie_embeddings and self.grid.pp > 1 and in_a_loop
 
     def digest(self) -> str:
-        """Digest of model, data and partition; steps, names and start values of knobs do not count."""
-        same = (self.model, self.grid, self.schedule.name, self.data, self.run.seed, self.train.global_batch)
+        """Digest of model, data and partition; steps, names and start values of knobs do not count. Keys that are only
+        planned and simulated count where they are set, so that digests of older layouts stay as they are."""
+        unset = {field.name: field.default for field in msgspec.structs.fields(Model)}
+        model = {
+            key: value
+            for key, value in msgspec.to_builtins(self.model).items()
+            if key not in PLANNED_ONLY or value != unset[key]
+        }
+        same = (model, self.grid, self.schedule.name, self.data, self.run.seed, self.train.global_batch)
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 
     def whole_digest(self) -> str:

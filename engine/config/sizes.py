@@ -4,15 +4,54 @@ from engine.config.layout import Model
 
 
 def parameter_count(model: Model, active: bool = False) -> int:
-    """Parameters of the whole, unsharded model; `active`: with only the top_k routed experts of one token."""
-    D, H, G = model.d_model, model.heads * model.head_dim, model.kv * model.head_dim
-    attention = 2 * D * H + 2 * D * G + 2 * D  # includes the two norms of the layer
+    """Parameters of the whole, unsharded model; `active`: with only the top_k routed experts of one token. The layers
+    of multi-token prediction are left out, as in model cards."""
+    D, norm = model.d_model, model.d_model * (2 if model.norm == "layernorm" else 1)
+    layer = attention_matrices(model) + _attention_vectors(model) + 2 * norm
     routed = len(model.layers_with_experts)
     if model.moe:
         moe = model.moe
         visited = moe.shared_experts + (moe.top_k if active else moe.experts)
-        experts = D * moe.experts + 3 * D * moe.d_expert * visited
+        experts = D * moe.experts + mlp_matrices(model, moe.d_expert) * visited
     else:
         experts = 0
-    ends = D * model.vocab * (1 if model.tie_embeddings else 2) + D
-    return ends + model.layers * attention + routed * experts + (model.layers - routed) * 3 * D * model.ff
+    dense = mlp_matrices(model, model.ff)
+    if model.bias:
+        dense += (2 if model.gated else 1) * model.ff + D
+    positions = D * model.seq_len if model.positions == "learned" else 0
+    ends = D * model.vocab * (1 if model.tie_embeddings else 2) + positions + norm
+    return ends + model.layers * layer + routed * experts + (model.layers - routed) * dense
+
+
+def mlp_matrices(model: Model, hidden: int) -> int:
+    """Numbers in the matrices of one MLP or expert of hidden width `hidden`."""
+    return (3 if model.gated else 2) * model.d_model * hidden
+
+
+def attention_matrices(model: Model) -> int:
+    """Numbers in the matrices of one attention block."""
+    D = model.d_model
+    if model.attention == "gqa":
+        return 2 * D * model.head_width * (model.heads + model.kv)
+    q_rank, kv_rank, nope, rope, v = model.latent
+    queries = model.heads * (nope + rope)
+    into_queries = q_rank * (D + queries) if q_rank else D * queries
+    keys = D * (kv_rank + rope) + kv_rank * model.heads * (nope + v)
+    return into_queries + keys + model.heads * v * D
+
+
+def attention_width(model: Model) -> int:
+    """Multiply-adds of attention per token and key: scores and weighted values, over all heads."""
+    if model.attention == "gqa":
+        return 2 * model.heads * model.head_width
+    _, _, nope, rope, v = model.latent
+    return model.heads * (nope + rope + v)
+
+
+def _attention_vectors(model: Model) -> int:
+    """Biases and inner norms of one attention block."""
+    if model.attention == "mla":
+        q_rank, kv_rank, *_ = model.latent
+        return q_rank + kv_rank
+    biases = model.head_width * (model.heads + 2 * model.kv) + model.d_model if model.bias else 0
+    return biases + (2 * model.head_width if model.qk_norm else 0)

@@ -20,6 +20,7 @@ from engine.config.checks import advice
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.config.toml import write_layout
+from engine.config.trainable import untrained
 from engine.launch.ranks import join, joined_place, launch
 from engine.launch.run_folder import make_folder
 from engine.preflight.compiler import compiler_refusal
@@ -74,6 +75,8 @@ def run_layout(
     Call it from the main thread, before any CUDA call or other torch work, because it forks the ranks. Raises
     LayoutError or `agents.rundir.runs.RunError`, with one sentence, if the run is impossible.
     """
+    if refusal := untrained(layout):
+        raise LayoutError(refusal)
     if layout.train.compile and device != "cuda" and (refusal := compiler_refusal()):
         raise LayoutError(refusal)
     corpus = read_corpus(layout)

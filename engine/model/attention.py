@@ -40,8 +40,8 @@ class Attention(nn.Module):
 
     def __init__(self, factory: ParameterFactory, name: str, model: Model, out_std: float):
         super().__init__()
-        self.tp, self.context, self.head_dim = factory.tp, factory.context, model.head_dim
-        D, C = model.d_model, model.head_dim
+        self.tp, self.context, self.head_dim = factory.tp, factory.context, model.head_width
+        D, C = model.d_model, model.head_width
         self.q = factory.sharded(f"{name}.q", (model.heads * C, D), 0.02, 0)
         self.k = factory.sharded(f"{name}.k", (model.kv * C, D), 0.02, 0)
         self.v = factory.sharded(f"{name}.v", (model.kv * C, D), 0.02, 0)

@@ -10,18 +10,18 @@ from itertools import accumulate
 from math import inf
 
 from engine.config.layout import Model
+from engine.config.sizes import attention_matrices, attention_width, mlp_matrices
 
 
 def layer_weight(model: Model, layer: int, pairs: int | None = None) -> float:
     """Multiply-adds per token in `layer`: projections, causal attention over half the sequence on average, and the
     dense MLP or the shared experts and `pairs` routed experts (None = top_k)."""
-    D, heads, kv = model.d_model, model.heads * model.head_dim, model.kv * model.head_dim
-    attention = 2 * D * heads + 2 * D * kv + model.seq_len * heads
+    attention = attention_matrices(model) + model.seq_len * attention_width(model) / 2
     if model.moe and model.has_experts(layer):
         moe = model.moe
         visited = moe.shared_experts + (moe.top_k if pairs is None else pairs)
-        return attention + D * moe.experts + 3 * D * moe.d_expert * visited
-    return attention + 3 * D * model.ff
+        return attention + model.d_model * moe.experts + mlp_matrices(model, moe.d_expert) * visited
+    return attention + mlp_matrices(model, model.ff)
 
 
 def stage_weights(model: Model, parts: Sequence[range]) -> list[float]:
@@ -43,7 +43,9 @@ def split_layers(model: Model, stages: int) -> list[range]:
 def _weights(model: Model) -> list[float]:
     weights = [layer_weight(model, layer) for layer in range(model.layers)]
     weights[0] += model.d_model
-    weights[-1] += model.d_model * model.vocab
+    head = model.d_model * model.vocab
+    joined = 2 * model.d_model**2  # of state and embedding, before each layer of multi-token prediction
+    weights[-1] += head + model.mtp_layers * (layer_weight(model, model.layers - 1) + joined + head)
     return weights
 
 

@@ -41,8 +41,8 @@ ROUNDS = 30
 class TorchAttention(nn.Module):
     def __init__(self, model: Model):
         super().__init__()
-        self.head_dim = model.head_dim
-        D, C = model.d_model, model.head_dim
+        self.head_dim = model.head_width
+        D, C = model.d_model, model.head_width
         self.q = nn.Linear(D, model.heads * C, bias=False)
         self.k = nn.Linear(D, model.kv * C, bias=False)
         self.v = nn.Linear(D, model.kv * C, bias=False)

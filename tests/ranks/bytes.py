@@ -133,7 +133,7 @@ def expected(
         tp += 2 * (t - 1) * r * 4 // t
 
     again = recompute != "none"
-    H, G, C = model.heads // t, model.kv // t, model.head_dim
+    H, G, C = model.heads // t, model.kv // t, model.head_width
     if layout.grid.cp_method == "ulysses":
         attended = (2 + again) * (c - 1) * b * (2 * H // c + 2 * max(G // c, 1)) * S * C * w
     else:

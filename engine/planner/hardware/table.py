@@ -85,7 +85,8 @@ def load(path: str | Path) -> Hardware:
         raise HardwareError(f"the hardware file {path} is not legal: {error}") from None
     if not found.links or found.links[-1].ranks is not None:
         raise HardwareError(
-            f"the hardware file {path} has no link that joins any number of ranks; legal: a last [[links]] without ranks"
+            f"the hardware file {path} has no link that joins any number of ranks; legal: a last [[links]] "
+            "without ranks"
         )
     return found
 
@@ -98,7 +99,7 @@ def _with_ranks(tree: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def find(name_or_path: str) -> Hardware:
+def find_hardware(name_or_path: str) -> Hardware:
     """A known machine, or the description in a file: a name that ends in .toml or exists is a path."""
     if name_or_path.endswith(".toml") or (name_or_path not in names() and Path(name_or_path).is_file()):
         return load(name_or_path)

@@ -108,19 +108,35 @@ class Transformer:
     @classmethod
     def of(cls, model: Model) -> "Transformer":
         """The transformer of a layout's [model] section."""
-        attention = Attention(model.heads, model.kv, model.head_dim)
-        dense = Layer(attention, Dense(model.ff))
-        routed = Layer(attention, _experts(model.moe)) if model.moe else dense
+        mixer = _mixer(model)
+        dense = Layer(mixer, Dense(model.ff, model.gated, model.bias))
+        routed = Layer(mixer, _experts(model.moe, model.gated)) if model.moe else dense
         layers = tuple(routed if model.has_experts(layer) else dense for layer in range(model.layers))
-        return cls(model.d_model, model.vocab, layers, model.tie_embeddings)
+        return cls(
+            model.d_model,
+            model.vocab,
+            layers,
+            model.tie_embeddings,
+            norm_parameters=2 if model.norm == "layernorm" else 1,
+            positions=model.seq_len if model.positions == "learned" else 0,
+            mtp_layers=model.mtp_layers,
+        )
 
 
-def _experts(moe: Moe) -> Experts:
+def _mixer(model: Model) -> Attention | LatentAttention:
+    if model.attention == "gqa":
+        return Attention(model.heads, model.kv, model.head_width, bias=model.bias, qk_norm=model.qk_norm)
+    q_rank, kv_rank, nope, rope, v = model.latent
+    return LatentAttention(model.heads, q_rank or None, kv_rank, nope, rope, v)
+
+
+def _experts(moe: Moe, gated: bool) -> Experts:
     return Experts(
         moe.experts,
         moe.top_k,
         moe.d_expert,
         shared_hidden=moe.shared_experts * moe.d_expert,
+        gated=gated,
         groups=moe.groups,
         top_groups=moe.top_groups or moe.groups,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.planner.hardware.peaks import peak_flops
-from engine.planner.hardware.table import HardwareError, find, hardware, load, names, networks
+from engine.planner.hardware.table import HardwareError, find_hardware, hardware, load, names, networks
 
 OWN = """name = "two boxes"
 [device]
@@ -40,7 +40,7 @@ source = "measured"
 )
 def test_peaks_are_those_of_the_engine(name: str, cuda: str) -> None:
     for precision in ("bf16", "fp32"):
-        assert hardware(name).device.peak[precision] == peak_flops(cuda, precision)
+        assert hardware(name).device.peak[precision] == pytest.approx(peak_flops(cuda, precision))
 
 
 def test_peaks_are_dense() -> None:
@@ -74,9 +74,9 @@ def test_another_network() -> None:
 def test_a_file_of_the_user(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text(OWN)
-    found = find(str(path))
+    found = find_hardware(str(path))
     assert found.name == "two boxes" and [link.ranks for link in found.links] == [2, None]
-    assert find("H100") == hardware("H100")
+    assert find_hardware("H100") == hardware("H100")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,14 @@ def test_overrides_lie_over_the_file() -> None:
             "train.zero=0",
             "grid.dp_shard = 2; legal: 1, 2, 3, or grid.dp_shard = 1 with grid.dp_replicate = 2",
         ),
-        ("train.precision=fp8", "train.precision = fp8 is not supported yet; legal: fp32, bf16"),
+        ("model.kv_rank=16", "model.kv_rank = 16 requires model.attention = mla; legal: that, or none"),
+        (
+            "model.attention=mla",
+            "model.kv_rank is missing; model.attention = mla requires kv_rank, nope_dim, rope_dim",
+        ),
+        ("model.head_dim=15", "model.head_dim = 15 is odd; RoPE rotates pairs; legal: an even number"),
+        ("model.mtp_layers=17", "legal: a whole number from 0 to 16"),
+        ("plan.imbalance=0.5", "legal: a number from 1 to 1000"),
         ("train.precision=fp16", "legal: fp32, bf16"),
         ("grid.dp_replicate=0", "grid.dp_replicate = 0 is not legal; legal: a whole number from 1"),
         (

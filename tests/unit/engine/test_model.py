@@ -53,7 +53,7 @@ def plain(stage: Stage, layout: Layout, tokens: Tensor) -> Tensor:
     model = layout.model
     p = dict(stage.named_parameters())
     x = p["embedding.weight"][tokens]
-    S, C = tokens.shape[1], model.head_dim
+    S, C = tokens.shape[1], model.head_width
     turn = torch.arange(S)[:, None] * model.rope_theta ** (-torch.arange(0, C, 2) / C)
     for layer in range(model.layers):
         at = f"layers.{layer}."

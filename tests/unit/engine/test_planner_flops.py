@@ -86,7 +86,7 @@ def test_the_engine_recomputes_the_whole_attention_block() -> None:
     layout = load(DEMO, ["knobs.recompute=selective"])
     job = Job.of(layout)
     model = layout.model
-    attention = 2 * (2 * model.d_model**2 + 2 * model.d_model * model.kv * model.head_dim)
+    attention = 2 * (2 * model.d_model**2 + 2 * model.d_model * model.kv * model.head_width)
     scores = 2 * model.seq_len * model.d_model
     again = job.tokens * model.layers * (attention + scores)
     assert hardware_flops(job) - step_flops(job) == again

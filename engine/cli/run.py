@@ -1,4 +1,4 @@
-"""Command line of `engine`: parses the arguments of `engine run` and `engine reference`."""
+"""`engine run`: trains a layout."""
 
 import argparse
 import importlib.util
@@ -6,14 +6,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
-from agents.protocol import clean
 from agents.rundir.runs import RunError
-from agents.rundir.standard_streams import discard_output, open_streams
+from engine.cli.usage import refuse, refuse_options
 from engine.config.layout import Layout
-from engine.config.refusal import LayoutError
 from engine.config.toml import load
+from engine.config.trainable import untrained
 from engine.launch.forked_rank import signal_with_parent
 
 FOLDER = (
@@ -23,21 +22,7 @@ FOLDER = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        refuse(message)
-
-
-def refuse(sentence: str) -> NoReturn:
-    """Print the error on stderr and exit with status 2."""
-    sys.stderr.write(f"{clean(sentence)}\n")
-    raise SystemExit(2)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    open_streams()
-    parser = _Parser(prog="engine", description="Train Mixture-of-Experts transformers in 4D parallel.")
-    commands = parser.add_subparsers(dest="command", parser_class=_Parser)
+def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     about = "train a layout on this machine, or as a rank of torchrun or Slurm"
     run = commands.add_parser("run", help=about, description=about, epilog=FOLDER)
     run.add_argument(
@@ -73,19 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="default auto: one GPU per rank if the machine has enough, else the CPU",
     )
     run.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
-    commands.add_parser("reference", help="print every key of a layout and its legal values as Markdown")
-    options, rest = parser.parse_known_args(arguments)  # overrides may come before or after options
-    if options.command is None:
-        refuse("engine needs a command; legal: run, reference (see engine --help)")
-    if options.command == "reference":
-        _print_reference(rest)
-        return
+
+
+def main(options: argparse.Namespace, rest: list[str]) -> None:
     if options.resume and "=" in options.resume and not Path(options.resume).exists():
         rest.append(options.resume)  # --resume train.steps=20
         options.resume = ""
-    unknown = [argument for argument in rest if argument.startswith("-")]
-    if unknown:
-        refuse(f"engine run has no option {unknown[0]}; see engine run --help")
+    refuse_options("run", rest)
     if options.layout is None or ("=" in options.layout and not Path(options.layout).exists()):
         refuse(
             "engine run needs a layout as first argument, a TOML file such as layouts/demo.toml "
@@ -93,48 +72,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     if options.end_with_parent:
         signal_with_parent(signal.SIGTERM)
+    overrides = options.overrides + rest
+    layout = load(options.layout, overrides)
+    if refusal := untrained(layout):
+        refuse(refusal)
     try:
-        overrides = options.overrides + rest
-        layout = load(options.layout, overrides)
-        resume = options.resume is not None and (not options.resume or Path(options.resume))
-        status = _run(
-            layout,
-            options.json,
-            options.hub,
-            options.listen,
-            options.run_dir,
-            resume,
-            overrides,
-            options.device,
-        )
-    except (LayoutError, RunError) as error:
+        status = _run(layout, options, overrides)
+    except RunError as error:
         refuse(str(error))
     raise SystemExit(status)
 
 
-def _print_reference(arguments: Sequence[str]) -> None:
-    from engine.config.reference import reference
-
-    if arguments:
-        refuse(f"engine reference takes no {arguments[0]}")
-    try:
-        sys.stdout.write(reference())
-        sys.stdout.flush()
-    except BrokenPipeError:  # `engine reference | head`: exit as other filters do
-        discard_output()
-        raise SystemExit(128 + signal.SIGPIPE) from None
-
-
-def _run(
-    layout: Layout,
-    as_json: bool,
-    hub: str,
-    listen: str | None,
-    run_dir: Path | None,
-    resume: bool | Path,
-    overrides: Sequence[str],
-    device: str,
-) -> int:
+def _run(layout: Layout, options: argparse.Namespace, overrides: Sequence[str]) -> int:
     if importlib.util.find_spec("torch") is None:
         refuse("training needs torch; pip install torch, then 'train-cockpit[engine]'")
     from engine.launch.outlet import STDERR, STDOUT, outlet
@@ -142,14 +91,14 @@ def _run(
     from engine.launch.run import run_layout
 
     sys.stdout, sys.stderr = outlet(STDOUT), outlet(STDERR)
-    output = Output(layout, as_json)
+    output = Output(layout, options.json)
     return run_layout(
         layout,
-        hub=hub,
-        listen=listen,
-        run_dir=run_dir,
-        resume=resume,
-        device=device,
+        hub=options.hub,
+        listen=options.listen,
+        run_dir=options.run_dir,
+        resume=options.resume is not None and (not options.resume or Path(options.resume)),
+        device=options.device,
         fixed=[override.partition("=")[0].strip() for override in overrides],
         on_folder=output.begin,
         on_start=output.start,

@@ -1,0 +1,28 @@
+"""Command line of `engine`: one module for each command."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agents.rundir.standard_streams import open_streams
+from engine.cli import layouts, reference, run
+from engine.cli.usage import Parser, refuse
+from engine.config.refusal import RefusedError
+
+COMMANDS = {"run": run, "layouts": layouts, "reference": reference}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    open_streams()
+    parser = Parser(prog="engine", description="Train Mixture-of-Experts transformers in 4D parallel.")
+    commands: argparse._SubParsersAction[Any] = parser.add_subparsers(dest="command", parser_class=Parser)
+    for command in COMMANDS.values():
+        command.add_parser(commands)
+    options, rest = parser.parse_known_args(arguments)  # overrides may come before or after options
+    if options.command is None:
+        refuse(f"engine needs a command; legal: {', '.join(COMMANDS)} (see engine --help)")
+    handle: Callable[[argparse.Namespace, list[str]], None] = COMMANDS[options.command].main
+    try:
+        handle(options, rest)
+    except RefusedError as error:
+        refuse(str(error))

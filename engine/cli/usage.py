@@ -1,0 +1,26 @@
+"""Errors of usage: one sentence on stderr, exit 2."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from agents.protocol import clean
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        refuse(message)
+
+
+def refuse(sentence: str) -> NoReturn:
+    """Print the error on stderr and exit with status 2."""
+    sys.stderr.write(f"{clean(sentence)}\n")
+    raise SystemExit(2)
+
+
+def refuse_options(command: str, rest: Sequence[str]) -> None:
+    """Refuse the first of the arguments that looks like an option."""
+    unknown = [argument for argument in rest if argument.startswith("-")]
+    if unknown:
+        refuse(f"engine {command} has no option {unknown[0]}; see engine {command} --help")

@@ -1,0 +1,34 @@
+"""What a layout may describe for `engine plan` and `engine simulate`, but `engine run` does not train yet."""
+
+from engine.config.layout import Layout
+
+UNTRAINED = {  # key: what it asks for, and the values that are trained
+    "model.attention": ("latent attention", "gqa"),
+    "model.head_dim": ("a head width other than d_model / heads", "none"),
+    "model.qk_norm": ("norms of query and key heads", "false"),
+    "model.bias": ("biases", "false"),
+    "model.activation": ("an MLP without gate", "swiglu"),
+    "model.norm": ("LayerNorm", "rmsnorm"),
+    "model.positions": ("a learned position embedding", "rotary"),
+    "model.mtp_layers": ("multi-token prediction", "0"),
+    "train.precision": ("fp8", "fp32, bf16"),
+}
+
+
+def untrained(layout: Layout) -> str | None:
+    """Why `engine run` cannot train the layout, in one sentence, or None."""
+    for key, (what, trained) in UNTRAINED.items():
+        section, _, name = key.partition(".")
+        value = _text(getattr(getattr(layout, section), name))
+        if value in trained.split(", ") or (
+            key == "model.head_dim" and layout.model.head_dim == layout.model.d_model / layout.model.heads
+        ):
+            continue
+        return f"{key} = {value}: {what} can be planned and simulated, not trained yet; legal for engine run: {trained}"
+    return None
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "none" if value is None else str(value)

@@ -1,0 +1,117 @@
+"""What a layout can describe for the planner only: refusals of `engine run`, counts, and digests."""
+
+import pytest
+
+from engine.config.layout import PLANNED_ONLY, Layout
+from engine.config.refusal import LayoutError
+from engine.config.sizes import parameter_count
+from engine.config.toml import from_toml, load, to_toml
+from engine.config.trainable import UNTRAINED, untrained
+from engine.planner.layer_split import layer_weight
+from engine.planner.workload.flops import layer_flops
+from engine.planner.workload.parameters import active, total
+from engine.planner.workload.transformer import Transformer
+from tests.unit.engine.test_layout import DEMO
+
+MLA = ["attention=mla", "kv_heads=none", "q_rank=24", "kv_rank=16", "nope_dim=16", "rope_dim=8", "v_dim=12"]
+
+
+def demo(*keys: str) -> Layout:
+    return load(DEMO, [key if key.startswith("train") else f"model.{key}" for key in keys])
+
+
+CASES = [
+    (MLA, "model.attention = mla: latent attention can be planned and simulated, not trained yet; legal for engine "
+     "run: gqa"),
+    (["head_dim=32"], "model.head_dim = 32: a head width other than d_model / heads can be"),
+    (["qk_norm=true"], "model.qk_norm = true: norms of query and key heads can be"),
+    (["bias=true"], "model.bias = true: biases can be"),
+    (["activation=gelu"], "model.activation = gelu: an MLP without gate can be"),
+    (["norm=layernorm"], "model.norm = layernorm: LayerNorm can be"),
+    (["positions=learned"], "model.positions = learned: a learned position embedding can be"),
+    (["mtp_layers=1"], "model.mtp_layers = 1: multi-token prediction can be"),
+    (["train.precision=fp8"], "train.precision = fp8: fp8 can be planned and simulated, not trained yet; legal for "
+     "engine run: fp32, bf16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("keys", "says"), CASES)
+def test_run_refuses_in_one_sentence(keys: list[str], says: str) -> None:
+    assert (untrained(demo(*keys)) or "").startswith(says)
+
+
+def test_every_planned_key_is_refused_by_a_case() -> None:
+    cases = {says.partition(" = ")[0] for _, says in CASES}
+    assert cases == set(UNTRAINED)
+    # The keys of latent attention are legal with it alone, so its refusal covers them.
+    assert {f"model.{key}" for key in PLANNED_ONLY} - cases == {
+        f"model.{key}" for key in ("q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim")
+    }
+
+
+@pytest.mark.parametrize("name", ["demo", "deepseek-mini", "dense-1b", "moe-1b"])
+def test_trained_layouts_are_not_refused(name: str) -> None:
+    assert untrained(load(DEMO.with_name(f"{name}.toml"))) is None
+    assert untrained(load(DEMO.with_name(f"{name}.toml"), ["train.precision=bf16"])) is None
+
+
+def test_a_given_head_width_that_is_the_usual_one_is_trained() -> None:
+    assert untrained(demo("head_dim=16")) is None
+
+
+DIGESTS = {  # as before the keys for the planner came
+    "demo": "6f0f672ef0979e6a",
+    "dense-1b": "1e0f5700c7084133",
+    "moe-1b": "6c49455a8aa41d24",
+    "deepseek-mini": "8a009699fc1bcfaf",
+}
+
+
+@pytest.mark.parametrize(("name", "digest"), DIGESTS.items())
+def test_digests_of_older_layouts_stay(name: str, digest: str) -> None:
+    assert load(DEMO.with_name(f"{name}.toml")).digest() == digest
+
+
+def test_digests_tell_planned_models_apart() -> None:
+    layouts = [demo(), *(demo(*keys) for keys, _ in CASES if not keys[0].startswith("train"))]
+    assert len({layout.digest() for layout in layouts}) == len(layouts)
+    assert demo().digest() == load(DEMO, ["hardware.name=H100", "plan.framework=megatron"]).digest()
+
+
+@pytest.mark.parametrize("keys", [keys for keys, _ in CASES])
+def test_the_whole_layout_is_read_back(keys: list[str]) -> None:
+    assert from_toml(to_toml(demo(*keys))) == demo(*keys)
+
+
+@pytest.mark.parametrize("moe", [[], ["moe=none", "d_ff=96"]])
+@pytest.mark.parametrize("keys", [keys for keys, _ in CASES])
+def test_both_counts_agree(keys: list[str], moe: list[str]) -> None:
+    overrides = [key if key.startswith("train") else f"model.{key}" for key in [*keys, *moe]]
+    model = load(DEMO, [*overrides, *(["grid.ep=1"] if moe else [])]).model
+    counted = Transformer.of(model)
+    assert total(counted) == parameter_count(model)
+    assert active(counted) == parameter_count(model, active=True)
+    # The layer split weighs multiply-adds of forward: half the FLOPs.
+    assert 2 * layer_weight(model, 0) == layer_flops(counted, counted.layers[0], model.seq_len)
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ([*MLA, "heads=4", "kv_heads=2"], "model.kv_heads = 2 does not go with model.attention = mla; legal: omit it"),
+        ([*MLA, "head_dim=16"], "model.head_dim = 16 does not go with model.attention = mla"),
+        ([*MLA, "qk_norm=true"], "model.qk_norm = true does not go with model.attention = mla"),
+        ([*MLA, "rope_dim=7"], "model.rope_dim = 7 is odd; RoPE rotates pairs; legal: an even number"),
+        ([*MLA, "v_dim=none"], "model.v_dim is missing; model.attention = mla requires kv_rank"),
+        (["d_model=60", "heads=4"], "model.d_model / model.heads = 15 is odd"),
+    ],
+)  # fmt: skip
+def test_bad_models(keys: list[str], says: str) -> None:
+    with pytest.raises(LayoutError) as caught:
+        demo(*keys)
+    assert says in str(caught.value)
+
+
+def test_one_machine() -> None:
+    with pytest.raises(LayoutError, match="both given; legal: one of them"):
+        load(DEMO, ["hardware.name=H100", "hardware.path=own.toml"])

@@ -23,7 +23,8 @@ class Job:
     number of layers of stage s; None: as even as whole layers allow. `imbalance` is the highest load of an ep rank over
     the mean. `master`: fp32 weights beside those of the matrix products. `framework`: whose ways of sharding and of
     saving activations count where the engine and Megatron-LM differ. `fused_attention`: scores stay on the chip
-    (FlashAttention); without, they pass through device memory, as in Megatron-LM before 2023.
+    (FlashAttention); without, they pass through device memory, as in Megatron-LM before 2023. `gradients`: their
+    precision on a rank that sums them, with mixed precision. `aux_loss` and `z_loss`: the router has these losses.
     """
 
     model: Transformer
@@ -47,6 +48,10 @@ class Job:
     sequence_parallel: bool = True
     framework: Literal["engine", "megatron"] = "megatron"
     fused_attention: bool = True
+    dropout: bool = False
+    gradients: Literal["fp32", "bf16"] = "fp32"
+    aux_loss: bool = True
+    z_loss: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -111,4 +116,6 @@ class Job:
             ep_inner=layout.ep_inner,
             capacity_factor=layout.knobs.capacity_factor,
             framework="engine",
+            aux_loss=layout.model.moe is not None and "aux" in layout.model.moe.balances,
+            z_loss=layout.knobs.z_loss_coef > 0,
         )

@@ -1,0 +1,161 @@
+"""The moment at which a rank is fullest.
+
+The moments that compete, for each count of micro-batches in flight that the schedule reaches: the loss of a
+micro-batch, where logits exist more than once; the backward of a layer, which recomputes and holds gradients of
+activations; and the backward of the first layer, if gradients grow while activations go.
+Activations are counted tensor by tensor (`saved.py`, `saved_megatron.py`).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from engine.planner.memory import saved, saved_megatron
+from engine.planner.memory.in_flight import Counts, counts_in_flight
+from engine.planner.memory.saved import Saved
+from engine.planner.memory.sizes import Sizes
+from engine.planner.memory.state import State, state_of
+from engine.planner.memory.working import layer_working, loss_working
+from engine.planner.workload.job import Job
+from engine.planner.workload.parameters import rank_parameters
+
+LISTS = {"engine": saved, "megatron": saved_megatron}
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of one pipeline rank at its peak, by component.
+
+    parameters: weights, and rotary tables · gathered: whole weights that ZeRO or FSDP gathers, and a unit's
+    reduction · gradients · optimizer · activations: what attention, dense MLPs and layer inputs keep for backward, of
+    all micro-batches in flight · moe: the same for routed rows, at the busiest ep rank · logits: the head's and the
+    loss's · working: what the backward of a layer recomputes and holds for itself · pipeline: buffers between stages ·
+    framework: contexts and libraries.
+    """
+
+    parameters: float
+    gathered: float
+    gradients: float
+    optimizer: float
+    activations: float
+    moe: float
+    logits: float
+    working: float
+    pipeline: float
+    framework: float
+
+    @property
+    def total(self) -> float:
+        return sum(self.components().values())
+
+    def components(self) -> dict[str, float]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def largest(self) -> str:
+        """The component that takes the most."""
+        parts = self.components()
+        return max(parts, key=lambda name: parts[name])
+
+
+def peak_of_rank(job: Job, pp: int, framework: float) -> tuple[RankMemory, Counts]:
+    """The fullest moment of a rank, and its micro-batches in flight by stage."""
+    stages = sorted(job.stages_of(pp))
+    kept = [saved_of_stage(job, stage) for stage in stages]
+    state = state_of(job, pp, rank_parameters(job, pp))
+    reached = counts_in_flight(job.schedule, pp, job.grid.pp, job.virtual_stages, job.micro_batches)
+    moments = (
+        (memory, counts)
+        for counts in reached
+        for memory in _moments(job, stages, state, kept, counts, framework)
+    )
+    return max(moments, key=lambda moment: moment[0].total)
+
+
+def saved_of_stage(job: Job, stage: int) -> dict[str, float]:
+    """Bytes that a micro-batch on a stage keeps for its backward, by kind."""
+    lists, model = LISTS[job.framework], job.model
+    entries: list[tuple[Saved, int]] = []
+    if stage == 0:
+        entries += [(entry, 1) for entry in lists.saved_of_embedding(job)]
+    for layer, times in Counter(model.layers[n] for n in job.parts[stage]).items():
+        entries += [(entry, times) for entry in lists.saved_of_layer(job, layer)]
+    if stage == job.stages - 1:
+        # Each further prediction runs a layer, on the joined state and embedding, and the head again.
+        entries += [(entry, 1 + model.mtp_layers) for entry in lists.saved_of_head(job)]
+        entries += [(entry, model.mtp_layers) for entry in lists.saved_of_layer(job, model.layers[-1])]
+    total: dict[str, float] = defaultdict(float)
+    for entry, times in entries:
+        total[entry.kind] += times * entry.bytes
+    return total
+
+
+def _moments(
+    job: Job, stages: list[int], state: State, kept: list[dict[str, float]], counts: Counts, framework: float
+) -> Iterator[RankMemory]:
+    by_kind: dict[str, float] = defaultdict(float)
+    for stage, times in zip(kept, counts, strict=True):
+        for kind, size in stage.items():
+            by_kind[kind] += size * times
+    head = job.stages - 1 in stages
+    layers = {job.model.layers[n] for stage in stages for n in job.parts[stage]}
+    working = max((layer_working(job, layer) for layer in layers), default=0.0)
+    pipeline, held_logits = between_stages(job, stages, counts)
+
+    def memory(
+        logits: float, working: float, gathered: float, gradients: float, share: float = 1.0
+    ) -> RankMemory:
+        return RankMemory(
+            parameters=state.parameters,
+            gathered=gathered,
+            gradients=gradients,
+            optimizer=state.optimizer,
+            activations=share * (by_kind["attention"] + by_kind["mlp"] + by_kind["input"]),
+            moe=share * by_kind["moe"],
+            logits=logits,
+            working=working,
+            pipeline=pipeline,
+            framework=framework,
+        )
+
+    logits = by_kind["logits"] + held_logits
+    once = job.grid.pp == 1 and job.micro_batches == 1  # no gradients before the only backward
+    before = 0.0 if once else state.gradients
+    if head:
+        yield memory(logits + loss_working(job), 0.0, state.staying, before + state.pending)
+    if state.pending:  # a unit at a time is added to the sum of earlier micro-batches
+        yield memory(logits, 0.0, state.gathered + state.reduced, before + state.pending)
+    # Backward of the last layer: the head's part of one micro-batch is gone, if the rank has no other stage.
+    released = sum(entry.bytes for entry in LISTS[job.framework].saved_of_head(job)) if head else 0.0
+    kept_logits = max(0.0, logits - released) if len(stages) == 1 else logits
+    yield memory(kept_logits, working, state.gathered + (0.0 if once else state.reduced), before)
+    if once:  # backward of the first layer: gradients and weights of the others are there, and gone
+        rest = 1 / len(job.model.layers)
+        yield memory(0.0, working, state.gathered * rest + state.reduced, state.gradients * (1 - rest), rest)
+    elif state.pending:
+        rest = 1 / len(job.model.layers)
+        yield memory(0.0, working, state.gathered + state.reduced, before + state.pending, rest)
+
+
+def between_stages(job: Job, stages: list[int], counts: Counts) -> tuple[float, float]:
+    """Bytes of the buffers between stages, and of logits that wait for their backward.
+
+    torch's pipelining, which the engine runs, makes a receive buffer for every micro-batch before the step, one for
+    activations and one for gradients, and keeps the output of each micro-batch in flight. With recompute, the buffer is
+    the input that the first layer keeps. Megatron-LM frees outputs once they are sent.
+    """
+    if job.grid.pp == 1:
+        return 0.0, 0.0
+    sizes, end = Sizes.of(job), job.stages - 1
+    one = sizes.slice_tokens * job.model.d_model * sizes.stream
+    if job.framework == "megatron":
+        return 2 * one, 0.0
+    buffers, logits = 0.0, 0.0
+    for stage, times in zip(stages, counts, strict=True):
+        if stage > 0:
+            buffers += one * (job.micro_batches - (times if job.recompute != "none" else 0))
+        if stage < end:
+            buffers += one * (job.micro_batches + times)
+        else:
+            logits = sizes.tokens * job.model.vocab / sizes.tp * sizes.stream * times
+    return buffers, logits

@@ -1,0 +1,58 @@
+"""The memory of a job by component and pipeline rank, and whether it fits. Sizes are bytes."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from engine.planner.hardware.description import Hardware
+from engine.planner.memory.in_flight import Counts
+from engine.planner.memory.peak import RankMemory, peak_of_rank
+from engine.planner.workload.job import Job
+
+RESERVED = 0.025
+"""Share of a device's memory that contexts, communication buffers and workspaces take: 2 GiB of 80. It is assumed, not
+measured."""
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The memory of a job. `in_flight[r]`: micro-batches in flight at the peak, by stage of pipeline rank r."""
+
+    ranks: tuple[RankMemory, ...]
+    in_flight: tuple[Counts, ...]
+
+    @cached_property
+    def worst_rank(self) -> int:
+        """The pipeline rank with the highest peak."""
+        return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].total)
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the fullest rank."""
+        return self.ranks[self.worst_rank].total
+
+    def fits(self, capacity: float) -> bool:
+        """Whether every rank fits into `capacity` bytes."""
+        return self.peak <= capacity
+
+    def sentence(self, capacity: float) -> str:
+        """Whether it fits, such as "does not fit: 83 GiB of 80, pipeline rank 0, activations 41"."""
+        worst = self.ranks[self.worst_rank]
+        name = worst.largest
+        begins = "fits" if self.fits(capacity) else "does not fit"
+        return (
+            f"{begins}: {_gib(worst.total)} GiB of {_gib(capacity)}, pipeline rank {self.worst_rank}, "
+            f"{name} {_gib(worst.components()[name])}"
+        )
+
+
+def plan_memory(job: Job, hardware: Hardware | None = None) -> MemoryPlan:
+    """The memory of a job; with `hardware`, also what its libraries reserve."""
+    framework = RESERVED * hardware.device.memory_bytes if hardware else 0.0
+    peaks = [peak_of_rank(job, pp, framework) for pp in range(job.grid.pp)]
+    return MemoryPlan(tuple(memory for memory, _ in peaks), tuple(counts for _, counts in peaks))
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:,.0f}" if size >= 10 * GIB else f"{size / GIB:.2g}"

@@ -1,0 +1,170 @@
+"""What the engine keeps of one layer from its forward to its backward, tensor by tensor.
+
+Each entry is one storage; weights are not among them. The order is that of the forward in `engine/model`, and tests
+compare the list with the storages that a real forward leaves (`tests/unit/engine/test_planner_saved.py`).
+
+The norm saves its input divided by its rms; its output is the input of the products that follow. Below tp the sequence
+is gathered for these products, and the gathered copy is saved in place of the slice.
+"""
+
+from typing import Literal, NamedTuple
+
+from engine.planner.memory.sizes import BOOL, FP32, INT64, Rows, Sizes
+from engine.planner.workload.job import Job
+from engine.planner.workload.transformer import (
+    Attention,
+    Dense,
+    Experts,
+    FeedForward,
+    Layer,
+    Mixer,
+    Transformer,
+)
+
+Kind = Literal["attention", "mlp", "moe", "input", "logits"]
+
+
+class Saved(NamedTuple):
+    """One saved storage; `kind` is the component that it counts as."""
+
+    kind: Kind
+    name: str
+    bytes: float
+
+
+def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
+    """What a layer saves under the job's recompute mode.
+
+    full keeps the layer's input, and of experts the routing, which backward must not decide again. selective keeps the
+    input of the attention block and everything of the MLP block.
+    """
+    sizes = Sizes.of(job)
+    kept = [Saved("input", "input", sizes.slice_tokens * job.model.d_model * sizes.stream)]
+    match job.recompute:
+        case "full":
+            return kept + (_routing(job, layer.mlp) if isinstance(layer.mlp, Experts) else [])
+        case "selective":
+            return kept + _mlp_block(job, layer.mlp)
+        case _:
+            return _mixer_block(job, layer.mixer) + _mlp_block(job, layer.mlp)
+
+
+def saved_of_embedding(job: Job) -> list[Saved]:
+    """Token ids within this rank's rows, and which tokens are on other ranks."""
+    tokens = Sizes.of(job).tokens
+    return [Saved("input", "ids", tokens * INT64), Saved("input", "elsewhere", tokens * BOOL)]
+
+
+def saved_of_head(job: Job) -> list[Saved]:
+    """Last norm, head and loss. The loss keeps exp(logits - max) in fp32 for its backward."""
+    sizes, model = Sizes.of(job), job.model
+    T = sizes.tokens
+    return [
+        *_norm("logits", sizes, model),
+        Saved("logits", "head_input", T * model.d_model * sizes.stream),
+        Saved("logits", "scaled", T * model.vocab / sizes.tp * FP32),
+        Saved("logits", "to_probs", T * FP32),
+        Saved("logits", "index", T * INT64),
+        Saved("logits", "owned", T * BOOL),
+        Saved("logits", "valid", T * BOOL),
+    ]
+
+
+def _norm(kind: Kind, sizes: Sizes, model: Transformer) -> list[Saved]:
+    t = sizes.slice_tokens
+    return [Saved(kind, "unit", t * model.d_model * sizes.stream), Saved(kind, "scale", t * FP32)]
+
+
+def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
+    if mixer is None:
+        return []
+    assert isinstance(mixer, Attention), "the engine trains grouped-query attention"
+    sizes = Sizes.of(job)
+    T, a, tp, cp, C = sizes.tokens, sizes.stream, sizes.tp, sizes.cp, mixer.head_dim
+    heads, kv = mixer.heads / tp, mixer.kv_heads / tp
+    ulysses = cp > 1 and job.cp_method == "ulysses"
+    if ulysses:
+        kv = max(kv, cp)  # a key head goes to every cp rank that needs it
+    saved = [
+        *_norm("attention", sizes, job.model),
+        Saved("attention", "input", T * job.model.d_model * a),
+        Saved("attention", "qkv", T * (heads + 2 * kv) * C * a),
+        Saved("attention", "out", T * heads * C * a),
+        Saved("attention", "log_sum_exp", T * heads * FP32),
+    ]
+    if ulysses:  # the outputs of attention travel back to the ranks of their tokens
+        saved.append(Saved("attention", "returned", T * heads * C * a))
+    return saved
+
+
+def _mlp_block(job: Job, mlp: FeedForward | None) -> list[Saved]:
+    match mlp:
+        case None:
+            return []
+        case Dense():
+            sizes = Sizes.of(job)
+            T, a, width = sizes.tokens, sizes.stream, mlp.hidden / sizes.tp
+            return [
+                *_norm("mlp", sizes, job.model),
+                Saved("mlp", "input", T * job.model.d_model * a),
+                *(Saved("mlp", name, T * width * a) for name in ("gate", "up", "hidden")),
+            ]
+        case Experts():
+            return _experts(job, mlp)
+
+
+def _experts(job: Job, mlp: Experts) -> list[Saved]:
+    sizes, rows, D = Sizes.of(job), Rows.of(job, mlp), job.model.d_model
+    t, a, K, E = sizes.slice_tokens, sizes.stream, mlp.top_k, mlp.experts
+    saved = [
+        *_norm("mlp", sizes, job.model),
+        # The router computes in fp32, on copies of its input and weight if these are not.
+        Saved("mlp", "router_input", t * D * FP32),
+        Saved("mlp", "scores", t * E * FP32),
+        Saved("moe", "experts", t * E * INT64),  # the top-k are a view of the indices that sorting returned
+        Saved("moe", "pairs", rows.sent * INT64),
+        Saved("moe", "tokens", rows.sent * INT64),
+        Saved("moe", "rows", rows.received * D * a),
+        *(Saved("moe", name, rows.received * mlp.hidden * a) for name in ("gate", "up", "hidden")),
+        Saved("moe", "outputs", rows.sent * D * a),
+        Saved("moe", "weights", rows.sent * a),
+        Saved("moe", "offsets", E / job.grid.ep * 4),
+        *_orders(job, rows),
+    ]
+    if a != FP32:
+        saved.append(Saved("mlp", "router_weight", E * D * FP32))
+    if K > 1:
+        saved += [Saved("mlp", "top", t * K * FP32), Saved("mlp", "top_sum", t * FP32)]
+    if job.aux_loss:
+        saved += [Saved("mlp", "score_sum", t * FP32), Saved("mlp", "share", sizes.batch * E * FP32)]
+    if job.z_loss:
+        saved += [Saved("mlp", "logits", t * E * FP32), Saved("mlp", "log_sum_exp", t * FP32)]
+    if mlp.shared_hidden:
+        if a != FP32:
+            saved.append(Saved("mlp", "shared_input", t * D * a))
+        saved += [
+            Saved("mlp", f"shared_{name}", t * mlp.shared_hidden * a) for name in ("gate", "up", "hidden")
+        ]
+    return saved
+
+
+def _orders(job: Job, rows: Rows) -> list[Saved]:
+    """The orders of rows before and after each hop of the all-to-all: over ep, or within and between nodes."""
+    hops = 0 if job.grid.ep == 1 else 2 if job.ep_inner and 1 < job.ep_inner < job.grid.ep else 1
+    return [Saved("moe", "orders", hops * 2 * rows.received * INT64)] if hops else []
+
+
+def _routing(job: Job, mlp: Experts) -> list[Saved]:
+    """The routing of a layer, kept for the recomputed forward (`engine.model.moe.Routing`)."""
+    sizes, rows = Sizes.of(job), Rows.of(job, mlp)
+    saved = [
+        Saved("moe", "experts", sizes.slice_tokens * mlp.experts * INT64),
+        Saved("moe", "pairs", rows.sent * INT64),
+        Saved("moe", "tokens", rows.sent * INT64),
+        Saved("moe", "load", (mlp.experts + 1) * INT64),
+        Saved("moe", "offsets", mlp.experts / job.grid.ep * 4),
+        *_orders(job, rows),
+    ]
+    if job.aux_loss:
+        saved.append(Saved("moe", "share", sizes.batch * mlp.experts * FP32))
+    return saved

@@ -1,0 +1,179 @@
+"""What Megatron-LM keeps of one layer from its forward to its backward, tensor by tensor.
+
+For a GPT layer with unfused attention and dropout the list adds up to equations 1, 2, 4 and 6 of Korthikanti et al.
+2022 (arXiv 2205.05198): s b h (34 + 5 a s / h), with tensor and sequence parallelism divided by t, and 34 s b h / t
+with selective recompute. Fused attention keeps its output's log-sum-exp instead of scores. With sequence parallelism
+the input of a product is saved as a slice and gathered again in backward (section 4.2.2).
+"""
+
+from engine.planner.memory.saved import Kind, Saved
+from engine.planner.memory.sizes import FP32, INT64, MASK, Rows, Sizes
+from engine.planner.workload.job import Job
+from engine.planner.workload.transformer import (
+    Attention,
+    Dense,
+    Experts,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    Mixer,
+    StateSpace,
+)
+
+
+def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
+    """What a layer saves under the job's recompute mode. full keeps the layer's input (2 s b h, section 5 of the
+    paper); selective leaves out scores, softmax and dropout of attention (equation 6)."""
+    sizes = Sizes.of(job)
+    if job.recompute == "full":
+        return [Saved("input", "input", sizes.slice_tokens * job.model.d_model * sizes.stream)]
+    return _mixer_block(job, layer.mixer) + _mlp_block(job, layer.mlp)
+
+
+def saved_of_embedding(job: Job) -> list[Saved]:
+    """Token ids, and the mask of the dropout after the embedding (section 4.3)."""
+    sizes = Sizes.of(job)
+    saved = [Saved("input", "ids", sizes.tokens * INT64)]
+    if job.dropout:
+        saved.append(Saved("input", "dropout", sizes.slice_tokens * job.model.d_model * MASK))
+    return saved
+
+
+def saved_of_head(job: Job) -> list[Saved]:
+    """Input of the last norm and of the head, and the fp32 softmax that the loss keeps (section 4.3: 4 s b h / t
+    (1 + v / h))."""
+    sizes, model = Sizes.of(job), job.model
+    slice_ = sizes.slice_tokens * model.d_model * sizes.stream
+    return [
+        Saved("logits", "norm_input", slice_),
+        Saved("logits", "head_input", slice_),
+        Saved("logits", "softmax", sizes.tokens * model.vocab / sizes.tp * FP32),
+    ]
+
+
+def _block(kind: Kind, job: Job, saved: list[Saved]) -> list[Saved]:
+    """With the block's norm and the dropout before the residual sum."""
+    sizes, D = Sizes.of(job), job.model.d_model
+    saved = [Saved(kind, "norm_input", sizes.slice_tokens * D * sizes.stream), *saved]
+    if job.dropout:
+        saved.append(Saved(kind, "dropout", sizes.slice_tokens * D * MASK))
+    return saved
+
+
+def _mixer_block(job: Job, mixer: Mixer | None) -> list[Saved]:
+    sizes, D = Sizes.of(job), job.model.d_model
+    t, T, o, a, tp = sizes.slice_tokens, sizes.tokens, sizes.operand, sizes.stream, sizes.tp
+    match mixer:
+        case None:
+            return []
+        case Attention():
+            C = mixer.head_dim
+            kv = max(1.0, mixer.kv_heads / tp)
+            out = mixer.heads / tp * C
+            core = _attention_core(job, mixer.heads / tp, out + 2 * kv * C, out)
+            normalised = [Saved("attention", "qk_norm", T * (mixer.heads / tp + kv) * C * a)]
+            return _block(
+                "attention",
+                job,
+                [
+                    Saved("attention", "input", t * D * o),
+                    *(normalised if mixer.qk_norm else []),
+                    *core,
+                    Saved("attention", "projected", T * out * o),
+                ],
+            )
+        case LatentAttention():
+            q = mixer.heads / tp * (mixer.nope_dim + mixer.rope_dim)
+            out = mixer.heads / tp * mixer.v_dim
+            latent = [  # each latent before its norm, and as the input of its up-projection
+                Saved("attention", "kv_latent", t * (mixer.kv_rank + mixer.rope_dim) * a),
+                Saved("attention", "kv_input", t * mixer.kv_rank * o),
+            ]
+            if mixer.q_rank:
+                latent += [
+                    Saved("attention", "q_latent", t * mixer.q_rank * a),
+                    Saved("attention", "q_input", t * mixer.q_rank * o),
+                ]
+            core = _attention_core(job, mixer.heads / tp, 2 * q + out, out)
+            projected = Saved("attention", "projected", T * out * o)
+            return _block(
+                "attention", job, [Saved("attention", "input", t * D * o), *latent, *core, projected]
+            )
+        case StateSpace():
+            inner, BC = mixer.heads * mixer.head_dim / tp, 2 * mixer.groups * mixer.state / tp
+            return _block(
+                "attention",
+                job,
+                [
+                    Saved("attention", "input", t * D * o),
+                    Saved("attention", "zxBCdt", T * (2 * inner + BC + mixer.heads / tp) * a),
+                    Saved("attention", "scanned", T * inner * a),
+                    Saved("attention", "projected", T * inner * o),
+                ],
+            )
+
+
+def _attention_core(job: Job, heads: float, qkv: float, out: float) -> list[Saved]:
+    """Queries, keys and values; and scores, or what a fused kernel keeps: its output, if the projection's input is not
+    the same tensor, and the log-sum-exp. Widths in elements per token."""
+    sizes = Sizes.of(job)
+    T, a = sizes.tokens, sizes.stream
+    saved = [Saved("attention", "qkv", T * qkv * a)]
+    if job.recompute == "selective":
+        return saved
+    if job.fused_attention:
+        if sizes.operand != a:  # a quantised copy of it is the projection's input
+            saved.append(Saved("attention", "out", T * out * a))
+        return [*saved, Saved("attention", "log_sum_exp", T * heads * FP32)]
+    scores = T * heads * sizes.seq_len
+    saved.append(Saved("attention", "softmax", scores * a))
+    if job.dropout:
+        saved += [
+            Saved("attention", "score_mask", scores * MASK),
+            Saved("attention", "score_dropout", scores * a),
+        ]
+    return saved
+
+
+def _mlp_block(job: Job, mlp: FeedForward | None) -> list[Saved]:
+    sizes = Sizes.of(job)
+    match mlp:
+        case None:
+            return []
+        case Dense():
+            input_ = Saved("mlp", "input", sizes.slice_tokens * job.model.d_model * sizes.operand)
+            return _block(
+                "mlp", job, [input_, *_mlp("mlp", sizes, sizes.tokens, mlp.hidden / sizes.tp, mlp.gated)]
+            )
+        case Experts():
+            return _block("mlp", job, _experts(job, mlp))
+
+
+def _mlp(kind: Kind, sizes: Sizes, tokens: float, hidden: float, gated: bool) -> list[Saved]:
+    """Input and output of the activation function; a gated one has two inputs."""
+    return [
+        Saved(kind, "activation_input", (2 if gated else 1) * tokens * hidden * sizes.stream),
+        Saved(kind, "hidden", tokens * hidden * sizes.operand),
+    ]
+
+
+def _experts(job: Job, mlp: Experts) -> list[Saved]:
+    """Router, permutation and experts of Megatron-Core with grouped products: the weights of the pairs multiply the
+    activation, so the experts' outputs are not kept."""
+    sizes, rows = Sizes.of(job), Rows.of(job, mlp)
+    t, D, E = sizes.slice_tokens, job.model.d_model, mlp.experts
+    width = mlp.latent or D
+    saved = [
+        Saved("mlp", "input", t * D * sizes.stream),
+        Saved("mlp", "router", 2 * t * E * FP32),  # logits and scores
+        Saved("moe", "permutation", 2 * rows.sent * INT64),
+        Saved("moe", "rows", rows.received * width * sizes.operand),
+        *_mlp("moe", sizes, rows.received, mlp.hidden / job.etp, mlp.gated),
+    ]
+    if mlp.latent:
+        saved.append(Saved("mlp", "latent", t * 2 * width * sizes.operand))
+    if mlp.shared_hidden:
+        if sizes.operand != sizes.stream:
+            saved.append(Saved("mlp", "shared_input", t * D * sizes.operand))
+        saved += _mlp("mlp", sizes, sizes.tokens, mlp.shared_hidden / sizes.tp, mlp.gated)
+    return saved

@@ -1,0 +1,65 @@
+"""Sizes of one micro-batch on one rank, from which every kind of saved tensor is counted."""
+
+from dataclasses import dataclass
+
+from engine.planner.workload.job import Job, Precision
+from engine.planner.workload.transformer import Experts
+
+FP32, INT64, BOOL, MASK = 4, 8, 1, 1
+
+STREAM: dict[Precision, float] = {"fp32": 4, "bf16": 2, "fp8": 2, "nvfp4": 2}
+"""Bytes per element of activations between matrix products."""
+
+OPERAND: dict[Precision, float] = {"fp32": 4, "bf16": 2, "fp8": 1, "nvfp4": 0.5625}
+"""Bytes per element of a matrix product's saved input: quantised if the product is; NVFP4 has one scale of a byte for
+16 elements."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """`tokens` of the cp slice, which attention and a dense MLP see; `slice_tokens` of the residual stream, which tp
+    divides further with sequence parallelism. `stream` and `operand`: bytes per element."""
+
+    batch: int
+    seq_len: int
+    tokens: float
+    slice_tokens: float
+    stream: float
+    operand: float
+    tp: int
+    cp: int
+
+    @classmethod
+    def of(cls, job: Job) -> "Sizes":
+        tokens = job.micro_batch * job.seq_len / job.grid.cp
+        return cls(
+            job.micro_batch,
+            job.seq_len,
+            tokens,
+            job.local_tokens,
+            STREAM[job.precision],
+            OPERAND[job.precision],
+            job.grid.tp,
+            job.grid.cp,
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """(token, expert) pairs of a layer: `sent` by this rank, `received` by the busiest ep rank.
+
+    Dropless, the busiest rank receives the mean times the imbalance. A capacity bounds both: no expert takes more than
+    `capacity_factor` times an even share.
+    """
+
+    sent: float
+    received: float
+
+    @classmethod
+    def of(cls, job: Job, mlp: Experts) -> "Rows":
+        sent = job.local_tokens * mlp.top_k
+        if job.framework == "megatron" and not job.sequence_parallel:
+            sent /= job.grid.tp  # each tensor rank dispatches a part of the tokens that all of them have
+        bound = job.capacity_factor or float("inf")
+        # With etp, the ranks that share an expert gather each other's rows.
+        return cls(sent * min(1.0, bound), sent * min(job.imbalance, bound) * job.etp)

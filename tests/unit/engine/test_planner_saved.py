@@ -1,0 +1,86 @@
+"""What the planner says that the engine keeps for backward, against the storages that a real forward leaves alive."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.config.knob_values import KnobValues
+from engine.config.toml import load
+from engine.metering.meter import Meter
+from engine.model.loss import cross_entropy
+from engine.model.transformer import Stage
+from engine.parallel.collectives import Axis
+from engine.parallel.parameters import ParameterFactory
+from engine.planner.memory import saved
+from engine.planner.workload.job import Job
+from engine.planner.workload.transformer import Experts
+from tests.unit.engine.live_storages import LiveStorages, SavedStorages
+from tests.unit.engine.test_layout import DEMO
+
+ALONE = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1"]
+MODELS = {
+    "dense": ["model.moe=none", "model.d_ff=96"],
+    "wide heads": ["model.moe=none", "model.d_ff=96", "model.kv_heads=none", "model.vocab=1024"],
+    "experts": [],
+    "shared experts and z-loss": ["model.moe.shared_experts=1", "knobs.z_loss_coef=0.1"],
+    "top 1 without a loss": [
+        "model.moe.top_k=1",
+        "model.moe.balance=bias",
+        "model.moe.dense_layers=1",
+    ],
+    "both balances and groups": [
+        "model.moe.balance=aux+bias",
+        "model.moe.groups=4",
+        "model.moe.top_groups=2",
+        "model.moe.score=sigmoid",
+    ],
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+LOSS = 4  # bytes of the loss itself
+
+
+class OneStage:
+    """The whole model of a layout on this process, its weights in the precision of the products."""
+
+    def __init__(self, overrides: list[str]):
+        layout = load(DEMO, [*ALONE, *overrides])
+        model, tp = layout.model, Axis("tp", None, Meter())
+        experts = model.moe.experts if model.moe else 0
+        factory = ParameterFactory(1, tp, Axis("ep", None, Meter()))
+        meter = Meter(model.layers, experts)
+        self.stage = Stage(factory, model, range(model.layers), KnobValues.of(layout), meter)
+        for parameter in self.stage.parameters():
+            parameter.data = parameter.data.to(DTYPES[layout.train.precision])
+        self.job, self.tp = Job.of(layout), tp
+        self.tokens = torch.randint(0, 256, (self.job.micro_batch, model.seq_len))
+
+    def loss(self) -> Tensor:
+        return cross_entropy(self.stage(self.tokens), self.tokens, self.tp)
+
+    def planned(self) -> int:
+        job = self.job
+        entries = [*saved.saved_of_embedding(job), *saved.saved_of_head(job)]
+        entries += [entry for layer in job.model.layers for entry in saved.saved_of_layer(job, layer)]
+        return int(sum(entry.bytes for entry in entries))
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_byte_that_a_forward_keeps(model: str, precision: str, recompute: str) -> None:
+    one = OneStage([*MODELS[model], f"train.precision={precision}", f"knobs.recompute={recompute}"])
+    with LiveStorages() as live:
+        loss = one.loss()
+        kept = live.now() if loss.requires_grad else 0  # while the loss holds the graph
+    # The auxiliary losses of a layer are scalars that live beside the saved storages.
+    scalars = 2 * LOSS * sum(isinstance(layer.mlp, Experts) for layer in one.job.model.layers)
+    assert one.planned() + LOSS <= kept <= one.planned() + LOSS + scalars
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_autograd_saves_the_same(model: str, precision: str) -> None:
+    one = OneStage([*MODELS[model], f"train.precision={precision}"])
+    with SavedStorages(one.stage) as storages:
+        one.loss()
+    assert storages.bytes == one.planned()

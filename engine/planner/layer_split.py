@@ -6,11 +6,17 @@ as much as several layers.
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from math import inf
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.config.layout import Model
 from engine.config.sizes import attention_matrices, attention_width, mlp_matrices
+
+Floats = NDArray[np.float64]
 
 
 def layer_weight(model: Model, layer: int, pairs: int | None = None) -> float:
@@ -33,11 +39,19 @@ def stage_weights(model: Model, parts: Sequence[range]) -> list[float]:
 def split_layers(model: Model, stages: int) -> list[range]:
     """The layers of each stage, at least one. Minimizes the maximum stage weight, then the sum of squared weights."""
     assert 1 <= stages <= model.layers
-    upto = [0.0, *accumulate(_weights(model))]
-    heaviest, _ = _best_split(upto, stages, max)
-    return _best_split(
-        upto, stages, lambda before, weight: before + weight**2 if weight <= heaviest else inf
-    )[1]
+    return list(_split(tuple(_weights(model)), stages))
+
+
+@lru_cache(maxsize=1024)
+def _split(weights: tuple[float, ...], stages: int) -> tuple[range, ...]:
+    upto = np.array([0.0, *accumulate(weights)])
+    stage_weight = upto[:, None] - upto[None, :]  # [end, begin]
+    heaviest, _ = _best_split(stage_weight, stages, np.maximum)
+
+    def add_square(before: Floats, weight: Floats) -> Floats:
+        return np.where(weight <= heaviest, before + weight**2, inf)
+
+    return tuple(_best_split(stage_weight, stages, add_square)[1])
 
 
 def _weights(model: Model) -> list[float]:
@@ -50,22 +64,26 @@ def _weights(model: Model) -> list[float]:
 
 
 def _best_split(
-    upto: list[float], stages: int, join: Callable[[float, float], float]
+    stage_weight: Floats, stages: int, join: Callable[[Floats, Floats], Floats]
 ) -> tuple[float, list[range]]:
-    """The minimum of the stage weights folded with `join`, and the stages that reach it. `upto[n]` is the weight of
-    the first n layers. Dynamic programming: adds one stage at a time and tries every layer as its first."""
-    layers = len(upto) - 1
-    best = [join(0.0, weight) for weight in upto]  # [n]: minimum for the first n layers on the stages so far
-    begins: list[dict[int, int]] = []
+    """The minimum of the stage weights folded with `join`, and the stages that reach it. `stage_weight[end, begin]` is
+    the weight of the layers from begin to end. Dynamic programming: adds one stage at a time and tries every layer as
+    its first; of equal ones the latest."""
+    layers = len(stage_weight) - 1
+    best = join(
+        np.zeros(layers + 1), stage_weight[:, 0]
+    )  # [n]: minimum for the first n layers on the stages so far
+    backward = np.tri(layers + 1, dtype=bool)  # begin <= end; a stage has at least one layer:
+    np.fill_diagonal(backward, False)
+    begins = []
     for stage in range(1, stages):
-        row, begin = [inf] * (layers + 1), dict[int, int]()
-        for end in range(stage + 1, layers - (stages - stage) + 2):
-            row[end], latest = min((join(best[at], upto[end] - upto[at]), -at) for at in range(stage, end))
-            begin[end] = -latest
-        best = row
+        tried = np.where(backward, join(best[None, :], stage_weight), inf)
+        tried[:, :stage] = inf  # a layer for each stage before
+        begin = layers - np.argmin(tried[:, ::-1], axis=1)
+        best = tried[np.arange(layers + 1), begin]
         begins.append(begin)
     parts, end = [], layers
     for begin in reversed(begins):
-        parts.append(range(begin[end], end))
-        end = begin[end]
-    return best[layers], [range(end), *reversed(parts)]
+        parts.append(range(int(begin[end]), end))
+        end = int(begin[end])
+    return float(best[layers]), [range(end), *reversed(parts)]

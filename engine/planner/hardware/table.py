@@ -22,6 +22,13 @@ class HardwareError(RefusedError):
     """A mistake in a hardware name or file, in one sentence."""
 
 
+class _Device(Struct, frozen=True, forbid_unknown_fields=True):
+    memory_gib: Above0
+    memory_bandwidth: Above0
+    peak: dict[str, Above0]
+    source: str
+
+
 class _Link(Struct, frozen=True, forbid_unknown_fields=True):
     latency: AtLeast0
     bandwidth: Above0
@@ -36,7 +43,7 @@ class _Machine(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Table(Struct, frozen=True, forbid_unknown_fields=True):
-    devices: dict[str, Device]
+    devices: dict[str, _Device]
     links: dict[str, _Link]
     machines: dict[str, _Machine]
 
@@ -68,7 +75,9 @@ def hardware(name: str) -> Hardware:
     machine = table.machines[machine_name]
     levels = [*machine.links[:-1], network or machine.links[-1]]
     links = tuple(_named(level, table.links[level]) for level in levels)
-    return Hardware(name, table.devices[machine.device], links, efficiencies()[machine.generation])
+    found = table.devices[machine.device]
+    device = Device(found.memory_gib * 2**30, found.memory_bandwidth, found.peak, found.source)
+    return Hardware(name, device, links, efficiencies()[machine.generation])
 
 
 def load(path: str | Path) -> Hardware:

@@ -96,8 +96,9 @@ class Job:
 
     @classmethod
     def of(cls, layout: Layout) -> "Job":
-        """The job of a checked layout. The engine keeps fp32 weights and casts them for the matrix products."""
-        parts = split_layers(layout.model, layout.stages)
+        """The job of a checked layout. The engine keeps fp32 weights and casts them for the matrix products;
+        Megatron-LM keeps weights in their precision, and fp32 ones beside them."""
+        parts, megatron = split_layers(layout.model, layout.stages), layout.plan.framework == "megatron"
         return cls(
             model=Transformer.of(layout.model),
             seq_len=layout.model.seq_len,
@@ -111,11 +112,12 @@ class Job:
             recompute=layout.knobs.recompute,
             zero=layout.train.zero,
             optimizer=layout.train.optimizer,
-            master=False,
+            master=megatron,
             cp_method=layout.grid.cp_method,
             ep_inner=layout.ep_inner,
             capacity_factor=layout.knobs.capacity_factor,
-            framework="engine",
+            imbalance=layout.plan.imbalance,
+            framework=layout.plan.framework,
             aux_loss=layout.model.moe is not None and "aux" in layout.model.moe.balances,
             z_loss=layout.knobs.z_loss_coef > 0,
         )

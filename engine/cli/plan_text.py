@@ -1,0 +1,128 @@
+"""A plan as text of at most 80 columns."""
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from engine.planner.memory.peak import RankMemory
+from engine.planner.timing.step import Prediction
+from engine.planner.what_if import UNKNOWN_TIME, WhatIf
+from engine.planner.workload.parameters import active, total
+
+GIB, MIB = 2**30, 2**20
+UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+DURATIONS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+COLUMNS = {  # heading: components of memory
+    "param": ("parameters", "gathered"),
+    "grad": ("gradients",),
+    "optim": ("optimizer",),
+    "activ": ("activations",),
+    "moe": ("moe",),
+    "logits": ("logits",),
+    "other": ("working", "pipeline", "framework"),
+}
+
+
+def plan_text(name: str, found: WhatIf) -> str:
+    """What the layout is, its time with what bounds it, and its memory by rank."""
+    return "\n".join([*_head(name, found), "", *_time(found), "", *_memory(found)]) + "\n"
+
+
+def scaled(value: float, units: tuple[tuple[float, str], ...] = UNITS) -> str:
+    """A number with three digits and a unit's letter, such as 3.35 T."""
+    for size, letter in units:
+        if abs(value) >= size:
+            return f"{value / size:.3g} {letter}"
+    return f"{value:.3g} "
+
+
+def seconds(value: float) -> str:
+    """A time with three digits, such as 19.9 s or 1.2 ms."""
+    size, unit = next((row for row in DURATIONS if value >= row[0]), DURATIONS[-1])
+    return f"{value / size:.3g} {unit}" if value / size < 1000 else f"{value / size:,.0f} {unit}"
+
+
+def shape(found: WhatIf) -> str:
+    """Grid, schedule and settings in one line."""
+    job, grid = found.job, found.job.grid
+    sizes = {"pp": grid.pp, "dp": grid.dp, "cp": grid.cp, "tp": grid.tp, "ep": grid.ep}
+    axes = " ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1) or "one rank"
+    stages = f" x{job.virtual_stages}" if job.virtual_stages > 1 else ""
+    schedule = f"{job.schedule}{stages}, " if grid.pp > 1 else ""
+    return (
+        f"{axes} · {schedule}{job.micro_batches} micro-batches of {job.micro_batch} · "
+        f"zero {job.zero} · recompute {job.recompute}"
+    )
+
+
+def _head(name: str, found: WhatIf) -> Iterator[str]:
+    job, model = found.job, found.job.model
+    size, used = total(model), active(model)
+    parameters = f"{scaled(size, COUNTS)} parameters"
+    if used != size:
+        parameters += f", {scaled(used, COUNTS)} active"
+    machine = found.hardware.name if found.hardware else "unknown"
+    ranks = f"{job.grid.world:,} ranks" if job.grid.world > 1 else "1 rank"
+    yield f"{name}: {parameters} · {ranks} on {machine} · {job.precision}"
+    yield shape(found)
+    yield f"{job.global_batch:,} sequences of {job.seq_len:,} tokens a step"
+
+
+def _time(found: WhatIf) -> Iterator[str]:
+    time = found.time
+    if time is None or found.hardware is None:
+        yield f"time       {UNKNOWN_TIME}"
+        return
+    low, mid, high = time.step_s
+    peak = found.hardware.device.peak
+    of = "bf16" if found.job.precision in ("fp8", "nvfp4") else found.job.precision
+    yield f"step       {seconds(mid)} ({seconds(low)} to {seconds(high)})"
+    yield f"rate       {scaled(time.tokens_per_s)}tok/s · {time.tflops_per_device:,.3g} TFLOP/s a device"
+    yield f"MFU        {time.mfu:.1%} of {scaled(peak[of])}FLOP/s (dense {of}, causal attention)"
+    yield f"bubble     {time.bubble:.1%}"
+    yield f"bound by   {time.bound_by[1]}"
+    yield "seconds    " + _phases(time)
+
+
+def _phases(time: Prediction) -> str:
+    """Causes by size; those under a thousandth of the step are left out."""
+    mid = time.step_s[1]
+    shown = sorted((-value, cause) for cause, value in time.phases.items() if value >= mid / 1000)
+    words = [f"{cause} {seconds(-value)}" for value, cause in shown]
+    lines, line = [], ""
+    for word in words:
+        if line and len(line) + len(word) > 66:
+            lines.append(line)
+            line = ""
+        line += f"{' · ' if line else ''}{word}"
+    return ("\n" + " " * 11).join([*lines, line])
+
+
+def _memory(found: WhatIf) -> Iterator[str]:
+    size, unit = (MIB, "MiB") if found.memory.peak < GIB else (GIB, "GiB")
+    if found.capacity is None:
+        peak, worst = _number(found.memory.peak / size), found.memory.worst_rank
+        yield f"memory     {peak} {unit}, pipeline rank {worst}, without what libraries take"
+    else:
+        yield f"memory     {found.memory.sentence(found.capacity)}"
+    yield ""
+    yield f"{unit} by rank {'total':>8}" + "".join(f"{heading:>8}" for heading in COLUMNS)
+    number = 0
+    for row, same in groupby(_row(rank, size) for rank in found.memory.ranks):
+        count = len(list(same))
+        ranks = f"pp{number}" if count == 1 else f"pp{number} to {number + count - 1}"
+        yield f"{ranks:<12}{row}"
+        number += count
+
+
+def _row(rank: RankMemory, size: int) -> str:
+    parts = rank.components()
+    cells = [rank.total, *(sum(parts[name] for name in names) for names in COLUMNS.values())]
+    return "".join(f"{_number(cell / size):>8}" for cell in cells)
+
+
+def _number(value: float) -> str:
+    """Three digits; less than a thousandth is 0."""
+    if value < 0.001:
+        return "0"
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:,.1f}"

@@ -1,0 +1,103 @@
+"""What a layout would do on a machine: its memory, and with a hardware description its time. The planner's front door.
+
+A change is asked for by changing the job (`dataclasses.replace`) or the layout, and asking again: a few milliseconds.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.config.layout import Layout
+from engine.config.refusal import RefusedError
+from engine.planner.hardware.description import Hardware
+from engine.planner.hardware.table import hardware as known_hardware
+from engine.planner.hardware.table import load as load_hardware
+from engine.planner.memory.plan import MemoryPlan, plan_memory
+from engine.planner.timing.release import releases
+from engine.planner.timing.step import Prediction, predict
+from engine.planner.workload.job import Job
+from engine.planner.workload.parameters import active, total
+
+UNKNOWN_TIME = "not known without a machine: give --hardware NAME or FILE, or [hardware]"
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A job as planned. `time` is None without hardware."""
+
+    job: Job
+    memory: MemoryPlan
+    hardware: Hardware | None = None
+    time: Prediction | None = None
+
+    @property
+    def capacity(self) -> float | None:
+        """Bytes of memory of a device."""
+        return self.hardware.device.memory_bytes if self.hardware else None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether every rank fits into its device's memory; None without hardware."""
+        return None if self.capacity is None else self.memory.fits(self.capacity)
+
+    def as_json(self) -> dict[str, Any]:
+        """The numbers under stable names (docs/planner.md); None is unknown."""
+        job, time = self.job, self.time
+        grid = {
+            axis: getattr(job.grid, axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+        }
+        low, mid, high = time.step_s if time else (None, None, None)
+        return {
+            "hardware": self.hardware.name if self.hardware else None,
+            "ranks": job.grid.world,
+            "parameters": total(job.model),
+            "active_parameters": active(job.model),
+            "grid": grid,
+            "schedule": job.schedule,
+            "virtual_stages": job.virtual_stages,
+            "micro_batches": job.micro_batches,
+            "micro_batch": job.micro_batch,
+            "global_batch": job.global_batch,
+            "seq_len": job.seq_len,
+            "precision": job.precision,
+            "recompute": job.recompute,
+            "zero": job.zero,
+            "step_s": mid,
+            "step_low_s": low,
+            "step_high_s": high,
+            "tokens_per_s": time.tokens_per_s if time else None,
+            "tflops_per_device": time.tflops_per_device if time else None,
+            "mfu": time.mfu if time else None,
+            "bubble": time.bubble if time else None,
+            "phases_s": time.phases if time else None,
+            "bound_by": time.bound_by[0] if time else None,
+            "memory": {
+                "fits": self.fits,
+                "capacity_bytes": self.capacity,
+                "peak_bytes": self.memory.peak,
+                "worst_rank": self.memory.worst_rank,
+                "ranks": [rank.components() | {"total": rank.total} for rank in self.memory.ranks],
+            },
+        }
+
+
+def what_if(job: Job | Layout, hardware: Hardware | None = None, release: str | None = None) -> WhatIf:
+    """Plan a job, or a layout with the machine and release that it names. Raises RefusedError."""
+    if isinstance(job, Layout):
+        hardware, release = hardware or assumed_hardware(job), release or job.plan.release
+        job = Job.of(job)
+    if release is not None and release not in releases():
+        raise RefusedError(f"plan.release = {release} is not known; legal: none, {', '.join(releases())}")
+    if hardware and job.precision not in hardware.device.peak:
+        raise RefusedError(
+            f"train.precision = {job.precision} has no peak rate on {hardware.name}; legal there: "
+            f"{', '.join(hardware.device.peak)}"
+        )
+    time = predict(job, hardware, release) if hardware else None
+    return WhatIf(job, plan_memory(job, hardware), hardware, time)
+
+
+def assumed_hardware(layout: Layout) -> Hardware | None:
+    """The machine of the layout's [hardware] section."""
+    if layout.hardware.path:
+        return load_hardware(layout.hardware.path)
+    return known_hardware(layout.hardware.name) if layout.hardware.name else None

@@ -2,26 +2,32 @@
 
 python -m tests.bench.plan_fit
 
-Six numbers for each hardware generation and one factor for each framework release. They minimise the sum of Huber
-losses of log(predicted / measured); a source of n rows weighs sqrt(n). The factor of a release multiplies the whole
-step, so the best one follows from the residuals; the six are found by damped Gauss-Newton steps (Levenberg 1944, Marquardt
-1963) on their logarithms.
+Six numbers for each hardware generation and one factor for each framework release, which multiplies the whole step.
+They minimise the sum of Huber losses of log(predicted / measured); each row of a source with n rows weighs n^-0.75, so
+that no source outweighs all others; a weak pull of the factors to 1 separates them from the efficiencies. The search
+takes damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963) on the logarithms.
+
+The intervals are quantiles of the errors of rows that were left out of the fit: of a fifth of the rows at a time, for
+known releases, and of a source at a time, for unknown ones.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from math import exp, log
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+import engine.planner.hardware.efficiency as stored
+import engine.planner.timing.release as known
 from engine.planner.hardware.description import Efficiency
-from engine.planner.timing.release import releases
 from engine.planner.timing.step import predict
 from tests.bench.plan_hardware import hardware
-from tests.bench.published.rows import Row
+from tests.bench.published.rows import Row, rows
 
 Floats = npt.NDArray[np.float64]
 NAMES = ("gemm", "half_rows", "attention", "memory", "link", "operation")
@@ -30,102 +36,184 @@ BOUNDS = {
     "link": (0.1, 1.0), "operation": (1e-7, 3e-4),
 }  # fmt: skip
 HUBER = 0.1  # of log(predicted / measured): beyond it a residual counts linearly
+PULL = 0.02  # weight of the logarithm of a factor among the residuals
 STEP = 0.03  # of a logarithm, for the derivative
+HELD = 0.85  # share of the rows that the interval is to hold
+FOLDS = 5
 
 
-@dataclass
+@dataclass(frozen=True)
 class Fit:
-    """Efficiency of a generation and factors of releases, with the rows that gave them."""
+    """Efficiencies by generation and factors by release."""
 
-    efficiency: Efficiency
-    factors: dict[str, float]
-    rows: Sequence[Row] = field(default_factory=list)
+    efficiency: Mapping[str, Efficiency]
+    factors: Mapping[str, float]
 
     def factor(self, release: str) -> float:
         """The factor; of a release without rows, the geometric mean of the others."""
-        if release in self.factors:
-            return self.factors[release]
-        known = [log(factor) for factor in self.factors.values()]
-        return exp(sum(known) / len(known)) if known else 1.0
+        mean = exp(float(np.mean(np.log([*self.factors.values()]))))
+        return self.factors.get(release, mean)
 
     def seconds(self, row: Row) -> float:
-        return raw_seconds(row, self.efficiency) * self.factor(row.release)
+        return raw_seconds(row, self.efficiency[row.generation]) * self.factor(row.release)
+
+    def errors(self, of: Iterable[Row]) -> Floats:
+        """log(predicted / measured)."""
+        return np.array([np.log(self.seconds(row) / row.measured) for row in of])
 
 
 def raw_seconds(row: Row, efficiency: Efficiency) -> float:
     """Predicted seconds with a factor of 1."""
     assert row.job
-    traits = msgspec.structs.replace(releases()[row.release], factor=1.0)
+    traits = msgspec.structs.replace(known.releases()[row.release], factor=1.0)
     return predict(row.job, hardware(row.gpu, efficiency), traits).step_s[1]
 
 
-def weights(rows: Sequence[Row]) -> Floats:
-    counts: defaultdict[str, int] = defaultdict(int)
-    for row in rows:
-        counts[row.source] += 1
-    return np.array([counts[row.source] ** -0.5 for row in rows])
-
-
-def log_factors(rows: Sequence[Row], errors: Floats, weight: Floats) -> dict[str, float]:
-    """The factors, as logarithms, that centre the errors of each release (a robust mean)."""
-    found: dict[str, float] = {}
-    for name in {row.release for row in rows}:
-        mine = np.array([row.release == name for row in rows])
-        e, w = errors[mine], weight[mine]
-        centre = float(np.median(e))
-        for _ in range(20):
-            pull = w / np.maximum(1, np.abs(e - centre) / HUBER)
-            centre = float((pull * e).sum() / pull.sum())
-        found[name] = -centre
-    return found
+def stored_fit() -> Fit:
+    return Fit(stored.efficiencies(), {name: release.factor for name, release in known.releases().items()})
 
 
 def fit(
-    rows: Sequence[Row], start: Efficiency, rounds: int = 12, say: Callable[[str], object] = print
+    of: Sequence[Row], start: Fit, rounds: int = 15, say: Callable[[str], object] = lambda _: None
 ) -> Fit:
-    """The efficiency and factors that fit `rows` of one generation best."""
-    weight = weights(rows)
-    measured = np.log([row.measured for row in rows])
+    """The efficiencies and factors that fit the rows best. Columns of the Jacobian: six for each generation, which only
+    its own rows depend on, then the factors."""
+    generations, releases = sorted({row.generation for row in of}), sorted({row.release for row in of})
+    mine = np.array([generations.index(row.generation) for row in of])
+    whose = np.array([releases.index(row.release) for row in of])
+    counts = Counter(row.source for row in of)
+    weight = np.array([counts[row.source] ** -0.75 for row in of] + [PULL] * len(releases))
+    measured, n, six = np.log([row.measured for row in of]), len(of), len(NAMES)
     low, high = (np.log([BOUNDS[name][side] for name in NAMES]) for side in (0, 1))
 
-    def residuals(x: Floats) -> Floats:
-        efficiency = Efficiency(**dict(zip(NAMES, np.exp(x).tolist(), strict=True)))
-        errors = np.log([raw_seconds(row, efficiency) for row in rows]) - measured
-        centres = log_factors(rows, errors, weight)
-        return errors + np.array([centres[row.release] for row in rows])
+    def predicted(x: Floats) -> Floats:
+        each = [Efficiency(**dict(zip(NAMES, np.exp(line).tolist(), strict=True))) for line in x]
+        return np.log([raw_seconds(row, each[at]) for row, at in zip(of, mine, strict=True)])
+
+    def residuals(raw: Floats, factors: Floats) -> Floats:
+        return np.concatenate([raw + factors[whose] - measured, factors])
 
     def loss(e: Floats) -> float:
         a = np.abs(e)
         return float((weight * np.where(a < HUBER, a**2 / 2, HUBER * (a - HUBER / 2))).sum())
 
-    x = np.clip(np.log([getattr(start, name) for name in NAMES]), low, high)
-    e, damping = residuals(x), 1e-2
+    x = np.log([[getattr(start.efficiency[g], name) for name in NAMES] for g in generations]).clip(low, high)
+    factors = np.log([start.factor(name) for name in releases])
+    raw, damping = predicted(x), 1e-2
+    e = residuals(raw, factors)
     best = loss(e)
     for _ in range(rounds):
-        columns = []
-        for n in range(len(NAMES)):
-            step = STEP if x[n] + STEP <= high[n] else -STEP
+        jacobian = np.zeros((n + len(releases), six * len(generations) + len(releases)))
+        for k in range(six):
+            step = np.where(x[:, k] + STEP <= high[k], STEP, -STEP)
             moved = x.copy()
-            moved[n] += step
-            columns.append((residuals(moved) - e) / step)
-        jacobian = np.array(columns).T
+            moved[:, k] += step
+            jacobian[np.arange(n), six * mine + k] = (predicted(moved) - raw) / step[mine]
+        jacobian[np.arange(n), six * len(generations) + whose] = 1
+        jacobian[n + np.arange(len(releases)), six * len(generations) + np.arange(len(releases))] = 1
         pull = weight / np.maximum(1, np.abs(e) / HUBER)
         normal, gradient = jacobian.T @ (pull[:, None] * jacobian), jacobian.T @ (pull * e)
-        for _ in range(6):
-            scale = damping * (np.diag(normal) + 1e-9 * np.trace(normal))
-            candidate = np.clip(x - np.linalg.solve(normal + np.diag(scale), gradient), low, high)
-            tried = residuals(candidate)
-            if loss(tried) < best:
-                damping /= 3
+        before = best
+        for _ in range(5):
+            change = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-9), gradient)
+            tried = (x - change[: x.size].reshape(x.shape)).clip(low, high)
+            moved_raw, moved_factors = predicted(tried), factors - change[x.size :]
+            moved_e = residuals(moved_raw, moved_factors)
+            if loss(moved_e) < best:
+                x, raw, factors, e, best = tried, moved_raw, moved_factors, moved_e, loss(moved_e)
+                damping /= 4
                 break
-            damping *= 4
-        else:
+            damping *= 5
+        say(f"loss {best:.5f}")
+        if before - best < 2e-4 * best:
             break
-        gain, x, e = best - loss(tried), candidate, tried
-        best -= gain
-        say(f"  loss {best:.4f}  " + "  ".join(f"{k} {v:.4g}" for k, v in zip(NAMES, np.exp(x), strict=True)))
-        if gain < 1e-4 * best:
-            break
-    efficiency = Efficiency(**dict(zip(NAMES, np.exp(x).tolist(), strict=True)))
-    errors = np.log([raw_seconds(row, efficiency) for row in rows]) - measured
-    return Fit(efficiency, {k: exp(v) for k, v in log_factors(rows, errors, weight).items()}, rows)
+    each = {
+        g: Efficiency(**dict(zip(NAMES, np.exp(line).tolist(), strict=True)))
+        for g, line in zip(generations, x, strict=True)
+    }
+    return Fit(each, dict(zip(releases, np.exp(factors).tolist(), strict=True)))
+
+
+def left_out(published: Sequence[Row], start: Fit, rounds: int = 3) -> dict[str, list[tuple[Row, float]]]:
+    """For each source, its rows and their log errors when only the other sources of their generations are fitted. The
+    factor of a release that no other source has is the mean of the others."""
+    found: dict[str, list[tuple[Row, float]]] = {}
+    for source in {row.source for row in published}:
+        mine = [row for row in published if row.source == source]
+        reached = {row.generation for row in mine}
+        others = [row for row in published if row.source != source and row.generation in reached]
+        if reached <= {row.generation for row in others}:
+            result = fit(others, start, rounds)
+            found[source] = list(zip(mine, result.errors(mine).tolist(), strict=True))
+    return found
+
+
+def folded(published: Sequence[Row], start: Fit) -> list[tuple[Row, float]]:
+    """All rows and their log errors when a fit leaves out a fifth of them at a time, among them the row."""
+    order = np.random.default_rng(0).permutation(len(published))
+    found: list[tuple[Row, float]] = []
+    for fold in range(FOLDS):
+        out = {int(n) for n in order[fold::FOLDS]}
+        result = fit([row for n, row in enumerate(published) if n not in out], start, 3)
+        mine = [published[n] for n in sorted(out)]
+        found += zip(mine, result.errors(mine).tolist(), strict=True)
+    return found
+
+
+def spreads(errors: Iterable[tuple[Row, float]]) -> dict[tuple[str, str], tuple[float, float]]:
+    """(generation, kind of model) -> measured over predicted, at both ends of the share `HELD` of the rows."""
+    groups: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+    for row, error in errors:
+        groups[row.generation, row.kind].append(-error)
+    tail = (1 - HELD) / 2
+    return {
+        key: (exp(np.quantile(es, tail, method="lower")), exp(np.quantile(es, 1 - tail, method="higher")))
+        for key, es in groups.items()
+    }
+
+
+def write(
+    found: Fit,
+    same: Mapping[tuple[str, str], tuple[float, float]],
+    new: Mapping[tuple[str, str], tuple[float, float]],
+) -> None:
+    """Writes efficiency.toml, and the factors in releases.toml."""
+    lines = [
+        "# Attained shares of peaks by hardware generation, and the interval: measured over predicted seconds of the",
+        "# middle 85 % of rows that were left out of the fit, by kind of model, for known and for unknown releases.",
+        "# Written by `python -m tests.bench.plan_fit` from tests/bench/published.",
+    ]
+    for generation in sorted(found.efficiency):
+        lines += ["", f"[{generation}]"]
+        lines += [f"{name} = {getattr(found.efficiency[generation], name):.4g}" for name in NAMES]
+        for label, table in (("", same), (" unknown", new)):
+            lines += [
+                f'spread."{kind}{label}" = [{low:.3f}, {high:.3f}]'
+                for (at, kind), (low, high) in sorted(table.items())
+                if at == generation
+            ]
+    (Path(stored.__file__).parent / "efficiency.toml").write_text("\n".join(lines) + "\n")
+    path = Path(known.__file__).parent / "releases.toml"
+    head, *sections = re.split(r"(?m)^(?=\[)", path.read_text())
+    renewed = []
+    for section in sections:
+        title, rest = section.split("\n", 1)
+        factor = found.factors.get(title.strip('["]'))
+        rest = re.sub(r"(?m)^factor = .*\n", "", rest)
+        renewed.append(title + "\n" + (f"factor = {factor:.4g}\n" if factor else "") + rest)
+    path.write_text(head + "".join(renewed))
+
+
+def main() -> None:
+    published = [row for row in rows() if row.job]
+    found = fit(published, stored_fit(), say=print)
+    for generation, efficiency in sorted(found.efficiency.items()):
+        print(generation, {name: float(f"{getattr(efficiency, name):.4g}") for name in NAMES})
+    same = spreads(folded(published, found))
+    new = spreads(error for errors in left_out(published, found).values() for error in errors)
+    print(same, new, sep="\n")
+    write(found, same, new)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ T = 1e12
 #        memory GB, TB/s, bf16, fp8, nvfp4, NVLink GB/s, domain, network GB/s a GPU
 ROWS = {
     "A100-80GB": (80, 2.039, 312, 312, 312, 300, 8, 25),
+    "A100-80GB-800G": (80, 2.039, 312, 312, 312, 300, 8, 12.5),
     "A100-40GB": (40, 1.555, 312, 312, 312, 300, 8, 25),
     "H100": (80, 3.35, 989.4, 1978.9, 1978.9, 450, 8, 50),
     "H200-4": (141, 4.8, 989.4, 1978.9, 1978.9, 450, 4, 50),
@@ -25,8 +26,8 @@ def hardware(name: str, efficiency: Efficiency) -> Hardware:
         name,
         Device(memory * 1e9, bandwidth * T, {"bf16": bf16 * T, "fp8": fp8 * T, "nvfp4": nvfp4 * T}, "draft"),
         (
-            Link("NVLink", domain, 3e-6, nvlink * 1e9, "draft"),
-            Link("network", None, 8e-6, network * 1e9, "draft"),
+            Link("NVLink", domain, 3.4e-6, nvlink * 1e9, "draft"),
+            Link("network", None, 14e-6, network * 1e9, "draft"),
         ),
         efficiency,
     )

@@ -37,6 +37,9 @@ class Efficiency(Struct, frozen=True):
     memory: Share = 0.8  # of the memory bandwidth, by pointwise operations
     link: Share = 0.8  # of the bandwidth of links, by large collectives
     operation: AtLeast0 = 5e-6  # seconds that an operation takes at least
+    spread: dict[
+        str, tuple[Above0, Above0]
+    ] = {}  # interval of measured over predicted seconds, by kind of model
 
 
 class Hardware(Struct, frozen=True):

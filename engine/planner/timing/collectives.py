@@ -143,3 +143,18 @@ def _two_level_all_to_all(
     levels = (spanned - 1) * alpha_out + outside * slow + (together - 1) * alpha_in
     levels += size * _share(together) * fast
     return min((direct, "direct"), (levels, "hierarchical"))
+
+
+def dispatch_time(size: float, copies: int, ranks: int, stride: int, hardware: Hardware) -> float:
+    """An all-to-all of tokens, each to `copies` random ranks, that sends a token to each other domain at most once and
+    copies it there (DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2). A token has experts in N (1 - (1 - 1/N)^copies)
+    of N domains on average."""
+    together, spanned = domains(ranks, stride, hardware)
+    if spanned == 1:
+        return collective_time("all_to_all", size, ranks, stride, hardware)
+    share = hardware.efficiency.link
+    inner, outer = hardware.links[0], hardware.links[-1]
+    reached = spanned * (1 - (1 - 1 / spanned) ** copies) * _share(spanned)
+    between = size / copies * reached / (outer.bandwidth * share)
+    inside = size * _share(together) / (inner.bandwidth * share)
+    return max(between, inside) + (spanned - 1) * outer.latency + (together - 1) * inner.latency

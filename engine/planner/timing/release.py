@@ -11,17 +11,14 @@ from msgspec import Meta, Struct
 
 class Release(Struct, frozen=True):
     """`factor` is fitted, all else is documented by the source. `overlap_tp`: products run in pieces while tp gathers
-    and scatters. `overlap_dp`: gradients are reduced and weights gathered while others compute. `overlap_ep`: expert
-    all-to-alls of one micro-batch run while another computes. `overlap_pp`: sends between stages run meanwhile.
-    `gradient_bytes`: of a number in a gradient reduction. `graphs`: kernels are launched by graphs, not one by one."""
+    and scatters. `overlap_dp`: gradients are reduced and weights gathered while layers compute. `overlap_pp`: sends
+    between stages do not hold them up. `gradient_bytes`: of a number in a gradient reduction."""
 
     factor: Annotated[float, Meta(gt=0, le=10)] = 1.0
     overlap_tp: bool = False
     overlap_dp: bool = True
-    overlap_ep: bool = False
     overlap_pp: bool = False
     gradient_bytes: int = 4
-    graphs: bool = False
     source: str = ""
 
 

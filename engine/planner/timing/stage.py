@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.planner.hardware.description import Hardware
-from engine.planner.timing.collectives import collective_time
+from engine.planner.timing.collectives import collective_time, dispatch_time
 from engine.planner.timing.kernels import Kernels
 from engine.planner.timing.release import Release
 from engine.planner.workload.job import Job
@@ -46,7 +46,7 @@ class Clock:
         for op in operations:
             if isinstance(op, Gemm):
                 total.compute += kernels.gemm(op)
-                total.launches += op.count
+                total.launches += op.launches
             elif isinstance(op, Memory):
                 total.compute += kernels.memory(op)
                 total.launches += op.kernels
@@ -60,7 +60,7 @@ class Clock:
                     left = max(seconds / op.ranks, seconds - kernels.gemm(op.behind) * (1 - 1 / op.ranks))
                     total.compute += CONTENTION * (seconds - left)
                     seconds = left
-                elif op.axis in ("ep", "etp") and self.release.overlap_ep:
+                elif op.axis in ("ep", "etp") and self.job.overlap_experts:
                     hidden += seconds
                     continue
                 exposed[op.axis] = exposed.get(op.axis, 0.0) + seconds
@@ -70,4 +70,7 @@ class Clock:
         return total
 
     def collective(self, op: Collective) -> float:
-        return collective_time(op.kind, op.bytes, op.ranks, self.strides[op.axis], self.hardware)
+        stride = self.strides[op.axis]
+        if op.copies > 1 and self.job.deduplicated:
+            return dispatch_time(op.bytes, op.copies, op.ranks, stride, self.hardware)
+        return collective_time(op.kind, op.bytes, op.ranks, stride, self.hardware)

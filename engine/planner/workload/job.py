@@ -23,8 +23,14 @@ class Job:
     number of layers of stage s; None: as even as whole layers allow. `imbalance` is the highest load of an ep rank over
     the mean. `master`: fp32 weights beside those of the matrix products. `framework`: whose ways of sharding and of
     saving activations count where the engine and Megatron-LM differ. `fused_attention`: scores stay on the chip
-    (FlashAttention); without, they pass through device memory, as in Megatron-LM before 2023. `gradients`: their
-    precision on a rank that sums them, with mixed precision. `aux_loss` and `z_loss`: the router has these losses.
+    (FlashAttention) and weight gradients are summed inside their product; without, as in Megatron-LM before 2023, both
+    pass through device memory. `gradients`: their precision on a rank that sums them, with mixed precision. `aux_loss`
+    and `z_loss`: the router has these losses.
+
+    `overlap_experts`: all-to-alls of one micro-batch run while another computes. `deduplicated`: a token crosses to
+    another node once, however many of its experts are there (DeepEP). `graphs`: parts of a layer (mixer, router,
+    experts) whose kernels a graph launches. `grouped`: one kernel for the products of all experts. `adapters`: only
+    small adapters are trained (LoRA), so that no weight has a gradient.
     """
 
     model: Transformer
@@ -52,6 +58,11 @@ class Job:
     gradients: Literal["fp32", "bf16"] = "fp32"
     aux_loss: bool = True
     z_loss: bool = False
+    overlap_experts: bool = False
+    deduplicated: bool = False
+    graphs: tuple[str, ...] = ()
+    grouped: bool = False
+    adapters: bool = False
 
     @property
     def micro_batches(self) -> int:

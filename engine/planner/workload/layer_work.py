@@ -23,7 +23,8 @@ from engine.planner.workload.transformer import (
 
 BF16 = 2  # bytes
 CHUNK = 128  # tokens of a chunk of the state-space scan
-SCAN_PASSES = 8  # over the inner channels, by the kernels of the scan: chunk states, state passing, outputs
+SCAN_PASSES = 4  # over the inner channels, by the kernels of the scan: chunk states, state passing, outputs
+STATE_PASSES = 4  # over the states at the ends of chunks, in fp32: written, passed on in place, read
 
 
 class Operations:
@@ -39,19 +40,34 @@ class Operations:
         self.tokens = job.micro_batch * job.seq_len / grid.cp
         self.slice = self.tokens / (self.tp if job.sequence_parallel else 1)
         self.low = job.precision in ("fp8", "nvfp4")
+        self.part = "mixer"
+
+    def launched(self, kernels: float) -> float:
+        """Kernels that the host launches; those in a graph come with it."""
+        return 0 if self.part in self.job.graphs else kernels
 
     def gemm(self, m: float, n: float, k: float, count: float = 1, wide: bool = False) -> Gemm:
         """A linear layer: output m x n of an input m x k."""
-        product = Gemm(m, n, k, count, wide=wide)
+        kernels = self.launched(1 if self.job.grouped else count)
+        product = Gemm(m, n, k, count, kernels, wide=wide)
         self.forward.append(product)
-        self.backward += [Gemm(m, k, n, count, wide=wide), Gemm(n, k, m, count, accumulate=True, wide=wide)]
-        if self.low and not wide:  # read in bf16, write rows and columns in 8 bits or less
-            self.forward.append(Memory(4 * m * k * count, count))
-            self.backward.append(Memory(4 * m * n * count, count))
+        self.backward.append(Gemm(m, k, n, count, kernels, wide=wide))
+        if not self.job.adapters:
+            self.backward.append(Gemm(n, k, m, count, kernels, accumulate=True, wide=wide))
+        if not self.job.fused_attention:
+            self.backward.append(
+                Memory(10 * n * k * count)
+            )  # reads a gradient in bf16, adds it to an fp32 sum
+        if self.low and not wide:
+            # Norm and activation write 8 bits or less themselves; the transposed copy, which the weight gradient needs,
+            # and half of the gradients take passes of their own (Transformer Engine).
+            self.forward.append(Memory(2 * m * k * count, kernels))
+            self.backward.append(Memory(2 * m * n * count, kernels))
         return product
 
     def memory(self, forward: float, backward: float, kernels: float = 1, again: float = 1) -> None:
         """Pointwise work that moves so many numbers in bf16; `again`: kernels of backward over those of forward."""
+        kernels = self.launched(kernels)
         self.forward.append(Memory(BF16 * forward, kernels))
         self.backward.append(Memory(BF16 * backward, kernels * again))
 
@@ -83,7 +99,11 @@ class Operations:
             self.backward.append(Collective("tp", "all_gather", size, self.tp, behind))
 
     def work(self) -> Work:
-        return Work(tuple(self.forward), tuple(self.backward), tuple(self.core))
+        forward, again = tuple(self.forward), len(self.forward)
+        if self.job.framework == "engine":
+            # torch stops when the last saved tensor is there: before the last product, whose result nobody needs.
+            again = max((n for n, op in enumerate(forward) if isinstance(op, Gemm)), default=again)
+        return Work(forward, tuple(self.backward), tuple(self.core), forward[:again])
 
 
 @lru_cache(maxsize=4096)
@@ -123,7 +143,7 @@ def _attention(ops: Operations, mixer: Attention, width: float) -> None:
         if mixer.qk_norm:
             ops.memory(2 * rotated, 4 * rotated, kernels=2)
     keys = mean_keys(ops.job.seq_len, mixer.window)
-    _core(ops, heads, kv, keys, mixer.head_dim, mixer.head_dim)
+    _core(ops, heads, kv, keys, mixer.head_dim, mixer.head_dim, mixer.sinks)
     out = ops.gemm(tokens, width, heads * mixer.head_dim)
     ops.scatter(width, out)
 
@@ -151,8 +171,11 @@ def _latent_attention(ops: Operations, mixer: LatentAttention, width: float) -> 
     ops.scatter(width, out)
 
 
-def _core(ops: Operations, heads: float, kv: float, keys: float, qk: float, v: float) -> None:
-    """Scores, softmax and weighted values, with the exchange over cp."""
+def _core(
+    ops: Operations, heads: float, kv: float, keys: float, qk: float, v: float, sinks: bool = False
+) -> None:
+    """Scores, softmax and weighted values, with the exchange over cp. Sinks are taken to keep the kernel from being
+    fused: Megatron-Bridge falls back to separate kernels for them where Transformer Engine is older than 2.8."""
     job, tokens = ops.job, ops.tokens
     before = len(ops.forward)
     cp = job.grid.cp
@@ -166,7 +189,7 @@ def _core(ops: Operations, heads: float, kv: float, keys: float, qk: float, v: f
             size = tokens * (heads + kv) * (qk + v) / 2 * 2 * BF16
             ops.forward.append(Collective("cp", "all_to_all", size, cp))
             ops.backward.append(Collective("cp", "all_to_all", size, cp))
-    if job.fused_attention:
+    if job.fused_attention and not sinks:
         ops.forward.append(AttentionCore(heads, tokens, keys, qk, v))
         ops.backward.append(AttentionCore(heads, tokens, keys, qk, v, backward=True))
         ops.backward.append(Memory(BF16 * 2 * tokens * heads * v, 2))
@@ -175,9 +198,13 @@ def _core(ops: Operations, heads: float, kv: float, keys: float, qk: float, v: f
         seq, batch = job.seq_len, heads * job.micro_batch
         scores = batch * seq * (seq / cp)
         ops.forward += [Gemm(seq / cp, seq, qk, batch), Gemm(seq / cp, v, seq, batch)]
-        ops.backward += [Gemm(seq / cp, qk, seq, 2 * batch), Gemm(seq / cp, seq, v, 2 * batch)]
-        ops.forward.append(Memory(BF16 * 5.5 * scores, 2))
-        ops.backward.append(Memory(BF16 * 7.5 * scores, 3))
+        ops.backward += [Gemm(seq / cp, qk, seq, 2 * batch, 2), Gemm(seq / cp, seq, v, 2 * batch, 2)]
+        if sinks:  # without dropout, and the masked half is skipped
+            ops.memory(scores, 1.5 * scores)
+        else:
+            ops.memory(4.5 * scores, 5.5 * scores, kernels=2)
+        copied = tokens * (2 * heads + 2 * kv) * v  # heads in front of the sequence, and back
+        ops.memory(2 * copied, 2 * copied, kernels=4)
     ops.core += ops.forward[before:]
 
 
@@ -193,7 +220,8 @@ def _state_space(ops: Operations, mixer: StateSpace, width: float) -> None:
     states = AttentionCore(mixer.heads / ops.tp, tokens, mixer.state, mixer.head_dim, mixer.head_dim)
     ops.forward += [within, states]
     ops.backward += [within, within, states, states]
-    ops.memory(SCAN_PASSES * tokens * inner, 2 * SCAN_PASSES * tokens * inner, kernels=5, again=2)
+    passed = tokens * inner * (SCAN_PASSES + STATE_PASSES * 2 * mixer.state / CHUNK)
+    ops.memory(passed, 2 * passed, kernels=5, again=2)
     ops.core += ops.forward[before:]
     ops.memory(3 * tokens * inner, 5 * tokens * inner)
     out = ops.gemm(tokens, width, inner)
@@ -222,6 +250,7 @@ def _dense(ops: Operations, tokens: float, hidden: float, gated: bool, width: fl
 def _experts(ops: Operations, mlp: Experts, width: float) -> None:
     job, grid = ops.job, ops.job.grid
     tokens = ops.slice
+    ops.part = "router"
     ops.gemm(tokens, mlp.experts, width, wide=True)
     ops.memory(6 * tokens * mlp.experts, 4 * tokens * mlp.experts, kernels=12)
     wide = mlp.latent or width
@@ -231,12 +260,13 @@ def _experts(ops: Operations, mlp: Experts, width: float) -> None:
     ops.memory(2 * pairs * wide, 2 * pairs * wide, kernels=4)
     exchanged = pairs * wide * BF16 * (job.imbalance if job.capacity_factor is None else 1.0)
     if grid.ep > 1:
-        _both(ops, Collective("ep", "all_to_all", exchanged, grid.ep))
+        _both(ops, Collective("ep", "all_to_all", exchanged, grid.ep, copies=mlp.top_k))
     if job.etp > 1:
         _both(ops, Collective("etp", "all_gather", exchanged * job.etp, job.etp))
     local = ceil(mlp.experts / grid.ep)
     rows = pairs * job.etp / local * (job.imbalance if job.capacity_factor is None else 1.0)
     hidden = mlp.hidden / job.etp
+    ops.part = "experts"
     if grid.ep > 1:
         ops.memory(2 * rows * local * wide, 2 * rows * local * wide, kernels=2)
     ops.gemm(rows, hidden * (1 + mlp.gated), wide, local)
@@ -247,7 +277,7 @@ def _experts(ops: Operations, mlp: Experts, width: float) -> None:
     if job.etp > 1:
         _both(ops, Collective("etp", "reduce_scatter", exchanged * job.etp, job.etp))
     if grid.ep > 1:
-        _both(ops, Collective("ep", "all_to_all", exchanged, grid.ep))
+        _both(ops, Collective("ep", "all_to_all", exchanged, grid.ep, copies=mlp.top_k))
     ops.memory((pairs + tokens) * wide, 2 * pairs * wide, kernels=4)
     if mlp.latent:
         ops.gemm(tokens, width, mlp.latent)

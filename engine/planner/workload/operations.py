@@ -14,13 +14,14 @@ Kind = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """`count` products of m x k by k x n. `accumulate`: the result is added to an fp32 buffer (a weight gradient).
+    """`count` products of m x k by k x n, in `launches` kernels. `accumulate`: a weight gradient, added to an fp32 sum.
     `wide`: always in bf16, also when the job's precision is lower."""
 
     m: float
     n: float
     k: float
     count: float = 1
+    launches: float = 1
     accumulate: bool = False
     wide: bool = False
 
@@ -61,13 +62,14 @@ class Memory:
 class Collective:
     """A collective over the `ranks` of `axis`. `bytes`: the whole buffer, as gathered or before it is reduced; of an
     all-to-all what a rank holds for all ranks; of a send the message. `behind`: a product that can run meanwhile, if
-    the framework pipelines the two."""
+    the framework pipelines the two. `copies`: how often the buffer holds each token, once for each of its experts."""
 
     axis: str
     kind: Kind
     bytes: float
     ranks: int
     behind: Gemm | None = None
+    copies: int = 1
 
 
 Operation = Gemm | AttentionCore | Memory | Collective
@@ -75,8 +77,10 @@ Operation = Gemm | AttentionCore | Memory | Collective
 
 @dataclass(frozen=True)
 class Work:
-    """Operations of a layer or an end of the model. `core`: the part of forward that selective recompute repeats."""
+    """Operations of a layer or an end of the model. `core`: the part of forward that selective recompute repeats;
+    `again`: that of full recompute."""
 
     forward: tuple[Operation, ...]
     backward: tuple[Operation, ...]
     core: tuple[Operation, ...]
+    again: tuple[Operation, ...]

@@ -14,7 +14,7 @@ from engine.config.layout import Model, Moe
 @dataclass(frozen=True)
 class Attention:
     """Grouped-query attention. `window`: keys that a query sees at most; None: all earlier ones. `qk_norm`: RMSNorm of
-    each query and key head (Qwen3)."""
+    each query and key head (Qwen3). `sinks`: a learned logit per head in the softmax (gpt-oss)."""
 
     heads: int
     kv_heads: int
@@ -22,6 +22,7 @@ class Attention:
     window: int | None = None
     bias: bool = False
     qk_norm: bool = False
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,11 @@ class Transformer:
     def kinds(self) -> Counter[Layer]:
         """Each kind of layer and how many layers are of it."""
         return Counter(self.layers)
+
+    @property
+    def routed(self) -> bool:
+        """Whether a layer has experts."""
+        return any(isinstance(layer.mlp, Experts) for layer in self.kinds)
 
     @classmethod
     def of(cls, model: Model) -> "Transformer":

@@ -64,7 +64,9 @@ def deepseek(layers: int, dense: int, heads: int, experts: Experts, vocab: int, 
 def gpt_oss() -> Transformer:
     """Every second layer sees 128 tokens (model card of gpt-oss, arXiv 2508.10925, section 2)."""
     experts = Experts(128, 4, 2880)
-    near, far = (Layer(Attention(64, 8, 64, window, bias=True), experts) for window in (128, None))
+    near, far = (
+        Layer(Attention(64, 8, 64, window, bias=True, sinks=True), experts) for window in (128, None)
+    )
     return Transformer(2880, 201088, (near, far) * 18)
 
 

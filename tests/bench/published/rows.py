@@ -40,7 +40,11 @@ class Row:
     def routed(self) -> bool:
         """Whether the model has experts."""
         assert self.job
-        return any(getattr(layer.mlp, "experts", 0) for layer in self.job.model.kinds)
+        return self.job.model.routed
+
+    @property
+    def kind(self) -> str:
+        return "routed" if self.routed else "dense"
 
     @property
     def layouts(self) -> tuple[Any, ...]:
@@ -69,12 +73,21 @@ def whole(text: str | None, default: int = 1) -> int:
     return int(match.group()) if match else default
 
 
+RECIPE_SPLITS = {  # of DeepSeek-V3 and Kimi K2, in Megatron-Bridge as "Et*4|(t*4|)*14tmL" and "Et|(tt|)*30mL"
+    (61, 8): (8,) * 7 + (5,),
+    (61, 16): (4,) * 15 + (1,),
+    (61, 32): (1,) + (2,) * 30 + (0,),
+}
+
+
 def split(layers: int, stages: int) -> tuple[int, ...]:
     """Layers of each stage. If they do not divide, embedding and loss count as a layer each, as in NeMo's
     `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`; what is left goes to the middle.
     """
     if layers % stages == 0:
         return (layers // stages,) * stages
+    if (layers, stages) in RECIPE_SPLITS:
+        return RECIPE_SPLITS[layers, stages]
     slots = layers + 2
     sizes = [slots // stages + (stage < slots % stages) for stage in range(stages)]
     sizes[0] -= 1
@@ -108,7 +121,8 @@ def megatron(
 
 
 def vtrain(name: str) -> Iterator[Row]:
-    """Megatron-DeepSpeed on A100 (vTrain, data/README.md). Several nodes: full recompute. One node: none is stated."""
+    """Megatron-DeepSpeed on A100 (vTrain, data/README.md). Several nodes: full recompute; one node: none.
+    Nodes of eight share 800 Gb/s (config/validation, inter_node_bandwidth)."""
     multi = name == "vtrain_multi"
     for row in read(name):
         sizes = [int(row[key]) for key in ("# layers", "hidden size", "attention heads", "sequence length")]
@@ -120,7 +134,7 @@ def vtrain(name: str) -> Iterator[Row]:
         )  # fmt: skip
         label = f"{sizes[0]}x{sizes[1]}"
         yield Row(
-            name, label, "A100-80GB", "megatron-deepspeed", float(row["iteration time (ms)"]) / 1e3, job
+            name, label, "A100-80GB-800G", "megatron-deepspeed", float(row["iteration time (ms)"]) / 1e3, job
         )
 
 
@@ -168,11 +182,13 @@ def llm_foundry(name: str) -> Iterator[Row]:
         seq, gpus, batch = int(row["SeqLen (T)"]), int(row["# GPUs"]), int(row["GlobalBatchSize"])
         gpu, memory = row["GPU"].upper().split("_")
         job = Job(
-            model=models.mpt(row["Model"], seq), seq_len=seq, global_batch=batch, micro_batch=int(row["MicroBatchSize"]),
-            grid=Grid(dp_shard=gpus), precision="fp8" if row["Precision"] == "amp_fp8" else "bf16",
-            recompute="full" if row["Activation Checkpointing"] == "True" else "none", zero=3,
+            model=models.mpt(row["Model"], seq), seq_len=seq, global_batch=batch,
+            micro_batch=int(row["MicroBatchSize"]), grid=Grid(dp_shard=gpus),
+            precision="fp8" if row["Precision"] == "amp_fp8" else "bf16",
+            recompute="full" if row["Activation Checkpointing"] == "True" else "none", zero=3, framework="engine",
         )  # fmt: skip
         release = "llm-foundry-pure" if row["MP Mode"] == "PURE" else "llm-foundry"
+        release = "llm-foundry-h100" if gpu == "H100" else release
         seconds = batch * seq / float(row["Throughput (T/s)"])
         yield Row(name, "mpt-" + row["Model"], f"{gpu}-{memory}", release, seconds, job)
 
@@ -199,23 +215,55 @@ def _capacity(model: str) -> dict[str, Any]:
     return {"capacity_factor": 1.0} if model.startswith("grok") else {}
 
 
+PARTS = ("mixer", "router", "experts")
+
+
+def recipe(model: str, gpu: str, release: str, precision: str) -> dict[str, Any]:
+    """What the performance recipes of Megatron-Bridge set for a row (scripts/performance/configs of the tag of each
+    container: 25.09 v0.1, 25.11 v0.2, 26.02 v0.3, 26.04 v0.4, 26.06 v0.5): CUDA graphs, overlapped and deduplicated
+    dispatch, grouped kernels."""
+    year = float(release[:5])
+    name = model.split(" (")[0]
+    if "tokendrop" in model and gpu != "H100" and "DeepSeek" not in model:
+        return {
+            "graphs": PARTS
+        }  # dropped and padded: sizes are fixed, so that whole layers can be in a graph
+    if name == "Qwen3_30B_a3B" and year >= 26.06:
+        return {"graphs": PARTS, "overlap_experts": True, "grouped": True}
+    if name == "Qwen3_30B_a3B" and year >= 25.11:
+        return {"graphs": ("mixer", "router") if gpu == "B200" and year >= 26.04 else ("router",)}
+    if name == "Qwen3_235B_a22B" and gpu == "H100":
+        return {"overlap_experts": year >= 25.11}
+    if name == "DeepSeekV3" and gpu == "H100":
+        return {"overlap_experts": True, "deduplicated": True}
+    if name == "DeepSeekV3" and gpu == "B200" and release == "26.04.01":
+        return {"overlap_experts": True, "deduplicated": True, "graphs": ("mixer", "router")}
+    if name == "DeepSeekV3" and gpu in ("GB200", "GB300"):
+        return {"graphs": ("mixer", "router") if gpu == "GB300" else ("router",)}
+    if name == "GPT OSS 120B" and gpu == "B300":
+        late = {"overlap_experts": True, "grouped": True} if precision == "MXFP8" else {}
+        return {"graphs": ("mixer", "router")} | late
+    if name.startswith("Nemotron_3"):
+        return {"graphs": ("mixer", "router")}
+    return {}
+
+
 def bridge(name: str) -> Iterator[Row]:
-    """Cells with two values: the first (FP8 with per-tensor scales; the second is MXFP8)."""
+    """Cells with two values: the first (FP8 with per-tensor scales; the second is MXFP8). Rows of 25.09 do not state
+    the precision; FP8 is assumed."""
     for row in read(name):
         model, gpus, seq = row["model"], int(row["gpus"]), int(row["seq"])
         seconds = int(row["gbs"]) * seq / gpus / whole(row["tok_s_gpu"])
         release = f"bridge-{row['release']}"
-        if row["task"] == "lora":
-            note = "a LoRA step has no weight gradients, which the planner does not describe"
-            yield Row(name, model, row["gpu"], release, seconds, None, note)
-            continue
         if model in models.NO_MODEL:
             yield Row(name, model, row["gpu"], release, seconds, None, models.NO_MODEL[model])
             continue
+        lora = row["task"] == "lora"
         job = megatron(
             models.MODELS[model], gpus, int(row["gbs"]), int(row["mbs"]), seq, tp=whole(row["tp"]), pp=whole(row["pp"]),
             cp=whole(row["cp"]), ep=whole(row["ep"]), vp=whole(row["vp"]), zero=3 if whole(row["fsdp"], 0) else 1,
-            precision=PRECISIONS.get(row["precision"].split("-")[0].split(" ")[0], "fp8"),
+            precision=PRECISIONS.get(row["precision"].split("-")[0].split(" ")[0], "fp8"), adapters=lora,
+            **recipe(model, row["gpu"], row["release"], row["precision"]),
         )  # fmt: skip
         yield Row(name, model, row["gpu"], release, seconds, job, row["task"])
 
@@ -228,7 +276,8 @@ def automodel(name: str) -> Iterator[Row]:
         model = models.MODELS[row["model"]]
         job = megatron(
             model, gpus, int(row["gbs"]) // flushes, micro, int(row["seq"]), pp=pp, ep=int(row["ep"]),
-            vp=whole(row["vp"]), recompute="full", zero=3 if pp == 1 else 2,
+            vp=whole(row["vp"]), recompute="full", zero=3 if pp == 1 else 2, framework="engine",
+            deduplicated=True,
         )  # fmt: skip
         yield Row(name, row["model"], "H100", "automodel", float(row["step_s"]) / flushes, job)
 
@@ -243,7 +292,8 @@ def mcore_moe(name: str) -> Iterator[Row]:
         job = megatron(
             models.MODELS[row["model"]], gpus, batch, int(row["mbs"]), seq, tp=int(row["tp"]), pp=pp,
             cp=whole(cells["cp"]), ep=int(row["ep"]), vp=whole(row["vpp"]),
-            precision="bf16" if row["prec"] == "bf16" else "fp8",
+            precision="bf16" if row["prec"] == "bf16" else "fp8", overlap_experts=True,
+            deduplicated=True, graphs=("mixer", "router"),
         )  # fmt: skip
         yield Row(
             name, row["model"], row["gpu"], "mcore-moe", batch * seq / gpus / float(row["tok_s_gpu"]), job
@@ -281,6 +331,7 @@ def kempner(name: str) -> Iterator[Row]:
         job = Job(
             model=models.KEMPNER[row["model"]], seq_len=seq, global_batch=micro * int(row["ga"]) * (gpus // tp),
             micro_batch=micro, grid=Grid(dp_shard=gpus // tp, tp=tp), zero=3, recompute="full",
+            framework="engine",
         )  # fmt: skip
         yield Row(name, row["model"], "H200-4", "kempnerforge", float(row["step_s"]), job)
 
@@ -300,7 +351,7 @@ def deepseek(name: str) -> Iterator[Row]:
     job = Job(
         model=models.DEEPSEEK_V3_MTP, seq_len=4096, global_batch=15360, micro_batch=1,
         grid=Grid(pp=16, dp_shard=128, ep=64), schedule="dualpipev", virtual_stages=2, split=split(61, 32),
-        precision="fp8", zero=1,
+        precision="fp8", zero=1, overlap_experts=True, deduplicated=True,
     )  # fmt: skip
     yield Row(name, "deepseek-v3", "H800", "deepseek-v3", 19.93, job)
 

@@ -14,10 +14,10 @@ from math import exp
 import numpy as np
 
 from engine.planner.hardware.efficiency import efficiencies
+from engine.planner.hardware.table import hardware
 from engine.planner.timing.release import releases
 from engine.planner.timing.step import predict
 from tests.bench.plan_fit import NAMES, left_out, stored_fit
-from tests.bench.plan_hardware import hardware
 from tests.bench.published.rows import Row, rows
 
 APART = 0.08  # two layouts whose measured times differ by more are a pair to be ordered
@@ -48,9 +48,7 @@ class Result:
 def results(published: Iterable[Row]) -> list[Result]:
     """Predictions of all rows that have a job, with the stored efficiencies."""
     return [
-        Result(row, *predict(row.job, hardware(row.gpu, efficiencies()[row.generation]), row.release).step_s)
-        for row in published
-        if row.job
+        Result(row, *predict(row.job, hardware(row.gpu), row.release).step_s) for row in published if row.job
     ]
 
 

@@ -25,8 +25,8 @@ import numpy.typing as npt
 import engine.planner.hardware.efficiency as stored
 import engine.planner.timing.release as known
 from engine.planner.hardware.description import Efficiency
+from engine.planner.hardware.table import hardware
 from engine.planner.timing.step import predict
-from tests.bench.plan_hardware import hardware
 from tests.bench.published.rows import Row, rows
 
 Floats = npt.NDArray[np.float64]
@@ -66,7 +66,9 @@ def raw_seconds(row: Row, efficiency: Efficiency) -> float:
     """Predicted seconds with a factor of 1."""
     assert row.job
     traits = msgspec.structs.replace(known.releases()[row.release], factor=1.0)
-    return predict(row.job, hardware(row.gpu, efficiency), traits).step_s[1]
+    return predict(row.job, msgspec.structs.replace(hardware(row.gpu), efficiency=efficiency), traits).step_s[
+        1
+    ]
 
 
 def stored_fit() -> Fit:

@@ -7,6 +7,7 @@ time in which its factors and its result pass through memory (roofline, Williams
 with `count` groups of few rows, so small experts are slow for the same two reasons.
 """
 
+from engine.config.refusal import RefusedError
 from engine.planner.hardware.description import Hardware
 from engine.planner.workload.operations import AttentionCore, Gemm, Memory
 
@@ -22,6 +23,9 @@ class Kernels:
         device, efficiency = hardware.device, hardware.efficiency
         self.bandwidth = device.memory_bandwidth * efficiency.memory
         wide = "bf16" if precision in ("fp8", "nvfp4") else precision
+        if not device.peak.keys() >= {precision, wide}:
+            legal = ", ".join(sorted(device.peak))
+            raise RefusedError(f"{hardware.name} has no matrix products in {precision}; legal: {legal}")
         self.rates = {
             False: (device.peak[precision] * efficiency.gemm, BYTES[precision], efficiency.half_rows),
             True: (device.peak[wide] * efficiency.gemm, BYTES[wide], efficiency.half_rows),

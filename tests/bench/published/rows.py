@@ -33,7 +33,7 @@ class Row:
     @property
     def generation(self) -> str:
         return {"A100": "A100", "H100": "Hopper", "H200": "Hopper", "H800": "Hopper"}.get(
-            self.gpu.split("-")[0], "Blackwell"
+            re.split("[-/]", self.gpu)[0], "Blackwell"
         )
 
     @property
@@ -134,7 +134,12 @@ def vtrain(name: str) -> Iterator[Row]:
         )  # fmt: skip
         label = f"{sizes[0]}x{sizes[1]}"
         yield Row(
-            name, label, "A100-80GB-800G", "megatron-deepspeed", float(row["iteration time (ms)"]) / 1e3, job
+            name,
+            label,
+            "A100-80/ib-hdr-shared",
+            "megatron-deepspeed",
+            float(row["iteration time (ms)"]) / 1e3,
+            job,
         )
 
 
@@ -164,7 +169,7 @@ def sc21(name: str) -> Iterator[Row]:
         job = megatron(
             model, gpus, batch, SC21_MICRO_BATCH, 2048, tp=tp, pp=pp, vp=2 if pp > 1 else 1, **MEGATRON_2021
         )
-        yield Row(name, f"{layers}x{width}", "A100-80GB", "megatron-2021", flops / gpus / rate / 1e12, job)
+        yield Row(name, f"{layers}x{width}", "A100-80", "megatron-2021", flops / gpus / rate / 1e12, job)
 
 
 def korthikanti(name: str) -> Iterator[Row]:
@@ -173,7 +178,7 @@ def korthikanti(name: str) -> Iterator[Row]:
         layers, width, heads, tp, pp, vp, batch, micro = map(int, sizes)
         model = models.gpt(layers, width, heads, 51200, 2048)
         job = megatron(model, tp * pp, batch, micro, 2048, tp=tp, pp=pp, vp=vp, **MEGATRON_2021)
-        yield Row(name, f"{layers}x{width}", "A100-80GB", "megatron-2021", float(seconds), job)
+        yield Row(name, f"{layers}x{width}", "A100-80", "megatron-2021", float(seconds), job)
 
 
 def llm_foundry(name: str) -> Iterator[Row]:
@@ -190,7 +195,8 @@ def llm_foundry(name: str) -> Iterator[Row]:
         release = "llm-foundry-pure" if row["MP Mode"] == "PURE" else "llm-foundry"
         release = "llm-foundry-h100" if gpu == "H100" else release
         seconds = batch * seq / float(row["Throughput (T/s)"])
-        yield Row(name, "mpt-" + row["Model"], f"{gpu}-{memory}", release, seconds, job)
+        machine = "H100" if gpu == "H100" else f"{gpu}-{memory[:-2]}"
+        yield Row(name, "mpt-" + row["Model"], machine, release, seconds, job)
 
 
 def cut(model: Transformer, layers: int) -> Transformer:
@@ -333,7 +339,7 @@ def kempner(name: str) -> Iterator[Row]:
             micro_batch=micro, grid=Grid(dp_shard=gpus // tp, tp=tp), zero=3, recompute="full",
             framework="engine",
         )  # fmt: skip
-        yield Row(name, row["model"], "H200-4", "kempnerforge", float(row["step_s"]), job)
+        yield Row(name, row["model"], "H200-x4", "kempnerforge", float(row["step_s"]), job)
 
 
 def mlperf(name: str) -> Iterator[Row]:

@@ -4,6 +4,7 @@ A rank is judged by its own time: step time less the time it waited for others. 
 step time of the slowest, and the slowest waits least.
 """
 
+import re
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from agents.alerts.finding import Finding, NewSummaries, median, name_of, peer_b
 from agents.protocol import Value
 from agents.state.run_state import RunState
 
+NUMBER = re.compile(r"\Acuda:\d+ ?")  # of a device on its machine
 SPREADS = 5.0  # standard deviations above the peers' median that make a straggler
 RELEASE = 0.5  # factor on the limits: a straggler stays one until it is below them
 BASELINE_SPREADS = (
@@ -161,8 +163,11 @@ class Straggler:
 
 
 def _kind(device: str) -> str:
-    """The device type that a rank reports; "" if it reports a number or a UUID."""
-    return "" if device.isdecimal() or device.startswith(("GPU-", "MIG-")) else device
+    """The device type that a rank reports, such as ``NVIDIA H100`` of ``cuda:3 NVIDIA H100``; "" if it reports a number
+    or a UUID."""
+    if device.isdecimal() or device.startswith(("GPU-", "MIG-")):
+        return ""
+    return NUMBER.sub("", device)
 
 
 class Slowdown:

@@ -22,25 +22,34 @@ RENAMED = {"snapshot": "checkpoint"}  # section names of earlier releases
 
 def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
     """Read a layout file and apply ``section.key=value`` overrides. Raises LayoutError."""
+    return from_toml(read_text(path, "layout"), overrides or [], str(path))
+
+
+def read_text(path: str | Path, what: str) -> str:
+    """The text of a file that the user named; `what` names its kind in errors. Raises LayoutError."""
     try:
-        text = read_ordinary(Path(path), MOST_BYTES).decode()
+        return read_ordinary(Path(path), MOST_BYTES).decode()
     except OSError as error:
-        raise LayoutError(f"cannot read the layout {path}: {error.strerror}") from None
+        raise LayoutError(f"cannot read the {what} {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise LayoutError(f"the layout {path} is not UTF-8 text") from None
-    return from_toml(text, overrides or [], str(path))
+        raise LayoutError(f"the {what} {path} is not UTF-8 text") from None
 
 
 def from_toml(text: str, overrides: list[str] | None = None, where: str = "layout") -> Layout:
     """Parse and check a layout; `where` names the text in errors. Raises LayoutError."""
-    try:
-        tree = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also for numbers and nesting that exceed Python's limits
-        raise LayoutError(f"{where} is not TOML: {_parse_error(error)}") from None
+    tree = parse(text, where)
     for override in overrides or []:
         _apply_override(tree, override)
-    layout: Layout = _read(Layout, tree, "")
+    layout: Layout = read_struct(Layout, tree, "")
     return check_layout(layout)
+
+
+def parse(text: str, where: str) -> dict[str, Any]:
+    """The content of a TOML text; `where` names it in errors. Raises LayoutError."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also for numbers and nesting that exceed Python's limits
+        raise LayoutError(f"{where} is not TOML: {_parse_error(error)}") from None
 
 
 def check_layout(layout: Layout) -> Layout:
@@ -80,8 +89,9 @@ def _parse_error(error: Exception) -> str:
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-def _read(kind: Any, tree: Any, at: str) -> Any:
-    """Convert `tree` to the Struct `kind`, field by field, so that each error names its key and the legal values."""
+def read_struct(kind: Any, tree: Any, at: str, of: str = "a layout") -> Any:
+    """Convert `tree`, the section `at` of `of`, to the Struct `kind`, field by field, so that each error names its key
+    and the legal values."""
     if not isinstance(tree, dict):
         raise LayoutError(f"{at} = {shown(tree)} is not legal; legal: a section [{at}]")
     hints = {key: hint for key, (hint, _) in keys(kind).items()}
@@ -89,7 +99,7 @@ def _read(kind: Any, tree: Any, at: str) -> Any:
         if key not in hints:
             close = [RENAMED[key]] if RENAMED.get(key) in hints else difflib.get_close_matches(key, hints, 1)
             hint = f"; did you mean {close[0]}?" if close else f"; legal: {', '.join(hints)}"
-            raise LayoutError(f"{_join(at, key)[:200]} is not a key of a layout{hint}")
+            raise LayoutError(f"{_join(at, key)[:200]} is not a key of {of}{hint}")
     values: dict[str, Any] = {}
     for field in msgspec.structs.fields(kind):
         key, hint = field.name, hints[field.name]
@@ -98,7 +108,7 @@ def _read(kind: Any, tree: Any, at: str) -> Any:
             if field.required:
                 raise LayoutError(f"{_join(at, key)} is missing; legal: {legal(hint)}")
         elif section and tree[key] is not None:
-            values[key] = _read(section, tree[key], _join(at, key))
+            values[key] = read_struct(section, tree[key], _join(at, key), of)
         else:
             value = "none" if tree[key] is None and "none" in choices(hint) else tree[key]
             try:

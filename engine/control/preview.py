@@ -13,7 +13,7 @@ from statistics import fmean
 
 from msgspec import structs
 
-from agents.protocol import Changes, Estimate, Previewed, Step, Summary, Value
+from agents.protocol import Changes, Estimate, Previewed, Summary, Value
 from agents.rank.knob_board import KnobBoard
 from engine.config.layout import Layout
 from engine.config.schedule_traits import SCHEDULES
@@ -74,11 +74,11 @@ class Previewer:
                 del self._seen[next(iter(self._seen))]
 
     def note_rank(
-        self, record: Step, clock: ScheduleClock, durations: Sequence[Sequence[float]] | None
+        self, memory_bytes: int | None, clock: ScheduleClock, durations: Sequence[Sequence[float]] | None
     ) -> None:
-        """Record the leader's own step and the times of its pipeline's actions, by rank as in `clock`."""
+        """Record the leader's own memory and the times of its pipeline's actions, by rank as in `clock`."""
         with self._lock:
-            self._memory = record.memory_bytes
+            self._memory = memory_bytes
             if durations:
                 micro_batches = 1 + max(act.micro_batch for act in clock.acts[0])
                 self._costs[_splits(clock), micro_batches] = mean_times(clock, durations)

@@ -39,8 +39,8 @@ class Tally:
 class Output:
     """Prints a run: `start` and `step` on rank 0, `end` in the process that knows the exit status."""
 
-    def __init__(self, layout: Layout, as_json: bool):
-        self._layout, self._json = layout, as_json
+    def __init__(self, layout: Layout, as_json: bool, simulated: bool = False):
+        self._layout, self._json, self._simulated = layout, as_json, simulated
         self._tally = Tally()
         self._folder: Path | None = None
         self._began = time.monotonic()
@@ -61,12 +61,14 @@ class Output:
         if self._json:
             sizes = msgspec.structs.asdict(self._layout.grid)
             event = {"event": "start", "run": run, "world": grid.world, "grid": sizes, "resumed": resumed}
+            event["simulated"] = self._simulated
             _line(event | self._where)
             return
         sizes = {axis: getattr(grid, axis) for axis in (*ORDER, "ep")}
         shown = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
         ranks = f"{grid.world} ranks, {shown}" if shown else "one rank"
-        _say(f"{run}: {ranks}, {self._layout.schedule.name}")
+        mark = "SIMULATED " * self._simulated
+        _say(f"{mark}{run}: {ranks}, {self._layout.schedule.name}")
         if self._folder:
             _say(f"folder {self._folder}: layout.toml, engine.log, and what is recorded and saved")
         if resumed is not None:

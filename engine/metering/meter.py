@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.device import CPU
+from engine.metering.axes import AXES
 from engine.metering.clocks import CLOCKS, Clock, Mark
 
 ActionKind = Literal["F", "B", "I", "W"]
@@ -31,8 +32,6 @@ ACTION_NAMES: dict[ActionKind, str] = {
     "I": "input gradients",
     "W": "weight gradients",
 }
-
-AXES = ("dp", "tp", "pp", "ep", "cp", "control")
 
 OperationCallback = Callable[[int, str], None]
 """Called with (step, operation) at each operation, so that the last operation of a killed rank is recorded."""

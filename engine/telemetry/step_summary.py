@@ -15,7 +15,8 @@ from torch import Tensor
 from agents.protocol import Changes, Experts, Loads, Summary, Traffic
 from engine.config.layout import Layout
 from engine.device import matmul_peak
-from engine.metering.meter import AXES, Readings
+from engine.metering.axes import AXES
+from engine.metering.meter import Readings
 from engine.parallel.collectives import AsyncCollective
 from engine.parallel.mesh import World
 from engine.planner.hardware.peaks import step_flops

@@ -52,7 +52,7 @@ class Reporting:
         if self._sends_timeline and self._agent.wants("timeline", number):
             self._agent.send(self._records.timeline(readings, number))
         if self._previewer:
-            self._previewer.note_rank(record, clock, self.idle_times.durations)
+            self._previewer.note_rank(record.memory_bytes, clock, self.idle_times.durations)
 
     def start_summary(self, measured: Measured, conditions: StepConditions) -> None:
         """Start to gather the step's summary on rank 0; `publish` completes it after the next step."""

@@ -304,6 +304,7 @@ class Control:
         """The leader has left, died or never connected: expire every pending command. `cause`: one sentence."""
         self.ended = f": {cause}" if cause else ""
         self._waiting.clear()
+        self.publish_acks()  # those of the last round count
         for issue in self._by_revision.values():
             if issue.state.state == "accepted":
                 self._expire(issue)

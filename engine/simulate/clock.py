@@ -1,0 +1,156 @@
+"""The clock of a simulated step: predicted times of pipeline actions, under the conditions of each rank.
+
+Times are the planner's (`engine.planner.timing.step.predict`); the schedule is simulated for all pipelines at once.
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.planner.hardware.description import Hardware
+from engine.planner.schedule import ScheduleClock
+from engine.planner.timing.step import predict
+from engine.planner.workload.job import Job
+from engine.simulate.cluster import Cluster
+from engine.simulate.conditions import Conditions
+
+LAYER_AXES = ("tp", "cp", "ep")  # their collectives run inside pipeline actions
+OWN = ("compute", "recompute", "launch")  # causes of time in actions that no other rank has a part in
+IMBALANCE_STEP = 0.02  # imbalances are rounded to multiples, so that predictions are reused
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Seconds without noise. `own` and `exposed` are shares of each action's time: computation, and collectives by
+    axis that are not hidden. `heat`: by how much the most loaded expert rank's computation exceeds an even one's."""
+
+    clock: ScheduleClock
+    costs: tuple[Floats, ...]  # by pipeline rank: seconds of each action, as in `clock.acts`
+    forward: tuple[NDArray[np.bool_], ...]  # which of them are forwards
+    own: float
+    exposed: dict[str, float]
+    heat: float
+    pp_s: float
+    dp_s: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one step by rank, [rank], and the step's end, the same for all."""
+
+    step_s: float
+    forward: Floats
+    backward: Floats
+    reduce: Floats  # gradient reduction and waiting for slower pipelines
+    optimizer: float
+    exposed: dict[str, Floats]  # by axis: waiting in collectives and for pipeline neighbours
+    bubble: Floats
+    schedule: Floats  # share of the window that is idle by the schedule alone
+    bound: Floats
+    window: Floats
+    ends: list[Floats]  # of the actions of the first block, by pipeline rank
+    starts: list[Floats]
+
+
+class StepClock:
+    """Times of the steps of a cluster."""
+
+    def __init__(self, cluster: Cluster, hardware: Hardware, release: str | None):
+        self._cluster, self._hardware, self._release = cluster, hardware, release
+        grid = cluster.grid
+        self._block_axis = next((axis for axis in ("ep", "tp", "cp") if getattr(grid, axis) > 1), None)
+        self.predicted = lru_cache(maxsize=256)(self._predict)
+
+    def _predict(self, job: Job) -> Predicted:
+        """The prediction for a job with the imbalance of its experts."""
+        found = predict(job, self._hardware, self._release)
+        even = (
+            found
+            if job.imbalance <= 1.0
+            else predict(replace(job, imbalance=1.0), self._hardware, self._release)
+        )
+        phases = found.phases
+        busy = sum(phases[cause] for cause in (*OWN, *LAYER_AXES)) or 1e-12
+        own, own_even = (sum(one.phases[cause] for cause in OWN) for one in (found, even))
+        clock = _schedule(job.schedule, job.grid.pp, job.virtual_stages, job.micro_batches)
+        half = [seconds / 2 for seconds in found.backward]
+        costs = {"F": found.forward, "B": found.backward, "I": half, "W": half}
+        return Predicted(
+            clock,
+            tuple(np.array([costs[act.kind][act.stage] for act in acts]) for acts in clock.acts),
+            tuple(np.array([act.kind == "F" for act in acts]) for acts in clock.acts),
+            own / busy,
+            {axis: phases[axis] / busy for axis in LAYER_AXES},
+            max(0.0, own / own_even - 1.0) if own_even else 0.0,
+            phases["pp"],
+            phases["dp"],
+            phases["optimizer"],
+        )
+
+    def step(self, predicted: Predicted, conditions: Conditions, heat: Floats) -> StepTimes:
+        """The step of all ranks. `heat` [rank]: 0 for a rank whose experts have an even load, 1 for the most loaded
+        rank; a rank with little load has less than 0."""
+        cluster = self._cluster
+        warm = np.maximum(0.05, (1.0 + predicted.heat * heat) / (1.0 + predicted.heat))
+        own_factor = conditions.compute * warm
+        slowest_own, slowest_net = cluster.slowest(own_factor), cluster.slowest(conditions.network)
+        share = sum(predicted.exposed.values())
+        factor = predicted.own * slowest_own + share * slowest_net  # [pp, block]
+        durations = [cost[:, None] * factor[pp] for pp, cost in enumerate(predicted.costs)]
+        ends = predicted.clock.ends(durations)
+        first_block = [(end[:, 0], end[:, 0] - own[:, 0]) for end, own in zip(ends, durations, strict=True)]
+        bare = np.max([end[-1] for end in ends], axis=0)  # [block]: the window without transfers
+        busy = np.array([own.sum(0) for own in durations])  # [pp, block]
+        piped = cluster.grid.pp > 1
+        transfers = predicted.pp_s * slowest_net.max(0) if piped else 0.0
+        window = bare + transfers
+        reduce_s = predicted.dp_s * float(slowest_net.max())
+        step_s = float(window.max()) + reduce_s + predicted.optimizer_s
+        base = np.array([cost.sum() for cost in predicted.costs])
+        forward = np.array(
+            [own[which].sum(0) for own, which in zip(durations, predicted.forward, strict=True)]
+        )
+        of_ranks = cluster.of_ranks
+        waits = (
+            of_ranks(base[:, None] * predicted.own * slowest_own)
+            - base[cluster.pp] * predicted.own * own_factor
+        )
+        exposed = {
+            axis: of_ranks(base[:, None] * share * slowest_net) for axis, share in predicted.exposed.items()
+        }
+        if self._block_axis:
+            exposed[self._block_axis] = exposed[self._block_axis] + waits
+        windows = np.broadcast_to(window, busy.shape)
+        idle = (bare - busy) / windows
+        exposed["pp"] = of_ranks(windows - busy) if piped else np.zeros(cluster.world)
+        exposed["dp"] = step_s - predicted.optimizer_s - of_ranks(windows)
+        bound = np.broadcast_to(((bare - busy) / bare).mean(0), busy.shape)
+        return StepTimes(
+            step_s,
+            of_ranks(forward),
+            of_ranks(busy - forward),
+            exposed["dp"],
+            predicted.optimizer_s,
+            exposed,
+            of_ranks((windows - busy) / windows),
+            of_ranks(idle),
+            of_ranks(bound),
+            of_ranks(windows),
+            [end for end, _ in first_block],
+            [start for _, start in first_block],
+        )
+
+
+def rounded(imbalance: float) -> float:
+    """The imbalance that predictions are made for."""
+    return max(1.0, round(imbalance / IMBALANCE_STEP) * IMBALANCE_STEP)
+
+
+@lru_cache(maxsize=32)
+def _schedule(name: str, ranks: int, virtual_stages: int, micro_batches: int) -> ScheduleClock:
+    return ScheduleClock(name, ranks, virtual_stages, micro_batches)

@@ -1,0 +1,61 @@
+"""`engine simulate` as a whole: the run's folder, the hub, signals and output."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from agents.protocol import Summary
+from agents.rank.many_ranks import ManyRanks
+from agents.rundir.hub_supervisor import hub_of, kept, named_hub, say
+from engine.config.checks import advice
+from engine.config.layout import Layout
+from engine.config.toml import write_layout
+from engine.launch.run_folder import make_folder
+from engine.launch.signals import Signals
+from engine.planner.hardware.description import Hardware
+from engine.simulate.scenario import Scenario
+from engine.simulate.session import Session
+from engine.simulate.simulator import Simulator
+
+SCENARIO_FILE = "scenario.toml"  # in the run's folder
+
+
+def simulate_layout(
+    layout: Layout,
+    hardware: Hardware,
+    scenario: Scenario,
+    *,
+    seed: int | None = None,
+    speed: float | None = 1.0,
+    hub: str = "auto",
+    listen: str | None = None,
+    run_dir: Path | None = None,
+    on_folder: Callable[[Path], None] = lambda _: None,
+    on_start: Callable[[str], None] = lambda _: None,
+    on_summary: Callable[[Summary], None] = lambda _: None,
+    on_end: Callable[[int], None] = lambda _: None,
+) -> int:
+    """Simulate `layout` on `hardware` and return the exit status: 0 done or stopped, 130 Ctrl-C.
+
+    `speed`: simulated seconds a second; None: as fast as possible. `seed`: absent, the layout's. `hub`, `listen` and
+    `run_dir` are those of `engine.launch.run.run_layout`. Raises LayoutError or RunError, one sentence.
+    """
+    simulator = Simulator(layout, hardware, scenario, layout.run.seed if seed is None else seed)
+    named = Path(layout.run.dir) / f"{layout.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    named_hub(hub, run_dir or named, listen)  # refused before a folder is made
+    folder = make_folder(run_dir, named)
+    on_folder(folder)
+    say("".join(f"{line}\n" for line in advice(layout)))
+    write_layout(layout, folder)
+    if scenario.text:
+        (folder / SCENARIO_FILE).write_text(scenario.text, "utf-8")
+    with Signals() as signals, hub_of(hub, layout.run.name, folder, listen=listen) as (reached, supervisor):
+        endpoint, key = reached or (None, None)
+        on_start(folder.name)
+        ranks = ManyRanks(layout.run.name, endpoint, key)
+        session = Session(layout, simulator, ranks, speed, lambda: signals.stop is not None, on_summary)
+        with kept(supervisor):
+            session.run()
+        status = signals.exit_status
+    on_end(status)
+    return status

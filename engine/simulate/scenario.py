@@ -1,0 +1,177 @@
+"""Scenarios: what happens to a simulated cluster at which step, as a TOML file that is checked like a layout.
+
+[noise]
+compute = 0.02
+
+[[events]]
+kind = "straggler"
+step = 20
+rank = 5
+factor = 1.6
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from engine.config.layout import Layout, Natural, Positive
+from engine.config.refusal import LayoutError, shown
+from engine.config.toml import parse, read_struct, read_text
+
+Share = Annotated[float, Meta(ge=0, le=1)]
+Spread = Annotated[float, Meta(ge=0, le=1)]
+Factor = Annotated[float, Meta(ge=1, le=100)]
+Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+
+
+class Noise(Struct, frozen=True):
+    """Standard deviations, relative to the predicted time."""
+
+    compute: Annotated[Spread, "of a rank's computation from step to step"] = 0.01
+    device: Annotated[Spread, "of a rank's computation between devices, the same in every step"] = 0.005
+    network: Annotated[Spread, "of the time of collectives from step to step"] = 0.03
+    loss: Annotated[Spread, "of the loss from step to step"] = 0.004
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """Something that begins at `step`."""
+
+    kind: str
+    step: Annotated[Natural, "step at which it begins"]
+    steps: Annotated[Positive | None, "how many steps it lasts; absent: to the end"] = None
+
+    def in_force(self, step: int) -> bool:
+        return step >= self.step and (self.steps is None or step < self.step + self.steps)
+
+
+class Straggler(Event, frozen=True, kw_only=True):
+    """One rank computes slowly."""
+
+    rank: Annotated[Natural, "the slow rank"]
+    factor: Annotated[Factor, "on the time of its computation"] = 1.5
+
+
+class Throttle(Event, frozen=True, kw_only=True):
+    """The devices of a node are throttled by heat: they compute slowly and report it."""
+
+    node: Annotated[Natural, "the throttled node"]
+    factor: Annotated[Factor, "on the time of its computation"] = 1.4
+
+
+class Network(Event, frozen=True, kw_only=True):
+    """The links of a node are slow."""
+
+    node: Annotated[Natural, "the node with slow links"]
+    factor: Annotated[Factor, "on the time of its collectives"] = 3.0
+
+
+class Lost(Event, frozen=True, kw_only=True):
+    """A node is cut off: its ranks fall silent and all others wait for them."""
+
+    node: Annotated[Natural, "the node that is lost"]
+    seconds: Annotated[Seconds | None, "simulated seconds until it is back; absent: it stays lost"] = None
+
+
+class Collapse(Event, frozen=True, kw_only=True):
+    """The router sends most tokens to few experts, as many as a token chooses."""
+
+    share: Annotated[Share, "of the pairs that go to these experts"] = 0.97
+    layer: Annotated[Natural | None, "the layer; absent: every layer with experts"] = None
+    ramp: Annotated[Positive, "steps until the share is reached"] = 10
+
+
+class Skew(Event, frozen=True, kw_only=True):
+    """Some experts become more popular than others, as with a change of the data."""
+
+    strength: Annotated[
+        Annotated[float, Meta(gt=0, le=10)],
+        "standard deviation of the experts' popularity, as logarithms",
+    ] = 1.0
+
+
+class LossSpike(Event, frozen=True, kw_only=True):
+    """The loss and the gradient norm jump, and come back within some steps."""
+
+    size: Annotated[Annotated[float, Meta(gt=0, le=100)], "of the jump, relative to the loss"] = 0.6
+    half_life: Annotated[Positive, "steps after which half of the jump is left"] = 4
+
+
+class NotFinite(Event, frozen=True, kw_only=True):
+    """Loss and gradient norm are not finite, so the weights are not updated."""
+
+
+KINDS: dict[str, type[Event]] = {
+    "straggler": Straggler,
+    "throttle": Throttle,
+    "network": Network,
+    "lost": Lost,
+    "collapse": Collapse,
+    "skew": Skew,
+    "loss_spike": LossSpike,
+    "nan": NotFinite,
+}
+OF_EXPERTS = (Collapse, Skew)
+
+
+class Scenario(Struct, frozen=True):
+    """What happens to the cluster. `text` is the file, which is kept in the run's folder."""
+
+    noise: Noise = Noise()
+    events: tuple[Event, ...] = ()
+    text: str = ""
+
+
+def load_scenario(path: str | Path) -> Scenario:
+    """Read a scenario file. Raises LayoutError."""
+    return scenario_from_toml(read_text(path, "scenario"), str(path))
+
+
+def scenario_from_toml(text: str, where: str = "scenario") -> Scenario:
+    """Parse a scenario. Raises LayoutError."""
+    tree = parse(text, where)
+    unknown = [key for key in tree if key not in ("noise", "events")]
+    if unknown:
+        raise LayoutError(f"{shown(unknown[0])} is not a key of a scenario; legal: noise, events")
+    events = tree.get("events", [])
+    if not isinstance(events, list):
+        raise LayoutError(f"events = {shown(events)} is not legal; legal: sections [[events]]")
+    noise = read_struct(Noise, tree.get("noise", {}), "noise", "a scenario")
+    return Scenario(noise, tuple(_event(item, f"events[{n}]") for n, item in enumerate(events)), text)
+
+
+def _event(item: Any, at: str) -> Event:
+    kind = item.get("kind") if isinstance(item, dict) else item
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise LayoutError(f"{at}.kind = {shown(kind)} is not legal; legal: {', '.join(KINDS)}")
+    event: Event = read_struct(KINDS[kind], item, at, f"an event of kind {kind}")
+    return event
+
+
+def check_scenario(scenario: Scenario, layout: Layout, ranks_per_node: int) -> None:
+    """Raise LayoutError if an event does not suit the layout."""
+    for refusal in _refusals(scenario, layout, ranks_per_node):
+        raise LayoutError(refusal)
+
+
+def _refusals(scenario: Scenario, layout: Layout, ranks_per_node: int) -> Iterator[str]:
+    world = layout.ranks.world
+    nodes = -(-world // ranks_per_node)
+    for n, event in enumerate(scenario.events):
+        at = f"events[{n}]"
+        if isinstance(event, Straggler) and event.rank >= world:
+            yield f"{at}.rank = {event.rank} is not a rank of this layout; legal: 0 to {world - 1}"
+        if isinstance(event, Throttle | Network | Lost) and event.node >= nodes:
+            nodes_text = f"{nodes} node{'' if nodes == 1 else 's'} of {ranks_per_node} ranks"
+            yield f"{at}.node = {event.node} is none of the {nodes_text}; legal: 0 to {nodes - 1}"
+        if isinstance(event, OF_EXPERTS) and not layout.model.moe:
+            yield f"{at}.kind = {event.kind} needs experts, and this layout has none; legal: {_of_dense()}"
+        if isinstance(event, Collapse) and event.layer is not None and layout.model.moe:
+            layers = layout.model.layers_with_experts
+            if event.layer not in layers:
+                yield f"{at}.layer = {event.layer} has no experts; legal: {layers.start} to {layers[-1]}"
+
+
+def _of_dense() -> str:
+    return ", ".join(kind for kind, event in KINDS.items() if not issubclass(event, OF_EXPERTS))

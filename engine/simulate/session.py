@@ -1,0 +1,223 @@
+"""A simulated run in time: paces its steps, feeds the hub as agents of all ranks would, and takes commands."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.protocol import PAUSED, Event, Gone, Message, Summary
+from agents.rank.many_ranks import ManyRanks
+from engine.config.layout import Layout
+from engine.control.preview import Previewer
+from engine.simulate.packing import frames
+from engine.simulate.records import LEADER, Operation, Records
+from engine.simulate.simulator import Simulated, Simulator
+from engine.simulate.steering import Steering
+from engine.telemetry.expert_load import experts_message, loads_message
+
+PULSE_S = 1.0
+VECTORS_EVERY_S = 0.25  # at least, between two sendings of full vectors, however fast steps are
+NOTED_EVERY_S = 0.5
+WAIT_S = 0.1  # longest wait for the hub in one turn
+MOST_QUEUED = 64  # frames; as fast as possible means as fast as the hub reads
+PATIENCE_S = 5.0  # for a hub that takes nothing, such as one that is restarted; records are dropped then
+
+OPERATIONS = {
+    "F": "forward",
+    "B": "backward",
+    "I": "input gradients",
+    "W": "weight gradients",
+}
+
+
+class Session:
+    """One simulated run. `speed`: simulated seconds a second; None: as fast as possible. `should_stop` is polled."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        simulator: Simulator,
+        ranks: ManyRanks,
+        speed: float | None,
+        should_stop: Callable[[], bool],
+        on_summary: Callable[[Summary], None],
+    ):
+        self._layout, self._simulator, self._ranks, self._speed = layout, simulator, ranks, speed
+        self._should_stop, self._on_summary = should_stop, on_summary
+        self._began_s = time.time()
+        self.steering = Steering(layout, simulator, ranks)
+        self.records = Records(simulator, speed or 0.0)
+        self._previewer = Previewer(layout, self.steering.board, oversubscribed=False)
+        ranks.preview = self._previewer
+        self._pulsed_s = self._vectors_s = self._noted_s = 0.0
+        self._silent = np.zeros(simulator.cluster.world, dtype=bool)
+
+    def run(self) -> None:
+        """Simulate until the last step, or until somebody stops the run."""
+        board, ranks = self.steering.board, self._ranks
+        ranks.introduce(self.records.hellos(board, 0, self._began_s), self.records.board(board))
+        for step in range(self._layout.train.steps):
+            found = self._simulator.step(step, board.revision, board.values, time.time())
+            if self._await_end_of(found):
+                break
+            last = step + 1 == self._layout.train.steps
+            if not last and not self._should_stop():
+                self.steering.take_command(step, self.records, self._began_s)
+            self._report(found)
+            if self.steering.run_actions.stopping or self._hold(found):
+                break
+        self.steering.expire_pending(self._layout.train.steps)
+        ranks.send(
+            Gone(rank, clean=True) for rank in range(self._simulator.cluster.world) if not self._silent[rank]
+        )
+        ranks.close()
+
+    # ---------------------------------------------------------------------------------------------- time
+
+    def _await_end_of(self, found: Simulated) -> bool:
+        """Wait until the step ends on the simulated clock, sending pulses meanwhile. True if the run must stop."""
+        conditions = found.conditions
+        if conditions.silent.any() and self._speed is not None:
+            return self._await_outage(found)
+        began = time.monotonic()
+        length_s = found.times.step_s / self._speed if self._speed else 0.0
+        while True:
+            elapsed = time.monotonic() - began
+            self._pulse(found, elapsed * (self._speed or 0.0))
+            self._ranks.turn(min(WAIT_S, max(0.0, length_s - elapsed)))
+            if self._should_stop():
+                return True
+            if time.monotonic() - began >= length_s:
+                return not self._speed and self._hub_is_behind()
+
+    def _hub_is_behind(self) -> bool:
+        """Wait until the hub has read most of what was sent. True if the run must stop."""
+        until = time.monotonic() + PATIENCE_S
+        while self._ranks.queued > MOST_QUEUED and time.monotonic() < until:
+            self._ranks.turn(WAIT_S)
+            if self._should_stop():
+                return True
+        return False
+
+    def _await_outage(self, found: Simulated) -> bool:
+        """The lost ranks are silent and the others wait for them. True if the run must stop."""
+        conditions, began = found.conditions, time.monotonic()
+        assert self._speed is not None
+        self._silent = conditions.silent
+        self._ranks.silence(np.flatnonzero(self._silent).tolist())
+        length_s = None if conditions.outage_s is None else conditions.outage_s / self._speed
+        while length_s is None or time.monotonic() - began < length_s:
+            waited_ms = (time.monotonic() - began) * 1e3
+            here = np.flatnonzero(~self._silent)
+            self._send_pulses(
+                found, [Operation(here, "ep all-to-all" if found.traffic else "dp reduce", waited_ms)]
+            )
+            self._ranks.turn(WAIT_S)
+            if self._should_stop():
+                return True
+        self._silent = np.zeros_like(self._silent)
+        self._ranks.silence([])
+        return False
+
+    def _hold(self, found: Simulated) -> bool:
+        """Wait while the run is paused. True if it must stop."""
+        actions, began = self.steering.run_actions, time.monotonic()
+        everyone = np.arange(self._simulator.cluster.world)
+        while actions.paused and not actions.stopping:
+            self._send_pulses(found, [Operation(everyone, PAUSED, (time.monotonic() - began) * 1e3)])
+            self._ranks.turn(WAIT_S)
+            if self._should_stop():
+                return True
+            self.steering.take_command(found.step, self.records, self._began_s)
+        return actions.stopping
+
+    # --------------------------------------------------------------------------------------------- pulses
+
+    def _pulse(self, found: Simulated, at_s: float) -> None:
+        if time.monotonic() - self._pulsed_s >= PULSE_S:
+            self._send_pulses(found, list(self._operations(found, at_s)))
+            self._send_rows(self.records.vitals(found, self._silent))
+
+    def _send_pulses(self, found: Simulated, operations: list[Operation]) -> None:
+        if time.monotonic() - self._pulsed_s >= PULSE_S:
+            self._pulsed_s = time.monotonic()
+            self._send_rows(self.records.pulses(found.step, operations))
+
+    def _operations(self, found: Simulated, at_s: float) -> Iterator[Operation]:
+        """What the ranks of each pipeline rank do at a time in the step, and since when."""
+        cluster, times = self._simulator.cluster, found.times
+        clock = self._simulator.clock.predicted(found.job).clock
+        for pp, acts in enumerate(clock.acts):
+            ranks = np.flatnonzero((cluster.pp == pp) & ~self._silent)
+            place = int(np.searchsorted(times.ends[pp], at_s, side="right"))
+            if place < len(acts):
+                act, start = acts[place], float(times.starts[pp][place])
+                doing = f"{OPERATIONS[act.kind]}, micro-batch {act.micro_batch}"
+                if at_s < start:
+                    doing, start = (
+                        "waiting for a pipeline stage",
+                        float(times.ends[pp][place - 1]) if place else 0.0,
+                    )
+            else:
+                done = float(times.ends[pp][-1])
+                reducing = at_s < times.step_s - times.optimizer
+                doing, start = (
+                    ("dp reduce", done) if reducing else ("optimizer", times.step_s - times.optimizer)
+                )
+            yield Operation(ranks, doing, max(0.0, at_s - start) * 1e3)
+
+    def _send_rows(self, packed: Iterator[NDArray[np.uint8]]) -> None:
+        if self._ranks.attached:
+            for rows in packed:
+                for frame in frames(rows):
+                    self._ranks.send_frame(frame)
+
+    # ---------------------------------------------------------------------------------------------- steps
+
+    def _report(self, found: Simulated) -> None:
+        """Send the records of the step, its summary, and the full vectors that somebody wants."""
+        step, summary, ranks = found.step, found.summary, self._ranks
+        if ranks.attached:
+            self._send_rows(iter([self.records.steps(found, summary.revision)]))
+            messages: list[Message] = [summary]
+            if found.routed:
+                messages.append(loads_message(step, found.routed.load, found.routed.dropped))
+            ranks.send([*messages, *self._vectors(found), *self._events(found)])
+            self._note(found)
+        self._on_summary(summary)
+
+    def _note(self, found: Simulated) -> None:
+        """Let previews know the step; the times of actions not more often than somebody could ask."""
+        self._previewer.note(found.summary)
+        now, piped = time.monotonic(), self._layout.grid.pp > 1
+        if now - self._noted_s < NOTED_EVERY_S:
+            return
+        self._noted_s = now
+        times = found.times
+        durations = [(end - start).tolist() for end, start in zip(times.ends, times.starts, strict=True)]
+        clock = self._simulator.clock.predicted(found.job).clock
+        self._previewer.note_rank(
+            int(self._simulator.memory(found.job)[LEADER]), clock, durations if piped else None
+        )
+
+    def _vectors(self, found: Simulated) -> Iterator[Message]:
+        now, step, ranks = time.monotonic(), found.step, self._ranks
+        experts, timeline = ranks.wants("experts", step), ranks.wants("timeline", step)
+        peers = ranks.peers_wanted(step)
+        if now - self._vectors_s < VECTORS_EVERY_S or not (experts or timeline or peers):
+            return
+        self._vectors_s = now
+        if experts and found.routed:
+            yield experts_message(step, found.routed.load, found.routed.dropped)
+        if timeline and self._layout.grid.pp > 1:
+            yield from self.records.timelines(found)
+        yield from self.records.peers(found, peers)
+
+    def _events(self, found: Simulated) -> Iterator[Event]:
+        if found.summary.skipped:
+            norm = found.summary.grad_norm
+            text = f"step {found.step}: the gradient norm is {norm}, so the weights were left as they are"
+            yield Event(time.time(), "error", f"rank {LEADER}", text)
+        if found.routed and (placed := self.steering.place_experts(found.routed.load)):
+            yield Event(placed.time_s, placed.level, f"rank {LEADER}", placed.text)

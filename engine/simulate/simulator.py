@@ -1,0 +1,265 @@
+"""A simulated run without sockets or clock: each call of `step` computes one step of all ranks.
+
+Deterministic: the same layout, scenario and seed, with the same knob changes before the same steps, give the same
+numbers.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.protocol import Changes, Summary, Traffic
+from engine.config.knob_values import KnobValues
+from engine.config.layout import Layout
+from engine.config.learning_rate import learning_rate
+from engine.config.refusal import LayoutError
+from engine.metering.axes import AXES
+from engine.planner.hardware.description import Hardware
+from engine.planner.memory.plan import plan_memory
+from engine.planner.workload.flops import FORWARD_AND_BACKWARD, MULTIPLY_ADD, head_flops, layer_flops
+from engine.planner.workload.job import Job, Recompute
+from engine.simulate.clock import StepClock, StepTimes, rounded
+from engine.simulate.cluster import Cluster
+from engine.simulate.conditions import Conditions, Machines
+from engine.simulate.routing import Routed, Router
+from engine.simulate.scenario import Scenario, check_scenario
+from engine.simulate.traffic import ExpertTraffic, axis_bytes, count_bytes, expert_traffic
+from engine.simulate.training import Training
+
+RANKS_PER_NODE = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The knob values that change the work of a step, beside those in `KnobValues`."""
+
+    schedule: str
+    micro_batches: int
+    zero: int
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One step of the whole run. Arrays are [rank] unless said otherwise."""
+
+    step: int
+    job: Job
+    times: StepTimes
+    conditions: Conditions
+    routed: Routed | None
+    traffic: list[ExpertTraffic]  # by pipeline rank; empty without expert parallelism
+    bytes: dict[str, NDArray[np.int64]]  # by axis
+    a2a_bytes: NDArray[np.int64]
+    dropped: NDArray[np.int64]
+    tokens: int  # of one rank
+    mfu: NDArray[np.float64]
+    loss: float
+    grad_norm: float
+    summary: Summary
+
+
+class Simulator:
+    """The state of a simulated run. `values` and `plan` are set by knobs between steps."""
+
+    def __init__(self, layout: Layout, hardware: Hardware, scenario: Scenario, seed: int):
+        nodes_of = hardware.links[0].ranks or RANKS_PER_NODE
+        peaks = hardware.device.peak
+        if layout.train.precision not in peaks:
+            raise LayoutError(
+                f"train.precision = {layout.train.precision} has no peak on hardware {hardware.name}; "
+                f"legal: {', '.join(peaks)}"
+            )
+        check_scenario(scenario, layout, nodes_of)
+        self.layout, self.hardware, self.scenario = layout, hardware, scenario
+        self.cluster = Cluster(layout, nodes_of)
+        self.values = KnobValues.of(layout)
+        self.plan = Plan(layout.schedule.name, layout.knobs.micro_batches, layout.train.zero)
+        self.machines = Machines(self.cluster, scenario, seed)
+        self.router = Router(layout, layout.model.moe, scenario, seed) if layout.model.moe else None
+        self.training = Training(layout, scenario, seed)
+        self.clock = StepClock(self.cluster, hardware, layout.plan.release)
+        self.memory = lru_cache(maxsize=64)(self._rank_memory)
+        self._job = replace(Job.of(layout), framework=layout.plan.framework)
+        self._imbalance = 1.0
+        self._tokens = layout.local_batch * layout.model.seq_len // layout.ranks.cp
+        self._layers = [
+            [layer for stage in self._job.stages_of(pp) for layer in self._job.parts[stage]]
+            for pp in range(layout.grid.pp)
+        ]
+
+        moe, model = layout.model.moe, self._job.model
+        slice_tokens = FORWARD_AND_BACKWARD * self._tokens / layout.ranks.tp
+        routed = MULTIPLY_ADD * 3 * model.d_model * moe.d_expert * moe.top_k if moe else 0
+        self._routed_flops = (
+            slice_tokens * routed * np.array([self._expert_layers(pp) for pp in range(self._job.grid.pp)])
+        )
+        self._flops = slice_tokens * np.array([self._forward_flops(pp) for pp in range(self._job.grid.pp)])
+
+    def _forward_flops(self, pp: int) -> float:
+        """Per token, of the layers of a pipeline rank and the head if it has it."""
+        model, job = self._job.model, self._job
+        layers = sum(layer_flops(model, model.layers[layer], job.seq_len) for layer in self._layers[pp])
+        return layers + (head_flops(model) if job.stages - 1 in job.stages_of(pp) else 0.0)
+
+    @property
+    def job(self) -> Job:
+        """The job under the knob values in force, with the measured imbalance of the last step."""
+        return replace(
+            self._job,
+            schedule=self.plan.schedule,
+            micro_batch=self.layout.local_batch // self.plan.micro_batches,
+            zero=self.plan.zero,
+            recompute=cast(Recompute, self.values.recompute),
+            capacity_factor=self.values.capacity_factor,
+            imbalance=self._imbalance,
+        )
+
+    def _rank_memory(self, job: Job) -> NDArray[np.int64]:
+        """[rank]: bytes at the peak of each rank, with what libraries reserve."""
+        by_pp = np.array([int(rank.total) for rank in plan_memory(job, self.hardware).ranks])
+        found: NDArray[np.int64] = by_pp[self.cluster.pp]
+        return found
+
+    def step(self, step: int, revision: int, knobs: Changes, time_s: float) -> Simulated:
+        """Compute `step` under the values in force. `revision`, `knobs` and `time_s` are only noted in the summary."""
+        cluster = self.cluster
+        conditions = self.machines.at(step)
+        routed = self.router.route(step, self.values) if self.router else None
+        placed = self.router.by_ep_rank(routed.kept) if self.router and routed else None
+        heat = self._heat(placed)
+        job = self.job
+        times = self.clock.step(self.clock.predicted(job), conditions, heat)
+        traffic = self._traffic(job, placed)
+        a2a = np.zeros(cluster.world, dtype=np.int64)
+        sent = axis_bytes(job)
+        by_axis = {axis: sent[axis][cluster.pp] for axis in AXES}
+        if traffic:
+            a2a = np.array([one.bytes for one in traffic])[cluster.pp, cluster.ep]
+            counts = [count_bytes(job, self._expert_layers(pp)) for pp in range(job.grid.pp)]
+            by_axis["ep"] = a2a + np.array(counts)[cluster.pp]
+        dropped = self._dropped(routed)
+        pairs = int(routed.load.sum()) if routed else 0
+        drop_share = float(dropped.sum() / pairs) if pairs else 0.0
+        loss, norm = self.training.advance(step, self.values, drop_share)
+        mfu = self._mfu(times.step_s, drop_share)
+        return Simulated(
+            step,
+            job,
+            times,
+            conditions,
+            routed,
+            traffic,
+            by_axis,
+            a2a,
+            dropped,
+            self._tokens,
+            mfu,
+            loss,
+            norm,
+            self._summary(step, revision, knobs, time_s, times, by_axis, a2a, routed, loss, norm, mfu),
+        )
+
+    # ------------------------------------------------------------------------------------------- experts
+
+    def _expert_layers(self, pp: int) -> int:
+        return sum(self.layout.model.has_experts(layer) for layer in self._layers[pp])
+
+    def _heat(self, placed: NDArray[np.float64] | None) -> NDArray[np.float64]:
+        """[rank]: 0 for an even load of the rank's experts, 1 for the highest of all. Notes the imbalance."""
+        cluster = self.cluster
+        if placed is None or cluster.grid.ep == 1:
+            return np.zeros(cluster.world)
+        relative = placed * cluster.grid.ep  # [layer, ep rank]: load over the mean
+        with_experts = relative.sum(1) > 0
+        self._imbalance = rounded(float(relative[with_experts].max(1).mean()))
+        by_pp = np.ones((cluster.grid.pp, cluster.grid.ep))
+        for pp, layers in enumerate(self._layers):
+            mine = [layer for layer in layers if with_experts[layer]]
+            if mine:
+                by_pp[pp] = relative[mine].mean(0)
+        excess = by_pp - 1.0
+        most = float(excess.max())
+        heat = excess / most if most > 1e-9 else np.zeros_like(excess)
+        of_ranks: NDArray[np.float64] = heat[cluster.pp, cluster.ep]
+        return of_ranks
+
+    def _traffic(self, job: Job, placed: NDArray[np.float64] | None) -> list[ExpertTraffic]:
+        moe = self.layout.model.moe
+        if placed is None or moe is None or job.grid.ep == 1:
+            return []
+        rank_pairs = self._tokens / job.grid.tp * moe.top_k  # tp ranks route a slice of the sequence each
+        return [expert_traffic(job, rank_pairs, placed[layers]) for layers in self._layers]
+
+    def _dropped(self, routed: Routed | None) -> NDArray[np.int64]:
+        """[rank]: the pairs of its tokens that were dropped; the ranks of a stage share them evenly."""
+        cluster = self.cluster
+        if routed is None or not routed.dropped.any():
+            return np.zeros(cluster.world, dtype=np.int64)
+        of_stage = np.array([routed.dropped[layers].sum() for layers in self._layers])
+        each, rest = np.divmod(of_stage, cluster.ranks_of_stage)
+        place = np.arange(cluster.world) % cluster.ranks_of_stage
+        found: NDArray[np.int64] = each[cluster.pp] + (place < rest[cluster.pp])
+        return found
+
+    # --------------------------------------------------------------------------------------------- records
+
+    def _rank_flops(self, drop_share: float) -> NDArray[np.float64]:
+        """[pipeline rank]: FLOPs of the model for the tokens of one of its ranks; dropped pairs do not count."""
+        return self._flops - drop_share * self._routed_flops
+
+    def _mfu(self, step_s: float, drop_share: float) -> NDArray[np.float64]:
+        """[rank] FLOPs of the model for a rank's tokens over what its device could do."""
+        wide = (
+            "bf16" if self._job.precision in ("fp8", "nvfp4") else self._job.precision
+        )  # as published figures count
+        peak = self.hardware.device.peak[wide]
+        found: NDArray[np.float64] = (self._rank_flops(drop_share) / step_s / peak)[self.cluster.pp]
+        return found
+
+    def _summary(
+        self,
+        step: int,
+        revision: int,
+        knobs: Changes,
+        time_s: float,
+        times: StepTimes,
+        by_axis: dict[str, NDArray[np.int64]],
+        a2a: NDArray[np.int64],
+        routed: Routed | None,
+        loss: float,
+        norm: float,
+        mfu: NDArray[np.float64],
+    ) -> Summary:
+        layout, piped = self.layout, self.cluster.grid.pp > 1
+        nothing = np.zeros(1)
+        waits = {axis: float(times.exposed.get(axis, nothing).mean()) * 1e3 for axis in AXES}
+        rows = [row for row in routed.load if row.any()] if routed else []
+        bubble, schedule = float(times.bubble.mean()), float(times.schedule.mean())
+        tokens = layout.train.global_batch * layout.model.seq_len
+        return Summary(
+            step=step,
+            revision=revision,
+            time_s=time_s,
+            loss=loss,
+            grad_norm=norm,
+            step_ms=times.step_s * 1e3,
+            tokens_per_s=tokens / times.step_s,
+            mfu=float(mfu.mean()),
+            bubble=bubble if piped else None,
+            bubble_bound=float(times.bound.mean()) if piped else None,
+            oversubscribed=False,
+            a2a_bytes=int(a2a.sum()),
+            comm={axis: Traffic(int(by_axis[axis].sum()), waits[axis], waits[axis]) for axis in AXES},
+            dropped=int(routed.dropped.sum()) if routed else 0,
+            load_max_over_mean=max((float(row.max() / row.mean()) for row in rows), default=None),
+            knobs=knobs,
+            lr=learning_rate(layout.train, step, self.values.lr_scale),
+            skipped=not math.isfinite(norm),
+            bubble_parts={"schedule": schedule, "wait": bubble - schedule, "overhead": 0.0}
+            if piped
+            else None,
+        )

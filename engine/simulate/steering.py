@@ -1,0 +1,159 @@
+"""Live control of a simulated run: the engine's own knob board, whose changes act on the simulator."""
+
+import time
+from typing import Any, Literal
+
+import numpy as np
+
+from agents.protocol import Ack, Changes, Command, Event, Legal
+from agents.rank.errors import sentence
+from agents.rank.knob_board import Knob, KnobBoard
+from agents.rank.many_ranks import ManyRanks
+from engine.config.layout import Layout
+from engine.control.actions import RunActions
+from engine.control.knob_table import Effects, knob_table
+from engine.control.placement_effect import Figures, placement_text
+from engine.planner.expert_placement import Map, imbalance, local_share, plan_map
+from engine.simulate.records import LEADER, Records
+from engine.simulate.simulator import Plan, Simulator
+
+REFUSED = {
+    "save": ("save a checkpoint", "a simulated run has no weights to save"),
+    "profile": ("trace steps with torch.profiler", "a simulated run computes nothing that could be traced"),
+}
+BYTES_OF_AN_EXPERT_NUMBER = {"adamw": 12, "sgd": 4}  # fp32 weight and optimizer state
+
+
+class Steering:
+    """Applies an operator's commands between steps, on all simulated ranks at once."""
+
+    def __init__(self, layout: Layout, simulator: Simulator, ranks: ManyRanks):
+        self._layout, self._simulator, self._ranks = layout, simulator, ranks
+        self.run_actions = RunActions()
+        self._goal: str | None = None
+        self.board = self._make_board()
+
+    def _make_board(self) -> KnobBoard:
+        simulator, layout = self._simulator, self._layout
+
+        def prepare_plan(schedule: str, micro_batches: int) -> tuple[str, int]:
+            return schedule, micro_batches
+
+        def use_plan(plan: tuple[str, int]) -> None:
+            simulator.plan = Plan(*plan, simulator.plan.zero)
+
+        def use_zero(zero: int) -> None:
+            simulator.plan = Plan(simulator.plan.schedule, simulator.plan.micro_batches, zero)
+
+        def place_experts(goal: str) -> None:
+            self._goal = goal
+
+        effects = Effects(
+            prepare_plan,
+            use_plan,
+            use_zero,
+            place_experts if layout.grid.ep > 1 and simulator.router else None,
+        )
+        actions = [*self.run_actions.knobs(), *(_refused(name, *texts) for name, texts in REFUSED.items())]
+        return knob_table(layout, simulator.values, effects, actions)
+
+    def take_command(self, step: int, records: Records, began_s: float) -> bool:
+        """Settle the pending command, if any, after `step`: it is in force from the next step on all ranks, or on none.
+        True if there was one."""
+        command = self._ranks.pending
+        if command is None:
+            return False
+        if command.expires_step is not None and step + 1 > command.expires_step:
+            self._settle(command, "expired", step, f"step {command.expires_step} has passed")
+            return True
+        try:
+            prepared = self.board.prepare(command.changes)
+        except Exception as refusal:  # noqa: BLE001 - whatever a proposal does to a knob, the run goes on
+            self._settle(command, "rejected", step, sentence(refusal))
+            return True
+        before = self.board.in_force(command.changes)
+        self.board.commit(command.revision, command.changes, prepared)
+        self._ranks.introduce(records.hellos(self.board, step + 1, began_s), records.board(self.board))
+        self._settle(command, "applied", step + 1, "", before)
+        return True
+
+    def expire_pending(self, step: int) -> None:
+        """Settle what is still pending when the run ends."""
+        while (command := self._ranks.pending) is not None:
+            self._settle(command, "expired", step, "the run has ended")
+
+    def _settle(
+        self,
+        command: Command,
+        state: Literal["applied", "rejected", "expired"],
+        step: int,
+        why: str,
+        before: Changes | None = None,
+    ) -> None:
+        digest = self.board.digest()
+        ranks = range(self._simulator.cluster.world) if state == "applied" else [LEADER]
+        self._ranks.settle(
+            [Ack(rank, command.revision, state, step, digest, why, before or {}) for rank in ranks]
+        )
+
+    # ------------------------------------------------------------------------------------------- experts
+
+    def place_experts(self, load: Any) -> Event | None:
+        """Carry out the requested expert placement, if any, by `load` [layer, expert]; returns its result."""
+        goal, self._goal = self._goal, None
+        router = self._simulator.router
+        if goal is None or router is None:
+            return None
+        ep = self._layout.grid.ep
+        total = Figures(0.0)
+        maps: dict[int, Map] = {}
+        for layer, now in router.placement.items():
+            sent = np.tile(load[layer] / ep, (ep, 1))  # every rank's tokens choose experts alike
+            maps[layer] = new = plan_map(goal, now, sent)
+            moved = sum(a != b for a, b in zip(now, new, strict=True))
+            total = _sum(
+                total,
+                imbalance(now, sent),
+                imbalance(new, sent),
+                local_share(now, sent),
+                local_share(new, sent),
+                moved,
+            )
+        router.placement = maps
+        moe = self._layout.model.moe
+        assert moe is not None
+        number = BYTES_OF_AN_EXPERT_NUMBER[self._layout.train.optimizer]
+        size = 3 * self._simulator.job.model.d_model * moe.d_expert * number * self._layout.grid.dp_replicate
+        total = Figures(
+            0.0,
+            total.layers,
+            total.imbalance,
+            total.imbalance_after,
+            total.at_home,
+            total.at_home_after,
+            total.experts,
+            total.experts * size,
+        )
+        return Event(time.time(), "info", "engine", placement_text(goal, total))
+
+
+def _sum(total: Figures, before: float, after: float, home: float, home_after: float, moved: int) -> Figures:
+    return Figures(
+        0.0,
+        total.layers + 1,
+        total.imbalance + before,
+        total.imbalance_after + after,
+        total.at_home + home,
+        total.at_home_after + home_after,
+        total.experts + moved,
+    )
+
+
+def _refused(name: str, about: str, why: str) -> Knob:
+    """An action of a trained run that a simulated one refuses."""
+
+    def prepare(_: object) -> Any:
+        raise ValueError(why)
+
+    text = f"{about}; refused: {why}"
+    return Knob(name, lambda _: Legal(choices=[True]), True, text, lambda _: None, prepare, action=True)

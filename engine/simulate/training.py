@@ -1,0 +1,61 @@
+"""Simulated loss and gradient norm: a plausible curve, not the result of training.
+
+The loss falls as a power of progress, which a step increases by what its learning rate is worth. It responds to the
+knobs as a run would in sign: no learning rate, no progress; one that is far too large diverges; dropped tokens and a
+heavy balancing loss cost quality.
+"""
+
+import math
+
+import numpy as np
+
+from engine.config.knob_values import KnobValues
+from engine.config.layout import Layout
+from engine.config.learning_rate import learning_rate
+from engine.simulate.scenario import Event, LossSpike, NotFinite, Scenario
+
+FLOOR = 0.16  # of the first loss, which a run approaches
+HALVED = 30.0  # steps of the fast beginning
+POWER = 0.33
+BEST = 4.0  # factor on the learning rate up to which a larger one helps
+DIVERGES = 6.0  # and above which the loss rises
+DROPS_COST = 0.3  # relative loss for all pairs dropped
+BALANCING_COSTS = 0.002  # relative loss for each unit of aux_loss_coef
+SPIKED_NORM = 25.0  # factor on the gradient norm at a jump of the loss by itself
+UNCLIPPED = 3.0  # factor on the half-life of a jump where gradients are not clipped
+
+
+class Training:
+    """The state of learning. Call `advance` once a step."""
+
+    def __init__(self, layout: Layout, scenario: Scenario, seed: int):
+        self._layout, self._scenario, self._seed = layout, scenario, seed
+        self._first = math.log(layout.model.vocab)
+        self._progress = self._harm = self._excess = 0.0
+
+    def advance(self, step: int, values: KnobValues, drop_share: float) -> tuple[float, float]:
+        """Loss and gradient norm of a step; nan where the scenario says so."""
+        events = [event for event in self._scenario.events if event.in_force(step)]
+        rng = np.random.default_rng([self._seed, 4, step])
+        noise, norm_noise = rng.standard_normal(2).tolist()
+        self._spike(step, values, events)
+        fall = (1.0 + self._progress / HALVED) ** -POWER
+        level = self._first * (FLOOR + (1.0 - FLOOR) * fall)
+        costs = 1.0 + DROPS_COST * drop_share + BALANCING_COSTS * values.aux_loss_coef + self._harm
+        loss = level * (costs + self._excess) * (1.0 + self._scenario.noise.loss * noise)
+        norm = (0.15 + 2.0 * fall**4) * math.exp(0.12 * norm_noise) * (1.0 + SPIKED_NORM * self._excess)
+        if any(isinstance(event, NotFinite) for event in events):
+            return math.nan, math.nan  # nothing is learned
+        train = self._layout.train
+        scale = learning_rate(train, step, values.lr_scale) / train.lr if train.lr else 0.0
+        self._progress += scale * math.exp(-((scale / BEST) ** 2) / 2)
+        self._harm = self._harm * 0.97 + 0.01 * max(0.0, scale - DIVERGES)
+        return loss, norm
+
+    def _spike(self, step: int, values: KnobValues, events: list[Event]) -> None:
+        half_lives = [event.half_life for event in self._scenario.events if isinstance(event, LossSpike)]
+        half_life = max(half_lives, default=1) * (UNCLIPPED if values.grad_clip is None else 1.0)
+        self._excess *= 0.5 ** (1.0 / half_life)
+        for event in events:
+            if isinstance(event, LossSpike) and event.step == step:
+                self._excess += event.size

@@ -1,0 +1,233 @@
+"""A simulated step: the same seed gives the same numbers, they agree with each other, and each knob changes its own."""
+
+from collections.abc import Callable
+from statistics import fmean
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from agents.protocol import Step, Timeline, codec
+from engine.config.refusal import LayoutError
+from engine.planner.memory.plan import plan_memory
+from engine.simulate.packing import frames
+from engine.simulate.scenario import Scenario
+from engine.simulate.simulator import Simulated, Simulator
+from tests.unit.engine.simulated import Run, machine, small
+
+
+def rank_steps(run: Run, found: Simulated) -> list[Step]:
+    return [message for message in run.messages(found) if isinstance(message, Step)]
+
+
+# --------------------------------------------------------------------------------------------- determinism
+
+
+def story(seed: int) -> list[bytes]:
+    run = Run(seed=seed)
+    packed = []
+    for number in range(12):
+        if number == 5:
+            run.change(micro_batches=16, lr_scale=2.0)
+        if number == 8:
+            run.change(expert_placement="load")
+        found = run.step()
+        packed += [codec.encode([found.summary]), run.records.steps(found, found.summary.revision).tobytes()]
+    return packed
+
+
+def test_the_same_seed_and_changes_give_the_same_bytes() -> None:
+    assert story(3) == story(3)
+    assert story(3) != story(4)
+
+
+# --------------------------------------------------------------------------------------------- consistency
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("grid.pp=1",),
+        ("model.moe=none", "grid.ep=1"),
+        ("schedule.name=zbv",),
+        ("grid.cp=2", "grid.dp_replicate=2"),
+        ("grid.ep_method=hierarchical",),
+        ("model.moe.router=expert_choice", "model.moe.balance=none"),
+        ("knobs.capacity_factor=1.0", "knobs.recompute=full"),
+    ],
+)
+def test_the_numbers_of_a_step_agree(overrides: tuple[str, ...]) -> None:
+    run = Run(small(*overrides))
+    layout, cluster = run.layout, run.simulator.cluster
+    found = run.steps(3)[-1]
+    steps, summary = rank_steps(run, found), found.summary
+    assert [step.rank for step in steps] == list(range(layout.ranks.world))
+    for step in steps:
+        assert step.step_ms == pytest.approx(summary.step_ms)
+        assert 0 < sum(step.phases.values()) <= step.step_ms * (1 + 1e-9)
+        assert 0 <= step.own_ms <= step.step_ms
+        assert (
+            step.tokens_per_s
+            and step.tokens
+            and step.tokens_per_s == pytest.approx(1e3 * step.tokens / step.step_ms)
+        )
+        assert all(lane.bytes >= 0 and lane.ms >= lane.exposed_ms >= 0 for lane in step.comm.values())
+        if step.bubble is not None:
+            assert step.bubble_parts and sum(step.bubble_parts.values()) == pytest.approx(step.bubble)
+    if layout.grid.pp > 1:
+        assert summary.bubble is not None and summary.bubble_bound is not None
+        assert 0 < summary.bubble_bound <= summary.bubble < 1
+        assert fmean(step.bubble or 0.0 for step in steps) == pytest.approx(summary.bubble)
+    else:
+        assert summary.bubble is None and steps[0].bubble is None
+    assert sum(step.a2a_bytes or 0 for step in steps) == summary.a2a_bytes
+    assert sum(step.dropped or 0 for step in steps) == summary.dropped
+    assert summary.mfu is not None and 0 < summary.mfu < 1
+    assert fmean(step.mfu or 0.0 for step in steps) == pytest.approx(summary.mfu)
+    for message in run.records.peers(found, range(cluster.world)):
+        assert sum(to.bytes for to in message.sent) == steps[message.rank].a2a_bytes  # type: ignore[union-attr]
+    moe = layout.model.moe
+    if moe and found.routed:
+        pairs = layout.train.global_batch * layout.model.seq_len * moe.top_k
+        for layer in layout.model.layers_with_experts:
+            assert found.routed.load[layer].sum() == pairs
+            assert found.routed.dropped[layer] <= pairs
+
+
+def test_a_timeline_is_the_schedule() -> None:
+    run = Run()
+    found = run.step()
+    timelines = list(run.records.timelines(found))
+    assert [type(one) for one in timelines] == [Timeline] * 2
+    ends = {(a.kind, a.stage, a.micro_batch): a.end_ms for one in timelines for a in one.actions}
+    for one in timelines:
+        for before, after in zip(one.actions, one.actions[1:], strict=False):
+            assert before.end_ms <= after.start_ms + 1e-9
+        assert one.actions[-1].end_ms <= one.window_ms
+    for one in timelines:
+        for action in one.actions:
+            if action.kind == "F" and action.stage == 1:
+                assert ends["F", 0, action.micro_batch] <= action.start_ms + 1e-9
+
+
+def test_a_precision_without_a_peak_is_refused() -> None:
+    known = machine()
+    device = structs.replace(known.device, peak={"bf16": 1e15})
+    with pytest.raises(
+        LayoutError, match=r"train\.precision = fp32 has no peak on hardware H100; legal: bf16"
+    ):
+        Simulator(small("train.precision=fp32"), structs.replace(known, device=device), Scenario(), 1)
+
+
+def test_records_of_many_ranks_fit_into_frames() -> None:
+    run = Run(small("grid.dp_replicate=64", "train.global_batch=4096"))
+    found = run.step()
+    sizes = [len(frame) for frame in frames(run.records.steps(found, 0))]
+    assert len(sizes) > 1 and max(sizes) <= 1 << 18
+    assert len(rank_steps(run, found)) == 2048
+
+
+# ------------------------------------------------------------------------------------------------- knobs
+
+
+def memory(found: Simulated) -> float:
+    return plan_memory(found.job, machine()).peak
+
+
+Quantity = Callable[[Simulated], float]
+
+KNOBS: dict[str, tuple[dict[str, object], Quantity, int, int]] = {
+    # the change; what it changes; 1: it grows, -1: it shrinks, 0: it stays; steps until then
+    "more micro-batches, less bubble": ({"micro_batches": 16}, lambda s: s.summary.bubble_bound or 0, -1, 1),
+    "gpipe idles more on uneven stages": ({"schedule": "gpipe"}, lambda s: s.summary.bubble_bound or 0, 1, 1),
+    "recompute takes time": ({"recompute": "full"}, lambda s: s.summary.step_ms, 1, 1),
+    "recompute saves memory": ({"recompute": "full"}, lambda s: memory(s), -1, 1),
+    "recompute repeats all-to-alls": ({"recompute": "full"}, lambda s: s.summary.a2a_bytes or 0, 1, 1),
+    "a capacity drops": ({"capacity_factor": 0.8}, lambda s: s.summary.dropped or 0, 1, 1),
+    "no learning rate, no progress": ({"lr_scale": 0.0}, lambda s: s.summary.loss or 0, 1, 40),
+    "the learning rate is shown": ({"lr_scale": 0.5}, lambda s: s.summary.lr or 0, -1, 1),
+    "balancing by a loss": ({"aux_loss_coef": 0.1}, lambda s: s.summary.load_max_over_mean or 0, -1, 40),
+    "balancing by a bias": ({"bias_rate": 0.01}, lambda s: s.summary.load_max_over_mean or 0, -1, 40),
+    "experts are placed by load": ({"expert_placement": "load"}, lambda s: float(s.job.imbalance), -1, 2),
+}
+
+
+@pytest.mark.parametrize("what", KNOBS)
+def test_each_knob_changes_what_it_should(what: str) -> None:
+    change, quantity, direction, steps = KNOBS[what]
+    without, changed = Run(), Run()
+    for run in (without, changed):
+        run.steps(3)
+    changed.change(**change)  # type: ignore[arg-type]
+    a, b = quantity(without.steps(steps)[-1]), quantity(changed.steps(steps)[-1])
+    assert np.sign(b - a) == direction, f"{a} became {b}"
+
+
+def test_zero_3_gathers_for_each_micro_batch() -> None:
+    run = Run(small("grid.pp=1", "train.zero=2"))
+    before = run.step().summary.comm["dp"].bytes
+    run.change(zero=3)
+    assert run.step().summary.comm["dp"].bytes > before
+
+
+def test_clipping_shortens_a_spike() -> None:
+    spike = '[[events]]\nkind = "loss_spike"\nstep = 5\nsteps = 1'
+    clipped, free = Run(scenario=spike), Run(scenario=spike)
+    free.change(grad_clip=None)
+    assert free.steps(15)[-1].loss > clipped.steps(15)[-1].loss
+
+
+def test_z_loss_calms_routing() -> None:
+    calm, free = (Run(small("model.moe.balance=none")) for _ in range(2))
+    calm.change(z_loss_coef=1.0)
+    assert calm.steps(80)[-1].summary.load_max_over_mean < free.steps(80)[-1].summary.load_max_over_mean  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"micro_batches": 3}, "micro_batches = 3 is not legal; legal: 2, 4, 8, 16"),
+        ({"schedule": "zbv"}, "schedule = zbv is not legal; legal: gpipe, 1f1b"),
+        ({"warp": 9}, "there is no knob warp; the knobs are micro_batches"),
+        ({"save": True}, "a simulated run has no weights to save"),
+        ({"profile": True}, "a simulated run computes nothing that could be traced"),
+    ],
+)
+def test_a_knob_is_refused_as_in_training(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Run().change(**changes)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------ scenarios
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("events = 3", "events = 3 is not legal; legal: sections [[events]]"),
+        ("[noise]\nwind = 1", "noise.wind is not a key of a scenario; legal: compute, device, network, loss"),
+        ("[[events]]\nkind = 'storm'", "events[0].kind = 'storm' is not legal; legal: straggler, throttle"),
+        ("[[events]]\nkind = 'lost'\nstep = 1", "events[0].node is missing; legal: a whole number from 0"),
+        (
+            "[[events]]\nkind = 'straggler'\nstep = 1\nrank = 32",
+            "events[0].rank = 32 is not a rank of this layout; legal: 0 to 31",
+        ),
+        (
+            "[[events]]\nkind = 'throttle'\nstep = 1\nnode = 4",
+            "events[0].node = 4 is none of the 4 nodes of 8 ranks; legal: 0 to 3",
+        ),
+        ("weather = 1", "'weather' is not a key of a scenario; legal: noise, events"),
+        ("x =", "scenario is not TOML"),
+    ],
+)
+def test_a_scenario_is_refused_in_a_sentence(text: str, why: str) -> None:
+    with pytest.raises(LayoutError) as refusal:
+        Run(scenario=text)
+    assert why in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_events_of_experts_need_experts() -> None:
+    dense = small("model.moe=none", "grid.ep=1")
+    with pytest.raises(LayoutError, match="kind = skew needs experts, and this layout has none"):
+        Run(dense, "[[events]]\nkind = 'skew'\nstep = 1")

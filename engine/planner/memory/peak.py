@@ -58,11 +58,11 @@ class RankMemory:
         return max(parts, key=lambda name: parts[name])
 
 
-def peak_of_rank(job: Job, pp: int, framework: float) -> tuple[RankMemory, Counts]:
+def peak_of_rank(job: Job, pp: int, framework: float, gloo: bool) -> tuple[RankMemory, Counts]:
     """The fullest moment of a rank, and its micro-batches in flight by stage."""
     stages = sorted(job.stages_of(pp))
     kept = [saved_of_stage(job, stage) for stage in stages]
-    state = state_of(job, pp, rank_parameters(job, pp))
+    state = state_of(job, pp, rank_parameters(job, pp), gloo)
     reached = counts_in_flight(job.schedule, pp, job.grid.pp, job.virtual_stages, job.micro_batches)
     moments = (
         (memory, counts)

@@ -47,10 +47,11 @@ class MemoryPlan:
         )
 
 
-def plan_memory(job: Job, hardware: Hardware | None = None) -> MemoryPlan:
-    """The memory of a job; with `hardware`, also what its libraries reserve."""
+def plan_memory(job: Job, hardware: Hardware | None = None, gloo: bool = False) -> MemoryPlan:
+    """The memory of a job; with `hardware`, also what its libraries reserve; `gloo`: on CPUs, whose collectives keep
+    buffers of their own."""
     framework = RESERVED * hardware.device.memory_bytes if hardware else 0.0
-    peaks = [peak_of_rank(job, pp, framework) for pp in range(job.grid.pp)]
+    peaks = [peak_of_rank(job, pp, framework, gloo) for pp in range(job.grid.pp)]
     return MemoryPlan(tuple(memory for memory, _ in peaks), tuple(counts for _, counts in peaks))
 
 

@@ -38,9 +38,10 @@ class State(NamedTuple):
     optimizer: float
 
 
-def state_of(job: Job, pp: int, held: Held) -> State:
-    """The state of a rank at pipeline coordinate `pp` that holds these parameters."""
-    return (_engine if job.framework == "engine" else _megatron)(job, pp, held)
+def state_of(job: Job, pp: int, held: Held, gloo: bool = False) -> State:
+    """The state of a rank at pipeline coordinate `pp` that holds these parameters; `gloo`: with the buffers of the
+    engine's collectives on CPUs."""
+    return _engine(job, pp, held, gloo) if job.framework == "engine" else _megatron(job, pp, held)
 
 
 def _megatron(job: Job, pp: int, held: Held) -> State:
@@ -61,7 +62,7 @@ def _megatron(job: Job, pp: int, held: Held) -> State:
     )
 
 
-def _engine(job: Job, pp: int, held: Held) -> State:
+def _engine(job: Job, pp: int, held: Held, gloo: bool) -> State:
     shards = held.shard * FP32
     parameters = shards + _rotary_tables(job, pp)
     optimizer = shards * MOMENTS[job.optimizer]
@@ -76,6 +77,10 @@ def _engine(job: Job, pp: int, held: Held) -> State:
     once_a_step = job.grid.pp > 1 or job.zero < 2
     gradients = (held.whole if once_a_step else held.shard) * FP32
     pending = shards if not once_a_step and job.micro_batches > 2 else 0.0
+    if gloo and not once_a_step and job.micro_batches > 1:
+        # A running reduce-scatter keeps the rows that it sends and those that it receives.
+        sent = held.dense * (job.grid.fsdp > 1) + held.experts * (job.efsdp > 1)
+        pending += 2 * sent * FP32
     return State(parameters, gathered, staying, gradients, pending, max(unit, root) * FP32, optimizer)
 
 

@@ -11,7 +11,7 @@ from engine.planner.memory.plan import plan_memory
 from engine.planner.workload.job import Job
 from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
-from tests.unit.engine.live_storages import LiveStorages
+from tests.ranks.live_storages import LiveStorages
 from tests.unit.engine.test_layout import DEMO
 from tests.unit.engine.test_planner_saved import ALONE
 

@@ -14,7 +14,7 @@ from engine.parallel.parameters import ParameterFactory
 from engine.planner.memory import saved
 from engine.planner.workload.job import Job
 from engine.planner.workload.transformer import Experts
-from tests.unit.engine.live_storages import LiveStorages, SavedStorages
+from tests.ranks.live_storages import LiveStorages, SavedStorages
 from tests.unit.engine.test_layout import DEMO
 
 ALONE = ["grid.pp=1", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1"]

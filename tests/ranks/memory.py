@@ -1,0 +1,127 @@
+"""A driver that measures the live storages of each rank, beside what the planner says of them.
+
+python -m tests.ranks.memory FOLDER NAME ...
+
+Each rank leaves `RANK.json`: bytes that a micro-batch's forward keeps, and their plan (without a pipeline), the peak of
+a step, and its plan. Rows are planned with the imbalance that the rank saw.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from engine.config.layout import Layout
+from engine.config.toml import load
+from engine.launch.ranks import launch
+from engine.model import moe
+from engine.parallel.expert_all_to_all import Dispatch, plan_dispatch
+from engine.planner.memory.peak import saved_of_stage
+from engine.planner.memory.plan import plan_memory
+from engine.planner.workload.job import Job
+from engine.rendezvous import RankContext
+from engine.train.trainer import Trainer
+from tests.ranks.case import FULL, INTERLEAVED, LAYOUT, SELECTIVE, SMALL, ULYSSES, ZBV
+from tests.ranks.live_storages import LiveStorages
+
+DENSE = ["model.moe=none", "model.d_ff=96"]
+WIDER = ["model.seq_len=64", "model.d_model=64"]
+BF16 = ["train.precision=bf16"]
+CASES = {
+    "tp": [*SMALL, *WIDER, *DENSE, "grid.tp=2"],
+    "tp selective": [*SMALL, *WIDER, *DENSE, "grid.tp=2", *SELECTIVE],
+    "tp bf16": [*SMALL, *WIDER, *DENSE, "grid.tp=2", *BF16],
+    "tp ep": [*SMALL, *WIDER, "grid.tp=2", "grid.ep=2"],
+    "tp ep full": [*SMALL, *WIDER, "grid.tp=2", "grid.ep=2", *FULL],
+    "dp ep bf16": [*SMALL, *WIDER, "grid.dp_shard=2", "grid.ep=2", *BF16, "model.moe.shared_experts=1"],
+    "cp ring": [*SMALL, *WIDER, *DENSE, "grid.cp=2"],
+    "cp ulysses": [*SMALL, *WIDER, *DENSE, "grid.cp=2", *ULYSSES],
+    "cp ulysses ep": [*SMALL, *WIDER, "grid.cp=2", "grid.ep=2", *ULYSSES],
+    "pp": [*SMALL, *WIDER, *DENSE, "grid.pp=2", "knobs.micro_batches=4"],
+    "pp full": [*SMALL, *WIDER, *DENSE, "grid.pp=2", "knobs.micro_batches=4", *FULL],
+    "pp gpipe": [*SMALL, *WIDER, "grid.pp=2", "knobs.micro_batches=4", "schedule.name=gpipe"],
+    "pp interleaved": [*SMALL, *WIDER, *DENSE, *INTERLEAVED],
+    "pp zbv": [*SMALL, *WIDER, *DENSE, *ZBV],
+}
+
+
+class Received:
+    """The rows that the experts of this rank received over those that it sent, since the start."""
+
+    def __init__(self) -> None:
+        self.sent = self.received = 0
+
+    def plan(self, *args: object) -> Dispatch:
+        dispatch = plan_dispatch(*args)  # type: ignore[arg-type]
+        self.sent += len(dispatch.pairs_N)
+        self.received += sum(dispatch.hops[-1].receive) if dispatch.hops else len(dispatch.pairs_N)
+        return dispatch
+
+
+def kept_by_forward(trainer: Trainer, live: LiveStorages) -> int:
+    """Bytes that the forward of a micro-batch adds, after another has gathered the weights."""
+    computation, layout = trainer.computation, trainer.layout
+    tokens, targets = computation.samples.batch(
+        0, computation.world.at["dp"] * layout.local_batch, layout.local_batch
+    )
+    parts = [x.chunk(layout.knobs.micro_batches)[0].clone() for x in (tokens, targets)]
+    computation.shards.gather()
+
+    def loss() -> torch.Tensor:
+        return computation._loss_of(computation.stages[0](parts[0]), parts[1])
+
+    kept, losses = list[int](), [loss()]
+    for _ in range(3):  # a thread of gloo may free a buffer late
+        before = live.now()
+        losses.append(loss())
+        kept.append(live.now() - before)
+    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+    computation.shards.complete()
+    computation.optimizer.zero_grad()
+    return min(kept)
+
+
+def measure(place: RankContext, layout: Layout, out: Path) -> None:
+    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+    rows = Received()
+    moe.plan_dispatch = rows.plan  # type: ignore[assignment]
+    job = Job.of(layout)
+    found: dict[str, float] = {}
+    with LiveStorages() as live:
+        trainer = Trainer(layout)
+        at = trainer.world.at
+        if layout.grid.pp == 1:
+            trainer.meter.start_step(0)
+            found["kept"] = kept_by_forward(trainer, live)
+            imbalance = rows.received / rows.sent if rows.sent else 1.0
+            found["kept_plan"] = sum(saved_of_stage(replace(job, imbalance=imbalance), 0).values())
+        trainer.train_step(0)
+        live.peak = 0
+        trainer.train_step(1)
+        found["peak"] = live.peak
+    imbalance = rows.received / rows.sent if rows.sent else 1.0
+    found["peak_plan"] = plan_memory(replace(job, imbalance=imbalance), gloo=True).ranks[at["pp"]].total
+    (out / f"{place.rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main(folder: Path, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    for name in names:
+        layout, out = load(LAYOUT, CASES[name]), folder / name
+        out.mkdir(parents=True)
+
+        def work(place: RankContext, layout: Layout = layout, out: Path = out) -> None:
+            measure(place, layout, out)
+
+        name_of_rank = layout.ranks.name
+        if launch(layout.ranks.world, work, name_of_rank=name_of_rank, hub="none", run="memory", run_dir=out):
+            raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:] or list(CASES))

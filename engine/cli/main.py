@@ -5,11 +5,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agents.rundir.standard_streams import open_streams
-from engine.cli import layouts, plan, reference, run, simulate
+from engine.cli import layouts, plan, probe, reference, run, simulate
 from engine.cli.usage import Parser, refuse
 from engine.config.refusal import RefusedError
 
-COMMANDS = {"run": run, "plan": plan, "simulate": simulate, "layouts": layouts, "reference": reference}
+COMMANDS = {
+    "run": run,
+    "plan": plan,
+    "simulate": simulate,
+    "probe": probe,
+    "layouts": layouts,
+    "reference": reference,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -40,6 +40,41 @@ class Efficiency(Struct, frozen=True):
     spread: dict[
         str, tuple[Above0, Above0]
     ] = {}  # interval of measured over predicted seconds, by kind of model
+    group: AtLeast0 = 0.0  # seconds that each group adds to a grouped product
+
+
+class MeasuredCollective(Struct, frozen=True, kw_only=True):
+    """A collective by one algorithm, over groups of `ranks` ranks that are `stride` apart, all groups of the axis at
+    once: n bytes take `latency` + n `per_byte` seconds. n is the whole buffer, as gathered or before it is reduced; of
+    a send the message."""
+
+    axis: str
+    kind: str  # all_gather, reduce_scatter, all_reduce, all_to_all, send, ring
+    algorithm: str
+    ranks: Annotated[int, Meta(ge=2)]
+    stride: Annotated[int, Meta(ge=1)] = 1
+    latency: AtLeast0  # seconds
+    per_byte: AtLeast0  # seconds
+    most_bytes: Annotated[int, Meta(ge=1)] | None = (
+        None  # largest buffer for which the engine picks the algorithm
+    )
+    error: AtLeast0 = 0.0  # median relative deviation of the measured times from the line
+
+
+class Measurement(Struct, frozen=True, kw_only=True):
+    """What `engine probe` measured, and under what conditions. With more ranks than `cores`, all ranks were busy at
+    once, so each time contains the wait for a core."""
+
+    ranks: Annotated[int, Meta(ge=1)]  # that ran
+    cores: Annotated[int, Meta(ge=1)] | None = (
+        None  # that the ranks of a machine share; None: each has its own GPU
+    )
+    local_ranks: Annotated[int, Meta(ge=1)] = 1  # of a machine
+    backend: str = "gloo"
+    precision: str = "fp32"
+    oversubscribed: bool = False  # more ranks of a machine than cores
+    operation_cpu: AtLeast0 = 0.0  # seconds of a core for an operation of the host
+    collectives: tuple[MeasuredCollective, ...] = ()
 
 
 class Hardware(Struct, frozen=True):
@@ -49,6 +84,7 @@ class Hardware(Struct, frozen=True):
     device: Device
     links: tuple[Link, ...]
     efficiency: Efficiency = Efficiency()
+    measured: Measurement | None = None
 
     def link(self, ranks: int) -> Link:
         """The innermost link that joins `ranks` consecutive ranks."""

@@ -18,6 +18,7 @@ from math import ceil, log2
 from typing import NamedTuple
 
 from engine.planner.hardware.description import Hardware, Link
+from engine.planner.timing.measured import measured_time
 
 
 class Cost(NamedTuple):
@@ -106,6 +107,8 @@ def choose(kind: str, size: float, ranks: int, stride: int, hardware: Hardware) 
     """Seconds and name of the fastest algorithm."""
     if ranks == 1 or size <= 0:
         return 0.0, "none"
+    if hardware.measured and (found := measured_time(kind, size, ranks, stride, hardware)):
+        return found
     together, spanned = domains(ranks, stride, hardware)
     share = hardware.efficiency.link
     inner, outer = hardware.links[0], hardware.links[-1]

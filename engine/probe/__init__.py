@@ -1,0 +1,1 @@
+"""Measures links, products and memory of the ranks at hand and writes a hardware description."""

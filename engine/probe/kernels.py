@@ -1,0 +1,151 @@
+"""Measures what a rank computes: matrix products, grouped products, attention, memory and the host's operations."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.config.knob_values import KnobValues
+from engine.config.layout import Layout, Model
+from engine.kernels.flash_attention import causal_attention
+from engine.metering.meter import Meter
+from engine.model.moe import grouped
+from engine.model.transformer import Stage
+from engine.parallel.collectives import Axis
+from engine.parallel.parameters import ParameterFactory
+from engine.planner.hardware.description import Efficiency
+from engine.probe.line import fit
+from engine.probe.stopwatch import Operation, Stopwatch
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+SQUARES = {"cpu": (16, 32, 64, 128, 256, 512), "cuda": (128, 256, 512, 1024, 2048, 4096, 8192)}
+KEYS = {"cpu": 512, "cuda": 4096}  # of the measured attention
+HEADS, WIDTH = 4, 256  # of the measured attention; of the grouped product
+GROUPS, ROWS = 8, {"cpu": 64, "cuda": 512}  # of the grouped product, and each group's rows
+COPIED = {"cpu": 2**24, "cuda": 2**28}  # numbers: far more than a cache holds
+TINY = Model(layers=2, d_model=16, heads=2, seq_len=4, vocab=16)  # all of its time is the host's
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Rates of one rank. `efficiency` holds shares of `peak` and of `memory_bandwidth`."""
+
+    peak: float  # FLOP/s of a large square product
+    memory_bandwidth: float  # bytes/s
+    efficiency: Efficiency
+    operation_cpu: float  # seconds of a core for an operation of the host
+    squares: tuple[tuple[float, float], ...]  # (rows, FLOP/s)
+
+
+class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations that torch dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Calls:
+    """The operations to time on a rank, and what their times say."""
+
+    def __init__(self, layout: Layout, device: torch.device, short: bool = False):
+        kind, dtype = device.type, DTYPES[layout.train.precision]
+        self._squares = SQUARES[kind][: 4 if short else None]
+        self._keys, self._rows, self._copied = KEYS[kind], ROWS[kind], COPIED[kind]
+        self._layer = tiny_layers(device)
+        width = layout.model.head_width
+        self.makes: dict[str, Callable[[], Operation]] = {
+            "operations of the host": lambda: self._layer,
+            "copy": partial(_copy, self._copied, device),
+            "attention": partial(_attention, self._keys, width, device, dtype),
+            "grouped product": partial(_grouped, self._rows, device, dtype),
+            **{f"product {n} x {n}": partial(_square, n, device, dtype) for n in self._squares},
+        }
+        self._head_dim = width
+
+    def rates(self, seconds: Mapping[str, float], watch: Stopwatch) -> Kernels:
+        """The rates from the seconds of each of `makes`. All ranks call it."""
+        with _Counted() as counted:
+            self._layer()
+        squares = [(n, seconds[f"product {n} x {n}"]) for n in self._squares]
+        peak, half = rate_and_half(squares)
+        keys, rows = self._keys, self._rows
+        # Causal attention, forward: two products over half of the square.
+        attention = 2 * HEADS * keys * keys * self._head_dim / seconds["attention"]
+        group = seconds["grouped product"] / GROUPS
+        product = 2 * rows * WIDTH * WIDTH / peak * (1 + half * (1 / rows + 2 / WIDTH))
+        return Kernels(
+            peak,
+            2 * 4 * self._copied / seconds["copy"],
+            Efficiency(
+                gemm=1.0,
+                half_rows=half,
+                attention=min(1.0, attention / peak * (1 + half / keys)),
+                memory=1.0,
+                link=1.0,
+                operation=seconds["operations of the host"] / counted.count,
+                group=max(0.0, group - product),
+            ),
+            watch.cpu_seconds(self._layer) / counted.count,
+            tuple((float(n), 2 * n**3 / taken) for n, taken in squares),
+        )
+
+
+def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
+    """FLOP/s of large products, and the rows at which a product attains half of it, from squares of n rows.
+
+    A square takes 2 n^3 / rate (1 + 3 half / n): per FLOP, a line in 1/n (`engine.planner.timing.kernels`).
+    """
+    line = fit([(1 / n, seconds / (2 * n**3)) for n, seconds in points])
+    if line.latency == 0:  # no square reached the peak: the largest one is as good as known
+        n, seconds = points[-1]
+        return 2 * n**3 / seconds, 0.0
+    return 1 / line.latency, line.slope / line.latency / 3
+
+
+def tiny_layers(device: torch.device) -> Operation:
+    """Forward and backward of layers so small that only the host's work counts."""
+    meter = Meter(TINY.layers, 0, device=device)
+    alone = Axis("tp", None, meter), Axis("ep", None, meter)
+    with torch.device(device):
+        stage = Stage(
+            ParameterFactory(1, *alone), TINY, range(TINY.layers), KnobValues.of(Layout(model=TINY)), meter
+        )
+        tokens = torch.zeros(1, TINY.seq_len, dtype=torch.int64)
+
+    def forward_backward() -> None:
+        stage(tokens).sum().backward()
+
+    forward_backward()
+    return forward_backward
+
+
+def _copy(numbers: int, device: torch.device) -> Operation:
+    source = torch.ones(numbers, device=device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def _square(n: int, device: torch.device, dtype: torch.dtype) -> Operation:
+    a, b = (torch.ones(n, n, device=device, dtype=dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def _attention(keys: int, width: int, device: torch.device, dtype: torch.dtype) -> Operation:
+    q, k, v = (torch.ones(1, HEADS, keys, width, device=device, dtype=dtype) for _ in range(3))
+    return lambda: causal_attention(q, k, v)
+
+
+def _grouped(rows: int, device: torch.device, dtype: torch.dtype) -> Operation:
+    x = torch.ones(GROUPS * rows, WIDTH, device=device, dtype=dtype)
+    weights = torch.ones(GROUPS, WIDTH, WIDTH, device=device, dtype=dtype)
+    offsets = torch.arange(rows, GROUPS * rows + 1, rows, dtype=torch.int32, device=device)
+    return lambda: grouped(x, weights, offsets)

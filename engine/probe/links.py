@@ -1,0 +1,141 @@
+"""Measures the collectives that the engine uses on each axis of a grid."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.config.grid import Grid
+from engine.parallel.collectives import SMALL_ALL_REDUCE_BYTES, Axis
+from engine.parallel.mesh import World
+from engine.planner.hardware.description import MeasuredCollective
+from engine.probe.line import Point, fit
+from engine.probe.stopwatch import Operation
+
+SIZES = tuple(2**n for n in range(10, 23, 2))  # bytes: 1 KiB to 4 MiB
+GATHERS = ("all_gather", "reduce_scatter", "all_reduce")
+KINDS = {  # axis -> collectives of a training step on it
+    "tp": GATHERS,
+    "cp": ("ring", "all_to_all"),
+    "ep": ("all_to_all",),
+    "dp": GATHERS,
+    "replicas": ("all_reduce",),
+    "edp": GATHERS,
+    "pp": ("send",),
+    "control": ("all_gather",),
+}
+WIDTH = 4  # bytes of a number
+
+
+def strides(grid: Grid) -> dict[str, int]:
+    """Axis -> distance of neighbouring ranks."""
+    return {
+        "tp": 1,
+        "cp": grid.tp,
+        "ep": 1,
+        "dp": grid.tp,
+        "replicas": grid.fsdp * grid.tp,
+        "edp": grid.ep,
+        "pp": grid.world // grid.pp,
+        "control": 1,
+    }
+
+
+class Call(NamedTuple):
+    """A collective on an axis with a buffer of `size` bytes."""
+
+    axis: str
+    kind: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.axis} {self.kind.replace('_', '-')}, {self.size / 1024:g} KiB"
+
+
+def calls(world: World, sizes: Sequence[int]) -> dict[Call, Callable[[], Operation]]:
+    """Every collective of `KINDS` on every axis with more than one rank; all groups of an axis run at once."""
+    return {
+        Call(name, kind, size): partial(_call, getattr(world, name), kind, size, world.device)
+        for name, kinds in KINDS.items()
+        if getattr(world, name).size > 1
+        for kind in kinds
+        for size in sizes
+    }
+
+
+def _call(axis: Axis, kind: str, size: int, device: torch.device) -> Operation:
+    """A call of the collective with a buffer of about `size` bytes, through the functions that training calls."""
+    device = torch.device("cpu") if axis.name == "control" else device
+    each = max(1, size // WIDTH // axis.size)
+    part, whole = torch.ones(each, device=device), torch.ones(axis.size * each, device=device)
+    if kind == "all_gather":
+        if axis.name == "dp":
+            return lambda: axis.start_all_gather(whole, part).wait()
+        return lambda: axis.all_gather(part)
+    if kind == "reduce_scatter":
+        if axis.name == "dp":
+            return lambda: axis.start_reduce_scatter(part, whole).wait()
+        return lambda: axis.reduce_scatter(whole.view(axis.size, each))
+    if kind == "all_reduce":
+        return lambda: axis.all_reduce(whole)
+    if kind == "all_to_all":
+        rows, equal = whole.view(-1, 1), [each] * axis.size
+        return lambda: axis.all_to_all(rows, equal, equal)
+    message = torch.ones(max(1, size // WIDTH), device=device)
+    if kind == "ring":
+        return lambda: axis.start_ring(message)[0].wait()
+    return lambda: _there_and_back(axis, message)
+
+
+def _there_and_back(axis: Axis, message: Tensor) -> None:
+    """Ranks 0 and 1, 2 and 3, ... of the axis send to each other in turn; the last of an odd number waits."""
+    peer = axis.rank ^ 1
+    if peer >= axis.size:
+        return
+    for sending in (axis.rank < peer, axis.rank > peer):
+        operation = dist.P2POp(
+            dist.isend if sending else dist.irecv, message, group=axis.group, group_peer=peer
+        )
+        for work in dist.batch_isend_irecv([operation]):
+            work.wait()
+
+
+def fitted(world: World, seconds: Mapping[Call, float], gloo: bool) -> Iterator[MeasuredCollective]:
+    """Latency and seconds per byte of each collective, for each algorithm that the engine picks."""
+    points: defaultdict[tuple[str, str], list[Point]] = defaultdict(list)
+    for call, taken in seconds.items():
+        there_and_back = call.kind == "send"
+        points[call.axis, call.kind].append((call.size, taken / 2 if there_and_back else taken))
+    for (name, kind), timed in points.items():
+        ranks = getattr(world, name).size
+        for algorithm, some, most in _by_algorithm(kind, timed, gloo, SMALL_ALL_REDUCE_BYTES // ranks):
+            if some:
+                line = fit(some)
+                yield MeasuredCollective(
+                    axis="dp" if name in ("edp", "replicas") else name,
+                    kind=kind,
+                    algorithm=algorithm,
+                    ranks=ranks,
+                    stride=strides(world.grid)[name],
+                    latency=line.latency,
+                    per_byte=line.slope,
+                    most_bytes=most,
+                    error=line.error,
+                )
+
+
+def _by_algorithm(
+    kind: str, points: list[Point], gloo: bool, small: int
+) -> Iterator[tuple[str, list[Point], int | None]]:
+    """On gloo all collectives are one all-to-all, large all-reduces a ring; NCCL chooses by itself."""
+    if not gloo:
+        yield "nccl", points, None
+    elif kind != "all_reduce":
+        yield "direct", points, None
+    else:
+        yield "direct", [point for point in points if point[0] <= small], small
+        yield "ring", [point for point in points if point[0] > small], None

@@ -1,0 +1,152 @@
+"""The work of each rank of `engine probe`: join the process group, measure, leave in order."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+
+from engine.config.layout import Layout
+from engine.device import BACKENDS, choose_device, device_name, matmul_peak, set_device
+from engine.launch.rank_main import agree_on, agree_on_device
+from engine.metering.meter import Meter
+from engine.parallel.mesh import World
+from engine.planner.hardware.description import (
+    Device,
+    Hardware,
+    Link,
+    MeasuredCollective,
+    Measurement,
+)
+from engine.probe import kernels, links
+from engine.probe.kernels import Kernels
+from engine.probe.run import RESULT
+from engine.probe.stopwatch import Stopped, Stopwatch
+from engine.rendezvous import RankContext, usable_cores
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: bytes of the collectives, seconds of a batch of calls, and batches."""
+
+    sizes: tuple[int, ...] = links.SIZES
+    batch_s: float = 0.03
+    batches: int = 3
+    passes: int = 3
+    short: bool = False
+
+
+def probe(
+    place: RankContext, layout: Layout, device: str, effort: Effort, say: Callable[[str], None]
+) -> None:
+    """Measure as the rank that `place` says; rank 0 writes the description to `RESULT` in the run's folder.
+
+    Writes nothing if a stop is requested. Raises RefusedError if the layout or the device of this rank differs from
+    that of rank 0.
+    """
+    store = place.store()
+    agree_on(layout, place, store)
+    mine = choose_device(place.local_rank, place.local_world, device)
+    agree_on_device(mine, place, store)
+    set_device(mine)
+    dist.init_process_group(
+        BACKENDS[mine.type],
+        store=PrefixStore("engine/group", store),
+        rank=place.rank,
+        world_size=place.world,
+        device_id=mine if mine.type == "cuda" else None,
+    )
+    world = World(layout.ranks, Meter(device=mine), mine)
+    watch = Stopwatch(
+        world.control, place.stop_requested, mine, effort.batch_s, effort.batches, effort.passes
+    )
+
+    def doing(text: str) -> None:
+        place.set_operation(0, text)
+        if place.rank == 0:
+            say(text)
+
+    try:
+        computed = kernels.Calls(layout, mine, effort.short)
+        found = computed.rates(watch.measure(computed.makes, doing), watch)
+        exchanged = watch.measure(links.calls(world, effort.sizes), doing)
+    except Stopped:
+        pass
+    else:
+        if place.rank == 0:
+            gloo = BACKENDS[mine.type] == "gloo"
+            lines = tuple(links.fitted(world, exchanged, gloo))
+            description = describe(place, layout, mine, found, lines)
+            (Path(place.run_dir) / RESULT).write_bytes(msgspec.json.encode(description))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def describe(
+    place: RankContext,
+    layout: Layout,
+    device: torch.device,
+    found: Kernels,
+    collectives: tuple[MeasuredCollective, ...],
+) -> Hardware:
+    """The description of what was measured. A known GPU keeps the peak of its data sheet and attains a share of it; the
+    peak of a CPU is what a large product attained."""
+    precision, cpu = layout.train.precision, device.type == "cpu"
+    sheet = matmul_peak(device, precision)
+    peak = sheet if sheet and sheet > found.peak else found.peak
+    share = found.peak / peak
+    shares = msgspec.structs.replace(
+        found.efficiency, gemm=share, attention=min(1.0, found.efficiency.attention * share)
+    )
+    cores = usable_cores() if cpu else None
+    source = f"engine probe, {place.world} ranks on {device_name(device)}"
+    measurement = Measurement(
+        ranks=place.world,
+        cores=cores,
+        local_ranks=place.local_world,
+        backend=BACKENDS[device.type],
+        precision=precision,
+        oversubscribed=cores is not None and place.local_world > cores,
+        operation_cpu=found.operation_cpu,
+        collectives=collectives,
+    )
+    return Hardware(
+        f"{layout.run.name}-{place.world}",
+        Device(_memory(device, place.local_world), found.memory_bandwidth, {precision: peak}, source),
+        _links(collectives, place, source),
+        shares,
+        measurement,
+    )
+
+
+def _memory(device: torch.device, local_world: int) -> float:
+    """Bytes for one rank: of its GPU, or its share of the machine's."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return float(psutil.virtual_memory().total / local_world)
+
+
+def _links(collectives: tuple[MeasuredCollective, ...], place: RankContext, source: str) -> tuple[Link, ...]:
+    """A link within a machine and one between machines, as far as an axis measured them: for grids whose collectives
+    were not measured. The median of the latency of a message and of its bandwidth."""
+    inside = [one for one in collectives if one.ranks * one.stride <= place.local_world]
+    across = [one for one in collectives if one.ranks * one.stride > place.local_world]
+    levels = []
+    if inside:
+        levels.append(_link("machine", place.local_world if across else None, inside, source))
+    if across:
+        levels.append(_link("network", None, across, source))
+    return tuple(levels) or (Link("none measured", None, 0.0, 1e9, "assumed: the layout has one rank"),)
+
+
+def _link(name: str, ranks: int | None, rows: list[MeasuredCollective], source: str) -> Link:
+    from engine.planner.timing.measured import per_message
+
+    latencies, slopes = zip(*(per_message(row) for row in rows), strict=True)
+    slope = sorted(slopes)[len(slopes) // 2]
+    latency = sorted(latencies)[len(latencies) // 2]
+    return Link(name, ranks, latency, 1 / max(slope, 1e-13), source)

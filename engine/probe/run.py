@@ -1,0 +1,56 @@
+"""Starts the ranks of a probe, as `engine run` starts those of a run, and returns what they measured."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from agents.rundir.runs import RunError
+from engine.config.layout import Layout
+from engine.config.refusal import LayoutError
+from engine.launch.ranks import join, joined_place, launch
+from engine.planner.hardware.description import Hardware
+from engine.preflight.memory import device_refusal, memory_refusal
+from engine.rendezvous import RankContext
+
+PRELOAD = ("torch", "torch.distributed", "engine.probe.measure")
+RESULT = "probe.json"  # in a temporary folder: what rank 0 measured
+
+
+def run_probe(
+    layout: Layout, *, device: str = "auto", quick: bool = False, say: Callable[[str], None] = lambda _: None
+) -> tuple[int, Hardware | None]:
+    """Measure with the ranks of `layout`: the exit status, and the description on the process of rank 0.
+
+    The ranks are forked from this process; if torchrun or Slurm started it, it is a rank itself. Ctrl-C and SIGTERM end
+    the ranks in order, and there is no description. Raises LayoutError or RunError, one sentence, if the ranks cannot
+    be started. Call it from the main thread, before any CUDA call or other torch work.
+    """
+    with tempfile.TemporaryDirectory(prefix="engine-probe-") as folder:
+        try:
+            place = joined_place(Path(folder))
+        except ValueError as error:
+            raise RunError(str(error)) from None
+        world = layout.ranks.world
+        if place and place.world != world:
+            raise LayoutError(f"the layout has {world} ranks, but {place.world} were started; legal: equal")
+        if place is None and (refusal := memory_refusal(layout) or device_refusal(world, device)):
+            raise LayoutError(refusal)
+
+        def work(place: RankContext) -> None:
+            from engine.probe.measure import Effort, probe
+
+            effort = Effort((1024, 16_384, 2**20), 0.005, 2, 1, short=True) if quick else Effort()
+            probe(place, layout, device, effort, say)
+
+        name = layout.ranks.name
+        if place is None:
+            status = launch(
+                world, work, name_of_rank=name, hub="none", run="probe", run_dir=Path(folder), preload=PRELOAD
+            )
+        else:
+            status = join(place, work, name_of_rank=name, hub="none", run="probe")
+        result = Path(folder) / RESULT
+        found = msgspec.json.decode(result.read_bytes(), type=Hardware) if result.exists() else None
+        return status, found

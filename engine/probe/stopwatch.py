@@ -1,0 +1,90 @@
+"""Times operations on all ranks at once."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
+from statistics import median
+from typing import TypeVar
+
+import torch
+
+from engine.parallel.collectives import Axis
+
+MOST_CALLS = 2000  # of an operation in a batch
+Operation = Callable[[], object]
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Stopped(Exception):
+    """The ranks were asked to stop."""
+
+
+class Stopwatch:
+    """Times batches of calls. All ranks must make the same calls in the same order.
+
+    Every rank runs its batch at the same time, so ranks that share cores slow each other down as in a training step. A
+    batch lasts several time slices of the scheduler, and the slowest rank's time counts.
+    """
+
+    def __init__(
+        self,
+        control: Axis,
+        stop_requested: Callable[[], bool],
+        device: torch.device,
+        batch_s: float,
+        batches: int,
+        passes: int,
+    ):
+        self._control, self._stop_requested, self._device = control, stop_requested, device
+        self._batch_s, self._batches, self._passes = batch_s, batches, passes
+
+    def measure(
+        self, makes: Mapping[Key, Callable[[], Operation]], say: Callable[[str], None]
+    ) -> dict[Key, float]:
+        """Seconds of a call of each operation, which its function in `makes` prepares: the median over all batches.
+
+        Batches of one operation are spread over several passes over all of them, so that a disturbance of seconds
+        spoils a few of each and not all of one. Raises Stopped on all ranks if one was asked to stop.
+        """
+        times: defaultdict[Key, list[float]] = defaultdict(list)
+        for turn in range(self._passes):
+            for key, make in makes.items():
+                say(f"pass {turn + 1} of {self._passes}: {key}")
+                times[key] += self._times(make())
+        return {key: median(found) for key, found in times.items()}
+
+    def _times(self, operation: Operation) -> list[float]:
+        if self.slowest([float(self._stop_requested())])[0]:
+            raise Stopped
+        operation()  # buffers are allocated and connections opened
+        once = self.slowest([self._batch(operation, 2)])[0]
+        calls = min(MOST_CALLS, max(1, int(self._batch_s / once)))
+        times = []
+        for _ in range(self._batches):
+            self.slowest([0.0])  # the ranks start together
+            times.append(self._batch(operation, calls))
+        return self.slowest(times)
+
+    def cpu_seconds(self, operation: Operation, calls: int = 20) -> float:
+        """Seconds of a core that a call takes, which does not contain waits for a core; of the slowest rank."""
+        start = time.thread_time()
+        for _ in range(calls):
+            operation()
+        return self.slowest([(time.thread_time() - start) / calls])[0]
+
+    def slowest(self, numbers: list[float]) -> list[float]:
+        """The maximum over all ranks of each number."""
+        rows = self._control.all_gather(torch.tensor(numbers, dtype=torch.float64))
+        return [float(x) for x in rows.amax(0)]
+
+    def _batch(self, operation: Callable[[], object], calls: int) -> float:
+        self._synchronise()
+        start = time.perf_counter()
+        for _ in range(calls):
+            operation()
+        self._synchronise()
+        return (time.perf_counter() - start) / calls
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -12,7 +12,10 @@ NEEDS = "engine run needs a layout as first argument, a TOML file such as layout
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "engine needs a command; legal: run, plan, simulate, probe, layouts, reference (see engine --help)\n"),
+        (
+            [],
+            "engine needs a command; legal: run, plan, simulate, probe, layouts, reference (see engine --help)\n",
+        ),
         (["run"], NEEDS),
         (["run", "train.steps=3"], NEEDS),
         (["run", "--json", "train.steps=3"], NEEDS),

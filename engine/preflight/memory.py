@@ -10,9 +10,10 @@ import psutil
 
 from engine.config.layout import Layout
 from engine.config.sizes import parameter_count
+from engine.planner.memory.plan import least_bytes
+from engine.planner.workload.job import Job
 
 MIN_RANK_BYTES = 32 * 2**20  # bytes: minimum private memory of a forked rank
-STATES = {"sgd": 2, "adamw": 4}  # fp32 values per parameter: weight, gradient, optimizer state
 
 
 def memory_refusal(layout: Layout) -> str | None:
@@ -24,7 +25,7 @@ def memory_refusal(layout: Layout) -> str | None:
             f"{available // MIN_RANK_BYTES} at most; legal: fewer, or several machines (torchrun, Slurm)"
         )
     count = parameter_count(layout.model)
-    least = count * 4 * STATES[layout.train.optimizer] * layout.grid.dp_replicate
+    least = least_bytes(Job.of(layout))
     if least > available and not _sees_gpu():
         return (
             f"the model's {count:,} parameters take at least {_gib(least)} with gradients and the optimizer's state, "
@@ -58,7 +59,7 @@ def _usable_gpus() -> int | None:
     return None
 
 
-def _gib(size: int) -> str:
+def _gib(size: float) -> str:
     return f"{size / 2**30:,.0f} GiB"
 
 

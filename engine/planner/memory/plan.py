@@ -6,7 +6,10 @@ from functools import cached_property
 from engine.planner.hardware.description import Hardware
 from engine.planner.memory.in_flight import Counts
 from engine.planner.memory.peak import RankMemory, peak_of_rank
+from engine.planner.memory.sizes import FP32
+from engine.planner.memory.state import state_of
 from engine.planner.workload.job import Job
+from engine.planner.workload.parameters import rank_parameters
 
 RESERVED = 0.025
 """Share of a device's memory that contexts, communication buffers and workspaces take: 2 GiB of 80. It is assumed, not
@@ -53,6 +56,21 @@ def plan_memory(job: Job, hardware: Hardware | None = None, gloo: bool = False) 
     framework = RESERVED * hardware.device.memory_bytes if hardware else 0.0
     peaks = [peak_of_rank(job, pp, framework, gloo) for pp in range(job.grid.pp)]
     return MemoryPlan(tuple(memory for memory, _ in peaks), tuple(counts for _, counts in peaks))
+
+
+def least_bytes(job: Job) -> float:
+    """Bytes that all ranks of a run of the engine hold at least, together: weights, gradients and optimizer state at
+    the loss of the second micro-batch, without activations and buffers."""
+    total = 0.0
+    for pp in range(job.grid.pp):
+        held = rank_parameters(job, pp)
+        state = state_of(job, pp, held)
+        # With one micro-batch, units are freed and reduced one by one: never whole weights and whole gradients at once.
+        once = job.grid.pp == 1 and job.micro_batches == 1
+        gradients = min(state.gradients, held.shard * FP32) if once else state.gradients
+        weights = 0.0 if once else state.staying
+        total += (state.parameters + weights + gradients + state.optimizer) * job.grid.world / job.grid.pp
+    return total
 
 
 def _gib(size: float) -> str:

@@ -203,6 +203,8 @@ def test_absurd_sizes_get_one_sentence_at_once(overrides: list[str], sentence: s
     [
         (["grid.dp_shard=8192", "train.global_batch=65536"], "the layout has 32768 ranks, but this machine's memory is 16 GiB, enough for 512 at"),  # noqa: E501
         (["model.vocab=268435456"], "the model's 34,360,"),
+        # 6 GiB of state in all; but each of 32 ranks gathers a quarter of the weights and sums gradients of it
+        (["model.vocab=3145728", "grid.dp_shard=8", "train.zero=1"], "take at least 29 GiB with gradients"),
     ],
 )  # fmt: skip
 def test_what_this_machine_has_no_room_for(

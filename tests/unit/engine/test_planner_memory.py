@@ -6,16 +6,18 @@ import pytest
 
 from engine.config.grid import Grid
 from engine.config.schedule_traits import SCHEDULES, accepts_micro_batches
+from engine.config.toml import load
 from engine.planner.hardware.description import Device, Hardware
 from engine.planner.memory import in_flight, saved_megatron
 from engine.planner.memory.in_flight import counts_in_flight
 from engine.planner.memory.peak import saved_of_stage
-from engine.planner.memory.plan import RESERVED, plan_memory
+from engine.planner.memory.plan import RESERVED, least_bytes, plan_memory
 from engine.planner.memory.state import state_of
 from engine.planner.schedule import action_order
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import rank_parameters, total
 from tests.unit.engine import published_models as models
+from tests.unit.engine.test_layout import DEMO
 
 GPT3_JOB = Job(models.GPT3, 2048, 64, 1, Grid(), fused_attention=False, dropout=True)
 
@@ -162,3 +164,15 @@ def test_context_and_sequence_parallelism_divide_what_is_kept() -> None:
         part = saved_of_stage(replace(job, grid=grid), 0)["input"]
         ids = 8192 * 8  # which tp does not divide
         assert part == pytest.approx((whole - ids) / 4 + ids / grid.cp, rel=1e-12)
+
+
+def test_what_all_ranks_hold_at_least() -> None:
+    """fp32 weights, gradients and two moments, once over the ranks that shard them; whole gradients below ZeRO 2."""
+    layout = load(DEMO, ["grid.pp=1", "grid.tp=1", "grid.ep=1", "grid.dp_shard=2", "train.zero=3"])
+    job = Job.of(layout)
+    size, tables = total(job.model), 2 * 4 * 2 * 64 * 16 * 4
+    root = (2 * 256 + 1) * 64  # embedding, head and last norm stay gathered
+    assert least_bytes(job) == 16 * size + tables + 2 * 4 * root
+    assert least_bytes(replace(job, zero=2)) == 16 * size + tables + 2 * 4 * size
+    assert least_bytes(replace(job, zero=1)) == 12 * size + tables + 2 * 8 * size
+    assert least_bytes(replace(job, zero=1, micro_batch=16)) == 16 * size + tables

@@ -25,6 +25,8 @@ from engine.model.transformer import Block, Stage
 from engine.parallel.expert_all_to_all import Hop
 from engine.parallel.local_shards import local_shard
 from engine.parallel.parameters import ParameterFactory
+from engine.planner.workload.job import Job
+from engine.planner.workload.traffic import traffic
 from engine.rendezvous import RankContext
 from engine.sharding.expert_rows import moe_layers
 from engine.sharding.fsdp import EMBEDDING, is_expert, named_parameters, replicated_over_tp
@@ -175,6 +177,15 @@ def expected(
     return {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp, "control": control, "a2a": a2a}
 
 
+def planned(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[str, float]:
+    """The planner's count, given the rows that the routers chose; control traffic without the statistics, which this
+    driver does not send."""
+    rank, grid = trainer.world.rank, layout.ranks
+    to = _rows_to(rank, grid.ep, layout.ep_inner, [hop for r in routings for hop in r.dispatch.hops])
+    counted = traffic(Job.of(layout), rank, sum(rows for peer, rows in to.items() if peer != rank))
+    return {axis: counted[axis] for axis in counted if axis != "control"}
+
+
 def _asked_of_slices(layout: Layout, moe: Moe) -> int:
     """Bytes that a layer's router tells each other slice of one sequence."""
     cp, tp = layout.grid.cp, layout.grid.tp
@@ -311,7 +322,7 @@ def compare(place: RankContext, layout: Layout, out: Path, moving: bool) -> None
     metered: dict[str, Any] = {axis: lane.bytes for axis, lane in meter.readings.lanes.items()}
     metered["a2a"] = {str(peer): sent for peer, sent in meter.readings.a2a_to.items()}
     (out / f"{place.rank}.json").write_text(
-        json.dumps([expected(layout, trainer, routings, before), metered])
+        json.dumps([expected(layout, trainer, routings, before), metered, planned(layout, trainer, routings)])
     )
     dist.destroy_process_group()
 

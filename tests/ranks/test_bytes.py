@@ -23,5 +23,13 @@ def test_bytes_are_what_the_derivation_says(name: str, results: Callable[[str], 
     ranks = sorted(results(name).glob("[0-9]*.json"), key=lambda path: int(path.stem))
     assert ranks
     for path in ranks:
-        by_hand, metered = json.loads(path.read_text())
+        by_hand, metered, _ = json.loads(path.read_text())
         assert metered == by_hand, f"rank {path.stem}"
+
+
+@pytest.mark.parametrize("name", marked([name for name in CASES if name != "placed"], BATCHES))
+def test_planner_counts_the_bytes_of_every_axis(name: str, results: Callable[[str], Path]) -> None:
+    """Given the rows that the routers chose. A change of expert placement is not part of a plan."""
+    for path in results(name).glob("[0-9]*.json"):
+        _, metered, planned = json.loads(path.read_text())
+        assert planned == {axis: metered[axis] for axis in planned}, f"rank {path.stem}"

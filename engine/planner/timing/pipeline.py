@@ -51,7 +51,7 @@ def simulated(
 ) -> float:
     """Seconds by simulation; of a split backward each part takes half. A long run is two short ones, extrapolated:
     between them the pipeline is in its steady state, where each micro-batch adds the same time."""
-    short = max(2 * ranks * virtual_stages, min_micro_batches(name, ranks, virtual_stages))
+    short = max(ranks * virtual_stages, min_micro_batches(name, ranks, virtual_stages))
     if micro_batches <= short + ranks:
         return _simulate(name, ranks, virtual_stages, micro_batches, forward, backward)
     one = _simulate(name, ranks, virtual_stages, short, forward, backward)

@@ -14,6 +14,7 @@ from engine.planner.workload.job import Job
 from engine.planner.workload.layer_work import embedding_work, head_work, layer_work, prediction_work
 from engine.planner.workload.operations import Work
 from engine.planner.workload.parameters import Held, rank_parameters
+from engine.planner.workload.traffic import traffic
 
 OPTIMIZER = {
     "adamw": 30.0,
@@ -35,6 +36,7 @@ class Prediction:
     mfu: float
     bubble: float
     phases: dict[str, float]
+    bytes: dict[str, float]
     bound_by: tuple[str, str]
     forward: tuple[float, ...] = ()
     backward: tuple[float, ...] = ()
@@ -93,6 +95,7 @@ class Step:
             mfu=flops / peak,
             bubble=phases["bubble"] / (window * release.factor),
             phases=phases,
+            bytes=traffic(job),
             bound_by=_bound_by(phases, total),
             forward=tuple(seconds * release.factor for seconds in forward),
             backward=tuple(seconds * release.factor for seconds in backward),

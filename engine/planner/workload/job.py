@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 from engine.config.grid import Grid
 from engine.config.layout import Layout
@@ -31,6 +31,9 @@ class Job:
     another node once, however many of its experts are there (DeepEP). `graphs`: parts of a layer (mixer, router,
     experts) whose kernels a graph launches. `grouped`: one kernel for the products of all experts. `adapters`: only
     small adapters are trained (LoRA), so that no weight has a gradient.
+
+    `router_scores` and `router_counts`: whether routers gather all scores of a sequence, and how often the counts of
+    pairs; `bias_balance`: biases balance the experts' loads (docs/bytes.md).
     """
 
     model: Transformer
@@ -63,6 +66,9 @@ class Job:
     graphs: tuple[str, ...] = ()
     grouped: bool = False
     adapters: bool = False
+    router_scores: bool = False
+    router_counts: int = 0
+    bias_balance: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -131,4 +137,17 @@ class Job:
             framework=layout.plan.framework,
             aux_loss=layout.model.moe is not None and "aux" in layout.model.moe.balances,
             z_loss=layout.knobs.z_loss_coef > 0,
+            **_router_gathers(layout),
         )
+
+
+def _router_gathers(layout: Layout) -> dict[str, Any]:
+    """What the routers of the slices of a sequence tell each other (docs/bytes.md, "tp, a micro-batch")."""
+    moe = layout.model.moe
+    if moe is None:
+        return {}
+    limited = layout.knobs.capacity_factor is not None
+    scores = moe.router == "expert_choice" or (limited and moe.drop == "probability")
+    counted = not scores and (limited or moe.balances == ["aux"])
+    both = moe.balances == ["aux", "bias"]  # what the loss counts is not what was chosen
+    return {"router_scores": scores, "router_counts": counted + both, "bias_balance": "bias" in moe.balances}

@@ -1,0 +1,215 @@
+"""Bytes that a rank sends in a step, by axis, as the engine's meter counts them. docs/bytes.md derives every formula.
+
+Rows of the expert all-to-all depend on the data; without them the expected rows of a balanced router are counted.
+Letters as there: b sequences of a micro-batch, m micro-batches, S tokens of a rank's cp slice, D model, E experts, K
+top-k, t = tp, c = cp, f = fsdp, e = ep.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from math import ceil, prod
+
+from engine.config.schedule_traits import SCHEDULES
+from engine.planner.schedule import action_order
+from engine.planner.workload.job import Job
+from engine.planner.workload.parameters import Shards
+from engine.planner.workload.transformer import Attention, Dense, Experts, LatentAttention
+from engine.planner.workload.weights import Weight, end_weights, layer_weights
+
+WIDTH = {"fp32": 4, "bf16": 2, "fp8": 2, "nvfp4": 2}  # bytes of an activation and of a gathered weight
+SUM = 4  # bytes of a number in a gradient reduction
+COUNT = 8  # bytes of an expert's load
+ATTENTION = {"none": 4, "selective": 5, "full": 6}  # exchanges of X over tp in a layer and micro-batch
+MLP = {"none": 4, "selective": 4, "full": 5}
+STATISTICS = 9 + 3 * 6  # numbers of a rank's statistics beside those of layers and experts
+
+
+def traffic(job: Job, rank: int = 0, rows: float | None = None) -> dict[str, float]:
+    """Bytes by axis that `rank` sends in a step; `rows`: rows that it sends and receives over ep in all layers and
+    micro-batches, forward, not counting those to itself."""
+    return _Rank(job, rank).bytes(rows)
+
+
+class _Rank:
+    """One rank's part of a job."""
+
+    def __init__(self, job: Job, rank: int):
+        self.job, self.grid = job, job.grid
+        at = job.grid.coords(rank)
+        self.pp, self.fsdp, self.leader = at["pp"], at["fsdp"], rank == 0
+        self.stages = job.stages_of(self.pp)
+        self.first, self.last = 0 in self.stages, job.stages - 1 in self.stages
+        layers = [job.model.layers[n] for stage in self.stages for n in job.parts[stage]]
+        self.layers = Counter(layers)
+        self.m = job.micro_batches
+        self.tokens = job.seq_len // job.grid.cp
+        self.width = WIDTH[job.precision]
+        self.X = (
+            (job.grid.tp - 1)
+            * job.micro_batch
+            * (self.tokens // job.grid.tp)
+            * job.model.d_model
+            * self.width
+        )
+
+    def bytes(self, rows: float | None) -> dict[str, float]:
+        loads = self._loads()
+        return {
+            "tp": self._tp() + loads["tp"],
+            "cp": self._cp(),
+            "pp": self._pp(),
+            "dp": self._dp() + loads["dp"],
+            "ep": self._ep(rows),
+            "control": self._control(),
+        }
+
+    def _routed(self) -> Iterator[tuple[Experts, int]]:
+        for layer, times in self.layers.items():
+            if isinstance(layer.mlp, Experts):
+                yield layer.mlp, times
+
+    def _tp(self) -> float:
+        job, t = self.job, self.grid.tp
+        if t == 1:
+            return 0
+        mixers = sum(times for layer, times in self.layers.items() if layer.mixer)
+        dense = sum(times for layer, times in self.layers.items() if isinstance(layer.mlp, Dense))
+        total = self.m * self.X * (mixers * ATTENTION[job.recompute] + dense * MLP[job.recompute])
+        loss = (t - 1) * 3 * job.micro_batch * self.tokens * SUM
+        total += self.m * (self.first * 2 * self.X + self.last * (2 * self.X + loss))
+        if self.grid.cp == 1:
+            total += self._asked() * (t - 1)
+        return total + 2 * (t - 1) * self._replicated() * SUM // t
+
+    def _asked(self) -> float:
+        """What the routers tell each other slice of a sequence: scores in half precision, or counts."""
+        job, total = self.job, 0.0
+        for mlp, times in self._routed():
+            counts = mlp.experts * 4 * (2 if self.grid.cp > 1 else 1) * job.router_counts
+            scores = self.tokens // self.grid.tp * mlp.experts * 2 * job.router_scores
+            total += self.m * times * job.micro_batch * (counts + scores)
+        return total
+
+    def _replicated(self) -> int:
+        """Numbers that every tensor rank holds (norms, routers, shared experts), of this data rank's shard."""
+        shards = Shards.of(self.job)
+        own = [weight for weight, _ in self._weights() if shards_whole(weight, shards)]
+        return sum(self._own(weight.shape, self.grid.fsdp) for weight in own)
+
+    def _own(self, shape: tuple[int, ...], ways: int) -> int:
+        rows = ceil(shape[0] / ways)
+        return min(rows, max(0, shape[0] - self.fsdp * rows)) * prod(shape[1:])
+
+    def _weights(self) -> Iterator[tuple[Weight, str]]:
+        """This rank's weights, each with the kind of its FSDP unit: layer, root (embedding and last norm) or head."""
+        model, ends = self.job.model, end_weights(self.job.model)
+        for layer, times in self.layers.items():
+            for weight in layer_weights(model, layer):
+                yield from [(weight, "layer")] * times
+        if self.first:
+            yield from ((weight, "root") for weight in ends.embedding)
+        if self.last:
+            yield from ((weight, "root" if weight.part == "norm" else "head") for weight in ends.head)
+            if model.tied and not self.first:
+                yield ends.embedding[0], "head"
+
+    def _cp(self) -> float:
+        job, c = self.job, self.grid.cp
+        if c == 1:
+            return 0
+        again, per_token = job.recompute != "none", 0.0
+        for layer, times in self.layers.items():
+            mixer = layer.mixer
+            if isinstance(mixer, Attention):
+                heads, kv, dims = mixer.heads, mixer.kv_heads, 2 * mixer.head_dim
+            elif isinstance(mixer, LatentAttention):
+                heads = kv = mixer.heads
+                dims = mixer.nope_dim + mixer.rope_dim + mixer.v_dim
+            else:
+                continue
+            H, G = heads // self.grid.tp, kv // self.grid.tp
+            if job.cp_method == "ulysses":
+                per_token += times * (2 + again) * (H // c + max(G // c, 1)) * dims * self.width
+            else:
+                per_token += times * ((2 + again) * self.width + SUM) * G * dims
+        attended = (c - 1) * job.micro_batch * self.tokens * per_token
+        return self.m * attended + self._asked() * (c * self.grid.tp - 1)
+
+    def _pp(self) -> float:
+        job, grid, last = self.job, self.grid, self.job.stages - 1
+        forth = sum(stage < last and stage + 1 not in self.stages for stage in self.stages)
+        back = sum(stage > 0 and stage - 1 not in self.stages for stage in self.stages)
+        size = job.micro_batch * (self.tokens // grid.tp) * job.model.d_model * self.width
+        total = self.m * (forth + back) * size
+        if job.model.tied and self.first != self.last:
+            total += self._own(end_weights(job.model).embedding[0].local_shape(grid.tp), grid.fsdp) * SUM
+        return total
+
+    def _dp(self) -> float:
+        job, grid, shards, total = self.job, self.grid, Shards.of(self.job), 0.0
+        reductions = self.m if job.zero >= 2 and grid.pp == 1 else 1
+        gathers = self._gathers()
+        for weight, unit in self._weights():
+            ways = shards.efsdp if weight.division == "experts" else shards.fsdp
+            shape = weight.local_shape(1 if shards_whole(weight, shards) else grid.tp, grid.ep, job.etp)
+            shard = ceil(shape[0] / ways) * prod(shape[1:])
+            total += (gathers[unit] * self.width + reductions * SUM) * (ways - 1) * shard
+            total += 2 * (grid.dp_replicate - 1) * shard * SUM // grid.dp_replicate
+        return total
+
+    def _gathers(self) -> dict[str, float]:
+        """Gathers of a unit in a step, by its kind: at ZeRO 3 one for each use, but a unit stays gathered after the
+        backward of a pipeline's stage. Ranks with several stages use them alike."""
+        if self.job.zero < 3:
+            return dict.fromkeys(("layer", "head", "root"), 1)
+        if self.grid.pp == 1:
+            return {"layer": 2 * self.m, "head": 2 * self.m, "root": self.m}
+        turns = action_order(self.job.schedule, self.pp, self.grid.pp, self.job.virtual_stages, self.m)
+        kinds = [act.kind for turn in turns for act in turn if act.stage == self.stages[0]]
+        uses = sum(before != "B" for before in ["", *kinds[:-1]])
+        return {"layer": uses, "head": uses, "root": 1}
+
+    def _ep(self, rows: float | None) -> float:
+        job, e = self.job, self.grid.ep
+        if e == 1:
+            return 0
+        hops = [e] if job.ep_inner is None else [job.ep_inner, e // job.ep_inner]
+        counts, expected = 0.0, 0.0
+        for mlp, times in self._routed():
+            counts += self.m * times * sum((n - 1) * mlp.experts * COUNT // n for n in hops)
+            pairs = job.micro_batch * self.tokens / self.grid.tp * mlp.top_k * (job.capacity_factor or 1)
+            expected += self.m * times * 2 * pairs * sum((n - 1) / n for n in hops)
+        passes = 3 if job.recompute == "full" else 2
+        return passes * (expected if rows is None else rows) * job.model.d_model * self.width + counts
+
+    def _loads(self) -> dict[str, float]:
+        """Sums of the experts' loads over tp, data ranks and replicas, for a balancing bias."""
+        if not self.job.bias_balance:
+            return {"tp": 0, "dp": 0}
+        n = sum(times * mlp.experts * COUNT for mlp, times in self._routed())
+        t, f, r = self.grid.tp, self.grid.fsdp, self.grid.dp_replicate
+        return {"tp": 2 * (t - 1) * n // t, "dp": 2 * (f - 1) * n // f + 2 * (r - 1) * n // r}
+
+    def _control(self) -> float:
+        """The vote, the norm, the pipeline's durations and the rank's statistics."""
+        job, world = self.job, self.grid.world
+        if world == 1:
+            return 0
+        splits = self.m * len(self.stages) if SCHEDULES[job.schedule].split_backward else 0
+        if splits:
+            ranks = range(self.grid.pp)
+            orders = [action_order(job.schedule, r, self.grid.pp, job.virtual_stages, self.m) for r in ranks]
+            longest = max(([act for turn in turns for act in turn] for turns in orders), key=len)
+            splits = sum(act.kind == "I" for act in longest)
+        actions = 2 * self.m * len(self.stages) + splits
+        experts = max(
+            (layer.mlp.experts for layer in job.model.kinds if isinstance(layer.mlp, Experts)), default=0
+        )
+        statistics = 8 * (STATISTICS + len(job.model.layers) * (1 + experts))
+        shared = (self.grid.pp - 1) * 8 * (1 + actions) if self.grid.pp > 1 else 0
+        return (world - 1) * 4 + (24 if self.leader else statistics) + shared
+
+
+def shards_whole(weight: Weight, shards: Shards) -> bool:
+    """Whether every tensor rank holds the weight whole: the engine keeps shared experts so."""
+    return weight.division == "whole" or (weight.part == "shared" and not shards.shared_over_tp)

@@ -74,7 +74,7 @@ class _Rank:
             return 0
         mixers = sum(times for layer, times in self.layers.items() if layer.mixer)
         dense = sum(times for layer, times in self.layers.items() if isinstance(layer.mlp, Dense))
-        total = self.m * self.X * (mixers * ATTENTION[job.recompute] + dense * MLP[job.recompute])
+        total: float = self.m * self.X * (mixers * ATTENTION[job.recompute] + dense * MLP[job.recompute])
         loss = (t - 1) * 3 * job.micro_batch * self.tokens * SUM
         total += self.m * (self.first * 2 * self.X + self.last * (2 * self.X + loss))
         if self.grid.cp == 1:

@@ -19,7 +19,7 @@ from engine.config.toml import load
 from engine.launch.ranks import launch
 from engine.model import moe
 from engine.parallel.expert_all_to_all import Dispatch, plan_dispatch
-from engine.planner.memory.peak import saved_of_stage
+from engine.planner.memory.peak import LayerBytes, saved_of_stage
 from engine.planner.memory.plan import plan_memory
 from engine.planner.workload.job import Job
 from engine.rendezvous import RankContext
@@ -97,7 +97,9 @@ def measure(place: RankContext, layout: Layout, out: Path) -> None:
             trainer.meter.start_step(0)
             found["kept"] = kept_by_forward(trainer, live)
             imbalance = rows.received / rows.sent if rows.sent else 1.0
-            found["kept_plan"] = sum(saved_of_stage(replace(job, imbalance=imbalance), 0).values())
+            found["kept_plan"] = sum(
+                saved_of_stage(LayerBytes(replace(job, imbalance=imbalance)), 0).values()
+            )
         trainer.train_step(0)
         live.peak = 0
         trainer.train_step(1)

@@ -7,7 +7,7 @@ Activations are counted tensor by tensor (`saved.py`, `saved_megatron.py`).
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
 from engine.planner.memory import saved, saved_megatron
@@ -18,6 +18,7 @@ from engine.planner.memory.state import State, state_of
 from engine.planner.memory.working import layer_working, loss_working
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import rank_parameters
+from engine.planner.workload.transformer import Layer
 
 LISTS = {"engine": saved, "megatron": saved_megatron}
 
@@ -58,48 +59,85 @@ class RankMemory:
         return max(parts, key=lambda name: parts[name])
 
 
-def peak_of_rank(job: Job, pp: int, framework: float, gloo: bool) -> tuple[RankMemory, Counts]:
+class LayerBytes:
+    """Bytes of each kind of layer of a job, counted once for all pipeline ranks."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self._kept: dict[Layer, dict[str, float]] = {}
+        self._working: dict[Layer, float] = {}
+
+    def kept(self, layer: Layer) -> dict[str, float]:
+        """What a layer keeps of a micro-batch, by kind."""
+        if layer not in self._kept:
+            self._kept[layer] = _by_kind(LISTS[self.job.framework].saved_of_layer(self.job, layer))
+        return self._kept[layer]
+
+    def working(self, layer: Layer) -> float:
+        """What the layer's backward holds beside it."""
+        if layer not in self._working:
+            self._working[layer] = layer_working(self.job, layer)
+        return self._working[layer]
+
+
+def peak_of_rank(layers: LayerBytes, pp: int, framework: float, gloo: bool) -> tuple[RankMemory, Counts]:
     """The fullest moment of a rank, and its micro-batches in flight by stage."""
+    job = layers.job
     stages = sorted(job.stages_of(pp))
-    kept = [saved_of_stage(job, stage) for stage in stages]
+    kept = [saved_of_stage(layers, stage) for stage in stages]
     state = state_of(job, pp, rank_parameters(job, pp), gloo)
     reached = counts_in_flight(job.schedule, pp, job.grid.pp, job.virtual_stages, job.micro_batches)
     moments = (
         (memory, counts)
         for counts in reached
-        for memory in _moments(job, stages, state, kept, counts, framework)
+        for memory in _moments(layers, stages, state, kept, counts, framework)
     )
     return max(moments, key=lambda moment: moment[0].total)
 
 
-def saved_of_stage(job: Job, stage: int) -> dict[str, float]:
+def saved_of_stage(layers: LayerBytes, stage: int) -> dict[str, float]:
     """Bytes that a micro-batch on a stage keeps for its backward, by kind."""
+    job = layers.job
     lists, model = LISTS[job.framework], job.model
-    entries: list[tuple[Saved, int]] = []
+    parts: list[tuple[dict[str, float], int]] = []
     if stage == 0:
-        entries += [(entry, 1) for entry in lists.saved_of_embedding(job)]
+        parts.append((_by_kind(lists.saved_of_embedding(job)), 1))
     for layer, times in Counter(model.layers[n] for n in job.parts[stage]).items():
-        entries += [(entry, times) for entry in lists.saved_of_layer(job, layer)]
+        parts.append((layers.kept(layer), times))
     if stage == job.stages - 1:
         # Each further prediction runs a layer, on the joined state and embedding, and the head again.
-        entries += [(entry, 1 + model.mtp_layers) for entry in lists.saved_of_head(job)]
-        entries += [(entry, model.mtp_layers) for entry in lists.saved_of_layer(job, model.layers[-1])]
+        parts.append((_by_kind(lists.saved_of_head(job)), 1 + model.mtp_layers))
+        parts.append((layers.kept(model.layers[-1]), model.mtp_layers))
     total: dict[str, float] = defaultdict(float)
-    for entry, times in entries:
-        total[entry.kind] += times * entry.bytes
+    for part, times in parts:
+        for kind, size in part.items():
+            total[kind] += times * size
+    return total
+
+
+def _by_kind(entries: Iterable[Saved]) -> dict[str, float]:
+    total: dict[str, float] = defaultdict(float)
+    for entry in entries:
+        total[entry.kind] += entry.bytes
     return total
 
 
 def _moments(
-    job: Job, stages: list[int], state: State, kept: list[dict[str, float]], counts: Counts, framework: float
+    layers: LayerBytes,
+    stages: list[int],
+    state: State,
+    kept: list[dict[str, float]],
+    counts: Counts,
+    framework: float,
 ) -> Iterator[RankMemory]:
+    job = layers.job
     by_kind: dict[str, float] = defaultdict(float)
     for stage, times in zip(kept, counts, strict=True):
         for kind, size in stage.items():
             by_kind[kind] += size * times
     head = job.stages - 1 in stages
-    layers = {job.model.layers[n] for stage in stages for n in job.parts[stage]}
-    working = max((layer_working(job, layer) for layer in layers), default=0.0)
+    own = {job.model.layers[n] for stage in stages for n in job.parts[stage]}
+    working = max(map(layers.working, own), default=0.0)
     pipeline, held_logits = between_stages(job, stages, counts)
 
     def memory(

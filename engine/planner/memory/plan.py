@@ -5,7 +5,7 @@ from functools import cached_property
 
 from engine.planner.hardware.description import Hardware
 from engine.planner.memory.in_flight import Counts
-from engine.planner.memory.peak import RankMemory, peak_of_rank
+from engine.planner.memory.peak import LayerBytes, RankMemory, peak_of_rank
 from engine.planner.memory.sizes import FP32
 from engine.planner.memory.state import state_of
 from engine.planner.workload.job import Job
@@ -54,7 +54,8 @@ def plan_memory(job: Job, hardware: Hardware | None = None, gloo: bool = False) 
     """The memory of a job; with `hardware`, also what its libraries reserve; `gloo`: on CPUs, whose collectives keep
     buffers of their own."""
     framework = RESERVED * hardware.device.memory_bytes if hardware else 0.0
-    peaks = [peak_of_rank(job, pp, framework, gloo) for pp in range(job.grid.pp)]
+    layers = LayerBytes(job)
+    peaks = [peak_of_rank(layers, pp, framework, gloo) for pp in range(job.grid.pp)]
     return MemoryPlan(tuple(memory for memory, _ in peaks), tuple(counts for _, counts in peaks))
 
 

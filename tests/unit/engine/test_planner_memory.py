@@ -10,7 +10,7 @@ from engine.config.toml import load
 from engine.planner.hardware.description import Device, Hardware
 from engine.planner.memory import in_flight, saved_megatron
 from engine.planner.memory.in_flight import counts_in_flight
-from engine.planner.memory.peak import saved_of_stage
+from engine.planner.memory.peak import LayerBytes, saved_of_stage
 from engine.planner.memory.plan import RESERVED, least_bytes, plan_memory
 from engine.planner.memory.state import state_of
 from engine.planner.schedule import action_order
@@ -129,11 +129,14 @@ def test_many_micro_batches_are_counted_on_few() -> None:
 
 def test_imbalance_fills_the_busiest_rank_and_capacity_bounds_it() -> None:
     job = Job(models.MIXTRAL_8X7B, 4096, 64, 1, Grid(dp_shard=8, ep=8), zero=1)
-    even, uneven = (saved_of_stage(replace(job, imbalance=x), 0)["moe"] for x in (1.0, 2.0))
+    even, uneven = (saved_of_stage(LayerBytes(replace(job, imbalance=x)), 0)["moe"] for x in (1.0, 2.0))
     assert 1.9 < uneven / even < 2.0
-    bounded = saved_of_stage(replace(job, imbalance=2.0, capacity_factor=1.25), 0)["moe"]
+    bounded = saved_of_stage(LayerBytes(replace(job, imbalance=2.0, capacity_factor=1.25)), 0)["moe"]
     assert even < bounded < uneven
-    assert saved_of_stage(replace(job, imbalance=2.0), 0)["attention"] == saved_of_stage(job, 0)["attention"]
+    assert (
+        saved_of_stage(LayerBytes(replace(job, imbalance=2.0)), 0)["attention"]
+        == saved_of_stage(LayerBytes(job), 0)["attention"]
+    )
 
 
 def test_what_the_plan_says() -> None:
@@ -159,9 +162,9 @@ def test_a_device_reserves_a_share_for_libraries() -> None:
 
 def test_context_and_sequence_parallelism_divide_what_is_kept() -> None:
     job = Job(models.LLAMA2_7B, 8192, 64, 1, Grid(), recompute="full")
-    whole = saved_of_stage(job, 0)["input"]
+    whole = saved_of_stage(LayerBytes(job), 0)["input"]
     for grid in (Grid(cp=4), Grid(tp=4), Grid(cp=2, tp=2)):
-        part = saved_of_stage(replace(job, grid=grid), 0)["input"]
+        part = saved_of_stage(LayerBytes(replace(job, grid=grid)), 0)["input"]
         ids = 8192 * 8  # which tp does not divide
         assert part == pytest.approx((whole - ids) / 4 + ids / grid.cp, rel=1e-12)
 

@@ -13,7 +13,7 @@ from math import ceil
 import pytest
 
 from engine.config.grid import Grid
-from engine.planner.memory.peak import saved_of_stage
+from engine.planner.memory.peak import LayerBytes, saved_of_stage
 from engine.planner.memory.plan import plan_memory
 from engine.planner.memory.state import state_of
 from engine.planner.workload.flops import token_flops
@@ -51,7 +51,7 @@ def bytes_per_parameter(zero: int, ranks: int, gradients: str = "bf16", precisio
 def gpt3_sample() -> float:
     """Activations of a GPT-3 sample without recompute: unfused attention, dropout, one rank, 2,048 tokens."""
     job = Job(models.GPT3, 2048, 1, 1, Grid(), fused_attention=False, dropout=True)
-    kept = saved_of_stage(job, 0)
+    kept = saved_of_stage(LayerBytes(job), 0)
     return kept["attention"] + kept["mlp"]
 
 
@@ -279,9 +279,9 @@ def test_configuration_of_deepseek_v2() -> None:
 def test_activations_of_7b_take_50_to_200_gb() -> None:
     """D 1.2 figure: holds without recompute and with unfused attention, from 3 to 8 sequences of 2,048 tokens."""
     job = Job(models.LLAMA2_7B, 2048, 8, 1, Grid(), fused_attention=False)
-    one = sum(saved_of_stage(job, 0).values()) / GB
+    one = sum(saved_of_stage(LayerBytes(job), 0).values()) / GB
     assert 50 < 3 * one < 200 and 50 < 8 * one < 200
-    fused = sum(saved_of_stage(replace(job, fused_attention=True), 0).values()) / GB
+    fused = sum(saved_of_stage(LayerBytes(replace(job, fused_attention=True)), 0).values()) / GB
     assert fused < 0.8 * one  # C: the scores are never in memory
 
 
@@ -290,7 +290,10 @@ def test_recompute_saves_what_c_says_and_more() -> None:
     what costs a third more, keeps the layers' inputs only, so 94 % less of the layers' activations."""
     job = Job(models.LLAMA2_7B, 2048, 8, 1, Grid())
     none, full = (
-        sum(saved_of_stage(replace(job, recompute=mode), 0)[kind] for kind in ("attention", "mlp", "input"))
+        sum(
+            saved_of_stage(LayerBytes(replace(job, recompute=mode)), 0)[kind]
+            for kind in ("attention", "mlp", "input")
+        )
         for mode in ("none", "full")
     )
     assert 1 - full / none == pytest.approx(0.94, abs=0.01)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from math import gcd
 
 from engine.config.grid import divisors, listed
-from engine.config.layout import Layout, Model, Moe
+from engine.config.layout import MODULES, Layout, Model, Moe
 from engine.config.legal_values import can_compile, legal_micro_batches
 from engine.config.schedule_traits import (
     SCHEDULES,
@@ -36,6 +36,7 @@ def refusals(layout: Layout) -> Iterator[str]:
     yield from expert_grid_refusals(layout)
     yield from train_refusals(layout)
     yield from pipeline_refusals(layout)
+    yield from plan_refusals(layout)
 
 
 def advice(layout: Layout) -> Iterator[str]:
@@ -195,7 +196,7 @@ def expert_grid_refusals(layout: Layout) -> Iterator[str]:
 
 
 def train_refusals(layout: Layout) -> Iterator[str]:
-    grid, train, source, machine = layout.ranks, layout.train, layout.data.source, layout.hardware
+    grid, train, source = layout.ranks, layout.train, layout.data.source
     if train.zero == 0 and grid.dp_shard > 1:
         yield (
             f"train.zero = 0 shards nothing, but grid.dp_shard = {grid.dp_shard}; legal: 1, 2, 3, or "
@@ -205,8 +206,23 @@ def train_refusals(layout: Layout) -> Iterator[str]:
         yield f"train.zero = 0 shards nothing, but grid.cp = {grid.cp} shards like dp_shard; legal: 1, 2, 3"
     if not (source == "stdlib" or source.startswith("text:")):
         yield f"data.source = {source!r} is not legal; legal: stdlib, text:GLOB"
+
+
+def plan_refusals(layout: Layout) -> Iterator[str]:
+    """Refuses assumptions of the planner that do not go together."""
+    machine, plan = layout.hardware, layout.plan
     if machine.name and machine.path:
         yield f"hardware.name = {machine.name} and hardware.path = {machine.path} are both given; legal: one of them"
+    if plan.recomputed and {*plan.recomputed.split("+")} - {*MODULES}:
+        yield (
+            f"plan.recomputed = {plan.recomputed} is not legal; legal: {', '.join(MODULES)}, several joined by +, or "
+            "none"
+        )
+    if plan.recomputed and (plan.framework != "megatron" or layout.knobs.recompute != "none"):
+        yield (
+            f"plan.recomputed = {plan.recomputed} requires plan.framework = megatron and knobs.recompute = none; "
+            "legal: those, or none"
+        )
 
 
 def pipeline_refusals(layout: Layout) -> Iterator[str]:

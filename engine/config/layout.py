@@ -4,7 +4,7 @@ A schedule, method or mode is added to a Literal below together with its parity 
 """
 
 import hashlib
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -282,6 +282,10 @@ class HardwareChoice(Struct, frozen=True):
     path: Annotated[Line | None, "a TOML file with a description of the machine; in place of name"] = None
 
 
+Module = Literal["norm", "latent", "activation"]
+MODULES: tuple[Module, ...] = get_args(Module)
+
+
 class Plan(Struct, frozen=True):
     """What else `engine plan` and `engine simulate` assume; `engine run` does not read it."""
 
@@ -291,9 +295,20 @@ class Plan(Struct, frozen=True):
     release: Annotated[
         Line | None, "a known framework release, whose overlap and fitted factor count; absent: the engine"
     ] = None
+    recomputed: Annotated[
+        Line | None,
+        "with megatron: cheap parts of a layer that backward computes again: norm, latent (up-projections of mla) or "
+        "activation, or several, such as norm+latent",
+    ] = None
     imbalance: Annotated[
         Annotated[float, Meta(ge=1.0, le=1000.0)], "highest load of an expert-parallel rank over the mean"
     ] = 1.0
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """The parts that `recomputed` names."""
+        names = self.recomputed.split("+") if self.recomputed else []
+        return tuple(module for module in MODULES if module in names)
 
 
 class Layout(Struct, frozen=True, kw_only=True):

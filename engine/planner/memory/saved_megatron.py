@@ -6,6 +6,7 @@ with selective recompute. Fused attention keeps its output's log-sum-exp instead
 the input of a product is saved as a slice and gathered again in backward (section 4.2.2).
 """
 
+from engine.config.layout import Module
 from engine.planner.memory.saved import Kind, Saved
 from engine.planner.memory.sizes import FP32, INT64, MASK, Rows, Sizes
 from engine.planner.workload.job import Job
@@ -20,6 +21,12 @@ from engine.planner.workload.transformer import (
     StateSpace,
 )
 
+RECOMPUTED: dict[Module, tuple[str, ...]] = {  # names of what a recomputed part does not keep
+    "norm": ("input", "kv_input", "q_input", "shared_input"),
+    "latent": ("qkv",),
+    "activation": ("hidden",),
+}
+
 
 def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
     """What a layer saves under the job's recompute mode. full keeps the layer's input (2 s b h, section 5 of the
@@ -27,7 +34,10 @@ def saved_of_layer(job: Job, layer: Layer) -> list[Saved]:
     sizes = Sizes.of(job)
     if job.recompute == "full":
         return [Saved("input", "input", sizes.slice_tokens * job.model.d_model * sizes.stream)]
-    return _mixer_block(job, layer.mixer) + _mlp_block(job, layer.mlp)
+    saved = _mixer_block(job, layer.mixer) + _mlp_block(job, layer.mlp)
+    latent = isinstance(layer.mixer, LatentAttention)
+    again = {name for module in job.recomputed if module != "latent" or latent for name in RECOMPUTED[module]}
+    return [entry for entry in saved if entry.name not in again]
 
 
 def saved_of_embedding(job: Job) -> list[Saved]:

@@ -31,7 +31,7 @@ def layer_working(job: Job, layer: Layer) -> float:
     the MLP had saved is gone."""
     lists = saved if job.framework == "engine" else saved_megatron
     kept = lists.saved_of_layer(job, layer)
-    all_ = lists.saved_of_layer(replace(job, recompute="none"), layer)
+    all_ = lists.saved_of_layer(replace(job, recompute="none", recomputed=()), layer)
     attention, mlp = _bytes(all_, "attention"), _bytes(all_, "mlp", "moe")
     stream = Sizes.of(job).slice_tokens * job.model.d_model * Sizes.of(job).stream
     in_mlp = _mlp_working(job, layer.mlp) + stream + _largest_gradient(job, layer)
@@ -39,7 +39,8 @@ def layer_working(job: Job, layer: Layer) -> float:
     if job.recompute == "full":
         in_mlp += attention + mlp - _bytes(kept, "moe")
         in_attention += attention
-    elif job.recompute == "selective":
+    elif job.recompute == "selective" or job.recomputed:
+        in_mlp += mlp - _bytes(kept, "mlp", "moe") if job.recomputed else 0.0
         in_attention += attention - _bytes(kept, "attention")
     return max(0.0, in_mlp, in_attention)
 

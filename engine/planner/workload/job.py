@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any, Literal
 
 from engine.config.grid import Grid
-from engine.config.layout import Layout
+from engine.config.layout import Layout, Module
 from engine.config.schedule_traits import stages_of_rank
 from engine.planner.layer_split import split_layers
 from engine.planner.workload.transformer import Transformer
@@ -24,8 +24,9 @@ class Job:
     the mean. `master`: fp32 weights beside those of the matrix products. `framework`: whose ways of sharding and of
     saving activations count where the engine and Megatron-LM differ. `fused_attention`: scores stay on the chip
     (FlashAttention) and weight gradients are summed inside their product; without, as in Megatron-LM before 2023, both
-    pass through device memory. `gradients`: their precision on a rank that sums them, with mixed precision. `aux_loss`
-    and `z_loss`: the router has these losses.
+    pass through device memory. `gradients`: their precision on a rank that sums them, with mixed precision.
+    `recomputed`: cheap parts of a layer that backward computes again (`recomputed.py`). `aux_loss` and `z_loss`: the
+    router has these losses.
 
     `overlap_experts`: all-to-alls of one micro-batch run while another computes. `deduplicated`: a token crosses to
     another node once, however many of its experts are there (DeepEP). `graphs`: parts of a layer (mixer, router,
@@ -59,6 +60,7 @@ class Job:
     fused_attention: bool = True
     dropout: bool = False
     gradients: Literal["fp32", "bf16"] = "fp32"
+    recomputed: tuple[Module, ...] = ()
     aux_loss: bool = True
     z_loss: bool = False
     overlap_experts: bool = False
@@ -135,6 +137,7 @@ class Job:
             capacity_factor=layout.knobs.capacity_factor,
             imbalance=layout.plan.imbalance,
             framework=layout.plan.framework,
+            recomputed=layout.plan.modules,
             aux_loss=layout.model.moe is not None and "aux" in layout.model.moe.balances,
             z_loss=layout.knobs.z_loss_coef > 0,
             **_router_gathers(layout),

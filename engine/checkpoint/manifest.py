@@ -8,7 +8,8 @@ from msgspec import Struct
 
 from agents.protocol import Changes
 from engine.checkpoint.tensor_index import FileName, Natural
-from engine.config.layout import Digest, Layout
+from engine.config.bounds import Digest
+from engine.config.layout import Layout
 from engine.config.refusal import RefusedError
 
 FORMAT = 2  # format 1 had a pickle as its index and is not read

@@ -4,41 +4,26 @@ A schedule, method or mode is added to a Literal below together with its parity 
 """
 
 import hashlib
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from engine.config.assumptions import HardwareChoice, Plan
+from engine.config.bounds import (
+    Above,
+    AtLeast0,
+    Digest,
+    Experts,
+    FewLayers,
+    Layers,
+    Line,
+    Natural,
+    Positive,
+    Word,
+)
 from engine.config.grid import ORDER, Grid, divisors
 from engine.config.schedule_traits import SCHEDULES
-
-LARGEST = 2**31 - 1  # largest legal size; keeps arithmetic on sizes fast
-Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
-Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
-Layers = Annotated[int, Meta(ge=1, le=1024)]  # the layer split tries every start of every stage
-FewLayers = Annotated[int, Meta(ge=0, le=16)]
-Experts = Annotated[int, Meta(ge=1, le=65_536)]
-Above = Annotated[float, Meta(gt=0, le=1e9)]
-AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
-# \Z and not $: $ also matches before a final line end.
-Word = Annotated[
-    str,
-    Meta(
-        pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z",
-        description="up to 64 letters, digits, '_', '.' and '-', not beginning with '.' or '-'",
-    ),
-]
-Line = Annotated[
-    str,
-    Meta(
-        pattern=r"\A[^\x00-\x1f]{1,4096}\Z",
-        description="1 to 4,096 characters of text, without NUL, line ends and other control characters",
-    ),
-]
-
-Digest = Annotated[
-    str, Meta(pattern=r"\Ablake2b-[0-9a-f]{16}\Z", description="blake2b- and 16 hexadecimal digits")
-]
 
 # Bounds of knobs, for start values and for later changes.
 CAPACITY_FACTOR = (0.1, 8.0)
@@ -271,44 +256,6 @@ class Knobs(Struct, frozen=True):
         Annotated[float, Meta(ge=BIAS_RATE[0], le=BIAS_RATE[1])],
         "per step, added to the bias of an underloaded expert, if balance includes bias",
     ] = 0.001
-
-
-class HardwareChoice(Struct, frozen=True):
-    """The machine that `engine plan` and `engine simulate` assume. `engine run` uses the machine that it is on."""
-
-    name: Annotated[
-        Line | None, "a known machine, or MACHINE/NETWORK, such as H100/roce-400 (docs/planner.md)"
-    ] = None
-    path: Annotated[Line | None, "a TOML file with a description of the machine; in place of name"] = None
-
-
-Module = Literal["norm", "latent", "activation"]
-MODULES: tuple[Module, ...] = get_args(Module)
-
-
-class Plan(Struct, frozen=True):
-    """What else `engine plan` and `engine simulate` assume; `engine run` does not read it."""
-
-    framework: Annotated[
-        Literal["engine", "megatron"], "whose ways of sharding and of keeping activations count"
-    ] = "engine"
-    release: Annotated[
-        Line | None, "a known framework release, whose overlap and fitted factor count; absent: the engine"
-    ] = None
-    recomputed: Annotated[
-        Line | None,
-        "with megatron: cheap parts of a layer that backward computes again: norm, latent (up-projections of mla) or "
-        "activation, or several, such as norm+latent",
-    ] = None
-    imbalance: Annotated[
-        Annotated[float, Meta(ge=1.0, le=1000.0)], "highest load of an expert-parallel rank over the mean"
-    ] = 1.0
-
-    @property
-    def modules(self) -> tuple[Module, ...]:
-        """The parts that `recomputed` names."""
-        names = self.recomputed.split("+") if self.recomputed else []
-        return tuple(module for module in MODULES if module in names)
 
 
 class Layout(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ with selective recompute. Fused attention keeps its output's log-sum-exp instead
 the input of a product is saved as a slice and gathered again in backward (section 4.2.2).
 """
 
-from engine.config.layout import Module
+from engine.config.assumptions import Module
 from engine.planner.memory.saved import Kind, Saved
 from engine.planner.memory.sizes import FP32, INT64, MASK, Rows, Sizes
 from engine.planner.workload.job import Job
@@ -153,16 +153,19 @@ def _mlp_block(job: Job, mlp: FeedForward | None) -> list[Saved]:
         case Dense():
             input_ = Saved("mlp", "input", sizes.slice_tokens * job.model.d_model * sizes.operand)
             return _block(
-                "mlp", job, [input_, *_mlp("mlp", sizes, sizes.tokens, mlp.hidden / sizes.tp, mlp.gated)]
+                "mlp", job, [input_, *_mlp(job, "mlp", sizes.tokens, mlp.hidden / sizes.tp, mlp.gated)]
             )
         case Experts():
             return _block("mlp", job, _experts(job, mlp))
 
 
-def _mlp(kind: Kind, sizes: Sizes, tokens: float, hidden: float, gated: bool) -> list[Saved]:
-    """Input and output of the activation function; a gated one has two inputs."""
+def _mlp(job: Job, kind: Kind, tokens: float, hidden: float, gated: bool) -> list[Saved]:
+    """Input and output of the activation function; a gated one has two inputs. If the output is computed again, the
+    input is kept in the precision of products (DeepSeek-V3, arXiv 2412.19437, section 3.3.3)."""
+    sizes = Sizes.of(job)
+    width = sizes.operand if "activation" in job.recomputed else sizes.stream
     return [
-        Saved(kind, "activation_input", (2 if gated else 1) * tokens * hidden * sizes.stream),
+        Saved(kind, "activation_input", (2 if gated else 1) * tokens * hidden * width),
         Saved(kind, "hidden", tokens * hidden * sizes.operand),
     ]
 
@@ -178,12 +181,12 @@ def _experts(job: Job, mlp: Experts) -> list[Saved]:
         Saved("mlp", "router", 2 * t * E * FP32),  # logits and scores
         Saved("moe", "permutation", 2 * rows.sent * INT64),
         Saved("moe", "rows", rows.received * width * sizes.operand),
-        *_mlp("moe", sizes, rows.received, mlp.hidden / job.etp, mlp.gated),
+        *_mlp(job, "moe", rows.received, mlp.hidden / job.etp, mlp.gated),
     ]
     if mlp.latent:
         saved.append(Saved("mlp", "latent", t * 2 * width * sizes.operand))
     if mlp.shared_hidden:
         if sizes.operand != sizes.stream:
             saved.append(Saved("mlp", "shared_input", t * D * sizes.operand))
-        saved += _mlp("mlp", sizes, sizes.tokens, mlp.shared_hidden / sizes.tp, mlp.gated)
+        saved += _mlp(job, "mlp", sizes.tokens, mlp.shared_hidden / sizes.tp, mlp.gated)
     return saved

@@ -14,7 +14,9 @@ from engine.planner.workload.job import Job
 from engine.planner.workload.layer_work import embedding_work, head_work, layer_work, prediction_work
 from engine.planner.workload.operations import Work
 from engine.planner.workload.parameters import Held, rank_parameters
+from engine.planner.workload.recomputed import recomputed_work
 from engine.planner.workload.traffic import traffic
+from engine.planner.workload.transformer import Layer
 
 OPTIMIZER = {
     "adamw": 30.0,
@@ -126,7 +128,9 @@ class Step:
     def _add(self, total: Pass, key: tuple[str, object], work: Work, times: int = 1) -> None:
         if key not in self.times:
             again = {"none": (), "selective": work.core, "full": work.again}[self.job.recompute]
-            if key[0] != "layer":
+            if isinstance(key[1], Layer):
+                again += recomputed_work(self.job, key[1])
+            else:
                 again = ()
             time = self.clock.time
             self.times[key] = Pass(time(work.forward), time(work.backward), time(again))

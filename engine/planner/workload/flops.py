@@ -23,6 +23,7 @@ from engine.planner.workload.weights import Weight, end_weights, layer_weights
 MULTIPLY_ADD = 2
 FORWARD_AND_BACKWARD = 3  # in forwards
 LOOKED_UP = ("embedding", "positions", "conv")  # weights of two dims without a matrix product
+UP_PROJECTIONS = ("q_up", "kv_up")  # of latent attention
 SCAN = 7  # FLOPs of the Mamba-2 scan per inner channel and state element, as Megatron-LM counts them
 
 
@@ -107,6 +108,8 @@ def recomputed_flops(job: Job, layer: Layer, causal: bool = True) -> float:
     2205.05198, section 5), in the engine the whole attention block with its projections.
     """
     match job.recompute:
+        case "none" if "latent" in job.recomputed and isinstance(layer.mixer, LatentAttention):
+            return weight_flops(tuple(w for w in layer_weights(job.model, layer) if w.name in UP_PROJECTIONS))
         case "full":
             return layer_flops(job.model, layer, job.seq_len, causal)
         case "selective" if isinstance(layer.mixer, (Attention, LatentAttention)):

@@ -5,8 +5,9 @@ from functools import cached_property
 from math import ceil
 from typing import Any, Literal
 
+from engine.config.assumptions import Module
 from engine.config.grid import Grid
-from engine.config.layout import Layout, Module
+from engine.config.layout import Layout
 from engine.config.schedule_traits import stages_of_rank
 from engine.planner.layer_split import split_layers
 from engine.planner.workload.transformer import Transformer
@@ -138,6 +139,11 @@ class Job:
             imbalance=layout.plan.imbalance,
             framework=layout.plan.framework,
             recomputed=layout.plan.modules,
+            sequence_parallel=layout.plan.sequence_parallel,
+            fused_attention=layout.plan.fused_attention,
+            overlap_experts=layout.plan.overlap_experts,
+            deduplicated=layout.plan.deduplicated,
+            grouped=layout.plan.grouped,
             aux_loss=layout.model.moe is not None and "aux" in layout.model.moe.balances,
             z_loss=layout.knobs.z_loss_coef > 0,
             **_router_gathers(layout),

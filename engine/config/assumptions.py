@@ -1,0 +1,53 @@
+"""Sections of a layout that only `engine plan` and `engine simulate` read. Torch-free."""
+
+from typing import Annotated, Literal, get_args
+
+from msgspec import Meta, Struct
+
+from engine.config.bounds import Line
+
+Module = Literal["norm", "latent", "activation"]
+MODULES: tuple[Module, ...] = get_args(Module)
+
+
+class HardwareChoice(Struct, frozen=True):
+    """The machine that `engine plan` and `engine simulate` assume. `engine run` uses the machine that it is on."""
+
+    name: Annotated[
+        Line | None, "a known machine, or MACHINE/NETWORK, such as H100/roce-400 (docs/planner.md)"
+    ] = None
+    path: Annotated[Line | None, "a TOML file with a description of the machine; in place of name"] = None
+
+
+class Plan(Struct, frozen=True):
+    """What else `engine plan` and `engine simulate` assume; `engine run` does not read it."""
+
+    framework: Annotated[
+        Literal["engine", "megatron"], "whose ways of sharding and of keeping activations count"
+    ] = "engine"
+    release: Annotated[
+        Line | None, "a known framework release, whose overlap and fitted factor count; absent: the engine"
+    ] = None
+    recomputed: Annotated[
+        Line | None,
+        "with megatron: cheap parts of a layer that backward computes again: norm, latent (up-projections of mla) or "
+        "activation, or several, such as norm+latent",
+    ] = None
+    imbalance: Annotated[
+        Annotated[float, Meta(ge=1.0, le=1000.0)], "highest load of an expert-parallel rank over the mean"
+    ] = 1.0
+    sequence_parallel: Annotated[bool, "whether tp also splits the sequence between matrix products"] = True
+    fused_attention: Annotated[bool, "whether attention keeps its scores on the chip (FlashAttention)"] = True
+    overlap_experts: Annotated[bool, "whether all-to-alls of one micro-batch run while another computes"] = (
+        False
+    )
+    deduplicated: Annotated[
+        bool, "whether a token crosses to another node once, however many of its experts are there"
+    ] = False
+    grouped: Annotated[bool, "whether one kernel computes the products of all experts of a rank"] = False
+
+    @property
+    def modules(self) -> tuple[Module, ...]:
+        """The parts that `recomputed` names."""
+        names = self.recomputed.split("+") if self.recomputed else []
+        return tuple(module for module in MODULES if module in names)

@@ -1,0 +1,33 @@
+"""Types of layout keys with their bounds."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+LARGEST = 2**31 - 1  # largest legal size; keeps arithmetic on sizes fast
+Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
+Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
+Layers = Annotated[int, Meta(ge=1, le=1024)]  # the layer split tries every start of every stage
+FewLayers = Annotated[int, Meta(ge=0, le=16)]
+Experts = Annotated[int, Meta(ge=1, le=65_536)]
+Above = Annotated[float, Meta(gt=0, le=1e9)]
+AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
+# \Z and not $: $ also matches before a final line end.
+Word = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z",
+        description="up to 64 letters, digits, '_', '.' and '-', not beginning with '.' or '-'",
+    ),
+]
+Line = Annotated[
+    str,
+    Meta(
+        pattern=r"\A[^\x00-\x1f]{1,4096}\Z",
+        description="1 to 4,096 characters of text, without NUL, line ends and other control characters",
+    ),
+]
+
+Digest = Annotated[
+    str, Meta(pattern=r"\Ablake2b-[0-9a-f]{16}\Z", description="blake2b- and 16 hexadecimal digits")
+]

@@ -1,14 +1,20 @@
 """What a layout can describe for the planner only: refusals of `engine run`, counts, and digests."""
 
+from dataclasses import replace
+
 import pytest
 
+from engine.config.assumptions import MODULES
 from engine.config.layout import PLANNED_ONLY, Layout
 from engine.config.refusal import LayoutError
 from engine.config.sizes import parameter_count
 from engine.config.toml import from_toml, load, to_toml
 from engine.config.trainable import UNTRAINED, untrained
+from engine.planner.hardware.table import hardware
 from engine.planner.layer_split import layer_weight
+from engine.planner.what_if import what_if
 from engine.planner.workload.flops import layer_flops
+from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import active, total
 from engine.planner.workload.transformer import Transformer
 from tests.unit.engine.test_layout import DEMO
@@ -115,3 +121,28 @@ def test_bad_models(keys: list[str], says: str) -> None:
 def test_one_machine() -> None:
     with pytest.raises(LayoutError, match="both given; legal: one of them"):
         load(DEMO, ["hardware.name=H100", "hardware.path=own.toml"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (["plan.recomputed=norm+mlp"], "plan.recomputed = norm+mlp is not legal; legal: norm, latent, activation"),
+        (["plan.recomputed=norm"], "plan.recomputed = norm requires plan.framework = megatron and knobs.recompute"),
+        (["plan.recomputed=norm", "plan.framework=megatron", "knobs.recompute=full"], "knobs.recompute = none; legal"),
+    ],
+)  # fmt: skip
+def test_bad_assumptions(keys: list[str], says: str) -> None:
+    with pytest.raises(LayoutError) as caught:
+        load(DEMO, keys)
+    assert says in str(caught.value)
+
+
+def test_what_is_computed_again_frees_memory_and_costs_time() -> None:
+    base = Job.of(load(DEMO, [*(f"model.{key}" for key in MLA), "plan.framework=megatron"]))
+    none, all_ = what_if(base, hardware("H100")), what_if(replace(base, recomputed=MODULES), hardware("H100"))
+    assert none.time and all_.time and none.time.phases["recompute"] == 0 < all_.time.phases["recompute"]
+    kept = [found.memory.ranks[0].activations + found.memory.ranks[0].moe for found in (none, all_)]
+    assert kept[1] < kept[0]
+    for module in MODULES:
+        one = what_if(replace(base, recomputed=(module,)), hardware("H100"))
+        assert kept[1] < one.memory.ranks[0].activations + one.memory.ranks[0].moe < kept[0]

@@ -25,7 +25,7 @@ COLUMNS = {  # heading: components of memory
 
 def plan_text(name: str, found: WhatIf) -> str:
     """What the layout is, its time with what bounds it, and its memory by rank."""
-    return "\n".join([*_head(name, found), "", *_time(found), "", *_memory(found)]) + "\n"
+    return "\n".join([*_head(name, found), "", *_time(found), *_bytes(found), "", *_memory(found)]) + "\n"
 
 
 def scaled(value: float, units: tuple[tuple[float, str], ...] = UNITS) -> str:
@@ -82,6 +82,12 @@ def _time(found: WhatIf) -> Iterator[str]:
     yield f"bubble     {time.bubble:.1%}"
     yield f"bound by   {time.bound_by[1]}"
     yield "seconds    " + _phases(time)
+
+
+def _bytes(found: WhatIf) -> Iterator[str]:
+    sent = {axis: size for axis, size in found.bytes.items() if size >= 1}
+    by_axis = " · ".join(f"{axis} {scaled(size)}B" for axis, size in sent.items())
+    yield f"sent       {by_axis or 'nothing'}{', a step, by rank 0' if sent else ''}"
 
 
 def _phases(time: Prediction) -> str:

@@ -16,16 +16,18 @@ from engine.planner.timing.release import releases
 from engine.planner.timing.step import Prediction, predict
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import active, total
+from engine.planner.workload.traffic import traffic
 
 UNKNOWN_TIME = "not known without a machine: give --hardware NAME or FILE, or [hardware]"
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A job as planned. `time` is None without hardware."""
+    """A job as planned. `bytes`: what rank 0 sends in a step, by axis. `time` is None without hardware."""
 
     job: Job
     memory: MemoryPlan
+    bytes: dict[str, float]
     hardware: Hardware | None = None
     time: Prediction | None = None
 
@@ -70,6 +72,7 @@ class WhatIf:
             "bubble": time.bubble if time else None,
             "phases_s": time.phases if time else None,
             "bound_by": time.bound_by[0] if time else None,
+            "bytes": self.bytes,
             "memory": {
                 "fits": self.fits,
                 "capacity_bytes": self.capacity,
@@ -93,7 +96,7 @@ def what_if(job: Job | Layout, hardware: Hardware | None = None, release: str | 
             f"{', '.join(hardware.device.peak)}"
         )
     time = predict(job, hardware, release) if hardware else None
-    return WhatIf(job, plan_memory(job, hardware), hardware, time)
+    return WhatIf(job, plan_memory(job, hardware), time.bytes if time else traffic(job), hardware, time)
 
 
 def assumed_hardware(layout: Layout) -> Hardware | None:

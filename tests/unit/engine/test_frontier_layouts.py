@@ -50,7 +50,7 @@ def test_it_plans_and_fits(name: str) -> None:
 
 def test_published_step_times() -> None:
     """Llama 3 405B: 400 TFLOP/s a GPU (arXiv 2407.21783, table 4), inside the interval. DeepSeek-V3: 19.93 s a step
-    (arXiv 2505.09343, table 4), which the prediction misses by less than a third; tests/bench/plan.py shows all rows."""
+    (arXiv 2505.09343, table 4), missed by less than a third; tests/bench/plan.py shows all rows."""
     llama = what_if(load(FRONTIER / "llama3-405b.toml"))
     assert llama.time
     slow, fast = (llama.time.tflops_per_device * llama.time.step_s[1] / llama.time.step_s[n] for n in (2, 0))

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engine.cli import plan_charts
 from engine.cli.plan_text import plan_text
 from engine.cli.reference import print_text
 from engine.cli.usage import refuse, refuse_options
@@ -33,6 +34,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         help="the machine, such as H100 or H100/roce-400, or its description (default: [hardware] of the layout)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    plan_charts.add_options(parser)
 
 
 def main(options: argparse.Namespace, rest: list[str]) -> None:
@@ -42,6 +44,10 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     layout = load(options.layout, options.overrides + rest)
     hardware = find_hardware(options.hardware) if options.hardware is not None else None
     found = what_if(layout, hardware)
+    if drawn := plan_charts.charts(options, layout.run.name, found.job, found.hardware, layout.plan.release):
+        text, tree = drawn
+        print_text(f"{json.dumps({'layout': options.layout} | tree)}\n" if options.json else text)
+        return
     if options.json:
         print_text(f"{json.dumps({'layout': options.layout} | found.as_json())}\n")
     else:

@@ -1,0 +1,78 @@
+"""Strong and weak scaling: the predicted time of a job over growing numbers of data-parallel ranks.
+
+Strong scaling keeps the batch of a step (Amdahl 1967); weak scaling keeps the batch of a rank (Gustafson 1988, doi
+10.1145/42411.42415). tp, cp and pp keep their sizes, so the number of ranks grows by dp_shard. A micro-batch shrinks
+where a rank has fewer sequences. A micro-batch shrinks where
+a rank has fewer sequences.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from engine.config.grid import divisors
+from engine.config.schedule_traits import min_micro_batches
+from engine.planner.hardware.description import Hardware
+from engine.planner.timing.step import Prediction, predict
+from engine.planner.workload.job import Job
+
+Kind = Literal["strong", "weak"]
+DOUBLINGS = 6  # of the default numbers of ranks
+
+
+@dataclass(frozen=True)
+class Point:
+    """A number of ranks: the prediction and its efficiency, or why it cannot be."""
+
+    ranks: int
+    batch: int
+    prediction: Prediction | None
+    efficiency: float = 0.0  # tokens/s of a rank, over those at the first point
+    refusal: str = ""
+
+
+def default_ranks(job: Job) -> list[int]:
+    """The job's own number of ranks, and doubled."""
+    return [job.grid.world * 2**n for n in range(DOUBLINGS + 1)]
+
+
+def scaling(
+    job: Job, hardware: Hardware, kind: Kind, ranks: Iterable[int] | None = None, release: str | None = None
+) -> list[Point]:
+    """The curve, in ascending order of ranks. The first legal point has efficiency 1."""
+    return list(_points(job, hardware, kind, sorted(set(ranks or default_ranks(job))), release))
+
+
+def _points(
+    job: Job, hardware: Hardware, kind: Kind, ranks: list[int], release: str | None
+) -> Iterator[Point]:
+    first: float | None = None
+    for count in ranks:
+        scaled = scaled_job(job, kind, count)
+        if isinstance(scaled, str):
+            yield Point(count, 0, None, refusal=scaled)
+            continue
+        prediction = predict(scaled, hardware, release)
+        each = prediction.tokens_per_s / count
+        first = first or each
+        yield Point(count, scaled.global_batch, prediction, each / first)
+
+
+def scaled_job(job: Job, kind: Kind, ranks: int) -> Job | str:
+    """The job on `ranks` ranks, or in one sentence why there is none."""
+    grid = job.grid
+    unit = grid.world // grid.dp_shard
+    if ranks % unit or ranks < unit:
+        return f"{ranks} ranks are no multiple of pp x dp_replicate x cp x tp = {unit}"
+    larger = replace(grid, dp_shard=ranks // unit)
+    if refusal := larger.refusal():
+        return refusal
+    batch = job.global_batch if kind == "strong" else job.global_batch * larger.dp // grid.dp
+    local, rest = divmod(batch, larger.dp)
+    if rest or not local:
+        return f"{batch} sequences are no multiple of dp = {larger.dp}"
+    least = min_micro_batches(job.schedule, grid.pp, job.virtual_stages)
+    if local < least:
+        return f"{local} sequences of a rank are fewer than the {least} micro-batches of {job.schedule}"
+    micro_batch = max(n for n in divisors(local) if n <= min(job.micro_batch, local // least))
+    return replace(job, grid=larger, global_batch=batch, micro_batch=micro_batch)

@@ -1,0 +1,401 @@
+"""Each number on communication in the seeds that can be computed: alpha-beta, crossover, CCR, ridges, volumes, times.
+
+The seeds are five texts on distributed training, from which this project began (A: "Training doesn't fail because of
+FLOPs", B: "Parallel processing fundamentals", C: "03 - Parallelism and Efficiency", D: the guide with the roofline).
+RIGHT: where the number stands, the number, how it is computed, and how close they must be. WRONG lists the numbers that
+are not right: what the seed has, what is right, and why.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import log2
+
+import pytest
+
+from engine.config.grid import Grid
+from engine.planner.hardware.description import Device, Efficiency, Hardware, Link
+from engine.planner.hardware.table import hardware
+from engine.planner.roofline import crossover, ddp_ccr, ridge, roof, roofline
+from engine.planner.timing.collectives import ALGORITHMS, collective_time, cost
+from engine.planner.timing.pipeline import pipeline_time
+from engine.planner.workload.job import Job
+from engine.planner.workload.parameters import total
+from engine.planner.workload.traffic import traffic
+from tests.unit.engine import published_models as models
+
+MB, GB, TB, KIB = 1e6, 1e9, 1e12, 1024
+H100, A100 = hardware("H100").device.peak["bf16"], hardware("A100-80").device.peak["bf16"]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of a seed: where, what it says, what is computed, and the relative tolerance (the seed's rounding)."""
+
+    where: str
+    said: float
+    computed: Callable[[], float]
+    within: float = 0.01
+
+
+def transfer(size: float, bandwidth: float) -> float:
+    """Seconds of one message without latency."""
+    flat = Hardware(
+        "flat",
+        Device(1.0, 1e18, {"bf16": 1.0}, ""),
+        (Link("link", None, 0.0, bandwidth, ""),),
+        Efficiency(link=1.0),
+    )
+    return collective_time("send", size, 2, 1, flat)
+
+
+def tp_layer(micro_batch: int, tp: int, hidden: int = 12288) -> float:
+    """Bytes that a rank sends over tp in a layer and micro-batch, forward and backward: the engine's four exchanges of
+    a mixer and four of an MLP are four all-reduces. The difference of two depths, as the ends send too."""
+    two, one = (
+        traffic(
+            Job(models.gpt(layers, hidden, 96, 51200, 2048), 2048, micro_batch, micro_batch, Grid(tp=tp)), 0
+        )["tp"]
+        for layers in (2, 1)
+    )
+    replicated = 2 * (tp - 1) * 2 * (2 * hidden) * 4 / tp  # gradients of the layer's norms, once a step
+    return two - one - replicated
+
+
+def pp_boundary(micro_batch: int, hidden: int, stages: int = 8) -> float:
+    """Bytes of a micro-batch over one boundary, both ways. The difference of two counts of micro-batches: the
+    tied embedding's gradients are summed once a step."""
+    model = models.gpt(stages, hidden, 64, 51200, 2048)
+    more, less = (
+        traffic(Job(model, 2048, m * micro_batch, micro_batch, Grid(pp=stages)), 0)["pp"] for m in (33, 32)
+    )
+    return 2 * (more - less)
+
+
+def data_parallel(zero: int, micro_batches: int = 1) -> float:
+    """Bytes that a rank of many sends over dp in a step, over those of the model: without embeddings and head,
+    which the seed's counts do not tell apart."""
+    sent = []
+    for layers in (2, 1):
+        model = models.gpt(layers, 1024, 16, 512, 128)
+        batch = 64 * micro_batches
+        job = Job(model, 128, batch, 1, Grid(dp_shard=64), precision="fp32", zero=zero, framework="engine")
+        sent.append((traffic(job, 0)["dp"], 4 * total(model)))
+    (more, size), (less, smaller) = sent
+    return (more - less) / (size - smaller) * 64 / 63
+
+
+def bubble(name: str, stages: int, virtual_stages: int, micro_batches: int) -> float:
+    """Idle share of a pipeline with equal stages."""
+    times = [1.0 / virtual_stages] * stages * virtual_stages, [2.0 / virtual_stages] * stages * virtual_stages
+    window = pipeline_time(name, stages, virtual_stages, micro_batches, *times)
+    return 1 - 3 * micro_batches / window
+
+
+CROSSOVERS = {  # microseconds, GB/s, KiB as printed
+    "NVLink 4.0": (1.0, 450, 450),
+    "InfiniBand HDR": (1.5, 200, 300),
+    "100GbE RoCE": (5.0, 12.5, 62.5),
+    "TCP/IP Ethernet": (50, 12.5, 625),
+}
+DDP = {  # parameters; GB in fp32 and in bf16; seconds of the latter at 200 GB/s
+    "ResNet-50": (25e6, 0.2, 0.1, 0.5e-3),
+    "BERT-Large": (340e6, 2.7, 1.4, 7e-3),
+    "GPT-2 XL": (1.5e9, 12, 6, 30e-3),
+    "Llama-7B": (7e9, 56, 28, 0.14),
+    "Llama-70B": (70e9, 560, 280, 1.4),
+}
+BATCHES = {1: 3072.0, 4: 12288.0, 16: 49152.0, 64: 196608.0, 256: 786432.0}
+SENT = {  # D 3.5, 4.4, 5.2: bytes of the buffer, and steps, for P ranks
+    ("all_reduce", "ring"): (lambda p: 2 * (p - 1), lambda p: 2 * (p - 1) / p),
+    ("all_reduce", "halving-doubling"): (lambda p: 2 * log2(p), lambda p: 2 * (p - 1) / p),
+    ("reduce_scatter", "halving"): (log2, lambda p: (p - 1) / p),
+    ("all_gather", "doubling"): (
+        log2,
+        lambda p: (p - 1) / p,
+    ),  # of the gathered buffer: (P - 1) n of n a rank
+    ("all_gather", "ring"): (lambda p: p - 1, lambda p: (p - 1) / p),
+    ("reduce_scatter", "ring"): (lambda p: p - 1, lambda p: (p - 1) / p),
+    ("all_to_all", "direct"): (lambda p: p - 1, lambda p: (p - 1) / p),
+}
+RIGHT = [
+    Number("D 5.1: beta of 450 GB/s, ps a byte", 2.22, lambda: 1e12 * transfer(1, 450 * GB)),
+    Number("D 5.1: 1 GB over NVLink 4, ms", 2.2, lambda: 1e3 * transfer(GB, 450 * GB), 0.02),
+    *[
+        Number(
+            f"D 5.4: n* of {name}, kB", kilobytes, lambda a=alpha, b=rate: crossover(a * 1e-6, b * GB) / 1e3
+        )  # type: ignore[misc]
+        for name, (alpha, rate, kilobytes) in CROSSOVERS.items()
+    ],
+    *[
+        Number(f"D 6.2: CCR of GPT-3, batch {batch}", ccr, lambda n=batch: ddp_ccr(n * 2048), 1e-9)  # type: ignore[misc]
+        for batch, ccr in BATCHES.items()
+    ],
+    Number("D 6.3: 312 TFLOP/s over 900 GB/s", 350, lambda: ridge(A100, 900 * GB), 0.02),
+    Number(
+        "D 6.3: 8 x H100 by its peak of 1,979, FLOP/byte", 2200, lambda: ridge(8 * 1979e12, 7.2 * TB), 0.01
+    ),
+    Number("D 6.7: 8 x A100, 2,496 TFLOP/s over 4.8 TB/s", 520, lambda: ridge(8 * A100, 4.8 * TB)),
+    Number("D 6.7: 8 x H100 over 400 GB/s a node", 40_000, lambda: ridge(8 * 1979e12, 400 * GB), 0.02),
+    *[
+        Number(f"D 7.4: {name}, fp32, GB", fp32, lambda n=count: 2 * n * 4 / GB, 0.01)  # type: ignore[misc]
+        for name, (count, fp32, _, _) in DDP.items()
+    ],
+    *[
+        Number(f"D 7.4: {name}, bf16, GB", bf16, lambda n=count: 2 * n * 2 / GB, 0.03)  # type: ignore[misc]
+        for name, (count, _, bf16, _) in DDP.items()
+    ],
+    *[
+        Number(f"D 7.4: {name} at 200 GB/s, s", took, lambda n=count: transfer(2 * n * 2, 200 * GB), 0.03)  # type: ignore[misc]
+        for name, (count, _, _, took) in DDP.items()
+    ],
+    Number("D 9.5: TP 8 sends 4 x 2 (T-1)/T B S H of 2 bytes, MB", 352.3, lambda: tp_layer(1, 8) / MB),
+    Number(
+        "D 8.4: ZeRO-3 sends 1.5 times what data parallelism sends",
+        1.5,
+        lambda: data_parallel(3) / data_parallel(0),
+    ),
+    Number("D 8.4 and 12.6: data parallelism sends 2 N", 2, lambda: data_parallel(0)),
+    Number("D 8.4: ZeRO-1 sends 2 N", 2, lambda: data_parallel(1)),
+    Number("D 8.4: ZeRO-2 sends 2 N", 2, lambda: data_parallel(2)),
+    Number("D 10.6: efficiency of 8 stages and 32 micro-batches", 0.82, lambda: 1 - bubble("1f1b", 8, 1, 32)),
+    Number(
+        "D 12.1: activations of GPT-3 at a boundary, MB", 50, lambda: pp_boundary(1, 12288) / 2 / MB, 0.01
+    ),
+    Number(
+        "D 12.1: buffers of four all-reduces of 2 sequences, MB",
+        400,
+        lambda: 4 * 2 * 2048 * 12288 * 2 / MB,
+        0.01,
+    ),
+    Number(
+        "A 02 and B: bytes over the model of a ring of many",
+        2,
+        lambda: cost("all_reduce", "ring", 10**6).sent,
+        1e-5,
+    ),
+    Number("A 02: stages of one micro-batch idle, 8 of them", 0.875, lambda: bubble("gpipe", 8, 1, 1), 1e-9),
+    Number("D 10.1: 4 of them", 0.75, lambda: bubble("gpipe", 4, 1, 1), 1e-9),
+    Number("D 10.2: 4 stages, 4 micro-batches", 0.43, lambda: bubble("gpipe", 4, 1, 4)),
+    Number("D 1.3: IB is 2 to 18 times slower than NVLink", 18, lambda: 900 / 50),
+    Number("D 1.5: 400 Gb/s, GB/s", 50, lambda: 400 / 8),
+    Number("D 1.3: eight ports of a node, GB/s", 400, lambda: 8 * 400 / 8),
+]
+
+
+@pytest.mark.parametrize("number", RIGHT, ids=lambda number: number.where)
+def test_a_number_of_the_seeds(number: Number) -> None:
+    assert number.computed() == pytest.approx(number.said, rel=number.within)
+
+
+@pytest.mark.parametrize("kind", SENT, ids=" ".join)
+@pytest.mark.parametrize("ranks", [2, 4, 8, 64])
+def test_costs_of_collectives(kind: tuple[str, str], ranks: int) -> None:
+    """D 3.5, 4.4 and 5.2."""
+    steps, sent = (formula(ranks) for formula in SENT[kind])
+    found = cost(*kind, ranks)
+    assert (found.steps, found.sent) == (pytest.approx(steps), pytest.approx(sent))
+
+
+def test_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
+    """D 2.7, 3.3 and 4.4."""
+    for ranks in (2, 8, 100):
+        halves = cost("reduce_scatter", "ring", ranks), cost("all_gather", "ring", ranks)
+        whole = cost("all_reduce", "ring", ranks)
+        assert whole.steps == sum(half.steps for half in halves)
+        assert whole.sent == pytest.approx(sum(half.sent for half in halves))
+
+
+def test_when_to_use_which_all_reduce() -> None:
+    """D 3.5: few steps for small messages, few bytes for large ones; the naive form is never chosen."""
+    link = Link("link", None, 1e-6, 100 * GB, "")
+    machine = Hardware("m", Device(1.0, 1e18, {"bf16": 1.0}, ""), (link,), Efficiency(link=1.0))
+    assert collective_time("all_reduce", 1e3, 64, 1, machine) < 13e-6  # 2 log2 P = 12 messages, not 126
+    ring = cost("all_reduce", "ring", 64)
+    assert collective_time("all_reduce", 1e10, 64, 1, machine) <= 1.001 * (
+        ring.steps * 1e-6 + ring.sent * 1e10 / (100 * GB)
+    )
+    for size in (1e3, 1e6, 1e9):
+        naive = 2 * 63 * (1e-6 + size / (100 * GB))
+        tree = 2 * log2(64) * (1e-6 + size / (100 * GB))
+        assert collective_time("all_reduce", size, 64, 1, machine) <= min(naive, tree)
+    assert "naive" not in ALGORITHMS["all_reduce"]
+
+
+def test_a_hierarchy_crosses_the_slow_link_less() -> None:
+    """D 3.6: 8 nodes of 8: 7 slow steps for each phase instead of 63, and n / 8 for each way out of a node."""
+    machine = Hardware(
+        "two levels",
+        Device(1.0, 1e18, {"bf16": 1.0}, ""),
+        (Link("inner", 8, 1e-6, 450 * GB, ""), Link("outer", None, 1e-5, 50 * GB, "")),
+        Efficiency(link=1.0),
+    )
+    flat = Hardware("flat", machine.device, machine.links[1:], machine.efficiency)
+    for size in (1e4, 1e8):
+        assert collective_time("all_reduce", size, 64, 1, machine) < collective_time(
+            "all_reduce", size, 64, 1, flat
+        )
+
+
+@pytest.mark.parametrize(("p", "m", "v"), [(4, 8, 1), (4, 8, 2), (8, 32, 2)])
+def test_bubbles(p: int, m: int, v: int) -> None:
+    """D 10.3, 10.4, A 02 and B: (P - 1) / (M V + P - 1)."""
+    name = "interleaved" if v > 1 else "1f1b"
+    assert bubble(name, p, v, m) == pytest.approx((p - 1) / (m * v + p - 1))
+
+
+def test_the_example_of_the_roofline() -> None:
+    """D 6.6: GPT-3, 32 sequences a step and device, 1,979 TFLOP/s over 900 GB/s: compute-bound, full efficiency."""
+    ccr, star = ddp_ccr(32 * 2048), ridge(1979e12, 900 * GB)
+    assert ccr == pytest.approx(98_304) and star == pytest.approx(2199, abs=1)
+    assert roof(ccr, 1979e12, 900 * GB) == 1979e12
+    assert 32 * star / ccr == pytest.approx(0.716, abs=1e-3)  # critical batch
+
+
+def test_efficiency_grows_with_the_batch_up_to_the_ridge() -> None:
+    """D 6.5."""
+    star = ridge(H100, 50 * GB)
+    rates = [roof(ddp_ccr(tokens), H100, 50 * GB) / H100 for tokens in (1024, 2048, 4096, 2**20)]
+    assert (
+        rates[1] == pytest.approx(2 * rates[0]) and rates[2] == pytest.approx(4 * rates[0]) and rates[3] == 1
+    )
+    assert ddp_ccr(2**20) > star
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A number of a seed that is not right, the right one, how it is computed, and why the seed differs."""
+
+    where: str
+    said: float
+    right: float
+    computed: Callable[[], float]
+    why: str
+
+
+WRONG = [
+    Wrong(
+        "D 9.5: TP sends 175 MB in a layer of GPT-3",
+        175,
+        352.3,
+        lambda: tp_layer(1, 8) / MB,
+        "its own formula and code give 352 MB; 175 is half of it",
+    ),
+    Wrong(
+        "D 9.5: 16.8 GB over 96 layers",
+        16.8,
+        33.8,
+        lambda: 96 * tp_layer(1, 8) / GB,
+        "96 x 352 MB, for each micro-batch and not for each iteration",
+    ),
+    Wrong(
+        "D 5.3 figure: crossover of NVLink, KB (2 to 5)",
+        5,
+        450,
+        lambda: crossover(1e-6, 450 * GB) / 1e3,
+        "1 us x 450 GB/s, as its own code has it; 2 to 5 KB would need a latency of 10 ns",
+    ),
+    Wrong(
+        "D 5.3 figure: crossover of 100 GbE, MB (5 to 10)",
+        5,
+        0.0625,
+        lambda: crossover(5e-6, 12.5 * GB) / MB,
+        "5 us x 12.5 GB/s; with 100 us it would be 1.25 MB",
+    ),
+    Wrong(
+        "D 5.3 table of links: HDR moves 200 GB/s",
+        200,
+        25,
+        lambda: 200 / 8,
+        "HDR is 200 Gb/s a port, so n* is 37.5 kB and not 300 kB",
+    ),
+    Wrong(
+        "D 6.3: 8 x H100 over NVLink, FLOP/byte",
+        2200,
+        1099,
+        lambda: ridge(8 * H100, 7.2 * TB),
+        "1,979 TFLOP/s is the sparse peak; dense is 989.4. With the 450 GB/s of one direction it is 2,199 again",
+    ),
+    Wrong(
+        "D 6.7: multi-node H100, FLOP/byte",
+        40_000,
+        19_788,
+        lambda: ridge(8 * H100, 400 * GB),
+        "the sparse peak again",
+    ),
+    Wrong(
+        "D 1.5: 989 TFLOP/s of TF32 on H100",
+        989,
+        494.7,
+        lambda: H100 / 2e12,
+        "sparse; dense TF32 is half of dense bf16",
+    ),
+    Wrong("D 1.5: 624 TFLOP/s of bf16 on A100", 624, 312, lambda: A100 / 1e12, "sparse"),
+    Wrong(
+        "D 12.1: four all-reduces of 2 sequences over TP 8 move 400 MB",
+        400,
+        705,
+        lambda: tp_layer(2, 8) / MB,
+        "400 MB are the buffers; a ring sends 2 (T-1)/T of each",
+    ),
+    Wrong(
+        "D 4.5: FSDP sends 3 N for each layer x number of layers",
+        3 * 96,
+        3,
+        lambda: data_parallel(3),
+        "3 times each layer's own parameters, which over all layers is 3 N (D 8.4)",
+    ),
+    Wrong(
+        "D 8.4 and 12.6: ZeRO-3 sends 3 N an iteration (4 micro-batches)",
+        3,
+        12,
+        lambda: data_parallel(3, micro_batches=4),
+        "3 N a micro-batch: weights are gathered twice and gradients reduced in each",
+    ),
+    Wrong(
+        "D 5.5 figure: an all-reduce of 32 x 4096 x 12288 in bf16, GB",
+        3.0,
+        3.22,
+        lambda: 32 * 4096 * 12288 * 2 / GB,
+        "3.2 GB, or 3 GiB",
+    ),
+    Wrong(
+        "D 10.1: with one micro-batch each of 8 stages is active 2/P of the time",
+        2 / 8,
+        1 / 8,
+        lambda: 1 - bubble("gpipe", 8, 1, 1),
+        "two slots of 2 P: 1/P, as its own bubble (P-1)/P says",
+    ),
+    Wrong(
+        "D 11.3: data parallelism sends 2 N/P x 2 (D-1)/D",
+        2 * 2 * 3 / 4,
+        2 * 3 / 4,
+        lambda: cost("all_reduce", "ring", 4).sent,
+        "2 (D-1)/D is the ring all-reduce already: the other factor 2 counts it twice",
+    ),
+]
+
+
+@pytest.mark.parametrize("number", WRONG, ids=lambda number: number.where)
+def test_a_wrong_number_of_the_seeds(number: Wrong) -> None:
+    assert number.computed() == pytest.approx(number.right, rel=0.005), number.why
+    assert number.said != pytest.approx(number.right, rel=0.05)
+
+
+def test_moe_sends_top_k_times_what_the_seed_counts() -> None:
+    """D 11.5, 12.3 and 12.6: 4 B S H (E-1)/E for a layer, forward and backward. That is one expert for a token; with
+    top-2, as in the Mixtral of its example, it is twice that."""
+    model = models.MIXTRAL_8X7B
+    job = Job(model, 2048, 8, 1, Grid(dp_shard=8, ep=8))
+    layers, one = len(model.layers), 2048 * model.d_model * 2 * 7 / 8
+    counts = layers * 7 * 8  # loads of experts, 8 bytes each
+    assert traffic(job, 0)["ep"] - counts == pytest.approx(2 * 4 * one * layers)
+
+
+def test_where_tp_belongs() -> None:
+    """D 9.4 and A 02: over NVLink the tensor axis of GPT-3 is bound by compute, over InfiniBand by the network."""
+    job = Job(models.GPT3, 2048, 64, 1, Grid(pp=8, tp=8))
+    inside = roofline(job, hardware("H100"))[0]
+    assert inside.link.name.startswith("nvlink") and inside.regime == "compute"
+    machine = hardware("H100")
+    apart = Hardware("apart", machine.device, machine.links[1:], machine.efficiency)
+    assert roofline(job, apart)[0].regime == "network"

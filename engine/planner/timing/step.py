@@ -9,9 +9,10 @@ from engine.planner.timing.pipeline import pipeline_time, rank_times
 from engine.planner.timing.release import Release
 from engine.planner.timing.release import release as known_release
 from engine.planner.timing.stage import CONTENTION, Clock, Seconds
+from engine.planner.workload.end_work import embedding_work, head_work, prediction_work
 from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
-from engine.planner.workload.layer_work import embedding_work, head_work, layer_work, prediction_work
+from engine.planner.workload.layer_work import layer_work
 from engine.planner.workload.operations import Work
 from engine.planner.workload.parameters import Held, rank_parameters
 from engine.planner.workload.recomputed import recomputed_work
@@ -22,6 +23,19 @@ OPTIMIZER = {
     "adamw": 30.0,
     "sgd": 22.0,
 }  # bytes per number: fp32 weight, moments, gradient read, weights written
+CAUSES = {
+    "compute": "Matrix products, attention and pointwise work",
+    "recompute": "Recomputed activations",
+    "tp": "Exchanges of tensor parallelism that nothing hides",
+    "cp": "Exchanges of context parallelism",
+    "ep": "Expert all-to-alls that nothing hides",
+    "dp": "Gradient reductions and weight gathers that nothing hides",
+    "pp": "Sends between pipeline stages",
+    "bubble": "The pipeline's idle time",
+    "launch": "Launching kernels from the host",
+    "optimizer": "The optimizer",
+}
+SINGULAR = ("bubble", "launch", "optimizer")
 WIDE = (0.6, 1.7)  # without measurements
 PAUSE = 0.45  # of the time to launch a kernel, between the end of one and the full rate of the next
 WEIGHT = {"fp32": 4, "bf16": 2, "fp8": 2, "nvfp4": 2}  # bytes of a gathered number
@@ -144,7 +158,7 @@ class Step:
         device pauses for a part of it."""
         host = sum(part.launches for part in parts) * self.hardware.efficiency.operation
         device = sum(part.compute + sum(part.exposed.values()) for part in parts) + PAUSE * host
-        return float((device**4 + host**4) ** 0.25)
+        return float((device**8 + host**8) ** 0.125)
 
     def _phases(self, rank: int, passes: list[Pass], busy: float) -> dict[str, float]:
         """Seconds of the slowest rank by cause, over all micro-batches."""
@@ -222,5 +236,6 @@ def _exposed(exchange: float, compute: float, parts: int) -> float:
 
 
 def _bound_by(phases: dict[str, float], total: float) -> tuple[str, str]:
+    """The cause that takes most of the step."""
     cause = max(phases, key=phases.__getitem__)
-    return cause, f"{cause}: {phases[cause] / total:.0%} of the step"
+    return cause, f"{CAUSES[cause]} take{'s' * (cause in SINGULAR)} {phases[cause] / total:.0%} of the step."

@@ -1,4 +1,4 @@
-"""The operations of each kind of layer, of embedding and head, on one rank and for one micro-batch.
+"""The operations of each kind of layer on one rank and for one micro-batch.
 
 Bytes of pointwise work count each tensor that a kernel reads or writes once, in bf16, with the fusions that Megatron-LM
 and torch.compile make: norm; rotary positions; bias with activation; dropout with residual; permutation of rows.
@@ -143,7 +143,8 @@ def _attention(ops: Operations, mixer: Attention, width: float) -> None:
         if mixer.qk_norm:
             ops.memory(2 * rotated, 4 * rotated, kernels=2)
     keys = mean_keys(ops.job.seq_len, mixer.window)
-    _core(ops, heads, kv, keys, mixer.head_dim, mixer.head_dim, mixer.sinks)
+    apart = mixer.sinks and mixer.window is not None
+    _core(ops, heads, kv, keys, mixer.head_dim, mixer.head_dim, apart)
     out = ops.gemm(tokens, width, heads * mixer.head_dim)
     ops.scatter(width, out)
 
@@ -172,10 +173,11 @@ def _latent_attention(ops: Operations, mixer: LatentAttention, width: float) -> 
 
 
 def _core(
-    ops: Operations, heads: float, kv: float, keys: float, qk: float, v: float, sinks: bool = False
+    ops: Operations, heads: float, kv: float, keys: float, qk: float, v: float, apart: bool = False
 ) -> None:
-    """Scores, softmax and weighted values, with the exchange over cp. Sinks are taken to keep the kernel from being
-    fused: Megatron-Bridge falls back to separate kernels for them where Transformer Engine is older than 2.8."""
+    """Scores, softmax and weighted values, with the exchange over cp. `apart`: in separate kernels, as windows together
+    with sinks are taken to need: Megatron-Bridge falls back to them for sinks if Transformer Engine is older than 2.8,
+    and the times of gpt-oss on H100 and B300 fit no other reading."""
     job, tokens = ops.job, ops.tokens
     before = len(ops.forward)
     cp = job.grid.cp
@@ -189,7 +191,7 @@ def _core(
             size = tokens * (heads + kv) * (qk + v) / 2 * 2 * BF16
             ops.forward.append(Collective("cp", "all_to_all", size, cp))
             ops.backward.append(Collective("cp", "all_to_all", size, cp))
-    if job.fused_attention and not sinks:
+    if job.fused_attention and not apart:
         ops.forward.append(AttentionCore(heads, tokens, keys, qk, v))
         ops.backward.append(AttentionCore(heads, tokens, keys, qk, v, backward=True))
         ops.backward.append(Memory(BF16 * 2 * tokens * heads * v, 2))
@@ -199,7 +201,7 @@ def _core(
         scores = batch * seq * (seq / cp)
         ops.forward += [Gemm(seq / cp, seq, qk, batch), Gemm(seq / cp, v, seq, batch)]
         ops.backward += [Gemm(seq / cp, qk, seq, 2 * batch, 2), Gemm(seq / cp, seq, v, 2 * batch, 2)]
-        if sinks:  # without dropout, and the masked half is skipped
+        if apart:  # without dropout, and the masked half is skipped
             ops.memory(scores, 1.5 * scores)
         else:
             ops.memory(4.5 * scores, 5.5 * scores, kernels=2)
@@ -291,37 +293,3 @@ def _both(ops: Operations, collective: Collective) -> None:
     """The same exchange in both directions; the counterpart of a gather is a reduce-scatter of equal cost."""
     ops.forward.append(collective)
     ops.backward.append(collective)
-
-
-@lru_cache(maxsize=4096)
-def head_work(job: Job) -> Work:
-    """Last norm, head and loss, of which tp divides the vocabulary."""
-    ops, width = Operations(job), job.model.d_model
-    ops.norm(ops.slice, width)
-    vocab = job.model.vocab / ops.tp
-    ops.gather(width, Gemm(ops.tokens, vocab, width))
-    ops.gemm(ops.tokens, vocab, width, wide=True)
-    # Logits in bf16 become fp32, their maximum, exponentials and sum are taken, and the gradient is written in place.
-    ops.memory(8 * ops.tokens * vocab, 4 * ops.tokens * vocab, kernels=8)
-    return ops.work()
-
-
-@lru_cache(maxsize=4096)
-def embedding_work(job: Job) -> Work:
-    """The lookup and, with tp, the sum over the parts of the vocabulary."""
-    ops, width = Operations(job), job.model.d_model
-    ops.memory(2 * ops.tokens * width, 4 * ops.tokens * width, kernels=3)
-    ops.scatter(width)
-    return ops.work()
-
-
-@lru_cache(maxsize=4096)
-def prediction_work(job: Job) -> Work:
-    """What joins the state and the next token's embedding before a layer of multi-token prediction."""
-    ops, width = Operations(job), job.model.d_model
-    ops.norm(ops.slice, width)
-    ops.norm(ops.slice, width)
-    ops.memory(4 * ops.slice * width, 4 * ops.slice * width)
-    ops.gather(2 * width)
-    ops.gemm(ops.tokens, width / ops.tp, 2 * width)
-    return ops.work()

@@ -1,5 +1,6 @@
 """The models that the published rows name, each with the source of its sizes."""
 
+import re
 from dataclasses import replace
 
 from engine.planner.workload.transformer import (
@@ -61,13 +62,13 @@ def deepseek(layers: int, dense: int, heads: int, experts: Experts, vocab: int, 
     return Transformer(7168, vocab, (first,) * dense + (rest,) * (layers - dense), mtp_layers=mtp)
 
 
-def gpt_oss() -> Transformer:
+def gpt_oss(layers: int, experts_of_a_layer: int) -> Transformer:
     """Every second layer sees 128 tokens (model card of gpt-oss, arXiv 2508.10925, section 2)."""
-    experts = Experts(128, 4, 2880)
+    experts = Experts(experts_of_a_layer, 4, 2880)
     near, far = (
         Layer(Attention(64, 8, 64, window, bias=True, sinks=True), experts) for window in (128, None)
     )
-    return Transformer(2880, 201088, (near, far) * 18)
+    return Transformer(2880, 201088, (near, far) * (layers // 2))
 
 
 def maverick() -> Transformer:
@@ -173,9 +174,39 @@ MODELS = {
     "Nemotron_3_Nano": NEMOTRON_3_NANO,
     "Nemotron_3_Super": NEMOTRON_3_SUPER,
     "Nemotron_3_Ultra": NEMOTRON_3_ULTRA,
-    "GPT OSS 120B": gpt_oss(),
+    "GPT OSS 120B": gpt_oss(36, 128),
+    "GPT OSS 20B": gpt_oss(24, 32),
     "LLAMA3_8B": LLAMA3_8B,
     "LLAMA3_70B": LLAMA3_70B,
     "llama3.1-405b": LLAMA3_405B,
     "llama4-maverick-400b": maverick(),
+    "mixtral-8x7b": routed(32, 4096, Attention(32, 8, 128), Experts(8, 2, 14336), 32000),
+    "llama3.1-8b": LLAMA3_8B,
+    "llama3.1-70b": LLAMA3_70B,
+    "LLAMA3.1_405B": LLAMA3_405B,
+    "NemotronH 56B": NEMOTRON_H_56B,
+    "qwen3-30b": QWEN3_30B,
+    "nemotron3-nano-30b": NEMOTRON_3_NANO,
+    "nemotron3-super-120b": NEMOTRON_3_SUPER,
 }
+SUFFIXES = re.compile(r"(pretrain|a3b|a22b|a12b|a55b|v1)$")
+
+
+def _plain(name: str) -> str:
+    return SUFFIXES.sub("", re.sub(r"[^a-z0-9]", "", name.lower()))
+
+
+PLAIN = {_plain(name): model for name, model in MODELS.items()}
+
+
+def find(name: str) -> Transformer | None:
+    """The model of that name in any spelling; None: its sizes are not at hand."""
+    base = re.sub(r" \((tokendrop|dropless)\)", "", name)
+    return MODELS.get(name) or PLAIN.get(_plain(base))
+
+
+def model(name: str) -> Transformer:
+    """The model of that name, which must be known."""
+    found = find(name)
+    assert found is not None, name
+    return found

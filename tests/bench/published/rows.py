@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.grid import Grid
+from engine.planner.timing.release import releases
 from engine.planner.workload.flops import token_flops
 from engine.planner.workload.job import Job
 from engine.planner.workload.transformer import Transformer
 from tests.bench.published import models
+from tests.bench.published.recipes import RECIPE_SPLITS, recipe
 
 HERE = Path(__file__).parent
 PRECISIONS = {"BF16": "bf16", "NVFP4": "nvfp4", "MXFP8": "fp8", "FP8": "fp8"}
@@ -71,13 +73,6 @@ def whole(text: str | None, default: int = 1) -> int:
     """The first number of a cell; an empty cell or n/a is the default."""
     match = re.match(r"\d+", text or "")
     return int(match.group()) if match else default
-
-
-RECIPE_SPLITS = {  # of DeepSeek-V3 and Kimi K2, in Megatron-Bridge as "Et*4|(t*4|)*14tmL" and "Et|(tt|)*30mL"
-    (61, 8): (8,) * 7 + (5,),
-    (61, 16): (4,) * 15 + (1,),
-    (61, 32): (1,) + (2,) * 30 + (0,),
-}
 
 
 def split(layers: int, stages: int) -> tuple[int, ...]:
@@ -186,17 +181,34 @@ def llm_foundry(name: str) -> Iterator[Row]:
     for row in read(name):
         seq, gpus, batch = int(row["SeqLen (T)"]), int(row["# GPUs"]), int(row["GlobalBatchSize"])
         gpu, memory = row["GPU"].upper().split("_")
+        network = "/roce-100" if "800 Gbps" in row["section"] else ""
         job = Job(
             model=models.mpt(row["Model"], seq), seq_len=seq, global_batch=batch,
             micro_batch=int(row["MicroBatchSize"]), grid=Grid(dp_shard=gpus),
             precision="fp8" if row["Precision"] == "amp_fp8" else "bf16",
-            recompute="full" if row["Activation Checkpointing"] == "True" else "none", zero=3, framework="engine",
+            recompute="full" if row["Activation Checkpointing"] == "True" else "none",
+            zero=2 if row["Sharding Strategy"] == "SHARD_GRAD_OP" else 3, framework="engine",
         )  # fmt: skip
         release = "llm-foundry-pure" if row["MP Mode"] == "PURE" else "llm-foundry"
         release = "llm-foundry-h100" if gpu == "H100" else release
         seconds = batch * seq / float(row["Throughput (T/s)"])
-        machine = "H100" if gpu == "H100" else f"{gpu}-{memory[:-2]}"
+        machine = "H100" if gpu == "H100" else f"{gpu}-{memory[:-2]}{network}"
         yield Row(name, "mpt-" + row["Model"], machine, release, seconds, job)
+
+
+def nearest(release: str) -> str:
+    """The release, or the latest known one before it of the same framework (or the first)."""
+    family = sorted(name for name in releases() if name.split("-")[0] == release.split("-")[0])
+    return max((name for name in family if name <= release), default=family[0])
+
+
+def without_model(source: str, row: dict[str, str], release: str, seconds: float) -> Row | None:
+    """The row if it cannot be predicted, with the reason."""
+    name = row["model"]
+    if models.find(name) is None:
+        reason = models.NO_MODEL.get(name, "the sizes of its model are not in models.py")
+        return Row(source, name, row.get("gpu", "H100"), release, seconds, None, reason)
+    return None
 
 
 def cut(model: Transformer, layers: int) -> Transformer:
@@ -206,7 +218,10 @@ def cut(model: Transformer, layers: int) -> Transformer:
 
 def dgxc(name: str) -> Iterator[Row]:
     for row in read(name):
-        model = cut(models.MODELS[row["model"]], int(row["layers"]))
+        if unknown := without_model(name, row, nearest(row["src"]), float(row["step_s"])):
+            yield unknown
+            continue
+        model = cut(models.model(row["model"]), int(row["layers"]))
         tp, ep = int(row["tp"]), whole(row["ep"])
         # Until 25.02 an expert is split like a dense layer unless the recipe says otherwise.
         etp = whole(row["etp"], tp) if row["ep"] else 1
@@ -214,44 +229,11 @@ def dgxc(name: str) -> Iterator[Row]:
             model, int(row["gpus"]), int(row["gbs"]), int(row["mbs"]), int(row["seq"]), tp=tp, pp=int(row["pp"]),
             cp=int(row["cp"]), ep=ep, vp=whole(row["vp"]), etp=etp, precision=row["prec"], **_capacity(row["model"]),
         )  # fmt: skip
-        yield Row(name, row["model"], row["gpu"], row["src"], float(row["step_s"]), job, row["note"])
+        yield Row(name, row["model"], row["gpu"], nearest(row["src"]), float(row["step_s"]), job, row["note"])
 
 
 def _capacity(model: str) -> dict[str, Any]:
     return {"capacity_factor": 1.0} if model.startswith("grok") else {}
-
-
-PARTS = ("mixer", "router", "experts")
-
-
-def recipe(model: str, gpu: str, release: str, precision: str) -> dict[str, Any]:
-    """What the performance recipes of Megatron-Bridge set for a row (scripts/performance/configs of the tag of each
-    container: 25.09 v0.1, 25.11 v0.2, 26.02 v0.3, 26.04 v0.4, 26.06 v0.5): CUDA graphs, overlapped and deduplicated
-    dispatch, grouped kernels."""
-    year = float(release[:5])
-    name = model.split(" (")[0]
-    if "tokendrop" in model and gpu != "H100" and "DeepSeek" not in model:
-        return {
-            "graphs": PARTS
-        }  # dropped and padded: sizes are fixed, so that whole layers can be in a graph
-    if name == "Qwen3_30B_a3B" and year >= 26.06:
-        return {"graphs": PARTS, "overlap_experts": True, "grouped": True}
-    if name == "Qwen3_30B_a3B" and year >= 25.11:
-        return {"graphs": ("mixer", "router") if gpu == "B200" and year >= 26.04 else ("router",)}
-    if name == "Qwen3_235B_a22B" and gpu == "H100":
-        return {"overlap_experts": year >= 25.11}
-    if name == "DeepSeekV3" and gpu == "H100":
-        return {"overlap_experts": True, "deduplicated": True}
-    if name == "DeepSeekV3" and gpu == "B200" and release == "26.04.01":
-        return {"overlap_experts": True, "deduplicated": True, "graphs": ("mixer", "router")}
-    if name == "DeepSeekV3" and gpu in ("GB200", "GB300"):
-        return {"graphs": ("mixer", "router") if gpu == "GB300" else ("router",)}
-    if name == "GPT OSS 120B" and gpu == "B300":
-        late = {"overlap_experts": True, "grouped": True} if precision == "MXFP8" else {}
-        return {"graphs": ("mixer", "router")} | late
-    if name.startswith("Nemotron_3"):
-        return {"graphs": ("mixer", "router")}
-    return {}
 
 
 def bridge(name: str) -> Iterator[Row]:
@@ -260,13 +242,13 @@ def bridge(name: str) -> Iterator[Row]:
     for row in read(name):
         model, gpus, seq = row["model"], int(row["gpus"]), int(row["seq"])
         seconds = int(row["gbs"]) * seq / gpus / whole(row["tok_s_gpu"])
-        release = f"bridge-{row['release']}"
-        if model in models.NO_MODEL:
-            yield Row(name, model, row["gpu"], release, seconds, None, models.NO_MODEL[model])
+        release = nearest(f"bridge-{row['release']}")
+        if unknown := without_model(name, row, release, seconds):
+            yield unknown
             continue
         lora = row["task"] == "lora"
         job = megatron(
-            models.MODELS[model], gpus, int(row["gbs"]), int(row["mbs"]), seq, tp=whole(row["tp"]), pp=whole(row["pp"]),
+            models.model(model), gpus, int(row["gbs"]), int(row["mbs"]), seq, tp=whole(row["tp"]), pp=whole(row["pp"]),
             cp=whole(row["cp"]), ep=whole(row["ep"]), vp=whole(row["vp"]), zero=3 if whole(row["fsdp"], 0) else 1,
             precision=PRECISIONS.get(row["precision"].split("-")[0].split(" ")[0], "fp8"), adapters=lora,
             **recipe(model, row["gpu"], row["release"], row["precision"]),
@@ -277,9 +259,12 @@ def bridge(name: str) -> Iterator[Row]:
 def automodel(name: str) -> Iterator[Row]:
     """FSDP2 over data ranks; with a pipeline, each accumulation step fills and drains it."""
     for row in read(name):
+        if unknown := without_model(name, row, "automodel", float(row["step_s"])):
+            yield unknown
+            continue
         gpus, pp, micro = int(row["gpus"]), int(row["pp"]), int(row["mbs"])
         flushes = int(row["ga"]) if pp > 1 else 1
-        model = models.MODELS[row["model"]]
+        model = models.model(row["model"])
         job = megatron(
             model, gpus, int(row["gbs"]) // flushes, micro, int(row["seq"]), pp=pp, ep=int(row["ep"]),
             vp=whole(row["vp"]), recompute="full", zero=3 if pp == 1 else 2, framework="engine",
@@ -290,13 +275,21 @@ def automodel(name: str) -> Iterator[Row]:
 
 def mcore_moe(name: str) -> Iterator[Row]:
     for row in read(name):
+        if unknown := without_model(
+            name,
+            row,
+            "mcore-moe",
+            int(row["gbs"]) * int(row["seq"]) / int(row["gpus"]) / float(row["tok_s_gpu"]),
+        ):
+            yield unknown
+            continue
         gpus, batch, seq = int(row["gpus"]), int(row["gbs"]), int(row["seq"])
         pp = (
             8 if "|" in row["pp"] else int(row["pp"])
         )  # 4|8 in the text: 8 as in the recipe of the same layout
         cells = row | {"pp": str(pp), "cp": row["cp"]}
         job = megatron(
-            models.MODELS[row["model"]], gpus, batch, int(row["mbs"]), seq, tp=int(row["tp"]), pp=pp,
+            models.model(row["model"]), gpus, batch, int(row["mbs"]), seq, tp=int(row["tp"]), pp=pp,
             cp=whole(cells["cp"]), ep=int(row["ep"]), vp=whole(row["vpp"]),
             precision="bf16" if row["prec"] == "bf16" else "fp8", overlap_experts=True,
             deduplicated=True, graphs=("mixer", "router"),
@@ -311,7 +304,7 @@ def mpf(name: str) -> Iterator[Row]:
     one sequence. `fsdp` rows shard weights; unless folded, experts are split over tp like dense layers."""
     for row in read(name):
         method, gpus, tp = row["method"], int(row["gpus"]), int(row["tp"])
-        model = models.MODELS[row["model"]]
+        model = models.model(row["model"])
         if method == "fsdp":
             tp_, ep = 1, 1
             tp_ = tp

@@ -136,7 +136,7 @@ def fit(
     return Fit(each, dict(zip(releases, np.exp(factors).tolist(), strict=True)))
 
 
-def left_out(published: Sequence[Row], start: Fit, rounds: int = 3) -> dict[str, list[tuple[Row, float]]]:
+def left_out(published: Sequence[Row], start: Fit, rounds: int = 2) -> dict[str, list[tuple[Row, float]]]:
     """For each source, its rows and their log errors when only the other sources of their generations are fitted. The
     factor of a release that no other source has is the mean of the others."""
     found: dict[str, list[tuple[Row, float]]] = {}

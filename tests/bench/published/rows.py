@@ -275,50 +275,43 @@ def automodel(name: str) -> Iterator[Row]:
 
 def mcore_moe(name: str) -> Iterator[Row]:
     for row in read(name):
-        if unknown := without_model(
-            name,
-            row,
-            "mcore-moe",
-            int(row["gbs"]) * int(row["seq"]) / int(row["gpus"]) / float(row["tok_s_gpu"]),
-        ):
+        gpus, batch, seq = int(row["gpus"]), int(row["gbs"]), int(row["seq"])
+        seconds = batch * seq / gpus / float(row["tok_s_gpu"])
+        if unknown := without_model(name, row, "mcore-moe", seconds):
             yield unknown
             continue
-        gpus, batch, seq = int(row["gpus"]), int(row["gbs"]), int(row["seq"])
-        pp = (
-            8 if "|" in row["pp"] else int(row["pp"])
-        )  # 4|8 in the text: 8 as in the recipe of the same layout
-        cells = row | {"pp": str(pp), "cp": row["cp"]}
+        pp = int(row["pp"].split("|")[-1])  # 4|8 in the text: 8, as in the recipe of the same layout
         job = megatron(
             models.model(row["model"]), gpus, batch, int(row["mbs"]), seq, tp=int(row["tp"]), pp=pp,
-            cp=whole(cells["cp"]), ep=int(row["ep"]), vp=whole(row["vpp"]),
+            cp=int(row["cp"]), ep=int(row["ep"]), vp=whole(row["vpp"]),
             precision="bf16" if row["prec"] == "bf16" else "fp8", overlap_experts=True,
             deduplicated=True, graphs=("mixer", "router"),
         )  # fmt: skip
-        yield Row(
-            name, row["model"], row["gpu"], "mcore-moe", batch * seq / gpus / float(row["tok_s_gpu"]), job
-        )
+        yield Row(name, row["model"], row["gpu"], "mcore-moe", seconds, job)
 
 
 def mpf(name: str) -> Iterator[Row]:
     """Batch 256, sequences of 4096; MFU counts all keys of attention, as Megatron-LM did in 2025. The micro-batch is
     one sequence. `fsdp` rows shard weights; unless folded, experts are split over tp like dense layers."""
     for row in read(name):
-        method, gpus, tp = row["method"], int(row["gpus"]), int(row["tp"])
-        model = models.model(row["model"])
-        if method == "fsdp":
-            tp_, ep = 1, 1
-            tp_ = tp
-        else:
-            tp_, ep = tp, whole(row["ep"])
-        flops = 256 * 4096 * token_flops(model, 4096, causal=False)
-        seconds = flops / gpus / 989.5e12 / (float(row["mfu"]) / 100)
-        etp = 1 if method == "folding" else tp
-        if ep * etp > gpus // whole(row["pp"]):
-            etp = 1
+        method, gpus, tp, pp = row["method"], int(row["gpus"]), int(row["tp"]), whole(row["pp"])
+        model, ep = models.model(row["model"]), whole(row["ep"])
+        seconds = (
+            256 * 4096 * token_flops(model, 4096, causal=False) / gpus / 989.5e12 / (float(row["mfu"]) / 100)
+        )
+        etp = tp if method != "folding" and ep * tp <= gpus // pp else 1
         job = megatron(
-            model, gpus, 256, 1, 4096, tp=tp_, pp=whole(row["pp"]), ep=ep, etp=etp,
+            model,
+            gpus,
+            256,
+            1,
+            4096,
+            tp=tp,
+            pp=pp,
+            ep=ep,
+            etp=etp,
             zero=3 if method.startswith("fsdp") else 1,
-        )  # fmt: skip
+        )
         yield Row(name, row["model"], "H100", "mpf", seconds, job, method)
 
 

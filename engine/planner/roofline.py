@@ -13,9 +13,10 @@ from typing import Literal
 
 from engine.planner.hardware.description import Hardware, Link
 from engine.planner.timing.collectives import domains
+from engine.planner.workload.end_work import embedding_work, head_work
 from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
-from engine.planner.workload.layer_work import embedding_work, head_work, layer_work
+from engine.planner.workload.layer_work import layer_work
 from engine.planner.workload.operations import Collective
 from engine.planner.workload.traffic import traffic
 

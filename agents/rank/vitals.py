@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from agents.protocol import Vitals
 from agents.rank.nvml import Gpu
 
@@ -61,11 +63,10 @@ def open_gpu(device: str | int, module: str = "pynvml") -> Gpu | None:
 
 
 def open_host() -> Source | None:
-    """A source of the machine's CPU and memory use."""
+    """A source of the machine's CPU and memory use; None where psutil cannot read it."""
     try:
-        psutil = importlib.import_module("psutil")
         psutil.cpu_percent(None)  # the first call returns a meaningless 0.0
-    except Exception:  # noqa: BLE001 - not installed, or a machine that it cannot read
+    except Exception:  # noqa: BLE001 - a machine that psutil cannot read
         return None
 
     def read() -> dict[str, Any]:

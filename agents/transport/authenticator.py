@@ -2,6 +2,10 @@
 
 A CURVE socket without ZAP accepts any key. The authenticator has its own thread, which also reads the list, so that a
 key folder on a slow network disk does not block the hub.
+
+pyzmq's authenticators (`zmq.auth`) are not used: their thread waits for requests without a time limit, so it cannot
+reread the list while nobody connects, which revocation needs; and their callback gets neither the peer's address nor a
+choice of the refusal's text, so the hub could not report who was refused and why.
 """
 
 import errno

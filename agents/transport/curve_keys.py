@@ -13,12 +13,13 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import platformdirs
 from msgspec import Meta, Struct, structs
 
 from agents.protocol.base import RunError
@@ -71,15 +72,13 @@ class Listed(Struct, frozen=True):
     revoked_s: float | None = None
 
 
-def keys_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def keys_folder() -> Path:
     """The folder that ``COCKPIT_KEYS`` names, else ``cockpit/keys`` in the user's configuration folder. Raise RunError
     if there is no home directory."""
-    if named := environ.get(FOLDER_VARIABLE):
+    if named := os.environ.get(FOLDER_VARIABLE):
         return Path(named)
-    if configuration := environ.get("XDG_CONFIG_HOME"):
-        return Path(configuration) / "cockpit" / "keys"
     try:
-        return Path.home() / ".config" / "cockpit" / "keys"
+        return platformdirs.user_config_path("cockpit") / "keys"
     except RuntimeError:  # a user id without a passwd entry, in a container
         raise RunError(f"there is no home directory; name a folder of keys with {FOLDER_VARIABLE}") from None
 

@@ -4,11 +4,11 @@ A user remaps by id in ``keys.toml`` of the configuration directory, e.g. ``"app
 No action has only ctrl+a or ctrl+b (prefix keys of screen and tmux) or an Alt key.
 """
 
-import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+import platformdirs
 from textual.binding import Binding
 
 from cockpit.data import format
@@ -239,7 +239,10 @@ class KeymapError(ValueError):
 
 def load_keymap(path: Path | None = None) -> dict[str, str]:
     """The user's keys by action id; empty without a file. KeymapError: invalid file or unknown id."""
-    path = path or config_dir() / "keys.toml"
+    try:
+        path = path or platformdirs.user_config_path("cockpit") / "keys.toml"
+    except RuntimeError:  # a user without a home directory has no keymap
+        return {}
     try:
         keymap = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -253,8 +256,3 @@ def load_keymap(path: Path | None = None) -> dict[str, str]:
                 f'{path}: {format.clean(name)} must be one of {legal}, with keys such as "x" or "f2,x"'
             )
     return keymap
-
-
-def config_dir() -> Path:
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "cockpit"

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ from agents.transport.curve_keys import (
     keys_folder,
     load_key,
 )
+
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="another platform has another folder")
 
 
 @pytest.fixture
@@ -238,19 +241,25 @@ def test_what_is_no_key_file_is_one_sentence(store: KeyStore, tmp_path: Path) ->
         load_key(tmp_path / "absent.key")
 
 
-def test_the_usual_folder() -> None:
-    assert keys_folder({"COCKPIT_KEYS": "/k"}) == Path("/k")
-    assert keys_folder({"XDG_CONFIG_HOME": "/c"}) == Path("/c/cockpit/keys")
-    assert keys_folder({}) == Path.home() / ".config/cockpit/keys"
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"COCKPIT_KEYS": "/k", "XDG_CONFIG_HOME": "/c"}, "/k"),
+        ({"XDG_CONFIG_HOME": "/c"}, "/c/cockpit/keys"),
+        pytest.param({}, "/home/ada/.config/cockpit/keys", marks=ON_LINUX),
+    ],
+)
+def test_the_usual_folder(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], folder: str) -> None:
+    for name in ("COCKPIT_KEYS", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in ({"HOME": "/home/ada"} | environ).items():
+        monkeypatch.setenv(name, value)
+    assert keys_folder() == Path(folder)
 
 
-def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "home", homeless)
+def test_a_user_without_a_home_is_told_so(homeless: None) -> None:
     with pytest.raises(RunError, match="no home directory; name a folder of keys with COCKPIT_KEYS"):
-        keys_folder({})
+        keys_folder()
 
 
 def test_where_a_hub_may_listen() -> None:

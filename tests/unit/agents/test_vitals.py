@@ -140,9 +140,12 @@ def test_without_package_driver_or_device_there_is_no_data(monkeypatch: pytest.M
 
 
 def test_a_machine_that_cannot_be_read_has_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = ModuleType("psutil")  # bears the name alone
-    monkeypatch.setitem(sys.modules, "psutil", module)
+    def unreadable(interval: float | None = None) -> float:
+        raise PermissionError(13, "Permission denied", "/proc/stat")
+
+    monkeypatch.setattr("psutil.cpu_percent", unreadable)
     assert open_host() is None
+    assert Sensors(host=True).open().read(0, 0) is None
 
 
 def test_a_machine_says_what_it_does() -> None:

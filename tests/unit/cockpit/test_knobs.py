@@ -1,5 +1,7 @@
 """Typed words to values, and what comes next on the board."""
 
+from pathlib import Path
+
 import pytest
 
 from agents.protocol import KnobState, Legal, Value
@@ -89,14 +91,22 @@ def test_keys_have_ids_of_their_own_and_avoid_what_terminals_take() -> None:
     assert not any(key.startswith("alt+") for key in keys)
 
 
-def test_keymap_file(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_keymap_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_keymap(tmp_path / "absent.toml") == {}
     path = tmp_path / "keys.toml"
     path.write_text('"app.knobs" = "b"\n')
     assert load_keymap(path) == {"app.knobs": "b"}
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "cockpit").mkdir()
+    path.rename(tmp_path / "cockpit" / "keys.toml")
+    assert load_keymap() == {"app.knobs": "b"}
     path.write_text('"app.nothing" = "b"\n')
     with pytest.raises(KeymapError, match=r"app\.nothing must be one of"):
         load_keymap(path)
+
+
+def test_a_user_without_a_home_has_the_usual_keys(homeless: None) -> None:
+    assert load_keymap() == {}
 
 
 def test_every_action_exists() -> None:

@@ -22,7 +22,7 @@ from cockpit.data.store import LinkState, Store
 from cockpit.printing import complain, print_line
 
 LAYOUT = "layouts/demo.toml"
-LOOK_S = 0.1
+POLL_S = 0.1
 SHOWN_LINES = 12
 
 
@@ -60,7 +60,7 @@ class DemoSource:
             self._follow(store)
 
     def _follow(self, store: Store) -> None:
-        while not self._stop.wait(LOOK_S):
+        while not self._stop.wait(POLL_S):
             if self._live is None:
                 with contextlib.suppress(RunError):
                     self._live = LiveSource(
@@ -71,7 +71,7 @@ class DemoSource:
             if status:
                 last = self.engine.last_lines(1) or ["it printed nothing"]
                 with store.lock:
-                    store.trouble = f"the engine ended with exit {status}: {format.clean(last[0])}"
+                    store.source_error = f"the engine ended with exit {status}: {format.clean(last[0])}"
                 return
 
 

@@ -12,7 +12,7 @@ from cockpit.cli.exit_status import DONE, FAILED, REFUSED
 from cockpit.data import format, plain
 from cockpit.data.connection import CockpitError, Connection
 from cockpit.data.outcomes import trial_text
-from cockpit.knobs.values import NEUTRAL, fit, only, split_change
+from cockpit.knobs.values import NEUTRAL, fit, only_value, split_change
 from cockpit.printing import complain, print_json, print_line, print_table
 
 ANSWER_S = 10.0  # the longest wait for a preview; the leader rank answers between two turns of its agent
@@ -26,7 +26,7 @@ def steering(run: str | None, words: Sequence[str] = (), operator: bool = True) 
         parse_changes(words, {})
     with Connection(run, operator) as connection:
         try:
-            connection.until_known()
+            connection.wait_for_snapshot()
         except CockpitError:
             if not connection.answered:
                 raise
@@ -52,7 +52,7 @@ def parse_changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[
     twice."""
     changes: dict[str, Value] = {}
     for word in words:
-        value_of_action = only(board[word]) if word in board else None
+        value_of_action = only_value(board[word]) if word in board else None
         if value_of_action is None and word in board and board[word].action:
             ways = ", ".join(f"{word}={value}" for value in board[word].legal.choices)
             raise CockpitError(f"{word} can be done in several ways; legal: {ways}")

@@ -109,18 +109,18 @@ class Connection:
                 self.store.adopt(self.client.state)
             else:
                 self.store.note(updates)
-            self.store.heard(self.client.age_s)
+            self.store.set_message_age(self.client.age_s)
         self.last = updates
         if self.client.refused:
             raise CockpitError(self.client.refused)
         return rebuilt
 
-    def until_known(self, timeout_s: float = ANSWER_S) -> None:
+    def wait_for_snapshot(self, timeout_s: float = ANSWER_S) -> None:
         """Wait for a snapshot with at least one rank and its knobs."""
         deadline = time.monotonic() + timeout_s
         while not (self._resets and self.store.state.hellos and self.store.state.board):
             if time.monotonic() > deadline:
-                raise CockpitError(self._why_nothing(timeout_s))
+                raise CockpitError(self._timeout_text(timeout_s))
             self.poll()
 
     @property
@@ -128,7 +128,7 @@ class Connection:
         """Whether the hub has sent a snapshot, even one without ranks."""
         return self._resets > 0
 
-    def _why_nothing(self, timeout_s: float) -> str:
+    def _timeout_text(self, timeout_s: float) -> str:
         if self.client.age_s is None:
             return f"no hub answered at {self.client.endpoint} within {timeout_s:g} s"
         return "the hub answers, but no rank has reported to it yet; try again when the run has started"

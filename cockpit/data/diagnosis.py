@@ -15,7 +15,7 @@ from agents.alerts.finding import by_severity
 from agents.protocol import PAUSED, Step, Summary, TrialState
 from cockpit.data import format
 from cockpit.data.metrics import median
-from cockpit.data.outcomes import ratio_text, tried
+from cockpit.data.outcomes import ratio_text, trial_changes
 from cockpit.data.store import LinkState, Store, Topic
 
 
@@ -57,11 +57,11 @@ def _cockpit_fault(store: Store) -> Diagnosis | None:
     if store.fault is None:
         return None
     text = f"this cockpit is detached by a fault of its own: {store.fault.error}"
-    return Diagnosis(Level.BAD, format.clean(f"{text} · {store.fault.go_on}"))
+    return Diagnosis(Level.BAD, format.clean(f"{text} · {store.fault.how_to_continue}"))
 
 
 def _refused(store: Store) -> Diagnosis | None:
-    reason = store.trouble or store.refused
+    reason = store.source_error or store.refused
     return Diagnosis(Level.BAD, format.clean(reason)) if reason else None
 
 
@@ -171,7 +171,7 @@ def alerted_ranks(store: Store, *names: str) -> set[int]:
 
 def paused(store: Store) -> bool:
     """Whether all ranks are paused by an operator."""
-    doing = [store.state.pulses[rank].doing for rank in store.here if rank in store.state.pulses]
+    doing = [store.state.pulses[rank].doing for rank in store.present if rank in store.state.pulses]
     return bool(doing) and all(one == PAUSED for one in doing)
 
 
@@ -215,7 +215,7 @@ def _more_micro_batches(store: Store, now: int) -> str:
     refuted = [trial for trial in store.state.trials.values() if _refutes_more(trial, now)]
     if refuted:
         trial = refuted[-1]
-        return f"a trial of {tried(trial)} was not faster: step time {ratio_text(trial)}"
+        return f"a trial of {trial_changes(trial)} was not faster: step time {ratio_text(trial)}"
     board = store.state.board
     legal = next((k.legal for k in board.knobs if k.name == "micro_batches"), None) if board else None
     more = [one for one in legal.choices if isinstance(one, int) and one > now] if legal else []
@@ -236,7 +236,9 @@ def _time_shares(store: Store) -> Diagnosis | None:
     """No problem found: the phase that takes most of a step, and the share of exposed traffic."""
     step_ms = median(step.step_ms for step in store.state.steps.values())
     if not step_ms:
-        return Diagnosis(Level.NOTE, f"{len(store.here)}/{store.world} ranks are here; no step is done yet")
+        return Diagnosis(
+            Level.NOTE, f"{len(store.present)}/{store.world} ranks are here; no step is done yet"
+        )
     names = dict.fromkeys(name for step in store.state.steps.values() for name in step.phases)
     phase_ms = {name: median(_phase_values(store, name)) or 0.0 for name in names}
     whole_ms = max(step_ms, sum(phase_ms.values()))  # a joined loop votes after what it reports as its step
@@ -276,7 +278,7 @@ RULES: tuple[Rule, ...] = (
 
 def diagnosis(store: Store) -> Diagnosis:
     """The most important statement: the first rule that applies, computed once for all panels."""
-    moment = (store.link, store.refused, store.trouble, int(store.clock() / REFRESH_S))
+    moment = (store.link, store.refused, store.source_error, int(store.clock() / REFRESH_S))
     return store.once("diagnosis", tuple(Topic), lambda: _diagnosis(store), moment)
 
 

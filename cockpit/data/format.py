@@ -54,7 +54,7 @@ def age(seconds: float) -> str:
     return f"{seconds / 3600:.0f} h"
 
 
-def doing(operation: str) -> tuple[str, str]:
+def operation_text(operation: str) -> tuple[str, str]:
     """What a rank does, in two parts: ``in `` and ``backward, micro-batch 2``; "" before a state such as ``paused``."""
     text = clean(operation) or "an unnamed operation"
     return "" if text.startswith(STATES) else "in ", text
@@ -65,7 +65,7 @@ def percent(value: float | None, width: int = 4) -> str:
     return f"{fixed(None if value is None else 100 * value, width)} %"
 
 
-def parts(shares: Mapping[str, float]) -> str:
+def shares_text(shares: Mapping[str, float]) -> str:
     """``schedule 20.1 + wait 3.0 + overhead 0.9 %``."""
     return " + ".join(f"{clean(name)} {100 * share:.1f}" for name, share in shares.items()) + " %"
 

@@ -102,7 +102,7 @@ class Reading:
     median, or in a group of two from the other rank."""
 
     value: float | None
-    apart: float
+    deviation: float
     weight: float = (
         1.0  # of a time: the distance as a share of a step, since twice a phase of 1 % matters little
     )
@@ -150,7 +150,7 @@ def _read(store: Store, metric: Metric) -> dict[int, Reading]:
     groups: dict[tuple[int, ...], dict[int, float]] = {}
     values_by_rank: dict[int, float | None] = {}
     by_peer = peers(store)
-    for rank in store.unlost:
+    for rank in store.not_lost:
         value = values_by_rank[rank] = (
             _vital(store, rank, metric) if metric.vital else typical(store, rank, metric.get)
         )

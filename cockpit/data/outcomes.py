@@ -37,7 +37,7 @@ def command_text(command: CommandState) -> str:
     return f"{text} · “{format.clean(command.reason)}”" if command.reason else text
 
 
-def tried(trial: TrialState) -> str:
+def trial_changes(trial: TrialState) -> str:
     """The changes of a trial: ``micro_batches 4→8``."""
     return ", ".join(
         f"{format.clean(name)} {format.change(trial.before.get(name), value)}"
@@ -45,7 +45,7 @@ def tried(trial: TrialState) -> str:
     )
 
 
-def how_far(trial: TrialState) -> str:
+def trial_progress(trial: TrialState) -> str:
     """Progress of a trial: ``after 12/30`` while it measures a window, else its state."""
     if trial.state in ("before", "after"):
         return f"{trial.state} {trial.measured}/{trial.steps}"
@@ -61,7 +61,7 @@ def ratio_text(trial: TrialState) -> str:
 
 def trial_text(trial: TrialState) -> str:
     """The state of a trial, in one line."""
-    text = f"trial {tried(trial)} · {trial.state}"
+    text = f"trial {trial_changes(trial)} · {trial.state}"
     if ratio := ratio_text(trial):
         text += f" · step time {ratio} over {trial.steps} steps"
     elif not trial.settled:

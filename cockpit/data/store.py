@@ -40,7 +40,7 @@ class LinkState(Enum):
 
 
 @dataclass(frozen=True)
-class Playing:
+class PlaybackPosition:
     """A position in a recording. Times are in seconds since the epoch, by the hub's clock."""
 
     at_s: float
@@ -62,7 +62,7 @@ class Fault:
     """An unexpected error that ended a source, with the error in one line, how to continue, and the traceback."""
 
     error: str
-    go_on: str
+    how_to_continue: str
     trace: str
 
 
@@ -76,14 +76,16 @@ class Store:
         self.revisions: Counter[Topic] = Counter()
         self.recent: dict[int, deque[Step]] = {}
         self.refused: str | None = None  # why the hub refuses this client
-        self.trouble: str | None = None  # error of the source, such as an engine that ended
+        self.source_error: str | None = None  # error of the source, such as an engine that ended
         self.fault: Fault | None = None  # unexpected error of the cockpit that ended the source
-        self.playing: Playing | None = None  # position in a recording; None: the run itself
+        self.playback_position: PlaybackPosition | None = (
+            None  # position in a recording; None: the run itself
+        )
         self.previews: dict[str, Previewed] = {}  # answers to the preview queries of this client, by id
         self.denied: dict[str, str] = {}  # why the hub refused a request of this client, by its id
         self.view: View | None = None  # steps that curves show; None: all
         self.detail: Curve | None = None  # every step of `view`, where a recording has them
-        self.heard_at: float | None = None
+        self.last_message_at: float | None = None
         self._cache: dict[object, tuple[tuple[object, ...], Any]] = {}
 
     # ------------------------------------------------------------------------------------------- writing
@@ -121,10 +123,10 @@ class Store:
             state.apply(update)
         self.adopt(state)
 
-    def heard(self, age_s: float | None) -> None:
+    def set_message_age(self, age_s: float | None) -> None:
         """Set the age of the last message from the hub."""
         if age_s is not None:
-            self.heard_at = self.clock() - age_s
+            self.last_message_at = self.clock() - age_s
 
     def set_answers(self, previews: Mapping[str, Previewed], denied: Mapping[str, str]) -> None:
         """Set the answers that the hub sent to this client alone."""
@@ -180,7 +182,7 @@ class Store:
     @property
     def age_s(self) -> float | None:
         """Seconds since the last message from the hub."""
-        return None if self.heard_at is None else max(0.0, self.clock() - self.heard_at)
+        return None if self.last_message_at is None else max(0.0, self.clock() - self.last_message_at)
 
     @property
     def link(self) -> LinkState:
@@ -190,7 +192,7 @@ class Store:
             return LinkState.WAITING
         if len(state.gone) == len(state.hellos) and all(gone.over for gone in state.gone.values()):
             return LinkState.ENDED if all(gone.clean for gone in state.gone.values()) else LinkState.FAILED
-        if self.playing:
+        if self.playback_position:
             return LinkState.PLAYBACK
         if age is None or age > STALE_AFTER_S:
             return LinkState.ENDED if self.finished else LinkState.STALE
@@ -251,12 +253,12 @@ class Store:
         return bool(summary.oversubscribed if summary else self.fact("oversubscribed"))
 
     @property
-    def here(self) -> list[int]:
+    def present(self) -> list[int]:
         """Ranks that have joined and have not left."""
         return [rank for rank in self.state.hellos if rank not in self.state.gone]
 
     @property
-    def unlost(self) -> list[int]:
+    def not_lost(self) -> list[int]:
         """Ranks that have joined and were not lost; a rank that left in order keeps its last record."""
         gone = self.state.gone
         return [rank for rank in self.state.hellos if rank not in gone or gone[rank].clean]
@@ -272,7 +274,7 @@ class Store:
             return []
         steps, step_ms = self.state.steps, self.state.step_ms
         lag = max(1, int(LAG_MS / step_ms)) if step_ms else 1
-        return [rank for rank in self.here if rank in steps and steps[rank].step >= newest - lag]
+        return [rank for rank in self.present if rank in steps and steps[rank].step >= newest - lag]
 
     def coverage(self) -> str:
         """How many of all ranks report, such as ``8/8``."""

@@ -147,7 +147,7 @@ def serve(run: str | None, address: str, port: int, started: Callable[[int], Non
 
     server = None
     try:
-        connection.until_known()
+        connection.wait_for_snapshot()
         try:
             server = ScrapeServer(address, port, _registry(current))
         except OSError as error:
@@ -158,7 +158,7 @@ def serve(run: str | None, address: str, port: int, started: Callable[[int], Non
             connection.poll()
             if store.link in (LinkState.ENDED, LinkState.FAILED):
                 over_s = over_s or time.monotonic()
-                store.heard(0.0)  # the last values stay valid until the last scrape
+                store.set_message_age(0.0)  # the last values stay valid until the last scrape
             else:
                 over_s = None
     finally:

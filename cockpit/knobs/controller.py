@@ -128,7 +128,7 @@ class BoardController:
         here = rows(self.store)
         if not self.edits.changes and here:
             knob = self.edits.selected(here)
-            if (value := values.only(knob)) is not None:
+            if (value := values.only_value(knob)) is not None:
                 self.edits.set(knob, value, self._revision)
         if not self.edits.changes:
             self._warn(NOTHING_CHOSEN)
@@ -229,7 +229,7 @@ class BoardController:
 
     def _may_change(self) -> bool:
         """Whether this cockpit may change the run; otherwise the message says why not."""
-        if over(self.store):
+        if run_ended(self.store):
             self._warn("the run is over: nothing can be changed any more")
         elif not self.source.operator:
             self._warn(viewer_text(self.source))
@@ -255,10 +255,10 @@ class BoardController:
 
 def rows(store: Store) -> list[KnobState]:
     """The rows of the board: knobs, then actions."""
-    return [*values.held(store.state.board), *values.actions(store.state.board)]
+    return [*values.value_knobs(store.state.board), *values.actions(store.state.board)]
 
 
-def over(store: Store) -> bool:
+def run_ended(store: Store) -> bool:
     """Whether the run has ended, with or without a failure."""
     return store.link in (LinkState.ENDED, LinkState.FAILED)
 

@@ -6,7 +6,7 @@ from cockpit.data.store import Store
 from cockpit.knobs import values
 
 
-def at_stake(store: Store) -> str:
+def unsaved_steps_text(store: Store) -> str:
     """The number of steps done, and how many of them no checkpoint holds."""
     done = 0 if store.step is None else store.step + 1  # steps are counted from 0
     planned = store.steps_planned
@@ -41,4 +41,4 @@ def can_save(store: Store) -> bool:
     """Whether a checkpoint can be requested before the end, and the run does not save one itself."""
     board = store.state.board
     save = next((knob for knob in board.knobs if knob.name == "save"), None) if board else None
-    return save is not None and values.only(save) is not None and not saves_at_its_end(store)
+    return save is not None and values.only_value(save) is not None and not saves_at_its_end(store)

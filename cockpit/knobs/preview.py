@@ -12,7 +12,7 @@ from cockpit.data.store import Store
 STABLE_S = 0.25  # changes are queried after this long, so that values stepped over are not
 GAP_S = 0.5  # between two queries, at least
 REPEAT_S = 10.0  # the run goes on while a user thinks, so the estimates are renewed
-PATIENCE_S = 5.0  # without an answer, until the board says so
+ANSWER_TIMEOUT_S = 5.0  # without an answer, until the board says so
 
 _Subject = tuple[int, tuple[tuple[str, type, Value], ...]]
 """A revision and changes of it; 1, 1.0 and true differ."""
@@ -54,8 +54,8 @@ class PreviewQuery:
             return "this run does not support previews"
         if self._id in store.denied:
             return store.denied[self._id]
-        if self._subject_asked_s is not None and now - self._subject_asked_s >= PATIENCE_S:
-            return f"no preview answer within {PATIENCE_S:.0f} s; the query is repeated"
+        if self._subject_asked_s is not None and now - self._subject_asked_s >= ANSWER_TIMEOUT_S:
+            return f"no preview answer within {ANSWER_TIMEOUT_S:.0f} s; the query is repeated"
         return "waiting for the run's preview"
 
 

@@ -75,13 +75,13 @@ def step(knob: KnobState, value: Value, by: int) -> Value:
     return values[0] if at is None else values[max(0, min(len(values) - 1, at + by))]
 
 
-def only(knob: KnobState) -> Value:
+def only_value(knob: KnobState) -> Value:
     """The value of an action with only one legal value; None if a value must be chosen."""
     one = knob.action and len(knob.legal.choices) == 1 and knob.legal.low is None and not knob.legal.optional
     return knob.legal.choices[0] if one else None
 
 
-def held(board: Board | None) -> list[KnobState]:
+def value_knobs(board: Board | None) -> list[KnobState]:
     """The knobs that hold a value, without actions."""
     return [knob for knob in board.knobs if not knob.action] if board else []
 
@@ -100,13 +100,13 @@ def change_text(knob: KnobState, to: Value) -> str:
     """``micro_batches 4→8``; for an action, which has no value before, ``save`` or ``expert_placement load``."""
     if not knob.action:
         return f"{knob.name} {format.change(knob.value, to)}"
-    return knob.name if only(knob) == to else f"{knob.name} {format.knob(to)}"
+    return knob.name if only_value(knob) == to else f"{knob.name} {format.knob(to)}"
 
 
 def legal_text(knob: KnobState) -> str:
     """The legal values: ``2 4 8 16`` or ``0.1 .. 8 | none``."""
     legal = knob.legal
-    if only(knob) is not None:
+    if only_value(knob) is not None:
         return "done once"
     words = [" ".join(spell(choice) for choice in legal.choices)] if legal.choices else []
     if legal.low is not None and legal.high is not None:

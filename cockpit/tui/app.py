@@ -21,7 +21,7 @@ from cockpit.data.format import clean
 from cockpit.data.plain import REFUSALS
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
-from cockpit.knobs.controller import over
+from cockpit.knobs.controller import run_ended
 from cockpit.tui.keys import APP, APP_KEYS, BOARD, OVERVIEW, Action
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.ending import Answer, Ending
@@ -50,21 +50,21 @@ class CockpitApp(App[None]):
 
     def __init__(
         self,
-        feed: Source,
+        source: Source,
         store: Store | None = None,
         keymap: dict[str, str] | None = None,
         theme: str = "cockpit-dark",
         refreshes_per_s: int = REFRESHES_PER_S,
     ) -> None:
         super().__init__(driver_class=TerminalDriver)
-        self.feed = feed
+        self.source = source
         self.store = store or Store(time.monotonic)
         self.opening: Starting | None = None  # a screen that dismisses itself at the first step
         self._frozen_store: Store | None = None
         self._refreshes_per_s = refreshes_per_s
-        self._rung: set[tuple[str, str]] = set()  # alerts that have rung the bell
+        self._bell_rung: set[tuple[str, str]] = set()  # alerts that have rung the bell
         self._tick = 0
-        self._leaving: Propose | None = (
+        self._final_save: Propose | None = (
             None  # the request to save and end the run, sent before the cockpit exits
         )
         for name in THEMES:
@@ -78,16 +78,16 @@ class CockpitApp(App[None]):
         self.push_screen(self.overview())
         if self.opening:
             self.push_screen(self.opening)
-        self.feed.start(self.store)
+        self.source.start(self.store)
         if not self.is_headless:
             self._exit_on_signals()
         self.set_interval(1 / self._refreshes_per_s, self.refresh_from_store)
 
     def overview(self) -> Overview:
-        return Overview(self.feed.operator)
+        return Overview(self.source.operator)
 
     def on_unmount(self) -> None:
-        self.feed.stop()
+        self.source.stop()
 
     def _exit_on_signals(self) -> None:
         """Exit in order on SIGTERM, SIGHUP and SIGINT: restore the terminal, stop the processes we started."""
@@ -107,20 +107,20 @@ class CockpitApp(App[None]):
                     screen.update_from(store, self._frozen_store is not None, self._tick)
                 elif isinstance(screen, BoardScreen | Starting | Ending):
                     screen.update_from(self.store)  # dialogs that act on the run show its present state
-            self._leave_if_over()
+            self._exit_if_ended()
             alerts = {key for key, alert in self.store.state.alerts.items() if alert.level == "error"}
-        if alerts - self._rung and not self.store.playing:
+        if alerts - self._bell_rung and not self.store.playback_position:
             self.bell()
-        self._rung = alerts
+        self._bell_rung = alerts
 
     # ------------------------------------------------------------------------------------- actions
 
     def action_knobs(self) -> None:
-        self.push_screen(BoardScreen(self.feed, self.store))
+        self.push_screen(BoardScreen(self.source, self.store))
 
     def action_undo(self) -> None:
         """Open the knob board and name the change that an undo would revert."""
-        board = BoardScreen(self.feed, self.store)
+        board = BoardScreen(self.source, self.store)
         self.push_screen(board)
         board.call_after_refresh(board.action_undo)
 
@@ -135,7 +135,7 @@ class CockpitApp(App[None]):
     async def action_quit(self) -> None:
         """Exit; ask for confirmation first if that ends the run."""
         with self.store.lock:
-            ends = self.feed.owns_run and self.store.step is not None and not over(self.store)
+            ends = self.source.owns_run and self.store.step is not None and not run_ended(self.store)
         if not ends or isinstance(self.screen, Ending):
             self.exit()
         else:
@@ -146,13 +146,13 @@ class CockpitApp(App[None]):
         if answer == "end":
             self.exit()
         elif answer == "save":
-            self._leaving = Propose(uuid.uuid4().hex, {"save": True, "stop": True}, who=whoami())
-            self.feed.ask(self._leaving)
+            self._final_save = Propose(uuid.uuid4().hex, {"save": True, "stop": True}, who=whoami())
+            self.source.ask(self._final_save)
             self._notify_text("A checkpoint is saved, then the run ends; q leaves at once", timeout=SAVING_S)
 
-    def _leave_if_over(self) -> None:
+    def _exit_if_ended(self) -> None:
         """Exit when the run has saved and ended; if the run rejected the request, show why and stay."""
-        request = self._leaving
+        request = self._final_save
         if request is None:
             return
         command = self.store.state.commands.get(request.id)
@@ -160,10 +160,10 @@ class CockpitApp(App[None]):
             command.why if command and command.state in REFUSALS else ""
         )
         if why:
-            self._leaving = None
+            self._final_save = None
             self.clear_notifications()
             self._notify_text(f"the run goes on: {why}", severity="error")
-        elif over(self.store):
+        elif run_ended(self.store):
             self.exit()
 
     def action_freeze(self) -> None:

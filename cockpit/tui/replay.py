@@ -10,7 +10,7 @@ from cockpit.tui.app import CockpitApp
 from cockpit.tui.keys import APP, REPLAY, Action, bindings
 from cockpit.tui.screens.overview import Overview
 
-NOT_HERE = {
+NOT_IN_REPLAY = {
     "app.knobs",
     "app.undo",
     "app.freeze",
@@ -22,7 +22,7 @@ class ReplayApp(CockpitApp, inherit_bindings=False):
 
     TITLE = "cockpit replay"
     ACTIONS: ClassVar[tuple[Action, ...]] = (
-        *(action for action in APP if action.id not in NOT_HERE),
+        *(action for action in APP if action.id not in NOT_IN_REPLAY),
         *REPLAY,
     )
     BINDINGS: ClassVar[list[Binding]] = bindings(ACTIONS)

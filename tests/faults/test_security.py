@@ -213,8 +213,8 @@ def test_the_screen_says_why_it_shows_nothing_more(guarded: Guarded) -> None:
     """First the whole run, then the sentence, on the line that says what to think of it."""
     key = guarded.make("fay", Role.VIEWER)
     store = Store()
-    feed = LiveSource(guarded.url, key=key)
-    feed.start(store)
+    source = LiveSource(guarded.url, key=key)
+    source.start(store)
     try:
         wait(lambda: store.world == 4 and store.state.board, guarded.fleet.turn)
         guarded.store.revoke("fay")
@@ -225,7 +225,7 @@ def test_the_screen_says_why_it_shows_nothing_more(guarded: Guarded) -> None:
             and "the key of this connection is no longer valid for watching" in said.text
         )
     finally:
-        feed.stop()
+        source.stop()
 
 
 def test_a_relay_that_is_turned_away_says_so_to_its_ranks(

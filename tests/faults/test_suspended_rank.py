@@ -16,7 +16,7 @@ QUICK = {"agents.hub.telemetry.membership.LOST_AFTER_S": 1.5, "agents.hub.server
 def as_seen(client: Client) -> Store:
     store = Store()
     store.rebuild(list(client.state.replay()))
-    store.heard(0.0)
+    store.set_message_age(0.0)
     return store
 
 

@@ -244,7 +244,7 @@ class ClientTarget:
                 self._store.rebuild(updates)
             else:
                 self._store.apply(updates)
-        self._store.heard(self._client.age_s)
+        self._store.set_message_age(self._client.age_s)
         self._store.refused = self._client.refused
         for said in (
             diagnosis(self._store).text,

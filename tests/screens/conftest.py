@@ -38,7 +38,7 @@ class ScriptedFeed:
     def tell(self, updates: Iterator[Update]) -> None:
         with self._store.lock:
             self._store.apply(updates)
-            self._store.heard(0.4)
+            self._store.set_message_age(0.4)
 
     def ask(self, asked: Request) -> None:
         if not self.operator and not isinstance(asked, Preview):

@@ -4,7 +4,7 @@ import pytest
 from textual.pilot import Pilot
 
 from agents.protocol import CommandState, Decide, Estimate, Preview, Propose, Try
-from cockpit.knobs.preview import GAP_S, PATIENCE_S, REPEAT_S, STABLE_S
+from cockpit.knobs.preview import ANSWER_TIMEOUT_S, GAP_S, REPEAT_S, STABLE_S
 from cockpit.knobs.values import TRIAL_STEPS
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.help import Help
@@ -99,7 +99,7 @@ async def test_no_answer_a_refusal_and_a_denial_are_told(make_cockpit: MakeCockp
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right")
         await later(cockpit, pilot)
-        await later(cockpit, pilot, PATIENCE_S)
+        await later(cockpit, pilot, ANSWER_TIMEOUT_S)
         assert "no preview answer within 5 s" in said(cockpit)
         cockpit.feed.answer(why="recompute = full does not go with it")
         await settle(cockpit, pilot)

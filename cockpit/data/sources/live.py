@@ -52,7 +52,7 @@ class LiveSource:
         if not self.operator and not isinstance(asked, Preview):
             raise ViewerError(viewer_text(self))
         if self._store and self._store.fault:
-            raise ViewerError(f"this cockpit is detached; {self._store.fault.go_on}")
+            raise ViewerError(f"this cockpit is detached; {self._store.fault.how_to_continue}")
         self._requests.put(asked)
 
     def _run(self, store: Store) -> None:
@@ -77,7 +77,7 @@ class LiveSource:
                         store.adopt(client.state)
                     elif updates:
                         store.note(updates)
-                    store.heard(client.age_s)
+                    store.set_message_age(client.age_s)
                     store.refused = client.refused
                     store.set_answers(client.previews, client.denied)
                 while not self._requests.empty():

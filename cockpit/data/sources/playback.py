@@ -11,7 +11,7 @@ from agents.recording.format import RecordingError
 from agents.recording.reader import Moment, Position, Recording
 from agents.recording.replay import Replay
 from agents.requests import Request
-from cockpit.data.sources.recorded import playing
+from cockpit.data.sources.recorded import playback_position
 from cockpit.data.sources.source import ViewerError, faults_reported
 from cockpit.data.store import Store
 
@@ -126,7 +126,7 @@ class Playback:
                 self._play(store)
             except RecordingError as error:
                 with store.lock:
-                    store.trouble = str(error)
+                    store.source_error = str(error)
             finally:
                 self._recording.close()
 
@@ -163,9 +163,11 @@ class Playback:
                 for text in damage[noted:]:
                     store.apply([Event(self._at_s, "error", "recording", clip(f"this is not all: {text}"))])
                 noted = len(damage)
-                store.heard(0.0)
+                store.set_message_age(0.0)
                 view = store.view if store.detail is None or detailed != resets else None
-                store.playing = playing(replay, span.first_s, span.last_s, self.speed, self.paused)
+                store.playback_position = playback_position(
+                    replay, span.first_s, span.last_s, self.speed, self.paused
+                )
             if view:
                 detailed = resets
                 detail = curve_between(self._recording, *view, replay.epoch, replay.seq)

@@ -37,14 +37,14 @@ class Source(Protocol):
 
 
 @contextmanager
-def faults_reported(store: Store, go_on: str) -> Iterator[None]:
+def faults_reported(store: Store, how_to_continue: str) -> Iterator[None]:
     """The context of a source's thread; it stores an unexpected error as the fault that the screen shows."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - otherwise the thread would end and the screen would seem to wait
         line = traceback.format_exception_only(error)[-1].strip()
         with store.lock:
-            store.fault = Fault(line, go_on, traceback.format_exc())
+            store.fault = Fault(line, how_to_continue, traceback.format_exc())
             store.revisions.update(Topic)
 
 

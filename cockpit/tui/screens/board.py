@@ -24,12 +24,12 @@ class BoardScreen(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[Binding]] = BOARD_KEYS  # type: ignore[assignment]
 
-    def __init__(self, feed: Source, store: Store) -> None:
+    def __init__(self, source: Source, store: Store) -> None:
         super().__init__()
-        self.controller = BoardController(feed, store, lambda: self.table.update_from(store))
+        self.controller = BoardController(source, store, lambda: self.table.update_from(store))
         self.table = KnobTable(self.controller)
         self._trial_running = False
-        self._offered = [action for action in BOARD if feed.operator or not action.operator]
+        self._offered = [action for action in BOARD if source.operator or not action.operator]
 
     def compose(self) -> ComposeResult:
         yield self.table

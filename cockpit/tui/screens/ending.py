@@ -11,7 +11,7 @@ from textual.widgets import Static
 
 from cockpit.data.diagnosis import Level
 from cockpit.data.store import Store
-from cockpit.knobs.ending import at_stake, can_save
+from cockpit.knobs.ending import can_save, unsaved_steps_text
 from cockpit.tui.keys import ENDING, ENDING_KEYS, spelled
 from cockpit.tui.theme import palette
 
@@ -45,7 +45,7 @@ class Ending(ModalScreen[Answer]):
         self._saves = can_save(store)
         colours = palette(self.app.theme)
         page = Text(f"{Level.WARN.value} ", style=colours.level[Level.WARN])
-        page.append(f"{at_stake(store)}\n\n", colours.text)
+        page.append(f"{unsaved_steps_text(store)}\n\n", colours.text)
         for action in ENDING:
             if action.id == "ending.save" and not self._saves:
                 continue

@@ -46,10 +46,10 @@ class Starting(ModalScreen[bool]):
 
     def _show(self, store: Store) -> None:
         colours = palette(self.app.theme)
-        here, world = len(store.here), store.world
+        here, world = len(store.present), store.world
         stages = (
             (True, f"engine started, process {self._engine.pid}"),
-            (store.heard_at is not None, "hub answers"),
+            (store.last_message_at is not None, "hub answers"),
             (bool(world) and here == world, f"ranks are here  {here}/{world}" if world else "ranks are here"),
             (bool(store.summary), "first step"),
         )

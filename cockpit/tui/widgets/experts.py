@@ -137,7 +137,7 @@ class _Drawing:
 
     def _column(self, ratio: float, tall: int) -> list[tuple[str, Style]]:
         """One expert as a vertical bar."""
-        style = self.colours.apart[load_bin(ratio)]
+        style = self.colours.deviation[load_bin(ratio)]
         if ratio <= DEAD:
             return [(" ", style)] * (tall - 1) + [(DEAD_GLYPH, style)]
         return [(glyph, style) for glyph in column(ratio / FULL, tall)]
@@ -145,7 +145,7 @@ class _Drawing:
     def _folded(self, cell: list[float]) -> tuple[str, Style]:
         """A cell for several experts: its upper half shows the highest load and its lower half the lowest. If an expert
         is dead, the cell shows `DEAD_GLYPH` instead."""
-        hot, cold = (self.colours.apart[load_bin(ratio)] for ratio in (max(cell), min(cell)))
+        hot, cold = (self.colours.deviation[load_bin(ratio)] for ratio in (max(cell), min(cell)))
         if min(cell) <= DEAD:
             return DEAD_GLYPH, hot
         return "▀", Style(color=hot.color, bgcolor=cold.color)

@@ -6,7 +6,7 @@ from agents.protocol import KnobState
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
 from cockpit.data.store import Store, Topic
-from cockpit.knobs.values import actions, effect_text, held, legal_text, value_text
+from cockpit.knobs.values import actions, effect_text, legal_text, value_knobs, value_text
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
@@ -33,13 +33,13 @@ class KnobSummary(Panel):
 
     def natural_height(self, store: Store) -> int:
         board = store.state.board
-        return max(1, len(held(board)) + (1 if actions(board) else 0))
+        return max(1, len(value_knobs(board)) + (1 if actions(board) else 0))
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         board = store.state.board
         if not board:
             return [StripLine().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
-        shown, pressed = held(board), actions(board)
+        shown, pressed = value_knobs(board), actions(board)
         name = max((len(knob.name) for knob in shown), default=0) + 1
         value = max((len(value_text(knob)) for knob in shown), default=0)
         legal = max(0, min(30, width - name - max(6, value) - 19))

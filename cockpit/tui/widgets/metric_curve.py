@@ -13,7 +13,7 @@ from agents.protocol import Summary
 from agents.state.metric_curve import Point
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.data.metric_curves import Stretch, beside, closer, extent, runs, stretches, within
+from cockpit.data.metric_curves import Segment, clamp, extent, pan, polylines, segments, zoom
 from cockpit.data.run_log import Mark, marks
 from cockpit.data.store import Store, Topic
 from cockpit.tui.keys import CURVES, CURVES_KEYS
@@ -68,7 +68,7 @@ class CurvePanel(Panel):
         return f"╷ step {format.grouped(changes[-1].step)}: {changes[-1].label}" if changes else ""
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-        found = stretches(store.state, self.series.metric, store.view, store.detail)
+        found = segments(store.state, self.series.metric, store.view, store.detail)
         if sum(len(one.points) for one in found) < 2:
             why = "no two of these steps are known · 0 shows all" if store.view else _NOT_YET
             return [StripLine().add(f"{format.MISSING} {why}", colours.faint)]
@@ -80,14 +80,14 @@ class CurvePanel(Panel):
         with self._store.lock:
             whole = extent(self._store.state)
             if whole:
-                self._store.set_view(within(closer(self._store.view or whole, by), whole))
+                self._store.set_view(clamp(zoom(self._store.view or whole, by), whole))
         self.redraw()
 
     def action_pan(self, by: float) -> None:
         with self._store.lock:
             whole, view = extent(self._store.state), self._store.view
             if whole and view:
-                self._store.set_view(within(beside(view, by), whole))
+                self._store.set_view(clamp(pan(view, by), whole))
         self.redraw()
 
     def action_all(self) -> None:
@@ -100,7 +100,7 @@ _NOT_YET = "the curve begins with the second step"
 
 
 def plot(
-    found: Sequence[Stretch], marks: Sequence[Mark], width: int, height: int, colours: Palette
+    found: Sequence[Segment], marks: Sequence[Mark], width: int, height: int, colours: Palette
 ) -> list[StripLine]:
     """The curve with both axes, in `width` x `height` cells."""
     axis, rows = 8, height - 1
@@ -113,7 +113,7 @@ def plot(
     def column(step: int) -> int:
         return min(columns - 1, int((step - first) * a_step))
 
-    lines_of = [decimate(run, first, last, columns) for run in runs(found, a_step)]
+    lines_of = [decimate(run, first, last, columns) for run in polylines(found, a_step)]
     values = [value for line in lines_of for _, value in line]
     low, high = nice_range(min(values), max(values)) if values else (0.0, 1.0)
     canvas = braille(lines_of, columns, rows, (first, max(last, first + 1)), (low, high))
@@ -179,16 +179,16 @@ def tick(value: float) -> str:
 
 
 def braille(
-    runs: Sequence[Sequence[Point]],
+    polylines: Sequence[Sequence[Point]],
     width: int,
     height: int,
     x_range: tuple[float, float],
     y_range: tuple[float, float],
 ) -> list[str]:
-    """plotext's canvas alone, with a line through each of `runs`, as lines of text; rulers and colours are ours, so
-    that they keep still."""
+    """Draw each of `polylines` with plotext and return its canvas as lines of text. Axes and colours are drawn by the
+    panel, so that they do not move."""
     figure: Any = plotext.figure
-    plotext.terminal.limit(False, False)  # it would cut the canvas to what it takes for the terminal's size
+    plotext.terminal.limit(False, False)  # plotext would cut the canvas to its own guess of the terminal size
     figure.clear()
     figure.theme("colorless")
     figure.plot_size(width, height)
@@ -198,8 +198,8 @@ def braille(
             ruler = figure.ruler(axis, side)
             ruler.lim(*ends)
             ruler.frequency(0)
-    for run in runs:
+    for run in polylines:
         xs, ys = [float(step) for step, _ in run], [value for _, value in run]
         figure.draw(figure.signal(xs, ys, marker="braille").lines())
-    lines = figure.build().string(colorless=True).split("\n") if runs else []
+    lines = figure.build().string(colorless=True).split("\n") if polylines else []
     return [line.ljust(width)[:width] for line in (lines + [""] * height)[:height]]

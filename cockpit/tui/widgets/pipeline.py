@@ -44,7 +44,7 @@ class PipelinePanel(Panel):
         words = [f"step {format.grouped(max(steps))}"] if steps else []
         summary = store.summary
         if summary and summary.bubble_parts:
-            words.append(f"idle {format.parts(summary.bubble_parts)}")
+            words.append(f"idle {format.shares_text(summary.bubble_parts)}")
         return " · ".join(words)
 
     def natural_height(self, store: Store) -> int:

@@ -7,7 +7,7 @@ from textual.widget import Widget
 
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.data.store import Playing, Store
+from cockpit.data.store import PlaybackPosition, Store
 from cockpit.tui.strips import StripLine, blank
 from cockpit.tui.theme import Palette, palette
 
@@ -39,29 +39,32 @@ class Scrubber(Widget):
 
 
 def scrub_line(store: Store, width: int, colours: Palette) -> StripLine:
-    playing = store.playing
+    playback_position = store.playback_position
     line = StripLine().add(" PLAYBACK ", colours.cursor)
-    if playing is None:
+    if playback_position is None:
         return line.add(" opening the recording", colours.dim)
-    how = "‖ paused" if playing.paused else f"▶ {playing.speed:g}×"
+    how = "‖ paused" if playback_position.paused else f"▶ {playback_position.speed:g}×"
     line.add(f" {how:<9}", colours.strong)
-    position = _position_text(store, playing)
+    position = _position_text(store, playback_position)
     room = width - line.width - len(position) - 3
     if room >= SHORTEST:
-        done = round(playing.share * (room - 1))
+        done = round(playback_position.share * (room - 1))
         line.add("━" * done, colours.accent).add("●", colours.strong).add(
             "─" * (room - 1 - done), colours.faint
         )
         line.add("  ", colours.text)
     line.add(position, colours.text)
-    if playing.thinned:
+    if playback_position.thinned:
         line.add(" · without ranks", colours.level[Level.WARN])
     return line
 
 
-def _position_text(store: Store, playing: Playing) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(playing.at_s))
-    gone, whole = playing.at_s - playing.first_s, playing.last_s - playing.first_s
+def _position_text(store: Store, playback_position: PlaybackPosition) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(playback_position.at_s))
+    gone, whole = (
+        playback_position.at_s - playback_position.first_s,
+        playback_position.last_s - playback_position.first_s,
+    )
     return f"step {format.grouped(store.step)} · {at} · {_minutes(gone)} / {_minutes(whole)}"
 
 

@@ -10,7 +10,7 @@ import cockpit.data.diagnosis
 from agents.protocol import Alert, Event, Experts, Gone, Hello, LayerLoad, Pulse, Step, Traffic, Update
 from cockpit.data.diagnosis import Level, diagnosis
 from cockpit.data.status import status_fields, status_word
-from cockpit.data.store import LinkState, Playing, Store
+from cockpit.data.store import LinkState, PlaybackPosition, Store
 from tests.screens.fake_run import FakeRun
 
 LOST = [Gone(5, clean=False, text="killed by signal 9", process="ended")]
@@ -26,7 +26,7 @@ def store_with(run: FakeRun, extra: Iterable[Update] = (), age_s: float = 0.1) -
     store = Store(lambda: 100.0)
     store.apply(run.story(10))
     store.apply(extra)
-    store.heard(age_s)
+    store.set_message_age(age_s)
     return store
 
 
@@ -60,7 +60,7 @@ def test_shared_cores_come_first_and_no_bubble_advice_is_given() -> None:
 
 def test_shared_cores_are_named_in_a_recording_too() -> None:
     store = store_with(FakeRun())
-    store.playing = Playing(5.0, 0.0, 10.0, 1.0, paused=True, thinned=False)
+    store.playback_position = PlaybackPosition(5.0, 0.0, 10.0, 1.0, paused=True, thinned=False)
     assert store.link is LinkState.PLAYBACK
     assert diagnosis(store).text == "8 ranks share 2 cores: bubbles and times are not those of a cluster"
 
@@ -139,7 +139,7 @@ def test_the_status_line_sums_up_the_run() -> None:
 
 def test_an_error_of_the_source_comes_before_all() -> None:
     store = store_with(FakeRun(), LOST)
-    store.trouble = "the engine ended with exit 1: out of memory\x1b[2J"
+    store.source_error = "the engine ended with exit 1: out of memory\x1b[2J"
     assert diagnosis(store).text == "the engine ended with exit 1: out of memory [2J"
 
 
@@ -214,5 +214,5 @@ def test_no_phase_takes_more_than_a_whole_step() -> None:
     store = Store(lambda: 100.0)
     store.apply([Hello(1, "r", 0, 1, {"dp": 0}, "n", 1, "cpu", "d", 0, 0, True)])
     store.apply([Step(0, 5, 1, 0, 2.0, {"forward": 2.0, "agree": 6.0}, None, {})])
-    store.heard(0.1)
+    store.set_message_age(0.1)
     assert diagnosis(store).text.startswith("agree takes 75% of a step")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agents.protocol import Board, Experts, KnobState, LayerLoad, Legal, Traffic
 from cockpit.data import format
-from cockpit.data.metric_curves import Stretch
+from cockpit.data.metric_curves import Segment
 from cockpit.data.run_log import Mark
 from cockpit.data.store import Store
 from cockpit.tui.strips import StripLine, bar, column
@@ -120,45 +120,45 @@ def test_a_nice_range_holds_its_values(a: float, b: float) -> None:
 
 
 def test_a_plot_fills_its_place_and_marks_changes() -> None:
-    lines = plot([Stretch([(step, 5 - step / 50) for step in range(200)])], [Mark(100, "k")], 60, 12, COLOURS)
+    lines = plot([Segment([(step, 5 - step / 50) for step in range(200)])], [Mark(100, "k")], 60, 12, COLOURS)
     strips = [line.strip(60, COLOURS.text) for line in lines]
     assert len(strips) == 12
     assert sum("╷" in strip.text for strip in strips) >= 8
     assert any(ord(char) >= 0x2800 for strip in strips for char in strip.text)
 
 
-def pictured(*stretches: Stretch, width: int = 68, height: int = 9) -> list[str]:
-    return [line.strip(width, COLOURS.text).text for line in plot(stretches, [], width, height, COLOURS)]
+def pictured(*segments: Segment, width: int = 68, height: int = 9) -> list[str]:
+    return [line.strip(width, COLOURS.text).text for line in plot(segments, [], width, height, COLOURS)]
 
 
 def test_no_line_crosses_steps_that_are_missing_or_no_number() -> None:
-    whole = pictured(Stretch([(step, 1.0) for step in range(600)]))
+    whole = pictured(Segment([(step, 1.0) for step in range(600)]))
     drawn = next(row for row in whole if "⠤" in row or "⠒" in row or "⣀" in row or "⠉" in row)
     assert " " not in drawn[8:]
     points = [(step, 1.0) for step in range(600) if not 200 <= step < 400]
-    gap = next(row for row in pictured(Stretch(points)) if any(ord(glyph) > 0x2800 for glyph in row))
+    gap = next(row for row in pictured(Segment(points)) if any(ord(glyph) > 0x2800 for glyph in row))
     assert gap[8:28].strip() and gap[48:].strip() and not gap[29:47].strip()
     points = [(step, math.nan if 200 <= step < 400 else 1.0) for step in range(600)]
-    broken = pictured(Stretch(points))
+    broken = pictured(Segment(points))
     assert sum(row.count("✗") for row in broken) == 20
     assert not any(ord(glyph) > 0x2800 for row in broken for glyph in row[29:47])
-    tenths = pictured(Stretch([(step, 1.0) for step in range(0, 600, 10)]))
+    tenths = pictured(Segment([(step, 1.0) for step in range(0, 600, 10)]))
     assert any(" " not in row[8:] for row in tenths[:-1]), "a loop that reports each tenth step has no gaps"
 
 
 def test_what_is_known_in_buckets_alone_is_marked() -> None:
-    buckets = Stretch([(step, float(step)) for step in range(0, 512, 8)], width=32)
-    newest = Stretch([(step, 1.0) for step in range(512, 600)])
+    buckets = Segment([(step, float(step)) for step in range(0, 512, 8)], width=32)
+    newest = Segment([(step, 1.0) for step in range(512, 600)])
     assert "╌ lowest and highest of 32 steps" in pictured(buckets, newest)[-1]
     assert pictured(buckets, newest, width=38)[-1].count("╌") > 10, "no room for words"
-    assert "╌" not in pictured(Stretch(buckets.points, width=8), newest)[-1], "finer than a column"
-    assert "╌" not in pictured(Stretch(newest.points[:10]))[-1], "every step is there"
+    assert "╌" not in pictured(Segment(buckets.points, width=8), newest)[-1], "finer than a column"
+    assert "╌" not in pictured(Segment(newest.points[:10]))[-1], "every step is there"
 
 
 @pytest.mark.parametrize("name", THEMES)
 def test_every_style_has_both_colours(name: str) -> None:
     colours = palette(name)
-    for style in (colours.text, colours.cursor, *colours.apart, *colours.ramp, *colours.forward):
+    for style in (colours.text, colours.cursor, *colours.deviation, *colours.ramp, *colours.forward):
         assert style.color and style.bgcolor
 
 

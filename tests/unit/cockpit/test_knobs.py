@@ -12,7 +12,7 @@ from cockpit.knobs.values import (
     change_text,
     fit,
     legal_text,
-    only,
+    only_value,
     parse,
     split_change,
     step,
@@ -77,7 +77,7 @@ def test_an_action_has_no_value() -> None:
     save = KnobState("save", None, Legal([True]), True, action=True)
     place = KnobState("expert_placement", None, Legal(["load", "traffic"]), True, action=True)
     assert [value_text(knob) for knob in (MICRO, CAPACITY, save)] == ["4", "none", "·"]
-    assert (only(save), only(place), only(MICRO)) == (True, None, None)
+    assert (only_value(save), only_value(place), only_value(MICRO)) == (True, None, None)
     assert change_text(save, True) == "save" and change_text(place, "load") == "expert_placement load"
     assert change_text(MICRO, 8) == "micro_batches 4→8"
     assert legal_text(place) == "load traffic" and step(save, None, 1) is True

@@ -43,14 +43,14 @@ def test_a_feed_reduces_every_update_once(hub: HubProcess, monkeypatch: pytest.M
 
     monkeypatch.setattr(RunState, "apply", counted)
     fleet, store = Fleet(hub.endpoints.ranks), Store()
-    feed = LiveSource(hub.endpoints.clients)
+    source = LiveSource(hub.endpoints.clients)
     try:
-        feed.start(store)
+        source.start(store)
         until(
             lambda: store.state.board and store.state.summaries and store.step == fleet.step > 20, fleet.turn
         )
     finally:
-        feed.stop()
+        source.stop()
         fleet.close()
     steps = [update.step for update in reduced if isinstance(update, Summary)]
     assert len(steps) > 15 and len(steps) == len(set(steps))
@@ -123,10 +123,10 @@ def test_a_fault_in_the_feeds_thread_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("cockpit.data.sources.live.Client", BrokenClient)
-    store, feed = Store(), LiveSource("ipc://nowhere", operator=True, target="r-1")
-    feed.start(store)
-    assert feed._thread
-    feed._thread.join()
+    store, source = Store(), LiveSource("ipc://nowhere", operator=True, target="r-1")
+    source.start(store)
+    assert source._thread
+    source._thread.join()
     assert status_word(store) == ("DETACHED", Level.BAD)
     said = diagnosis(store)
     assert said.level is Level.BAD
@@ -134,7 +134,7 @@ def test_a_fault_in_the_feeds_thread_is_told(
         "this cockpit is detached by a fault of its own: KeyError: '[/x]' · the run goes on: cockpit attach r-1"
     )
     with pytest.raises(ViewerError, match="this cockpit is detached; the run goes on: cockpit attach r-1"):
-        feed.ask(Propose("wish", {"micro_batches": 8}, 0))
+        source.ask(Propose("wish", {"micro_batches": 8}, 0))
     assert report_fault(store)
     printed = capsys.readouterr().err.splitlines()
     assert printed[0].startswith("Traceback") and printed[-1].endswith("cockpit attach r-1")

@@ -18,7 +18,7 @@ from agents.recording.reader import Recording
 from agents.recording.replay import Replay
 from agents.state.metric_curve import Curve
 from agents.state.run_state import HISTORY, RunState
-from cockpit.data.metric_curves import Stretch, beside, closer, extent, runs, stretches, within
+from cockpit.data.metric_curves import Segment, clamp, extent, pan, polylines, segments, zoom
 from cockpit.data.run_log import Mark
 from cockpit.data.sources.playback import Playback
 from cockpit.data.store import Store
@@ -49,7 +49,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def spike_is_drawn(found: list[Stretch]) -> bool:
+def spike_is_drawn(found: list[Segment]) -> bool:
     """Whether the picture reaches far above the curve where the spike is, and nowhere else."""
     points = [point for one in found for point in one.points]
     assert (SPIKE, at(SPIKE).loss) in points
@@ -68,11 +68,11 @@ def test_a_spike_of_one_step_is_drawn_live_and_of_a_recording(recorded: Path) ->
     replay = Replay(Recording(recorded))
     replay.seek(replay.recording.at_end())
     assert extent(replay.state) == (0, STEPS - 1)
-    assert spike_is_drawn(stretches(replay.state, "loss"))
+    assert spike_is_drawn(segments(replay.state, "loss"))
     watcher = RunState()  # what the hub sends to one who comes late
     for update in replay.state.replay():
         watcher.apply(update)
-    assert spike_is_drawn(stretches(watcher, "loss"))
+    assert spike_is_drawn(segments(watcher, "loss"))
 
 
 def test_a_spike_of_one_step_is_drawn_after_a_hub_restart(recorded: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_spike_of_one_step_is_drawn_after_a_hub_restart(recorded: Path) -> Non
         sequence.publish(update)
     assert recall.tick(0)
     assert extent(sequence.state) == (0, STEPS)
-    assert spike_is_drawn(stretches(sequence.state, "loss"))
+    assert spike_is_drawn(segments(sequence.state, "loss"))
 
 
 def test_a_recording_has_every_step_of_what_is_looked_at(recorded: Path) -> None:
@@ -132,17 +132,17 @@ def until(store: Store, true: object) -> None:
 
 def test_a_replay_shows_every_step_of_a_view(played: Store) -> None:
     until(played, lambda: played.step == STEPS - 1)
-    coarse = stretches(played.state, "loss", (3000, 3900))
+    coarse = segments(played.state, "loss", (3000, 3900))
     assert [one.width for one in coarse] == [32] and len(coarse[0].points) < 200
     with played.lock:
         played.set_view((3000, 3900))
     until(played, lambda: played.detail is not None)
-    fine = stretches(played.state, "loss", played.view, played.detail)
+    fine = segments(played.state, "loss", played.view, played.detail)
     assert [(one.width, len(one.points)) for one in fine] == [(1, 901)]
     with played.lock:
         played.set_view((18_000, STEPS - 1))
     until(played, lambda: played.detail is not None)
-    fine = stretches(played.state, "loss", played.view, played.detail)
+    fine = segments(played.state, "loss", played.view, played.detail)
     steps = [step for one in fine for step, _ in one.points]
     assert (
         steps[-HISTORY:] == list(range(STEPS - HISTORY, STEPS))
@@ -160,26 +160,26 @@ def test_what_is_done_anew_is_no_detail_any_more() -> None:
     store.set_detail((0, 50), Curve())
     store.apply([at(500)])
     assert store.detail is detail and detail.last == 499
-    assert [step for one in stretches(store.state, "loss", store.view, detail) for step, _ in one.points] == [
+    assert [step for one in segments(store.state, "loss", store.view, detail) for step, _ in one.points] == [
         *range(100, 501)
     ]
 
 
 def test_lines_join_what_follows_on() -> None:
-    old = Stretch([(0, 1.0), (5, 9.0), (31, 1.0), (32, 1.0), (60, 0.0), (63, 1.0), (128, 1.0)], width=32)
-    new = Stretch([(129, 1.0), (130, math.nan), (131, 1.0), (132, 1.0), (150, 1.0)])
-    joined = [[step for step, _ in run] for run in runs([old, new], 10.0)]
+    old = Segment([(0, 1.0), (5, 9.0), (31, 1.0), (32, 1.0), (60, 0.0), (63, 1.0), (128, 1.0)], width=32)
+    new = Segment([(129, 1.0), (130, math.nan), (131, 1.0), (132, 1.0), (150, 1.0)])
+    joined = [[step for step, _ in run] for run in polylines([old, new], 10.0)]
     assert joined == [[0, 5, 31, 32, 60, 63], [128, 129], [131, 132], [150]]
-    assert [len(run) for run in runs([old, new], 0.001)] == [8, 3], (
+    assert [len(run) for run in polylines([old, new], 0.001)] == [8, 3], (
         "narrower than a column: no gap is to be seen"
     )
 
 
 def test_a_view_stays_within_the_run() -> None:
     whole = (0, 1000)
-    view = within(closer(whole, 0.5), whole)
+    view = clamp(zoom(whole, 0.5), whole)
     assert view == (250, 750)
-    assert within(beside(view, -0.25), whole) == (125, 625)
-    assert within(beside(view, 3), whole) == (500, 1000)
-    assert within(closer(view, 2), whole) is None
-    assert closer((100, 101), 0.5) == (92, 109), "never fewer than some"
+    assert clamp(pan(view, -0.25), whole) == (125, 625)
+    assert clamp(pan(view, 3), whole) == (500, 1000)
+    assert clamp(zoom(view, 2), whole) is None
+    assert zoom((100, 101), 0.5) == (92, 109), "never fewer than some"

@@ -110,7 +110,7 @@ def test_a_slow_rank_is_told_by_its_own_time_also_in_a_stage_of_two() -> None:
     store = pair(90.0)
     assert available(store)[0] is OWN_TIME
     readings = read(store, OWN_TIME)
-    assert readings[3].apart == pytest.approx(0.5) and readings[2].apart == pytest.approx(-1 / 3)
+    assert readings[3].deviation == pytest.approx(0.5) and readings[2].deviation == pytest.approx(-1 / 3)
     assert levels_of(store, OWN_TIME, readings) == dict.fromkeys(range(3), Level.GOOD) | {3: Level.WARN}
 
 

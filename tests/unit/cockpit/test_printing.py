@@ -10,7 +10,7 @@ from msgspec import structs
 import cockpit
 from agents.protocol import KnobState, Legal, Step
 from cockpit.cli import headless, steering
-from cockpit.data.sources.recorded import Picture
+from cockpit.data.sources.recorded import RunSnapshot
 from cockpit.data.store import Store
 from cockpit.printing import complain, print_line, print_table
 from tests.screens.hostile_run import TURN, HostileRun, hostile
@@ -33,8 +33,8 @@ def picture(monkeypatch: pytest.MonkeyPatch) -> Store:
     store.apply(
         hostile(structs.replace(one, step=12, phases=phases)) for one in run.step(12) if isinstance(one, Step)
     )
-    store.heard(0.0)
-    monkeypatch.setattr(headless, "look", lambda run, at=None: Picture(store, "e", 1))
+    store.set_message_age(0.0)
+    monkeypatch.setattr(headless, "load_snapshot", lambda run, at=None: RunSnapshot(store, "e", 1))
     monkeypatch.setattr(headless, "is_over", lambda run: False)
     return store
 

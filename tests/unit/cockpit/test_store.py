@@ -29,7 +29,7 @@ def clock() -> Clock:
 def store(clock: Clock) -> Store:
     store = Store(clock)
     store.apply(FakeRun().story(20, change_at=10))
-    store.heard(0.2)
+    store.set_message_age(0.2)
     return store
 
 
@@ -37,11 +37,11 @@ def test_link_tells_waiting_live_stale_ended_failed(clock: Clock) -> None:
     store, run = Store(clock), FakeRun()
     assert store.link is LinkState.WAITING
     store.apply(run.story(5))
-    store.heard(0.2)
+    store.set_message_age(0.2)
     assert store.link is LinkState.LIVE
     clock.now += 12
     assert store.link is LinkState.STALE
-    store.heard(0.0)
+    store.set_message_age(0.0)
     assert store.link is LinkState.LIVE
     store.apply(Gone(rank, clean=True) for rank in range(8))
     assert store.link is LinkState.ENDED
@@ -52,7 +52,7 @@ def test_link_tells_waiting_live_stale_ended_failed(clock: Clock) -> None:
 def test_silence_after_the_last_step_is_an_end(clock: Clock) -> None:
     store = Store(clock)
     store.apply(FakeRun(steps=5).story(5))
-    store.heard(0.0)
+    store.set_message_age(0.0)
     clock.now += 60
     assert store.link is LinkState.ENDED
 
@@ -123,8 +123,8 @@ def test_readings_are_of_one_step(store: Store) -> None:
 def test_a_slow_rank_stands_apart_from_its_own_stage(store: Store) -> None:
     forward = next(metric for metric in available(store) if metric.title == "forward time")
     readings = read(store, forward)
-    assert readings[3].apart == pytest.approx(0.42, abs=0.05)
-    assert all(abs(readings[rank].apart) < 0.1 for rank in range(8) if rank != 3)
+    assert readings[3].deviation == pytest.approx(0.42, abs=0.05)
+    assert all(abs(readings[rank].deviation) < 0.1 for rank in range(8) if rank != 3)
 
 
 def test_a_lost_rank_has_no_value_and_one_that_ended_keeps_its_last(store: Store) -> None:

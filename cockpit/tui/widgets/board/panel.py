@@ -8,7 +8,7 @@ from cockpit.data.diagnosis import Level
 from cockpit.data.sources.source import viewer_text
 from cockpit.data.store import Store, Topic
 from cockpit.knobs import values
-from cockpit.knobs.controller import BoardController, over, rows
+from cockpit.knobs.controller import BoardController, rows, run_ended
 from cockpit.tui.keys import BOARD
 from cockpit.tui.strips import StripLine, rule
 from cockpit.tui.theme import Palette
@@ -78,13 +78,13 @@ class KnobTable(Panel):
             return [StripLine().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
         edits, here = self.controller.edits, rows(store)
         at = min(edits.row, len(here) - 1)
-        held, actions = values.held(board), values.actions(board)
+        held, actions = values.value_knobs(board), values.actions(board)
         trial = store.state.trials.get(self.controller.trial_id)
         part = fit_lines(needed_lines(store, width), height - (TRIAL if trial else 0))
         lines = knob_rows(held, at, edits, part["knobs"], width, colours)
         lines += action_strip(actions, at - len(held), edits, width, colours)[: part["actions"]]
         lines += [StripLine()] * part["gap"]
-        lines.append(self._foot(store, board, width, colours))
+        lines.append(self._request_line(store, board, width, colours))
         # On a small screen a preview replaces the explanation.
         below = part["about"] + part["below"]
         reserved = part["about"] if edits.pending(here) else min(below, about_height(here, held, width))
@@ -93,13 +93,13 @@ class KnobTable(Panel):
             lines += trial_lines(trial, width, colours)
         return lines + self._below(store, board, below - reserved, width, colours)
 
-    def _foot(self, store: Store, board: Board, width: int, colours: Palette) -> StripLine:
+    def _request_line(self, store: Store, board: Board, width: int, colours: Palette) -> StripLine:
         """The line with the state of the newest request, or a hint about the next key."""
         controller, line = self.controller, StripLine().add("  ", colours.text)
         if message := controller.message:
             return line.add(f"{message.level.value} {message.text}", colours.level[message.level])
-        if marked := controller.edits.pending(rows(store)):
-            return self._marked(line, store, board, marked, width, colours)
+        if pending_edits := controller.edits.pending(rows(store)):
+            return self._pending_line(line, store, board, pending_edits, width, colours)
         if controller.decision:
             return line.add(
                 f"asked to {'keep it' if controller.decision.keep else 'end the trial'}", colours.dim
@@ -114,23 +114,23 @@ class KnobTable(Panel):
         if trial and trial.state == "failed" and controller.trial_id != trial.id:
             line.add(f"{Level.BAD.value} no trial ", colours.level[Level.BAD])
             return line.add(format.clean(trial.why), colours.text)
-        if over(store):
+        if run_ended(store):
             return line.add("the run is over: these are its last values", colours.dim)
         if not controller.source.operator:
             return line.add(viewer_text(controller.source), colours.dim)
         return line.add(_next_keys(controller.edits.selected(rows(store))), colours.dim)
 
-    def _marked(
+    def _pending_line(
         self,
         line: StripLine,
         store: Store,
         board: Board,
-        marked: dict[str, Value],
+        pending_edits: dict[str, Value],
         width: int,
         colours: Palette,
     ) -> StripLine:
-        changing = [knob for knob in board.knobs if knob.name in marked]
-        words = ", ".join(values.change_text(knob, marked[knob.name]) for knob in changing)
+        changing = [knob for knob in board.knobs if knob.name in pending_edits]
+        words = ", ".join(values.change_text(knob, pending_edits[knob.name]) for knob in changing)
         does = "enter proposes " if self.controller.source.operator else "only looking at "
         line.add(does, colours.dim).add(words, colours.strong)
         if held := [knob for knob in changing if not knob.action]:
@@ -145,22 +145,22 @@ class KnobTable(Panel):
         self, store: Store, board: Board, height: int, width: int, colours: Palette
     ) -> list[StripLine]:
         """The preview of the edits, if any, then the newest changes if there is room."""
-        marked = self.controller.edits.pending(rows(store))
-        if not marked or height < 2:
+        pending_edits = self.controller.edits.pending(rows(store))
+        if not pending_edits or height < 2:
             return newest_lines(store, height, width, colours)
         preview = self.controller.preview
         if preview.answer:
             lines = estimate_lines(preview.answer, width, height - 1, colours)
         else:
             lines = [StripLine().add(f"  {format.MISSING} {preview.status}", colours.faint)]
-        head = rule(self._would(board, marked), width, colours.text, colours.faint)
+        head = rule(self._preview_heading(board, pending_edits), width, colours.text, colours.faint)
         room = height - 1 - len(lines)
         return [head, *lines, *newest_lines(store, room, width, colours)]
 
-    def _would(self, board: Board, marked: Collection[str]) -> str:
+    def _preview_heading(self, board: Board, pending_edits: Collection[str]) -> str:
         """The heading of a preview; the run states whether the change is loss-neutral."""
         answer = self.controller.preview.answer
-        held = any(knob.name in marked for knob in values.held(board))
+        held = any(knob.name in pending_edits for knob in values.value_knobs(board))
         neutral = answer.loss_neutral if answer and not answer.why and held else None
         return "What it would do" + ("" if neutral is None else f" · {values.NEUTRAL[neutral]}")
 
@@ -177,7 +177,7 @@ def _next_keys(knob: KnobState) -> str:
     """A hint about the keys for the row at the cursor."""
     if knob.ends:
         return "enter ends the run, after a confirmation"
-    if values.only(knob) is not None:
+    if values.only_value(knob) is not None:
         return "enter requests it"
     return f"← → a legal value, or type one · enter {'requests it' if knob.action else 'proposes'}"
 
@@ -186,9 +186,9 @@ def needed_lines(store: Store, width: int) -> dict[str, int]:
     """The number of lines that each part needs."""
     board = store.state.board
     return {
-        "knobs": len(values.held(board)),
+        "knobs": len(values.value_knobs(board)),
         "actions": strip_height(values.actions(board), width),
-        "about": about_height(rows(store), values.held(board), width),
+        "about": about_height(rows(store), values.value_knobs(board), width),
         **PARTS,
     }
 

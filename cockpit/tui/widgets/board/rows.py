@@ -99,7 +99,7 @@ def action_strip(
             text = f"▌{knob.name}" if here else f" {knob.name}"
             chosen = f"{edits.typed}▏" if here and edits.typed else ""
             if knob.name in edits.changes and not chosen:
-                chosen = format.knob(edits.changes[knob.name]) if knobs.only(knob) is None else "✓"
+                chosen = format.knob(edits.changes[knob.name]) if knobs.only_value(knob) is None else "✓"
             style = colours.level[Level.WARN] if knob.ends else colours.text
             line.add(text, colours.cursor if here else style)
             if chosen:
@@ -112,7 +112,9 @@ def action_strip(
 
 def _room(knob: KnobState) -> int:
     """Columns of an action with its longest legal value."""
-    values = [] if knobs.only(knob) is not None else [format.knob(value) for value in knob.legal.choices]
+    values = (
+        [] if knobs.only_value(knob) is not None else [format.knob(value) for value in knob.legal.choices]
+    )
     chosen = len(" →  ") + 1 + max(map(len, values)) if values else 0
     return len("▌") + len(knob.name) + chosen + BETWEEN - 1
 

@@ -25,7 +25,7 @@ def inspector(
     if reading.value is None:
         numbers.add(f"{format.MISSING} no {metric.title}", colours.faint)
     else:
-        against = f"{reading.apart:+.0%} against its stage".replace("-0%", "+0%")
+        against = f"{reading.deviation:+.0%} against its stage".replace("-0%", "+0%")
         numbers.add(f"{format.fixed(reading.value, 5, metric.digits)} {metric.unit}", colours.strong)
         numbers.add(f" {against}", colours.text)
     if step:
@@ -35,7 +35,7 @@ def inspector(
         for name, spent in step.phases.items():
             numbers.add(f" · {name} ", colours.dim).add(format.fixed(spent, 5, 0).strip(), colours.text)
         if step.bubble_parts:
-            numbers.add(" · idle ", colours.dim).add(format.parts(step.bubble_parts), colours.text)
+            numbers.add(" · idle ", colours.dim).add(format.shares_text(step.bubble_parts), colours.text)
     gone = store.state.gone.get(rank)
     if gone:
         level = Level.NOTE if gone.clean else Level.BAD
@@ -44,7 +44,7 @@ def inspector(
         )
         doing.add(f" {gone.text}", colours.dim)
     elif pulse:
-        into, operation = format.doing(pulse.doing)
+        into, operation = format.operation_text(pulse.doing)
         doing = StripLine().add(into, colours.dim).add(operation, colours.text)
         if pulse.since_ms >= 1000:
             doing.add(f" for {format.age(pulse.since_ms / 1000)}", colours.dim)

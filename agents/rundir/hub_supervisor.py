@@ -16,7 +16,8 @@ from agents.rundir.hub_file import read_hub_file
 from agents.rundir.runs import RunError, resolve
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.transport.addresses import Endpoints, endpoint, is_tcp, listen_address, own_address
-from agents.transport.curve_keys import Key, Role, find_key, key_folder
+from agents.transport.curve_keys import Key, find_key, key_folder
+from agents.transport.roles import Role
 
 RESTARTS_A_MINUTE = 6
 FIRST_DELAY_S = 0.1  # doubled at each restart within the minute

@@ -14,7 +14,6 @@ import re
 import stat
 import time
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +24,7 @@ from msgspec import Meta, Struct, structs
 from agents.protocol.base import RunError
 from agents.transport.addresses import Endpoints
 from agents.transport.open_files import open_lock
+from agents.transport.roles import Role
 
 KEY_VARIABLE = "COCKPIT_KEY"  # key files, separated as in PATH
 FOLDER_VARIABLE = "COCKPIT_KEYS"  # the key folder
@@ -39,14 +39,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 KeyName = Annotated[str, Meta(pattern=f"^{_NAME.pattern}$", max_length=64)]
 Z85Key = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]
-
-
-class Role(StrEnum):
-    """The role of a key: a rank reports, a viewer watches, and an operator watches and changes the run."""
-
-    RANK = "rank"
-    VIEWER = "viewer"
-    OPERATOR = "operator"
 
 
 class Key(Struct, frozen=True):

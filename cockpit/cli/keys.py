@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agents.protocol.base import RunError
-from agents.transport.curve_keys import KeyStore, Listed, Role, keys_folder, load_key
+from agents.transport.curve_keys import KeyStore, Listed, keys_folder, load_key
+from agents.transport.roles import Role
 from cockpit.data import format
 from cockpit.data.connection import CockpitError
 from cockpit.printing import print_json, print_line, print_table

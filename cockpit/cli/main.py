@@ -7,7 +7,8 @@ from pathlib import Path
 
 from agents.protocol.base import RunError
 from agents.rundir.standard_streams import discard_output, fit_output, open_streams, output_failure
-from agents.transport.curve_keys import KEY_VARIABLE, Role, load_key
+from agents.transport.curve_keys import KEY_VARIABLE, load_key
+from agents.transport.roles import Role
 from cockpit.cli.commands import OWN_PARSER, Options
 from cockpit.cli.exit_status import FAILED, INTERRUPTED, READER_LEFT, USAGE
 from cockpit.cli.parser import parser

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from agents.client import Client
 from agents.rundir.runs import RunError, list_runs, newest_live, resolve
 from agents.transport.addresses import Endpoints, is_tcp
-from agents.transport.curve_keys import Key, Role, find_key, key_folder
+from agents.transport.curve_keys import Key, find_key, key_folder
+from agents.transport.roles import Role
 from cockpit.data.store import Store
 
 ANSWER_S = 5.0

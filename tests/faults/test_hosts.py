@@ -14,7 +14,8 @@ from agents.client import Client
 from agents.protocol.base import RunError
 from agents.rundir.hub_file import HUB_FILE, read_hub_file
 from agents.transport.addresses import own_address
-from agents.transport.curve_keys import Key, KeyStore, Role, load_key
+from agents.transport.curve_keys import Key, KeyStore, load_key
+from agents.transport.roles import Role
 from agents.waiting import wait_for_command
 from tests.faults.conftest import Opened
 from tests.faults.hosts import Host, NoHosts, two_hosts

@@ -12,8 +12,9 @@ from zmq.utils.monitor import recv_monitor_message
 from agents import protocol
 from agents.protocol import Credit, Updates
 from agents.transport.authenticator import ZapAuthenticator
-from agents.transport.curve_keys import Key, KeyStore, Role, load_key
+from agents.transport.curve_keys import Key, KeyStore, load_key
 from agents.transport.reconnecting import ReconnectingSocket
+from agents.transport.roles import Role
 from agents.transport.server_sockets import CurveSocket
 from tests.faults.conftest import Opened
 from tests.faults.forwarder import Forwarder

@@ -8,7 +8,7 @@ import pytest
 
 from agents import protocol
 from agents.client import Client
-from agents.hub.server import CLIENT_FRAME_BYTES
+from agents.hub.client_requests import CLIENT_FRAME_BYTES
 from agents.protocol import Refused
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_hello, make_step, poll_until

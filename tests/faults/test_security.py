@@ -21,7 +21,8 @@ from agents.protocol import Credit, Decide, Propose, Refused, Try, Updates, code
 from agents.rank.agent import Agent
 from agents.rundir.local_machine import this_host
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory
-from agents.transport.curve_keys import LIST_FILE, Key, KeyStore, Role, load_key
+from agents.transport.curve_keys import LIST_FILE, Key, KeyStore, load_key
+from agents.transport.roles import Role
 from agents.waiting import wait_for_command
 from cockpit.data.diagnosis import Level, diagnosis
 from cockpit.data.sources.live import LiveSource

@@ -21,7 +21,8 @@ from agents.rundir import runs
 from agents.rundir.failure_file import FAILURE_FILE, last_failure
 from agents.rundir.hub_file import HUB_FILE
 from agents.rundir.runs import RunError
-from agents.transport.curve_keys import KeyStore, Role, load_key
+from agents.transport.curve_keys import KeyStore, load_key
+from agents.transport.roles import Role
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where files cost no disk
 

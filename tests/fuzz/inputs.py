@@ -16,7 +16,8 @@ from agents.recording.commands import SCHEMA
 from agents.rundir import runs
 from agents.rundir.hub_file import HubFile
 from agents.transport.addresses import Endpoints
-from agents.transport.curve_keys import KeyStore, Role
+from agents.transport.curve_keys import KeyStore
+from agents.transport.roles import Role
 from tests.fuzz import mutate
 from tests.fuzz.values import KINDS, WORLD, frame, message
 from tests.unit.agents.fleet import make_board, make_hello, make_summary

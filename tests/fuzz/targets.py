@@ -18,17 +18,18 @@ import zmq
 
 from agents import protocol
 from agents.client import Client
+from agents.hub import ingest
 from agents.hub.recorder import Limits
 from agents.hub.relay.node import Node
 from agents.hub.server import Hub
-from agents.hub.telemetry import ingest
 from agents.protocol import Ack, Board, Unknown, WireError, codec
 from agents.rank.hub_link import HubLink
 from agents.rank.outbox import Outbox
 from agents.rank.received_commands import ReceivedCommands
 from agents.transport.addresses import Endpoints
-from agents.transport.curve_keys import KeyStore, Role, load_key
+from agents.transport.curve_keys import KeyStore, load_key
 from agents.transport.reconnecting import ReconnectingSocket
+from agents.transport.roles import Role
 from agents.transport.server_sockets import ServerSocket
 from cockpit.data import plain
 from cockpit.data.diagnosis import diagnosis

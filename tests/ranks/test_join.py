@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.transport.curve_keys import KeyStore, Role
+from agents.transport.curve_keys import KeyStore
+from agents.transport.roles import Role
 from engine.launch.ranks import joined_place
 from tests.ranks.driver import JOIN, Driver, eventually, gone
 

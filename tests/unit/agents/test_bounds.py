@@ -13,7 +13,8 @@ from agents.hub.commands.control import Control
 from agents.hub.commands.journal import Journal
 from agents.hub.commands.preview_queries import PreviewQueries
 from agents.hub.ingest import EVENTS_A_SECOND, HELLOS_A_SECOND, LARGE_WORLD, Ingest
-from agents.hub.server import FRAMES_PER_ROUND, Hub
+from agents.hub.received_frames import FRAMES_PER_ROUND
+from agents.hub.server import Hub
 from agents.hub.telemetry.latest import Latest
 from agents.hub.telemetry.membership import Membership
 from agents.hub.telemetry.peer_faults import PeerFaults
@@ -22,7 +23,7 @@ from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Credit, Event, Message, Refused, Update, Updates, codec
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.state.run_state import RunState
-from agents.transport.curve_keys import Role
+from agents.transport.roles import Role
 from agents.transport.server_sockets import Received, ServerSocket, ServerSockets
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import DEADLINE_S, HubProcess, Peer, make_hello, make_step
@@ -45,13 +46,13 @@ def test_a_socket_has_a_share_of_the_hubs_time(tmp_path: Path, monkeypatch: pyte
         def receive(self) -> Received:
             return Received(b"c", Role.OPERATOR, "", [b""])
 
-    def slowly(_came: Received) -> list[Message]:
+    def slowly(_came: Received, _now_s: float) -> list[Message]:
         time.sleep(0.002)
         return []
 
     hub = Hub("r", tmp_path, endpoints_in(make_socket_directory()))
-    monkeypatch.setattr(hub, "_take", slowly)
-    assert 1 <= hub._drain(Flooded()) <= 6 < FRAMES_PER_ROUND
+    monkeypatch.setattr(hub._frames, "_take", slowly)
+    assert 1 <= hub._frames.drain(Flooded(), 0.0) <= 6 < FRAMES_PER_ROUND
     hub.stop()
     hub.run()
 

@@ -23,12 +23,12 @@ from agents.transport.curve_keys import (
     MOST_KEYS,
     REVOKED_KEPT,
     KeyStore,
-    Role,
     _write_private,
     find_key,
     keys_folder,
     load_key,
 )
+from agents.transport.roles import Role
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="another platform has another folder")
 

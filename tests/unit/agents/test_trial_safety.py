@@ -27,8 +27,7 @@ from agents.protocol import (
 from agents.protocol.base import TEXT
 from agents.state.run_state import COMMANDS, RunState
 from agents.state.undo import newest_undoable
-from agents.transport.curve_keys import Role
-from agents.transport.server_sockets import Received, refusal
+from agents.transport.roles import Role, refusal
 from tests.unit.agents.fleet import make_summary
 from tests.unit.agents.test_control import WORLD, Desk
 
@@ -229,9 +228,8 @@ def test_a_refused_trial_does_not_push_out_the_one_under_way(bench: Bench) -> No
 
 @pytest.mark.parametrize("name", ["t.try", "t.revert1"])
 def test_nobody_takes_the_names_of_a_trials_proposals(name: str) -> None:
-    came = Received(b"c", Role.OPERATOR, "", [])
-    assert "under another name" in (refusal(came, Propose(name, {"lr": 1})) or "")
-    assert refusal(came, Propose("t.tryout", {"lr": 1})) is None
+    assert "under another name" in (refusal(Role.OPERATOR, "", Propose(name, {"lr": 1})) or "")
+    assert refusal(Role.OPERATOR, "", Propose("t.tryout", {"lr": 1})) is None
 
 
 # --------------------------------------------------------------------------------------- whose word counts

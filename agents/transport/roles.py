@@ -1,0 +1,60 @@
+"""Roles of peers (rank, viewer, operator): which messages each role may send to a hub.
+
+Over ipc the socket gives the role, over TCP the peer's key (`curve_keys`).
+"""
+
+import re
+from enum import StrEnum
+
+from msgspec import structs
+
+from agents.protocol import AnyMessage, Credit, Decide, Message, Preview, Propose, Sample, Try, Unknown, clip
+
+
+class Role(StrEnum):
+    """A rank reports, a viewer watches, and an operator watches and changes the run."""
+
+    RANK = "rank"
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+
+
+CHANGES = (Propose, Try, Decide)  # each has a field `who`
+ASKS = (Propose, Try, Preview)  # each has an `id` that its answer repeats
+OF_TRIALS = re.compile(r"\.(try|revert\d+)$")  # ids that `trials` gives to its own proposals
+MAY: dict[Role, tuple[type[Message], ...]] = {
+    Role.VIEWER: (Credit, Preview, Sample),
+    Role.OPERATOR: (Credit, Preview, Sample, *CHANGES),
+}
+"""Messages that a client may send. A rank may send all others; `Ingest` checks these."""
+
+
+def refusal(role: Role | None, key: str, message: Message) -> str | None:
+    """One sentence that refuses `message` if `role` does not allow it, else None. `key`: the name of the peer's key, ""
+    over ipc; without a role it is no longer in force."""
+    if role is None:
+        return f"the key {key} is not in force any more; ask the owner of the run for another"
+    kind = message.kind if isinstance(message, Unknown) else type(message).__name__.lower()
+    has = f"the key {key} has the role {role}"
+    if role is Role.RANK:
+        if key and isinstance(message, MAY[Role.OPERATOR]):
+            return f"{has} and reports; watching takes the role viewer, changes take the role operator"
+        return None
+    if not isinstance(message, MAY[Role.OPERATOR]):
+        if key:
+            return f"{has}; only one with the role rank may send a {kind}"
+        return f"a client sends credit and proposals, and this is a {kind}"
+    if not isinstance(message, MAY[role]):
+        return f"{has} and only watches; changes take the role operator"
+    if isinstance(message, Propose) and OF_TRIALS.search(message.id):
+        return (
+            f"proposals of a name like {message.id} are the hub's own, of its trials; ask under another name"
+        )
+    return None
+
+
+def signed(key: str, message: AnyMessage) -> AnyMessage:
+    """The message with the key's name put before `who`, because a client can set `who` to anything."""
+    if key and isinstance(message, CHANGES):
+        return structs.replace(message, who=clip(f"{key}: {message.who}"))
+    return message

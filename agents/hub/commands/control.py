@@ -6,19 +6,23 @@ rejected or expired. A proposal repeated with the same id gets the same answer; 
 
 import time
 from collections import deque
-from typing import Literal
 
 from msgspec import structs
 
 from agents.hub.commands import proposal_checks
 from agents.hub.commands.issue import Issue, lost_before_ack, resumed_state
 from agents.hub.commands.journal import Journal, Written
-from agents.hub.commands.proposal_checks import WAITING, values_in_force, wait_reason
+from agents.hub.commands.proposal_checks import (
+    WAITING,
+    new_command,
+    undo_proposal,
+    values_in_force,
+    wait_reason,
+)
 from agents.hub.telemetry.membership import LARGEST_REVISION, Membership
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Ack, Command, CommandState, Event, Hello, Propose, clip
 from agents.recording.commands import Entry
-from agents.state.undo import newest_undoable
 
 TRACKED = 256  # commands whose late acknowledgements are still counted
 RESEND_S = 1.0  # to the leader, until it has acknowledged
@@ -68,41 +72,25 @@ class Control:
             return
         refusal = None
         if propose.undo:
-            propose, undoes, refusal = self._undo_proposal(propose)
+            propose, undoes, refusal = undo_proposal(propose, self._update_log.state, self.revision)
         refusal = refusal or proposal_checks.refusal(
             propose, self._update_log.state, self._membership.leader, self.under_way, self.revision
         )
         if refusal:
             # Journalled before it is published, so that a restarted hub gives the same answer.
-            self._write(Issue(self._state(propose, 0, "rejected", refusal), propose.expires_step))
+            state = new_command(propose, self._update_log.state, self._membership.world, why=refusal)
+            self._write(Issue(state, propose.expires_step))
             return
         # The revision is used up here: a failed write may still have reached the disk.
         self._last_revision += 1
-        early = self._update_log.state.board is None
-        state = self._state(
-            propose,
-            self._last_revision,
-            "accepted",
-            wait_reason(self._update_log.state, self._membership.leader),
-            undoes,
-        )
-        self._write(Issue(state, propose.expires_step, early))
+        run = self._update_log.state
+        why = wait_reason(run, self._membership.leader)
+        state = new_command(propose, run, self._membership.world, self._last_revision, why, undoes)
+        self._write(Issue(state, propose.expires_step, early=run.board is None))
 
     def _write(self, issue: Issue) -> None:
         self._being_written[issue.state.id] = issue
         self._journal.insert(issue.entry)
-
-    def _undo_proposal(self, propose: Propose) -> tuple[Propose, int, str | None]:
-        """The proposal that undoes the newest change, the revision it reverts, and a refusal if there is none."""
-        board = self._update_log.state.board
-        found = newest_undoable(self._update_log.state.commands.values())
-        if board is None:
-            return propose, 0, "no rank has shown its knobs yet; ask again when the run has started"
-        if found is None:
-            return propose, 0, "there is no change to undo"
-        base = self.revision if propose.base_revision is None else propose.base_revision
-        undoing = structs.replace(propose, changes=found.before, base_revision=base)
-        return undoing, found.revision, None
 
     @property
     def under_way(self) -> list[CommandState]:
@@ -136,30 +124,6 @@ class Control:
         if board is None:  # a restarted hub knows only the journal
             applied = [command.revision for command in commands if command.state == "applied"]
         return max(board.revision if board else 0, max(applied, default=0))
-
-    def _state(
-        self,
-        propose: Propose,
-        revision: int,
-        state: Literal["accepted", "rejected"],
-        why: str = "",
-        undoes: int = 0,
-    ) -> CommandState:
-        now = time.time()
-        return CommandState(
-            id=propose.id,
-            revision=revision,
-            state=state,
-            changes=propose.changes,
-            before=values_in_force(self._update_log.state, propose.changes),
-            who=propose.who,
-            time_s=now,
-            world=self._membership.world,
-            why=clip(why),
-            reason=propose.reason,
-            asked_s=now,
-            undoes=undoes,
-        )
 
     def journal_wrote(self, written: Written) -> None:
         """Handle the journal's result for a proposal: written, or failed."""
@@ -227,37 +191,15 @@ class Control:
         if issue.state.state == "accepted" and ack.state != "applied" and not leads:
             issue.held_acks[ack.rank] = ack  # only the leader's ack may reject a command
             return
-        issue.acked.add(ack.rank)
         if issue.state.state == "accepted":
-            issue.digest = ack.digest
-            issue.state = structs.replace(
-                issue.state,
-                state=ack.state,
-                applied_step=ack.step if ack.state == "applied" else None,
-                why=ack.why,
-                before=ack.before or issue.state.before,
-                world=self._membership.world or issue.state.world,
-            )
+            issue.settle(ack, self._membership.world)
             if not issue.agreed:
                 self._waiting.remove(issue)
             self._publish(issue)
             for held_acks in list(issue.held_acks.values()):
                 self.ack(held_acks)
-            return
-        issue.unpublished = True
-        if issue.state.why == lost_before_ack(ack.rank):
-            issue.state = structs.replace(issue.state, why="")
-        if ack.state != issue.state.state:
-            issue.contradicting.add(ack.rank)
-            says, why = f"rank {ack.rank} reports {ack.state}", f": {ack.why}" if ack.why else ""
-            if issue.state.state == "applied":
-                issue.state = structs.replace(issue.state, why=clip(says + why))
-            self._log_error(clip(f"{says} of revision {ack.revision}, others {issue.state.state}{why}"))
-        elif issue.digest and ack.digest != issue.digest:
-            self._log_error(
-                f"after revision {ack.revision} the knobs of rank {ack.rank} differ from those of other ranks"
-            )
-        issue.digest = issue.digest or ack.digest
+        elif error := issue.add_ack(ack):
+            self._log_error(error)
 
     def publish_acks(self) -> None:
         """Publish the acks received since the last call, one state per command."""

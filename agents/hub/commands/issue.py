@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from agents.protocol import Ack, Changes, CommandState, Hello, KnobState
+from agents.protocol import Ack, Changes, CommandState, Hello, KnobState, clip
 from agents.recording.commands import Entry
 
 
@@ -44,6 +44,39 @@ class Issue:
     def partial(self) -> bool:
         """In force, but not acknowledged by every rank."""
         return self.state.state == "applied" and not self.state.settled
+
+    def settle(self, ack: Ack, world: int) -> None:
+        """Take the result of an accepted command from the first ack that decides it."""
+        self.acked.add(ack.rank)
+        self.digest = ack.digest
+        self.state = structs.replace(
+            self.state,
+            state=ack.state,
+            applied_step=ack.step if ack.state == "applied" else None,
+            why=ack.why,
+            before=ack.before or self.state.before,
+            world=world or self.state.world,
+        )
+
+    def add_ack(self, ack: Ack) -> str:
+        """Count another rank's ack of a settled command; returns an error if it reports something else, or ""."""
+        self.acked.add(ack.rank)
+        self.unpublished = True
+        error = ""
+        if self.state.why == lost_before_ack(ack.rank):
+            self.state = structs.replace(self.state, why="")
+        if ack.state != self.state.state:
+            self.contradicting.add(ack.rank)
+            says, why = f"rank {ack.rank} reports {ack.state}", f": {ack.why}" if ack.why else ""
+            if self.state.state == "applied":
+                self.state = structs.replace(self.state, why=clip(says + why))
+            error = clip(f"{says} of revision {ack.revision}, others {self.state.state}{why}")
+        elif self.digest and ack.digest != self.digest:
+            error = (
+                f"after revision {ack.revision} the knobs of rank {ack.rank} differ from those of other ranks"
+            )
+        self.digest = self.digest or ack.digest
+        return error
 
     def count(self) -> None:
         """Update the ack counts in the state."""

@@ -1,10 +1,14 @@
-"""Checks of a proposal against the state of the run, before it is accepted."""
+"""Checks of a proposal against the state of the run, and the command that it becomes."""
 
+import time
 from collections.abc import Sequence
+
+from msgspec import structs
 
 from agents.hub.commands.issue import illegal
 from agents.protocol import Changes, CommandState, Hello, Propose, clip
 from agents.state.run_state import RunState
+from agents.state.undo import newest_undoable
 
 WAITING = 64  # pending proposals
 LONG_OPERATION_MS = 1500.0  # in one operation: reported as the reason for a wait
@@ -44,6 +48,42 @@ def refusal(
     if len(propose.changes) == 1 and board:
         return illegal(propose.changes, knobs)
     return None
+
+
+def undo_proposal(propose: Propose, run: RunState, revision: int) -> tuple[Propose, int, str | None]:
+    """The proposal that undoes the newest change, the revision it reverts, and a refusal if there is none.
+
+    `revision` is in force.
+    """
+    found = newest_undoable(run.commands.values())
+    if run.board is None:
+        return propose, 0, "no rank has shown its knobs yet; ask again when the run has started"
+    if found is None:
+        return propose, 0, "there is no change to undo"
+    base = revision if propose.base_revision is None else propose.base_revision
+    undoing = structs.replace(propose, changes=found.before, base_revision=base)
+    return undoing, found.revision, None
+
+
+def new_command(
+    propose: Propose, run: RunState, world: int, revision: int = 0, why: str = "", undoes: int = 0
+) -> CommandState:
+    """The first state of a command: accepted with `revision`, or rejected without one."""
+    now = time.time()
+    return CommandState(
+        id=propose.id,
+        revision=revision,
+        state="accepted" if revision else "rejected",
+        changes=propose.changes,
+        before=values_in_force(run, propose.changes),
+        who=propose.who,
+        time_s=now,
+        world=world,
+        why=clip(why),
+        reason=propose.reason,
+        asked_s=now,
+        undoes=undoes,
+    )
 
 
 def step_of(state: RunState, leader: int) -> int:

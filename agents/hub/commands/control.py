@@ -11,7 +11,8 @@ from msgspec import structs
 
 from agents.hub.commands import proposal_checks
 from agents.hub.commands.issue import Issue, lost_before_ack, resumed_state
-from agents.hub.commands.journal import Journal, Written
+from agents.hub.commands.journal import Journal
+from agents.hub.commands.journal_file import Written
 from agents.hub.commands.proposal_checks import (
     WAITING,
     new_command,

@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from agents.hub.commands.confidence import compared, typical
+from agents.hub.commands.confidence import typical
 from agents.hub.commands.control import Control
 from agents.hub.commands.journal import Journal
+from agents.hub.commands.trial_rules import check_request, judged, mean_loss
 from agents.hub.commands.trial_window import Measured, Window
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import (
@@ -24,7 +25,6 @@ from agents.protocol import (
     CommandState,
     Decide,
     Event,
-    KnobState,
     Propose,
     TrialState,
     Try,
@@ -59,7 +59,8 @@ class Trials:
         if known:
             self._update_log.publish(known)
             return
-        knob, why = self._check_request(ask)
+        under_way = self._entry.state if self._entry else None
+        knob, why = check_request(ask, self._update_log.state.board, under_way, self._journal.failure)
         now = time.time()
         state = TrialState(
             id=ask.id,
@@ -128,7 +129,7 @@ class Trials:
                 state,
                 "applying",
                 before_ms=typical(times),
-                loss_before=_mean([step.loss for step in window if step.loss is not None]),
+                loss_before=mean_loss(window),
             )
             # Journalled before the proposal, so that every value in force belongs to a known trial.
             self._store(TrialEntry(state, times, self._others(state)))
@@ -189,27 +190,14 @@ class Trials:
     # ------------------------------------------------------------------------------------------ the verdict
 
     def _judge(self, entry: TrialEntry, window: list[Measured]) -> None:
-        times = [step.step_ms for step in window]
-        found = compared(entry.times, times)
-        state = structs.replace(
-            entry.state,
-            measured=len(window),
-            after_ms=typical(times),
-            loss_after=_mean([step.loss for step in window if step.loss is not None]),
-            ratio=found.ratio if found else None,
-            low=found.low if found else None,
-            high=found.high if found else None,
-        )
-        entry = structs.replace(entry, state=state)
-        if found is None:
-            self._revert(entry, "what was measured does not compare")
-        elif not state.loss_neutral:
-            self._revert(entry, "it changes the loss, so step time alone does not keep it")
-        elif found.high >= 1.0:
-            self._revert(entry, "it is not clearly faster")
+        entry, why_not = judged(entry, window)
+        if why_not:
+            self._revert(entry, why_not)
         else:
             self._store(
-                structs.replace(entry, state=self._transition(state, "kept", why="it is clearly faster"))
+                structs.replace(
+                    entry, state=self._transition(entry.state, "kept", why="it is clearly faster")
+                )
             )
 
     def _decide_by_hand(self, entry: TrialEntry, decide: Decide) -> None:
@@ -248,27 +236,6 @@ class Trials:
             self._settle("failed", f"it cannot go on: {error}")
 
     # ---------------------------------------------------------------------------------------- what is known
-
-    def _check_request(self, ask: Try) -> tuple[KnobState | None, str]:
-        """The knob to try, and a refusal if it cannot be tried."""
-        board = self._update_log.state.board
-        if self._journal.failure:
-            return None, self._journal.failure
-        if self._entry:
-            return None, f"another trial is under way, by {self._entry.state.who or 'someone'}"
-        if board is None:
-            return None, "no rank has shown its knobs yet; ask again when the run has started"
-        if len(ask.changes) != 1:
-            return None, "a trial is of one knob"
-        (name, value), knobs = next(iter(ask.changes.items())), {knob.name: knob for knob in board.knobs}
-        knob = knobs.get(name)
-        if knob is None:
-            return None, f"there is no knob {name}; the knobs are {', '.join(knobs)}"
-        if knob.action:
-            return None, f"{name} is an action, done once, and cannot be tried"
-        if knob.value == value:
-            return knob, f"{name} has this value already"
-        return knob, knob.refusal(value) or ""
 
     @property
     def _values(self) -> Changes:
@@ -325,7 +292,3 @@ def _revert_id(entry: TrialEntry) -> str:
 
 def _assignments(state: TrialState) -> str:
     return ", ".join(f"{name}={spell(value)}" for name, value in state.changes.items())
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -429,14 +429,14 @@ def test_a_refusal_does_not_take_the_place_of_an_older_answer(controller: Desk) 
 def test_a_full_disk_refuses_changes_and_recovers(controller: Desk) -> None:
     controller.propose("a", EIGHT)
     pages: int = sqlite3.connect(controller.path).execute("PRAGMA page_count").fetchone()[0]
-    controller.journal._db.execute(f"PRAGMA max_page_count = {pages}")
+    controller.journal._file._db.execute(f"PRAGMA max_page_count = {pages}")
     for number in range(20):
         controller.control.propose(Propose(f"b{number}", EIGHT, reason="x" * 4000))
         controller.settle()
     refused = controller.update_log.state.commands["b19"]
     assert (refused.state, refused.revision) == ("rejected", 0)
     assert "the journal cannot be written (database or disk is full)" in refused.why
-    controller.journal._db.execute("PRAGMA max_page_count = 100000")
+    controller.journal._file._db.execute("PRAGMA max_page_count = 100000")
     assert controller.propose("c", EIGHT).state == "accepted"
 
 

@@ -18,8 +18,12 @@ BESIDE = ("", "-wal", "-shm")
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"OPEN_S": 0.01, "RETRY_S": 0.02, "CHECK_S": 0.01}.items():
-        monkeypatch.setattr(f"agents.hub.commands.journal.{name}", seconds)
+    for name, seconds in {
+        "journal_file.OPEN_S": 0.01,
+        "journal.RETRY_S": 0.02,
+        "journal.CHECK_S": 0.01,
+    }.items():
+        monkeypatch.setattr(f"agents.hub.commands.{name}", seconds)
     monkeypatch.setattr("agents.recording.database.BETWEEN_S", 0.0)
 
 

@@ -173,7 +173,7 @@ def test_a_mistake_in_a_trial_costs_that_trial(bench: Bench, monkeypatch: pytest
     def wrong(*_: object) -> None:
         raise ArithmeticError("oh")
 
-    monkeypatch.setattr("agents.hub.commands.trials.compared", wrong)
+    monkeypatch.setattr("agents.hub.commands.trial_rules.compared", wrong)
     bench.run(8)
     bench.switch(4)
     assert bench.trial.state == "reverted" and bench.errors == ["trial t cannot go on: ArithmeticError: oh"]
@@ -257,8 +257,8 @@ def test_nobody_has_applied_what_was_not_sent(bench: Bench) -> None:
 
 
 def test_refusals_do_not_fill_the_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agents.hub.commands.journal.REFUSED_KEPT", 5)
-    monkeypatch.setattr("agents.hub.commands.journal.PRUNE_PERIOD", 10)
+    monkeypatch.setattr("agents.hub.commands.journal_file.REFUSED_KEPT", 5)
+    monkeypatch.setattr("agents.hub.commands.journal_file.PRUNE_PERIOD", 10)
     bench.propose("good", {"lr": 0.5})
     for number in range(40):
         bench.propose(f"no{number}", {"nothing": 1})

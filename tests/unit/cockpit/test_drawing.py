@@ -11,12 +11,13 @@ from cockpit.data import format
 from cockpit.data.metric_curves import Segment
 from cockpit.data.run_log import Mark
 from cockpit.data.store import Store
+from cockpit.tui.chart import AXIS, decimate, nice_range, tick
 from cockpit.tui.strips import StripLine, bar, column
 from cockpit.tui.theme import THEMES, palette
 from cockpit.tui.widgets import traffic
 from cockpit.tui.widgets.experts import ExpertLoad, load_bin
 from cockpit.tui.widgets.knobs import KnobSummary
-from cockpit.tui.widgets.metric_curve import decimate, nice_range, plot
+from cockpit.tui.widgets.metric_curve import plot
 from cockpit.tui.widgets.ranks.arrangement import bands, own_axes, plan, step_from
 from engine.config.grid import Grid
 from tests.screens.fake_run import FakeRun, big
@@ -125,6 +126,27 @@ def test_a_plot_fills_its_place_and_marks_changes() -> None:
     assert len(strips) == 12
     assert sum("╷" in strip.text for strip in strips) >= 8
     assert any(ord(char) >= 0x2800 for strip in strips for char in strip.text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2.0, "2"), (-12.345, "-12.35"), (19_900.0, "19.9 k"), (1.234e-05, "1e-05"), (-999_900.0, "-1e+06")],
+)
+def test_a_tick_fits_beside_the_axis(value: float, text: str) -> None:
+    assert tick(value) == text and len(text) <= AXIS - 2
+
+
+@pytest.mark.parametrize("height", range(2, 30))
+def test_the_axis_names_the_values_of_its_rows(height: int) -> None:
+    rows = pictured(Segment([(step, step / 100) for step in range(101)]), height=height)
+    labels = {y: float(row[: AXIS - 2]) for y, row in enumerate(rows) if "┤" in row}
+    bottom = height - 2
+    if height == 2:
+        assert labels == {0: 0.0}
+        return
+    assert labels[0] == 1.0 and labels[bottom] == 0.0 and len(labels) == (3 if height > 5 else 2)
+    assert all(value == pytest.approx(1 - y / bottom, abs=1e-4) for y, value in labels.items())
+    assert all(row[AXIS - 1] in "┤│" for row in rows[:-1])
 
 
 def pictured(*segments: Segment, width: int = 68, height: int = 9) -> list[str]:

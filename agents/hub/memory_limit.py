@@ -15,7 +15,10 @@ LEAST_MB: Final = 64  # an idle hub has about 30
 
 
 class MemoryLimit:
-    """Compares the resident memory of this process with a limit. Without /proc there is no limit."""
+    """Compares the resident memory of this process with a limit. Without /proc there is no limit.
+
+    The file stays open: psutil opens it at each reading, which fails in a process that has no descriptor left.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes

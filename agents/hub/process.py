@@ -85,7 +85,9 @@ def main(
         "--listen", metavar=LEGAL_LISTEN, help="listen on TCP too, for peers with a key; auto: loopback"
     )
     parser.add_argument(
-        "--keys", type=Path, help="key folder (default COCKPIT_KEYS, else ~/.config/cockpit/keys)"
+        "--keys",
+        type=Path,
+        help="key folder (default COCKPIT_KEYS, else cockpit/keys in the configuration folder)",
     )
     parser.add_argument("--parent", type=int, help="process id; the hub ends when this process ends")
     parser.add_argument(

@@ -32,7 +32,7 @@ def add_to(parser: argparse.ArgumentParser) -> None:
         action.add_argument(
             "--folder",
             type=Path,
-            help="folder of keys (default: COCKPIT_KEYS, else ~/.config/cockpit/keys)",
+            help="folder of keys (default: COCKPIT_KEYS, else cockpit/keys in the configuration folder)",
         )
         action.add_argument("--json", action="store_true", help="print JSON")
         action.set_defaults(call=_guarded(call))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import quantiles
 
 import msgspec
 import zmq
@@ -122,8 +123,8 @@ class Watcher:
         self._context.term()
 
 
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[int(share * (len(values) - 1))] if values else float("nan")
+def percentile(values: list[float], percent: int) -> float:
+    return quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else float("nan")
 
 
 class Hub:
@@ -198,8 +199,8 @@ def tell(what: str, measured: Measured, watcher: Watcher) -> None:
     memory, seconds = measured.memory, measured.seconds
     sevenths = [memory[round(place * (len(memory) - 1) / 6)] for place in range(7)]
     print(
-        f"  {what}: {measured.core:6.1%} of a core, age p50 {percentile(watcher.ages_ms, 0.5):.0f}"
-        f" p99 {percentile(watcher.ages_ms, 0.99):.0f} ms, {watcher.updates / seconds:.0f} updates/s"
+        f"  {what}: {measured.core:6.1%} of a core, age p50 {percentile(watcher.ages_ms, 50):.0f}"
+        f" p99 {percentile(watcher.ages_ms, 99):.0f} ms, {watcher.updates / seconds:.0f} updates/s"
         f" in {watcher.received / seconds / 1e6:.2f} MB/s, {watcher.resets} snapshots,"
         f" memory {', '.join(f'{mib:.0f}' for mib in sevenths)} MiB from begin to end",
         flush=True,

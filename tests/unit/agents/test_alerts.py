@@ -145,10 +145,7 @@ def test_what_waits_is_told_at_the_end_within_bounds(tmp_path: Path) -> None:
 def test_a_silent_rank_is_one_line_of_the_log(own_hub: HubProcess, opened: Opened) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     poll_until(client, lambda: len(client.state.hellos) == 4, fleet.turn)
-    link = fleet.agents[2]._link
-    assert link
-    link.leave = lambda _: link._line.close()  # type: ignore[method-assign]  # without a goodbye
-    fleet.agents[2].close(0.0)
+    fleet.agents[2].mute(True)
     poll_until(client, lambda: ("silent", "run") in client.state.alerts, fleet.turn)
     assert client.state.alerts["silent", "run"].ranks == [2]
     errors = [event for event in client.state.events if isinstance(event, Event) and event.level == "error"]

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,14 +14,14 @@ from agents.hub.commands.control import Control
 from agents.hub.commands.journal import Journal
 from agents.hub.commands.preview_queries import PreviewQueries
 from agents.hub.ingest import EVENTS_A_SECOND, HELLOS_A_SECOND, LARGE_WORLD, Ingest
-from agents.hub.received_frames import FRAMES_PER_ROUND
-from agents.hub.server import Hub
+from agents.hub.received_frames import FRAMES_PER_ROUND, ReceivedFrames
+from agents.hub.server import IDLE_MS, Hub
 from agents.hub.telemetry.latest import Latest
 from agents.hub.telemetry.membership import Membership
 from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.hub.telemetry.subscribers import CLIENTS, CLIENTS_PER_KEY, VIEWERS, Subscribers
 from agents.hub.telemetry.update_log import UpdateLog
-from agents.protocol import Credit, Event, Message, Refused, Update, Updates, codec
+from agents.protocol import Credit, Event, Refused, Update, Updates, codec
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.state.run_state import RunState
 from agents.transport.roles import Role
@@ -38,23 +39,19 @@ def test_a_client_cannot_send_more_than_one_has_to_say(hub: HubProcess, opened: 
     assert "at most 64 messages" in peer.hear(Refused).why  # type: ignore[union-attr]
 
 
-def test_a_socket_has_a_share_of_the_hubs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_has_a_share_of_the_hubs_time(tmp_path: Path, opened: Opened) -> None:
     class Flooded(ServerSocket):
         def __init__(self) -> None:
             pass
 
         def receive(self) -> Received:
-            return Received(b"c", Role.OPERATOR, "", [b""])
+            time.sleep(0.002)
+            return Received(b"r", Role.RANK, "", [codec.encode([])])
 
-    def slowly(_came: Received, _now_s: float) -> list[Message]:
-        time.sleep(0.002)
-        return []
-
-    hub = Hub("r", tmp_path, endpoints_in(make_socket_directory()))
-    monkeypatch.setattr(hub._frames, "_take", slowly)
-    assert 1 <= hub._frames.drain(Flooded(), 0.0) <= 6 < FRAMES_PER_ROUND
-    hub.stop()
-    hub.run()
+    taken = opened(IngestAlone(tmp_path))
+    unused: Any = None
+    frames = ReceivedFrames(unused, taken.ingest, unused, PeerFaults(taken.update_log))
+    assert 1 <= frames.drain(Flooded(), 0.0) <= 6 < FRAMES_PER_ROUND
 
 
 def test_who_asks_for_snapshots_in_a_loop_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,15 +119,22 @@ def test_what_waits_for_a_peer_is_bounded_and_nobody_waits_for_it(opened: Opened
 
 def test_what_comes_early_is_served_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub that is woken again before it is time to serve does not go to sleep on what it has."""
-    endpoints = endpoints_in(make_socket_directory())
-    hub = Hub("r", tmp_path, endpoints)
-    try:
-        hub._round()
-        monkeypatch.setattr("agents.hub.server.FLUSH_MS", 1e9)  # from now on each round is early
-        hub._update_log.publish(Event(0.0, "info", "hub", "now"))
-        assert hub._round() and hub._round()
-    finally:
-        hub._finish()
+    waits: list[float] = []
+    early_ms = 1e12  # each round is early
+
+    class Woken(zmq.Poller):
+        def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:
+            waits.append(timeout or 0)
+            if len(waits) == 3:
+                hub.stop()
+            return []
+
+    monkeypatch.setattr("agents.hub.server.FLUSH_MS", early_ms)
+    hub = Hub("r", tmp_path, endpoints_in(make_socket_directory()))
+    with monkeypatch.context() as woken:
+        woken.setattr(zmq, "Poller", Woken)
+        hub.run()
+    assert waits == [IDLE_MS, early_ms, early_ms]
 
 
 def test_news_is_bounded_by_bytes_too() -> None:

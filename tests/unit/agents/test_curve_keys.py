@@ -23,7 +23,7 @@ from agents.transport.curve_keys import (
     MOST_KEYS,
     REVOKED_KEPT,
     KeyStore,
-    _write_private,
+    Listed,
     find_key,
     keys_folder,
     load_key,
@@ -80,10 +80,14 @@ def test_the_list_stays_readable_however_many_keys_there_were(
     store: KeyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that an older release wrote, which pruned nothing; and it takes a revocation in any case."""
+
+    def write_list(rows: list[Listed]) -> None:
+        (store.folder / LIST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2))
+
     store.make("ann", Role.VIEWER)
     (ann,) = store.listed()
     gone = [structs.replace(ann, name=f"old{number}", revoked_s=float(number + 1)) for number in range(7000)]
-    _write_private(store.folder / LIST_FILE, [*gone, ann])
+    write_list([*gone, ann])
     assert (store.folder / LIST_FILE).stat().st_size > 1 << 20
     store.revoke("ann")
     rows = store.listed()
@@ -93,7 +97,7 @@ def test_the_list_stays_readable_however_many_keys_there_were(
     size = len(msgspec.json.format(msgspec.json.encode([longest] * (MOST_KEYS + REVOKED_KEPT)), indent=2))
     assert size < 1 << 20
     in_force = [structs.replace(ann, name=f"n{number}") for number in range(MOST_KEYS)]
-    _write_private(store.folder / LIST_FILE, in_force)
+    write_list(in_force)
     with pytest.raises(RunError, match=r"1024 keys in force in .*, the limit; revoke one"):
         store.make("more", Role.VIEWER)
     with pytest.raises(RunError, match=r"are: n0, n1, .*n19 and 1004 more$"):

@@ -22,7 +22,7 @@ from agents.recording.format import Batch, NothingRecordedError, RecordingError,
 from agents.recording.writer import RecordingWriter
 from agents.state.run_state import EVENTS, HISTORY, RunState
 from tests.unit.agents.conftest import Opened
-from tests.unit.agents.fleet import Fleet, HubProcess, make_hello, make_summary, poll_until
+from tests.unit.agents.fleet import DEADLINE_S, Fleet, HubProcess, make_hello, make_summary, poll_until
 from tests.unit.agents.test_replay import recorded
 
 ANOTHER = os.getpid() + 1
@@ -298,12 +298,15 @@ def test_it_goes_in_front_of_what_is_known_by_then(tmp_path: Path) -> None:
     )
     update_log = UpdateLog()
     recall = History(path, update_log)
-    recall._thread.join()
     assert not recall.tick(None)
     for update in (make_hello(0, 1, step=3001), event("now", 1e9), make_summary(3001)):
         update_log.publish(update)
     before = update_log.seq
-    assert recall.tick(0) and not recall.tick(0)
+    deadline = time.monotonic() + DEADLINE_S
+    while not recall.tick(0):  # it reads
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.005)
+    assert not recall.tick(0), "it is published once"
     state = update_log.state
     assert [one.step for one in state.summaries] == [*range(3001 - HISTORY, 3000), 3001]
     assert (state.curve.first, state.curve.last, state.curve.width) == (0, 3000 - HISTORY, 2)

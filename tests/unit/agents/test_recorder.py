@@ -4,6 +4,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from copy import copy
 from pathlib import Path
 from typing import get_args
@@ -19,6 +20,7 @@ from agents.protocol import Event, Update
 from agents.recording.format import OF_A_MOMENT, RecordingError, pack_row, unpack, unpack_row
 from agents.recording.reader import Recording
 from agents.recording.replay import Replay
+from agents.recording.writer import RecordingWriter
 from tests.unit.agents.fleet import make_hello, make_step, make_summary
 from tests.unit.agents.test_replay import digest
 
@@ -57,7 +59,12 @@ class Run:
             time.sleep(0.005)
 
     def written(self) -> bool:
-        return self.recorder._written_bytes == self.recorder._queued_bytes and self.recorder._queue.empty()
+        """Whether the newest update is on disk."""
+        try:
+            with closing(Recording(self.path)) as recording:
+                return recording.span().last_seq == self.update_log.seq
+        except RecordingError:
+            return False
 
     @property
     def events(self) -> list[str]:
@@ -211,8 +218,7 @@ def test_who_does_not_keep_up_has_a_gap_and_then_a_snapshot(make_run: MakeRun) -
     run.train(100)  # handed over: the first of them; the log keeps 64; the thread sleeps
     run.until(lambda: any("a gap of" in text for text in run.events))
     run.train(1)
-    last = run.update_log.seq
-    run.until(lambda: run.recorder._seq >= last)
+    run.until(run.written)
     replay = opened(run)
     first, second = replay.recording.segments()
     assert first.seq == 0 and second.seq > 400
@@ -222,6 +228,14 @@ def test_who_does_not_keep_up_has_a_gap_and_then_a_snapshot(make_run: MakeRun) -
 def test_a_disk_that_fails_is_said_once_and_tried_again(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tries: list[Path] = []
+
+    class Counted(RecordingWriter):
+        def __init__(self, path: Path, *limits: int) -> None:
+            tries.append(path)
+            super().__init__(path, *limits)
+
+    monkeypatch.setattr(recorder, "RecordingWriter", Counted)
     monkeypatch.setattr(recorder, "RETRY_S", 0.05)
     (tmp_path / "run.db").mkdir()  # a database cannot be there
     run = make_run()
@@ -229,8 +243,8 @@ def test_a_disk_that_fails_is_said_once_and_tried_again(
     run.train(3)
     run.until(lambda: run.events)
     assert "the recording stops: unable to open" in run.events[0] and "telemetry goes on" in run.events[0]
-    tried = run.recorder._retry_s
-    run.until(lambda: run.recorder._retry_s > tried)
+    before = len(tries)
+    run.until(lambda: len(tries) > before + 1)
     assert len(run.events) == 1
     (tmp_path / "run.db").rmdir()
     run.until(lambda: len(run.events) > 1)
@@ -260,7 +274,7 @@ def test_a_thread_that_failed_is_said(make_run: MakeRun, monkeypatch: pytest.Mon
     def fail(*_: object) -> None:
         raise SystemExit  # what ends a thread without a word
 
-    monkeypatch.setattr(Recorder, "_write", fail)
+    monkeypatch.setattr(RecordingWriter, "commit", fail)
     run = make_run()
     run.begin()
     run.until(lambda: run.events)
@@ -275,7 +289,7 @@ def test_an_error_of_any_kind_is_said_and_tried_again(
 
     monkeypatch.setattr(recorder, "RETRY_S", 0.05)
     with monkeypatch.context() as failing:
-        failing.setattr(Recorder, "_write", fail)
+        failing.setattr(RecordingWriter, "commit", fail)
         run = make_run()
         run.begin()
         run.until(lambda: run.events)

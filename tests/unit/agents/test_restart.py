@@ -11,17 +11,21 @@ from pathlib import Path
 import pytest
 
 from agents.client import Client
-from agents.hub.process import _lock
 from agents.protocol import CommandState
-from agents.rundir.runs import RunError
 from agents.waiting import wait_for_command
 from tests.unit.agents.conftest import Opened
-from tests.unit.agents.fleet import SOURCE, Fleet, HubProcess, poll_until
+from tests.unit.agents.fleet import Fleet, HubProcess, environment, poll_until
 
 
 def applied(client: Client, fleet: Fleet, id: str) -> CommandState:
     poll_until(client, lambda: id in client.state.commands and client.state.commands[id].settled, fleet.turn)
     return client.state.commands[id]
+
+
+def started(*options: str) -> subprocess.CompletedProcess[str]:
+    """A hub process that ends by itself."""
+    command = [sys.executable, "-m", "agents.hub", "--run", "r", *options]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True)
 
 
 def test_killed_and_started_again_it_is_the_same_run(own_hub: HubProcess, opened: Opened) -> None:
@@ -76,10 +80,7 @@ def test_a_full_disk_refuses_changes_and_telemetry_goes_on(own_hub: HubProcess, 
 def test_one_run_has_one_hub(own_hub: HubProcess, opened: Opened) -> None:
     client = opened(Client(own_hub.endpoints.clients))
     poll_until(client, lambda: client.resets)
-    command = [sys.executable, "-m", "agents.hub", "--run", "r", "--dir", str(own_hub.folder)]
-    second = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True
-    )
+    second = started("--dir", str(own_hub.folder))
     assert second.returncode == 2
     assert (
         second.stderr.startswith("the hub cannot start: another hub serves")
@@ -105,13 +106,7 @@ def test_a_hub_ends_with_its_parent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sockets", ["/proc/nowhere", "/tmp", "x" * 200])
 def test_sockets_that_cannot_be_are_one_sentence(tmp_path: Path, sockets: str) -> None:
-    command = [sys.executable, "-m", "agents.hub", "--run", "r", "--dir", str(tmp_path), "--sockets"]
-    ended = subprocess.run(
-        [*command, str(tmp_path / sockets)],
-        env=os.environ | {"PYTHONPATH": str(SOURCE)},
-        capture_output=True,
-        text=True,
-    )
+    ended = started("--dir", str(tmp_path), "--sockets", str(tmp_path / sockets))
     assert ended.returncode == 2 and ended.stderr.startswith("the hub cannot start: the socket")
     assert ended.stderr.count("\n") == 1
 
@@ -126,6 +121,8 @@ def test_a_lock_that_is_no_file_is_refused_and_nothing_is_harmed(tmp_path: Path,
         lock.symlink_to(precious)
     else:
         os.mkfifo(lock)
-    with pytest.raises(RunError, match=r".hub.lock cannot be locked: .hub.lock is (a link|no file)"):
-        _lock(lock.parent)
+    ended = started("--dir", str(lock.parent))
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+    what = "a link" if kind == "link" else "no file"
+    assert f".hub.lock cannot be locked: .hub.lock is {what}" in ended.stderr
     assert precious.read_text() == "all I have"

@@ -15,12 +15,14 @@ from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fake_nvml import Device, FakeNvml
 from tests.unit.agents.fleet import Agent, HubProcess, make_hello, poll_until
 
-A, B, C = Device("GPU-aaaa-1"), Device("GPU-bbbb-2"), Device("GPU-bbcc-3")
-UNEQUAL = Device("GPU-dddd-4", name="NVIDIA A100-SXM4-80GB")
+A, B, C = Device("GPU-aaaa-1"), Device("GPU-bbbb-2", gpu=20), Device("GPU-bbcc-3", gpu=30)
+UNEQUAL = Device("GPU-dddd-4", name="NVIDIA A100-SXM4-80GB", gpu=40)
 
 
 def which(device: str | int, devices: tuple[Device, ...] = (A, B, C), **environ: str) -> str:
-    return str(Gpu(FakeNvml(*devices), device, environ)._handle.uuid)
+    """The UUID of the device that is read: each has a use of its own."""
+    percent = Gpu(FakeNvml(*devices), device, environ).read()["device_percent"]
+    return next(one.uuid for one in devices if one.gpu == percent)
 
 
 @pytest.mark.parametrize(

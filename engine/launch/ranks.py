@@ -65,7 +65,7 @@ def launch(
             return signals.exit_status
         last_operations = LastOperations(world)
         try:
-            ranks = _fork(world, work, reached, run_dir, last_operations, signals)
+            ranks = fork_ranks(world, work, reached, run_dir, last_operations, signals)
         except StopNow:
             return signals.exit_status
         except OSError as error:
@@ -79,7 +79,7 @@ def launch(
         return signals.exit_status
 
 
-def _fork(
+def fork_ranks(
     world: int,
     work: Work,
     hub: Reach | None,

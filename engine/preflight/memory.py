@@ -25,7 +25,7 @@ def memory_refusal(layout: Layout) -> str | None:
         )
     count = parameter_count(layout.model)
     least = count * 4 * STATES[layout.train.optimizer] * layout.grid.dp_replicate
-    if least > available and not _sees_gpu():
+    if least > available and not sees_gpu():
         return (
             f"the model's {count:,} parameters take at least {_gib(least)} with gradients and the optimizer's state, "
             f"but this machine's memory is {_gib(available)}; legal: a smaller model, a GPU, or several machines"
@@ -62,6 +62,6 @@ def _gib(size: int) -> str:
     return f"{size / 2**30:,.0f} GiB"
 
 
-def _sees_gpu() -> bool:
+def sees_gpu() -> bool:
     """Whether a GPU's device file exists. Does not use CUDA: a process that has initialised CUDA must not fork."""
     return any(Path("/dev").glob("nvidia[0-9]*"))

@@ -25,12 +25,12 @@ class ScriptedFeed:
         self.requests: list[Request] = []
         self.questions: list[Preview] = []
         self.stopped = False
-        self._story = story
+        self.story = story
         self._store = Store()
 
     def start(self, store: Store) -> None:
         self._store = store
-        self.tell(self._story)
+        self.tell(self.story)
 
     def stop(self) -> None:
         self.stopped = True

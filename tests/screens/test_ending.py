@@ -101,14 +101,14 @@ async def test_quitting_a_run_of_ones_own_is_confirmed(make_cockpit: MakeCockpit
 async def test_quitting_with_a_checkpoint_waits_for_the_runs_end(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(StoppableRun())
     cockpit.feed.owns_run = True
-    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+    async with cockpit.app.run_test(notifications=True, size=(120, 36)) as pilot:
         await press(cockpit, pilot, "q", "s")
         (ask,) = cockpit.feed.requests
         assert isinstance(ask, Propose) and ask.changes == {"save": True, "stop": True}
         why = "save is not legal now"
         cockpit.feed.tell(iter([CommandState(ask.id, 0, "rejected", ask.changes, {}, "me", 1.0, why=why)]))
         await press(cockpit, pilot)
-        assert [notice.message for notice in cockpit.app._notifications] == [f"the run goes on: {why}"]
+        assert said(cockpit).count(f"the run goes on: {why}") == 1
         assert cockpit.app.is_running
         await press(cockpit, pilot, "q", "s")
         assert cockpit.app.is_running

@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -18,7 +16,6 @@ from agents.protocol import Changes, CommandState
 from agents.rundir.runs import newest_live
 from cockpit.cli import steering
 from cockpit.cli.main import run
-from cockpit.data.connection import Connection
 from cockpit.data.plain import to_json
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 
@@ -94,16 +91,15 @@ def test_set_waits_for_every_rank(capsys: Said) -> None:
 
 
 def test_set_says_what_of_an_applied_change_was_not_done(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes: Changes = {"save": True, "lr_scale": 0.5}
     why = "the snapshot of step 7 was not saved: disk full"
     told = CommandState("a", 3, "applied", changes, {}, "me", 0.0, acks=2, world=2, applied_step=7, why=why)
     monkeypatch.setattr(steering, "wait_for_command", lambda *_, **__: told)
-    watch = cast(Connection, SimpleNamespace(client=None))
-    assert steering._report_command(watch, "a", True, 1.0, as_json=False) == 3
+    assert run(["set", "micro_batches=8", "--wait"]) == 3
     assert capsys.readouterr().out == f"✗ applied 2/2 at step 7 · revision 3: {why}\n"
-    assert steering._report_command(watch, "a", True, 1.0, as_json=True) == 3
+    assert run(["set", "micro_batches=8", "--wait", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["why"] == why
 
 

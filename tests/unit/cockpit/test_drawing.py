@@ -5,6 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from agents.protocol import Board, Experts, KnobState, LayerLoad, Legal, Traffic
 from cockpit.data import format
@@ -14,13 +15,14 @@ from cockpit.data.store import Store
 from cockpit.tui.chart import AXIS, decimate, nice_range, tick
 from cockpit.tui.strips import StripLine, bar, column
 from cockpit.tui.theme import THEMES, palette
-from cockpit.tui.widgets import traffic
 from cockpit.tui.widgets.experts import ExpertLoad, load_bin
 from cockpit.tui.widgets.knobs import KnobSummary
 from cockpit.tui.widgets.metric_curve import plot
 from cockpit.tui.widgets.ranks.arrangement import bands, own_axes, plan, step_from
+from cockpit.tui.widgets.traffic import TrafficByAxis
 from engine.config.grid import Grid
 from tests.screens.fake_run import FakeRun, big
+from tests.unit.agents.fleet import make_hello, make_summary
 
 COLOURS = palette("cockpit-dark")
 
@@ -75,7 +77,12 @@ def test_cp_is_an_axis_like_the_others() -> None:
 def test_traffic_has_a_row_for_each_axis_that_carries_something() -> None:
     nothing, some = Traffic(0, 0.0, 0.0), Traffic(1, 0.5, 0.5)
     comm = {"pp": nothing, "dp": some, "cp": some, "tp": Traffic(0, 0.1, 0.1)}
-    assert traffic._axes(comm) == ["cp", "dp"]
+    store = Store()
+    store.apply([make_hello(0, 1), structs.replace(make_summary(1), comm=comm)])
+    panel = TrafficByAxis("traffic")
+    _, *rows = panel.draw(store, 90, 9, COLOURS)
+    assert [row.strip(90, COLOURS.text).text.split()[0] for row in rows] == ["cp", "dp"]
+    assert panel.natural_height(store) == 3
 
 
 @pytest.mark.parametrize("group", ["pp", "dp", "tp", "ep"])

@@ -125,9 +125,7 @@ def test_a_fault_in_the_feeds_thread_is_told(
     monkeypatch.setattr("cockpit.data.sources.live.Client", BrokenClient)
     store, source = Store(), LiveSource("ipc://nowhere", operator=True, target="r-1")
     source.start(store)
-    assert source._thread
-    source._thread.join()
-    assert status_word(store) == ("DETACHED", Level.BAD)
+    until(lambda: status_word(store) == ("DETACHED", Level.BAD), lambda: None)
     said = diagnosis(store)
     assert said.level is Level.BAD
     assert said.text == (

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +25,7 @@ from cockpit.data.sources.playback import Playback
 from cockpit.data.store import Store
 from cockpit.tui.theme import palette
 from cockpit.tui.widgets.metric_curve import plot
-from tests.unit.agents.fleet import make_hello, make_summary
+from tests.unit.agents.fleet import DEADLINE_S, make_hello, make_summary
 
 STEPS = 20_000
 SPIKE = 3456
@@ -78,10 +79,12 @@ def test_a_spike_of_one_step_is_drawn_live_and_of_a_recording(recorded: Path) ->
 def test_a_spike_of_one_step_is_drawn_after_a_hub_restart(recorded: Path) -> None:
     sequence = UpdateLog()
     recall = History(recorded, sequence)
-    recall._thread.join()
     for update in (make_hello(0, 1, step=STEPS), at(STEPS)):
         sequence.publish(update)
-    assert recall.tick(0)
+    deadline = time.monotonic() + DEADLINE_S
+    while not recall.tick(0):  # it reads
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.005)
     assert extent(sequence.state) == (0, STEPS)
     assert spike_is_drawn(segments(sequence.state, "loss"))
 

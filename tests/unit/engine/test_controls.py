@@ -2,8 +2,9 @@
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ class Told(Heard):
         self.doing: list[str] = []
         self._meter = meter
         self._orders: deque[Command] = deque()  # type: ignore[assignment]
+        self.launcher_stops: Callable[[], bool] = lambda: False
 
     def tell(self, *changes: Changes) -> None:
         self._orders += [Command(n, f"c{n}", one) for n, one in enumerate(changes, 1)]  # type: ignore[operator]
@@ -53,8 +55,14 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
     dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     meter = Meter(2, 8)
     layout = load(DEMO, [*SMALL, "train.steps=30"])
+    agent = Told(meter)
     yield Trainer(
-        layout, meter, Told(meter), traces=tmp_path / "profile", checkpoints_dir=tmp_path / "checkpoints"
+        layout,
+        meter,
+        agent,
+        lambda: agent.launcher_stops(),
+        traces=tmp_path / "profile",
+        checkpoints_dir=tmp_path / "checkpoints",
     )
     dist.destroy_process_group()
 
@@ -88,7 +96,7 @@ def test_a_paused_run_heeds_its_launcher(trainer: Trainer) -> None:
     agent = trainer.agent
     assert isinstance(agent, Told)
     agent.tell({"pause": True})
-    trainer._stop_requested = lambda: trainer.steering.run_actions.paused
+    agent.launcher_stops = lambda: trainer.steering.run_actions.paused
     trainer.run()
     assert agent.steps == [0]
 
@@ -112,8 +120,20 @@ def test_no_trace_begins_or_ends_while_statistics_are_under_way(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that ends by itself, one that the next ends early, and one that the run's end ends."""
-    agent, statistics, log = trainer.agent, trainer.reporting.summaries, list[str]()
+    agent, summaries, log, under_way = trainer.agent, trainer.reporting.summaries, list[str](), list[bool]()
     assert isinstance(agent, Told)
+    gather, collect = summaries.gather, summaries.collect
+
+    def gathering(*measured: Any) -> None:
+        under_way.append(True)
+        gather(*measured)
+
+    def collected() -> Any:
+        under_way.append(False)
+        return collect()
+
+    monkeypatch.setattr(summaries, "gather", gathering)
+    monkeypatch.setattr(summaries, "collect", collected)
 
     class Profile:
         """In the place of torch's: notes whether a gather is under way."""
@@ -122,10 +142,10 @@ def test_no_trace_begins_or_ends_while_statistics_are_under_way(
             pass
 
         def start(self) -> None:
-            log.append(f"start {statistics._pending is not None}")
+            log.append(f"start {under_way[-1]}")
 
         def stop(self) -> None:
-            log.append(f"stop {statistics._pending is not None}")
+            log.append(f"stop {under_way[-1]}")
 
         def export_chrome_trace(self, _: str) -> None:
             pass
@@ -133,7 +153,7 @@ def test_no_trace_begins_or_ends_while_statistics_are_under_way(
     monkeypatch.setattr(torch.profiler, "profile", Profile)
     agent.tell({"profile": 1}, {"profile": 10}, {"profile": 5}, {"stop": True})
     trainer.run()
-    assert log == ["start False", "stop False"] * 3
+    assert log == ["start False", "stop False"] * 3 and True in under_way
 
 
 @pytest.mark.parametrize(

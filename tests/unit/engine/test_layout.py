@@ -202,7 +202,7 @@ def test_what_this_machine_has_no_room_for(
     overrides: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=16 * 2**30))
-    monkeypatch.setattr("engine.preflight.memory._sees_gpu", lambda: False)
+    monkeypatch.setattr("engine.preflight.memory.sees_gpu", lambda: False)
     assert memory_refusal(load(DEMO)) is None
     assert sentence in (memory_refusal(load(DEMO, overrides)) or "")
 

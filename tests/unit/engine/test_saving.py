@@ -16,6 +16,7 @@ from agents.rank.agent import Agent
 from engine.checkpoint.manifest import PARTIAL
 from engine.checkpoint.reading import damage, read
 from engine.config.toml import load
+from engine.metering.meter import Meter
 from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
@@ -58,19 +59,23 @@ def test_what_is_taken_while_another_ends_is_told_later(
 
 
 def test_who_waits_for_a_save_says_so_again_and_again(
-    checkpoints: saving.Checkpoints, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or the parent of a stopping run would take it for stuck."""
     enough = threading.Event()
     said: list[str] = []
 
-    def hear(text: str) -> None:
-        said.append(text)
-        if len(set(said)) == 2:
-            enough.set()
+    class Heard(Meter):
+        def at(self, text: str) -> None:
+            super().at(text)
+            if text.startswith("waiting for the checkpoint"):
+                said.append(text)
+            if len(set(said)) == 2:
+                enough.set()
 
+    checkpoints = Trainer(LAYOUT, Heard(2, 8), checkpoints_dir=tmp_path / "checkpoints").saving.checkpoints
+    assert checkpoints
     monkeypatch.setattr(saving, "REPORT_EVERY_S", 0.06)
-    monkeypatch.setattr(checkpoints, "_report", hear)
     monkeypatch.setattr(checkpoints, "write", lambda _, __: {"": enough.wait(10)})
     checkpoints.save(1)
     checkpoints.wait()

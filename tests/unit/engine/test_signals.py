@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.launch.ranks import _fork
+from engine.launch.ranks import fork_ranks
 from engine.launch.signals import Signals, StopNow
 from engine.rendezvous import LastOperations, RankContext
 
@@ -21,5 +21,5 @@ def test_no_rank_is_forked_once_a_stop_waits(tmp_path: Path) -> None:
         )  # other tests leave threads that do not hold it
         assert signals.waiting()
         with pytest.raises(StopNow):
-            _fork(3, work, None, tmp_path, LastOperations(3), signals)
+            fork_ranks(3, work, None, tmp_path, LastOperations(3), signals)
     assert signals.stop == signal.SIGTERM

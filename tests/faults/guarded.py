@@ -9,8 +9,8 @@ from agents.client import Client
 from agents.rundir.hub_file import HUB_FILE, read_hub_file
 from agents.transport.curve_keys import Key, KeyStore, load_key
 from agents.transport.roles import Role
-from tests.faults.conftest import Opened
 from tests.faults.scaled import Constants, program
+from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import DEADLINE_S, Fleet, HubProcess, poll_until
 
 

@@ -1,4 +1,4 @@
-"""Faults 3, 9, 14 to 18: what is asked is done once, on all ranks or on none, and the answer is true."""
+"""Faults 3, 9, 15 to 18: what is asked is done once, on all ranks or on none, and the answer is true."""
 
 import threading
 import time
@@ -6,19 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
 from agents.client import Client
-from agents.protocol import Ack, Command, CommandState, Legal, Propose, Pulse, Welcome
+from agents.protocol import Ack, Command, CommandState, Propose, Pulse, Welcome
 from agents.protocol import Board as BoardMessage
-from agents.rank.knob_board import Knob, KnobBoard, Values
 from agents.waiting import wait_for_command
-from engine.control.vote import KnobVote
-from engine.parallel.collectives import AsyncCollective
 from tests.faults.conftest import Opened
 from tests.faults.scaled import Constants, program
+from tests.faults.test_vote import paired_board
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_board, make_hello, poll_until
-from tests.unit.engine.thread_axis import ThreadAxis, on_each
 
 SOON: Constants = {"agents.hub.telemetry.membership.LOST_AFTER_S": 0.6}
 
@@ -82,74 +78,6 @@ def test_a_replayed_command_does_nothing_whoever_was_restarted(own_hub: HubProce
     assert fleet.carried_out == [first.revision, last.revision]
     assert fleet.boards[0].values == {"micro_batches": 8, "recompute": "full"}
     assert fleet.agents[0].pending is None
-
-
-# ------------------------------------------------------------------------------------ 14, 18: votes of the ranks
-
-
-class Ballot(ThreadAxis):
-    """Ranks as threads that can be told things, too."""
-
-    def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
-        x.copy_(self._all(x)[root]) if x.numel() else None
-        return AsyncCollective(self, "broadcast", 0, ())
-
-
-def paired_board(refuses: bool = False) -> KnobBoard:
-    """Two knobs of which the one allows what the other asks for."""
-
-    def prepare(values: Values) -> object:
-        if refuses:
-            raise ValueError("no memory left")
-        return values["width"]
-
-    def legal(values: Values) -> Legal:
-        return Legal([1, 2] if values["mode"] == "narrow" else [1, 2, 4])
-
-    return KnobBoard(
-        [
-            Knob("width", legal, True, "", lambda _: None, prepare),
-            Knob("mode", lambda _: Legal(["narrow", "wide"]), True, "", lambda _: None, lambda _: None),
-        ],
-        {"width": 1, "mode": "narrow"},
-    )
-
-
-def vote(command: Command, refuses: int | None = None, ranks: int = 4) -> list[tuple[KnobBoard, list[Ack]]]:
-    """One step boundary on each rank, of which one may refuse: its board, and what it said."""
-
-    def rank(axis: ThreadAxis) -> tuple[KnobBoard, list[Ack]]:
-        board, said = paired_board(axis.rank == refuses), []
-        axis = Ballot(axis.rank, axis.size, axis._box, axis._barrier)
-        switch = KnobVote(axis, board, lambda: None if said else command, said.append)
-        switch.begin(7, stop=False)
-        assert not switch.end(7)
-        return board, said
-
-    return on_each(ranks, rank)
-
-
-def test_one_vote_against_and_no_rank_switches() -> None:
-    ranks = vote(Command(1, "a", {"width": 2, "mode": "wide"}), refuses=2)
-    assert {board.digest() for board, _ in ranks} == {paired_board().digest()}
-    (ack,) = ranks[0][1]
-    assert (ack.state, ack.why) == ("rejected", "rank 2: no memory left")
-    assert not any(said for _, said in ranks[1:])
-
-
-def test_with_all_votes_all_switch_at_one_step() -> None:
-    ranks = vote(Command(1, "a", {"width": 4, "mode": "wide"}))
-    assert len({board.digest() for board, _ in ranks}) == 1 and ranks[0][0].values["width"] == 4
-    assert [(ack.state, ack.step, ack.before) for _, (ack,) in ranks] == [
-        ("applied", 8, {"width": 1, "mode": "narrow"})
-    ] * 4
-
-
-def test_what_is_illegal_together_never_reaches_a_vote() -> None:
-    ranks = vote(Command(1, "a", {"width": 4, "mode": "narrow"}))
-    (ack,) = ranks[0][1]
-    assert (ack.state, ack.why) == ("rejected", "width = 4 is not legal; legal: 1, 2")
-    assert {board.digest() for board, _ in ranks} == {paired_board().digest()}
 
 
 def test_an_illegal_combination_is_refused_as_one_whole(own_hub: HubProcess, opened: Opened) -> None:

@@ -7,8 +7,6 @@ every message: a connection outlives its key.
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,11 +15,11 @@ import zmq
 
 from agents import protocol
 from agents.client import Client
-from agents.protocol import Credit, Decide, Propose, Refused, Try, Updates, codec
+from agents.protocol import Credit, Decide, Propose, Refused, Try, codec
 from agents.rank.agent import Agent
 from agents.rundir.local_machine import this_host
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory
-from agents.transport.curve_keys import LIST_FILE, Key, KeyStore, load_key
+from agents.transport.curve_keys import Key, KeyStore, load_key
 from agents.transport.roles import Role
 from agents.waiting import wait_for_command
 from cockpit.data.diagnosis import Level, diagnosis
@@ -36,13 +34,6 @@ pytestmark = pytest.mark.xdist_group("security")  # its tests share a fixture
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    guarded = Guarded(tmp_path_factory.mktemp("guarded"))
-    yield guarded
-    guarded.close()
-
-
 # --------------------------------------------------------------------------------------------- fault 8
 
 
@@ -53,6 +44,7 @@ def zmtp1(*messages: protocol.Message) -> bytes:
 
 
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"  # of ZMTP 3.0, up to the mechanism
+
 KNOCKS = {
     "garbage": os.urandom(4096),
     "zeros": bytes(4096),
@@ -281,76 +273,3 @@ def test_what_is_no_hub_at_all_is_told_so(
         poll_until(client, lambda: client.refused)
         assert client.refused and "or no hub at all" in client.refused
         client.close()
-
-
-def test_a_key_revoked_on_an_open_connection(guarded: Guarded, opened: Opened) -> None:
-    viewer, staying = guarded.make("carl", Role.VIEWER), watch(guarded, opened)
-    client = watch(guarded, opened, viewer)
-    guarded.store.revoke("carl")
-    poll_until(client, lambda: client.refused, guarded.fleet.turn)
-    assert client.refused and "the key of this connection is no longer valid for watching" in client.refused
-    seq, step = client.seq, guarded.fleet.step
-    poll_until(staying, lambda: staying.state.steps[0].step > step + 20, guarded.fleet.turn)
-    client.poll(0.1)
-    assert client.seq == seq, "not an update more"
-    late = opened(Client(guarded.url, viewer))
-    poll_until(late, lambda: late.refused, guarded.fleet.turn)
-    assert late.refused and "does not take the key carl: it is revoked" in late.refused
-
-
-def test_an_operator_revoked_on_an_open_connection_changes_nothing(guarded: Guarded, opened: Opened) -> None:
-    key = guarded.make("dora", Role.OPERATOR)
-    watch(guarded, opened)
-    peer = opened(Peer(guarded.url, key))
-    peer.say(Credit(protocol.VERSION, "", 0, 8))
-    assert isinstance(peer.hear(Updates), Updates)
-    before = list(guarded.fleet.carried_out)
-    guarded.store.revoke("dora")
-    refused = peer.hear(Refused)  # it is told without asking
-    peer.say(Propose("after-all", {"micro_batches": 1}))
-    refused = peer.hear(Refused)
-    assert isinstance(refused, Refused) and "the key dora is not in force any more" in refused.why
-    step = guarded.fleet.step
-    client = watch(guarded, opened)
-    poll_until(client, lambda: client.state.steps[0].step > step + 10, guarded.fleet.turn)
-    assert "after-all" not in client.state.commands and guarded.fleet.carried_out == before
-
-
-def test_a_rank_revoked_on_an_open_connection_is_heard_no_more(guarded: Guarded, opened: Opened) -> None:
-    """It keeps training: its agent is refused and says why. Another key, and it is heard again."""
-    own = guarded.make("node-2", Role.RANK)
-    run = opened(Agent(guarded.url, lambda: (3, "", time.monotonic()), key=own))
-    run.introduce(make_hello(3, 4), None)
-    guarded.fleet.agents[3].close()
-    client = watch(guarded, opened)
-    poll_until(client, lambda: client.state.pulses[3].step == 3)
-    guarded.store.revoke("node-2")
-    wait(lambda: run.refused)
-    assert run.refused == "the key node-2 is not in force any more; ask the owner of the run for another"
-    known = client.state.pulses[3]
-    step = guarded.fleet.step
-    poll_until(client, lambda: client.state.steps[0].step > step + 50, guarded.fleet.turn)
-    assert client.state.pulses[3] is known, "not a word more"
-    again = Agent(guarded.url, lambda: (guarded.fleet.step, "", time.monotonic()), key=guarded.rank)
-    guarded.fleet.agents[3] = again
-    guarded.fleet.introduce()
-    poll_until(client, lambda: client.state.steps[3].step > step + 50, guarded.fleet.turn)
-
-
-def test_a_list_that_cannot_be_trusted_lets_nobody_in(
-    guarded: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agents.transport.reconnecting.RECONNECT_S", 0.2)
-    monkeypatch.setattr("agents.client.SILENCE_S", 0.5)
-    client = watch(guarded, opened)
-    path = guarded.store.folder / LIST_FILE
-    path.chmod(0o666)
-    try:
-        poll_until(client, lambda: client.refused, guarded.fleet.turn)
-        late = opened(Client(guarded.url, guarded.operator))
-        poll_until(late, lambda: late.refused, guarded.fleet.turn)
-    finally:
-        path.chmod(0o600)
-    step = guarded.fleet.step
-    poll_until(client, lambda: client.state.steps[0].step > step + 5, guarded.fleet.turn)
-    poll_until(late, lambda: late.refused is None and late.resets, guarded.fleet.turn)

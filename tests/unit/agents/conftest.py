@@ -7,7 +7,11 @@ from typing import Protocol, TypeVar
 
 import pytest
 
+from agents.hub.recorder import Limits
+from agents.hub.telemetry.update_log import UpdateLog
+from tests.unit.agents.control_harness import ControlHarness
 from tests.unit.agents.fleet import Fleet, HubProcess
+from tests.unit.agents.recorder_run import MakeRun, Run
 
 
 class Closable(Protocol):
@@ -55,3 +59,27 @@ def own_hub(tmp_path: Path) -> Iterator[HubProcess]:
 def opened() -> Iterator[Opened]:
     with ExitStack() as stack:
         yield Opened(stack)
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[ControlHarness]:
+    controller = ControlHarness(tmp_path / "run.db")
+    controller.train()
+    yield controller
+    controller.journal.close()
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[MakeRun]:
+    runs: list[Run] = []
+
+    def make(update_log: UpdateLog | None = None, **limits: object) -> Run:
+        run = Run(
+            tmp_path / "run.db", Limits(**{"commit_s": 0.01, "snapshot_multiple": 0, **limits}), update_log
+        )  # type: ignore[arg-type]
+        runs.append(run)
+        return run
+
+    yield make
+    for run in runs:
+        run.recorder.close()

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from agents.hub.commands.journal import Journal
-from agents.protocol import CommandState, Event, TrialState
+from agents.protocol import CommandState, Event, Propose, TrialState
 from agents.recording.commands import COLUMNS, SUMMED, Entry, TrialEntry, read_commands, row_of
-from tests.unit.agents.test_control import EIGHT, WORLD, Desk
+from tests.unit.agents.control_harness import EIGHT, WORLD, ControlHarness
 
 BESIDE = ("", "-wal", "-shm")
 
@@ -45,7 +45,7 @@ def states(path: Path) -> dict[str, str]:
 
 
 def test_one_that_cannot_be_opened_at_start_is_tried_again(tmp_path: Path) -> None:
-    journal = Desk(tmp_path / "commands.db")
+    journal = ControlHarness(tmp_path / "commands.db")
     journal.train()
     journal.propose("old", EIGHT)
     journal.ack(1, *range(WORLD))
@@ -74,7 +74,7 @@ def test_one_that_cannot_be_opened_at_start_is_tried_again(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("removed", [BESIDE, BESIDE[:1], BESIDE[1:]])
 def test_a_file_that_is_removed_is_put_back(tmp_path: Path, removed: tuple[str, ...]) -> None:
-    journal = Desk(tmp_path / "commands.db")
+    journal = ControlHarness(tmp_path / "commands.db")
     journal.train()
     journal.propose("before", EIGHT)
     for beside in removed:
@@ -97,7 +97,7 @@ def test_a_file_that_is_removed_is_put_back(tmp_path: Path, removed: tuple[str, 
 
 def test_while_it_cannot_be_put_back_changes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    journal = Desk(tmp_path / "run" / "commands.db")
+    journal = ControlHarness(tmp_path / "run" / "commands.db")
     journal.train()
     journal.propose("before", EIGHT)
     (tmp_path / "run").rename(tmp_path / "elsewhere")
@@ -183,3 +183,40 @@ def test_a_log_that_is_torn_or_damaged_is_noticed_at_every_place(tmp_path: Path)
         kept, said = damage(whole[:cut])
         assert said or (cut - 32) % frame == 0, cut
     journal.close()
+
+
+def test_a_full_disk_refuses_changes_and_recovers(controller: ControlHarness) -> None:
+    controller.propose("a", EIGHT)
+    pages: int = sqlite3.connect(controller.path).execute("PRAGMA page_count").fetchone()[0]
+    controller.journal._file._db.execute(f"PRAGMA max_page_count = {pages}")
+    for number in range(20):
+        controller.control.propose(Propose(f"b{number}", EIGHT, reason="x" * 4000))
+        controller.settle()
+    refused = controller.update_log.state.commands["b19"]
+    assert (refused.state, refused.revision) == ("rejected", 0)
+    assert "the journal cannot be written (database or disk is full)" in refused.why
+    controller.journal._file._db.execute("PRAGMA max_page_count = 100000")
+    assert controller.propose("c", EIGHT).state == "accepted"
+
+
+def test_a_row_that_is_damaged_does_not_end_the_journal(controller: ControlHarness) -> None:
+    state = controller.propose("a", EIGHT)
+    with sqlite3.connect(controller.path) as db:
+        db.execute("UPDATE commands SET changes = '{' WHERE id = 'a'")
+    controller.journal.insert(Entry(state))
+    controller.journal.flush()
+    (written,) = controller.journal.take()
+    assert "holds a command of this name that cannot be read" in written.error
+    assert controller.propose("b", {"micro_batches": 2}).state == "accepted"
+
+
+@pytest.mark.parametrize("spoil", [Path.mkdir, lambda path: path.write_bytes(b"not a database" * 100)])
+def test_a_journal_that_cannot_be_opened_refuses_every_change(
+    tmp_path: Path, spoil: Callable[[Path], object]
+) -> None:
+    spoil(tmp_path / "run.db")
+    controller = ControlHarness(tmp_path / "run.db")
+    controller.train()
+    assert "cannot be opened" in controller.journal.failure
+    assert controller.propose("a", EIGHT).why == controller.journal.failure
+    controller.journal.close()

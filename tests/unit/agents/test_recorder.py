@@ -1,10 +1,5 @@
 """What is kept of a run, what is thinned and forgotten, and what becomes of a gap."""
 
-import re
-import sqlite3
-import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
 from copy import copy
 from pathlib import Path
 from typing import get_args
@@ -14,85 +9,15 @@ import pytest
 
 from agents import protocol
 from agents.hub import recorder
-from agents.hub.recorder import Limits, Recorder
 from agents.hub.telemetry.update_log import UpdateLog
-from agents.protocol import Event, Update
-from agents.recording.format import OF_A_MOMENT, RecordingError, pack_row, unpack, unpack_row
+from agents.protocol import Event
+from agents.recording.format import OF_A_MOMENT, RecordingError, unpack
 from agents.recording.reader import Recording
 from agents.recording.replay import Replay
 from agents.recording.writer import RecordingWriter
-from tests.unit.agents.fleet import make_hello, make_step, make_summary
-from tests.unit.agents.test_replay import digest
+from tests.unit.agents.recorder_run import MakeRun, digest, opened
 
 KEPT = {"Hello", "Board", "Summary", "Event", "Alert", "Gone", "CommandState", "TrialState", "Recalled"}
-
-
-class Run:
-    """A sequence that is told of steps, and its recorder."""
-
-    def __init__(self, path: Path, limits: Limits, update_log: UpdateLog | None = None) -> None:
-        self.path = path
-        self.update_log = update_log or UpdateLog()
-        self.recorder = Recorder(path, self.update_log, limits)
-        self.states: dict[int, list[bytes]] = {}
-        self.step = -1
-
-    def tell(self, *updates: Update) -> None:
-        for update in updates:
-            self.update_log.publish(update)
-            self.states[self.update_log.seq] = digest(self.update_log.state)
-        self.recorder.follow()
-
-    def begin(self) -> None:
-        self.tell(*(make_hello(rank, 4) for rank in range(4)))
-
-    def train(self, steps: int) -> None:
-        for _ in range(steps):
-            self.step += 1
-            self.tell(*(make_step(rank, self.step) for rank in range(4)), make_summary(self.step))
-
-    def until(self, true: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 10
-        while not true():
-            assert time.monotonic() < deadline
-            self.recorder.follow()
-            time.sleep(0.005)
-
-    def written(self) -> bool:
-        """Whether the newest update is on disk."""
-        try:
-            with closing(Recording(self.path)) as recording:
-                return recording.span().last_seq == self.update_log.seq
-        except RecordingError:
-            return False
-
-    @property
-    def events(self) -> list[str]:
-        return [event.text for event in self.update_log.state.events]
-
-
-MakeRun = Callable[..., Run]
-
-
-@pytest.fixture
-def make_run(tmp_path: Path) -> Iterator[MakeRun]:
-    runs: list[Run] = []
-
-    def make(update_log: UpdateLog | None = None, **limits: object) -> Run:
-        run = Run(
-            tmp_path / "run.db", Limits(**{"commit_s": 0.01, "snapshot_multiple": 0, **limits}), update_log
-        )  # type: ignore[arg-type]
-        runs.append(run)
-        return run
-
-    yield make
-    for run in runs:
-        run.recorder.close()
-
-
-def opened(run: Run) -> Replay:
-    run.recorder.close()
-    return Replay(Recording(run.path))
 
 
 def test_every_kind_is_kept_or_thinned() -> None:
@@ -255,20 +180,6 @@ def test_a_disk_that_fails_is_said_once_and_tried_again(
     assert digest(replay.state) == digest(run.update_log.state)
 
 
-def test_a_damaged_segment_is_forgotten_when_it_is_to_be_thinned(make_run: MakeRun) -> None:
-    run = make_run(segment_bytes=10_000, full_bytes=10**9)
-    run.begin()
-    run.train(100)
-    run.recorder.close()
-    with sqlite3.connect(run.path) as db:
-        db.execute("UPDATE feed SET data = x'00' WHERE segment = 1")
-    again = make_run(segment_bytes=10_000, full_bytes=1)
-    again.train(1)
-    again.until(lambda: sum(not one.thinned for one in Recording(run.path).segments()) == 1)
-    segments = Recording(run.path).segments()
-    assert segments[0].id == 2 and segments[0].thinned and not again.events
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_failed_is_said(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
@@ -305,85 +216,3 @@ def test_kinds_of_a_newer_release_cost_nothing() -> None:
     # What ranks say all the time is recorded as it came, before anybody has read it.
     malformed = unpack(msgspec.Raw(msgspec.msgpack.encode(["step", "x"])))
     assert isinstance(malformed, protocol.Unknown) and "length 9, got 2" in malformed.why
-
-
-def test_a_removed_recording_is_put_back(make_run: MakeRun) -> None:
-    run = make_run()
-    run.begin()
-    run.train(5)
-    run.until(run.written)
-    for beside in ("", "-wal", "-shm"):
-        run.path.with_name(f"run.db{beside}").unlink()
-    run.until(lambda: run.path.exists())
-    run.train(5)
-    run.until(lambda: any("removed; it is put back" in event.text for event in run.update_log.state.events))
-    run.until(run.written)
-    run.recorder.close()
-    replay = opened(run)
-    assert replay.recording.segments()[0].seq == 0, "what was recorded before is there too"
-    replay.seek(replay.recording.at_end())
-    assert [summary.step for summary in replay.state.summaries] == list(range(10))
-
-
-@pytest.mark.parametrize(
-    ("statement", "sentence"),
-    [
-        ("UPDATE segments SET wire = 99", "wire version 99"),
-        ("DELETE FROM segments", "not where they belong"),
-        ("DROP TABLE segments", "no such table"),
-    ],
-)
-def test_a_damaged_recording_is_one_sentence(make_run: MakeRun, statement: str, sentence: str) -> None:
-    run = make_run()
-    run.begin()
-    run.train(5)
-    run.recorder.close()
-    with sqlite3.connect(run.path) as db:
-        db.execute(statement)
-    with pytest.raises(RecordingError, match=sentence):
-        replay = Replay(Recording(run.path))
-        replay.seek(replay.recording.at_end())
-
-
-@pytest.mark.parametrize(
-    ("statement", "sentence"),
-    [
-        ("UPDATE feed SET data = x'ff00' WHERE id = 3", "the updates .* cannot be read: a row"),
-        ("UPDATE feed SET data = substr(data, 1, 40) WHERE id = 3", "cut off"),
-        ("UPDATE feed SET id = 1000 WHERE id = 3", "the updates .* are missing"),
-        ("UPDATE feed SET segment = 99 WHERE id = 3", "the updates .* are missing"),
-        ("DELETE FROM feed WHERE id = 3", "the updates .* are missing"),
-        (
-            "UPDATE segments SET snapshot = x'789c010000ffff00000001'",
-            "the state at update 0 of .* cannot be read",
-        ),
-    ],
-)
-def test_what_is_damaged_is_noted_and_the_rest_is_read(
-    make_run: MakeRun, statement: str, sentence: str
-) -> None:
-    run = make_run()
-    run.begin()
-    for _ in range(6):
-        run.train(5)
-        run.until(run.written)
-    run.recorder.close()
-    last = run.update_log.seq
-    with sqlite3.connect(run.path) as db:
-        assert db.execute("SELECT COUNT(*) FROM feed").fetchone()[0] > 5
-        db.execute(statement)
-    replay = opened(run)
-    replay.seek(replay.recording.at_end())
-    said, *_ = replay.recording.damage
-    assert re.search(sentence, said), said
-    assert replay.seq == last and len(replay.state.summaries) >= 20
-
-
-def test_files_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match="there is no recording"):
-        Recording(tmp_path / "run.db")
-    (tmp_path / "run.db").write_bytes(b"x" * 4096)
-    with pytest.raises(RecordingError, match="file is not a database"):
-        Recording(tmp_path / "run.db")
-    with pytest.raises(RecordingError, match="cannot be read"):
-        unpack_row(pack_row([])[:-1] + b"x")

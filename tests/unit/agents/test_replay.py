@@ -4,20 +4,15 @@ import random
 from pathlib import Path
 
 from agents.client import Client
-from agents.protocol import AnyMessage, Update, Updates, codec
+from agents.protocol import AnyMessage, Update, Updates
 from agents.recording.format import RecordingError
 from agents.recording.reader import Recording
 from agents.recording.replay import Replay
-from agents.state.run_state import RunState
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
+from tests.unit.agents.recorder_run import digest
 
 Place = tuple[str, int]
-
-
-def digest(state: RunState) -> list[bytes]:
-    """All of a state, whatever the order in which ranks were heard of first."""
-    return sorted(map(codec.pack, state.replay()))
 
 
 class Lossless(Client):

@@ -28,13 +28,13 @@ from agents.protocol.base import TEXT
 from agents.state.run_state import COMMANDS, RunState
 from agents.state.undo import newest_undoable
 from agents.transport.roles import Role, refusal
+from tests.unit.agents.control_harness import WORLD, ControlHarness
 from tests.unit.agents.fleet import make_summary
-from tests.unit.agents.test_control import WORLD, Desk
 
 ASK = Try("t", {"micro_batches": 8}, 4, "me")
 
 
-class Bench(Desk):
+class Bench(ControlHarness):
     """A desk with one trial, and ranks that do what they are told."""
 
     def start(self) -> None:

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agents.hub.commands.confidence import compared, student
 from agents.hub.commands.trial_window import Window
 from agents.hub.commands.trials import Trials
 from agents.protocol import Ack, Board, Decide, KnobState, Legal, Summary, TrialState, Try
 from agents.rank.knob_board import Values
 from agents.state.run_state import HISTORY
+from tests.unit.agents.control_harness import WORLD, ControlHarness
 from tests.unit.agents.fleet import make_summary
-from tests.unit.agents.test_control import WORLD, Desk
 
 NOISE = cycle((0.0, 0.3, -0.2, 0.1, -0.3, 0.2))
+
 STEPS = 12
 
 
-class Lab(Desk):
+class Lab(ControlHarness):
     """A desk with trials, and ranks that do what they are told."""
 
     def start(self) -> None:
@@ -265,30 +265,6 @@ def test_undo_goes_back_change_by_change(lab: Lab) -> None:
     assert undo("u2") == {"micro_batches": 4, "lr": 0.1}
     assert undo("u3") == {"micro_batches": 4, "lr": 0.1}
     assert lab.update_log.state.commands["u3"].why == "there is no change to undo"
-
-
-@pytest.mark.parametrize(("freedom", "t"), [(3, 3.182), (5, 2.571), (9, 2.262), (18, 2.101), (1000, 1.962)])
-def test_students_quantiles_are_those_of_the_table(freedom: float, t: float) -> None:
-    assert student(0.975, freedom) == pytest.approx(t, rel=0.01)
-
-
-def test_an_interval_holds_what_it_says() -> None:
-    """Of equal runs, in about 95 of 100 the interval holds 1."""
-    import random
-
-    chance = random.Random(7)
-    held = 0
-    for _ in range(400):
-        before, after = ([chance.lognormvariate(4.6, 0.1) for _ in range(40)] for _ in range(2))
-        found = compared(before, after)
-        assert found is not None
-        held += found.low <= 1.0 <= found.high
-    assert 0.92 <= held / 400 <= 0.98
-
-
-def test_too_little_does_not_compare() -> None:
-    assert compared([1.0, 2.0, 3.0], [1.0] * 10) is None
-    assert compared([1.0] * 10, [1.0, 0.0, 1.0, 1.0]) is None
 
 
 def test_a_trial_ends_with_the_run_and_says_why(lab: Lab) -> None:

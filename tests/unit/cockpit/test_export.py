@@ -21,9 +21,9 @@ from cockpit.data.connection import CockpitError
 from cockpit.export.command import EXTRA, FORMATS, listen_address
 from cockpit.export.tables import TABLES
 from cockpit.export.updates import updates
-from tests.unit.agents.conftest import Opened, opened, own_hub
+from tests.unit.agents.conftest import Opened, make_run, opened, own_hub
 from tests.unit.agents.fleet import Fleet, HubProcess
-from tests.unit.agents.test_recorder import MakeRun, make_run
+from tests.unit.agents.recorder_run import MakeRun
 from tests.unit.cockpit.conftest import STEPS
 
 __all__ = ["make_run", "opened", "own_hub"]

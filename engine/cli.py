@@ -137,11 +137,11 @@ def _run(
 ) -> int:
     if importlib.util.find_spec("torch") is None:
         refuse("training needs torch; pip install torch, then 'train-cockpit[engine]'")
-    from engine.launch.outlet import STDERR, STDOUT, outlet
     from engine.launch.output import Output
     from engine.launch.run import run_layout
+    from engine.launch.standard_output import STDERR, STDOUT, standard_stream
 
-    sys.stdout, sys.stderr = outlet(STDOUT), outlet(STDERR)
+    sys.stdout, sys.stderr = standard_stream(STDOUT), standard_stream(STDERR)
     output = Output(layout, as_json)
     return run_layout(
         layout,

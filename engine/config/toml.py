@@ -127,7 +127,7 @@ def write_layout(layout: Layout, folder: Path) -> None:
         )
         unfinished.replace(path)
     except OSError as error:
-        say(f"{path} cannot be written: {error.strerror}; the run continues without it\n")
+        say(f"cannot write {path}: {error.strerror}; the run continues without it\n")
 
 
 def _sections(name: str, tree: dict[str, Any]) -> Iterator[list[str]]:

@@ -78,7 +78,7 @@ class ExpertPlacement:
         recent = self._recent
         assert recent is not None, "no step has been recorded"
         from_E = torch.zeros(world.grid.ep, *recent.shape, dtype=torch.float64)
-        from_E[world.at["ep"]] = recent
+        from_E[world.coords["ep"]] = recent
         whole = world.control.all_reduce(from_E)
         return {n: whole[:, n].numpy() for n in self._layers}
 

@@ -27,7 +27,7 @@ class World:
     ):
         self.grid, self.device = grid, device
         self.rank = dist.get_rank()
-        self.at = grid.coords(self.rank)
+        self.coords = grid.coords(self.rank)
         self.dense = _mesh(device, grid.dense)
         self.expert = _mesh(device, grid.expert)
         self.pp = Axis("pp", _group(self.dense, "pp"), meter)

@@ -54,7 +54,7 @@ class MeteredStage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with self._meter.action("F", self.stage_index, fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        self._meter.at(WAITING)
+        self._meter.set_operation(WAITING)
         return output
 
     def backward_one_chunk(
@@ -62,13 +62,13 @@ class MeteredStage(PipelineStage):
     ) -> None:
         with self._meter.action("B" if full_backward else "I", self.stage_index, bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        self._meter.at(WAITING)
+        self._meter.set_operation(WAITING)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         with self._meter.action("W", self.stage_index, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
             self._shards.accumulate()
-        self._meter.at(WAITING)
+        self._meter.set_operation(WAITING)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._metered(super().get_fwd_send_ops(fwd_chunk_id))
@@ -188,7 +188,7 @@ class _Scheduled:
         dtype = ACTIVATIONS.get(layout.train.precision)
         hidden = torch.empty(B, slice_, model.d_model, device="meta", dtype=dtype, requires_grad=True)
         logits = torch.empty(B, S, share, device="meta", dtype=dtype, requires_grad=True)
-        numbers = stages_of_rank(schedule, world.at["pp"], world.pp.size, layout.virtual_stages)
+        numbers = stages_of_rank(schedule, world.coords["pp"], world.pp.size, layout.virtual_stages)
         end = layout.stages - 1
         self._first, self._last = 0 in numbers, end in numbers
         metered = [
@@ -226,7 +226,7 @@ class _Scheduled:
         def run(logits: Tensor, targets: Tensor) -> Tensor:
             with self._meter.action_goes_on():
                 loss = loss_of(logits, targets)
-            self._meter.at(WAITING)
+            self._meter.set_operation(WAITING)
             return loss
 
         return run

@@ -40,7 +40,7 @@ def hello(
 
 
 def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
-    """Fixed facts of the run, for screens to show beside the measurements."""
+    """Facts that stay the same for the whole run, which clients show."""
     model, train = layout.model, layout.train
     return {
         "layers": model.layers,

@@ -54,7 +54,7 @@ class StepRecords:
         return self.model_flops(pairs) / step_s / self._peak
 
     def model_flops(self, pairs: int) -> float:
-        """FLOPs of the model on this rank in a step in which `pairs` of its (token, expert) pairs ran."""
+        """Model FLOPs of this rank in a step, if `pairs` of its (token, expert) pairs ran."""
         shared = self._tokens / self._world.tp.size
         return step_flops(self._layout.model, shared, pairs, self._layers, self._head)
 

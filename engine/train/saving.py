@@ -24,7 +24,7 @@ from engine.train.computation import Computation
 
 @dataclass(frozen=True)
 class KnobState:
-    """The knobs as a checkpoint keeps them."""
+    """The knobs' values, revision and history, as a checkpoint stores them."""
 
     values: Changes
     revision: int
@@ -61,11 +61,11 @@ class Saving:
 
     @property
     def action(self) -> Callable[[Any], None] | None:
-        """The knob board's action `save`; None where nothing can be saved."""
+        """The function of the knob board's action `save`; None if the run saves nothing."""
         return self.checkpoints.request if self.checkpoints else None
 
     def restore(self, folder: Path) -> Manifest:
-        """Load the checkpoint in `folder` and return its manifest. LayoutError if the corpus is another one."""
+        """Load the checkpoint in `folder` and return its manifest. LayoutError if it was trained on another text."""
         checkpoint = read(folder)
         manifest = checkpoint.manifest
         if refusal := other_data(checkpoint, self._layout, self._computation.corpus.digest):
@@ -77,7 +77,7 @@ class Saving:
         return manifest
 
     def save_if_due(self, done: int, last: bool) -> None:
-        """Start a save if one is due after `done` steps; `last`: no step follows."""
+        """Start a save if one is due after `done` steps; `last` is True if no step follows."""
         if self.checkpoints and self.checkpoints.due(done, last):
             with self._meter.phase("checkpoint"):
                 self.checkpoints.save(done)
@@ -106,7 +106,7 @@ class Saving:
             self._acks.settle_finished()
 
     def wait(self) -> None:
-        """Wait until no save is under way."""
+        """Wait until no save is in progress."""
         if self.checkpoints:
             self.checkpoints.wait()
 

@@ -51,7 +51,7 @@ class NoSwitch:
         return self._stop
 
 
-def measure(place: RankContext, size: str) -> None:
+def measure(context: RankContext, size: str) -> None:
     import torch
     import torch.distributed as dist
 
@@ -62,12 +62,12 @@ def measure(place: RankContext, size: str) -> None:
     from engine.train.trainer import Trainer
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+    dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
     numbers = SIZES[size]
-    layout = from_toml(LAYOUT.format(*numbers, 2 if place.world == 8 else 1, GRIDS[place.world]))
+    layout = from_toml(LAYOUT.format(*numbers, 2 if context.world == 8 else 1, GRIDS[context.world]))
     meter = Meter(layout.model.layers, numbers[3])
-    agent = Agent(place.hub, lambda: meter.doing, Sensors(host=place.rank == 0))
-    trainer = Trainer(layout, meter, agent, local_world=place.world)
+    agent = Agent(context.hub, lambda: meter.operation, Sensors(host=context.rank == 0))
+    trainer = Trainer(layout, meter, agent, local_world=context.world)
     switch = trainer.steering.vote
     step = 0
 
@@ -98,7 +98,7 @@ def measure(place: RankContext, size: str) -> None:
     run(WARM_UP)
     step_s = agreed(median(run(WARM_UP)))
     block = max(2, round(BLOCK_S / step_s))
-    hub = psutil.Process(read_hub_file(place.run_dir).pid) if place.rank == 0 else None
+    hub = psutil.Process(read_hub_file(context.run_dir).pid) if context.rank == 0 else None
     result: dict[str, Any] = {"step_ms": step_s * 1e3}
     turns: dict[str, Callable[[bool], None]] = {"telemetry": turn_telemetry, "control": turn_control}
     for what, turn in turns.items():
@@ -126,9 +126,9 @@ def measure(place: RankContext, size: str) -> None:
             result["telling"] = told[True][0] / told[True][1] - told[False][0] / told[False][1]
     means = torch.tensor([result["agent"], result["telling"]], dtype=torch.float64)
     dist.all_reduce(means)
-    if place.rank == 0:
-        result["agent"], result["telling"] = (means / place.world).tolist()
-        (place.run_dir / "overhead.json").write_text(json.dumps(result))
+    if context.rank == 0:
+        result["agent"], result["telling"] = (means / context.world).tolist()
+        (context.run_dir / "overhead.json").write_text(json.dumps(result))
     agent.close()
     dist.destroy_process_group()
 
@@ -179,7 +179,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 run_dir = Path(folder)
                 status = launch(
-                    world, lambda place, size=size: measure(place, size), name_of_rank=str, hub="auto", run="bench",
+                    world, lambda context, size=size: measure(context, size), name_of_rank=str, hub="auto", run="bench",
                     run_dir=run_dir, preload=("torch", "torch.distributed", "engine.launch.rank_main"),
                 )  # fmt: skip
                 if status:

@@ -28,7 +28,7 @@ train = {{steps = 1000, global_batch = {6}, grad_clip = 1.0}}
 """  # noqa: E501 - TOML's inline tables stand on one line
 
 
-def measure(place: RankContext) -> None:
+def measure(context: RankContext) -> None:
     import torch
     import torch.distributed as dist
 
@@ -36,7 +36,7 @@ def measure(place: RankContext) -> None:
     from engine.train.trainer import Trainer
 
     torch.set_num_threads(2)
-    dist.init_process_group("gloo", store=place.store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=context.store(), rank=0, world_size=1)
     for sizes in SIZES:
         text = LAYOUT.format(*sizes)
         contestants: dict[str, Callable[[int], object]] = {

@@ -108,16 +108,16 @@ def test_the_address_by_which_others_reach_us(hosts: tuple[Host, Host]) -> None:
 JOINED = """
 import sys
 from pathlib import Path
-from engine.launch.ranks import join, joined_place
+from engine.launch.ranks import join, context_from_environment
 folder = Path(sys.argv[1])
 
-def work(place):
-    (folder / f"hub.{place.rank}").write_text(f"{place.hub} {place.key.name if place.key else None}")
-    place.store().add("seen", 1)
-    while place.store().add("seen", 0) < place.world:
+def work(context):
+    (folder / f"hub.{context.rank}").write_text(f"{context.hub} {context.key.name if context.key else None}")
+    context.store().add("seen", 1)
+    while context.store().add("seen", 0) < context.world:
         pass
 
-sys.exit(join(joined_place(folder / "run"), work, name_of_rank=str, hub="auto", run="r"))
+sys.exit(join(context_from_environment(folder / "run"), work, name_of_rank=str, hub="auto", run="r"))
 """
 
 

@@ -59,7 +59,7 @@ def test_who_where_and_why(driver: Driver, opened: Opened) -> None:
     assert status == 1 and time.monotonic() - killed < 5
     sentence, file = stderr.splitlines()
     assert sentence.startswith("rank 2 (dp2) was killed by SIGKILL at step ")
-    assert sentence.endswith(" in tp all-gather, layer 2") and file.startswith("what every rank reported: ")
+    assert sentence.endswith(" in tp all-gather, layer 2") and file.startswith("reports of all ranks: ")
     reports = (driver.run_dir / "failure.txt").read_text()
     assert "\nrank 3 (dp3) was ended because of the failure, last at step " in reports
     assert "\nrank 0 (dp0) had ended its work, last at step " in reports  # it left in good order when asked

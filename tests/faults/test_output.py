@@ -82,11 +82,11 @@ def test_an_encoding_without_our_signs(live: Path, variables: dict[str, str]) ->
 RUN = """
 import os, sys
 from agents.rundir.standard_streams import open_streams
-from engine.launch.outlet import outlet
+from engine.launch.standard_output import standard_stream
 open_streams()
-sys.stdout = outlet()
-if os.fork() == 0:  # a rank, which has an outlet of its own
-    sys.stdout = outlet()
+sys.stdout = standard_stream()
+if os.fork() == 0:  # a rank, which has its own standard stream
+    sys.stdout = standard_stream()
     for step in range(3):
         sys.stdout.write(f"step {step}\\n")
     sys.stdout.flush()
@@ -108,8 +108,8 @@ def engine(after: str) -> subprocess.CompletedProcess[bytes]:
 @needs_full
 def test_a_run_goes_on_without_its_output(live: Path) -> None:
     done = engine(">/dev/full")
-    told = b"standard output is closed, it cannot be written: No space left on device; the run continues without it\n"
-    assert (done.returncode, done.stderr) == (0, told), "once, for the run and all its ranks"
+    warning = b"cannot write to standard output: No space left on device; the run continues without it\n"
+    assert (done.returncode, done.stderr) == (0, warning), "once, for the run and all its ranks"
 
 
 def test_a_run_goes_on_without_its_reader() -> None:
@@ -118,8 +118,8 @@ def test_a_run_goes_on_without_its_reader() -> None:
     command = [sys.executable, "-c", RUN]
     done = subprocess.run(command, env=environment(), stdout=writer, stderr=subprocess.PIPE, timeout=60)
     os.close(writer)
-    told = b"standard output is closed, its reader has left; the run continues without it\n"
-    assert (done.returncode, done.stderr) == (0, told), "once, for the run and all its ranks"
+    warning = b"cannot write to standard output: its reader has closed it; the run continues without it\n"
+    assert (done.returncode, done.stderr) == (0, warning), "once, for the run and all its ranks"
 
 
 def test_a_run_without_an_output() -> None:

@@ -113,7 +113,7 @@ def expected(
     m = trainer.computation.pipeline.plan.micro_batches
     t, c, e, W = grid.tp, grid.cp, grid.ep, grid.world
     b, S, D = layout.local_batch // m, model.seq_len // c, model.d_model
-    mine = stages_of_rank(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
+    mine = stages_of_rank(layout.schedule.name, world.coords["pp"], grid.pp, layout.virtual_stages)
     first, last = 0 in mine, layout.stages - 1 in mine
     recompute = trainer.knob_values.recompute
     blocks = [module for stage in trainer.stages for module in stage.modules() if isinstance(module, Block)]
@@ -189,11 +189,11 @@ def _asked_of_slices(layout: Layout, moe: Moe) -> int:
 
 def _rows_to(me: int, ranks: int, inner: int | None, hops: list[Hop]) -> dict[int, int]:
     """Rank of the world -> rows this one sends it, there and back (ep is the fastest axis of the expert view)."""
-    place = me % ranks
-    group = list(range(me - place, me - place + ranks))
+    context = me % ranks
+    group = list(range(me - context, me - context + ranks))
     inner = inner or ranks
-    within = group[place // inner * inner :][:inner]
-    turns = [within] if inner == ranks else [within, group[place % inner :: inner]]
+    within = group[context // inner * inner :][:inner]
+    turns = [within] if inner == ranks else [within, group[context % inner :: inner]]
     rows: dict[int, int] = {}
     for n, hop in enumerate(hops):
         for peer, out, back in zip(turns[n % len(turns)], hop.send, hop.receive, strict=True):
@@ -214,7 +214,7 @@ class Unit:
 
 def _units(layout: Layout, trainer: Trainer) -> list[Unit]:
     grid = layout.ranks
-    mine = stages_of_rank(layout.schedule.name, trainer.world.at["pp"], grid.pp, layout.virtual_stages)
+    mine = stages_of_rank(layout.schedule.name, trainer.world.coords["pp"], grid.pp, layout.virtual_stages)
     experts = is_expert(trainer.stages)
     sizes: dict[tuple[int, str, int], int] = defaultdict(int)
     for number, stage in zip(mine, whole_stages(layout, trainer), strict=True):
@@ -293,10 +293,10 @@ def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:
     ]
 
 
-def compare(place: RankContext, layout: Layout, out: Path, moving: bool) -> None:
-    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+def compare(context: RankContext, layout: Layout, out: Path, moving: bool) -> None:
+    dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
-    trainer = Trainer(layout, meter, Agent(None, lambda: meter.doing))
+    trainer = Trainer(layout, meter, Agent(None, lambda: meter.operation))
     routings: list[Routing] = []
     for module in (module for stage in trainer.stages for module in stage.modules()):
         if isinstance(module, MoeLayer):
@@ -310,7 +310,7 @@ def compare(place: RankContext, layout: Layout, out: Path, moving: bool) -> None
     step(trainer, 1)
     metered: dict[str, Any] = {axis: lane.bytes for axis, lane in meter.readings.lanes.items()}
     metered["a2a"] = {str(peer): sent for peer, sent in meter.readings.a2a_to.items()}
-    (out / f"{place.rank}.json").write_text(
+    (out / f"{context.rank}.json").write_text(
         json.dumps([expected(layout, trainer, routings, before), metered])
     )
     dist.destroy_process_group()
@@ -323,9 +323,9 @@ def main(folder: Path, names: list[str]) -> None:
         out.mkdir(parents=True)
 
         def work(
-            place: RankContext, layout: Layout = layout, out: Path = out, moving: bool = name == "placed"
+            context: RankContext, layout: Layout = layout, out: Path = out, moving: bool = name == "placed"
         ) -> None:
-            compare(place, layout, out, moving)
+            compare(context, layout, out, moving)
 
         name_of_rank = layout.ranks.name
         if launch(layout.ranks.world, work, name_of_rank=name_of_rank, hub="none", run="bytes", run_dir=out):

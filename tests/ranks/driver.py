@@ -16,43 +16,43 @@ ROOT = Path(__file__).parents[2]
 HEAD = """
 import json, os, signal, sys, time
 from pathlib import Path
-from engine.launch.ranks import Patience, join, joined_place, launch
+from engine.launch.ranks import Timeouts, join, context_from_environment, launch
 
 HERE = Path(__file__).parent
 RUN = HERE / "run"
 
-def note(place, name, text=""):
+def note(context, name, text=""):
     "A file for the test to see, whole or not at all."
-    unfinished = HERE / f".{name}.{place.rank}"
+    unfinished = HERE / f".{name}.{context.rank}"
     unfinished.write_text(str(text))
-    unfinished.rename(HERE / f"{name}.{place.rank}")
+    unfinished.rename(HERE / f"{name}.{context.rank}")
 
-def meet(place):
+def meet(context):
     import torch.distributed as dist
-    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+    dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
     return dist
 
-def steps(place, until=lambda: False):
+def steps(context, until=lambda: False):
     "A trainer without a model: steps until it is asked to stop."
-    note(place, "pid", os.getpid())
+    note(context, "pid", os.getpid())
     step = 0
-    while not place.stop_requested() and not until():
-        place.set_operation(step, "tp all-gather, layer 2")
+    while not context.stop_requested() and not until():
+        context.set_operation(step, "tp all-gather, layer 2")
         time.sleep(0.02)
         step += 1
-    note(place, "finished", step)
+    note(context, "finished", step)
 """
 
 LAUNCH = """
 if __name__ == "__main__":
     sys.exit(launch({world}, work, name_of_rank=lambda rank: f"dp{{rank}}", hub={hub!r}, run="a-run",
-                    run_dir=RUN, preload={preload!r}, patience=Patience(**{patience!r})))
+                    run_dir=RUN, preload={preload!r}, timeouts=Timeouts(**{timeouts!r})))
 """
 
 JOIN = """
 if __name__ == "__main__":
-    place = joined_place(RUN)
-    sys.exit(join(place, work, name_of_rank=lambda rank: f"dp{{rank}}", hub={hub!r}, run="a-run",
+    context = context_from_environment(RUN)
+    sys.exit(join(context, work, name_of_rank=lambda rank: f"dp{{rank}}", hub={hub!r}, run="a-run",
                   on_failure=lambda: print("last word")))
 """
 
@@ -91,13 +91,13 @@ class Driver:
         *,
         hub: str = "none",
         preload: tuple[str, ...] = (),
-        patience: dict[str, float] | None = None,
+        timeouts: dict[str, float] | None = None,
         tail: str = LAUNCH,
         python: tuple[str, ...] = (),
         environ: dict[str, str] | None = None,
     ) -> subprocess.Popen[str]:
         script = self.folder / "driver.py"
-        tail = tail.format(world=world, hub=hub, preload=preload, patience=patience or {})
+        tail = tail.format(world=world, hub=hub, preload=preload, timeouts=timeouts or {})
         script.write_text(HEAD + textwrap.dedent(work) + tail)
         path = os.pathsep.join([str(ROOT), str(self.folder), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(

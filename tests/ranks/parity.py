@@ -83,7 +83,7 @@ class Operator(Agent):
     """An agent without a hub, to whose leader a script proposes."""
 
     def __init__(self, script: Script, meter: Meter, trace: Trace):
-        super().__init__(None, lambda: meter.doing)
+        super().__init__(None, lambda: meter.operation)
         self._script, self._meter, self._trace = script, meter, trace
 
     @property
@@ -165,21 +165,21 @@ def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trac
     return trace
 
 
-def as_laid_out(place: RankContext, layout: Layout, script: Script, out: Path) -> None:
+def as_laid_out(context: RankContext, layout: Layout, script: Script, out: Path) -> None:
     """The same run on the ranks of `layout`; each stage's first rank saves its part of the trace."""
-    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+    dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
     meter = Meter(
-        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.set_operation
+        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, context.set_operation
     )
     trace = Trace()
     trainer = Trainer(layout, meter, Operator(script, meter, trace))
     if layout.train.precision == "bf16":
         fix_routing(trainer.stages)
-    if script and place.rank == 5:
+    if script and context.rank == 5:
         trainer.board.prepare = lambda changes, prepare=trainer.board.prepare: (
             _only_small(changes) or prepare(changes)
         )
-    if place.rank == 1:
+    if context.rank == 1:
         expert_placement.Move = _no_room_at_first(expert_placement.Move)
     for step in range(STEPS):
         meter.start_step(step)
@@ -203,7 +203,7 @@ def as_laid_out(place: RankContext, layout: Layout, script: Script, out: Path) -
         if name == EMBEDDING:
             alike(trace.embeddings, {name: whole(p.detach())})
     trace.knobs = trainer.board.values
-    at = trainer.world.at
+    at = trainer.world.coords
     if at["dp"] == at["cp"] == at["tp"] == 0:
         torch.save(trace, out / f"stage{at['pp']}.pt")
     dist.destroy_process_group()
@@ -309,7 +309,7 @@ def run_case(case: Case, folder: Path) -> None:
     layout = case.layout
     dtype = torch.float64 if case.fp64 else torch.float32
 
-    def reference(place: RankContext) -> None:
+    def reference(context: RankContext) -> None:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(1)  # two wait for each other for ever where others want the cores too
         folder.mkdir(parents=True, exist_ok=True)
@@ -318,12 +318,12 @@ def run_case(case: Case, folder: Path) -> None:
         rounding = [(same_routing(jolt, truth), distance(jolt, truth)) for jolt in jolted]
         torch.save((truth, rounding), folder / "truth.pt")
 
-    def laid_out(place: RankContext) -> None:
+    def laid_out(context: RankContext) -> None:
         torch.set_default_dtype(dtype)
         logging.disable(logging.WARNING)  # torch warns of the gathers that full_tensor makes
-        as_laid_out(place, layout, case.script, folder)
+        as_laid_out(context, layout, case.script, folder)
 
-    def compare(place: RankContext) -> None:
+    def compare(context: RankContext) -> None:
         truth, jolted = torch.load(folder / "truth.pt", weights_only=False)
         trace = merged(folder)
         rounding = {

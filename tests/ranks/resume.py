@@ -141,7 +141,7 @@ class Fickle(Agent):
 
 
 def train(
-    place: RankContext,
+    context: RankContext,
     layout: Layout,
     out: Path,
     resume: Path | None = None,
@@ -151,7 +151,7 @@ def train(
     """Train in an initialised group; the run, on rank 0, and a JSON file of it."""
     run = Run()
     meter = Meter(
-        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.set_operation
+        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, context.set_operation
     )
     agent = Fickle(layout.run.seed) if fickle else Operator(script or {}, meter, Trace())
     trainer = Trainer(
@@ -163,19 +163,19 @@ def train(
     run.revision = trainer.board.revision
     run.history = [(applied.revision, applied.step) for applied in trainer.steering.vote.history]
     run.switches = agent.applied if isinstance(agent, Fickle) else 0
-    if place.rank == 0:
+    if context.rank == 0:
         out.with_suffix(".json").write_text(json.dumps(vars(run)))
     return run
 
 
 def resumed(folder: Path) -> None:
     """Ten steps at once, and the last five again in other layouts."""
-    scenario(BEGUN.ranks.world, folder, lambda place: train(place, BEGUN, folder / "begun", script=MOVED))
+    scenario(BEGUN.ranks.world, folder, lambda context: train(context, BEGUN, folder / "begun", script=MOVED))
     for name, overrides in RESUMED.items():
         layout = load(LAYOUT, [*SIXES, *overrides, "train.steps=10", "checkpoint.every=5"])
 
-        def work(place: RankContext, layout: Layout = layout, name: str = name) -> None:
-            train(place, layout, folder / name, folder / "begun/checkpoints/step-5")
+        def work(context: RankContext, layout: Layout = layout, name: str = name) -> None:
+            train(context, layout, folder / name, folder / "begun/checkpoints/step-5")
 
         scenario(layout.ranks.world, folder, work)
 
@@ -188,9 +188,9 @@ def tied(folder: Path) -> None:
         resume = before / f"checkpoints/step-{2 * n}" if before else None
 
         def work(
-            place: RankContext, layout: Layout = layout, name: str = name, resume: Path | None = resume
+            context: RankContext, layout: Layout = layout, name: str = name, resume: Path | None = resume
         ) -> None:
-            train(place, layout, folder / name, resume)
+            train(context, layout, folder / name, resume)
 
         scenario(layout.ranks.world, folder, work)
         before = folder / name
@@ -209,19 +209,19 @@ def one_knob(folder: Path) -> None:
 def switched_and_launched(folder: Path, only: str | None = None) -> None:
     """For each knob, a run switched before a step, and a run launched with the new value from that step."""
 
-    def work(place: RankContext) -> None:
+    def work(context: RankContext) -> None:
         begun = folder / "knobs"
-        train(place, KNOBS, begun)
+        train(context, KNOBS, begun)
         meter = Meter(KNOBS.model.layers, 8)
-        board = Trainer(KNOBS, meter, Agent(None, lambda: meter.doing)).board
+        board = Trainer(KNOBS, meter, Agent(None, lambda: meter.operation)).board
         for knob in board.states():
             if knob.action or (only and knob.name != only):
                 continue
             value = another(knob)
             script: Script = {SWITCHED_AT - 1: {knob.name: value}}
             before, at = (begun / f"checkpoints/step-{step}" for step in (SWITCHED_AT - 1, SWITCHED_AT))
-            train(place, KNOBS, folder / f"switched-{knob.name}", before, script)
-            train(place, with_knob_values(KNOBS, {knob.name: value}), folder / f"launched-{knob.name}", at)
+            train(context, KNOBS, folder / f"switched-{knob.name}", before, script)
+            train(context, with_knob_values(KNOBS, {knob.name: value}), folder / f"launched-{knob.name}", at)
 
     scenario(KNOBS.ranks.world, folder, work)
 
@@ -240,9 +240,9 @@ def another(knob: KnobState) -> Value:
 def random_switches(folder: Path) -> None:
     """A hundred switches in one run, and the same run untouched."""
 
-    def work(place: RankContext) -> None:
-        train(place, FICKLE, folder / "untouched")
-        train(place, FICKLE, folder / "fickle", fickle=True)
+    def work(context: RankContext) -> None:
+        train(context, FICKLE, folder / "untouched")
+        train(context, FICKLE, folder / "fickle", fickle=True)
 
     scenario(FICKLE.ranks.world, folder, work)
 
@@ -260,8 +260,8 @@ def cut_short(folder: Path) -> None:
 
     layout = load(LAYOUT, [*SMALL, *SGD, "grid.dp_shard=2", "train.steps=1000", "checkpoint.every=3"])
 
-    def work(place: RankContext) -> None:
-        meter = Meter(2, 8, place.set_operation)
+    def work(context: RankContext) -> None:
+        meter = Meter(2, 8, context.set_operation)
         trainer = Trainer(layout, meter, checkpoints_dir=folder / "run/checkpoints")
         assert trainer.saving.checkpoints
         trainer.saving.checkpoints.__class__ = Slow
@@ -275,11 +275,11 @@ def cut_short(folder: Path) -> None:
 def scenario(
     world: int, folder: Path, work: Callable[[RankContext], object], dtype: torch.dtype = torch.float64
 ) -> None:
-    def in_a_group(place: RankContext) -> None:
+    def in_a_group(context: RankContext) -> None:
         torch.set_default_dtype(dtype)
         logging.disable(logging.WARNING)
-        dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
-        work(place)
+        dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
+        work(context)
         dist.destroy_process_group()
 
     if launch(world, in_a_group, name_of_rank=str, hub="none", run="resume", run_dir=folder):

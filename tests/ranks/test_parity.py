@@ -12,7 +12,7 @@ from tests.ranks.case import PLACED, SWITCHED, ZEROED
 from tests.ranks.cases import QUICK, TELLING
 from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN, STEPS
 
-# Half a unit in the last place: where the jolted references happen to agree, a result may still round once.
+# Half a unit in the last context: where the jolted references happen to agree, a result may still round once.
 ROUND_ONCE = 2.0**-23
 
 

@@ -291,7 +291,7 @@ def test_a_shelf_that_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
     assert refused.returncode == 2 and refused.stdout == ""
     assert (
         refused.stderr
-        == f"the folder of checkpoints {tmp_path}/blocked/shelf cannot be made: Not a directory\n"
+        == f"cannot create the folder of checkpoints {tmp_path}/blocked/checkpoints: Not a directory\n"
     )
     assert not (tmp_path / "runs").exists()
 

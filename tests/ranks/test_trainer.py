@@ -43,11 +43,11 @@ class Asking(Agent):
     def settle(self, ack):
         self.done = ack.revision
 
-def work(place):
-    meet(place)
+def work(context):
+    meet(context)
     torch.set_num_threads(1)
     meter = Meter(1, 0)
-    agent = Asking(None, lambda: meter.doing)
+    agent = Asking(None, lambda: meter.operation)
     over = lambda: agent.done >= PROFILES
     trainer = Trainer(load(LAYOUT, TINY), meter, agent, over, traces=RUN / "traces")
     trainer.steering.profiler._write = lambda *_: None  # what it costs is not the subject
@@ -64,11 +64,11 @@ def work(place):
             turn(profile)
         return turned
     profile.start, profile.stop = checked(profile.start), checked(profile.stop)
-    if place.rank == 1:
+    if context.rank == 1:
         late(trainer)
     trainer.run()
-    note(place, "profiles", agent.done)
-    note(place, "caught", sorted(set(caught)))
+    note(context, "profiles", agent.done)
+    note(context, "caught", sorted(set(caught)))
     dist.destroy_process_group()
 """
 )
@@ -87,17 +87,17 @@ def test_200_profiles_beside_a_late_gather(driver: Driver) -> None:
 CLOSED = (
     TRAINER
     + """
-def work(place):
-    meet(place)
+def work(context):
+    meet(context)
     torch.set_num_threads(1)
     seen = []
     with Trainer(load(LAYOUT, TINY), on_summary=lambda summary: seen.append(summary.step)) as trainer:
-        if place.rank == 1:
+        if context.rank == 1:
             late(trainer)
         for step in range(3):
             trainer.train_step(step)
-    note(place, "under_way", trainer.reporting.summaries._pending)
-    note(place, "seen", seen)
+    note(context, "under_way", trainer.reporting.summaries._pending)
+    note(context, "seen", seen)
     dist.destroy_process_group()
 """
 )
@@ -126,17 +126,17 @@ def gradients(schedule):
     dist.all_gather_object(everybodys, mine)
     return everybodys[0] | everybodys[1]
 
-def work(place):
+def work(context):
     from engine.parallel.local_shards import local_shard
     from engine.sharding.fsdp import named_parameters
     globals().update(named_parameters=named_parameters, local_shard=local_shard)
-    meet(place)
+    meet(context)
     torch.set_num_threads(1)
     whole = gradients("interleaved")
     for schedule in ("interleaved_zb", "zbv", "dualpipev"):
         off = {n: float((g - whole[n]).norm() / whole[n].norm()) for n, g in gradients(schedule).items()}
         assert off.keys() == whole.keys()
-        note(place, schedule, max(off.values()))
+        note(context, schedule, max(off.values()))
     dist.destroy_process_group()
 """
 )
@@ -155,17 +155,17 @@ def test_bf16_gradients_are_summed_in_fp32_under_every_schedule(driver: Driver) 
 COPIED = (
     TRAINER
     + """
-def work(place):
+def work(context):
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives
-    meet(place)
+    meet(context)
     Trainer(load(LAYOUT, TINY)).close()
-    note(place, "fine")
+    note(context, "fine")
     # As a torch would that copies what was reduced before it cuts gradients from it.
     _fsdp_collectives._to_dtype_if_needed = lambda x, dtype: x.clone()
     try:
         Trainer(load(LAYOUT, TINY))
     except RuntimeError as error:
-        note(place, "why", error)
+        note(context, "why", error)
     dist.destroy_process_group()
 """
 )

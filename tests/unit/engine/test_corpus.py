@@ -11,7 +11,7 @@ from engine.config.refusal import LayoutError
 from engine.config.toml import load
 from engine.parallel.collectives import Axis
 from engine.train.corpus import Corpus, read_corpus
-from engine.train.data import agree_on_corpus
+from engine.train.data import check_same_corpus
 from tests.unit.engine.test_layout import DEMO
 
 
@@ -32,9 +32,9 @@ def of(text: bytes) -> Corpus:
 
 def test_ranks_with_another_text_refuse_to_start() -> None:
     ours, theirs = of(b"def main():"), of(b"def main( ):")
-    agree_on_corpus(ours, "stdlib", Control(of(b"def main():")))
+    check_same_corpus(ours, "stdlib", Control(of(b"def main():")))
     with pytest.raises(LayoutError) as refused:
-        agree_on_corpus(ours, "stdlib", Control(ours, theirs, theirs))
+        check_same_corpus(ours, "stdlib", Control(ours, theirs, theirs))
     assert str(refused.value) == (
         f"rank 2 (and 1 more) has read another text than rank 0: data.source = 'stdlib' has the digest {theirs.digest} "
         f"on rank 2 and {ours.digest} on rank 0; legal: the same files on every machine, and for stdlib the same "

@@ -15,7 +15,7 @@ from engine import device
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
 from engine.config.toml import load
-from engine.launch.rank_main import agree_on_device
+from engine.launch.rank_main import check_same_device
 from engine.metering.meter import Meter
 from engine.model.loss import cross_entropy
 from engine.model.transformer import Stage
@@ -81,10 +81,10 @@ def test_cuda_that_cannot_be_is_refused_before_anything_is_started(monkeypatch: 
 def test_ranks_on_devices_of_two_kinds_refuse_to_start(tmp_path: Path) -> None:
     leader = single_rank_context(tmp_path)
     other = dataclasses.replace(leader, rank=1, world=2)
-    agree_on_device(CUDA, leader, leader.store())
-    agree_on_device(torch.device("cuda", 1), other, leader.store())
+    check_same_device(CUDA, leader, leader.store())
+    check_same_device(torch.device("cuda", 1), other, leader.store())
     with pytest.raises(ValueError, match="rank 1 computes on cpu, but rank 0 on cuda"):
-        agree_on_device(device.CPU, other, leader.store())
+        check_same_device(device.CPU, other, leader.store())
 
 
 KINDS = {

@@ -1,4 +1,4 @@
-"""What `engine run` prints."""
+"""The output of `engine run`."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine.config.toml import LAYOUT_FILE, from_toml, load, to_toml, write_layout
-from engine.launch.outlet import LOG
 from engine.launch.output import Output
+from engine.launch.standard_output import LOG
 from tests.unit.engine.test_layout import DEMO
 
 
@@ -52,4 +52,4 @@ def test_a_full_disk_costs_the_layout_in_the_folder_and_not_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_layout(load(DEMO), tmp_path / "absent")
-    assert f"{tmp_path / 'absent' / LAYOUT_FILE} cannot be written: No such file" in capsys.readouterr().err
+    assert f"cannot write {tmp_path / 'absent' / LAYOUT_FILE}: No such file" in capsys.readouterr().err

@@ -284,7 +284,7 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
     dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     layout = load(DEMO, [*SMALL, *BIAS, "knobs.recompute=full", "train.steps=3"])
     meter = Meter(2, E)
-    yield Trainer(layout, meter, Agent(None, lambda: meter.doing))
+    yield Trainer(layout, meter, Agent(None, lambda: meter.operation))
     dist.destroy_process_group()
 
 

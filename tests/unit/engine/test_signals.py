@@ -12,14 +12,14 @@ from engine.rendezvous import LastOperations, RankContext
 
 
 def test_no_rank_is_forked_once_a_stop_waits(tmp_path: Path) -> None:
-    def work(place: RankContext) -> None:
+    def work(context: RankContext) -> None:
         raise AssertionError("a rank was forked")
 
-    with Signals() as signals, signals.held():
+    with Signals() as signals, signals.blocked():
         signal.pthread_kill(
             threading.get_ident(), signal.SIGTERM
         )  # other tests leave threads that do not hold it
-        assert signals.waiting()
+        assert signals.pending()
         with pytest.raises(StopNow):
             fork_ranks(3, work, None, tmp_path, LastOperations(3), signals)
     assert signals.stop == signal.SIGTERM

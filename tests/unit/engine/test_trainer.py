@@ -13,7 +13,7 @@ import torch.distributed as dist
 from agents.protocol import Event, Message, Step, Summary
 from agents.rank.agent import Agent
 from engine.config.toml import load
-from engine.launch.rank_main import agree_on
+from engine.launch.rank_main import check_same_layout
 from engine.metering.meter import Meter
 from engine.planner.hardware import step_flops
 from engine.rendezvous import single_rank_context
@@ -87,10 +87,10 @@ def test_mfu_is_what_was_asked_over_what_the_device_can_do(
 def test_ranks_with_other_layouts_refuse_to_start(tmp_path: Path) -> None:
     leader = single_rank_context(tmp_path)
     other = dataclasses.replace(leader, rank=1, world=2)
-    agree_on(load(DEMO), leader, leader.store())
-    agree_on(load(DEMO, ["run.name=mine"]), other, leader.store())
-    with pytest.raises(ValueError, match="rank 1 was started with another layout than rank 0"):
-        agree_on(load(DEMO, ["knobs.micro_batches=8"]), other, leader.store())
+    check_same_layout(load(DEMO), leader, leader.store())
+    check_same_layout(load(DEMO, ["run.name=mine"]), other, leader.store())
+    with pytest.raises(ValueError, match="rank 1 has a different layout than rank 0"):
+        check_same_layout(load(DEMO, ["knobs.micro_batches=8"]), other, leader.store())
 
 
 def test_callbacks_hear_every_step_and_may_stop(tmp_path: Path) -> None:

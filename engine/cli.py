@@ -17,8 +17,8 @@ from engine.config.toml import load
 from engine.launch.forked_rank import signal_with_parent
 
 FOLDER = (
-    "A run's folder is run.dir/NAME-DATE-TIME, such as runs/demo-20261121-120000. It holds layout.toml (the complete "
-    "layout), engine.log (the output), hub.json (while a hub serves the run), hub.log, run.db (the recording), "
+    "A run's folder is run.dir/NAME-DATE-TIME, such as runs/demo-20261121-120000. It has layout.toml (the complete "
+    "layout), engine.log (the output), hub.json (while the run has a hub), hub.log, run.db (the recording), "
     "checkpoints, and failure.txt if a rank failed."
 )
 
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run.add_argument(
         "--listen",
         metavar="tcp://ADDRESS:PORT|auto",
-        help="TCP address on which the hub also listens (requires a key)",
+        help="TCP address on which the hub also listens, for clients with a key",
     )
     run.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="the run's folder (default: a new folder in run.dir)"
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="default auto: one GPU per rank if the machine has enough, else the CPU",
+        help="auto (default): one GPU per rank if this machine has enough GPUs, else the CPU",
     )
     run.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
     commands.add_parser("reference", help="print every key of a layout and its legal values as Markdown")
@@ -120,7 +120,9 @@ def _print_reference(arguments: Sequence[str]) -> None:
     try:
         sys.stdout.write(reference())
         sys.stdout.flush()
-    except BrokenPipeError:  # `engine reference | head`: exit as other filters do
+    except (
+        BrokenPipeError
+    ):  # `engine reference | head`: exit with the status of SIGPIPE, as other commands do
         discard_output()
         raise SystemExit(128 + signal.SIGPIPE) from None
 

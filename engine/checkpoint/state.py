@@ -1,7 +1,7 @@
 """The state of a run as tensors, under names that do not depend on the layout.
 
     model.layers.3.attention.q                   a DTensor: saved by shard, loaded by any other sharding
-    model.layers.3.mlp.experts.gate.7            expert 7, whole, on whichever rank it is
+    model.layers.3.mlp.experts.gate.7            expert 7, a whole tensor on the rank that has it
     optimizer.exp_avg.layers.3.attention.q       also a DTensor
     optimizer.step.layers.3.attention.q          a number
 
@@ -26,7 +26,8 @@ class State:
 
     def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, world: World):
         self._stages, self._optimizer, self._world = stages, optimizer, world
-        # The shards that FSDP keeps between steps; while it has them gathered, a stage has other parameters.
+        # These are the shards that FSDP keeps between steps. While FSDP has gathered them, `stage.parameters()` are
+        # the gathered tensors instead.
         self._parameters = dict(named_parameters(stages))
         # If an embedding and its tied copy in the head are both on this rank, they share one name.
         self._tied_copies = [(n, p) for n, p in named_parameters(stages) if p is not self._parameters[n]]
@@ -77,7 +78,7 @@ class State:
             yield f"{kind}.{name}.{expert}", row
 
     def _initialise_optimizer(self) -> None:
-        """Create the state that the optimizer makes at its first step, filled with zeros."""
+        """Create the optimizer's state, which the optimizer itself creates only at its first step, as zeros."""
         rates = [group["lr"] for group in self._optimizer.param_groups]
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0

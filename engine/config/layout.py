@@ -1,6 +1,6 @@
 """Schema of a layout: the description of a run as typed sections and keys. Torch-free.
 
-A schedule, method or mode is added to a Literal below together with its parity test.
+To add a schedule, method or mode, add it to a Literal below and add a parity test.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from engine.config.grid import ORDER, Grid, divisors
 from engine.config.schedule_traits import SCHEDULES
 
-LARGEST = 2**31 - 1  # largest legal size; keeps arithmetic on sizes fast
+LARGEST = 2**31 - 1  # largest legal size; bounded so that arithmetic on sizes stays fast
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
 Layers = Annotated[int, Meta(ge=1, le=1024)]  # the layer split tries every start of every stage
@@ -256,7 +256,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def ep_inner(self) -> int | None:
-        """Ranks in the inner hop of a hierarchical all-to-all; None if the all-to-all is direct."""
+        """The number of ranks in the inner hop of a hierarchical all-to-all; None if the all-to-all is direct."""
         ep = self.grid.ep
         if self.grid.ep_method == "direct":
             return None
@@ -283,11 +283,11 @@ class Layout(Struct, frozen=True, kw_only=True):
         return self.model.tie_embeddings and self.grid.pp > 1 and in_a_loop
 
     def digest(self) -> str:
-        """Digest of model, data and partition; steps, names and start values of knobs do not count."""
+        """Digest of model, data and partition; it does not depend on steps, names and start values of knobs."""
         same = (self.model, self.grid, self.schedule.name, self.data, self.run.seed, self.train.global_batch)
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 
     def whole_digest(self) -> str:
-        """Digest that must be equal on all ranks of a run: covers all keys but the run's name and folder."""
+        """Digest of all keys but the run's name and folder. It must be equal on all ranks of a run."""
         same = msgspec.structs.replace(self, run=Run(seed=self.run.seed))
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()

@@ -1,7 +1,7 @@
-"""Expert placement: on an operator's request, experts move to other ranks between two steps, on all ranks or on none.
+"""Expert placement: moves experts to other ranks between two steps, on an operator's request.
 
-All ranks compute the same new maps from the same recent loads (one all-reduce), allocate buffers and vote. One vote
-against leaves all experts where they are. Moved values are bit-identical, so the placement does not change training.
+All ranks compute the same new maps from the same recent loads (one all-reduce), allocate buffers and vote. If one rank
+votes against, no expert moves. Moved values are bit-identical, so the placement does not change training.
 """
 
 import hashlib
@@ -27,18 +27,18 @@ WINDOW = 16  # steps in the exponential moving average of an expert's load
 class Figures:
     """Effect of a plan on one pipeline stage, as sums over its layers."""
 
-    maps_digest: float  # of the stage's new maps: all ranks of the stage must have the same
+    maps_digest: float  # digest of the stage's new maps; must be equal on all ranks of the stage
     layers: float = 0.0
     imbalance: float = 0.0
     imbalance_after: float = 0.0
     at_home: float = 0.0
     at_home_after: float = 0.0
-    experts: float = 0.0  # moved
-    bytes: float = 0.0  # moved
+    experts: float = 0.0  # number of moved experts
+    bytes: float = 0.0  # number of moved bytes
 
 
 class ExpertPlacement:
-    """Expert placement on one rank. `request` is a goal of the planner; the next `carry_out` carries it out."""
+    """Expert placement on one rank. `request` is the planner's goal that the next `carry_out` carries out."""
 
     def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, world: World):
         self.request: str | None = None
@@ -46,7 +46,7 @@ class ExpertPlacement:
         self._recent: Tensor | None = None
 
     def record_load(self, load: Tensor) -> None:
-        """Add a step's (token, expert) pairs of this rank, [layer, expert], to the recent load."""
+        """Add the load of a step to the recent load: this rank's (token, expert) pairs, [layer, expert]."""
         if self._recent is None:
             self._recent = torch.zeros_like(load, dtype=torch.float64, device="cpu")
         self._recent.mul_(1.0 - 1.0 / WINDOW).add_(load.cpu(), alpha=1.0 / WINDOW)
@@ -67,13 +67,13 @@ class ExpertPlacement:
             why = str(refusal) or type(refusal).__name__
         refused, total = self._agree(why, figures)
         if refused:
-            return Event(time.time(), "warning", "engine", f"experts stay where they are: {refused}")
+            return Event(time.time(), "warning", "engine", f"experts do not move: {refused}")
         if move:
             move.run()
         return Event(time.time(), "info", "engine", _description(goal, total))
 
     def _sent(self) -> dict[int, Sent]:
-        """Layer -> recent pairs of the whole job, [ep rank of the token, expert]."""
+        """For each layer, the recent (token, expert) pairs of the whole job, [ep rank of the token, expert]."""
         world = self._world
         recent = self._recent
         assert recent is not None, "no step has been recorded"
@@ -100,7 +100,7 @@ class ExpertPlacement:
         )
 
     def _agree(self, why: str, figures: Figures) -> tuple[str, Figures]:
-        """Vote. The first objection of a rank, or ""; and the figures of all stages together."""
+        """Vote. Returns the first objection of a rank, or "", and the summed figures of all stages."""
         mine = torch.tensor(astuple(figures), dtype=torch.float64)
         rows = self._world.control.all_gather(torch.cat((Vote(why).packed(), mine.view(torch.uint8))))
         figures_by_rank = rows[:, -mine.nbytes :].contiguous().view(torch.float64)
@@ -116,7 +116,7 @@ class ExpertPlacement:
 
 def _description(goal: str, total: Figures) -> str:
     if not total.experts:
-        return f"experts are placed for {goal} already: none moves"
+        return f"experts are already placed for {goal}; none moves"
     load, after = total.imbalance / total.layers, total.imbalance_after / total.layers
     home, home_after = total.at_home / total.layers, total.at_home_after / total.layers
     return (

@@ -1,4 +1,4 @@
-"""The knobs of a training run: legal values, help text, and how each is applied."""
+"""Defines the knobs of a training run: legal values, help text, and how a new value is applied."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,8 +17,8 @@ from engine.sharding.fsdp import Shards
 from engine.sharding.pipeline import Pipeline, Plan
 
 CAPACITY = {
-    "token_choice": "limit on tokens per expert and sequence, over an even share; others are dropped; none = dropless",
-    "expert_choice": "tokens per expert and sequence, over an even share; none = 1",
+    "token_choice": "maximum tokens of a sequence per expert, as a multiple of an even share; none = dropless",
+    "expert_choice": "tokens of a sequence per expert, as a multiple of an even share; none = 1",
 }
 
 BALANCE = {
@@ -26,7 +26,7 @@ BALANCE = {
     "bias": (
         "bias_rate",
         BIAS_RATE,
-        "what a step adds to the router bias of an expert with less than average load",
+        "added each step to the router bias of an expert below the average load",
     ),
 }
 
@@ -42,8 +42,8 @@ def make_board(
 ) -> KnobBoard:
     """The knob board with the layout's start values. A commit sets values that the next step reads.
 
-    `expert_placement` and `save` carry out the actions of these names; without them the board does not offer these
-    actions. `actions` are further actions.
+    `expert_placement` and `save` carry out the actions of the same names; if one is None, the board lacks that action.
+    `actions` are further actions.
     """
 
     def use_plan(plan: Plan) -> None:
@@ -65,7 +65,7 @@ def make_board(
             "micro_batches",
             lambda values: Legal(choices=list(legal_micro_batches(layout, schedule(values)))),
             True,
-            "micro-batches per step; more of them make the pipeline bubble smaller and each one less efficient",
+            "micro-batches per step; more micro-batches make the pipeline bubble smaller but each one less efficient",
             use_plan,
             prepare_plan,
         ),
@@ -73,7 +73,7 @@ def make_board(
             "recompute",
             lambda values: Legal(choices=list(legal_recompute(schedule(values)))),
             True,
-            "activations recomputed in backward instead of kept: less memory, more computation",
+            "activations that backward recomputes instead of keeping them: less memory, more computation",
             lambda value: setattr(knob_values, "recompute", value),
             lambda values: values["recompute"],
         ),
@@ -82,7 +82,7 @@ def make_board(
             knob_values,
             "grad_clip",
             GRAD_CLIP,
-            "a gradient with a larger global norm is scaled down to this norm; none = no clipping",
+            "maximum of the global gradient norm (clipping); none = no clipping",
             optional=True,
         ),
     ]
@@ -95,7 +95,7 @@ def make_board(
         knobs.append(
             _number(knob_values, "z_loss_coef", LOSS_COEF, "weight of the loss on large router logits")
         )
-    if layout.ranks.fsdp > 1:  # else nothing is sharded
+    if layout.ranks.fsdp > 1:  # otherwise nothing is sharded
         knobs.append(
             Knob(
                 "zero",
@@ -142,7 +142,7 @@ def make_board(
 def _number(
     knob_values: KnobValues, name: str, bounds: tuple[float, float], about: str, optional: bool = False
 ) -> Knob:
-    """A number in `knob_values`. It is not loss-neutral."""
+    """A knob for a number in `knob_values` that changes the loss."""
     legal = Legal(low=bounds[0], high=bounds[1], optional=optional)
     return Knob(
         name,

@@ -1,9 +1,9 @@
-"""The vote on a change of knobs at a step boundary: ZeroMQ proposes, the collective disposes.
+"""Vote on a change of knobs at a step boundary: a two-phase commit over the ranks' own process group.
 
 At the start of a step the leader (rank 0) starts a broadcast of 24 bytes, which the ranks complete at the end of the
-step: the newest pending revision, the size of its command, and whether to stop. If the revision is new, the ranks
-broadcast the command, prepare it, gather all votes, and commit on all ranks or on none. So all ranks apply a change
-between the same two steps, and no rank can keep an old value.
+step: the newest pending revision, the size of its command, and whether to stop. If the revision is new, the leader
+broadcasts the command; all ranks prepare it and gather all votes; then all ranks commit, or none. So all ranks apply a
+change between the same two steps, and no rank keeps an old value.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ Pending = Callable[[], Command | None]
 
 @dataclass(frozen=True)
 class Vote:
-    """One rank's vote on a command. An empty `why` is a vote in favour; otherwise `why` is the objection."""
+    """One rank's vote on a command: `why` is the objection, or empty for a vote in favour."""
 
     why: str
 
@@ -53,9 +53,9 @@ class KnobVote:
         self.history: list[Applied] = []
 
     def begin(self, step: int, stop: bool) -> None:
-        """Start the broadcast of the header. `stop` counts on the leader only."""
+        """Start the broadcast of the header. Only the leader's `stop` counts."""
         if self._rank == LEADER:
-            # No vote after the last step: the change would apply to a step that never runs.
+            # There is no vote after the last step, because no later step would use the change.
             command = None if stop else self._choose(step)
             self._payload = msgspec.msgpack.encode(command) if command else b""
             revision = command.revision if command else self._board.revision
@@ -63,7 +63,7 @@ class KnobVote:
         self._broadcast = self._control.start_broadcast(self._header, LEADER)
 
     def _choose(self, step: int) -> Command | None:
-        """The pending command. The leader settles an expired or illegal one at once, without a vote."""
+        """The pending command to vote on, or None. An expired or illegal command is settled at once, without a vote."""
         command = self._pending()
         if command is None or command.revision <= self._board.revision:
             return None
@@ -72,13 +72,13 @@ class KnobVote:
             return None
         try:
             self._board.prepare(command.changes)
-        except Exception as refusal:  # noqa: BLE001 - whatever a proposal does to a knob, training goes on
+        except Exception as refusal:  # noqa: BLE001 - an invalid proposal must not end training
             self._settle(self._ack(command, "rejected", step, sentence(refusal)))
             return None
         return command
 
     def end(self, step: int) -> bool:
-        """Vote on the command of `begin` and apply it if all agree. True if the run must stop after this step."""
+        """Vote on the command of `begin` and apply it if all ranks agree. True if the run must stop after this step."""
         if self._broadcast:
             self._broadcast.wait()
         revision, size, stop = self._header.tolist()
@@ -87,7 +87,7 @@ class KnobVote:
         return bool(stop)
 
     def _share(self, size: int) -> Command:
-        """Broadcast the command, which has `size` bytes, from the leader."""
+        """Broadcast the command of `size` bytes from the leader."""
         payload = torch.zeros(size, dtype=torch.uint8)
         if self._rank == LEADER:
             payload = torch.frombuffer(bytearray(self._payload), dtype=torch.uint8)
@@ -95,7 +95,7 @@ class KnobVote:
         return msgspec.msgpack.decode(bytes(payload.tolist()), type=Command)
 
     def _decide(self, command: Command, step: int) -> None:
-        """Prepare the command, gather the votes, and commit if no rank objects."""
+        """Prepare the command, gather the votes, and commit it if no rank objects."""
         why, prepared = "", []
         try:
             prepared = self._board.prepare(command.changes)

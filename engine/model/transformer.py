@@ -48,7 +48,7 @@ class Block(nn.Module):
     ):
         super().__init__()
         self.layer, self.knob_values, self.meter = layer, knob_values, meter
-        # Scale residual outputs down with depth, so that their sum over the layers keeps its size (GPT-2).
+        # Scale the initial output weights down with depth, so that the residual sum does not grow with it (GPT-2).
         out_std = 0.02 / (2 * model.layers) ** 0.5
         name = f"layers.{layer}"
         self.attention_norm = RMSNorm(factory, model.d_model, model.norm_eps)

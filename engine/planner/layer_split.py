@@ -1,4 +1,4 @@
-"""Splits layers into pipeline stages: consecutive layers per stage, with stage costs as equal as possible.
+"""Splits the layers into pipeline stages of consecutive layers, so that the stages' costs are as equal as possible.
 
 The weight of a layer is the number of multiply-adds per token in its forward; backward takes twice as many in every
 layer, so the split does not depend on it. The embedding is a lookup and costs little. The head costs D V, which can be
@@ -50,8 +50,8 @@ def _weights(model: Model) -> list[float]:
 def _best_split(
     upto: list[float], stages: int, join: Callable[[float, float], float]
 ) -> tuple[float, list[range]]:
-    """The minimum of the stage weights folded with `join`, and the stages that reach it. `upto[n]` is the weight of
-    the first n layers. Dynamic programming: adds one stage at a time and tries every layer as its first."""
+    """The split with the minimum of the stage weights combined by `join`. `upto[n]` is the weight of the first n
+    layers. Dynamic programming: adds one stage at a time and tries every layer as its first."""
     layers = len(upto) - 1
     best = [join(0.0, weight) for weight in upto]  # [n]: minimum for the first n layers on the stages so far
     begins: list[dict[int, int]] = []

@@ -16,7 +16,8 @@ STATES = {"sgd": 2, "adamw": 4}  # fp32 values per parameter: weight, gradient, 
 
 
 def memory_refusal(layout: Layout) -> str | None:
-    """Why this machine has too little memory for the run, or None. A lower bound that ignores activations."""
+    """One sentence if this machine has too little memory for the run, else None. Ignores activations, so a run that
+    passes may still run out of memory."""
     available, world = psutil.virtual_memory().total, layout.ranks.world
     if world * MIN_RANK_BYTES > available:
         return (
@@ -34,7 +35,7 @@ def memory_refusal(layout: Layout) -> str | None:
 
 
 def device_refusal(ranks: int, wanted: str) -> str | None:
-    """Why this machine does not have a GPU for each of `ranks`, if `wanted` is "cuda"; else None."""
+    """One sentence if `wanted` is "cuda" and this machine has fewer than `ranks` GPUs, else None."""
     if wanted != "cuda":
         return None
     gpus = _usable_gpus()
@@ -50,7 +51,8 @@ def too_few_gpus(gpus: int, ranks: int) -> str:
 
 
 def _usable_gpus() -> int | None:
-    """GPUs that torch counts, in a subprocess (a process that initialised CUDA must not fork); None: failed."""
+    """Number of GPUs that torch can use, or None if it cannot be found. Runs torch in a subprocess, because a process
+    that has initialised CUDA must not fork."""
     command = [sys.executable, "-c", "from engine.device import usable_gpus; print(usable_gpus())"]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with suppress(OSError, subprocess.SubprocessError, ValueError):

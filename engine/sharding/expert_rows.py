@@ -1,4 +1,4 @@
-"""The experts that this rank holds."""
+"""Finds the MoE layers of this rank and the experts in its shards."""
 
 from collections.abc import Iterable
 

@@ -1,8 +1,9 @@
-"""Checks at start, with a tiny step of known gradient, that this torch's FSDP2 reduces gradients as expected.
+"""Checks at the start of a run that the installed torch's FSDP2 reduces gradients as the engine expects.
 
 `engine/sharding/gradient_reductions.py` relies on undocumented behaviour that has changed between versions: a flat
-gradient may be filled after FSDP2 took it, reductions are sums and not means, and bf16 gradients are summed in fp32. If
-one of these did not hold, training would continue with wrong gradients.
+gradient may be filled after FSDP2 has taken it, reductions are sums and not means, and bf16 gradients are summed in
+fp32. If one of these is not true, training would continue with wrong gradients. The check runs a tiny step with known
+gradients.
 """
 
 import torch
@@ -22,7 +23,7 @@ INCOMPATIBLE = (
     AttributeError,
     TypeError,
     AssertionError,
-)  # a version with other names or arguments
+)  # raised by a torch version with other names or arguments
 
 
 class _Product(nn.Module):
@@ -44,7 +45,7 @@ def probe(
         why = f"{type(error).__name__}: {error}"
     if why:
         raise RuntimeError(
-            f"torch {torch.__version__} reduces sharded gradients in another way than the engine needs ({why}); "
+            f"torch {torch.__version__} reduces sharded gradients differently than the engine needs ({why}); "
             "install torch 2.13"
         )
 
@@ -52,9 +53,9 @@ def probe(
 def _difference(
     mesh: DeviceMesh, axis: Axis, replicas: Axis, policy: MixedPrecisionPolicy, device: torch.device
 ) -> str:
-    """What is wrong, or an empty string.
+    """A description of the first difference, or an empty string.
 
-    The three micro-batches are a split backward, a backward without a reduction, and a backward with one.
+    The three micro-batches test a split backward, a backward without reduction, and a backward with reduction.
     """
     module = _Product(device)
     fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy)

@@ -1,12 +1,12 @@
 """Reductions of FSDP2 gradients: over the ranks of a replica, over micro-batches, and over the replicas.
 
-FSDP2 (torch 2.13) reduces a unit in two calls: a custom reduce-scatter from a flat gradient into a flat `output`, then
-the all-reduce hook with that `output`. The gradients of the unit become views of `output`. FSDP2 does not read them
-when they are new (the reduction keeps its dtype and divides by 1), so `output` may be filled later.
+FSDP2 (torch 2.13) reduces a unit in two calls: first a custom reduce-scatter from a flat gradient into a flat `output`,
+then the all-reduce hook with that `output`. The gradients of the unit become views of `output`. FSDP2 does not read
+their values at that point (it neither converts the dtype nor divides), so `output` may be filled later.
 
 On the CPU (gloo), the reduce-scatter fills `output` in the background, and `GradientReductions` waits for it before it
-uses the gradients. On CUDA (NCCL), the reduce-scatter is queued on a stream of FSDP2, and the order of
-streams is kept by the functions of `engine/sharding/cuda_streams.py`; these do nothing on the CPU.
+uses the gradients. On CUDA (NCCL), the reduce-scatter is queued on a stream of FSDP2, and
+`engine/sharding/cuda_streams.py` synchronises the streams.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from engine.sharding.fsdp_collectives import AllGather, ReduceScatter
 
 
 class FsdpUnit:
-    """Modules that FSDP2 gathers and reduces together, over one axis."""
+    """An FSDP unit: modules whose parameters FSDP2 gathers and reduces together, over one axis."""
 
     def __init__(self, module: FSDPModule, axis: Axis, reductions: "GradientReductions"):
         self.module = module
         self._reductions = reductions
         self._reduce_scatter: AsyncCollective | None = None
-        # Before the divide factor is set: gloo has no PREMUL_SUM.
+        # Call this before setting the divide factor: otherwise FSDP2 uses PREMUL_SUM, which gloo does not support.
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
         if axis.size > 1:
@@ -38,8 +38,8 @@ class FsdpUnit:
     def accumulate(self) -> None:
         """Add the gradients of a micro-batch to sums in the reduction dtype, as FSDP2 does after a full backward.
 
-        FSDP2 does not see the weight gradients of a split backward. torch would sum them in the dtype of the weights:
-        in bf16, the sum of 8 micro-batches is off by 2e-3.
+        FSDP2 does not see the weight gradients of a split backward, and autograd would sum them in the dtype of the
+        weights. In bf16, the relative error of the sum of 8 micro-batches is then 2e-3.
         """
         for group in param_groups(self.module):
             for parameter in group.fsdp_params:
@@ -68,7 +68,7 @@ class GradientReductions:
         self._earlier_sums: dict[FsdpUnit, Tensor] = {}  # flat gradient sums of earlier micro-batches
 
     def begin(self, last: bool) -> None:
-        """Prepare for a backward that reduces: wait for the gradients of the previous one and set them aside."""
+        """Prepare for a backward that reduces: wait for the gradients of the previous backward and store them."""
         for unit, output, reduce_scatter, written in self._unfinished:
             if reduce_scatter:
                 reduce_scatter.wait()
@@ -81,7 +81,7 @@ class GradientReductions:
 
     def add(self, unit: FsdpUnit, output: Tensor, reduce_scatter: AsyncCollective | None) -> None:
         if self._last and self._unfinished:
-            self._sum_replicas()  # one by one: all ranks must start them in the same order
+            self._sum_replicas()  # one unit after another: all ranks must start them in the same order
         self._unfinished.append((unit, output, reduce_scatter, mark_write(output)))
         if self._last and reduce_scatter is None:
             self._sum_replicas()

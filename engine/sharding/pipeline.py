@@ -1,4 +1,5 @@
-"""Pipeline parallelism: torch's schedules (GPipe, 1F1B, zero-bubble ...) over metered stages, or a loop for one stage.
+"""Pipeline parallelism: torch's schedules (GPipe, 1F1B, zero-bubble ...) over metered stages; a loop if there is one
+stage.
 
 Shapes: B sequences in a micro-batch, S tokens in a cp slice, s = S/tp, D model, V vocabulary.
 """
@@ -36,7 +37,7 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
     "dualpipev": ScheduleDualPipeV,
 }
 
-ACTIVATIONS = {"bf16": torch.bfloat16}  # else torch's default dtype
+ACTIVATIONS = {"bf16": torch.bfloat16}  # dtype by precision; other precisions use torch's default dtype
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
 """(logits [B, S, V/tp], targets [B, S]) -> the micro-batch's share of the step's loss."""
@@ -45,7 +46,7 @@ WAITING = "waiting for a pipeline neighbour"
 
 
 class MeteredStage(PipelineStage):
-    """A stage that meters its actions and sends, and sums gradients in the same way under every schedule."""
+    """A pipeline stage that meters its actions and sends, and sums gradients in the same way under every schedule."""
 
     def __init__(self, meter: Meter, shards: Shards, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -180,8 +181,8 @@ class _Scheduled:
         self.clock = ScheduleClock(schedule, world.pp.size, layout.virtual_stages, micro_batches)
         self._meter = meter
         model, B = layout.model, layout.local_batch // micro_batches
-        # Static shapes: torch infers shapes by running the module on garbage, which each tensor rank would route
-        # differently.
+        # Give torch the shapes. Otherwise it infers them by running the module on uninitialised data, which each tensor
+        # rank would route differently.
         S = model.seq_len // world.cp.size
         tokens = torch.empty(B, S, dtype=torch.int64, device="meta")
         slice_, share = S // world.tp.size, model.vocab // world.tp.size

@@ -55,7 +55,7 @@ class Saving:
         self._acks: SaveAcks | None = None
         if checkpoints_dir:
             self.checkpoints = Checkpoints(
-                checkpoints_dir, layout.checkpoint, self._state(), self._manifest, meter.at
+                checkpoints_dir, layout.checkpoint, self._state(), self._manifest, meter.set_operation
             )
             self._acks = SaveAcks(self.checkpoints, agent.settle)
 

@@ -76,7 +76,7 @@ def test_trains(name: str, results: Results) -> None:
 def test_experts_move_and_come_back(name: str, results: Results) -> None:
     """They were elsewhere in the very run that equals one process. What one rank cannot do is done on none."""
     refused, *done = results(name)["said"]
-    assert refused == "experts stay where they are: rank 1: this rank has no room for experts"
+    assert refused == "experts do not move: rank 1: this rank has no room for experts"
     assert len(done) == 4 and all(text.startswith("experts ") for text in done)
     placed = [layers > 0 for layers in results(name)["placed"]]
     assert placed == [False] * 5 + [True] * 9 + [False] * (STEPS - 14)

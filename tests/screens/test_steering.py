@@ -14,7 +14,7 @@ from tests.screens.fake_run import FakeRun
 from tests.screens.test_overview import SIZES
 
 FASTER = Estimate("step_ms", 655.0, 603.0, 588.0, 621.0, "measured in this run: 24 steps with these values")
-SAME = Estimate("a2a_bytes", 12.6e6, 12.6e6, source="micro_batches does not touch it")
+SAME = Estimate("a2a_bytes", 12.6e6, 12.6e6, source="micro_batches does not affect it")
 UNKNOWN = Estimate("memory_bytes", 3e8, source="no data: this run had no step with these values")
 
 

@@ -104,8 +104,8 @@ def test_one_with_a_flipped_bit_is_never_chosen(tmp_path: Path, name: str, byte:
     told: list[str] = []
     start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", again, warn=told.append)
     assert start.checkpoint and start.checkpoint.manifest.step == 3
-    why = f"{spoilt} is damaged: {name} is not what was written"
-    assert told == [f"passed over: {why}"]
+    why = f"{spoilt} is damaged: {name} has changed since it was written"
+    assert told == [f"skipped a checkpoint: {why}"]
     for path in (tmp_path / "run", checkpoints_dir):
         begun = find_start(LAYOUT, path, None, tmp_path / "new", False)
         assert begun.checkpoint and begun.checkpoint.manifest.step == 3
@@ -130,7 +130,9 @@ def test_what_another_engine_has_written_is_left_alone(tmp_path: Path) -> None:
     """Neither removed, nor is a run begun beside it that would write over it."""
     other = save(tmp_path / "run/checkpoints", 1)
     (other / MANIFEST).write_text('{"format": 1}')
-    with pytest.raises(LayoutError, match="step-1 is in the format of another engine; choose another folder"):
+    with pytest.raises(
+        LayoutError, match="step-1 has the format of another engine version; choose another folder"
+    ):
         find(tmp_path, run_dir=tmp_path / "run", resume=False)
     for step in (2, 4, 6):
         save(other.parent, step)
@@ -184,13 +186,15 @@ def test_a_path_begins_a_run_from_there(tmp_path: Path) -> None:
     for path, chosen in ((tmp_path / "a", newest), (tmp_path / "a/checkpoints", newest), (first, first)):
         start = find(tmp_path, layout, path)
         assert start.run_dir is None and start.checkpoint and start.checkpoint.folder == chosen
-    with pytest.raises(LayoutError, match="is no folder"):
+    with pytest.raises(LayoutError, match="is not a folder"):
         find(tmp_path, layout, tmp_path / "b")
 
 
 def test_a_folder_that_has_checkpoints_is_not_begun_in_again(tmp_path: Path) -> None:
     save(tmp_path / "a/checkpoints", 2)
-    with pytest.raises(LayoutError, match="holds checkpoints up to step-2; go on from there with --resume"):
+    with pytest.raises(
+        LayoutError, match="holds checkpoints up to step-2; continue from there with --resume"
+    ):
         find(tmp_path, resume=False, run_dir=tmp_path / "a")
 
 
@@ -198,7 +202,9 @@ def test_nor_with_a_beginning_from_elsewhere(tmp_path: Path) -> None:
     """Its own checkpoints would be swept and pruned."""
     for run in ("a", "b"):
         save(tmp_path / run / "checkpoints", 2)
-    with pytest.raises(LayoutError, match="b holds checkpoints up to step-2; go on from there with --resume"):
+    with pytest.raises(
+        LayoutError, match="b holds checkpoints up to step-2; continue from there with --resume"
+    ):
         find(tmp_path, resume=tmp_path / "a", run_dir=tmp_path / "b")
 
 
@@ -247,7 +253,7 @@ def test_a_shelf_has_one_run_at_a_time(tmp_path: Path) -> None:
 
 def test_a_shelf_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("")
-    with pytest.raises(RunError, match=r"nothing can be saved in .*/blocked/a: Not a directory"):
+    with pytest.raises(RunError, match=r"cannot save in .*/blocked/a: Not a directory"):
         lock_folder(tmp_path / "blocked/a").__enter__()
 
 
@@ -322,7 +328,7 @@ def test_a_value_that_the_new_layout_does_not_take_gives_way(tmp_path: Path) -> 
     start = find(tmp_path, layout, tmp_path / "a", warn=told.append)
     assert start.layout.schedule.name == "1f1b" and start.layout.knobs.recompute == "full"
     assert start.layout.knobs.micro_batches == 2
-    assert len(told) == 1 and "schedule.name = 1f1b instead of interleaved_zb: " in told[0]
+    assert len(told) == 1 and "schedule.name = interleaved_zb, the run continues with 1f1b: " in told[0]
     assert "\n" not in told[0]
     layout = load(DEMO, ["grid.pp=4", "model.layers=8"])
     start = find(tmp_path, layout, tmp_path / "a", warn=told.append)
@@ -353,14 +359,14 @@ def test_another_text_is_refused_unless_the_layout_says_so(tmp_path: Path) -> No
         with pytest.raises(LayoutError) as refused:
             find(tmp_path, LAYOUT, resume, run_dir=run_dir, data=OTHER)
         assert str(refused.value) == (
-            f"{folder} was trained on another text: it had the digest {TEXT}, and what data.source = 'stdlib' names "
-            f"here has {OTHER} (other files, or for stdlib another release of Python); legal: the text it began with, "
-            f"or data.digest={OTHER} to go on with this one"
+            f"{folder} was trained on another text: its digest is {TEXT}, but the digest of data.source = 'stdlib' on "
+            f"this machine is {OTHER} (other files, or for stdlib another release of Python); legal: the text of the "
+            f"checkpoint, or data.digest={OTHER} to continue with this one"
         )
     told: list[str] = []
     meant = load(DEMO, [f"data.digest={OTHER}"])
     assert find(tmp_path, meant, tmp_path / "a", data=OTHER, warn=told.append).checkpoint
-    assert len(told) == 1 and f"as data.digest = {OTHER} says" in told[0]
+    assert len(told) == 1 and f"continues with data.digest = {OTHER}" in told[0]
 
 
 def test_checkpoints_may_lie_elsewhere(tmp_path: Path) -> None:

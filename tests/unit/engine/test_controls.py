@@ -26,7 +26,7 @@ class Told(Heard):
     def __init__(self, meter: Meter) -> None:
         super().__init__()
         self.acks: list[Ack] = []
-        self.doing: list[str] = []
+        self.operations: list[str] = []
         self._meter = meter
         self._orders: deque[Command] = deque()  # type: ignore[assignment]
         self.launcher_stops: Callable[[], bool] = lambda: False
@@ -36,7 +36,7 @@ class Told(Heard):
 
     @property
     def pending(self) -> Command | None:
-        self.doing.append(self._meter.doing[1])
+        self.operations.append(self._meter.operation[1])
         return self._orders[0] if self._orders else None  # type: ignore[index]
 
     def settle(self, ack: Ack) -> None:
@@ -75,7 +75,7 @@ def test_a_paused_run_hears_commands_and_goes_on_and_stops(trainer: Trainer) -> 
     acks = sorted(agent.acks, key=lambda ack: ack.revision)  # a save's comes when it is on disk
     assert [(ack.state, ack.step) for ack in acks] == [("applied", 1)] * 4 + [("applied", 2)]
     assert agent.steps == [0, 1], "stopped after the step in which it was told"
-    assert PAUSED in agent.doing and trainer.knob_values.lr_scale == 0.5
+    assert PAUSED in agent.operations and trainer.knob_values.lr_scale == 0.5
     saved = [
         message.text
         for message in agent.messages
@@ -159,7 +159,7 @@ def test_no_trace_begins_or_ends_while_statistics_are_under_way(
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"profile_rank": 0}, "profile_rank says whose steps profile traces; set both"),
+        ({"profile_rank": 0}, "profile_rank selects the rank that profile traces; set both"),
         ({"profile": 2, "profile_rank": 7}, "profile_rank = 7 is not legal; legal: all, 0 to 0"),
         ({"profile": 4}, "profile = 4 is not legal; legal: 1, 2, 3, 5, 10, 20, 50"),
         ({"pause": False}, "pause = false is not legal; legal: true"),

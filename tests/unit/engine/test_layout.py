@@ -71,7 +71,7 @@ def test_overrides_lie_over_the_file() -> None:
         ("knobs.capacity_factor=-1", "a number from 0.1 to 8 or none"),
         ("model.vocab=128", "model.vocab = 128 is too small for byte tokens; legal: at least 256"),
         ("model.d_model=2147483648", "legal: a whole number from 1 to 2147483647"),
-        ("model.moe.d_expert=50", "model.moe.d_expert = 50 does not suit"),
+        ("model.moe.d_expert=50", "model.moe.d_expert = 50 is not aligned"),
         ("run.name=a/b", "run.name = 'a/b' is not legal"),
         ("run.name=-x", "not beginning with"),
         ("train.lr=inf", "a number from 0 to 1e+09"),

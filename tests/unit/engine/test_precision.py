@@ -61,7 +61,7 @@ def test_the_grouped_gemm_in_bf16_is_the_product_rounded_once() -> None:
     assert (error <= 2.0**-8 * exact.abs() + 1e-4).all()
 
 
-def test_widths_must_suit_the_grouped_gemm() -> None:
+def test_widths_must_be_aligned_for_the_grouped_gemm() -> None:
     load(DEMO, ["model.moe.d_expert=132"])
-    with pytest.raises(LayoutError, match=r"d_expert = 132 does not suit .* bf16; legal: a multiple of 8"):
+    with pytest.raises(LayoutError, match=r"d_expert = 132 is not aligned .* bf16; legal: a multiple of 8"):
         load(DEMO, ["model.moe.d_expert=132", "train.precision=bf16"])

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from agents.loop.loop import Loop, check_sendable
 from agents.loop.start_hub import endpoint_for, is_first_on_machine
-from agents.loop.vote import LEADER, Agree
+from agents.loop.vote import Agree
 from agents.protocol import VERSION, Hello, Value
 from agents.protocol.base import RunError
 from agents.rank.vitals import Sensors
+from agents.rank.vote import LEADER
 from agents.rundir.local_machine import this_host
 
 log = logging.getLogger("agents")

@@ -17,13 +17,14 @@ from msgspec import structs
 
 from agents.loop.declared_knobs import Legals, declared_knob
 from agents.loop.step import StepReport, summary_of
-from agents.loop.vote import LEADER, Agree, Agreement, Disagreement, RankStep
+from agents.loop.vote import Agree, Agreement, Disagreement, RankStep
 from agents.protocol import Ack, Event, Hello, Message, Step, Value, codec
 from agents.protocol import Board as BoardMessage
 from agents.rank.agent import Agent
 from agents.rank.errors import named
 from agents.rank.knob_board import Knob, KnobBoard, NotAppliedError
 from agents.rank.vitals import Sensors
+from agents.rank.vote import LEADER
 from agents.rundir.hub_supervisor import Reach
 
 log = logging.getLogger("agents")

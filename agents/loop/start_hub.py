@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from agents.loop.vote import LEADER, Agree
+from agents.loop.vote import Agree
+from agents.rank.vote import LEADER
 from agents.rundir.hub_supervisor import Reach, between_machines, hub_of, kept, listening, named_hub, reach
 from agents.rundir.local_machine import this_host
 from agents.rundir.runs import RunError

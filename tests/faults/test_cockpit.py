@@ -10,13 +10,10 @@ import sys
 import threading
 from pathlib import Path
 
-import psutil
-
 from agents.client import Client
-from agents.protocol import Action, Timeline
 from tests.faults.rank import RankProcess
 from tests.unit.agents.conftest import Opened
-from tests.unit.agents.fleet import HubProcess, Peer, environment, make_hello, poll_until
+from tests.unit.agents.fleet import HubProcess, environment, poll_until
 
 COCKPIT = [sys.executable, "-m", "cockpit"]
 
@@ -42,34 +39,19 @@ class Watcher:
 
 
 def test_a_suspended_watcher_costs_itself_alone(own_hub: HubProcess, opened: Opened) -> None:
-    """It has granted credit, and there is much that it wants and does not read."""
-    rank = opened(RankProcess(own_hub.endpoints.ranks, 0, 2, step_s=0.002))
-    verbose = opened(Peer(own_hub.endpoints.ranks))
-    verbose.say(make_hello(1, 2))
+    """Others miss nothing, and it catches up. (`test_scale` measures the memory that a stalled subscriber may cost.)"""
+    rank = opened(RankProcess(own_hub.endpoints.ranks, 0, 1, step_s=0.002))
     client = opened(Client(own_hub.endpoints.clients))
-    poll_until(client, lambda: client.state.summaries and client.state.board and 1 in client.state.hellos)
-
-    def told_of(steps: range) -> int:
-        """Bytes that the hub has once so many timelines, of 190 KB each, have reached another watcher."""
-        for step in steps:
-            verbose.say(Timeline(1, step, 1.0, [Action("F", 0, 0.5, 1.5)] * 6000))
-            client.poll(0.0)
-        poll_until(
-            client, lambda: 1 in client.state.timelines and client.state.timelines[1].step == steps[-1]
-        )
-        return int(psutil.Process(own_hub.process.pid).memory_info().rss)
-
-    told_of(range(100))  # more than the hub keeps for anybody
+    poll_until(client, lambda: client.state.summaries and client.state.board)
     watcher = opened(Watcher(own_hub.folder))
     poll_until(client, lambda: watcher.step > 0)
     watcher.process.send_signal(signal.SIGSTOP)
-    step, memory = client.state.summaries[-1].step, told_of(range(100, 200))
-    assert told_of(range(200, 800)) - memory < 56 << 20, "what was kept for it would be 110 MB"
-    poll_until(client, lambda: client.state.summaries[-1].step > step + 500)
+    step = client.state.summaries[-1].step
+    poll_until(client, lambda: client.state.summaries[-1].step > step + 1000)
     assert client.resets == 1, "another watcher has missed nothing"
     assert watcher.step < step + 250, "it was suspended in earnest"
     watcher.process.send_signal(signal.SIGCONT)
-    poll_until(client, lambda: watcher.step > step + 500)  # it catches up
+    poll_until(client, lambda: watcher.step > step + 1000)  # it catches up
 
     watcher.process.kill()
     step = client.state.summaries[-1].step

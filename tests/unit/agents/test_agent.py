@@ -2,18 +2,34 @@
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import zmq
 
 from agents import protocol
-from agents.protocol import Ack, Board, Command, Event, Experts, Gone, LayerLoad, Pulse, Step, Timeline, codec
+from agents.protocol import (
+    Ack,
+    Board,
+    Command,
+    Event,
+    Experts,
+    Gone,
+    LayerLoad,
+    Pulse,
+    Step,
+    Timeline,
+    Welcome,
+    codec,
+)
 from agents.rank.agent import Agent
 from agents.rank.hub_link import HubLink
 from agents.rank.outbox import BULK, CAPACITY, RECORDS, Outbox
 from agents.rank.received_commands import REMEMBERED, REPEATED, ReceivedCommands
 from tests.unit.agents.conftest import Opened
-from tests.unit.agents.fleet import make_hello, make_step
+from tests.unit.agents.fleet import DEADLINE_S, make_hello, make_step
 
 
 def doing() -> tuple[int, str, float]:
@@ -28,6 +44,42 @@ def drained(outbox: Outbox) -> list[protocol.AnyMessage]:
     return messages
 
 
+class SilentHub:
+    """A ROUTER socket of a test, which hears one agent and answers what the test says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.endpoint = f"ipc://{folder}/ranks"
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.set(zmq.LINGER, 0)
+        self._router.bind(self.endpoint)
+        self._peer = b""
+
+    def hear(self, *kinds: type[protocol.Message], count: int) -> list[protocol.AnyMessage]:
+        """The next messages of these kinds, `count` of them."""
+        heard: list[protocol.AnyMessage] = []
+        deadline = time.monotonic() + DEADLINE_S
+        while len(heard) < count:
+            rest_s = deadline - time.monotonic()
+            assert rest_s > 0 and self._router.poll(int(1000 * rest_s)), f"{len(heard)} of {count} came"
+            self._peer, frame = self._router.recv_multipart()
+            heard += [message for message in codec.decode(frame) if isinstance(message, kinds)]
+        return heard
+
+    def say(self, *messages: protocol.Message) -> None:
+        self._router.send_multipart([self._peer, codec.encode(messages)])
+
+    def close(self) -> None:
+        self._router.close()
+        self._context.term()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[SilentHub]:
+    with closing(SilentHub(tmp_path)) as one:
+        yield one
+
+
 def test_an_absent_hub_costs_no_time_and_no_memory(tmp_path: Path) -> None:
     agent = Agent(f"ipc://{tmp_path}/nobody", doing)
     agent.introduce(make_hello(0, 1), None)
@@ -38,11 +90,10 @@ def test_an_absent_hub_costs_no_time_and_no_memory(tmp_path: Path) -> None:
         slowest = max(slowest, time.perf_counter() - before)
     assert slowest < 0.5, "send waited for something"
     assert agent.lost_records >= 10_000 - CAPACITY[RECORDS] - 4000  # one frame may be on its way
-    assert sum(map(len, agent._outbox._lanes)) <= sum(CAPACITY)
     before = time.perf_counter()
     agent.close(0.1)
     assert time.perf_counter() - before < 2
-    assert not agent._thread.is_alive()
+    assert "agent" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_without_an_endpoint_everything_is_a_no_op() -> None:
@@ -55,42 +106,43 @@ def test_without_an_endpoint_everything_is_a_no_op() -> None:
 
 
 def test_an_older_board_is_never_queued_after_a_newer_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: SilentHub, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hub asks who this is just when a change is applied."""
-    agent = Agent(None, doing)
-    link = agent._link = HubLink(f"ipc://{tmp_path}/nobody", doing, agent._outbox, agent._orders)
+    agent = opened(Agent(hub.endpoint, doing))
+    latest = ReceivedCommands.latest_acks
 
     def apply(revision: int) -> None:
         agent.introduce(make_hello(0, 1, revision=revision), Board(0, revision, "d", []))
         agent.settle(Ack(0, revision, "applied", 1, "d"))
 
     trainer = threading.Thread(target=apply, args=(2,))
-    latest = agent._orders.latest_acks
 
-    def meanwhile() -> list[Ack]:
+    def meanwhile(orders: ReceivedCommands) -> list[Ack]:
         trainer.start()
         trainer.join(0.2)  # it goes on if it can
-        return latest()
+        return latest(orders)
 
+    monkeypatch.setattr(ReceivedCommands, "latest_acks", meanwhile)
     apply(1)
-    drained(agent._outbox)
-    monkeypatch.setattr(agent._orders, "latest_acks", meanwhile)
-    link._introduce(time.monotonic())
+    assert [type(one) for one in hub.hear(Board, Ack, count=2)] == [Board, Ack]
+    hub.say(Welcome("epoch"))
+    heard = hub.hear(Board, Ack, count=4)
     trainer.join()
-    queued = [message for message in drained(agent._outbox) if isinstance(message, Board | Ack)]
-    assert [(type(one), one.revision) for one in queued] == [(Board, 1), (Ack, 1), (Board, 2), (Ack, 2)]
-    agent._link.leave(0.0)
+    assert [(type(one), one.revision) for one in heard] == [(Board, 1), (Ack, 1), (Board, 2), (Ack, 2)]  # type: ignore[union-attr]
 
 
-def test_steps_are_numbered_and_tell_what_was_lost(opened: Opened) -> None:
-    agent = opened(Agent(f"ipc:///nowhere/{id(opened)}", doing))
-    for step in range(CAPACITY[RECORDS] + 5):
+def test_steps_are_numbered_and_tell_what_was_lost(hub: SilentHub, opened: Opened) -> None:
+    agent = opened(Agent(hub.endpoint, doing))
+    for step in range(CAPACITY[RECORDS] + 5):  # nothing is sent before the introduction
         agent.send(make_step(0, step))
-    steps = [message for message in drained(agent._outbox) if isinstance(message, Step)]
-    assert steps[0].step == 5 and steps[-1].step == CAPACITY[RECORDS] + 4
-    assert [step.seq for step in steps] == list(range(6, CAPACITY[RECORDS] + 6))
-    assert steps[-1].lost_records == 4 and agent.lost_records == 5
+    agent.introduce(make_hello(0, 1), None)
+    steps: list[Step] = []
+    while not steps or steps[-1].step < CAPACITY[RECORDS] + 4:
+        steps += (one for one in hub.hear(Step, count=1) if isinstance(one, Step))
+    assert steps[0].step == agent.lost_records >= 5, "a pulse may have displaced one more"
+    assert [step.step for step in steps] == list(range(steps[0].step, CAPACITY[RECORDS] + 5))
+    assert all(step.seq == step.step + 1 for step in steps) and steps[-1].lost_records == 4
 
 
 def test_what_is_large_displaces_no_records() -> None:
@@ -116,10 +168,11 @@ def test_what_cannot_be_sent_is_dropped_counted_and_told_once() -> None:
     assert told.text.startswith("a Gone cannot be sent: ")
 
 
-def test_a_long_text_is_cut_to_what_the_wire_takes(opened: Opened) -> None:
-    agent = opened(Agent(f"ipc:///nowhere/{id(opened)}", doing))
+def test_a_long_text_is_cut_to_what_the_wire_takes(hub: SilentHub, opened: Opened) -> None:
+    agent = opened(Agent(hub.endpoint, doing))
+    agent.introduce(make_hello(0, 1), None)
     agent.send(Event(0.0, "error", "rank 0", "x" * 9000))
-    (event,) = drained(agent._outbox)
+    (event,) = hub.hear(Event, count=1)
     assert isinstance(event, Event) and len(event.text) == protocol.TEXT
 
 
@@ -161,23 +214,26 @@ def test_commands_are_taken_in_order_and_memory_is_bounded() -> None:
             oldest = orders.oldest
             assert oldest is not None and oldest.revision == revision - 7
             orders.settle(Ack(0, oldest.revision, "applied", 1, "d"))
-    assert len(orders._acks) == REMEMBERED
+    assert orders.receive(Command(992 - REMEMBERED + 1, "a", {}), HELLO, None) is not None
+    assert orders.receive(Command(992 - REMEMBERED, "a", {}), HELLO, None) is None, "its ack is forgotten"
     assert len(orders.latest_acks()) == REPEATED and orders.latest_acks()[-1].revision == 992
 
 
-def test_a_mute_agent_says_nothing_wakes_nobody_and_can_speak_again(opened: Opened) -> None:
-    agent = opened(Agent(f"ipc:///nowhere/{id(opened)}", doing))
+def test_a_mute_agent_says_nothing_wakes_nobody_and_can_speak_again(hub: SilentHub, opened: Opened) -> None:
+    agent = opened(Agent(hub.endpoint, doing))
+    agent.introduce(make_hello(0, 1), None)
     agent.mute(True)
     agent.send(make_step(0, 1))
-    assert not agent.attached and not agent.wants("peers", 0) and drained(agent._outbox) == []
+    assert not agent.attached and not agent.wants("peers", 0)
     agent.mute(False)
     agent.send(make_step(0, 2))
-    assert agent.attached and [type(message) for message in drained(agent._outbox)] == [Step]
+    (step,) = hub.hear(Step, count=1)
+    assert agent.attached and isinstance(step, Step) and step.step == 2
     agent.mute(True)  # and a mute one can be closed
 
 
 def test_an_error_in_a_turn_is_told_once_and_the_rank_goes_on(
-    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: SilentHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = 0
 
@@ -188,9 +244,12 @@ def test_an_error_in_a_turn_is_told_once_and_the_rank_goes_on(
 
     monkeypatch.setattr(HubLink, "turn", turn)
     monkeypatch.setattr("agents.rank.agent.PAUSE_S", 0.001)
-    agent = opened(Agent(f"ipc://{tmp_path}/ranks", doing))
+    agent = Agent(hub.endpoint, doing)
+    agent.introduce(make_hello(0, 1), None)
     deadline = time.monotonic() + 5
     while turns < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert turns >= 3 and agent.refused is not None and "a mistake" in agent.refused
-    assert sum(isinstance(one, protocol.Event) for one in drained(agent._outbox)) == 1
+    agent.close(5.0)
+    told, _ = hub.hear(Event, Gone, count=2)
+    assert isinstance(told, Event) and "a mistake" in told.text, "once, and then the goodbye"

@@ -116,17 +116,6 @@ def test_what_cannot_be_asked_is_a_value_error(client: Client) -> None:
         client.propose({"x" * 65: 1})
 
 
-def test_a_stalled_client_does_not_stop_another(
-    client: Client, hub: HubProcess, fleet: Fleet, opened: Opened
-) -> None:
-    stalled = opened(Peer(hub.endpoints.clients))
-    stalled.say(Credit(protocol.VERSION, "", 0, 64))  # and never reads
-    first = fleet.step
-    began = time.monotonic()
-    poll_until(client, lambda: client.state.summaries[-1].step > first + 40, fleet.turn)
-    assert time.monotonic() - began < 5 and client.resets == 1
-
-
 # --------------------------------------------------------------------------------------- what ought not to be
 
 

@@ -82,16 +82,17 @@ class Node:
         self._introduce(time.monotonic())
         while not self._stopping:
             poller.poll(FLUSH_MS if self._outbox else IDLE_MS)
-            self._round(time.monotonic())
+            self.turn(time.monotonic())
             if parent is not None and process_state(parent) == "ended":
                 self.stop()
             if self._outbox:
                 time.sleep(FLUSH_MS / 1000)  # so that a batch has records of many ranks
-        self._round(time.monotonic())
+        self.turn(time.monotonic())
         self._hub_socket.close(int(1000 * LEAVE_S))
         self._server_socket.socket.close()
 
-    def _round(self, now: float) -> None:
+    def turn(self, now: float) -> None:
+        """Receive frames of ranks and of the hub, handle them, and send what is due."""
         with contextlib.suppress(zmq.Again):
             for _ in range(FRAMES_PER_ROUND):
                 came = self._server_socket.receive()

@@ -2,9 +2,11 @@
 
 import subprocess
 import sys
+from collections import deque
 from typing import cast
 
 import pytest
+import zmq
 
 from agents import protocol
 from agents.client import Client
@@ -14,7 +16,8 @@ from agents.hub.telemetry.membership import SUCCESSION_S
 from agents.protocol import Event, Pulse, Refused, Relay, Welcome, codec
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.transport.reconnecting import ReconnectingSocket
-from agents.transport.server_sockets import ServerSocket
+from agents.transport.roles import Role
+from agents.transport.server_sockets import Received, ServerSocket
 from agents.waiting import wait_for_command
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import (
@@ -164,34 +167,66 @@ def test_a_crowd_of_ranks_that_cannot_be_is_bounded_too() -> None:
     assert len(outbox) <= PATIENCE
 
 
-class Sockets:
-    """Stands for a relay's door and its line: keeps what the relay answers."""
+class RankSide:
+    """Stands for the socket of a relay's ranks: keeps what the relay answers."""
 
     def __init__(self) -> None:
+        self.said: deque[Received] = deque()
         self.answers: list[tuple[bytes, protocol.AnyMessage]] = []
+
+    def receive(self) -> Received:
+        if not self.said:
+            raise zmq.Again
+        return self.said.popleft()
 
     def send(self, peer: bytes, frame: bytes) -> bool:
         self.answers += [(peer, message) for message in codec.decode(frame)]
         return True
 
 
-class Within:
-    """A relay's node by itself: what ranks say to it, and what it would send to the hub."""
+class HubSide:
+    """Stands for a relay's socket to the hub: keeps what the relay sends."""
+
+    refusal = None
 
     def __init__(self) -> None:
-        self.sockets = Sockets()
-        self._node = Node("r", cast(ReconnectingSocket, self.sockets), cast(ServerSocket, self.sockets))
+        self.said: deque[bytes] = deque()
+        self.sent: list[protocol.AnyMessage] = []
+
+    @property
+    def socket(self) -> "HubSide":
+        return self
+
+    def check_handshakes(self) -> None: ...
+
+    def recv(self, _flags: int) -> bytes:
+        if not self.said:
+            raise zmq.Again
+        return self.said.popleft()
+
+    def send(self, frame: bytes, _flags: int) -> None:
+        self.sent += codec.decode(frame)
+
+
+class Within:
+    """A relay's node by itself: what ranks say to it, and what it sends to the hub."""
+
+    def __init__(self) -> None:
+        self.sockets, self._hub = RankSide(), HubSide()
+        self._node = Node("r", cast(ReconnectingSocket, self._hub), cast(ServerSocket, self.sockets))
 
     def say(self, peer: bytes, *messages: protocol.Message, now: float = 0.0) -> None:
-        self._node._from_rank(peer, [codec.encode(messages)], now)
+        self.sockets.said.append(Received(peer, Role.RANK, "", [codec.encode(messages)]))
+        self._node.turn(now)
 
     def hear(self, *messages: protocol.Message, now: float = 0.0) -> None:
-        self._node._from_hub(codec.encode(messages), now)
+        self._hub.said.append(codec.encode(messages))
+        self._node.turn(now)
 
     def batch(self) -> list[protocol.AnyMessage]:
-        frames: list[bytes] = []
-        self._node._outbox.flush(lambda frame: not frames.append(frame))  # type: ignore[func-returns-value]
-        return [message for frame in frames for message in codec.decode(frame)]
+        """What the hub has got since the last call."""
+        batch, self._hub.sent = self._hub.sent, []
+        return batch
 
 
 def test_a_relay_passes_on_what_a_rank_may_say_and_nothing_else() -> None:

@@ -7,7 +7,7 @@ from msgspec import structs
 from agents.hub.commands.control import Control
 from agents.hub.commands.preview_queries import PreviewQueries
 from agents.hub.rate_limit import RateLimit
-from agents.hub.telemetry.allowed_records import OF_ITSELF, OF_THE_JOB
+from agents.hub.telemetry.allowed_records import OfItself, OfTheJob
 from agents.hub.telemetry.membership import Connection, Known, Membership
 from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.hub.telemetry.update_log import UpdateLog
@@ -161,7 +161,7 @@ class Ingest:
 
     def _welcome_unknown(self, unknown_senders: list[Message]) -> list[Message]:
         """Ask for the hello of ranks that sent through this relay without one."""
-        ranks = {one.rank for one in unknown_senders if isinstance(one, OF_ITSELF)}
+        ranks = {one.rank for one in unknown_senders if isinstance(one, OfItself)}
         if len(ranks) < len(unknown_senders):
             self._peer_faults.add("rank", "a relay sent records for ranks that are not its own; dropped")
         return [Welcome(self._update_log.epoch, sorted(ranks)[:WELCOME_RANKS])] if ranks else []
@@ -181,7 +181,7 @@ class Ingest:
     def _check(self, sender: Hello, message: AnyMessage) -> bool:
         me = f"rank {sender.rank}"
         kind = type(message).__name__.lower()
-        if isinstance(message, OF_ITSELF):
+        if isinstance(message, OfItself):
             if message.rank != sender.rank:
                 self._peer_faults.add(
                     "rank", f"{me} sent a {kind} in the name of rank {message.rank}; dropped"
@@ -190,7 +190,7 @@ class Ingest:
             if isinstance(message, Peers) and any(to.peer >= sender.world for to in message.sent):
                 self._peer_faults.add("peers", f"{me} sent to ranks that this run does not have; dropped")
                 return False
-        elif isinstance(message, OF_THE_JOB):
+        elif isinstance(message, OfTheJob):
             if sender.rank != 0 and not sender.leader:
                 self._peer_faults.add(
                     "rank", f"{me} sent a {kind}, which rank 0 or the leader sends; dropped"
@@ -247,11 +247,11 @@ def _sender(connection: Connection, message: AnyMessage) -> Known | None:
     """The rank that sent the message, if this connection may send for it; `_check` then validates the message."""
     if not connection.relay:
         return connection.only
-    if isinstance(message, OF_ITSELF):
+    if isinstance(message, OfItself):
         return connection.ranks.get(message.rank)
     if isinstance(message, Event):
         number = message.source.removeprefix("rank ")
         return connection.ranks.get(int(number)) if number.isdecimal() and len(number) < 9 else None
-    if isinstance(message, OF_THE_JOB):
+    if isinstance(message, OfTheJob):
         return next((one for rank, one in connection.ranks.items() if one.hello.leader or rank == 0), None)
     return next(iter(connection.ranks.values()), None)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from agents.protocol import Count, Experts, Loads, Peers, Pulse, Step, Timeline, Unknown, Update, Vitals, clip
+from agents.protocol import JOB_RECORDS, RECORDS, Count, Unknown, Update, clip
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS segments (
@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS feed (
 CREATE INDEX IF NOT EXISTS feed_by_segment ON feed (segment);
 """
 
-OF_A_MOMENT: Final = (Step, Loads, Experts, Timeline, Peers, Pulse, Vitals, Unknown)
+OF_A_MOMENT: Final = (*RECORDS, *JOB_RECORDS, Unknown)
 """Records of one rank at one step, superseded by the next: most of the volume of a recording."""
 
 MAX_ROW_BYTES: Final = 256 << 20  # uncompressed

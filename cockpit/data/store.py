@@ -18,8 +18,8 @@ from agents.state.metric_curve import Curve
 from agents.state.run_state import RunState
 from cockpit.data import format
 from cockpit.data.metric_curves import View
-from cockpit.data.topics import TOPICS
-from cockpit.data.topics import Topic as Topic
+from cockpit.data.update_kinds import UPDATE_KINDS
+from cockpit.data.update_kinds import Topic as Topic
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class Store:
     def note(self, updates: Iterable[Update]) -> None:
         """Account for updates that are already part of `state`, which may belong to a client or a replay."""
         for update in updates:
-            for topic in TOPICS[type(update)]:
+            for topic in UPDATE_KINDS[type(update)].topics:
                 self.revisions[topic] += 1
             match update:
                 case Step():

@@ -10,25 +10,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from agents.protocol import (
-    Alert,
-    Board,
-    CommandState,
-    Event,
-    Experts,
-    Gone,
-    Hello,
-    Loads,
-    Peers,
-    Pulse,
-    Step,
-    Summary,
-    Timeline,
-    TrialState,
-    Update,
-    Vitals,
-)
+from agents.protocol import Experts, Update
 from agents.recording.reader import Moment, Recording
+from cockpit.data.update_kinds import UPDATE_KINDS, UpdateKind
 from cockpit.export.updates import updates
 
 Row = dict[str, Any]
@@ -60,22 +44,14 @@ def _loads(update: Struct) -> Iterator[Row]:
             yield {"step": update.step, "layer": layer.layer, "expert": expert, "load": load}
 
 
+def _maker(kind: type[Update], shown: UpdateKind) -> Callable[[Struct], Iterator[Row]]:
+    if kind is Experts:
+        return _loads
+    return _each(shown.items) if shown.items else _one
+
+
 TABLES: dict[type[Update], tuple[str, Callable[[Struct], Iterator[Row]]]] = {
-    Summary: ("steps", _one),
-    Step: ("ranks", _one),
-    Pulse: ("pulses", _one),
-    Vitals: ("vitals", _one),
-    Loads: ("loads", _each("layers")),
-    Experts: ("experts", _loads),
-    Timeline: ("timelines", _each("actions")),
-    Peers: ("peers", _each("sent")),
-    Event: ("events", _one),
-    Alert: ("alerts", _one),
-    CommandState: ("commands", _one),
-    TrialState: ("trials", _one),
-    Board: ("knobs", _each("knobs")),
-    Hello: ("hellos", _one),
-    Gone: ("gone", _one),
+    kind: (shown.table, _maker(kind, shown)) for kind, shown in UPDATE_KINDS.items() if shown.table
 }
 
 

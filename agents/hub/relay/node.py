@@ -17,7 +17,7 @@ import zmq
 
 from agents import protocol
 from agents.hub.relay.outbox import RelayOutbox
-from agents.hub.telemetry.allowed_records import OF_ITSELF, OF_THE_JOB
+from agents.hub.telemetry.allowed_records import OfItself, OfTheJob
 from agents.hub.telemetry.membership import SUCCESSION_S
 from agents.protocol import (
     AnyMessage,
@@ -167,9 +167,9 @@ class Node:
 
     def _is_allowed(self, rank: int, message: AnyMessage) -> bool:
         """Whether the rank may send this message. The hub sees one peer, so a bad message would spoil the batch."""
-        if isinstance(message, OF_THE_JOB):
+        if isinstance(message, OfTheJob):
             return rank == 0 or self._ranks[rank].hello.leader
-        if isinstance(message, (Hello, *OF_ITSELF)):
+        if isinstance(message, Hello | OfItself):
             return message.rank == rank
         return isinstance(message, Event)
 

@@ -4,10 +4,9 @@ ones."""
 from collections import deque
 from collections.abc import Callable
 
-from agents.protocol import Message, Peers, Pulse, Step, Timeline, Vitals, WireError, codec
+from agents.protocol import Message, Record, WireError, codec
 from agents.protocol.frame_filling import FrameFiller
 
-RECORDS = (Step, Pulse, Vitals, Timeline, Peers)
 PATIENCE = 16_384  # messages kept in order; with more, only the newest record of each rank and kind is kept
 KEPT = 4096  # the most records, and the most other messages, kept then; the oldest are dropped
 
@@ -41,7 +40,7 @@ class RelayOutbox:
         seen: set[tuple[type[Message], int]] = set()
         others = 0
         for message in reversed(self._queue):
-            if isinstance(message, RECORDS):
+            if isinstance(message, Record):
                 key = (type(message), message.rank)
                 if key in seen or len(seen) == KEPT:
                     continue

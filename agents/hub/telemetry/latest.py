@@ -9,13 +9,12 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
-from agents.protocol import Experts, Hello, Loads, Unknown, Update, codec
+from agents.protocol import JOB_RECORDS, Experts, Hello, Record, Unknown, Update, codec
 from agents.protocol.codec import Skimmed
-from agents.state.run_state import Record, RunState
+from agents.state.run_state import RunState
 
 UPDATES_KEPT = 16_384  # updates kept, other than records
 BYTES_KEPT = 4 << 20  # of them, packed; a client that missed more gets a snapshot
-LATEST = (Loads, Experts)  # records of the job; only the newest counts
 RANK_DETAIL = (Experts,)  # not sent to clients that want no rank detail
 MALFORMED_KEPT = 64  # malformed records kept until they are reported
 
@@ -73,7 +72,7 @@ class Latest:
             self._numbers[kind][update.rank] = seq
             return
         self._state.apply(update)
-        if kind in LATEST:
+        if kind in JOB_RECORDS:
             self._latest[kind] = (seq, packed)
             return
         thin = brief(update)

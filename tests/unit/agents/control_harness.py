@@ -1,6 +1,5 @@
 """Control with a board, ranks and a journal, without a socket."""
 
-import time
 from pathlib import Path
 
 from agents.hub.commands.control import Control
@@ -51,11 +50,9 @@ class ControlHarness:
         return self.update_log.state.commands[id]
 
     def settle(self) -> None:
-        deadline = time.monotonic() + 5
-        while self.control._being_written and time.monotonic() < deadline:
-            for written in self.journal.take():
-                self.control.journal_wrote(written)
-            time.sleep(0.002)
+        self.journal.flush(5.0)
+        for written in self.journal.take():
+            self.control.journal_wrote(written)
 
     def ack(
         self, revision: int, *ranks: int, state: str = "applied", digest: str = "d1", why: str = ""

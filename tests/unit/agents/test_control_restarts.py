@@ -118,7 +118,7 @@ def test_an_id_older_than_what_is_loaded_is_found_on_disk(controller: ControlHar
         1,
         "applied",
     )
-    assert not controller.control._waiting
+    assert controller.control.next_command(100.0) is None
 
 
 def test_a_refusal_does_not_take_the_place_of_an_older_answer(controller: ControlHarness) -> None:

@@ -92,14 +92,18 @@ def test_changes_that_belong_together_are_left_to_the_ranks(controller: ControlH
 def test_the_same_id_asks_once(controller: ControlHarness) -> None:
     controller.propose("a", EIGHT)
     assert controller.propose("a", {"micro_batches": 2}).changes == EIGHT
-    assert controller.control._last_revision == 1
+    assert controller.propose("b", {"micro_batches": 2}).revision == 2
 
 
 def test_the_same_id_twice_before_the_disk_has_it_asks_once(controller: ControlHarness) -> None:
     for _ in range(2):
         controller.control.propose(Propose("a", EIGHT))
     controller.settle()
-    assert controller.control._last_revision == 1 and len(controller.control._waiting) == 1
+    command = controller.control.next_command(0.0)
+    assert command and command.revision == 1
+    controller.ack(1, 0, 1, 2)
+    assert controller.control.next_command(100.0) is None
+    assert controller.propose("b", {"micro_batches": 2}).revision == 2
 
 
 def test_of_two_with_one_base_one_loses_cleanly(controller: ControlHarness) -> None:

@@ -179,13 +179,14 @@ QUICK = (
     "ep placed fp64",
     "v3 mix drops fp64",
     "bf16 dense",
-    "compiled dp ep drops fp64",
+    "compiled one layer ep fp64",
 )
 # What `make test-all` runs; `make parity` runs all cases.
 TELLING = {
     name: CASES[name]
     for name in (
         *QUICK,
+        "compiled dp ep drops fp64",
         "demo switched",
         "demo drops switched fp64",
         "bf16 zbv ep",
@@ -212,3 +213,15 @@ TELLING = {
         "mix dp cp ep zero 3 drops fp64",
     )
 }
+
+STEPS = 20
+AFTER_SCRIPT = 4  # steps of a quick case after the last proposal of its script
+UNSCRIPTED = 8  # steps of a quick case without a script
+
+
+def steps_of(name: str) -> int:
+    """The steps of a case when it is run by its name."""
+    if name not in QUICK:
+        return STEPS
+    script = CASES[name].script
+    return max(script) + AFTER_SCRIPT if script else UNSCRIPTED

@@ -5,6 +5,8 @@ A driver imports torch once and forks the ranks of one case after the other:
 
     python -m tests.ranks.parity FOLDER [NAME ...]
 
+All cases take STEPS steps (`make parity`); a named one of QUICK (`make test`) takes as many as its script needs.
+
 Tolerances are derived, not chosen. In fp64 nothing but rounding (1e-16 an operation) may differ, so after 20 steps
 every gradient agrees to 1e-11; a wrong scale anywhere shows at once. In fp32, rounding grows along the trajectory, so
 a layout is held to what rounding does to one process: the reference is run JOLTS times more with each initial weight
@@ -49,10 +51,9 @@ from engine.train.data import Samples
 from engine.train.optimizer import learning_rate
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL, Case, Script
-from tests.ranks.cases import CASES
+from tests.ranks.cases import CASES, STEPS, steps_of
 from tests.ranks.routing import fix_routing
 
-STEPS = 20
 JOLTS = 3
 MARGIN = {"fp32": 8.0, "bf16": 2.0}
 FP64_TOLERANCE = 1e-11
@@ -98,7 +99,7 @@ class Operator(Agent):
         self._trace.said += [message.text for message in messages if isinstance(message, Event)]
 
 
-def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trace:
+def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = None) -> Trace:
     """The reference; it follows what `script` does to the loss, and need not know of neutral knobs.
 
     With `jolt`, a seed, each initial weight is off by half a unit in the last place of what it is computed with.
@@ -133,7 +134,7 @@ def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trac
     else:
         optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95))
     trace = Trace()
-    for step in range(STEPS):
+    for step in range(steps):
         meter.start_step(step)
         tokens, targets = samples.batch(step, 0, train.global_batch)
         for name, p in stage.named_parameters():
@@ -165,7 +166,7 @@ def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trac
     return trace
 
 
-def as_laid_out(context: RankContext, layout: Layout, script: Script, out: Path) -> None:
+def as_laid_out(context: RankContext, layout: Layout, script: Script, steps: int, out: Path) -> None:
     """The same run on the ranks of `layout`; each stage's first rank saves its part of the trace."""
     dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
     meter = Meter(
@@ -181,7 +182,7 @@ def as_laid_out(context: RankContext, layout: Layout, script: Script, out: Path)
         )
     if context.rank == 1:
         expert_placement.Move = _no_room_at_first(expert_placement.Move)
-    for step in range(STEPS):
+    for step in range(steps):
         meter.start_step(step)
         trainer.steering.vote.begin(step, stop=False)
         loss = trainer.computation.forward_backward(step)
@@ -298,13 +299,13 @@ def same_routing(a: Trace, b: Trace) -> int:
         torch.equal(load, other) and all(torch.equal(mine[n], theirs[n]) for n in theirs)
         for load, other, mine, theirs in zip(a.loads, b.loads, a.biases, b.biases, strict=True)
     ]
-    return same.index(False) if False in same else STEPS
+    return same.index(False) if False in same else len(same)
 
 
 # ------------------------------------------------------------------------------------------------- the driver
 
 
-def run_case(case: Case, folder: Path) -> None:
+def run_case(case: Case, folder: Path, steps: int = STEPS) -> None:
     """Run `case` and write its `result.json`: distances by step, and what rounding alone does (fp32)."""
     layout = case.layout
     dtype = torch.float64 if case.fp64 else torch.float32
@@ -313,15 +314,15 @@ def run_case(case: Case, folder: Path) -> None:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(1)  # two wait for each other for ever where others want the cores too
         folder.mkdir(parents=True, exist_ok=True)
-        truth = one_process(layout, case.script)
-        jolted = [] if case.fp64 else [one_process(layout, case.script, seed) for seed in range(JOLTS)]
+        truth = one_process(layout, case.script, steps)
+        jolted = [] if case.fp64 else [one_process(layout, case.script, steps, seed) for seed in range(JOLTS)]
         rounding = [(same_routing(jolt, truth), distance(jolt, truth)) for jolt in jolted]
         torch.save((truth, rounding), folder / "truth.pt")
 
     def laid_out(context: RankContext) -> None:
         torch.set_default_dtype(dtype)
         logging.disable(logging.WARNING)  # torch warns of the gathers that full_tensor makes
-        as_laid_out(context, layout, case.script, folder)
+        as_laid_out(context, layout, case.script, steps, folder)
 
     def compare(context: RankContext) -> None:
         truth, jolted = torch.load(folder / "truth.pt", weights_only=False)
@@ -329,7 +330,7 @@ def run_case(case: Case, folder: Path) -> None:
         rounding = {
             what: [
                 max((jolt[what][step] for same, jolt in jolted if step < same), default=0.0)
-                for step in range(STEPS)
+                for step in range(steps)
             ]
             for what in ("loss", "norm", "gradient")
             if jolted
@@ -371,7 +372,7 @@ def report(folder: Path, names: list[str]) -> str:
         if not case.fp64:
             allowed = MARGIN[precision] * max(result["rounding"]["gradient"][:same])
         figures = " | ".join(f"{figure:.1e}" for figure in (*worst, allowed))
-        drops = f"{sum(result['dropped']) / STEPS:.0f}" if any(result["dropped"]) else "none"
+        drops = f"{sum(result['dropped']) / len(result['dropped']):.0f}" if any(result["dropped"]) else "none"
         world = case.layout.ranks.world
         overrides = " ".join(case.overrides).replace(" ".join(SMALL), "*small*")
         lines.append(f"| {name} | {world} | {overrides} | {precision} | {figures} | {same} | {drops} |")
@@ -380,10 +381,10 @@ def report(folder: Path, names: list[str]) -> str:
 
 def main(folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)  # the parent forks, so it must not have started torch's thread pool
-    for name in names:
-        run_case(CASES[name], folder / name)
-    sys.stdout.write(report(folder, names))
+    for name in names or CASES:
+        run_case(CASES[name], folder / name, steps_of(name) if names else STEPS)
+    sys.stdout.write(report(folder, names or list(CASES)))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or list(CASES))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -15,7 +15,11 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").rea
 @pytest.mark.timeout(180)
 def test_a_run_with_callbacks(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
-    script.write_text(EXAMPLES[0].replace('"run.name=mine"', f'"run.name=mine", "run.dir={tmp_path}"'))
+    script.write_text(
+        EXAMPLES[0].replace(
+            '"run.name=mine"', f'"run.name=mine", "run.dir={tmp_path}", "grid.tp=1", "grid.ep=2"'
+        )
+    )
     done = run(sys.executable, "-W", "error::DeprecationWarning", str(script))
     assert re.findall(r"step (\d): loss \d\.\d+, \d+ tokens/s", done) == list("012345")
     assert re.findall(r"rank 3: step (\d), \d+ ms", done) == list("012345")

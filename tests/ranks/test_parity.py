@@ -9,8 +9,8 @@ import pytest
 
 from tests.ranks.batches import batched, marked, runner
 from tests.ranks.case import PLACED, SWITCHED, ZEROED
-from tests.ranks.cases import QUICK, TELLING
-from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN, STEPS
+from tests.ranks.cases import QUICK, TELLING, steps_of
+from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN
 
 # Half a unit in the last context: where the jolted references happen to agree, a result may still round once.
 ROUND_ONCE = 2.0**-23
@@ -38,7 +38,8 @@ def test_equals_one_process(name: str, results: Results) -> None:
     result = results(name)
     same = result["same_routing"]
     in_fp32 = not TELLING[name].fp64 and TELLING[name].layout.train.precision == "fp32"
-    assert same == STEPS or in_fp32, "routed differently"
+    assert len(result["losses"]) == steps_of(name)
+    assert same == steps_of(name) or in_fp32, "routed differently"
     for what, distances in result["distance"].items():
         if TELLING[name].fp64:
             assert max(distances) < FP64_TOLERANCE, (what, distances)
@@ -79,7 +80,7 @@ def test_experts_move_and_come_back(name: str, results: Results) -> None:
     assert refused == "experts do not move: rank 1: this rank has no room for experts"
     assert len(done) == 4 and all(text.startswith("experts ") for text in done)
     placed = [layers > 0 for layers in results(name)["placed"]]
-    assert placed == [False] * 5 + [True] * 9 + [False] * (STEPS - 14)
+    assert placed == [False] * 5 + [True] * 9 + [False] * (steps_of(name) - 14)
 
 
 @pytest.mark.parametrize("name", cases(lambda name: TELLING[name].script is ZEROED))

@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -169,12 +170,28 @@ def steps_of(events: list[dict[str, Any]]) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
 
 
-def test_a_killed_rank_and_resume_on_the_command_line(tmp_path: Path) -> None:
+@pytest.fixture
+def killed_after() -> Iterator[list[psutil.Process]]:
+    """Processes that end with the test, also when it fails."""
+    processes: list[psutil.Process] = []
+    yield processes
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def test_a_killed_rank_and_resume_on_the_command_line(
+    tmp_path: Path, killed_after: list[psutil.Process]
+) -> None:
     command = engine(DEMO, *SMALLER, "train.steps=100000", f"run.dir={tmp_path}", "run.name=mine")
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     events = until(process, 5)
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+    killed_after.extend(family)
+    for member in family:  # so that it does not train on, on the cores that the next two commands need
+        member.suspend()
     second = run(engine(DEMO, *SMALLER, f"run.dir={tmp_path}", "run.name=mine", "--resume"))
     assert second.returncode == 2 and len(second.stderr.splitlines()) == 1
     assert f"is in use by process {process.pid} on " in second.stderr, "it is alive"
@@ -184,7 +201,10 @@ def test_a_killed_rank_and_resume_on_the_command_line(tmp_path: Path) -> None:
     assert f"{events[0]['run']} is in use by process {process.pid} on " in third.stderr, (
         "one folder, two shelves"
     )
-    psutil.Process(process.pid).children()[1].kill()
+    for member in reversed(family):
+        member.resume()
+    events += until(process, 8)
+    family[2].kill()
     assert process.stdout is not None
     events += [json.loads(line) for line in process.stdout]
     assert process.wait(60) == 1

@@ -177,7 +177,7 @@ class Client:
         running = (one.id for one in self.state.trials.values() if not one.settled)
         trial = trial or next(running, "")
         if not trial:
-            raise ValueError("no trial is under way")
+            raise ValueError("no trial is running")
         self.request(Decide(keep, trial, who or whoami()))
 
     def preview(self, changes: Mapping[str, Value]) -> str:

@@ -11,12 +11,12 @@ from agents.alerts.finding import Finding, NewSummaries, median, name_of, peer_b
 from agents.protocol import Value
 from agents.state.run_state import RunState
 
-SPREADS = 5.0  # standard deviations above the peers' median that make a straggler
-RELEASE = 0.5  # factor on the limits: a straggler stays one until it is below them
+SPREADS = 5.0  # a straggler is this many standard deviations above the median of its peers
+RELEASE = 0.5  # factor on the limits: a straggler stays one until it is below the reduced limits
 BASELINE_SPREADS = (
-    3.0  # standard deviations of single values; the median of several varies about half as much
+    3.0  # in standard deviations of single values; a median of several varies about half as much
 )
-USUAL = 32  # values in the baseline
+USUAL = 32  # number of values in the baseline
 ENOUGH = 8
 NEWEST = 5  # newest steps, whose median is compared with the baseline
 
@@ -26,15 +26,15 @@ class Limits:
     """Thresholds: the excess over the reference that counts as slow, and the number of records averaged."""
 
     records: int
-    peers: float  # above the median of several peers
+    peers: float  # excess over the median of several peers
     pair: (
-        float  # above the only peer, or above a rank's own baseline: one value is less certain than a median
+        float  # excess over the only peer or a rank's own baseline: one value is less certain than a median
     )
-    run: float  # step time of the run above its baseline
+    run: float  # excess of the run's step time over its baseline
 
 
 OWN_CORES = Limits(records=5, peers=0.15, pair=0.3, run=0.25)
-SHARED_CORES = Limits(records=15, peers=0.3, pair=0.6, run=0.5)  # on shared cores ranks are slow in turns
+SHARED_CORES = Limits(records=15, peers=0.3, pair=0.6, run=0.5)  # if ranks share cores, each is slow at times
 
 
 def limits_of(state: RunState) -> Limits:
@@ -65,7 +65,7 @@ class Baseline:
         self.newest.append(value)
 
     def increase(self, share: float) -> tuple[float, float] | None:
-        """Medians of the newest values and of the baseline, if the newest are far above it."""
+        """The medians of the newest values and of the baseline, if the newest values are far above it."""
         if len(self.newest) < (self.newest.maxlen or 0):
             return None
         now = median(self.newest)
@@ -125,7 +125,7 @@ class Straggler:
         usual = peer_baseline(own)
         noise = (
             spread(list(own.values()), median(own.values())) if len(own) > 2 else 0.0
-        )  # two have none to tell
+        )  # two values have no useful spread
         slow = [
             rank
             for rank in own  # a reference of zero (peers that only wait) allows no ratio
@@ -145,7 +145,7 @@ class Straggler:
             rank: found for rank in sorted(alone) if (found := self._baselines[rank].increase(limits.pair))
         }
         if len(increase) == len(alone):
-            return []  # all are slower: a slowdown of the run, see `Slowdown`
+            return []  # all ranks are slower: this is a slowdown of the run, see `Slowdown`
         return [
             self._finding(state, rank, now, usual, f"its own {usual:.0f} ms before", 0)
             for rank, (now, usual) in increase.items()

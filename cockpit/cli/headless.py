@@ -59,7 +59,7 @@ def _rank_rows(store: Store) -> list[list[str]]:
 
 
 def watch(run: str | None, as_json: bool, low_bandwidth: bool = False) -> int:
-    """Follow a run until it is over; print the recording of one that is over already."""
+    """Follow a run until it is over. If the run is already over, print its recording."""
     if is_over(run):
         return _watch_recording(run, as_json)
     with Connection(run, low_bandwidth=low_bandwidth) as connection:
@@ -147,7 +147,7 @@ def knobs(run: str | None, as_json: bool) -> int:
 
 
 def log(run: str | None, as_json: bool) -> int:
-    """Print events and commands: of a live run from its hub, of a run that is over from its folder."""
+    """Print events and commands of a run: from its hub if the run is live, else from its folder."""
     loaded = run_history(run) if is_over(run) else load_snapshot(run)
     store = loaded.store
     status = report_missing(loaded.missing, loaded.note)

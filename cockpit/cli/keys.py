@@ -21,13 +21,15 @@ def add_to(parser: argparse.ArgumentParser) -> None:
     for name, (call, about) in ACTIONS.items():
         action = actions.add_parser(name, help=about, description=about)
         if name != "list":
-            action.add_argument("name", metavar="NAME", help="name of the key, such as a person or a cluster")
+            action.add_argument(
+                "name", metavar="NAME", help="name of the key, such as its owner or a cluster"
+            )
         if name == "make":
             action.add_argument(
                 "--role",
                 required=True,
                 choices=[role.value for role in Role],
-                help="rank: report · viewer: watch · operator: watch and change",
+                help="rank: send records · viewer: watch · operator: watch and change",
             )
         action.add_argument(
             "--folder",

@@ -27,14 +27,14 @@ def runs_dir() -> Path:
 
 
 class Address(NamedTuple):
-    """Where a hub listens for clients; over TCP, with the key of this client."""
+    """The endpoint where a hub listens for clients and, over TCP, the key of this client."""
 
     endpoint: str
     key: Key | None = None
 
 
 def address(run: str | None, operator: bool = False, key_file: Path | None = None) -> Address:
-    """The address of a run given by name, folder or URL; None: the newest live run. `operator`: to change the run."""
+    """The address of a run, given by name, folder or URL. None: the newest live run. `operator`: needs that role."""
     try:
         found = _resolved(run)
         if not is_tcp(found.clients):
@@ -46,10 +46,12 @@ def address(run: str | None, operator: bool = False, key_file: Path | None = Non
 
 
 def _resolved(run: str | None) -> Endpoints:
-    """The sockets of the run's hub; waits for a hub that was killed to restart. RunError: there is no hub."""
+    """The endpoints of the run's hub. If the hub was killed, wait for its restart. Raises RunError without a hub."""
     deadline = time.monotonic() + RESTART_S
     while True:
-        restarting = _may_restart(run)  # checked before, too: the hub may restart just after `resolve` failed
+        restarting = _may_restart(
+            run
+        )  # check before `resolve` too: the hub may restart just after `resolve` fails
         try:
             return resolve(run, runs_dir())
         except RunError:
@@ -59,7 +61,7 @@ def _resolved(run: str | None) -> Endpoints:
 
 
 def _may_restart(run: str | None) -> bool:
-    """Whether the run's hub was killed and left its sockets, so that its supervisor restarts it there."""
+    """Whether the run's hub was killed and its sockets remain, so that its supervisor restarts it."""
     runs = list_runs(runs_dir())
     if run is not None:
         folder = Path(run).resolve()
@@ -72,16 +74,18 @@ def _may_restart(run: str | None) -> bool:
 
 
 def target(run: str | None) -> str:
-    """A name that still means the same run later."""
+    """A name of the run that stays valid when a newer run starts."""
     if run is not None:
         return run
     newest = newest_live(runs_dir())
     return newest.name if newest else "RUN"
 
 
-MANY_RANKS = 256  # from this many ranks, a screen receives only the latest record per rank, at this rate
+MANY_RANKS = (
+    256  # with this many ranks or more, a screen receives only the latest record per rank, at MANY_RANKS_HZ
+)
 MANY_RANKS_HZ = 4.0
-LOW_HZ = 1.0  # over a slow connection to a large run, without records of single ranks
+LOW_HZ = 1.0  # rate over a slow connection, without records of single ranks
 LOW_FRAME_BYTES = 32 << 10
 
 
@@ -101,7 +105,7 @@ class Connection:
         self._resets = 0
 
     def poll(self, timeout_s: float = POLL_S) -> bool:
-        """Receive updates into `last` and the store; True if a snapshot replaced the state."""
+        """Receive updates into `last` and the store. Return True if a snapshot replaced the state."""
         updates = self.client.poll(timeout_s)
         rebuilt = self.client.resets != self._resets
         with self.store.lock:
@@ -132,7 +136,7 @@ class Connection:
     def _timeout_text(self, timeout_s: float) -> str:
         if self.client.age_s is None:
             return f"no hub answered at {self.client.endpoint} within {timeout_s:g} s"
-        return "the hub answers, but no rank has reported to it yet; try again when the run has started"
+        return "the hub answers, but no rank has joined the run yet; try again when the run has started"
 
     def __enter__(self) -> "Connection":
         return self

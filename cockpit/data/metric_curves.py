@@ -1,4 +1,4 @@
-"""Curves of a run for a chart: ranges of steps, each at the best known resolution. Textual-free.
+"""Curves of a run for a chart: segments of steps, each at the best known resolution. Textual-free.
 
 Of old steps, the state of a run has only buckets (`agents.state.metric_curve`); `detail` has every step in the visible
 range, read from the recording.
@@ -21,15 +21,15 @@ MIN_STEPS = 16  # the fewest steps of a view
 
 @dataclass(frozen=True)
 class Segment:
-    """A range of steps with their values. A bucket of `width` steps keeps its first, lowest, highest and last value;
-    a width of 1 keeps all values."""
+    """A range of steps with their values. A bucket of `width` steps keeps its first, lowest, highest and last value.
+    With a width of 1, every value is kept."""
 
     points: Sequence[Point]
     width: int = 1
 
 
 def extent(state: RunState) -> View | None:
-    """The oldest and the newest step that has a value."""
+    """The oldest and the newest step that have values."""
     newest = state.summaries[-1].step if state.summaries else state.curve.last
     oldest = state.curve.first if state.curve else state.summaries[0].step if state.summaries else None
     return None if oldest is None or newest is None else (oldest, newest)
@@ -58,8 +58,8 @@ def segments(
 
 
 def polylines(found: Sequence[Segment], step_columns: float) -> Iterator[list[Point]]:
-    """Sequences of points, each joined by a line. A sequence ends at a value that is not finite, and where more steps
-    are missing than fit in a column of the chart (a step takes `step_columns` columns)."""
+    """Split the points into polylines. A polyline ends at a value that is not finite, and where more steps are missing
+    than fit in a column of the chart (a step takes `step_columns` columns)."""
     known = [(point, one.width) for one in found for point in one.points]
     usual = _usual(found)
     run: list[Point] = []
@@ -77,20 +77,20 @@ def polylines(found: Sequence[Segment], step_columns: float) -> Iterator[list[Po
 
 
 def _usual(found: Sequence[Segment]) -> int:
-    """The usual distance between neighbouring points in steps, because some loops report only every tenth step."""
+    """The median distance between neighbouring points in steps, because some loops report only every tenth step."""
     gap = [b[0] - a[0] for one in found if one.width == 1 for a, b in pairwise(one.points)]
     return int(median(gap)) if gap else 1
 
 
 def zoom(view: View, by: float) -> View:
-    """A view around the same middle, `by` times as wide."""
+    """A view with the same centre, `by` times as wide."""
     first, last = view
     middle, half = (first + last) / 2, max(MIN_STEPS, (last - first) * by) / 2
     return max(0, math.floor(middle - half)), math.ceil(middle + half)
 
 
 def pan(view: View, by: float) -> View:
-    """The view, moved by the fraction `by` of its width."""
+    """The view, moved by the fraction `by` of its width. It does not start before step 0."""
     move = max(-view[0], round((view[1] - view[0]) * by))
     return view[0] + move, view[1] + move
 

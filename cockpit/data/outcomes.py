@@ -32,7 +32,7 @@ def command_text(command: CommandState) -> str:
     if command.revision:
         text += f" · revision {command.revision}"
     if command.undoes:
-        text += f", which takes back {command.undoes}"
+        text += f", which reverts {command.undoes}"
     text += f" · {format.clean(command.why)}" if command.why else ""
     return f"{text} · “{format.clean(command.reason)}”" if command.reason else text
 
@@ -46,7 +46,7 @@ def trial_changes(trial: TrialState) -> str:
 
 
 def trial_progress(trial: TrialState) -> str:
-    """Progress of a trial: ``after 12/30`` while it measures a window, else its state."""
+    """Progress of a trial: ``after 12/30`` while it measures, else its state."""
     if trial.state in ("before", "after"):
         return f"{trial.state} {trial.measured}/{trial.steps}"
     return trial.state

@@ -24,12 +24,14 @@ from cockpit.data.update_kinds import Topic as Topic
 T = TypeVar("T")
 
 STALE_AFTER_S = 3.0
-LAG_MS = 1000.0  # a rank this far behind the newest step still counts as reporting, as records of ranks arrive in turn
-RECENT_STEPS = 8  # step records kept per rank, so that one slow step does not make a slow rank
+LAG_MS = (
+    1000.0  # a rank this far behind the newest step still counts as reporting, because records arrive in turn
+)
+RECENT_STEPS = 8  # step records kept per rank, so that one slow step does not mark a rank as slow
 
 
 class LinkState(Enum):
-    """How the store relates to the run; the value is the state word in the status line."""
+    """State of the connection to the run; the value is the word in the status line."""
 
     WAITING = "WAITING"
     LIVE = "LIVE"
@@ -41,14 +43,14 @@ class LinkState(Enum):
 
 @dataclass(frozen=True)
 class PlaybackPosition:
-    """A position in a recording. Times are in seconds since the epoch, by the hub's clock."""
+    """A position in a recording. Times are Unix times of the hub's clock."""
 
     at_s: float
     first_s: float
     last_s: float
     speed: float
     paused: bool
-    thinned: bool  # records of single ranks at this time are no longer kept
+    thinned: bool  # whether the recording no longer has the records of single ranks at this time
 
     @property
     def share(self) -> float:
@@ -59,7 +61,7 @@ class PlaybackPosition:
 
 @dataclass(frozen=True)
 class Fault:
-    """An unexpected error that ended a source, with the error in one line, how to continue, and the traceback."""
+    """An unexpected error that ended a source: the error in one line, how to continue, and the traceback."""
 
     error: str
     how_to_continue: str
@@ -67,7 +69,7 @@ class Fault:
 
 
 class Store:
-    """The run as screens and commands see it. `clock` returns monotonic seconds."""
+    """The state of a run for screens and commands. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -76,11 +78,9 @@ class Store:
         self.revisions: Counter[Topic] = Counter()
         self.recent: dict[int, deque[Step]] = {}
         self.refused: str | None = None  # why the hub refuses this client
-        self.source_error: str | None = None  # error of the source, such as an engine that ended
+        self.source_error: str | None = None  # error of the source, such as the exit of the engine
         self.fault: Fault | None = None  # unexpected error of the cockpit that ended the source
-        self.playback_position: PlaybackPosition | None = (
-            None  # position in a recording; None: the run itself
-        )
+        self.playback_position: PlaybackPosition | None = None  # None: this is a live run
         self.previews: dict[str, Previewed] = {}  # answers to the preview queries of this client, by id
         self.denied: dict[str, str] = {}  # why the hub refused a request of this client, by its id
         self.view: View | None = None  # steps that curves show; None: all
@@ -98,7 +98,7 @@ class Store:
         self.note(updates)
 
     def note(self, updates: Iterable[Update]) -> None:
-        """Account for updates that are already part of `state`, which may belong to a client or a replay."""
+        """Renew topics and recent steps after updates that a client or a replay has already applied to `state`."""
         for update in updates:
             for topic in UPDATE_KINDS[type(update)].topics:
                 self.revisions[topic] += 1
@@ -109,7 +109,7 @@ class Store:
                     self.detail.cut(update.step)  # the step was repeated after a resume
 
     def adopt(self, state: RunState) -> None:
-        """Replace the state; recent step records of its ranks are kept."""
+        """Replace the state; keep the recent step records of its ranks."""
         self.state = state
         self.note(state.replay())
         for rank in [rank for rank in self.recent if rank not in state.hellos]:
@@ -117,7 +117,7 @@ class Store:
         self.revisions.update(Topic)
 
     def rebuild(self, updates: Iterable[Update]) -> None:
-        """Replace the state by a snapshot."""
+        """Replace the state by the updates of a snapshot."""
         state = RunState()
         for update in updates:
             state.apply(update)
@@ -150,7 +150,7 @@ class Store:
         if recent and step.step <= recent[-1].step:
             if step.step == recent[-1].step:
                 return
-            recent.clear()  # resumed from an earlier checkpoint
+            recent.clear()  # the run resumed from an earlier checkpoint
         recent.append(step)
 
     # -------------------------------------------------------------------------------------------- reading
@@ -158,7 +158,7 @@ class Store:
     def once(
         self, name: object, topics: tuple[Topic, ...], compute: Callable[[], T], also: object = None
     ) -> T:
-        """The cached result of `compute()`, renewed when a revision of `topics` or `also` has changed."""
+        """The cached result of `compute()`, computed again when `also` or a revision of `topics` has changed."""
         version = (also, *(self.revisions[topic] for topic in topics))
         cached = self._cache.get(name)
         if cached is None or cached[0] != version:
@@ -167,7 +167,7 @@ class Store:
         return value
 
     def frozen(self) -> "Store":
-        """A copy that updates no longer change (messages are immutable, so only containers are copied)."""
+        """A copy that later updates do not change (messages are immutable, so only containers are copied)."""
         still = copy.copy(self)
         still.state = copy.copy(self.state)
         for name, value in vars(self.state).items():
@@ -186,7 +186,7 @@ class Store:
 
     @property
     def link(self) -> LinkState:
-        """How the store relates to the run, by goodbyes, playback and the age of the last message."""
+        """State of the connection, from the goodbyes of ranks, the playback and the age of the last message."""
         state, age = self.state, self.age_s
         if not state.hellos:
             return LinkState.WAITING
@@ -277,7 +277,7 @@ class Store:
         return [rank for rank in self.present if rank in steps and steps[rank].step >= newest - lag]
 
     def coverage(self) -> str:
-        """How many of all ranks report, such as ``8/8``."""
+        """The number of reporting ranks over all ranks, such as ``8/8``."""
         width = len(str(self.world))
         return f"{len(self.reporting):>{width}}/{self.world}"
 

@@ -17,8 +17,8 @@ from cockpit.export.updates import updates
 
 Row = dict[str, Any]
 PLACE = ("hub_epoch", "hub_seq", "hub_time_s")
-AS_JSON = frozenset({"changes", "before", "evidence", "facts", "legal"})  # fields of varying content
-BLOCK = 4096  # rows of a table written together
+AS_JSON = frozenset({"changes", "before", "evidence", "facts", "legal"})  # fields without a fixed structure
+BLOCK = 4096  # rows of a table that are written together
 
 
 def _one(update: Struct) -> Iterator[Row]:
@@ -26,7 +26,7 @@ def _one(update: Struct) -> Iterator[Row]:
 
 
 def _each(field: str) -> Callable[[Struct], Iterator[Row]]:
-    """One row for each item of `field`, with the other fields repeated."""
+    """Returns a function that makes one row of each item of `field` and repeats the other fields."""
 
     def rows(update: Struct) -> Iterator[Row]:
         rest = flat(update, without=field)
@@ -122,7 +122,7 @@ def blocks(recording: Recording, known: dict[str, dict[str, type]]) -> Iterator[
     waiting: dict[str, list[Row]] = {}
     for table, row in rows(recording):
         if table not in known:
-            continue  # of a live run, recorded after its columns were read
+            continue  # the run is live, and this row was recorded after its columns were read
         block = waiting.setdefault(table, [])
         block.append({name: cell(row.get(name), kind) for name, kind in known[table].items()})
         if len(block) == BLOCK:

@@ -16,7 +16,7 @@ def keymap() -> dict[str, str]:
 
 
 def report_fault(store: Store) -> bool:
-    """Print the traceback if an error in the cockpit itself stopped its updates; return whether there was one."""
+    """If an internal error stopped the updates, print its traceback. Return whether there was one."""
     if store.fault is None:
         return False
     for line in store.fault.trace.splitlines():

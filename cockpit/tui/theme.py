@@ -1,6 +1,6 @@
-"""Colours: two themes, and for each the table of styles that all panels use.
+"""Colours: two themes, each with the table of styles that all panels use.
 
-Drawing looks styles up and computes none. Each status colour also has a glyph, and the ramps are ordered by
+Panels look styles up in this table. Each status colour also has a glyph, and the ramps are ordered by
 lightness, so that a screen without colour stays readable: brighter is worse.
 """
 
@@ -138,7 +138,7 @@ _HUES: dict[str, dict[str, list[str]]] = {
 
 @lru_cache(maxsize=8)
 def palette(theme_name: str) -> Palette:
-    """The styles of a theme; the dark styles for a theme that is not ours."""
+    """The styles of a theme; for a theme of Textual, the dark styles."""
     theme = THEMES.get(theme_name, DARK)
     hues = _HUES[theme.name]
     background = theme.background or "#000000"

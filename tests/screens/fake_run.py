@@ -98,7 +98,7 @@ class FakeRun:
                 capabilities=[PREVIEWS] if self.previews and rank == 0 else [],
             )
         yield self.board()
-        yield Event(START_S, "info", "hub", f"{self.world} ranks are here")
+        yield Event(START_S, "info", "hub", f"{self.world} ranks joined")
 
     def board(self) -> Board:
         legal = {

@@ -78,7 +78,7 @@ async def test_what_is_not_legal_is_said_and_not_sent(make_cockpit: MakeCockpit)
         await press(cockpit, pilot, "backspace", "q", "escape")  # a letter is typed, not obeyed
         assert isinstance(cockpit.app.screen, BoardScreen)
         await press(cockpit, pilot, "enter")
-        assert "no change is chosen" in said(cockpit)
+        assert "nothing is edited" in said(cockpit)
         await press(cockpit, pilot, "escape", "escape")
         assert isinstance(cockpit.app.screen, Overview)
 
@@ -115,7 +115,7 @@ async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
         ) and "expert_placement load · loss" not in said(cockpit)
         assert "or try it" not in said(cockpit)
         await press(cockpit, pilot, "ctrl+t")
-        assert "! expert_placement is an action, done once, and cannot be tried" in said(cockpit)
+        assert "! expert_placement is an action; only a knob can be tried" in said(cockpit)
         await press(cockpit, pilot, "right", "enter")
         assert cockpit.feed.asked[-1] == {"expert_placement": "traffic"}
         done = CommandState(

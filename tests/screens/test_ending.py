@@ -49,16 +49,16 @@ async def test_stop_says_what_is_lost_and_is_confirmed(
     cockpit = make_cockpit(StoppableRun())
     async with cockpit.app.run_test(size=size) as pilot:
         await to_stop(cockpit, pilot)
-        assert "enter ends the run, after a confirmation" in said(cockpit)
+        assert "enter ends the run after a confirmation" in said(cockpit)
         assert not any("stop" in line and "loss" in line for line in said(cockpit).splitlines())
         await press(cockpit, pilot, "enter", "enter", "enter")
         assert isinstance(cockpit.app.screen, Ending) and cockpit.feed.requests == []
-        assert "demo has done 160 of 300 steps. There is no checkpoint of it: all of that is lost." in asks(
+        assert "demo has done 160 of 300 steps. It has no checkpoint: all steps would be lost." in asks(
             cockpit
         )
         cockpit.feed.tell(iter([saved(150)]))
         await press(cockpit, pilot)
-        assert "of step 150: the 10 steps since are lost" in asks(cockpit)
+        assert "of step 150: the 10 steps since then would be lost" in asks(cockpit)
         await press(cockpit, pilot, "escape", "enter", "n")
         assert isinstance(cockpit.app.screen, BoardScreen) and cockpit.feed.requests == []
         await press(cockpit, pilot, "enter", "y")
@@ -82,7 +82,7 @@ async def test_an_ended_run_says_so(make_cockpit: MakeCockpit) -> None:
         cockpit.feed.tell(Gone(rank, clean=True) for rank in range(8))
         for keys in (("k", "right", "enter"), ("escape", "up", "up", "enter"), ("ctrl+t",), ("ctrl+u",)):
             await press(cockpit, pilot, *keys)
-            assert "the run is over: nothing can be changed any more" in said(cockpit), keys
+            assert "the run is over: no knob can be changed" in said(cockpit), keys
         assert cockpit.feed.requests == [] and isinstance(cockpit.app.screen, BoardScreen)
 
 
@@ -91,7 +91,7 @@ async def test_quitting_a_run_of_ones_own_is_confirmed(make_cockpit: MakeCockpit
     cockpit.feed.owns_run = True
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await press(cockpit, pilot, "q")
-        assert "all of that is lost" in asks(cockpit)
+        assert "all steps would be lost" in asks(cockpit)
         await press(cockpit, pilot, "escape")
         assert isinstance(cockpit.app.screen, Overview) and cockpit.app.is_running
         await press(cockpit, pilot, "q", "q")

@@ -278,5 +278,5 @@ async def test_u_names_the_change_that_would_be_taken_back(make_cockpit: MakeCoc
         await settle(cockpit, pilot)
         await pilot.press("u")
         await settle(cockpit, pilot)
-        assert "press it again to take back revision 1" in "".join(shown(cockpit.app))
+        assert "press again to revert revision 1" in "".join(shown(cockpit.app))
         assert cockpit.feed.requests == []

@@ -40,7 +40,7 @@ async def test_what_is_marked_is_asked_about_and_told(
         cockpit.feed.answer(FASTER, SAME, UNKNOWN)
         await settle(cockpit, pilot)
         screen = said(cockpit)
-        assert "What it would do · loss-neutral" in screen
+        assert "Preview · loss-neutral" in screen
         row = next(line for line in screen.splitlines() if "step time  " in line)
         assert "655 → 588 .. 621 ms (603)" in row and "measured in this ru" in row
         assert any(
@@ -48,7 +48,7 @@ async def test_what_is_marked_is_asked_about_and_told(
         )
         assert any("as now" in line and "all-to-all · micro_batches" in line for line in screen.splitlines())
         await press(cockpit, pilot, "escape")
-        assert "What it would do" not in said(cockpit)
+        assert "Preview" not in said(cockpit)
 
 
 async def test_an_answer_is_never_shown_beside_other_marks(make_cockpit: MakeCockpit) -> None:
@@ -88,7 +88,7 @@ async def test_few_questions_whatever_is_pressed(make_cockpit: MakeCockpit) -> N
         assert [one.changes["lr_scale"] for one in cockpit.feed.questions] == [1.2, 1.25]
         cockpit.feed.answer(FASTER, neutral=False)
         await settle(cockpit, pilot)
-        assert "What it would do · changes the loss" in said(cockpit)
+        assert "Preview · changes the loss" in said(cockpit)
         await later(cockpit, pilot, REPEAT_S)
         assert len(cockpit.feed.questions) == 3, "the run has gone on meanwhile"
         assert "655 → 588 .. 621 ms (603)" in said(cockpit), "the answer stays until there is a newer one"
@@ -127,7 +127,7 @@ async def test_a_viewer_sees_what_it_would_do_and_changes_nothing(make_cockpit: 
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right")
         await later(cockpit, pilot)
-        assert "only looking at micro_batches 8→16" in said(cockpit)
+        assert "preview only: micro_batches 8→16" in said(cockpit)
         cockpit.feed.answer(FASTER)
         await settle(cockpit, pilot)
         assert "655 → 588 .. 621 ms (603)" in said(cockpit)
@@ -201,10 +201,10 @@ async def test_a_knob_on_trial_is_named_in_the_panel(make_cockpit: MakeCockpit) 
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        (("ctrl+t",), "no change is chosen"),
-        (("right", "down", "1", "ctrl+t"), "a trial is of one knob, and 2 are changed"),
+        (("ctrl+t",), "nothing is edited"),
+        (("right", "down", "1", "ctrl+t"), "a trial changes one knob, and 2 are edited"),
         (("ctrl+t", "down", "1", "x", "ctrl+t"), "capacity_factor = 1x is not legal"),
-        (("ctrl+k",), "no trial is under way"),
+        (("ctrl+k",), "no trial is running"),
     ],
 )
 async def test_what_cannot_be_tried_is_said_in_a_sentence(
@@ -226,7 +226,7 @@ async def test_a_second_trial_is_refused_here_and_by_the_hub(make_cockpit: MakeC
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right", "ctrl+t")
         ask = cockpit.feed.requests[0].id
-        why = "another trial is under way, by bob@login"
+        why = "another trial is running, by bob@login"
         other = cockpit.run.trial("other", "before", 4, measured=2)
         cockpit.feed.tell(iter([other, cockpit.run.trial(ask, "failed", 16, why=why)]))
         await settle(cockpit, pilot)
@@ -246,14 +246,12 @@ async def test_an_undo_says_what_it_takes_back_and_is_pressed_twice(make_cockpit
         await press(cockpit, pilot, "k")
         assert "undo reverts this" in said(cockpit)
         await press(cockpit, pilot, "ctrl+u")
-        assert "press it again to take back revision 1: micro_batches 8→4" in said(cockpit)
+        assert "press again to revert revision 1: micro_batches 8→4" in said(cockpit)
         await press(cockpit, pilot, "down", "ctrl+u")
         assert cockpit.feed.requests == [], "a key between the two takes the first back"
         cockpit.feed.tell(cockpit.run.change(160, "c2", recompute="full"))
         await press(cockpit, pilot, "ctrl+u")
-        assert "press it again to take back revision 2: recompute full→none" in said(cockpit), (
-            "another was faster"
-        )
+        assert "press again to revert revision 2: recompute full→none" in said(cockpit), "another was faster"
         await press(cockpit, pilot, "ctrl+u")
         (ask,) = cockpit.feed.requests
         assert isinstance(ask, Propose) and (ask.undo, ask.changes, ask.base_revision) == (True, {}, 2)
@@ -265,7 +263,7 @@ async def test_an_undo_says_what_it_takes_back_and_is_pressed_twice(make_cockpit
         await settle(cockpit, pilot)
         assert "✓ applied ████████████ 8/8 at step 170 · revision 3, which reverts 2" in said(cockpit)
         await press(cockpit, pilot, "ctrl+u")
-        assert "press it again to take back revision 1: micro_batches 8→4" in said(cockpit)
+        assert "press again to revert revision 1: micro_batches 8→4" in said(cockpit)
 
 
 async def test_nothing_to_undo(make_cockpit: MakeCockpit) -> None:

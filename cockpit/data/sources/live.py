@@ -33,7 +33,7 @@ class LiveSource:
         self._key = key
         self._low_bandwidth = low_bandwidth
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._preview_id = ""  # of the newest preview query
+        self._preview_id = ""  # id of the newest preview query
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._store: Store | None = None
@@ -56,7 +56,7 @@ class LiveSource:
         self._requests.put(asked)
 
     def _run(self, store: Store) -> None:
-        with faults_reported(store, f"the run goes on: cockpit attach {self.target}"):
+        with faults_reported(store, f"the run continues: cockpit attach {self.target}"):
             self._follow(store)
 
     def _follow(self, store: Store) -> None:
@@ -64,7 +64,7 @@ class LiveSource:
         if self._low_bandwidth:
             request_low_bandwidth(client)
         else:
-            client.look("experts", "timeline")  # what the overview draws
+            client.look("experts", "timeline")  # the samples that the overview draws
         resets = client.resets
         try:
             while not self._stop.is_set():

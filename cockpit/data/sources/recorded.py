@@ -30,7 +30,7 @@ _AT = re.compile(r"(?:(?P<epoch>\w+):)?(?P<number>\d{1,15})")
 
 
 def folder_of(run: str | None) -> Path:
-    """The folder of a run, by name or path. None means the newest live run, or if no run is live the newest run."""
+    """The folder of a run, by name or path. None means the newest live run or, if no run is live, the newest run."""
     if run is not None:
         try:
             return find_folder(run, runs_dir())
@@ -53,7 +53,7 @@ def open_recording(run: str | None) -> Recording:
 
 
 def is_over(run: str | None) -> bool:
-    """Whether `run` names a folder that no hub serves, so that only its recording can answer."""
+    """Whether `run` names a folder without a running hub, so that only its recording can be read."""
     if run is None or "://" in run:
         return False
     try:
@@ -71,7 +71,7 @@ def find_position(recording: Recording, at: str | None) -> Position:
         return recording.at_end()
     match = _AT.fullmatch(at)
     if match is None:
-        raise CockpitError(f"{at[:40]!r} is no position in a recording; legal: {AT}")
+        raise CockpitError(f"{at[:40]!r} is not a position in a recording; legal: {AT}")
     epoch, number = match["epoch"], int(match["number"])
     try:
         if epoch is None:
@@ -81,11 +81,11 @@ def find_position(recording: Recording, at: str | None) -> Position:
         raise CockpitError(str(error)) from None
 
 
-UNENDED = "its hub was killed, or the end of the file is lost"
+UNENDED = "the hub was killed, or the end of the file is lost"
 
 
 class RecordedRun:
-    """A position in the recording of a run, with a store of the state there."""
+    """The recording of a run at one position, with a store that holds the state at that position."""
 
     def __init__(self, run: str | None, at: str | None = None) -> None:
         self.note = ""
@@ -132,8 +132,7 @@ class RunSnapshot:
 
 
 def run_history(run: str | None) -> RunSnapshot:
-    """The history of a finished run: its events, read from its recording, and all its commands and trials, read from
-    its journal."""
+    """The history of a finished run: events from its recording, and all commands and trials from its journal."""
     try:
         snapshot = load_snapshot(run)
     except CockpitError as error:
@@ -158,7 +157,7 @@ def run_history(run: str | None) -> RunSnapshot:
     return replace(snapshot, missing=[*snapshot.missing, *journal.damage])
 
 
-# When a hub is killed, its recording or its journal may be behind; these functions order two states of a command.
+# When a hub is killed, its recording or its journal may lag. These functions tell which state of a command is newer.
 
 
 def _command_progress(command: CommandState) -> tuple[int, int, bool]:
@@ -174,12 +173,12 @@ def _trial_progress(trial: TrialState) -> tuple[int, int]:
 def playback_position(
     replay: Replay, first_s: float, last_s: float, speed: float = 1.0, paused: bool = True
 ) -> PlaybackPosition:
-    """The position of a replay, for the store."""
+    """The playback position of a replay, as the store holds it."""
     return PlaybackPosition(replay.time_s, first_s, last_s, speed, paused, replay.thinned)
 
 
 def load_snapshot(run: str | None, at: str | None = None) -> RunSnapshot:
-    """The current run, from its hub; from its recording if the run is over or `at` names a position."""
+    """The state of a run: from its hub, or from its recording if the run is over or `at` names a position."""
     if at is not None or is_over(run):
         recorded = RecordedRun(run, at)
         recorded.close()

@@ -16,11 +16,11 @@ from cockpit.tui.screens.help import Help
 from cockpit.tui.widgets.board.panel import KnobTable
 from cockpit.tui.widgets.footer import FittedFooter
 
-TRIAL_ACTIONS = {"decide"}  # offered only while a trial is running
+TRIAL_ACTIONS = {"decide"}  # shown only while a trial is running
 
 
 class BoardScreen(ModalScreen[None]):
-    """Edit knob values, preview, propose or try them, undo changes, and watch the ranks apply them."""
+    """Screen on which the user edits, previews, proposes, tries and undoes knob values."""
 
     BINDINGS: ClassVar[list[Binding]] = BOARD_KEYS  # type: ignore[assignment]
 

@@ -19,7 +19,7 @@ Answer = Literal["save", "end", "stay"]
 
 
 class Ending(ModalScreen[Answer]):
-    """A dialog with three answers. `again`: the keys that opened the dialog; pressed once more, they end the run."""
+    """A dialog with three answers. `again`: the keys that opened the dialog; if pressed again, they end the run."""
 
     BINDINGS: ClassVar[list[Binding]] = ENDING_KEYS  # type: ignore[assignment]
 
@@ -39,7 +39,7 @@ class Ending(ModalScreen[Answer]):
             self._bindings.bind(key, "end", show=False)
 
     def update_from(self, store: Store) -> None:
-        """Show the steps at stake. The number grows while the dialog is open, because the run continues."""
+        """Show how many steps would be lost. The number grows while the dialog is open, because the run continues."""
         if not self.is_mounted:
             return
         self._saves = can_save(store)

@@ -1,4 +1,4 @@
-"""Panel with the knobs: their values and legal values."""
+"""Panel with the knobs, their values and their legal values."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from cockpit.tui.widgets.panel import Panel
 
 
 class KnobSummary(Panel):
-    """One row per knob; the last row names the actions and the knobs that do not fit."""
+    """The panel with one row per knob. The last row names the actions and the knobs that do not fit."""
 
     TOPICS = frozenset({Topic.BOARD})
     TITLE = "Knobs"
@@ -71,11 +71,11 @@ class KnobSummary(Panel):
 
 
 def _rest(knobs: Sequence[KnobState], width: int, colours: Palette) -> StripLine:
-    """The row ``+4  z_loss_coef 0  zero 2  pause  save``: the count of the rest, and the names that fit."""
+    """The last row, such as ``+4  z_loss_coef 0  zero 2  pause  save``: how many do not fit, and names."""
     line = StripLine().add(f"+{len(knobs)}", colours.text)
     for n, knob in enumerate(knobs):
         name, value = format.clean(knob.name), "" if knob.action else f" {value_text(knob)}"
-        keep = 2 if n + 1 < len(knobs) else 0  # room for the `…` that marks more
+        keep = 2 if n + 1 < len(knobs) else 0  # leaves a cell for the `…` that marks hidden names
         if line.width + len(name + value) + 2 + keep > width:
             return line.add(" …", colours.dim)
         line.add(f"  {name}", colours.dim).add(value, colours.strong)

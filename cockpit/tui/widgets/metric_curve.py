@@ -1,4 +1,4 @@
-"""Panel with a curve of one metric over steps, decimated to the width, with a mark at each knob change."""
+"""Panel with the curve of one metric over steps, decimated to its width, with a mark at each knob change."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ class Series:
     key: str
     title: str
     unit: str
-    metric: str  # of `agents.state.metric_curve.METRICS`
+    metric: str  # a key of `agents.state.metric_curve.METRICS`
     get: Callable[[Summary], float | None]
 
 
@@ -49,7 +49,7 @@ class CurvePanel(Panel):
         "a column, `╌` runs under it, and the line joins its first, lowest, highest and last value. A replay reads "
         "every step in view from the recording."
     )
-    EVERY = 3  # less than three times a second: a curve costs more time than the rest of the screen
+    EVERY = 3  # less than three updates per second: drawing a curve takes longer than the rest of the screen
 
     def __init__(self, series: Series) -> None:
         super().__init__(series.key)
@@ -68,7 +68,7 @@ class CurvePanel(Panel):
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         found = segments(store.state, self.series.metric, store.view, store.detail)
         if sum(len(one.points) for one in found) < 2:
-            why = "no two of these steps are known · 0 shows all" if store.view else _NOT_YET
+            why = "fewer than two of these steps have values · 0 shows all steps" if store.view else _NOT_YET
             return [StripLine().add(f"{format.MISSING} {why}", colours.faint)]
         return plot(found, marks(store), width, height, colours)
 

@@ -1,4 +1,4 @@
-"""The position line of a replay; the word PLAYBACK distinguishes a replay from a live run."""
+"""The position line of a replay. The word PLAYBACK distinguishes it from a live run."""
 
 import time
 
@@ -11,11 +11,11 @@ from cockpit.data.store import PlaybackPosition, Store
 from cockpit.tui.strips import StripLine, blank
 from cockpit.tui.theme import Palette, palette
 
-SHORTEST = 8  # minimum cells of the track; the line has no track if fewer are free
+SHORTEST = 8  # minimum width of the track; if fewer cells are free, the line has no track
 
 
 class Scrubber(Widget):
-    """``PLAYBACK ▶ 4× ━━━━━━●────── step 120 · 14:03:22 · 0:45 / 2:10``."""
+    """The line ``PLAYBACK ▶ 4× ━━━━━━●────── step 120 · 14:03:22 · 0:45 / 2:10``."""
 
     def __init__(self) -> None:
         super().__init__(id="scrubber")
@@ -55,7 +55,7 @@ def scrub_line(store: Store, width: int, colours: Palette) -> StripLine:
         line.add("  ", colours.text)
     line.add(position, colours.text)
     if playback_position.thinned:
-        line.add(" · without ranks", colours.level[Level.WARN])
+        line.add(" · no rank records", colours.level[Level.WARN])
     return line
 
 
@@ -69,7 +69,7 @@ def _position_text(store: Store, playback_position: PlaybackPosition) -> str:
 
 
 def _minutes(seconds: float) -> str:
-    """``1:02:03``, ``2:03``."""
+    """A duration as ``1:02:03`` or ``2:03``."""
     whole = max(0, int(seconds))
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

@@ -213,7 +213,7 @@ def test_a_decision_on_a_trial_is_repeated_for_a_while(
 ) -> None:
     monkeypatch.setattr(requests, "RESEND_S", 0.1)
     monkeypatch.setitem(requests.REPEATED_S, Decide, 0.3)
-    with pytest.raises(ValueError, match="no trial is under way"):
+    with pytest.raises(ValueError, match="no trial is running"):
         client.decide("", keep=True)
     client.state.apply(TrialState("t", "after", {"lr": 1}, {}, 4, "", 0.0, True, 0.0))
     client.decide("", keep=False, who="me")

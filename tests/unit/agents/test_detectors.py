@@ -124,7 +124,7 @@ def test_devices_that_one_reason_slows_down_are_one_alert() -> None:
     for rank in (2, 5):
         state.apply(Vitals(rank, 7, throttle=["thermal slowdown", "idle"], temperature_c=88.4, power_w=612.0))
     (found,) = Throttle().check(state, 0.0) or []
-    assert found.text == "ranks 2, 5: clocks held down by thermal slowdown (88 °C, 612 W on rank 2)"
+    assert found.text == "ranks 2, 5: clocks throttled by thermal slowdown (88 °C, 612 W on rank 2)"
 
 
 # ------------------------------------------------------------------------------------------------- watch

@@ -93,7 +93,7 @@ def _tried(bench: Bench) -> None:
 def test_a_second_trial_is_refused_and_the_first_goes_on(bench: Bench) -> None:
     bench.trials.start(ASK)
     bench.trials.start(Try("u", {"lr": 0.5}, 4, "you"))
-    assert bench.update_log.state.trials["u"].why == "another trial is under way, by me"
+    assert bench.update_log.state.trials["u"].why == "another trial is running, by me"
     bench.run(4)
     bench.switch(8)
     bench.trials.start(Try("v", {"lr": 0.5}, 4, "you"))

@@ -224,7 +224,7 @@ def test_what_is_tried_is_taken_back_even_if_the_ranks_were_away_when_it_was_due
         ({"save": True}, "save is an action"),
         ({"micro_batches": 4}, "has this value already"),
         ({"micro_batches": 3}, "micro_batches = 3 is not legal"),
-        ({"micro_batches": 8, "lr": 0.2}, "a trial is of one knob"),
+        ({"micro_batches": 8, "lr": 0.2}, "a trial changes one knob"),
     ],
 )
 def test_refused(lab: Lab, changes: dict[str, object], why: str) -> None:
@@ -237,7 +237,7 @@ def test_one_at_a_time_and_asked_twice_is_asked_once(lab: Lab) -> None:
     lab.trials.start(EIGHT)
     lab.trials.start(structs.replace(EIGHT, id="u"))
     assert lab.trial.state == "before"
-    assert lab.update_log.state.trials["u"].why == "another trial is under way, by me"
+    assert lab.update_log.state.trials["u"].why == "another trial is running, by me"
 
 
 # ------------------------------------------------------------------------------------------- undo and statistics

@@ -56,7 +56,7 @@ def test_a_failed_run_is_told_again_and_is_no_success(
     assert run(monkeypatch, engine, failed=True) == (status or 1)
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "the run failed: rank 1 failed: no [/space] [2J left"
-    assert said[-1].startswith("the whole output of the engine is in ") and said[-1].endswith("engine.log")
+    assert said[-1].startswith("the complete output of the engine is in ") and said[-1].endswith("engine.log")
 
 
 def test_quitting_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

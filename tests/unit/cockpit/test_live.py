@@ -129,9 +129,9 @@ def test_a_fault_in_the_feeds_thread_is_told(
     said = diagnosis(store)
     assert said.level is Level.BAD
     assert said.text == (
-        "this cockpit is detached by a fault of its own: KeyError: '[/x]' · the run goes on: cockpit attach r-1"
+        "an internal error detached this cockpit: KeyError: '[/x]' · the run continues: cockpit attach r-1"
     )
-    with pytest.raises(ViewerError, match="this cockpit is detached; the run goes on: cockpit attach r-1"):
+    with pytest.raises(ViewerError, match="this cockpit is detached; the run continues: cockpit attach r-1"):
         source.ask(Propose("wish", {"micro_batches": 8}, 0))
     assert report_fault(store)
     printed = capsys.readouterr().err.splitlines()

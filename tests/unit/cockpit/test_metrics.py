@@ -86,7 +86,7 @@ def test_the_inspector_and_scripts_tell_them() -> None:
         lines: list[StripLine] = inspector(store, metric, read(store, metric), rank, palette("cockpit-dark"))
         return "\n".join(line.strip(line.width, Style()).text for line in lines)
 
-    assert "88 °C" in text(1) and "held down by thermal" in text(1)
+    assert "88 °C" in text(1) and "throttled by thermal" in text(1)
     assert "°C" not in text(0) and "W" not in text(0)
     records = ranks(store)
     assert records[1]["vitals"]["temperature_c"] == 88.0 and records[1]["vitals"]["power_w"] is None

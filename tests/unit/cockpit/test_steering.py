@@ -76,9 +76,9 @@ def test_ranks_that_cannot_preview_say_so(capsys: Said) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["try"], "a trial is of one knob: cockpit try knob=value [--steps N]"),
-        (["try", "micro_batches=8", "recompute=full", "--steps", "9"], "a trial is of one knob"),
-        (["try", "--keep"], "no trial is under way"),
+        (["try"], "a trial changes one knob: cockpit try knob=value [--steps N]"),
+        (["try", "micro_batches=8", "recompute=full", "--steps", "9"], "a trial changes one knob"),
+        (["try", "--keep"], "no trial is running"),
         (["try", "micro_batches=8", "--keep"], "they take no knob"),
         (["try", "micro_batches=8", "--steps", "2"], "invalid steps value: '2'"),
     ],

@@ -1,5 +1,5 @@
-"""Shows a preview as lines: first the quantities that would change, each with its estimate's source, then unknown
-quantities, then unchanged ones. An unknown quantity is not shown as zero."""
+"""Draws a preview as lines: first the quantities that would change, each with the source of its estimate, then unknown
+quantities, then unchanged ones. An unknown quantity is never shown as zero."""
 
 import textwrap
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 
 NumberFormat = Callable[[float], tuple[str, str]]
-"""A number and its unit."""
+"""Formats a value as a number and its unit."""
 
 LABEL = 13  # columns
 NUMBER = 7
 NEW_VALUE = 24
 CHANGE = 17
 NO_DATA = "no data: "
-ROOMY = 92  # the minimum width at which the change is shown as a percentage too
+ROOMY = 92  # minimum width at which the change is also shown as a percentage
 
 
 def _bytes(value: float) -> tuple[str, str]:
@@ -60,7 +60,7 @@ QUANTITIES: dict[str, tuple[str, NumberFormat]] = {
 
 
 def label_and_format(quantity: str) -> tuple[str, NumberFormat]:
-    """Label and number format; an unknown quantity keeps its own name, without its unit suffix."""
+    """The label and the number format of a quantity. An unlisted quantity keeps its name, without the unit suffix."""
     if quantity in QUANTITIES:
         return QUANTITIES[quantity]
     for ending, formatted in (("_ms", _ms), ("_bytes", _bytes)):
@@ -70,7 +70,7 @@ def label_and_format(quantity: str) -> tuple[str, NumberFormat]:
 
 
 def estimate_lines(found: Previewed, width: int, height: int, colours: Palette) -> list[StripLine]:
-    """At most `height` lines; the last one states how many more there are."""
+    """The preview in at most `height` lines; if more are needed, the last line states how many."""
     if found.why:
         bad = colours.level[Level.BAD]
         return [StripLine().add(f"  {Level.BAD.value} ", bad).add(format.clean(found.why), colours.text)]
@@ -89,13 +89,13 @@ def estimate_lines(found: Previewed, width: int, height: int, colours: Palette) 
         rest = len(lines) - height + 1
         lines = [
             *lines[: height - 1],
-            StripLine().add(f"  … {rest} more lines in a larger window", colours.faint),
+            StripLine().add(f"  … {rest} more lines; enlarge the window", colours.faint),
         ]
     return lines
 
 
 def _full_row(numbers: StripLine, source: str, width: int, colours: Palette) -> list[StripLine]:
-    """A row and its complete source text, wrapped over several lines."""
+    """A row with its complete source text, wrapped over several lines."""
     at = numbers.width
     first, *more = textwrap.wrap(source, max(20, width - at)) or [""]
     line = StripLine().extend(numbers).add(first, colours.dim)
@@ -107,7 +107,7 @@ def _differs(one: Estimate) -> bool:
 
 
 def _row(one: Estimate, width: int, colours: Palette) -> tuple[StripLine, str]:
-    """``step time  346 → 309 .. 952 ms (400)  -11 .. +175 %`` (likely value in brackets), and its source."""
+    """A row like ``step time  346 → 309 .. 952 ms (400)  -11 .. +175 %`` (in brackets: point estimate), and its source."""
     formatted = label_and_format(one.quantity)[1]
     text, unit = _new_value(one, formatted)
     now, now_unit = (format.MISSING, unit) if one.now is None else formatted(one.now)
@@ -129,7 +129,7 @@ def _row(one: Estimate, width: int, colours: Palette) -> tuple[StripLine, str]:
 
 
 def _new_value(one: Estimate, formatted: NumberFormat) -> tuple[str, str]:
-    """The interval, or the value if there is no interval; and its unit, for an interval that of the upper end."""
+    """The interval, or the value if there is no interval, and the unit (for an interval, the unit of the upper end)."""
     if one.interval is None:
         assert one.after is not None
         return formatted(one.after)
@@ -157,7 +157,7 @@ def _tone(one: Estimate, colours: Palette) -> Style:
 
 
 def _groups(label: str, estimates: list[Estimate], colours: Palette) -> list[StripLine]:
-    """One line per reason: ``no data  step time, bubble · ranks share cores``."""
+    """One line per source: ``no data  step time, bubble · ranks share cores``."""
     lines: list[StripLine] = []
     for source, of in groupby(sorted(estimates, key=_source), _source):
         line = StripLine().add(f"  {label if not lines else '':<{LABEL}}", colours.faint)

@@ -1,4 +1,4 @@
-"""Outcomes as lines: a pending proposal, a trial with its verdict, the newest changes."""
+"""Draws outcomes as lines: the newest proposal, a trial, and the newest changes."""
 
 from agents.protocol import CommandState, TrialState
 from cockpit.data import format
@@ -19,9 +19,9 @@ OUTCOME = {
 VERDICT = {"kept": Level.GOOD, "reverted": Level.NOTE, "failed": Level.BAD}
 TRIAL = 3  # lines
 
-# Text for each state of a trial before its end.
+# Text for each state of a running trial.
 _STATE_TEXT = {
-    "before": "measuring the present value; then the new one",
+    "before": "measuring the current value, then the new one",
     "applying": "applying the new value: waiting for a step boundary",
     "after": "measuring the new value; reverted unless clearly faster",
     "reverting": "reverting",
@@ -60,7 +60,7 @@ def trial_lines(trial: TrialState, width: int, colours: Palette) -> list[StripLi
 
 
 def _measured(trial: TrialState, width: int, colours: Palette) -> StripLine:
-    """Both windows: steps measured and their duration."""
+    """The line of both measurements: the number of steps and their step time."""
     cells = 14 if width >= 90 else 8
     before = trial.measured if trial.state == "before" else trial.steps
     after = trial.measured if trial.state == "after" or trial.after_ms is not None else 0
@@ -93,7 +93,7 @@ def _verdict(trial: TrialState, width: int, colours: Palette) -> StripLine:
 
 
 def newest_lines(store: Store, height: int, width: int, colours: Palette) -> list[StripLine]:
-    """The newest changes under a heading, and which of them an undo would revert."""
+    """The newest changes under a heading; one is marked as the change that an undo would revert."""
     if height < 2 or not store.state.commands:
         return []
     newest = sorted(store.state.commands.values(), key=lambda command: command.time_s)[:-height:-1]

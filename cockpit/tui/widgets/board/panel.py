@@ -17,8 +17,8 @@ from cockpit.tui.widgets.board.outcomes import TRIAL, newest_lines, progress, tr
 from cockpit.tui.widgets.board.rows import about_height, about_lines, action_strip, knob_rows, strip_height
 from cockpit.tui.widgets.panel import Panel
 
-# PARTS: lines of the fixed parts of the board. CUTS: on a small screen, the order in which parts shrink, and to what
-# height, until all fit. No height depends on the edits, so rows do not move while the user edits.
+# PARTS: heights of the fixed parts of the board. CUTS: on a small screen, parts shrink in this order to this height
+# until all fit. No height depends on the edits, so that rows do not move while the user edits.
 PARTS = {"gap": 1, "foot": 1, "below": 8}
 CUTS = (
     ("below", 6),
@@ -102,7 +102,7 @@ class KnobTable(Panel):
             return self._pending_line(line, store, board, pending_edits, width, colours)
         if controller.decision:
             return line.add(
-                f"asked to {'keep it' if controller.decision.keep else 'end the trial'}", colours.dim
+                f"sent: {'keep the value' if controller.decision.keep else 'end the trial'}", colours.dim
             )
         if controller.request_id in store.denied:
             return line.add(f"{Level.BAD.value} refused ", colours.level[Level.BAD]).add(
@@ -112,10 +112,10 @@ class KnobTable(Panel):
         if controller.request_id and trial is None:
             return progress(store.state.commands.get(controller.request_id), colours)
         if trial and trial.state == "failed" and controller.trial_id != trial.id:
-            line.add(f"{Level.BAD.value} no trial ", colours.level[Level.BAD])
+            line.add(f"{Level.BAD.value} no trial: ", colours.level[Level.BAD])
             return line.add(format.clean(trial.why), colours.text)
         if run_ended(store):
-            return line.add("the run is over: these are its last values", colours.dim)
+            return line.add("the run is over: these are the last values", colours.dim)
         if not controller.source.operator:
             return line.add(viewer_text(controller.source), colours.dim)
         return line.add(_next_keys(controller.edits.selected(rows(store))), colours.dim)
@@ -131,7 +131,7 @@ class KnobTable(Panel):
     ) -> StripLine:
         changing = [knob for knob in board.knobs if knob.name in pending_edits]
         words = ", ".join(values.change_text(knob, pending_edits[knob.name]) for knob in changing)
-        does = "enter proposes " if self.controller.source.operator else "only looking at "
+        does = "enter proposes " if self.controller.source.operator else "preview only: "
         line.add(does, colours.dim).add(words, colours.strong)
         if held := [knob for knob in changing if not knob.action]:
             neutral = all(knob.loss_neutral for knob in held)
@@ -158,15 +158,15 @@ class KnobTable(Panel):
         return [head, *lines, *newest_lines(store, room, width, colours)]
 
     def _preview_heading(self, board: Board, pending_edits: Collection[str]) -> str:
-        """The heading of a preview; the run states whether the change is loss-neutral."""
+        """The heading of a preview, with the run's answer whether the change is loss-neutral."""
         answer = self.controller.preview.answer
         held = any(knob.name in pending_edits for knob in values.value_knobs(board))
         neutral = answer.loss_neutral if answer and not answer.why and held else None
-        return "What it would do" + ("" if neutral is None else f" · {values.NEUTRAL[neutral]}")
+        return "Preview" + ("" if neutral is None else f" · {values.NEUTRAL[neutral]}")
 
 
 def _about(text: list[str], height: int, colours: Palette) -> list[StripLine]:
-    """An explanation in exactly `height` lines; it ends in `…` if it is longer."""
+    """An explanation in exactly `height` lines; a longer text is cut with `…`."""
     if len(text) > height > 0:
         text = [*text[: height - 1], f"{text[height - 1]}…"]
     lines = [StripLine().add(f"  {line}", colours.dim) for line in text[:height]]
@@ -174,12 +174,12 @@ def _about(text: list[str], height: int, colours: Palette) -> list[StripLine]:
 
 
 def _next_keys(knob: KnobState) -> str:
-    """A hint about the keys for the row at the cursor."""
+    """A hint about the keys that apply to the row under the cursor."""
     if knob.ends:
-        return "enter ends the run, after a confirmation"
+        return "enter ends the run after a confirmation"
     if values.only_value(knob) is not None:
         return "enter requests it"
-    return f"← → a legal value, or type one · enter {'requests it' if knob.action else 'proposes'}"
+    return f"← → choose a legal value, or type one · enter {'requests it' if knob.action else 'proposes it'}"
 
 
 def needed_lines(store: Store, width: int) -> dict[str, int]:
@@ -194,7 +194,7 @@ def needed_lines(store: Store, width: int) -> dict[str, int]:
 
 
 def fit_lines(part: dict[str, int], height: int) -> dict[str, int]:
-    """The number of lines that each part gets if `height` lines are available."""
+    """The number of lines that each part gets in a board of `height` lines."""
     part = dict(part)
     for name, least in CUTS:
         over = sum(part.values()) - height

@@ -1,4 +1,4 @@
-"""Draw the cells and the legend of the rank grid, from its layout and the readings."""
+"""Draws the cells and the legend of the rank grid from its layout and the readings."""
 
 from functools import lru_cache
 
@@ -17,7 +17,7 @@ ALARMS = (Level.BAD.value, Level.WARN.value)
 FULL = "█"
 MISSING_BAR = format.MISSING * 64
 LABEL_RIGHT = 2
-MIN_STEP_SHARE = 0.05  # smallest share of a step that a deviation must amount to for a mark
+MIN_STEP_SHARE = 0.05  # a deviation below this share of a step is not marked
 
 
 def levels_of(store: Store, metric: Metric, readings: dict[int, Reading]) -> dict[int, Level]:
@@ -41,7 +41,7 @@ def levels_of(store: Store, metric: Metric, readings: dict[int, Reading]) -> dic
 
 
 class Cells:
-    """Draws the grid once."""
+    """Draws one frame of the grid."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Cells:
                 self._half(line, slot, row.bottom[i] if i < len(row.bottom) else ())
 
     def _wide(self, line: StripLine, rank: int, width: int) -> None:
-        """`r3 ▇▇▇▇  412 !`"""
+        """Draw a wide cell: `r3 ▇▇▇▇  412 !`."""
         reading, level, colours = self.readings[rank], self.levels[rank], self.colours
         chosen = rank == self.selected
         tag = colours.cursor if chosen else colours.dim
@@ -104,7 +104,7 @@ class Cells:
         share = reading.value / self.top if reading.value is not None and self.top else 0.0
         filled = max(
             1, round(share * bar_width)
-        )  # whole cells are enough: the number beside the bar is exact
+        )  # whole cells are enough, because the number beside the bar is exact
         line.add("▇" * filled if share else MISSING_BAR[:bar_width], shade)
         line.add(" " * (bar_width - filled if share else 0), shade)
         number = colours.level[level] if level in (Level.WARN, Level.BAD) else colours.text
@@ -140,7 +140,7 @@ class Cells:
         if self.selected is not None and (self.selected in top or self.selected in bottom):
             line.add(alarm[0] if alarm else "◆", self.colours.cursor)
         elif alarm:
-            line.add(*alarm)  # an alarm gets the whole cell
+            line.add(*alarm)  # an alarm fills the whole cell
         elif above[0] == FULL and below and below[0] == FULL:
             line.add("▀", _halves(above[1], below[1]))
         elif above[0] == FULL:

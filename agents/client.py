@@ -34,7 +34,7 @@ from agents.state.run_state import RunState
 from agents.transport.curve_keys import Key
 from agents.transport.reconnecting import ReconnectingSocket
 
-FRAMES = 64  # credit granted at a time; the hub may send a hundred frames a second
+FRAMES = 64  # credit per grant; the hub may send a hundred frames a second
 SILENCE_S = (
     2.5  # the client grants credit again after this long without a frame; the hub sends one each second
 )
@@ -79,22 +79,22 @@ class Client:
 
     @property
     def state(self) -> RunState:
-        """The run as the hub last described it; a new object after each snapshot."""
+        """The newest known state of the run; a new object after each snapshot."""
         return self._replica.state
 
     @property
     def epoch(self) -> str:
-        """Which start of the hub `state` comes from; empty without a state."""
+        """The hub start that `state` comes from; empty without a state."""
         return self._replica.epoch
 
     @property
     def seq(self) -> int:
-        """Number of the last update in `state`."""
+        """The number of the last update in `state`."""
         return self._replica.seq
 
     @property
     def resets(self) -> int:
-        """How often `state` was rebuilt."""
+        """The number of times that `state` was rebuilt."""
         return self._replica.resets
 
     @property

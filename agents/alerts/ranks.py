@@ -9,7 +9,7 @@ from agents.state.run_state import RunState
 
 STALL_S = 10.0  # a rank is stalled after this time in one operation,
 STALL_STEPS = 5  # or after the time of this many typical steps, whichever is longer
-SILENT_S = 4.0  # a rank without a pulse for this long is stalled; each agent thread sends one per second
+SILENT_S = 4.0  # a rank without a pulse for this long is silent; each agent thread sends one per second
 AT_REST = (
     "paused",
     "starting",

@@ -1,7 +1,7 @@
 """Detectors for stragglers (a rank against its peers) and slowdowns (the run against its recent steps).
 
-A rank is judged by its own time: step time less the time it waited for others. With collectives all ranks have the
-step time of the slowest, and the slowest waits least.
+A rank is judged by its own time, the step time without the time it waited for others. With collectives, all ranks have
+the step time of the slowest rank, and the slowest rank waits least.
 """
 
 from collections import defaultdict, deque
@@ -27,9 +27,7 @@ class Limits:
 
     records: int
     peers: float  # excess over the median of several peers
-    pair: (
-        float  # excess over the only peer or a rank's own baseline: one value is less certain than a median
-    )
+    pair: float  # excess over the only peer or a rank's own baseline: one value is less certain than a median
     run: float  # excess of the run's step time over its baseline
 
 

@@ -39,14 +39,14 @@ from agents.protocol import (
 )
 from agents.protocol.codec import Skimmed
 
-WELCOME_RANKS = 4096  # ranks named in one welcome to a relay
-HELLOS_A_SECOND = 64  # from one rank on one connection; a rank sends one per applied change
-LARGE_WORLD = 256  # ranks; above this, most records are replaced by newer ones before they are read
-EVENTS_A_SECOND = 64  # from one rank; more are dropped
+WELCOME_RANKS = 4096  # most ranks named in one welcome to a relay
+HELLOS_A_SECOND = 64  # limit for one rank on one connection; a rank sends one hello per applied change
+LARGE_WORLD = 256  # with more ranks than this, newer records replace most records before they are read
+EVENTS_A_SECOND = 64  # limit for one rank; more are dropped
 
 
 def _by_our_clock(hello: Hello) -> Hello:
-    """The hello with its start time on this machine's clock, the clock of the command timestamps."""
+    """The hello with its start time converted to this machine's clock, which the command timestamps use."""
     return hello if hello.age_s is None else structs.replace(hello, began_s=time.time() - hello.age_s)
 
 
@@ -163,13 +163,13 @@ class Ingest:
         """Ask for the hello of ranks that sent through this relay without one."""
         ranks = {one.rank for one in unknown_senders if isinstance(one, OfItself)}
         if len(ranks) < len(unknown_senders):
-            self._peer_faults.add("rank", "a relay sent records for ranks that are not its own; dropped")
+            self._peer_faults.add("rank", "a relay sent records of ranks that it has not registered; dropped")
         return [Welcome(self._update_log.epoch, sorted(ranks)[:WELCOME_RANKS])] if ranks else []
 
     def _receive(self, sender: Known, message: AnyMessage, now: float) -> None:
         if sender.mark_heard(now):
             self._publish(sender.hello)
-            self._publish(Event(time.time(), "info", "hub", f"rank {sender.hello.rank} is heard again"))
+            self._publish(Event(time.time(), "info", "hub", f"rank {sender.hello.rank} sends again"))
         if self._check(sender.hello, message):
             if isinstance(message, Event) and not self._events.allows(sender.hello.rank, now):
                 self._peer_faults.add(
@@ -212,7 +212,7 @@ class Ingest:
         return True
 
     def _report_malformed(self, rank: int, malformed: Unknown) -> None:
-        what = f"a {malformed.kind} that cannot be: {malformed.why}"
+        what = f"an invalid {malformed.kind}: {malformed.why}"
         self._peer_faults.add("number", f"rank {rank} sent {what}; dropped")
 
     def _accept(self, sender: Hello, message: AnyMessage) -> None:

@@ -45,7 +45,7 @@ from agents.transport.curve_keys import KeyStore
 from agents.transport.roles import Role
 from agents.transport.server_sockets import LEAVE_S, ServerSockets
 
-FLUSH_MS = 10  # between two rounds of frames to clients, so that a frame has many updates
+FLUSH_MS = 10  # time between two rounds of frames to clients, so that a frame has many updates
 IDLE_MS = 100
 TICK_S = 0.5
 BUSY_FRAMES = 8  # after this many in a round, sleep REST_S so that the next wake-up handles more of them
@@ -67,7 +67,7 @@ class Hub:
         record: Limits | None = None,
         memory: MemoryLimit | None = None,
     ) -> None:
-        self.outgrown = False  # the memory limit was exceeded, so the process must restart
+        self.outgrown = False  # whether the memory limit was exceeded, so that the process must restart
         self.run_name = run
         self.folder = folder
         self.endpoints = endpoints
@@ -157,7 +157,7 @@ class Hub:
             self._update_log.publish(gone)
             self._control.rank_lost(gone.rank)
             if gone.rank == self._membership.last_leader and gone.process == "ended":
-                self._control.leader_ended(f"rank {gone.rank}, which led, is gone")
+                self._control.leader_ended(f"the leader, rank {gone.rank}, is gone")
         self._check_journal()
         self._control.publish_waiting()
         self._control.journal_counts()

@@ -70,6 +70,6 @@ def join(
         if hub != "auto":
             raise
         log.exception("the run has no hub")
-    except Exception:  # a full disk or a failed collective must not end the training program
+    except Exception:  # errors such as a full disk or a failed collective must not end the training program
         log.exception("the run has no hub")
     return Loop(hello, reached, agree, Sensors(device, host=is_first_on_machine()), stack)

@@ -1,4 +1,4 @@
-"""The messages that cross sockets. Each is typed, versioned and plain msgpack.
+"""The messages between processes. Each is typed, versioned and plain msgpack.
 
 A frame is one msgpack value ``[version, [message, ...]]``; a message is ``[kind, field, ...]`` (an array-like
 Struct), so a newer peer may append fields and an older one ignores them. Batches are lists inside one frame,

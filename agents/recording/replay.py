@@ -50,7 +50,7 @@ class Replay:
         segments = self.recording.segments()
         start = next((one for one in segments if one.id >= place.segment), None)
         if start is None:
-            raise RecordingError(f"{self.recording.path} has lost what it holds from there on")
+            raise RecordingError(f"{self.recording.path} no longer holds this position")
         if start.thinned:
             # The curve up to there is in the earlier segments; these are thinned too, so reading them is quick.
             start = next(one for one in segments if one.epoch == start.epoch)

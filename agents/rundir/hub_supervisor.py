@@ -1,4 +1,4 @@
-"""Starts the hub process of a run and restarts it when it dies; the ranks continue in any case."""
+"""Starts the hub process of a run and restarts it when it dies. The ranks do not depend on it."""
 
 import os
 import signal
@@ -91,7 +91,7 @@ class HubSupervisor:
                 self._warned = True
                 say(f"the hub {why} repeatedly; the run continues without it, see {self._log}\n")
 
-        self._note(f"the hub {why}; it is started again in {max(0.0, self._due - now):.1f} s")
+        self._note(f"the hub {why}; it restarts in {max(0.0, self._due - now):.1f} s")
 
     def _note(self, text: str) -> None:
         """Write a line to the log, because a killed hub writes nothing."""

@@ -57,8 +57,8 @@ class RunState:
         self.board: Board | None = None
         self.experts: Experts | None = None
         self.loads: Loads | None = None
-        self.summaries: list[Summary] = []  # the newest, by step
-        self.curve = Curve()  # of the steps before `summaries`
+        self.summaries: list[Summary] = []  # the newest summaries, by step
+        self.curve = Curve()  # curve of the steps before `summaries`
         self.commands: dict[str, CommandState] = {}
         self.trials: dict[str, TrialState] = {}
         self.events: deque[Event] = deque(maxlen=EVENTS)
@@ -66,7 +66,7 @@ class RunState:
         self._places: dict[
             tuple[type, str], tuple[int, int]
         ] = {}  # of commands and trials in the log: see `log`
-        self.alerts: dict[tuple[str, str], Alert] = {}  # the active ones, by name and subject
+        self.alerts: dict[tuple[str, str], Alert] = {}  # active alerts, by name and subject
 
     def records(self) -> dict[type[Update], dict[int, Record]]:
         """The newest records by kind and rank; the live dictionaries, not copies."""

@@ -22,7 +22,7 @@ from agents.transport.curve_keys import LIST_FILE, KeyStore, Listed
 
 DOMAIN = b"hub"
 REREAD_S = 0.25
-REFUSALS_KEPT = 16  # until the hub publishes them
+REFUSALS_KEPT = 16  # limit of reports until the hub publishes them
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
 
@@ -30,7 +30,9 @@ class ZapAuthenticator:
     """The keys in force. `grant` is called for every message and costs one dictionary lookup."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], store: KeyStore) -> None:
-        self.told: deque[str] = deque(maxlen=REFUSALS_KEPT)  # refused keys, and errors in reading the list
+        self.told: deque[str] = deque(
+            maxlen=REFUSALS_KEPT
+        )  # reports of refused keys and of errors in reading the list
         self._store = store
         self._by_key: dict[bytes, Listed] = {}
         self._read: tuple[int, int, int] | None = None
@@ -38,7 +40,7 @@ class ZapAuthenticator:
         self._reread()
         self._zap = context.socket(
             zmq.REP
-        )  # bound before any CURVE socket, which would accept every key without it
+        )  # bound before any CURVE socket, because a CURVE socket without ZAP accepts every key
         self._zap.set(zmq.LINGER, 0)
         self._zap.bind(ZAP_ENDPOINT)
         self._thread = threading.Thread(target=self._work, name="zap", daemon=True)
@@ -63,7 +65,7 @@ class ZapAuthenticator:
         while not self._stopping.is_set():
             if self._zap.poll(int(1000 * REREAD_S)):
                 request = self._zap.recv_multipart()
-                self._reread()  # the key may have been made a moment ago
+                self._reread()  # the key may be new: read the list again
                 self._zap.send_multipart(self._answer(request))
             self._reread()
         self._zap.close()

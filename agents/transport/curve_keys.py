@@ -29,11 +29,11 @@ from agents.transport.roles import Role
 KEY_VARIABLE = "COCKPIT_KEY"  # key files, separated as in PATH
 FOLDER_VARIABLE = "COCKPIT_KEYS"  # the key folder
 LIST_FILE = "allowed.json"
-SHOWN = 20  # the most names in an error
+SHOWN = 20  # limit of names in an error
 HUB = "hub"  # reserved name
 LONGEST_KEY_FILE = 4096  # bytes
-MOST_KEYS = 1024  # the most keys in force
-REVOKED_KEPT = 256  # the newest revoked keys; an unlisted key is refused like a revoked one
+MOST_KEYS = 1024  # limit of keys in force
+REVOKED_KEPT = 256  # number of revoked keys kept; an unlisted key is refused too
 LONGEST_LIST = 16 << 20  # bytes; our list is below 1 MiB, but an older release never pruned it
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -88,7 +88,9 @@ def load_key(path: Path) -> Key:
     try:
         key = msgspec.json.decode(raw, type=Key)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise RunError(f"{path} is not a key file; cockpit keys make NAME --role ROLE makes one") from None
+        raise RunError(
+            f"{path} is not a key file; make one with cockpit keys make NAME --role ROLE"
+        ) from None
     import zmq  # imported only when needed, to keep launchers light
 
     if zmq.curve_public(key.secret.encode()) != key.public.encode():

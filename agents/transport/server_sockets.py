@@ -48,7 +48,7 @@ class ServerSocket:
         self.socket.set(zmq.MAXMSGSIZE, protocol.MAX_FRAME_BYTES)
         self.socket.set(zmq.SNDHWM, 64)  # the most credit a client can grant at once
         self.socket.set(zmq.RCVHWM, 64)
-        self.socket.set(zmq.ROUTER_MANDATORY, 1)  # raise an error if a peer's queue is full or it has left
+        self.socket.set(zmq.ROUTER_MANDATORY, 1)  # `send` raises if a queue is full or a peer has left
         self.socket.set(zmq.BACKLOG, 1024)
 
     def bind(self, url: str) -> str:

@@ -1,4 +1,4 @@
-"""What the fault tests share: a hub of their own that may be killed, and things that are closed after the test."""
+"""Fixtures of the fault tests: a hub that a test may kill, and objects that are closed after the test."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The cable that fault tests cut behaves as one."""
+"""The forwarder of the fault tests behaves like a network link."""
 
 from agents.client import Client
 from tests.faults.forwarder import Forwarder
@@ -13,7 +13,7 @@ def test_a_cut_cable_holds_what_was_sent_and_a_torn_one_is_connected_anew(
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(cable.endpoint, 2))
     poll_until(client, lambda: client.state.summaries, fleet.turn)
     cable.cut()
-    client.poll(0.3)  # what was under way
+    client.poll(0.3)  # the bytes in transit
     before, step = client.state.summaries[-1].step, fleet.step
     for _ in range(5):
         fleet.turn()

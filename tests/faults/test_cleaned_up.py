@@ -1,4 +1,4 @@
-"""Somebody cleans up under a live hub: who is connected stays, and the hub can be found again."""
+"""Files of a live hub are removed: connections stay open, and the hub restores the files."""
 
 import shutil
 import sqlite3
@@ -25,7 +25,7 @@ def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: 
     shutil.rmtree(own_hub.endpoints.directory)
     (own_hub.folder / "hub.json").unlink()
     said = lambda what: any(what in event.text for event in client.state.events)  # noqa: E731
-    poll_until(client, lambda: said("the hub listens there again") and said("it is written anew"), fleet.turn)
+    poll_until(client, lambda: said("they are restored") and said("it is restored"), fleet.turn)
     assert client.resets == 1, "who is connected stays so"
     assert read_hub_file(own_hub.folder) == before and before.live
     assert stat.S_IMODE(own_hub.endpoints.directory.stat().st_mode) == 0o700
@@ -54,7 +54,7 @@ def test_removed_files_of_the_run_are_put_back(own_hub: HubProcess, opened: Open
     for name in (RECORD_FILE, COMMANDS_FILE):
         for beside in ("", "-wal", "-shm"):
             (own_hub.folder / f"{name}{beside}").unlink()
-    said = lambda: sum("removed; it is put back" in event.text for event in client.state.events)  # noqa: E731
+    said = lambda: sum("removed; it is restored" in event.text for event in client.state.events)  # noqa: E731
     poll_until(client, lambda: said() == 2, fleet.turn)
     epoch, seq = client.epoch, client.seq
     poll_until(client, lambda: recorded(own_hub.folder / RECORD_FILE) >= seq, fleet.turn)

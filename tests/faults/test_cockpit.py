@@ -1,4 +1,4 @@
-"""Fault 4: a cockpit that is killed or suspended costs itself, and neither the hub nor the training."""
+"""Fault 4: a killed or suspended cockpit affects neither the hub nor the training."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ COCKPIT = [sys.executable, "-m", "cockpit"]
 
 
 class Watcher:
-    """`cockpit watch`, and the step it has told of last."""
+    """`cockpit watch`, and the last step that it printed."""
 
     def __init__(self, folder: Path) -> None:
         command = [*COCKPIT, "watch", "--run", str(folder)]

@@ -21,7 +21,7 @@ SOON: Constants = {"agents.hub.telemetry.membership.LOST_AFTER_S": 0.6}
 
 @pytest.fixture
 def hasty_hub(tmp_path: Path) -> Iterator[HubProcess]:
-    """A hub that gives a silent rank up at once."""
+    """A hub that reports a silent rank as lost at once."""
     hub = HubProcess(tmp_path / "run")
     hub.program = program("agents.hub.process", SOON)
     hub.start()
@@ -118,13 +118,13 @@ def test_a_rank_that_dies_between_vote_and_apply(hasty_hub: HubProcess, opened: 
     assert half.why == "rank 3 was lost before its ack"
     with pytest.raises(TimeoutError, match="applied on 3 of 4 ranks"):
         wait_for_command(client, asked, 0.1)
-    # The run ends in its next collective; one that goes on does so from before the command, on every rank.
+    # The run ends in its next collective; a resumed run starts before the command, on every rank.
     ranks[0].say(make_hello(0, 4, began_s=time.time()))
     poll_until(client, lambda: client.state.commands[asked].settled, lambda: alive(3))
     assert client.state.commands[asked].state == "rolled_back"
 
 
-# ---------------------------------------------------------------------------------- 16: while it saves or restores
+# ---------------------------------------------------------------------------------- 16: during a save or a restore
 
 
 def test_a_command_during_restore_waits_and_says_so(own_hub: HubProcess, opened: Opened) -> None:
@@ -209,7 +209,7 @@ def test_a_trial_outlives_who_asked_for_it(own_hub: HubProcess, opened: Opened) 
 def test_ranks_that_introduce_themselves_to_a_new_hub_are_asked_what_they_said_to_the_old_one(
     own_hub: HubProcess, opened: Opened
 ) -> None:
-    """A rank that applies a command says hello unasked; all its acknowledgements may be in that hub's grave."""
+    """A rank that applies a command sends a hello unasked. All its acks may have gone to the killed hub."""
     client, board = opened(Client(own_hub.endpoints.clients)), make_board()
     ranks = [opened(Peer(own_hub.endpoints.ranks)) for _ in range(2)]
     shown = BoardMessage(0, 0, board.digest(), board.states())
@@ -219,7 +219,7 @@ def test_ranks_that_introduce_themselves_to_a_new_hub_are_asked_what_they_said_t
     asked = client.propose({"micro_batches": 8})
     poll_until(client, lambda: asked in client.state.commands)
     assert isinstance(ranks[0].hear(Command), Command)
-    own_hub.kill()  # before a word of theirs
+    own_hub.kill()  # before any message of the ranks
     own_hub.start()
     ranks[0].say(make_hello(0, 2, revision=1), shown, Ack(0, 1, "applied", 1, "d1"))
     poll_until(client, lambda: client.state.commands[asked].acks == 1)

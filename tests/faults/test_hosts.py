@@ -1,4 +1,4 @@
-"""Several machines: ranks and cockpits reach a hub on another one over TCP, under a key, and a network may go away."""
+"""Several machines: ranks and cockpits reach a hub on another machine over TCP with a key, and the network may fail."""
 
 import os
 import socket
@@ -80,7 +80,7 @@ def test_a_cable_pulled_and_put_back(
     opened: Opened,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Heartbeats give the dead connection up, so that a new one is there as soon as the network is."""
+    """Heartbeats close the dead connection, so that a new one opens as soon as the network is back."""
     monkeypatch.setattr("agents.transport.reconnecting.HEARTBEAT_MS", 100)
     monkeypatch.setattr("agents.transport.reconnecting.DEAD_AFTER_MS", 500)
     with hosts[1].inside():
@@ -124,7 +124,7 @@ sys.exit(join(context_from_environment(folder / "run"), work, name_of_rank=str, 
 def test_rank_0_tells_the_other_machine_where_its_hub_is(
     hosts: tuple[Host, Host], keys: dict[Role, Key], tmp_path: Path
 ) -> None:
-    """Nothing is typed: the address is found, the endpoint published, the key taken from the shared folder."""
+    """Without any option, the address is found, the endpoint published and the key read from the shared folder."""
     script = tmp_path / "joined.py"
     script.write_text(JOINED)
     with hosts[0].inside(), socket.create_server((hosts[0].address, 0)) as free:

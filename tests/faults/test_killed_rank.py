@@ -1,4 +1,4 @@
-"""Fault 1: a rank that is killed is named, with its place and the cause, to everyone; the others end with it."""
+"""Fault 1: every client learns which rank was killed, with its coordinates and the cause; the other ranks end too."""
 
 import os
 import signal
@@ -62,10 +62,10 @@ def test_who_where_and_why(driver: Driver, opened: Opened) -> None:
     assert sentence.endswith(" in tp all-gather, layer 2") and file.startswith("reports of all ranks: ")
     reports = (driver.run_dir / "failure.txt").read_text()
     assert "\nrank 3 (dp3) was ended because of the failure, last at step " in reports
-    assert "\nrank 0 (dp0) had ended its work, last at step " in reports  # it left in good order when asked
+    assert "\nrank 0 (dp0) had ended its work, last at step " in reports  # it ended cleanly on request
 
     poll_until(client, lambda: client.state.events and client.state.events[-1].text == "the hub has ended")
     told = [event for event in client.state.events if event.source == "run"]
     assert [(event.level, event.text) for event in told] == [("error", sentence)]
     assert client.state.gone[2].over and client.state.gone[2].text == sentence
-    assert last_failure(driver.run_dir) == sentence  # for whoever comes too late
+    assert last_failure(driver.run_dir) == sentence  # for a client that connects later

@@ -1,4 +1,4 @@
-"""Fault 3 and 9, at length: proposals in a storm of hub kills. `python -m tests.faults.storm` is the whole of it."""
+"""Faults 3 and 9 with many proposals and hub kills. `python -m tests.faults.storm` runs the full size."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Connections that say nothing, say too much, or are dead without an end: either side gives them up by itself."""
+"""Connections that are silent, send too much, or are dead: both sides close them by themselves."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +36,7 @@ def line_to(endpoint: str, key: Key | None = None) -> ReconnectingSocket:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """A hub that gives a connection up soon."""
+    """A hub with short connection timeouts."""
     guarded = Guarded(tmp_path_factory.mktemp("hasty"), HASTY)
     yield guarded
     guarded.close()
@@ -48,7 +48,7 @@ def connections(guarded: Guarded) -> int:
 
 
 def test_a_hub_gives_up_a_peer_whose_machine_has_vanished(hasty: Guarded, opened: Opened) -> None:
-    """Nothing comes from there any more, not even an end: heartbeats alone can tell."""
+    """A vanished machine sends nothing, not even an end of stream; only heartbeats detect it."""
     wait(lambda: connections(hasty) == 4)
     cable = opened(Forwarder(hasty.url))
     peer = opened(Peer(cable.endpoint, hasty.viewer))
@@ -85,7 +85,7 @@ def test_a_line_gives_up_a_hub_whose_machine_has_vanished(
 
 
 def test_what_a_hub_may_not_send_is_never_held(opened: Opened, tmp_path: Path) -> None:
-    """libzmq drops the connection at the length that is announced, whatever it is that listens there."""
+    """libzmq drops the connection at the announced length, whatever the peer is."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
         other.set(zmq.LINGER, 0)
         other.bind(f"ipc://{tmp_path / 'other'}")
@@ -108,7 +108,7 @@ def test_what_a_hub_may_not_send_is_never_held(opened: Opened, tmp_path: Path) -
 
 
 def test_without_a_gate_nobody_comes_in(opened: Opened, tmp_path: Path) -> None:
-    """CURVE by itself takes any key: who would check it must be there."""
+    """CURVE without ZAP accepts any key, so the authenticator must be running."""
     store = KeyStore(tmp_path / "keys")
     own = store.hub_key()
     key = load_key(store.make("ann", Role.VIEWER))

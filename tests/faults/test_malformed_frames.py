@@ -1,4 +1,4 @@
-"""Fault 7: malformed frames, at both doors of a real hub: one sentence to who sent it, and nothing else happens."""
+"""Fault 7: malformed frames at both sockets of a real hub: the sender gets one sentence, and nothing else happens."""
 
 import time
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def packed(*message: object) -> bytes:
 
 
 def twice(kind: str) -> bytes:
-    """A message whose changes name one knob twice, which no honest packer writes."""
+    """A packed message whose changes name one knob twice; no correct encoder writes this."""
     head = b"\x92\x01\x91\x93" + msgpack.packb(kind) + msgpack.packb("id")
     return (
         head + b"\x82" + b"".join(msgpack.packb("micro_batches") + msgpack.packb(value) for value in (2, 8))
@@ -81,13 +81,13 @@ def test_one_sentence_and_nothing_else(
 
 
 def test_numbers_that_cannot_be_are_not_believed(hub: HubProcess, fleet: Fleet, opened: Opened) -> None:
-    """A frame that is well formed, from a rank of the run, with one number that is none."""
+    """A well-formed frame of a rank of the run, with one invalid number."""
     client, rank = opened(Client(hub.endpoints.clients)), opened(Peer(hub.endpoints.ranks))
     poll_until(client, lambda: client.state.steps, fleet.turn)
     nan = float("nan")
     rank.say(make_hello(3, 4, began_s=nan))
     assert "rank 3 began at nan" in rank.hear(Refused).why  # type: ignore[union-attr]
-    rank.say(make_hello(3, 4))  # of this very process, so it takes the place of the fleet's
+    rank.say(make_hello(3, 4))  # of the same process, so it replaces the rank of the fleet
     step = make_step(3, 2**52)
     for wrong in ({"step_ms": nan}, {"phases": {"forward": float("inf")}}, {"bubble": nan}):
         rank.dealer.send(packed(*({"tag": "step"} | _fields(step) | wrong).values()))

@@ -1,4 +1,4 @@
-"""Output that cannot go out: a full disk, a reader that left, a closed stream, an encoding without our signs."""
+"""Output that fails: a full disk, a closed pipe, a closed stream, an encoding without our characters."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_a_full_disk_is_one_sentence(live: Path, words: str) -> None:
 
 @pytest.mark.parametrize("words", ["watch --json", "watch", "snapshot", "knobs"])
 def test_a_reader_that_leaves_ends_a_command_as_it_ends_others(live: Path, words: str) -> None:
-    """Without a word, and with the status that a shell gives to ``yes | true``."""
+    """Without a message, and with the exit status of ``yes | true`` in a shell."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "cockpit", *words.split(), "--run", str(live)]

@@ -1,7 +1,7 @@
-"""Faults 8, 11, and 10 over TCP: what knocks at the port of a hub that listens on one.
+"""Faults 8, 11, and 10 over TCP: hostile and unauthorised connections to a hub's port.
 
-Nothing that has no key in force gets a word in, and whoever has one may do what its role may, checked anew for
-every message: a connection outlives its key.
+Without a key in force, no message is accepted. With a key, its role decides what is allowed. The role is checked for
+every message, because a connection may outlive its key.
 """
 
 import os
@@ -38,7 +38,7 @@ MIB = 1 << 20
 
 
 def zmtp1(*messages: protocol.Message) -> bytes:
-    """What a peer of ZMTP 1.0 says: no identity, then one frame, and no security at all."""
+    """The bytes of a ZMTP 1.0 peer: no identity, one frame, no security."""
     frame = codec.encode(messages)
     return b"\x01\x00" + b"\xff" + (len(frame) + 1).to_bytes(8) + b"\x00" + frame
 
@@ -80,7 +80,7 @@ def test_what_is_not_a_peer_of_ours_gets_no_word_in(guarded: Guarded, opened: Op
                 while more := stranger.recv(4096):
                     said += more
             except OSError:
-                pass  # nothing more is said, or it was shut in our face
+                pass  # the hub sends nothing more, or closed the connection
         assert b"updates" not in said and b"epoch" not in said
     step = guarded.fleet.step
     poll_until(client, lambda: client.state.steps[0].step > step + 3, guarded.fleet.turn)
@@ -100,7 +100,7 @@ def test_strangers_leave_nothing_behind(guarded: Guarded, opened: Opened) -> Non
 
 
 def test_a_peer_without_a_key_is_not_heard(guarded: Guarded, opened: Opened) -> None:
-    """A socket of ZeroMQ that speaks our wire, and no CURVE."""
+    """A ZeroMQ socket with our protocol but without CURVE."""
     client = watch(guarded, opened)
     intruder = opened(Peer(guarded.url))
     intruder.say(Credit(protocol.VERSION, "", 0, 8))
@@ -114,7 +114,7 @@ def test_a_peer_without_a_key_is_not_heard(guarded: Guarded, opened: Opened) -> 
 
 
 def test_a_message_of_200_mib_costs_its_sender_the_connection_alone(guarded: Guarded, opened: Opened) -> None:
-    """libzmq drops the connection at the length that is announced; the hub never holds such a message."""
+    """libzmq drops the connection at the announced length; the hub never buffers such a message."""
     client = watch(guarded, opened)
     hub = psutil.Process(guarded.hub.process.pid)
     before = hub.memory_info().rss
@@ -132,7 +132,7 @@ def test_a_message_of_200_mib_costs_its_sender_the_connection_alone(guarded: Gua
         monitor.recv_multipart()
         peer.dealer.send(bytes(200 * MIB))
         wait(lambda: monitor.poll(0), turn)
-    finally:  # a context waits for ever for a monitor that is open
+    finally:  # a context waits forever for an open monitor
         peer.dealer.disable_monitor()
         monitor.close(0)
     step = guarded.fleet.step
@@ -149,7 +149,7 @@ def test_a_viewer_watches_and_an_operator_changes(guarded: Guarded, opened: Open
     asked = viewer.propose({"micro_batches": 2}, who="root@console")
     denied = wait_for_command(viewer, asked, 5.0)
     assert denied.state == "rejected" and denied.revision == 0
-    assert denied.why == "the key ann has the role viewer and only watches; changes take the role operator"
+    assert denied.why == "the key ann has the role viewer; changes require the role operator"
     assert guarded.fleet.carried_out == [] and asked not in operator.state.commands
     asked = operator.propose({"micro_batches": 2}, who="root@console")
     poll_until(operator, lambda: (c := operator.state.commands.get(asked)) and c.settled, guarded.fleet.turn)
@@ -178,7 +178,7 @@ def test_a_rank_may_not_watch_nor_change(guarded: Guarded, opened: Opened) -> No
         peer.say(message)
         refused = peer.hear(Refused)
         assert isinstance(refused, Refused)
-        assert refused.why.startswith("the key node has the role rank and reports; watching takes")
+        assert refused.why.startswith("the key node has the role rank; watching requires")
 
 
 def test_an_operator_is_no_rank(guarded: Guarded, opened: Opened) -> None:
@@ -186,7 +186,7 @@ def test_an_operator_is_no_rank(guarded: Guarded, opened: Opened) -> None:
     agent = opened(Agent(guarded.url, lambda: (0, "", 0.0), key=guarded.operator))
     agent.introduce(make_hello(0, 4, pid=1), None)
     wait(lambda: agent.refused, guarded.fleet.turn)
-    assert agent.refused == "the key bob has the role operator; only one with the role rank may send a hello"
+    assert agent.refused == "the key bob has the role operator; sending a hello requires the role rank"
     assert client.state.hellos[0].pid == os.getpid()
 
 
@@ -196,14 +196,14 @@ def test_an_unlisted_key_is_turned_away_and_told(guarded: Guarded, opened: Opene
     eve = Key("eve", "operator", other.public, other.secret, guarded.viewer.hub)
     client = opened(Client(guarded.url, eve))
     poll_until(client, lambda: client.refused, guarded.fleet.turn)
-    assert client.refused and "does not take the key eve: it is revoked or on no list there" in client.refused
+    assert client.refused and "refuses the key eve: it is revoked or not listed there" in client.refused
     assert client.resets == 0
     turned = "a key that is not listed: refused, from 127.0.0.1"
     poll_until(watcher, lambda: any(turned in e.text for e in watcher.state.events), guarded.fleet.turn)
 
 
 def test_the_screen_says_why_it_shows_nothing_more(guarded: Guarded) -> None:
-    """First the whole run, then the sentence, on the line that says what to think of it."""
+    """The screen shows the run, and after the revocation the reason on the diagnosis line."""
     key = guarded.make("fay", Role.VIEWER)
     store = Store()
     source = LiveSource(guarded.url, key=key)
@@ -249,7 +249,7 @@ def test_a_relay_that_is_turned_away_says_so_to_its_ranks(
     agent.introduce(make_hello(0, 4), None)
     try:
         wait(lambda: agent.refused)
-        assert agent.refused and "does not take the key relay-1: it is revoked" in agent.refused
+        assert agent.refused and "refuses the key relay-1: it is revoked" in agent.refused
     finally:
         relay.terminate()
         said = relay.communicate(timeout=10)[1]

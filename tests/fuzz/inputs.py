@@ -1,4 +1,4 @@
-"""Inputs for the targets: valid ones to begin with, and what becomes of them."""
+"""Inputs for the targets: valid seeds and their mutations."""
 
 import sqlite3
 import tempfile
@@ -36,9 +36,9 @@ PLAIN: Final = {
 
 
 def spoken(kind: type[Message], who: int, random: Random) -> bytes:
-    """A frame of one message, mostly of the rank that says it."""
+    """A frame with one message, mostly with the rank of its sender."""
     made = message(kind, random)
-    if random.random() < 0.7:  # what keeps the run alive, so that more can happen to it
+    if random.random() < 0.7:  # messages that keep the run alive, so that later steps reach more code
         if kind is Hello:
             made = make_hello(who % WORLD, WORLD, revision=random.choice((0, 0, 1, 5)))
         elif kind is Board:
@@ -56,7 +56,7 @@ def step(kind: type[Message], random: Random) -> list[object]:
 
 
 def seeds(target: str) -> list[bytes]:
-    """Valid inputs; of every kind of message where the target takes messages."""
+    """Valid inputs, with every kind of message if the target takes messages."""
     random = Random(target)
     if target == "decode":
         single = [frame([kind], random) for kind in KINDS for _ in range(2)]
@@ -65,7 +65,7 @@ def seeds(target: str) -> list[bytes]:
         return _files()
     stepped = [msgpack.packb([step(kind, random)]) for kind in KINDS for _ in range(3)]
     several = [[step(random.choice(KINDS), random) for _ in range(6)] for _ in range(20)]
-    for steps in several:  # and time that passes between
+    for steps in several:  # and time passes between them
         steps.insert(3, [3, random.randrange(6), b""])
     if target == "client":
         stepped += [msgpack.packb([step(Updates, random) for _ in range(3)]) for _ in range(20)]

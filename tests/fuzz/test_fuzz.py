@@ -1,4 +1,4 @@
-"""A short fuzz with fixed seeds, and every input that once broke something. `python -m tests.fuzz` does it for long."""
+"""A short fuzz run with fixed seeds, and all inputs of earlier findings. `python -m tests.fuzz` runs longer."""
 
 from contextlib import closing
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_inputs_that_hypothesis_makes(name: str) -> None:
     @settings(max_examples=30, derandomize=True, database=None)
     @given(st.randoms(use_true_random=False))
     def holds(random: Random) -> None:
-        # Its own, so that a failure is that of its inputs alone; closed also where hypothesis ends an example early.
+        # A new target per example, so that a failure depends on its inputs only; closed even if hypothesis stops early.
         with closing(TARGETS[name]()) as target:
             for _ in range(5):
                 target.feed(inputs.changed(name, random.choice(pool), random))

@@ -351,9 +351,7 @@ def test_a_killed_hub_comes_back_at_the_same_address(driver: Driver) -> None:
     eventually(lambda: now()["pid"] != first["pid"])
     second = now()
     assert second["endpoints"] == first["endpoints"]
-    assert (
-        "the hub was killed by SIGKILL; it is started again in 0." in (driver.run_dir / "hub.log").read_text()
-    )
+    assert "the hub was killed by SIGKILL; it restarts in 0." in (driver.run_dir / "hub.log").read_text()
     assert set(driver.notes("hub").values()) == {first["endpoints"]["ranks"]}
     assert not any(gone(pid) for pid in pids)
     run.send_signal(signal.SIGTERM)
@@ -372,7 +370,7 @@ def test_a_hub_that_cannot_live_is_let_be(tmp_path: Path, capsys: pytest.Capture
         time.sleep(0.02)
     supervisor.close()
     assert log.read_text().count("no room") == RESTARTS_A_MINUTE
-    assert log.read_text().count("the hub ended with status 1; it is started again in") == RESTARTS_A_MINUTE
+    assert log.read_text().count("the hub ended with status 1; it restarts in") == RESTARTS_A_MINUTE
     assert capsys.readouterr().err.count("the run continues without it") == 1
 
 

@@ -352,7 +352,7 @@ def test_the_checkpoints_knobs_win(tmp_path: Path) -> None:
         log = run([sys.executable, "-m", "cockpit", "log", "--run", str(run_dir)]).stdout
         rolled_back = [line for line in log.splitlines() if "rolled_back" in line]
         assert len(rolled_back) == 1 and "micro_batches 4→8" in rolled_back[0]
-        assert f"the run went on from step {saved_at.step}, at revision 2" in rolled_back[0]
+        assert f"the run resumed from step {saved_at.step}, at revision 2" in rolled_back[0]
         until(process, after["applied_step"])
         process.send_signal(signal.SIGTERM)
         events = [json.loads(line) for line in process.stdout or ()]

@@ -89,7 +89,7 @@ async def test_a_viewer_sends_nothing_and_is_told_how_to_operate(make_cockpit: M
         await press(cockpit, pilot, "k")
         await press(cockpit, pilot, "right", "8", "enter")
         assert cockpit.feed.asked == []
-        assert "to operate: cockpit attach demo-0001 --operator" in said(cockpit)
+        assert "to change the run: cockpit attach demo-0001 --operator" in said(cockpit)
         assert "VIEWER" in said(cockpit)
 
 

@@ -106,9 +106,9 @@ async def test_no_answer_a_refusal_and_a_denial_are_told(make_cockpit: MakeCockp
         assert "✗ recompute = full does not go with it" in said(cockpit)
         await press(cockpit, pilot, "left", "left")
         await later(cockpit, pilot, GAP_S)
-        cockpit.feed.deny(cockpit.feed.questions[-1].id, "the key watch is not in force any more")
+        cockpit.feed.deny(cockpit.feed.questions[-1].id, "the key watch is no longer in force")
         await settle(cockpit, pilot)
-        assert "· the key watch is not in force any more" in said(cockpit)
+        assert "· the key watch is no longer in force" in said(cockpit)
 
 
 async def test_a_run_that_answers_no_previews_is_not_asked(make_cockpit: MakeCockpit) -> None:
@@ -134,7 +134,7 @@ async def test_a_viewer_sees_what_it_would_do_and_changes_nothing(make_cockpit: 
         cockpit.feed.tell(iter([cockpit.run.trial("t", "after", 16, measured=12)]))
         for key in ("enter", "ctrl+t", "ctrl+u", "ctrl+u", "ctrl+k", "ctrl+r"):
             await press(cockpit, pilot, "down", key)
-            assert "to operate: cockpit attach demo-0001 --operator" in said(cockpit), key
+            assert "to change the run: cockpit attach demo-0001 --operator" in said(cockpit), key
         assert cockpit.feed.requests == []
         assert "after █████▋░░░░░░░░ 12/30" in said(cockpit)
 
@@ -182,12 +182,12 @@ async def test_a_trial_of_somebody_else_is_seen_and_ended(
         await press(cockpit, pilot, key)
         (word,) = cockpit.feed.requests
         assert isinstance(word, Decide) and (word.id, word.keep) == ("t", keep)
-        assert ("asked to keep it" if keep else "asked to end the trial") in said(cockpit)
+        assert ("sent: keep the value" if keep else "sent: end the trial") in said(cockpit)
         state, why = ("kept", "kept by me") if keep else ("reverting", "ended by me")
         cockpit.feed.tell(iter([cockpit.run.trial("t", state, 16, why=why)]))
         await settle(cockpit, pilot)
         assert ("✓ kept · kept by me" if keep else "reverting: ended by me") in said(cockpit)
-        assert "asked to" not in said(cockpit)
+        assert "sent: " not in said(cockpit)
 
 
 async def test_a_knob_on_trial_is_named_in_the_panel(make_cockpit: MakeCockpit) -> None:
@@ -230,7 +230,7 @@ async def test_a_second_trial_is_refused_here_and_by_the_hub(make_cockpit: MakeC
         other = cockpit.run.trial("other", "before", 4, measured=2)
         cockpit.feed.tell(iter([other, cockpit.run.trial(ask, "failed", 16, why=why)]))
         await settle(cockpit, pilot)
-        assert f"✗ no trial {why}" in said(cockpit) and "Trial · micro_batches 8→4" in said(cockpit)
+        assert f"✗ no trial: {why}" in said(cockpit) and "Trial · micro_batches 8→4" in said(cockpit)
         await press(cockpit, pilot, "right", "ctrl+t")
         assert f"! {why}" in said(cockpit) and len(cockpit.feed.requests) == 1
         await press(cockpit, pilot, "ctrl+k")
@@ -277,9 +277,9 @@ async def test_what_the_hub_does_not_take_is_told(make_cockpit: MakeCockpit) -> 
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right", "enter")
-        cockpit.feed.deny(cockpit.feed.requests[0].id, "the key watch has the role viewer and only watches")
+        cockpit.feed.deny(cockpit.feed.requests[0].id, "the key watch has the role viewer")
         await settle(cockpit, pilot)
-        assert "✗ refused the key watch has the role viewer and only watches" in said(cockpit)
+        assert "✗ refused the key watch has the role viewer" in said(cockpit)
 
 
 async def test_help_on_the_board_has_its_keys(make_cockpit: MakeCockpit) -> None:

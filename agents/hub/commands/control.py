@@ -1,4 +1,4 @@
-"""Commands from proposal to acknowledgement on every rank; no sockets here.
+"""Handles commands from the proposal to the acknowledgement of every rank. It uses no sockets.
 
 checked -> in the journal -> accepted (has a revision) -> sent to the leader, one at a time -> applied n/world,
 rejected or expired. A proposal repeated with the same id gets the same answer; a revision is never used twice.
@@ -26,7 +26,7 @@ from agents.protocol import Ack, Command, CommandState, Event, Hello, Propose, c
 from agents.recording.commands import Entry
 
 TRACKED = 256  # commands whose late acknowledgements are still counted
-RESEND_S = 1.0  # to the leader, until it has acknowledged
+RESEND_S = 1.0  # interval of repetition to the leader, until it acknowledges
 REFUSED = 1024  # proposals being written to disk; further ones are dropped, and the client repeats them
 
 
@@ -39,11 +39,11 @@ class Control:
         self._journal = journal
         self._last_revision = 0
         self._being_written: dict[str, Issue] = {}
-        self._waiting: deque[Issue] = deque()  # in order; the first one is with the leader
-        self._by_revision: dict[int, Issue] = {}  # waiting and recently settled
-        self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and when
+        self._waiting: deque[Issue] = deque()  # in order; the first one has been sent to the leader
+        self._by_revision: dict[int, Issue] = {}  # waiting and recently settled commands
+        self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and the time
         self._unwritten: deque[str] = deque(maxlen=WAITING)  # ids that could not be written to disk
-        self.ended: str | None = None  # set when the leader has ended: the cause, as the end of a sentence
+        self.ended: str | None = None  # cause of the leader's end, as the end of a sentence
         self.load_journal()
 
     def load_journal(self) -> None:
@@ -82,7 +82,7 @@ class Control:
             state = new_command(propose, self._update_log.state, self._membership.world, why=refusal)
             self._write(Issue(state, propose.expires_step))
             return
-        # The revision is used up here: a failed write may still have reached the disk.
+        # The revision is used even if the write fails, because a failed write may still have reached the disk.
         self._last_revision += 1
         run = self._update_log.state
         why = wait_reason(run, self._membership.leader)
@@ -105,7 +105,7 @@ class Control:
         return self._membership.leader is not None and len(self.under_way) < WAITING
 
     def unwritten(self, id: str) -> bool:
-        """Whether a proposal was refused only because it could not be written down, lately."""
+        """Whether a recent proposal was refused only because the journal could not be written."""
         return id in self._unwritten
 
     def publish_waiting(self) -> None:
@@ -151,7 +151,7 @@ class Control:
             self._track(issue)
             self._update_log.publish(issue.state)
 
-    # ------------------------------------------------------------------------------- commands and their fate
+    # ---------------------------------------------------------------------------------- commands and their acks
 
     def next_command(self, now: float) -> Command | None:
         """The command to send to the leader now, if any: the first in the queue, repeated every RESEND_S."""
@@ -229,7 +229,9 @@ class Control:
         """Handle a leader's hello. A run resumed from a checkpoint has the knobs of that step, so later commands are
         rolled back or expired, not replayed."""
         self.ended = None
-        for one in [one for one in self._by_revision.values() if one.under_way]:  # its process has ended
+        for one in [
+            one for one in self._by_revision.values() if one.under_way
+        ]:  # the previous process has ended
             one.agreed = False
             self._waiting.appendleft(one)
         for state in list(self._update_log.state.commands.values()):
@@ -273,7 +275,7 @@ class Control:
                 issue.unpublished = True
 
     def note_revision(self, revision: int) -> None:
-        """A rank reports this revision, so it is in use even if the journal does not have it."""
+        """Note a revision that a rank reports: it is in use even if the journal does not have it."""
         if revision <= LARGEST_REVISION:
             self._last_revision = max(self._last_revision, revision)
 

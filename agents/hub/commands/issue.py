@@ -12,23 +12,25 @@ from agents.recording.commands import Entry
 
 @dataclass
 class Issue:
-    """What `Control` knows of one command."""
+    """A command and the acks received for it."""
 
     state: CommandState
     expires_step: int | None
     early: bool = False  # proposed before any rank of this run had connected
-    sent: bool = False  # to the leader
-    agreed: bool = False  # the ranks carry it out beside training, so it has left the queue
+    sent: bool = False  # whether it has been sent to the leader
+    agreed: bool = False  # the ranks execute it beside training, so it has left the queue
     from_journal: bool = (
         False  # loaded from the journal: its acks may have gone to a hub process that was killed
     )
-    digest: str | None = None  # of the first rank's board after the command; all ranks must have the same
+    digest: str | None = (
+        None  # digest of the first rank's board after the command; all ranks must have the same
+    )
     acked: set[int] = field(default_factory=set)
     contradicting: set[int] = field(default_factory=set)  # ranks whose ack contradicts the leader's
     held_acks: dict[int, Ack] = field(
         default_factory=dict
-    )  # by rank: rejections that arrived before the leader's ack
-    unpublished: bool = False  # acks have arrived since it was last published
+    )  # rejections that arrived before the leader's ack, by rank
+    unpublished: bool = False  # whether acks have arrived since the last publication
     journalled: CommandState | None = None  # the state last written to the journal
 
     @property
@@ -37,12 +39,12 @@ class Issue:
 
     @property
     def under_way(self) -> bool:
-        """The ranks have agreed on it and not carried it out yet."""
+        """Whether the ranks have agreed on the command and are still executing it."""
         return self.agreed and self.state.state == "accepted"
 
     @property
     def partial(self) -> bool:
-        """In force, but not acknowledged by every rank."""
+        """Whether the command is in force but not acknowledged by every rank."""
         return self.state.state == "applied" and not self.state.settled
 
     def settle(self, ack: Ack, world: int) -> None:
@@ -90,7 +92,7 @@ class Issue:
 
     @property
     def needs_journalling(self) -> bool:
-        """Whether to write it to the journal now; intermediate ack counts are not worth an fsync each."""
+        """Whether to write the command to the journal now. Intermediate ack counts do not justify an fsync each."""
         known = self.journalled
         return (
             known is None
@@ -122,12 +124,12 @@ def illegal(changes: Changes, knobs: Mapping[str, KnobState]) -> str | None:
 
 def resumed_state(state: CommandState, issue: Issue | None, leader: Hello) -> CommandState | None:
     """The new state of a command after `leader` resumed the run from a checkpoint; None if it does not change."""
-    goes_on = f"the run went on from step {leader.step}, at revision {leader.revision}"
+    goes_on = f"the run resumed from step {leader.step}, at revision {leader.revision}"
     if state.state == "accepted" and issue and issue.early:
         if issue.sent or state.revision > leader.revision:
-            return None  # it was proposed for this run
+            return None  # the command was proposed for this run
         return structs.replace(
-            state, state="expired", why=f"{goes_on}, where this number is taken; ask again"
+            state, state="expired", why=f"{goes_on}, where this revision is used already; propose it again"
         )
     if state.revision <= leader.revision or state.time_s >= leader.began_s:
         return None

@@ -58,7 +58,7 @@ class Journal:
             self.found = self._file.found
         except (sqlite3.Error, msgspec.MsgspecError) as error:
             why = f"the journal {path} cannot be opened ({sentence(error)})"
-            self.failure = f"{why}; changes are refused, telemetry goes on"
+            self.failure = f"{why}; changes are refused, telemetry continues"
         self._thread = threading.Thread(target=self._work, name="journal", daemon=True)
         self._thread.start()
 
@@ -161,9 +161,9 @@ class Journal:
         try:
             file.put_back()
         except (sqlite3.Error, OSError) as error:
-            why = f"the journal {self._path} was removed and cannot be put back ({sentence(error)})"
+            why = f"the journal {self._path} was removed and cannot be restored ({sentence(error)})"
             if why != self._removed:
-                self._log("error", f"{why}; changes are refused, telemetry goes on")
+                self._log("error", f"{why}; changes are refused, telemetry continues")
             self._removed = why
             return
         self._removed = ""
@@ -194,7 +194,7 @@ class Journal:
             except Exception as error:  # noqa: BLE001 - a damaged row or a bug must not end the thread
                 self._forget_pending()  # one of them may be the unwritable one
                 failure = (
-                    f"the journal cannot write this ({error!r}); the change is refused, telemetry goes on"
+                    f"the journal cannot write this ({error!r}); the change is refused, telemetry continues"
                 )
         for one in [Written(entry, error=failure) for entry in new] if failure else written:
             self._written.put(one)

@@ -8,9 +8,9 @@ from agents.hub.telemetry.membership import Membership
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import PREVIEWS, Message, Preview, Previewed
 
-RETRY_S = 2.0  # a client's next query is forwarded after its answer, or after this time
+RETRY_S = 2.0  # a client's next query is forwarded after the answer to its last one, or after this time
 FORGOTTEN_AFTER_S = 30.0
-QUERIES_PER_S = 8  # forwarded to the leader, from all clients together
+QUERIES_PER_S = 8  # rate of queries to the leader, from all clients together
 
 Send = Callable[[bytes, Message], object]
 
@@ -35,7 +35,7 @@ class PreviewQueries:
         """Forward a query to the leader, or answer it with the reason why no rank can."""
         board, leader = self._update_log.state.board, self._membership.leader
         if board is None or leader is None:
-            why = "no rank is connected to preview this; ask again when the run has started"
+            why = "no rank is connected to answer previews; try again when the run has started"
         elif PREVIEWS not in leader.capabilities:
             why = "the ranks of this run do not support previews"
         else:

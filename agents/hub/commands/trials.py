@@ -33,7 +33,7 @@ from agents.protocol import (
 )
 from agents.recording.commands import TrialEntry
 
-REVERT_RETRY_S = 5.0  # after a revert that could not be journalled
+REVERT_RETRY_S = 5.0  # pause after a revert that could not be journalled
 
 
 class Trials:
@@ -41,8 +41,8 @@ class Trials:
 
     def __init__(self, update_log: UpdateLog, control: Control, journal: Journal) -> None:
         self._update_log, self._control, self._journal = update_log, control, journal
-        self._entry: TrialEntry | None = None  # the one under way
-        self._decided: Decide | None = None  # while it was being applied
+        self._entry: TrialEntry | None = None  # the running trial
+        self._decided: Decide | None = None  # a decision that came while the change was being applied
         self._window = Window()
         self.load_journal()
 
@@ -54,7 +54,7 @@ class Trials:
                 self._entry = entry
 
     def start(self, ask: Try) -> None:
-        """Start a trial; the answer is a published TrialState."""
+        """Start a trial. The answer is a published TrialState."""
         known = self._update_log.state.trials.get(ask.id)
         if known:
             self._update_log.publish(known)
@@ -82,7 +82,7 @@ class Trials:
         self._store(TrialEntry(state))
 
     def decide(self, decide: Decide) -> None:
-        """End the trial under way, by hand."""
+        """End the running trial by an operator's decision."""
         entry = self._entry
         if entry is None or (decide.id and decide.id != entry.state.id):
             return
@@ -119,7 +119,7 @@ class Trials:
         state = entry.state
         knob = next(iter(state.changes))
         if self._values.get(knob, state.before[knob]) != state.before[knob]:
-            self._settle("failed", "another change came before this was tried")
+            self._settle("failed", "another change came before the trial began")
             return
         steps = self._measured({})
         if len(steps) >= state.steps:
@@ -162,9 +162,11 @@ class Trials:
         if command and command.state == "rolled_back":
             self._settle("failed", command.why)
         elif values and values.get(knob) != value:
-            self._settle("failed", f"{knob} was changed by hand while it was tried")
+            self._settle("failed", f"{knob} was changed by an operator during its trial")
         elif values and self._others(state) != entry.others:
-            self._revert(entry, "another knob was changed meanwhile, so the two windows do not compare")
+            self._revert(
+                entry, "another knob was changed during the trial, so the two measurements cannot be compared"
+            )
         else:
             steps = self._measured(state.changes)
             if len(steps) >= state.steps:
@@ -182,9 +184,9 @@ class Trials:
             if time.time() - command.time_s >= REVERT_RETRY_S:
                 self._store(structs.replace(entry, attempts=entry.attempts + 1))
         elif command.state != "accepted":
-            self._settle("failed", f"it could not be taken back: {command.why}")
+            self._settle("failed", f"it could not be reverted: {command.why}")
             self._log_error(
-                f"trial {state.id} could not be taken back, {_assignments(state)} stays: {command.why}"
+                f"trial {state.id} could not be reverted, {_assignments(state)} stays in force: {command.why}"
             )
 
     # ------------------------------------------------------------------------------------------ the verdict
@@ -229,13 +231,13 @@ class Trials:
     def _give_up(self, entry: TrialEntry, error: str) -> None:
         """End the trial after an unexpected error; revert the tried value if possible."""
         state = entry.state
-        self._log_error(f"trial {state.id} cannot go on: {error}")
+        self._log_error(f"trial {state.id} cannot continue: {error}")
         if state.state == "after":
-            self._revert(entry, "what was measured cannot be judged")
+            self._revert(entry, "the measurement failed")
         else:
-            self._settle("failed", f"it cannot go on: {error}")
+            self._settle("failed", f"it cannot continue: {error}")
 
-    # ---------------------------------------------------------------------------------------- what is known
+    # ---------------------------------------------------------------------------------------------- queries
 
     @property
     def _values(self) -> Changes:
@@ -246,13 +248,13 @@ class Trials:
         return {name: value for name, value in self._values.items() if name not in state.changes}
 
     def _measured(self, changes: Changes) -> list[Measured]:
-        """The newest steps in a row that ran with the values in force, without the first after the switch."""
+        """The newest consecutive steps that ran with the values in force, without the first steps after the switch."""
         return self._window.follow(self._update_log.state.summaries, {**self._values, **changes})
 
     def _command_state(self, id: str) -> CommandState | None:
         return self._update_log.state.commands.get(id)
 
-    # ---------------------------------------------------------------------------------------------- telling
+    # ------------------------------------------------------------------------------------------- publishing
 
     def _transition(self, state: TrialState, to: str, why: str | None = None, **facts: object) -> TrialState:
         why = state.why if why is None else clip(why)

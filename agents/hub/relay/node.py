@@ -1,8 +1,8 @@
 """The relay of one node: passes its ranks' messages to the hub in batches, and the hub's messages to its ranks.
 
-ranks -> ipc -> relay -> ipc or TCP -> hub, with the same protocol on both sides. To its ranks a relay is a hub; to the
-hub it is one connection that may send for the ranks that introduced themselves to the relay. It keeps no state on
-disk: after a restart it asks its ranks for their hello again.
+ranks -> ipc -> relay -> ipc or TCP -> hub, with the same protocol on both sides. To its ranks, a relay acts as the hub.
+To the hub, it is one connection that may send for the ranks that sent a hello through the relay. It keeps no state on
+disk: after a restart it asks its ranks for their hellos again.
 """
 
 import contextlib
@@ -39,11 +39,11 @@ from agents.rundir.local_machine import process_state, this_host
 from agents.transport.reconnecting import ReconnectingSocket
 from agents.transport.server_sockets import ServerSocket
 
-FLUSH_MS = 20  # between two batches to the hub
+FLUSH_MS = 20  # time between two batches to the hub
 IDLE_MS = 200
 FRAMES_PER_ROUND = 1024
-HELLO_S = 1.0  # between introductions to a hub that asks repeatedly
-REPORT_S = 5.0  # between events about dropped messages
+HELLO_S = 1.0  # time between introductions to a hub that asks repeatedly
+REPORT_S = 5.0  # time between events about dropped messages
 FORGOTTEN_AFTER_S = 60.0  # a rank silent for this long is forgotten
 LEAVE_S = 0.5
 
@@ -137,7 +137,7 @@ class Node:
     def _from_rank(self, peer: bytes, frames: list[bytes], now: float) -> None:
         try:
             if len(frames) != 1:
-                raise WireError(f"a message has one frame, and this has {len(frames)}")
+                raise WireError(f"a message has one frame, and this one has {len(frames)}")
             messages = codec.decode_each(frames[0])
         except WireError as error:
             self._send_to([peer], Refused(protocol.clip(str(error))))
@@ -176,12 +176,12 @@ class Node:
     def _report_dropped(self, rank: int, message: AnyMessage, now: float) -> None:
         """Report a dropped message to the hub, at most once in `REPORT_S`; unknown newer kinds are not reported."""
         if isinstance(message, Unknown):
-            what = f"a {message.kind} that cannot be: {message.why}" if message.why else ""
+            what = f"an invalid {message.kind}: {message.why}" if message.why else ""
         else:
             what = f"a {type(message).__name__.lower()}, which it may not send"
         if what and now - self._reported_s >= REPORT_S:
             self._reported_s = now
-            text = protocol.clip(f"it sent {what}; dropped")
+            text = protocol.clip(f"the rank sent {what}; dropped")
             self._outbox.put(Event(time.time(), "warning", f"rank {rank}", text))
 
     def _register(self, peer: bytes, hello: Hello, now: float) -> str | None:
@@ -190,7 +190,7 @@ class Node:
         if other and other.peer != peer and now - other.heard_s < SUCCESSION_S:
             was = other.hello
             if (was.host, was.pid) != (hello.host, hello.pid):
-                return f"rank {hello.rank} is connected already, as process {was.pid} on {was.host}"
+                return f"rank {hello.rank} is already connected, as process {was.pid} on {was.host}"
         before = self._by_peer.get(peer)
         if before is not None and before != hello.rank:
             self._forget(before)
@@ -212,7 +212,7 @@ class Node:
         try:
             messages = codec.decode_each(frame)
         except WireError:
-            return  # not a hub of this release: ranks continue as without a hub
+            return  # the hub has another release: ranks continue as if there were no hub
         for message in messages:
             self._pass_down(message, now)
 
@@ -229,7 +229,7 @@ class Node:
                 self._send_to([one.peer for one in self._ranks.values() if one.hello.leader], message)
 
     def _introduce(self, now: float) -> bool:
-        """Send the introduction, unless one was just sent: a hub asks once per frame."""
+        """Send the introduction, unless one was just sent, because a hub asks once per frame."""
         if now - self._introduced_s < HELLO_S:
             return False
         self._introduced_s = now
@@ -237,7 +237,7 @@ class Node:
         return True
 
     def _peers(self, ranks: Iterable[int]) -> list[bytes]:
-        """The connections of the named ranks of this node; of all, if none is named."""
+        """The connections of the named ranks of this node, or of all ranks if none is named."""
         named = list(ranks) or list(self._ranks)
         return [self._ranks[rank].peer for rank in named if rank in self._ranks]
 

@@ -1,5 +1,4 @@
-"""The relay's outbox: messages of many ranks to a hub that may be slow or away; bounded, newer records replace older
-ones."""
+"""The relay's bounded outbox to a hub that may be slow or absent. Newer records of a rank replace older ones."""
 
 from collections import deque
 from collections.abc import Callable
@@ -16,7 +15,7 @@ class RelayOutbox:
 
     def __init__(self) -> None:
         self._queue: deque[Message] = deque()
-        self._unsent: bytes | None = None  # a frame that the hub did not take yet
+        self._unsent: bytes | None = None  # a frame that the socket has not accepted yet
         self._lost = 0
         self._frames = FrameFiller(self._take)
 
@@ -32,7 +31,7 @@ class RelayOutbox:
             self._thin()
 
     def put_first(self, message: Message) -> None:
-        """Before all that waits."""
+        """Queue messages before all others."""
         self._queue.appendleft(message)
 
     def _thin(self) -> None:
@@ -71,6 +70,6 @@ class RelayOutbox:
         while self._queue:
             try:
                 return codec.pack(self._queue.popleft())
-            except WireError:  # larger than a message may be: it must not block the others
+            except WireError:  # too large for a frame: drop it, so that it does not block the others
                 self._lost += 1
         return None

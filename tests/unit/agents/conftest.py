@@ -1,4 +1,4 @@
-"""Hubs and ranks that are there for a test, or for a module of tests."""
+"""Fixtures with hubs and ranks for one test or one module."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -22,7 +22,7 @@ C = TypeVar("C", bound=Closable)
 
 
 class Opened:
-    """Clients, peers and fleets that are closed after the test."""
+    """Opens clients, peers and fleets, and closes them after the test."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -49,7 +49,7 @@ def fleet(hub: HubProcess) -> Iterator[Fleet]:
 
 @pytest.fixture
 def own_hub(tmp_path: Path) -> Iterator[HubProcess]:
-    """A hub that a test may kill."""
+    """A hub of one test, which the test may kill."""
     process = HubProcess(tmp_path / "run").start()
     yield process
     process.clean_up()

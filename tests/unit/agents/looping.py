@@ -1,4 +1,4 @@
-"""A training loop that is nobody's: plain Python, ranks that meet over a socket. Run by test_loop as a process a rank.
+"""A plain Python training loop whose ranks exchange data over sockets. test_loop runs it as one process per rank.
 
 python looping.py RANK WORLD RUNS PORT [agree]
 """
@@ -13,7 +13,7 @@ import agents
 
 
 class Ring:
-    """Everyone's bytes to everyone, over rank 0: what `agree=` asks for, in thirty lines of sockets."""
+    """An all-gather of bytes over rank 0, as `agree=` needs it."""
 
     def __init__(self, rank: int, world: int, port: int) -> None:
         self.rank = rank

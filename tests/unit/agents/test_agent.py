@@ -1,4 +1,4 @@
-"""The agent with no hub, or a silent one: bounded, never in the way; and its memory of commands."""
+"""The agent without a hub or with a silent one: its queue is bounded, it never blocks, and it remembers commands."""
 
 import threading
 import time
@@ -192,7 +192,7 @@ def test_a_command_delivered_twice_is_carried_out_once() -> None:
 
 
 def test_a_command_that_the_knobs_have_in_them_is_not_carried_out_again() -> None:
-    """A process that continues from a snapshot has no memory of acknowledgements, but its revision tells."""
+    """A process that resumes from a checkpoint has no acknowledgements, but its revision covers the command."""
     orders = ReceivedCommands()
     ack = orders.receive(Command(3, "a", {}), HELLO, None)
     assert ack is not None and (ack.revision, ack.state) == (3, "applied") and orders.oldest is None

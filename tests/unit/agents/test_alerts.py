@@ -1,4 +1,4 @@
-"""From something wrong with a run to an alert, in the state, in the log and outside: through a real hub."""
+"""Alerts through a real hub: in the state of the run, in its log, and at the notification command."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def test_a_broken_loss_is_told_to_watchers_and_to_a_command_and_then_over(
         fleet.agents[0].send(make_summary(step))
         poll_until(client, lambda: len(client.state.summaries) > known or not client.state.alerts)  # noqa: B023
         if step < 1_003:
-            threading.Event().wait(0.7)  # a look of the hub's
+            threading.Event().wait(0.7)  # one check of the hub
     poll_until(client, lambda: not client.state.alerts)
     failures = [event.text for event in client.state.events if "loss is nan" in event.text]
     assert failures == ["loss is nan at step 1000", "over: loss is nan at step 1000"]
@@ -70,12 +70,12 @@ def test_a_url_is_posted_to() -> None:
 def test_what_cannot_be_told_is_a_problem_and_no_more() -> None:
     notifier = Notifier("r", "/nowhere/at-all --now")
     for _ in range(1_000):
-        notifier.notify(ALERT)  # a full queue is no error
+        notifier.notify(ALERT)  # a full queue is not an error
     waits = threading.Event()
     failures: list[str] = []
     while not failures and not waits.wait(0.02):
         failures = notifier.problems()
-    assert failures[0] == "at-all was not told of an alert: FileNotFoundError"
+    assert failures[0] == "at-all did not receive an alert: FileNotFoundError"
 
 
 def test_a_server_that_answers_rubbish_is_a_problem_that_does_not_tell_the_url() -> None:
@@ -89,7 +89,7 @@ def test_a_server_that_answers_rubbish_is_a_problem_that_does_not_tell_the_url()
     waits = threading.Event()
     while len(failures) < 2 and not waits.wait(0.02):
         failures += notifier.problems()
-    assert all(one.startswith("127.0.0.1 was not told of an alert") for one in failures)
+    assert all(one.startswith("127.0.0.1 did not receive an alert") for one in failures)
 
 
 @pytest.mark.parametrize("target", ["http://", "", "an 'open quote"])
@@ -101,7 +101,7 @@ def test_a_target_that_cannot_be_is_refused(target: str) -> None:
 def test_the_end_of_a_run_that_failed_is_told_before_the_hub_leaves(
     own_hub: HubProcess, opened: Opened, tmp_path: Path
 ) -> None:
-    """A launcher that saw a rank die ends its hub at once, long before that rank would be missed."""
+    """A launcher that sees a rank die ends its hub at once, long before the hub would report the rank as lost."""
     own_hub.kill()
     heard = tmp_path / "heard"
     writes = f"import sys, time; time.sleep(0.5); open({str(heard)!r}, 'a').write(sys.stdin.read())"
@@ -139,7 +139,7 @@ def test_what_waits_is_told_at_the_end_within_bounds(tmp_path: Path) -> None:
     assert notifier.close() == [] and heard.read_text() == "told\n" * 3
     hangs = Notifier("r", "sleep 2")
     hangs.notify(ALERT)
-    assert hangs.close(0.05) == ["sleep was not told of the last alerts within 0.05 s"]
+    assert hangs.close(0.05) == ["sleep did not receive the last alerts within 0.05 s"]
 
 
 def test_a_silent_rank_is_one_line_of_the_log(own_hub: HubProcess, opened: Opened) -> None:

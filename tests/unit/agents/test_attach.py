@@ -1,4 +1,4 @@
-"""How ranks of a loop that is not ours come to one hub when they are on two machines."""
+"""Ranks of a joined loop on two machines connect to one hub."""
 
 import threading
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from agents.transport.roles import Role
 
 
 class Machines:
-    """Two ranks as two threads, each on a machine of its own; `agree` as the ranks have it."""
+    """Two ranks in two threads, each with its own host name, and their `agree`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -79,7 +79,7 @@ def test_without_a_key_the_other_machine_goes_unseen(
 
 
 def test_a_hub_that_cannot_be_is_told_to_all(machines: Machines, tmp_path: Path) -> None:
-    """Or the others would wait for rank 0's word for ever."""
+    """Otherwise the other ranks would wait for rank 0 forever."""
     (tmp_path / "file").touch()
     machines.folder = tmp_path / "file" / "run"
     with ExitStack() as stack:

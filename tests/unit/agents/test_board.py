@@ -1,4 +1,4 @@
-"""The knob board: legality of the whole, and a swap that cannot fail half-way."""
+"""The knob board: a change is legal as a whole, and its commit cannot fail half-way."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What one peer may cost a hub and everybody on it: its share, and no more."""
+"""Limits on the load that one peer can put on a hub and its other peers."""
 
 import time
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def test_a_socket_has_a_share_of_the_hubs_time(tmp_path: Path, opened: Opened) -
 
 
 def test_who_asks_for_snapshots_in_a_loop_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is built at most once a second for all who had one before; a client that comes gets the newest at once."""
+    """The hub builds at most one snapshot per second for clients that had one; a new client gets the newest at once."""
     update_log = UpdateLog()
     built: list[int] = []
     all_of = Latest.all
@@ -85,7 +85,7 @@ def test_who_asks_for_snapshots_in_a_loop_waits(monkeypatch: pytest.MonkeyPatch)
     assert not subscribers.serve(104.95), "the hub does not hurry for who has to wait"
     (newest,) = seen[b"late"]
     assert newest.begins and newest.seq == update_log.seq
-    # Who stops asking follows on, from whatever it got.
+    # A client that stops requesting snapshots follows on from the last one.
     subscribers.credit(b"a", Credit(1, "", 0, 64), 106.0)
     subscribers.serve(106.0)
     subscribers.serve(106.1)
@@ -93,13 +93,13 @@ def test_who_asks_for_snapshots_in_a_loop_waits(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_waits_for_a_peer_is_bounded_and_nobody_waits_for_it(opened: Opened) -> None:
-    """Neither for one that does not read nor for one that has left; credit would let nobody come that far."""
+    """Frames for a peer that does not read, or has left, are bounded. Credit would stop a real client earlier."""
     endpoints = endpoints_in(make_socket_directory())
     with zmq.Context() as context:
         server_socket = ServerSocket(context, b"c", Role.OPERATOR)
         server_socket.bind(endpoints.clients)
         peer = opened(Peer(endpoints.clients))
-        peer.dealer.set(zmq.RCVHWM, 1)  # for the next connection
+        peer.dealer.set(zmq.RCVHWM, 1)  # waits for the next connection
         peer.dealer.disconnect(endpoints.clients)
         peer.dealer.connect(endpoints.clients)
         try:
@@ -146,7 +146,7 @@ def test_news_is_bounded_by_bytes_too() -> None:
 
 
 class IngestAlone:
-    """An intake by itself, and what it publishes."""
+    """`Ingest` alone, and what it publishes."""
 
     def __init__(self, tmp_path: Path, log_bytes: int = 1 << 20) -> None:
         self.update_log = UpdateLog(log_bytes=log_bytes)
@@ -194,7 +194,7 @@ def test_a_record_is_read_when_somebody_looks_and_not_before(tmp_path: Path, ope
     taken.take(b"a", make_hello(0, LARGE_WORLD), make_step(0, 1))
     whole = codec.pack(make_step(0, 2))
     fields = msgspec.msgpack.decode(codec.pack(make_step(0, 3)))
-    fields[5] = 2.0**1023 * 1.5  # `step_ms` beyond what a duration can be
+    fields[5] = 2.0**1023 * 1.5  # `step_ms` above the limit of a duration
     taken.take_frame(b"a", codec.frame([whole]))
     assert taken.update_log.state.steps[0].step == 1, "nobody has looked"
     taken.update_log.newest.read()
@@ -204,8 +204,8 @@ def test_a_record_is_read_when_somebody_looks_and_not_before(tmp_path: Path, ope
     taken.update_log.newest.read()
     taken.ingest.report_malformed()
     assert taken.update_log.state.steps[0].step == 2, "and a malformed one takes nobody's place"
-    assert "rank 0 sent a step that cannot be" in taken.update_log.state.events[-1].text
-    # Who follows every update has its number, and learns that it could not be read.
+    assert "rank 0 sent an invalid step" in taken.update_log.state.events[-1].text
+    # A client that follows every update got its number, and learns that the update could not be read.
     (_, frame), *_ = taken.update_log.frames_after(first - 1)
     (updates,) = codec.decode(frame)
     assert isinstance(updates, protocol.Updates)
@@ -237,7 +237,7 @@ def test_one_key_does_not_keep_others_out_nor_watchers_who_steers() -> None:
     assert refused.count(None) == CLIENTS_PER_KEY and "under the key one" in (refused[-1] or "")
     for key in range(VIEWERS):
         come(0, f"key-{key}", True)
-    assert len(subscribers) == VIEWERS and "only watch" in (come(1, "another", True) or "")
+    assert len(subscribers) == VIEWERS and "role viewer" in (come(1, "another", True) or "")
     assert come(0, "who-steers", False) is None and come(0, "", False) is None
 
 

@@ -51,7 +51,7 @@ class ScriptedHub:
         self.say(Updates(epoch, seq, list(updates)))
 
     def snapshot(self, seq: int, *updates: Update, epoch: str = "e") -> None:
-        """One frame an update."""
+        """The frames of a snapshot, one per update."""
         for place, update in enumerate(updates):
             self.say(Updates(epoch, seq, [update], begins=place == 0, snapshot=len(updates) - place))
 
@@ -115,7 +115,7 @@ def test_what_does_not_follow_on_is_not_applied(
     hub.live(seq, event(5), epoch=epoch)
     assert client.poll(0.1) == [] and numbers(client) == [0, 1]
     assert asks_for_a_snapshot(hub)
-    hub.live(14, event(6), epoch=epoch)  # still on its way when the client asked
+    hub.live(14, event(6), epoch=epoch)  # in transit when the client asked
     hub.snapshot(20, event(8), event(9), epoch=epoch)
     assert client.poll(2) == [event(8), event(9)]
     assert (client.epoch, client.seq, client.resets, numbers(client)) == (epoch, 20, 2, [8, 9])
@@ -132,7 +132,7 @@ def test_a_snapshot_with_a_frame_missing_changes_nothing(hub: ScriptedHub, clien
 
 
 def test_credit_is_granted_anew_when_it_is_used_up(hub: ScriptedHub, client: Client) -> None:
-    for number in range(client_module.FRAMES - 2):  # two were the snapshot's
+    for number in range(client_module.FRAMES - 2):  # two are frames of the snapshot
         hub.live(11 + number, event(number))
     while client.seq < 8 + client_module.FRAMES:
         client.poll(1)
@@ -182,7 +182,7 @@ def test_a_refusal_shows_until_a_snapshot_comes(hub: ScriptedHub, client: Client
 def test_a_frame_that_is_not_ours_is_told(hub: ScriptedHub, client: Client) -> None:
     hub.router.send_multipart([hub.peer, b"\x92\x07\x90"])
     client.poll(0.1)
-    assert client.refused is not None and "wire version 7" in client.refused
+    assert client.refused is not None and "protocol version 7" in client.refused
 
 
 def test_a_hub_that_is_not_there(tmp_path: Path) -> None:

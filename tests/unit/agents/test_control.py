@@ -1,4 +1,4 @@
-"""The life of a command, with a real journal and no socket."""
+"""A command from proposal to acknowledgement, with a real journal and no socket."""
 
 from agents.hub.commands.control import RESEND_S
 from tests.unit.agents.control_harness import EIGHT, ControlHarness

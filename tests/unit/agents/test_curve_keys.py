@@ -1,4 +1,4 @@
-"""Key files and the list of keys: private, whole, and refused with a sentence when they are not."""
+"""Key files and the list of keys: if they are not private or not valid, they are refused with one sentence."""
 
 import errno
 import os
@@ -106,7 +106,7 @@ def test_the_list_stays_readable_however_many_keys_there_were(
 def test_a_hub_sees_a_revocation_where_stat_is_remembered(
     store: KeyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As NFS does; what is opened is looked up anew."""
+    """NFS caches attributes of paths, but asks the server when a file is opened."""
     key = load_key(store.make("ann", Role.VIEWER)).public.encode()
     path = store.folder / LIST_FILE
     remembered, look = path.stat(), os.stat

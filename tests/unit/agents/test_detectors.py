@@ -1,4 +1,4 @@
-"""Each detector speaks when it should, says whom and why, and is silent otherwise; and the hysteresis around them."""
+"""Each detector fires when it should, names the ranks and the cause, and is silent otherwise; and the hysteresis."""
 
 import inspect
 import re
@@ -24,7 +24,7 @@ WAIT = "dp all-reduce, layer 1"
 def stalled(
     doing: dict[int, str], silent: tuple[int, ...] = (), steps: dict[int, int] | None = None
 ) -> list[Finding]:
-    """What Stall says when ranks have been `doing` that for a minute, and `silent` ones sent no pulse lately."""
+    """The findings of Stall when ranks are in `doing` for a minute and the `silent` ranks have sent no pulse."""
     state, stall = run_of(), Stall()
     for second in range(6):
         feed(
@@ -92,7 +92,7 @@ def test_the_gravest_alert_comes_first() -> None:
 
 
 def names_in(detector: object) -> set[str]:
-    """The names that a detector's module gives its findings."""
+    """The names of the findings in a detector's module."""
     source = inspect.getsource(sys.modules[type(detector).__module__])
     return set(re.findall(r'Finding\(\s*"(\w+)"', source))
 
@@ -127,11 +127,11 @@ def test_devices_that_one_reason_slows_down_are_one_alert() -> None:
     assert found.text == "ranks 2, 5: clocks throttled by thermal slowdown (88 °C, 612 W on rank 2)"
 
 
-# ------------------------------------------------------------------------------------------------- watch
+# --------------------------------------------------------------------------------------------- hysteresis
 
 
 class Said:
-    """A detector that says what it is told to; None: it had nothing to judge by."""
+    """A detector that returns given findings; None: it had no new data."""
 
     holds, releases = 2, 3
 

@@ -1,4 +1,4 @@
-"""A hub that is started again tells what the one before it knew: of this run, and of no other."""
+"""A restarted hub restores the history of its run, and of no other run."""
 
 import math
 import os
@@ -28,7 +28,7 @@ LOST = "the history of the run before this hub started is lost: "
 
 
 class Successor(Fleet):
-    """The ranks of another process, whose first step is the one after `step`."""
+    """Ranks of another process whose first step is `step` + 1."""
 
     def __init__(self, endpoint: str, step: int) -> None:
         super().__init__(endpoint)
@@ -54,7 +54,7 @@ def texts(client: Client) -> list[str]:
 
 @pytest.fixture
 def run(own_hub: HubProcess, opened: Opened) -> Fleet:
-    """Ranks whose first twenty steps, an event and a change are recorded; then their hub is killed."""
+    """Ranks with twenty recorded steps, an event and a change; then their hub is killed."""
     client = opened(Client(own_hub.endpoints.clients))
     fleet = opened(Fleet(own_hub.endpoints.ranks))
     poll_until(client, lambda: client.state.board and len(client.state.hellos) == 4)
@@ -181,12 +181,12 @@ def ending(leader: object, first: int, last: int, *told: Event) -> Ending:
         ([], None, []),
         ([ending(HERE, 0, 4)], None, [0, 1, 2, 3, 4]),
         ([ending(HERE, 0, 4)], 3, [0, 1, 2]),
-        ([ending(HERE, 0, 9)], None, [0, 1, 2, 3, 4, 5]),  # it has not got there
+        ([ending(HERE, 0, 9)], None, [0, 1, 2, 3, 4, 5]),  # the run has not reached it
         ([ending(structs.replace(HERE, began_s=1000.5), 0, 4)], None, [0, 1, 2, 3, 4]),
-        ([ending(OTHER, 0, 4)], None, None),  # whether it goes on from there is not clear yet
+        ([ending(OTHER, 0, 4)], None, None),  # whether the run resumes from there is not known yet
         ([ending(OTHER, 0, 4)], 0, []),
         ([ending(OTHER, 0, 4)], 3, [0, 1, 2]),
-        ([ending(structs.replace(HERE, began_s=990.0), 0, 4)], 0, []),  # a number of a process, used again
+        ([ending(structs.replace(HERE, began_s=990.0), 0, 4)], 0, []),  # a process id that is used again
         ([ending(structs.replace(HERE, run="other"), 0, 4)], 3, []),
         ([ending(HERE, 3, 4), ending(HERE, 0, 3)], None, [0, 1, 2, 3, 4]),
         ([ending(HERE, 3, 4), ending(OTHER, 0, 3)], None, [0, 1, 2, 3, 4]),

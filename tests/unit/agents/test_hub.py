@@ -42,7 +42,7 @@ from tests.unit.agents.fleet import (
 
 @pytest.fixture
 def client(hub: HubProcess, fleet: Fleet, opened: Opened) -> Client:
-    """A client that has seen the whole fleet."""
+    """A client that knows all ranks of the fleet."""
     client = opened(Client(hub.endpoints.clients))
     poll_until(client, lambda: len(client.state.hellos) == 4 and client.state.board, fleet.turn)
     return client
@@ -133,10 +133,10 @@ def test_garbage_at_both_sockets_hurts_nobody(
         refused = peer.hear(Refused)
         assert isinstance(refused, Refused) and "not a frame of ours" in refused.why
         peer.dealer.send(msgpack.packb([7, []]))
-        assert "wire version 7, this side 1" in peer.hear(Refused).why  # type: ignore[union-attr]
+        assert "protocol version 7, this side has 1" in peer.hear(Refused).why  # type: ignore[union-attr]
         peer.dealer.send_multipart([b"one", b"two"])
-        assert "has one frame, and this has 2" in peer.hear(Refused).why  # type: ignore[union-attr]
-        peer.dealer.send(b"\x00" * (protocol.MAX_FRAME_BYTES + 1))  # libzmq ends the connection
+        assert "has one frame, and this one has 2" in peer.hear(Refused).why  # type: ignore[union-attr]
+        peer.dealer.send(b"\x00" * (protocol.MAX_FRAME_BYTES + 1))  # libzmq closes the connection
     step = fleet.step
     poll_until(client, lambda: client.state.summaries[-1].step > step + 3, fleet.turn)
     peer_faults = [event for event in client.state.events if "frame that was dropped" in event.text]
@@ -149,7 +149,7 @@ def test_a_client_is_no_rank(hub: HubProcess, opened: Opened) -> None:
     peer.say(make_step(0, 1))
     assert "a client sends credit and proposals" in peer.hear(Refused).why  # type: ignore[union-attr]
     peer.say(Credit(9, "", 0, 1))
-    assert "wire version 9" in peer.hear(Refused).why  # type: ignore[union-attr]
+    assert "protocol version 9" in peer.hear(Refused).why  # type: ignore[union-attr]
 
 
 def test_a_stranger_is_asked_to_say_hello_or_told_why_not(
@@ -159,7 +159,7 @@ def test_a_stranger_is_asked_to_say_hello_or_told_why_not(
     peer.say(make_step(0, 1_000_000))
     assert peer.hear(Welcome) == Welcome(client.epoch)
     peer.say(make_hello(2**24, 2**24))
-    assert "cannot be" in peer.hear(Refused).why  # type: ignore[union-attr]
+    assert "is not legal" in peer.hear(Refused).why  # type: ignore[union-attr]
     peer.say(make_hello(1, 4, layout="another"))
     assert "give all ranks the same layout" in peer.hear(Refused).why  # type: ignore[union-attr]
     client.poll(0.1)
@@ -189,9 +189,7 @@ def test_a_rank_speaks_for_itself_alone_and_in_numbers_that_can_be(
     texts = {event.text for event in state.events if event.source == "hub"}
     assert "rank 1 sent a step in the name of rank 0; dropped" in texts
     assert "rank 1 sent to ranks that this run does not have; dropped" in texts and not state.peers
-    assert any(
-        text.startswith("rank 1 sent a pulse that cannot be: a number that is not finite") for text in texts
-    )
+    assert any(text.startswith("rank 1 sent an invalid pulse: a number that is not finite") for text in texts)
     assert "rank 1 sent a propose, which ranks do not send; dropped" in texts
     assert [event.source for event in state.events if event.text == "I am the hub"] == ["rank 1"]
 
@@ -228,7 +226,7 @@ def test_a_hub_ends_in_good_order(own_hub: HubProcess, opened: Opened) -> None:
     assert (found.hub.epoch, found.hub.pid) == (client.epoch, own_hub.process.pid)
     shown = json.loads((own_hub.folder / "hub.json").read_text())
     assert shown["endpoints"]["clients"] == own_hub.endpoints.clients
-    own_hub.process.send_signal(signal.SIGINT)  # a terminal's Ctrl-C is for the launcher
+    own_hub.process.send_signal(signal.SIGINT)  # Ctrl-C in a terminal is meant for the launcher
     fleet.turn()
     last = fleet.step
     time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""The journal as a file: late, removed, of an earlier release, damaged."""
+"""The journal file: opened late, removed, of an earlier release, damaged."""
 
 import shutil
 import sqlite3
@@ -81,11 +81,11 @@ def test_a_file_that_is_removed_is_put_back(tmp_path: Path, removed: tuple[str, 
         journal.path.with_name(f"commands.db{beside}").unlink()
     said: list[str] = []
     until(lambda: said.extend(event.text for event in journal.journal.take_events()) or said)  # type: ignore[func-returns-value]
-    assert said == [f"the journal {journal.path} was removed; it is put back, with all that was in it"]
+    assert said == [f"the journal {journal.path} was removed; it is restored with its whole content"]
     journal.propose("after", {"micro_batches": 2})
     killed = tmp_path / "killed"
     killed.mkdir()
-    for beside in BESIDE[:2]:  # what a killed hub leaves behind
+    for beside in BESIDE[:2]:  # the files that remain after a hub is killed
         shutil.copy(journal.path.with_name(f"commands.db{beside}"), killed)
     assert states(killed / "commands.db") == {"before": "accepted", "after": "accepted"}
     names = sorted(path.name for path in tmp_path.iterdir())
@@ -109,7 +109,7 @@ def test_while_it_cannot_be_put_back_changes_are_refused(tmp_path: Path) -> None
 
     until(lambda: tells("error"))
     refused = journal.propose("refused", {"micro_batches": 2})
-    assert refused.state == "rejected" and "was removed and cannot be put back" in refused.why
+    assert refused.state == "rejected" and "was removed and cannot be restored" in refused.why
     (tmp_path / "run").mkdir()
     until(lambda: tells("warning"))
     assert journal.propose("after", {"micro_batches": 2}).state == "accepted"
@@ -155,7 +155,7 @@ def test_a_bit_that_flips_in_a_row_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_log_that_is_torn_or_damaged_is_noticed_at_every_place(tmp_path: Path) -> None:
-    """SQLite drops what comes after the damage, and says nothing."""
+    """SQLite drops all transactions after the damage without an error."""
     journal = Journal(tmp_path / "commands.db")
     for revision in range(1, 5):
         journal.insert(command(revision))

@@ -1,4 +1,4 @@
-"""`agents.join`: somebody else's loop is seen and steered, and nothing of ours can stop it."""
+"""`agents.join`: a joined loop is shown and steered, and telemetry never stops it."""
 
 import json
 import os
@@ -91,7 +91,7 @@ def test_without_agree_ranks_are_seen_and_nothing_is_turned(tmp_path: Path) -> N
     with running(tmp_path):
         seen = until(tmp_path, lambda seen: sum(bool(rank["step"]) for rank in seen["ranks"]) == 2)
         assert seen["knobs"] == []
-        assert seen["summary"]["tokens_per_s"] is None  # of the whole job nobody knows it
+        assert seen["summary"]["tokens_per_s"] is None  # it is not known for the whole job
         assert seen["summary"]["loss"] == 2.0
 
 
@@ -126,7 +126,7 @@ def test_what_a_program_does_wrong_is_one_sentence() -> None:
 
 
 class Sent:
-    """Stands where the agent's queue is."""
+    """A stand-in for the agent's queue."""
 
     def __init__(self, loop: agents.Loop) -> None:
         self.messages: list[Any] = []
@@ -151,7 +151,7 @@ def test_what_fails_in_telemetry_is_told_once_and_the_loop_goes_on(caplog: pytes
             done.append(number)
     assert len(done) == 5
     assert len([record for record in caplog.records if "telemetry has failed" in record.message]) == 1
-    assert [step.step for step in sent.of(Step)] == [0, 2, 3, 4]  # in step 1 agree= broke
+    assert [step.step for step in sent.of(Step)] == [0, 2, 3, 4]  # agree= failed in step 1
     assert all(step.loss is None and step.tokens == 7 for step in sent.of(Step))
 
 
@@ -206,7 +206,7 @@ def test_one_rank_alone_agrees_with_itself_and_a_failing_apply_is_told(
 
 
 class Around:
-    """`agree=` for ranks that are threads."""
+    """`agree=` for ranks in threads."""
 
     def __init__(self, world: int) -> None:
         self._barrier, self._said = threading.Barrier(world, timeout=DEADLINE_S), [b""] * world
@@ -260,7 +260,7 @@ def test_a_rank_that_fails_to_apply_is_named_and_the_change_is_not_whole(
         )
         command = client.state.commands[half]
         errors = [event.text for event in client.state.events if event.level == "error"]
-        if 0 in fails:  # on no rank: that is no half
+        if 0 in fails:  # applied on no rank, so not partially
             assert (command.state, errors) == ("rejected", [])
         else:
             assert (command.state, command.acks, command.settled) == ("applied", 1, False)

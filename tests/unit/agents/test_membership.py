@@ -1,4 +1,4 @@
-"""Who may be which rank, and when one is lost."""
+"""Membership: which connection may be which rank, and when a rank is lost."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ def membership() -> Membership:
 
 
 def on(membership: Membership, identity: bytes, rank: int) -> Known:
-    """Whom the hub hears when `rank` speaks on that connection."""
+    """The rank that the hub recognises when a message of `rank` comes on that connection."""
     connection = membership.connection(identity)
     assert connection is not None
     return connection.ranks[rank]
@@ -30,13 +30,13 @@ def on(membership: Membership, identity: bytes, rank: int) -> Known:
         ({"run": "other"}, "belongs to run other, and this hub serves run r"),
         ({"world": 8}, "counts 8 ranks, and this run has 4"),
         ({"layout": "x"}, "give all ranks the same layout"),
-        ({"rank": 4}, "rank 4 of a world of 4 cannot be"),
-        ({"world": LARGEST_WORLD + 1}, "cannot be; legal"),
-        ({"version": 9}, "wire version 9, this side 1"),
-        ({"began_s": float("nan")}, "rank 1 began at nan, which is no time"),
-        ({"revision": 2**53}, "claims knob revision"),
+        ({"rank": 4}, "rank 4 of a world of 4 is not legal"),
+        ({"world": LARGEST_WORLD + 1}, "is not legal; legal"),
+        ({"version": 9}, "protocol version 9, this side has 1"),
+        ({"began_s": float("nan")}, "rank 1 began at nan, which is not a valid time"),
+        ({"revision": 2**53}, "reports knob revision"),
         ({"leader": True}, "wants to lead, and rank 0 leads"),
-        ({"rank": 0, "leader": True, "pid": 1}, "connected already, as process"),
+        ({"rank": 0, "leader": True, "pid": 1}, "already connected, as process"),
     ],
 )
 def test_who_cannot_be_of_this_run_is_told_why(
@@ -96,7 +96,7 @@ def test_the_same_process_may_reconnect_at_once(membership: Membership) -> None:
 
 
 def test_a_leader_that_comes_back_finds_its_place_taken() -> None:
-    """Of two that say they lead there is one: the last that was let."""
+    """If two ranks claim to lead, the last accepted one leads."""
     membership = Membership("r")
     membership.hello(b"a", make_hello(0, 2), 0.0)
     membership.newly_lost(LOST_AFTER_S + 0.1)

@@ -1,4 +1,4 @@
-"""The curve: even buckets that are a function of the values alone, however they came."""
+"""The curve: even buckets that depend only on the values, not on their order of arrival."""
 
 import math
 from copy import copy

@@ -1,4 +1,4 @@
-"""Questions to the leader: few, and each answer to whom it belongs."""
+"""Preview queries: their rate is limited, and each answer goes to the client that asked."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is kept of a run, what is thinned and forgotten, and what becomes of a gap."""
+"""The recorder: what is kept, thinned and deleted, and what happens at a gap."""
 
 from copy import copy
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_a_step_of_before_a_hub_restart_is_found_there(make_run: MakeRun) -> Non
     before.recorder.close()
     after = make_run()
     after.begin()
-    after.until(after.written)  # a row in which the new hub knows no step yet
+    after.until(after.written)  # a row of the new hub before it knows a step
     after.step = 11
     after.train(8)
     replay = opened(after)
@@ -140,7 +140,7 @@ def digest_at(replay: Replay, seq: int) -> list[bytes]:
 def test_who_does_not_keep_up_has_a_gap_and_then_a_snapshot(make_run: MakeRun) -> None:
     run = make_run(UpdateLog(log_updates=64), queue_bytes=0, commit_s=0.2, gap_interval_s=0.0)
     run.begin()
-    run.train(100)  # handed over: the first of them; the log keeps 64; the thread sleeps
+    run.train(100)  # the thread has the first updates and sleeps; the log keeps 64
     run.until(lambda: any("a gap of" in text for text in run.events))
     run.train(1)
     run.until(run.written)
@@ -162,7 +162,7 @@ def test_a_disk_that_fails_is_said_once_and_tried_again(
 
     monkeypatch.setattr(recorder, "RecordingWriter", Counted)
     monkeypatch.setattr(recorder, "RETRY_S", 0.05)
-    (tmp_path / "run.db").mkdir()  # a database cannot be there
+    (tmp_path / "run.db").mkdir()  # no database can be created here
     run = make_run()
     run.begin()
     run.train(3)
@@ -174,7 +174,7 @@ def test_a_disk_that_fails_is_said_once_and_tried_again(
     (tmp_path / "run.db").rmdir()
     run.until(lambda: len(run.events) > 1)
     run.train(3)
-    assert run.events[1] == "the recording goes on, after a gap"
+    assert run.events[1] == "the recording continues after a gap"
     replay = opened(run)
     replay.seek(replay.recording.at_end())
     assert digest(replay.state) == digest(run.update_log.state)
@@ -183,7 +183,7 @@ def test_a_disk_that_fails_is_said_once_and_tried_again(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_failed_is_said(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
-        raise SystemExit  # what ends a thread without a word
+        raise SystemExit  # it ends the thread without a message
 
     monkeypatch.setattr(RecordingWriter, "commit", fail)
     run = make_run()
@@ -204,8 +204,8 @@ def test_an_error_of_any_kind_is_said_and_tried_again(
         run = make_run()
         run.begin()
         run.until(lambda: run.events)
-        assert "it had an error: KeyError('a mistake')" in run.events[0]
-    run.until(lambda: "goes on, after a gap" in run.events[-1])
+        assert "internal error: KeyError('a mistake')" in run.events[0]
+    run.until(lambda: "continues after a gap" in run.events[-1])
 
 
 def test_kinds_of_a_newer_release_cost_nothing() -> None:
@@ -213,6 +213,6 @@ def test_kinds_of_a_newer_release_cost_nothing() -> None:
     assert unpack(newer) == protocol.Unknown("wonders")
     with pytest.raises(RecordingError, match="cannot be read"):
         unpack(msgspec.Raw(msgspec.msgpack.encode(["board", "x"])))
-    # What ranks say all the time is recorded as it came, before anybody has read it.
+    # Frequent records of ranks are recorded as received, before they are decoded.
     malformed = unpack(msgspec.Raw(msgspec.msgpack.encode(["step", "x"])))
     assert isinstance(malformed, protocol.Unknown) and "length 9, got 2" in malformed.why

@@ -1,4 +1,4 @@
-"""A relay: what a node says reaches the hub, what the hub says the right rank, and nobody speaks for others."""
+"""The relay: messages reach the hub and the right rank, and no rank can send in the name of another."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ from tests.unit.agents.fleet import (
 
 
 class RelayProcess:
-    """A relay for run `r`, on the same sockets at each start."""
+    """A relay for run `r`; each start uses the same sockets."""
 
     def __init__(self, hub: str) -> None:
         self._hub = hub
@@ -118,8 +118,8 @@ def test_a_relay_speaks_for_those_who_said_hello_through_it_and_no_others(
     assert isinstance(refused, Refused) and refused.rank == 2
     relay.say(
         make_step(1, 5),
-        make_step(0, 1000),  # of a rank that has a connection of its own
-        make_step(3, 1000),  # of one that has said no hello at all
+        make_step(0, 1000),  # for a rank with its own connection
+        make_step(3, 1000),  # for a rank without a hello
         Event(0.0, "info", "rank 0", "as rank 0"),
         Event(0.0, "info", "rank 1", "as rank 1"),
         Event(0.0, "info", "hub", "as the hub"),
@@ -134,7 +134,7 @@ def test_a_relay_speaks_for_those_who_said_hello_through_it_and_no_others(
     relay.say(Relay(protocol.VERSION, "another", "node", 1))
     assert "belongs to run another" in relay.hear(Refused).why  # type: ignore[union-attr]
     rank.say(Relay(protocol.VERSION, "r", "node", 1))
-    assert "speaks on the connection of a rank" in rank.hear(Refused).why  # type: ignore[union-attr]
+    assert "sent an introduction on the connection of a rank" in rank.hear(Refused).why  # type: ignore[union-attr]
 
 
 def test_a_crowd_that_waits_is_bounded_and_keeps_the_newest_of_each() -> None:
@@ -236,8 +236,8 @@ def test_a_relay_passes_on_what_a_rank_may_say_and_nothing_else() -> None:
     node.batch()
     node.say(
         b"p3",
-        make_summary(9),  # of the job
-        protocol.Credit(protocol.VERSION, "", 0, 1),  # a hub would refuse the whole batch for it
+        make_summary(9),  # a record of the whole job
+        protocol.Credit(protocol.VERSION, "", 0, 1),  # a hub would refuse the whole batch because of it
         protocol.Sample(["peers"], 1.0),
         make_step(3, 5),
         make_step(0, 5),
@@ -245,8 +245,10 @@ def test_a_relay_passes_on_what_a_rank_may_say_and_nothing_else() -> None:
     node.say(b"p0", make_summary(5))
     batch = node.batch()
     assert [one for one in batch if not isinstance(one, Event)] == [make_step(3, 5), make_summary(5)]
-    (told,) = (one for one in batch if isinstance(one, Event))  # of the first, and then once in a while
-    assert (told.source, told.text) == ("rank 3", "it sent a summary, which it may not send; dropped")
+    (told,) = (
+        one for one in batch if isinstance(one, Event)
+    )  # reported at the first, and then from time to time
+    assert (told.source, told.text) == ("rank 3", "the rank sent a summary, which it may not send; dropped")
 
 
 @pytest.mark.parametrize("kind", [protocol.Sample(["peers"], 1.0), protocol.Preview("q", {"x": 1})], ids=repr)
@@ -289,4 +291,4 @@ def test_a_relay_says_what_is_malformed() -> None:
     assert isinstance(answer, Refused) and "not a frame of ours" in answer.why
     node.say(b"p", make_hello(0, 4), bad, bad)
     told = [event for event in node.batch() if isinstance(event, Event)]
-    assert len(told) == 1 and "hello that cannot be" in told[0].text and told[0].source == "rank 0"
+    assert len(told) == 1 and "an invalid hello" in told[0].text and told[0].source == "rank 0"

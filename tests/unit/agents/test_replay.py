@@ -1,4 +1,4 @@
-"""A recorded run is, at each sequence number, what a subscriber had who lost nothing."""
+"""At each sequence number, a replay equals the state of a subscriber that lost no update."""
 
 import random
 from pathlib import Path
@@ -16,7 +16,7 @@ Place = tuple[str, int]
 
 
 class Lossless(Client):
-    """Notes its state at every sequence number it passes."""
+    """A subscriber that stores its state at every sequence number."""
 
     def __init__(self, endpoint: str) -> None:
         super().__init__(endpoint)
@@ -48,7 +48,7 @@ def replayed(path: Path) -> dict[Place, list[bytes]]:
 
 
 def recorded(path: Path) -> int:
-    """The newest sequence number on disk."""
+    """The newest recorded sequence number."""
     try:
         recording = Recording(path)
     except RecordingError:
@@ -74,7 +74,7 @@ def test_a_replay_is_what_a_lossless_subscriber_had(own_hub: HubProcess, opened:
     own_hub.kill()
     own_hub.start()
     poll_until(client, lambda: client.epoch not in ("", first_epoch) and client.state.board, fleet.turn)
-    # What the hub before knew comes into the state at a number like all else, and is recorded as that.
+    # The history of the previous hub enters the state under a sequence number, and is recorded.
     poll_until(client, lambda: client.state.summaries and client.state.summaries[0].step == began, fleet.turn)
     step = fleet.step
     poll_until(
@@ -87,7 +87,7 @@ def test_a_replay_is_what_a_lossless_subscriber_had(own_hub: HubProcess, opened:
 
     states = replayed(path)
     common = client.seen.keys() & states.keys()
-    # A hub that is killed takes the last half a second of its feed along.
+    # A killed hub loses the last half second of its recording.
     assert {epoch for epoch, _ in common} == {first_epoch, client.epoch}
     assert {seen for seen in client.seen if seen[0] == client.epoch} <= common
     assert [place for place in common if states[place] != client.seen[place]] == []

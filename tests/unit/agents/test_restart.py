@@ -1,4 +1,4 @@
-"""A hub that is killed, and what goes on without it."""
+"""A hub that is killed and restarted, while the ranks continue."""
 
 import os
 import resource
@@ -38,13 +38,13 @@ def test_killed_and_started_again_it_is_the_same_run(own_hub: HubProcess, opened
     poll_until(client, lambda: fleet.agents[0].pending)
     epoch = client.epoch
 
-    # In mid-command: the ranks carry it out and say so to a hub that will never read it.
+    # During a command: the ranks apply it and acknowledge it to a hub that never reads the acks.
     own_hub.process.send_signal(signal.SIGSTOP)
     fleet.turn()
     time.sleep(0.3)
     own_hub.kill()
     for _ in range(20):
-        fleet.turn()  # the ranks do not notice
+        fleet.turn()  # the ranks are not affected
     asked_while_dead = client.propose({"recompute": "full"}, id="asked while dead")
     own_hub.start()
 
@@ -83,7 +83,7 @@ def test_one_run_has_one_hub(own_hub: HubProcess, opened: Opened) -> None:
     second = started("--dir", str(own_hub.folder))
     assert second.returncode == 2
     assert (
-        second.stderr.startswith("the hub cannot start: another hub serves")
+        second.stderr.startswith("the hub cannot start: another hub already serves")
         and "Traceback" not in second.stderr
     )
 

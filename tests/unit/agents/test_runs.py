@@ -1,4 +1,4 @@
-"""Run folders and sockets: found when live, refused with a sentence when not."""
+"""Run folders and sockets: found if the run is live, refused with one sentence if not."""
 
 import os
 import subprocess
@@ -81,7 +81,7 @@ def test_what_cannot_be_reached_is_one_sentence(tmp_path: Path, dead_pid: int) -
     with pytest.raises(RunError, match=f"no run in {absent} is live; start one, or name a run or its folder"):
         runs.resolve(None, absent)
     with pytest.raises(
-        RunError, match=f"no run in {tmp_path} is live; the newest that has ended is [a-z]+; start"
+        RunError, match=f"no run in {tmp_path} is live; the newest run that has ended is [a-z]+; start"
     ):
         runs.resolve(None, tmp_path)
 

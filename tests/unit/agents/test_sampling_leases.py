@@ -1,4 +1,4 @@
-"""Full vectors: now and then by themselves, oftener while somebody looks, and never more than the hub can take."""
+"""Full vectors: sent at a low rate, more often while a client requests them, and never above the hub's limit."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def asked(leases: SamplingLeases, now: float, step_ms: float = 100.0) -> dict[by
 
 def test_without_a_request_ranks_send_now_and_then_and_of_the_same_steps() -> None:
     early, late = Sampling(), Sampling()
-    assert early.due("peers", 0) and late.due("peers", 7)  # the first that each has
+    assert early.due("peers", 0) and late.due("peers", 7)  # the first sample of each
     assert [step for step in range(8, 100) if early.due("peers", step)] == [20, 40, 60, 80]
     assert [step for step in range(8, 100) if late.due("peers", step)] == [20, 40, 60, 80]
 
@@ -57,7 +57,7 @@ def test_ranks_are_told_what_is_looked_at_and_again_in_time() -> None:
     assert set(asked(leases, RENEW_S)) == {b"2", b"3"}
     assert leases.ask(b"b", Sample(["experts"], 1.0), RENEW_S) is None
     assert asked(leases, RENEW_S)[b"2"] == {"experts": 8, "peers": 8}
-    assert asked(leases, RENEW_S + 2) == {b"2": {"peers": 8}, b"3": {"peers": 8}}  # b looks no longer
+    assert asked(leases, RENEW_S + 2) == {b"2": {"peers": 8}, b"3": {"peers": 8}}  # b has ended its request
     assert leases.ask(b"a", Sample([], 0.0), 7.0) is None
     assert asked(leases, 20.0) == {}
 
@@ -73,13 +73,13 @@ def test_however_many_look_what_comes_in_is_bounded() -> None:
     leases = SamplingLeases()
     for client in range(CLIENTS):
         assert leases.ask(b"%d" % client, Sample(["peers"], 60.0), 0.0) is None
-    assert "256 clients look" in (leases.ask(b"one more", Sample(["peers"], 60.0), 0.0) or "")
+    assert "256 clients request samples" in (leases.ask(b"one more", Sample(["peers"], 60.0), 0.0) or "")
     world = {rank: b"%d" % rank for rank in range(16_384)}
     told = list(leases.requests_due(world, 100.0, 0.0))
     assert len(told) == RANKS_PER_TURN
     every = told[0][1][0].every
     assert len(world) / (every * 0.1) <= MESSAGES_PER_S
-    fast = next(leases.requests_due(HERE, 0.0, 9.0))[1][0]  # a step time of nothing
+    fast = next(leases.requests_due(HERE, 0.0, 9.0))[1][0]  # a step time of zero
     assert fast.every * 1e-3 >= SAMPLE_PERIOD_S / 1000
 
 
@@ -115,7 +115,7 @@ def test_what_a_client_looks_at_reaches_the_rank_through_the_hub(hub: HubProcess
         if agent.wants("experts", step):
             agent.send(Experts(step, [LayerLoad(0, [1, 2], 0)]))
 
-    assert leases_module.SAMPLE_PERIOD_S == 0.5  # of steps of 10 ms that is each 64th
+    assert leases_module.SAMPLE_PERIOD_S == 0.5  # with steps of 10 ms, every 64th step
     poll_until(
         client, lambda: client.state.experts and client.state.experts.step % 64 == 0 and step % EVERY, train
     )

@@ -61,7 +61,7 @@ def test_a_replay_rebuilds_an_equal_state(history: int, updates: list[Update]) -
 
 
 def lossy(step: int) -> Summary:
-    """Of a run whose loss falls evenly, but for one spike of +3."""
+    """The summary of a run whose loss falls evenly except for one spike of +3."""
     return msgspec.structs.replace(make_summary(step), loss=5 - step / 20_000 + 3 * (step == 1234))
 
 
@@ -124,7 +124,7 @@ def test_the_log_is_in_the_order_of_the_hub_though_its_clock_jumps() -> None:
         Event(100.0, "info", "hub", "first"),
         CommandState("a", 1, "applied", {}, {}, "", 101.0),
         Event(102.0, "info", "hub", "second"),
-        CommandState("b", 2, "applied", {}, {}, "", 3.0),  # the clock has been set back
+        CommandState("b", 2, "applied", {}, {}, "", 3.0),  # the clock was set back
         TrialState("t", "kept", {}, {}, 4, "", 4.0, True, 1.0),
         Event(5.0, "info", "hub", "third"),
         CommandState("c", 3, "applied", {}, {}, "", 6.0),

@@ -1,4 +1,4 @@
-"""What must not become of a trial: forgotten, told in words that nobody can read, or tried for ever."""
+"""Trials end safely: none is forgotten, unreadable or endless."""
 
 import json
 import sqlite3
@@ -57,7 +57,7 @@ class Bench(ControlHarness):
             self.step += 1
 
     def switch(self, value: int) -> None:
-        """The ranks carry out what waits for them."""
+        """Apply the waiting commands on the ranks."""
         self.trials.tick()
         self.settle()
         command = self.control.next_command(1e9 + self.step)
@@ -137,7 +137,7 @@ def test_a_revert_that_is_not_legal_is_given_up_and_told(bench: Bench) -> None:
         bench.trials.tick()
     assert bench.trial.state == "failed" and "micro_batches = 4 is not legal" in bench.trial.why
     assert [id for id in bench.update_log.state.commands if "revert" in id] == ["t.revert1"]
-    assert any("could not be taken back, micro_batches=8 stays" in text for text in bench.errors)
+    assert any("could not be reverted, micro_batches=8 stays" in text for text in bench.errors)
 
 
 def test_a_revert_waits_for_ranks_under_one_name(bench: Bench) -> None:
@@ -164,7 +164,7 @@ def test_times_that_cannot_be_compared_do_not_end_the_hub(bench: Bench) -> None:
     bench.run(8, steps=4, ms=2e200)
     bench.trials.tick()
     bench.settle()
-    assert bench.trial.state == "reverting" and "does not compare" in bench.trial.why
+    assert bench.trial.state == "reverting" and "cannot be compared" in bench.trial.why
 
 
 def test_a_mistake_in_a_trial_costs_that_trial(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,9 @@ def test_a_mistake_in_a_trial_costs_that_trial(bench: Bench, monkeypatch: pytest
     monkeypatch.setattr("agents.hub.commands.trial_rules.compared", wrong)
     bench.run(8)
     bench.switch(4)
-    assert bench.trial.state == "reverted" and bench.errors == ["trial t cannot go on: ArithmeticError: oh"]
+    assert bench.trial.state == "reverted" and bench.errors == [
+        "trial t cannot continue: ArithmeticError: oh"
+    ]
 
 
 def test_rows_that_cannot_be_read_cost_only_themselves(bench: Bench) -> None:
@@ -204,7 +206,7 @@ def test_what_nobody_could_read_is_never_published(bench: Bench) -> None:
     bench.update_log.publish(Gone(1, clean=False, text="w" * (TEXT + 1)))
     for frame in bench.update_log.snapshot():
         codec.decode(frame)
-    assert not bench.update_log.state.gone and "an unreadable gone is left out" in bench.errors[0]
+    assert not bench.update_log.state.gone and "an unreadable gone is omitted" in bench.errors[0]
 
 
 def test_refusals_do_not_push_out_what_can_be_undone() -> None:
@@ -232,7 +234,7 @@ def test_nobody_takes_the_names_of_a_trials_proposals(name: str) -> None:
     assert refusal(Role.OPERATOR, "", Propose("t.tryout", {"lr": 1})) is None
 
 
-# --------------------------------------------------------------------------------------- whose word counts
+# --------------------------------------------------------------------------------------- which decision counts
 
 
 def test_a_refusal_is_the_leaders_to_say(bench: Bench) -> None:

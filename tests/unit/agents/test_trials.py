@@ -1,4 +1,4 @@
-"""Trials, with a real journal, without a socket: a run of which every step takes as long as a test says."""
+"""Trials with a real journal and no socket; the test sets the time of each step."""
 
 from collections.abc import Iterator
 from itertools import cycle
@@ -42,7 +42,7 @@ class Lab(ControlHarness):
         self.update_log.publish(Board(0, self.board_revision, "d", knobs))
 
     def run(self, steps: int, ms: dict[object, float] | None = None, knob: str = "micro_batches") -> None:
-        """Steps; each takes `ms` of the knob's value, 100 ms otherwise; commands are carried out in between."""
+        """Train some steps: each takes `ms` of the knob's value, else 100 ms. Commands are applied between steps."""
         for _ in range(steps):
             took = (ms or {}).get(self.values[knob], 100.0) + next(NOISE)
             self.update_log.publish(
@@ -110,7 +110,7 @@ def test_a_window_has_no_gap(lab: Lab, every: int) -> None:
     lab.trials.start(EIGHT)
     run(STEPS)
     assert lab.trial.state == "before"
-    lab.step += every  # one is lost on its way
+    lab.step += every  # one is lost in transit
     run(STEPS + 1)
     assert (lab.trial.state, lab.trial.measured) == ("before", STEPS - 1)
     run(1)
@@ -143,7 +143,7 @@ def test_the_first_steps_after_a_switch_do_not_count(lab: Lab) -> None:
     lab.trials.start(EIGHT)
     lab.run(14)
     assert lab.trial.state == "after"
-    for _ in range(2):  # building and warming up
+    for _ in range(2):  # the first steps rebuild and warm up
         lab.run(1, {8: 5000.0})
     lab.run(16, {8: 90.0})
     assert lab.trial.state == "kept" and lab.trial.after_ms and lab.trial.after_ms < 95
@@ -270,10 +270,10 @@ def test_undo_goes_back_change_by_change(lab: Lab) -> None:
 def test_a_trial_ends_with_the_run_and_says_why(lab: Lab) -> None:
     lab.trials.start(EIGHT)
     lab.run(3)
-    lab.control.leader_ended("rank 0, which led, is gone")
+    lab.control.leader_ended("the leader, rank 0, is gone")
     lab.trials.tick()
     trial = lab.update_log.state.trials["t"]
     assert (trial.state, trial.why) == (
         "failed",
-        "the run ended before this was decided: rank 0, which led, is gone",
+        "the run ended before this was decided: the leader, rank 0, is gone",
     )

@@ -1,4 +1,4 @@
-"""Numbers, the bounded log, and what a client is sent."""
+"""The update log: sequence numbers, its bounds, and the frames that a client receives."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from tests.unit.agents.fleet import make_hello, make_step
 
 
 class Wire:
-    """Takes what an audience sends, as long as `open`."""
+    """Accepts the frames of `Subscribers` while it is `open`."""
 
     def __init__(self) -> None:
         self.open = True
@@ -180,7 +180,7 @@ def test_an_update_too_large_for_a_frame_takes_no_number(update_log: UpdateLog) 
     assert update_log.seq == 0
 
 
-# -------------------------------------------------------------------------------------------- the newest alone
+# -------------------------------------------------------------------------------------------- latest values only
 
 
 def skimmed(records: list[protocol.Step]) -> list[codec.Skimmed]:
@@ -191,7 +191,7 @@ def skimmed(records: list[protocol.Step]) -> list[codec.Skimmed]:
 
 @pytest.fixture
 def many() -> UpdateLog:
-    """64 ranks that have each said ten steps, and 30 events between."""
+    """64 ranks with ten steps each, and 30 events."""
     update_log = UpdateLog()
     for rank in range(64):
         update_log.publish(make_hello(rank, 64, facts={"model": "x" * 200}))
@@ -239,7 +239,7 @@ def test_a_budget_for_a_frame_spreads_a_lap_over_several_and_none_is_passed_over
     seq, now, laps, largest = snapshot.seq, 0.0, 0, 0
     for step in range(
         10, 60
-    ):  # all ranks go on meanwhile: the newest is sent, not what it was when the lap began
+    ):  # all ranks continue: the newest value is sent, not the value at the start of the pass
         many.publish_records(skimmed([make_step(rank, step) for rank in range(64)]))
         now += 1.01
         frames = follow(

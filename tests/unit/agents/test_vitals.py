@@ -1,4 +1,4 @@
-"""Vital signs: which GPU is meant, what it says, and that what it does not say is nothing. NVML is a fake here."""
+"""Vital signs: the right GPU is read, and missing values stay missing. NVML is a fake here."""
 
 import sys
 from types import ModuleType
@@ -33,12 +33,12 @@ def which(device: str | int, devices: tuple[Device, ...] = (A, B, C), **environ:
             "bbbb-2",
             {"CUDA_VISIBLE_DEVICES": "0"},
             B.uuid,
-        ),  # as torch tells it; the variable has no say in a UUID
+        ),  # in torch's notation; the environment variable does not affect a UUID
         (1, {}, B.uuid),
         (0, {"CUDA_VISIBLE_DEVICES": "2,0"}, C.uuid),
         (1, {"CUDA_VISIBLE_DEVICES": "2, 0"}, A.uuid),
         (0, {"CUDA_VISIBLE_DEVICES": "GPU-bbbb-2"}, B.uuid),
-        (0, {"CUDA_VISIBLE_DEVICES": "GPU-aa"}, A.uuid),  # cut short, as CUDA allows
+        (0, {"CUDA_VISIBLE_DEVICES": "GPU-aa"}, A.uuid),  # abbreviated, as CUDA allows
         (0, {"CUDA_VISIBLE_DEVICES": "1,-1,0"}, B.uuid),
     ],
 )
@@ -52,9 +52,9 @@ def test_the_device_that_the_rank_computes_on(device: str | int, environ: dict[s
         (3, {}),
         (1, {"CUDA_VISIBLE_DEVICES": "2"}),
         (0, {"CUDA_VISIBLE_DEVICES": ""}),
-        (1, {"CUDA_VISIBLE_DEVICES": "1,-1,0"}),  # CUDA sees nothing after an entry it cannot read
+        (1, {"CUDA_VISIBLE_DEVICES": "1,-1,0"}),  # CUDA ignores all entries after an invalid one
         (0, {"CUDA_VISIBLE_DEVICES": "7"}),
-        (0, {"CUDA_VISIBLE_DEVICES": "GPU-bb"}),  # means two devices
+        (0, {"CUDA_VISIBLE_DEVICES": "GPU-bb"}),  # matches two devices
         ("GPU-none", {}),
         ("none", {}),
     ],
@@ -80,7 +80,7 @@ def test_what_a_device_says_in_our_units() -> None:
     )
     assert (found.power_w, found.power_limit_w, found.temperature_c) == (611.5, 700.0, 61.0)
     assert (found.sm_mhz, found.memory_mhz) == (1755, 2619)
-    assert found.throttle == []  # idle holds nobody back
+    assert found.throttle == []  # an idle GPU slows no training down
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_a_device_says_in_our_units() -> None:
         (0x20 | 0x1, ["thermal"]),
         (0x8 | 0x40, ["hw slowdown", "hw thermal"]),
         (0x80 | 0x8, ["hw slowdown", "hw power brake"]),
-        (1 << 40, []),  # a reason that this release does not know
+        (1 << 40, []),  # an unknown reason
     ],
 )
 def test_throttle_reasons_are_words(bits: int, words: list[str]) -> None:
@@ -135,7 +135,7 @@ def test_without_package_driver_or_device_there_is_no_data(monkeypatch: pytest.M
     assert open_gpu("GPU-x", module="no_such_module") is None
     module: Any = ModuleType("pynvml")
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    assert open_gpu("GPU-x") is None  # a module that only bears the name
+    assert open_gpu("GPU-x") is None  # another module of the same name
     vars(module).update({name: getattr(FakeNvml(driver=False), name) for name in dir(FakeNvml)})
     assert open_gpu("GPU-x") is None
     assert Sensors("GPU-x").open().read(0, 0) is None

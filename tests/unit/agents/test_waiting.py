@@ -1,4 +1,4 @@
-"""Waiting for what was asked, and the end of the run meanwhile. A client without a hub: `poll` says what comes next."""
+"""Waiting for the outcome of a request, and the end of the run during the wait. The client is a fake without a hub."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ TRIAL = TrialState("t", "before", {"lr": 1.0}, {}, 30, "", 0.0, True, 0.0)
 
 
 class FakeClient:
-    """Two ranks; each poll brings the next updates, and when there are no more of them the test has failed."""
+    """A client of two ranks. Each poll returns the next updates; a poll after the last ones fails the test."""
 
     def __init__(self, *coming: Update) -> None:
         self.state = RunState()

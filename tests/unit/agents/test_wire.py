@@ -1,4 +1,4 @@
-"""The wire: every message there and back, the reference codec reads it, and nothing hostile gets in."""
+"""The protocol: each message survives encoding, the reference codec reads it, and hostile frames are refused."""
 
 import contextlib
 import math
@@ -30,7 +30,7 @@ def strategy(kind: inspect.Type) -> st.SearchStrategy[object]:
         case inspect.FloatType():
             return st.floats(
                 kind.ge, kind.le, allow_nan=False, allow_infinity=False
-            )  # what is asked is finite
+            )  # a requested value is finite
         case inspect.StrType():
             return st.text(st.characters(codec="utf-8"), min_size=kind.min_length or 0, max_size=8)
         case inspect.BoolType():
@@ -155,7 +155,7 @@ def test_any_bytes_decode_or_are_refused(frame: bytes) -> None:
 
 
 def test_another_version_says_what_to_do() -> None:
-    with pytest.raises(WireError, match="wire version 7, this side 1; install the same release"):
+    with pytest.raises(WireError, match="protocol version 7, this side has 1; install the same release"):
         codec.decode(msgpack.packb([7, "whatever it says then"]))
 
 

@@ -240,7 +240,7 @@ def test_where_prometheus_may_be_served() -> None:
     assert listen_address("9464") == ("127.0.0.1", 9464)
     assert listen_address("[::1]:9464") == ("::1", 9464)
     for text in ("0.0.0.0:9464", "[::]:9464", "[::ffff:0.0.0.0]:9464", "[::ffff:0:0]:9464"):
-        with pytest.raises(CockpitError, match="open to every network"):
+        with pytest.raises(CockpitError, match="listen on every network"):
             listen_address(text)
     for text in ("everywhere:9464", "127.0.0.1:x", "127.0.0.1:99999", ""):
         with pytest.raises(CockpitError, match="legal: PORT"):

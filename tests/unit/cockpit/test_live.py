@@ -64,7 +64,7 @@ def test_a_feed_fills_the_store_and_carries_a_change(hub: HubProcess) -> None:
         operator.start(store)
         until(lambda: store.state.board and store.world == 4 and store.step, fleet.turn)
         request = "wish"
-        with pytest.raises(ViewerError, match="to operate: cockpit attach RUN --operator"):
+        with pytest.raises(ViewerError, match="to change the run: cockpit attach RUN --operator"):
             viewer.ask(Propose(request, {"micro_batches": 8}, 0))
         operator.ask(Propose(request, {"micro_batches": 8}, 0))
         until(lambda: request in store.state.commands and store.state.commands[request].settled, fleet.turn)

@@ -53,12 +53,14 @@ def test_a_phase_is_marked_where_it_matters_to_the_step(ms: float, level: Level)
 
 def test_a_lost_rank_has_no_number_to_compare() -> None:
     store = store_with()
-    store.apply([Gone(3, clean=False, text="no word since 12:00:00: process 7 has ended", process="ended")])
+    store.apply(
+        [Gone(3, clean=False, text="no message since 12:00:00: process 7 has ended", process="ended")]
+    )
     metric = available(store)[0]
     lines = inspector(store, metric, read(store, metric), 3, palette("cockpit-dark"))
     text = [line.strip(160, Style(color="white")).text.strip() for line in lines]
     assert text[1].startswith("· no own time") and "against" not in text[1]
-    assert text[2] == "✗ lost no word since 12:00:00: process 7 has ended"
+    assert text[2] == "✗ lost no message since 12:00:00: process 7 has ended"
 
 
 @pytest.mark.parametrize(

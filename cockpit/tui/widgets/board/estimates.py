@@ -107,7 +107,7 @@ def _differs(one: Estimate) -> bool:
 
 
 def _row(one: Estimate, width: int, colours: Palette) -> tuple[StripLine, str]:
-    """A row like ``step time  346 → 309 .. 952 ms (400)  -11 .. +175 %`` (in brackets: point estimate), and its source."""
+    """A row: ``step time  346 → 309 .. 952 ms (400)  -11 .. +175 %`` (point estimate in brackets); its source."""
     formatted = label_and_format(one.quantity)[1]
     text, unit = _new_value(one, formatted)
     now, now_unit = (format.MISSING, unit) if one.now is None else formatted(one.now)

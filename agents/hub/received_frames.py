@@ -13,8 +13,8 @@ from agents.protocol import AnyMessage, Message, Refused, WireError, clip, codec
 from agents.transport.roles import ASKS, Role, refusal
 from agents.transport.server_sockets import Received, ServerSocket, ServerSockets
 
-FRAMES_PER_ROUND = 1024  # from one socket, so that others and the clients get their turn
-DRAIN_S = 0.01  # time for one socket in a round, since some frames cost more than others
+FRAMES_PER_ROUND = 1024  # frames from one socket per round, so that other sockets and the clients are served
+DRAIN_S = 0.01  # time for one socket per round, because some frames take longer than others
 
 
 class ReceivedFrames:
@@ -24,7 +24,7 @@ class ReceivedFrames:
         self, sockets: ServerSockets, ingest: Ingest, requests: ClientRequests, peer_faults: PeerFaults
     ) -> None:
         self.count = 0
-        self.cut_short = False  # a socket had more frames than its share of the round
+        self.cut_short = False  # whether a socket had more frames than its share of the round
         self._sockets, self._ingest, self._requests = sockets, ingest, requests
         self._peer_faults = peer_faults
 
@@ -54,7 +54,7 @@ class ReceivedFrames:
     def _take(self, came: Received, now_s: float) -> list[Message]:
         try:
             if len(came.frames) != 1:
-                raise WireError(f"a message has one frame, and this has {len(came.frames)}")
+                raise WireError(f"a message has one frame, and this one has {len(came.frames)}")
             (frame,) = came.frames
             if came.role is Role.RANK and self._ingest.take_records(came.peer, frame, now_s):
                 return []

@@ -39,7 +39,7 @@ class RunEnd:
         if self.parent_ended:
             return f"process {self._parent}, which had started it, is gone"
         if leader.host == this_host() and process_state(leader.pid) == "ended":
-            return f"rank {leader.rank}, which led, is gone"
+            return f"the leader, rank {leader.rank}, is gone"
         return None
 
     def publish(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from agents.loop.vote import RankStep
 from agents.protocol import Step, Summary, Value
 
-PHASES = 48  # the most named phases in one step; the wire takes 64
+PHASES = 48  # the most named phases in one step; the protocol allows 64
 
 
 class Watched(Protocol):

@@ -19,7 +19,7 @@ from agents.rundir.bounded_read import check_ordinary
 BESIDE: Final = ("", "-wal", "-shm")  # suffixes of the files of a database in WAL mode
 HEADER: Final = struct.Struct(
     ">8I"
-)  # of a log: magic, version, page size, checkpoint, two salts, two checksums
+)  # header of a log: magic, version, page size, checkpoint, two salts, two checksums
 FRAME: Final = struct.Struct(
     ">6I"
 )  # of a frame: page number, pages after a commit or 0, two salts, two checksums

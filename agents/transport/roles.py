@@ -19,9 +19,9 @@ class Role(StrEnum):
     OPERATOR = "operator"
 
 
-CHANGES = (Propose, Try, Decide)  # each has a field `who`
-ASKS = (Propose, Try, Preview)  # each has an `id` that its answer repeats
-OF_TRIALS = re.compile(r"\.(try|revert\d+)$")  # ids that `trials` gives to its own proposals
+CHANGES = (Propose, Try, Decide)  # messages with a field `who`
+ASKS = (Propose, Try, Preview)  # messages with an `id` that the answer repeats
+OF_TRIALS = re.compile(r"\.(try|revert\d+)$")  # suffix of the ids that `trials` gives to its own proposals
 MAY: dict[Role, tuple[type[Message], ...]] = {
     Role.VIEWER: (Credit, Preview, Sample),
     Role.OPERATOR: (Credit, Preview, Sample, *CHANGES),
@@ -33,7 +33,7 @@ def refusal(role: Role | None, key: str, message: Message) -> str | None:
     """One sentence that refuses `message` if `role` does not allow it, else None. `key`: the name of the peer's key, ""
     over ipc; without a role it is no longer in force."""
     if role is None:
-        return f"the key {key} is not in force any more; ask the owner of the run for another"
+        return f"the key {key} is no longer in force; ask the owner of the run for another"
     kind = message.kind if isinstance(message, Unknown) else type(message).__name__.lower()
     has = f"the key {key} has the role {role}"
     if role is Role.RANK:
@@ -47,9 +47,7 @@ def refusal(role: Role | None, key: str, message: Message) -> str | None:
     if not isinstance(message, MAY[role]):
         return f"{has} and only watches; changes take the role operator"
     if isinstance(message, Propose) and OF_TRIALS.search(message.id):
-        return (
-            f"proposals of a name like {message.id} are the hub's own, of its trials; ask under another name"
-        )
+        return f"the hub reserves ids like {message.id} for its trials; use another id"
     return None
 
 

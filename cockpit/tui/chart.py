@@ -65,7 +65,7 @@ def tick(value: float) -> str:
 
 
 def decimate(run: Sequence[Point], first: int, last: int, columns: int) -> list[Point]:
-    """Keep the lowest and the highest point of each column, and both ends of the run: plotext takes 40 us a point."""
+    """Keep the lowest and the highest point of each column, and both ends: plotext takes 40 us per point."""
     if len(run) <= 2 * columns:
         return list(run)
     chosen = {run[0], run[-1]}
@@ -80,7 +80,7 @@ def _value(point: Point) -> float:
 
 
 def nice_range(low: float, high: float) -> tuple[float, float]:
-    """A range with round limits, so that the scale changes rarely."""
+    """The range extended to round limits, so that the scale changes rarely."""
     if high - low < 1e-12:
         pad = abs(high) * 0.05 or 1.0
         return low - pad, high + pad

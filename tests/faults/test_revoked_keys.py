@@ -29,7 +29,7 @@ def test_a_key_revoked_on_an_open_connection(guarded: Guarded, opened: Opened) -
     assert client.seq == seq, "not an update more"
     late = opened(Client(guarded.url, viewer))
     poll_until(late, lambda: late.refused, guarded.fleet.turn)
-    assert late.refused and "does not take the key carl: it is revoked" in late.refused
+    assert late.refused and "refuses the key carl: it is revoked" in late.refused
 
 
 def test_an_operator_revoked_on_an_open_connection_changes_nothing(guarded: Guarded, opened: Opened) -> None:
@@ -40,10 +40,10 @@ def test_an_operator_revoked_on_an_open_connection_changes_nothing(guarded: Guar
     assert isinstance(peer.hear(Updates), Updates)
     before = list(guarded.fleet.carried_out)
     guarded.store.revoke("dora")
-    refused = peer.hear(Refused)  # it is told without asking
+    refused = peer.hear(Refused)  # the hub sends it unasked
     peer.say(Propose("after-all", {"micro_batches": 1}))
     refused = peer.hear(Refused)
-    assert isinstance(refused, Refused) and "the key dora is not in force any more" in refused.why
+    assert isinstance(refused, Refused) and "the key dora is no longer in force" in refused.why
     step = guarded.fleet.step
     client = watch(guarded, opened)
     poll_until(client, lambda: client.state.steps[0].step > step + 10, guarded.fleet.turn)
@@ -51,7 +51,7 @@ def test_an_operator_revoked_on_an_open_connection_changes_nothing(guarded: Guar
 
 
 def test_a_rank_revoked_on_an_open_connection_is_heard_no_more(guarded: Guarded, opened: Opened) -> None:
-    """It keeps training: its agent is refused and says why. Another key, and it is heard again."""
+    """The rank keeps training, and its agent reports why it is refused. With another key it sends again."""
     own = guarded.make("node-2", Role.RANK)
     run = opened(Agent(guarded.url, lambda: (3, "", time.monotonic()), key=own))
     run.introduce(make_hello(3, 4), None)
@@ -60,7 +60,7 @@ def test_a_rank_revoked_on_an_open_connection_is_heard_no_more(guarded: Guarded,
     poll_until(client, lambda: client.state.pulses[3].step == 3)
     guarded.store.revoke("node-2")
     wait(lambda: run.refused)
-    assert run.refused == "the key node-2 is not in force any more; ask the owner of the run for another"
+    assert run.refused == "the key node-2 is no longer in force; ask the owner of the run for another"
     known = client.state.pulses[3]
     step = guarded.fleet.step
     poll_until(client, lambda: client.state.steps[0].step > step + 50, guarded.fleet.turn)

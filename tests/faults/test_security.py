@@ -43,7 +43,7 @@ def zmtp1(*messages: protocol.Message) -> bytes:
     return b"\x01\x00" + b"\xff" + (len(frame) + 1).to_bytes(8) + b"\x00" + frame
 
 
-GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"  # of ZMTP 3.0, up to the mechanism
+GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"  # greeting of ZMTP 3.0, up to the mechanism
 
 KNOCKS = {
     "garbage": os.urandom(4096),

@@ -10,7 +10,7 @@ from tests.unit.engine.thread_axis import ThreadAxis, on_each
 
 
 class Ballot(ThreadAxis):
-    """Ranks as threads that can be told things, too."""
+    """Ranks in threads that take part in a vote."""
 
     def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
         x.copy_(self._all(x)[root]) if x.numel() else None
@@ -18,7 +18,7 @@ class Ballot(ThreadAxis):
 
 
 def paired_board(refuses: bool = False) -> KnobBoard:
-    """Two knobs of which the one allows what the other asks for."""
+    """A board with two knobs; the legal values of one depend on the other."""
 
     def prepare(values: Values) -> object:
         if refuses:
@@ -38,7 +38,7 @@ def paired_board(refuses: bool = False) -> KnobBoard:
 
 
 def vote(command: Command, refuses: int | None = None, ranks: int = 4) -> list[tuple[KnobBoard, list[Ack]]]:
-    """One step boundary on each rank, of which one may refuse: its board, and what it said."""
+    """One step boundary on each rank; one rank may refuse. Returns the boards and the answers."""
 
     def rank(axis: ThreadAxis) -> tuple[KnobBoard, list[Ack]]:
         board, said = paired_board(axis.rank == refuses), []

@@ -108,7 +108,7 @@ async def test_quitting_with_a_checkpoint_waits_for_the_runs_end(make_cockpit: M
         why = "save is not legal now"
         cockpit.feed.tell(iter([CommandState(ask.id, 0, "rejected", ask.changes, {}, "me", 1.0, why=why)]))
         await press(cockpit, pilot)
-        assert said(cockpit).count(f"the run goes on: {why}") == 1
+        assert said(cockpit).count(f"the run continues: {why}") == 1
         assert cockpit.app.is_running
         await press(cockpit, pilot, "q", "s")
         assert cockpit.app.is_running

@@ -167,7 +167,7 @@ class Journal:
             self._removed = why
             return
         self._removed = ""
-        self._log("warning", f"the journal {self._path} was removed; it is put back, with all that was in it")
+        self._log("warning", f"the journal {self._path} was removed; it is restored with its whole content")
 
     def _log(self, level: Literal["info", "warning", "error"], text: str) -> None:
         self._events.put(Event(time.time(), level, "hub", clip(text)))
@@ -190,7 +190,9 @@ class Journal:
                 written = self._file.write(new, self._pending_states.values(), self._pending_trials.values())
                 self._forget_pending()
             except sqlite3.Error as error:
-                failure = f"the journal cannot be written ({error}); the change is refused, telemetry goes on"
+                failure = (
+                    f"the journal cannot be written ({error}); the change is refused, telemetry continues"
+                )
             except Exception as error:  # noqa: BLE001 - a damaged row or a bug must not end the thread
                 self._forget_pending()  # one of them may be the unwritable one
                 failure = (

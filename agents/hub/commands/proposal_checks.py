@@ -59,7 +59,7 @@ def undo_proposal(propose: Propose, run: RunState, revision: int) -> tuple[Propo
     """
     found = newest_undoable(run.commands.values())
     if run.board is None:
-        return propose, 0, "no rank has shown its knobs yet; ask again when the run has started"
+        return propose, 0, "no rank has sent its knobs yet; try again when the run has started"
     if found is None:
         return propose, 0, "there is no change to undo"
     base = revision if propose.base_revision is None else propose.base_revision

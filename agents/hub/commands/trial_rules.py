@@ -17,17 +17,17 @@ def check_request(
     if journal_failure:
         return None, journal_failure
     if under_way:
-        return None, f"another trial is under way, by {under_way.who or 'someone'}"
+        return None, f"another trial is running, by {under_way.who or 'someone'}"
     if board is None:
-        return None, "no rank has shown its knobs yet; ask again when the run has started"
+        return None, "no rank has sent its knobs yet; try again when the run has started"
     if len(ask.changes) != 1:
-        return None, "a trial is of one knob"
+        return None, "a trial changes one knob"
     (name, value), knobs = next(iter(ask.changes.items())), {knob.name: knob for knob in board.knobs}
     knob = knobs.get(name)
     if knob is None:
         return None, f"there is no knob {name}; the knobs are {', '.join(knobs)}"
     if knob.action:
-        return None, f"{name} is an action, done once, and cannot be tried"
+        return None, f"{name} is an action; only a knob can be tried"
     if knob.value == value:
         return knob, f"{name} has this value already"
     return knob, knob.refusal(value) or ""
@@ -48,9 +48,9 @@ def judged(entry: TrialEntry, window: Sequence[Measured]) -> tuple[TrialEntry, s
     )
     entry = structs.replace(entry, state=state)
     if found is None:
-        return entry, "what was measured does not compare"
+        return entry, "the measured step times cannot be compared"
     if not state.loss_neutral:
-        return entry, "it changes the loss, so step time alone does not keep it"
+        return entry, "it changes the loss, so a faster step alone does not justify it"
     if found.high >= 1.0:
         return entry, "it is not clearly faster"
     return entry, ""

@@ -100,7 +100,7 @@ _NOT_YET = "the curve begins with the second step"
 def plot(
     found: Sequence[Segment], marks: Sequence[Mark], width: int, height: int, colours: Palette
 ) -> list[StripLine]:
-    """The curve with both axes, in `width` x `height` cells."""
+    """Draw the curve with both axes, in `width` x `height` cells."""
     rows, columns = height - 1, width - chart.AXIS
     if rows < 1 or columns < 8:
         return []

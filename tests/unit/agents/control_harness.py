@@ -14,7 +14,7 @@ WORLD = 3
 
 
 class ControlHarness:
-    """Control with a board, ranks and a journal; `start` is what a hub start does."""
+    """`Control` with a board, ranks and a journal; `start` does what a hub start does."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,7 +27,7 @@ class ControlHarness:
         self.control = Control(self.update_log, self.membership, self.journal)
 
     def train(self, revision: int = 0) -> None:
-        """The ranks say hello, the leader with its board."""
+        """Send the hello of each rank, and the board of the leader."""
         for rank in range(WORLD):
             self.membership.hello(bytes([rank]), make_hello(rank, WORLD, revision=revision), 0.0)
             self.control.note_revision(revision)
@@ -57,7 +57,7 @@ class ControlHarness:
     def ack(
         self, revision: int, *ranks: int, state: str = "applied", digest: str = "d1", why: str = ""
     ) -> None:
-        self.control.next_command(-1e9)  # the first that waits is with the leader by now
+        self.control.next_command(-1e9)  # the first waiting command has been sent to the leader
         for rank in ranks:
             self.control.ack(Ack(rank, revision, state, 12, digest, why))  # type: ignore[arg-type]
         self.control.publish_acks()

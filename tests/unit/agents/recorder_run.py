@@ -16,12 +16,12 @@ from tests.unit.agents.fleet import make_hello, make_step, make_summary
 
 
 def digest(state: RunState) -> list[bytes]:
-    """All of a state, whatever the order in which ranks were heard of first."""
+    """The whole state, independent of the order in which ranks connected."""
     return sorted(map(codec.pack, state.replay()))
 
 
 class Run:
-    """A sequence that is told of steps, and its recorder."""
+    """An update log to which a test adds steps, and its recorder."""
 
     def __init__(self, path: Path, limits: Limits, update_log: UpdateLog | None = None) -> None:
         self.path = path

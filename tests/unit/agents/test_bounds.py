@@ -118,7 +118,7 @@ def test_what_waits_for_a_peer_is_bounded_and_nobody_waits_for_it(opened: Opened
 
 
 def test_what_comes_early_is_served_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hub that is woken again before it is time to serve does not go to sleep on what it has."""
+    """A hub that wakes up before it is time to serve must not sleep with updates to send."""
     waits: list[float] = []
     early_ms = 1e12  # each round is early
 

@@ -11,7 +11,7 @@ def test_students_quantiles_are_those_of_the_table(freedom: float, t: float) -> 
 
 
 def test_an_interval_holds_what_it_says() -> None:
-    """Of equal runs, in about 95 of 100 the interval holds 1."""
+    """For equal runs, the interval contains 1 in about 95 of 100 cases."""
     import random
 
     chance = random.Random(7)

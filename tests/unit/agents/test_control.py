@@ -83,7 +83,7 @@ def test_ranks_that_differ_are_an_error(controller: ControlHarness) -> None:
 
 
 def test_what_some_ranks_have_said_is_journalled(controller: ControlHarness) -> None:
-    """Else the log of a run that has ended, or that of a hub started again, contradicts what was told."""
+    """Otherwise the log of an ended run, or of a restarted hub, would contradict earlier messages."""
     controller.propose("a", EIGHT)
     controller.ack(1, 0)
     controller.ack(1, 1)

@@ -24,7 +24,7 @@ def test_what_was_under_way_when_the_leader_went_is_settled(controller: ControlH
         controller.ack(1, 0, state="agreed", why="it is being written")
         controller.ack(1, 0, 1, 2)
     else:
-        revision = int(end == "goes on after")  # the checkpoint that the run goes on from has it, or not
+        revision = int(end == "goes on after")  # whether the checkpoint that the run resumes from includes it
         controller.control.leader_began(make_hello(0, WORLD, revision=revision, began_s=time.time()))
         command = controller.control.next_command(1e9)
         assert (command is not None) == bool(revision)
@@ -41,14 +41,14 @@ def test_what_was_under_way_when_the_leader_went_is_settled(controller: ControlH
 
 
 def test_what_waits_for_a_run_that_goes_on_under_its_number_is_not_taken_for_done(tmp_path: Path) -> None:
-    """A new folder begins to count at 1; the run that goes on in it is at revision 10 already."""
+    """Revisions of a new folder begin at 1, but the run that resumes in it is already at revision 10."""
     controller = ControlHarness(tmp_path / "run.db")
     controller.propose("a", EIGHT)
     controller.control.leader_began(
         structs.replace(make_hello(0, WORLD, revision=10), step=5, began_s=time.time())
     )
     known = controller.update_log.state.commands["a"]
-    assert known.state == "expired" and "where this number is taken; ask again" in known.why
+    assert known.state == "expired" and "where this revision is used already; propose it again" in known.why
     controller.journal.close()
 
 
@@ -131,7 +131,7 @@ def test_a_refusal_does_not_take_the_place_of_an_older_answer(controller: Contro
 
 
 def test_a_run_that_goes_on_from_a_snapshot_has_its_revision(controller: ControlHarness) -> None:
-    """Later revisions are rolled back; what was still waiting is not handed to the new leader."""
+    """Later revisions are rolled back, and waiting commands are not sent to the new leader."""
     controller.train()
     for number, id in enumerate(("kept", "lost"), 1):
         controller.propose(id, {"micro_batches": 2 * number})
@@ -144,11 +144,11 @@ def test_a_run_that_goes_on_from_a_snapshot_has_its_revision(controller: Control
     controller.control.leader_began(leader)
     states = {id: command.state for id, command in controller.update_log.state.commands.items()}
     assert states == {"kept": "applied", "lost": "rolled_back", "waits": "expired"}
-    assert controller.update_log.state.commands["lost"].why == "the run went on from step 5, at revision 1"
+    assert controller.update_log.state.commands["lost"].why == "the run resumed from step 5, at revision 1"
     assert controller.control.next_command(began) is None
     after = controller.propose("after", {"micro_batches": 8})
     assert (after.state, after.revision) == ("accepted", 4), "no number is used twice"
-    controller.control.leader_began(leader)  # a hub that has started anew asks for hello again
+    controller.control.leader_began(leader)  # a restarted hub requests a hello again
     command = controller.control.next_command(began)
     assert command and command.revision == 4
     controller.restart()

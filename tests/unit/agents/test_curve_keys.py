@@ -76,7 +76,7 @@ def test_a_name_is_taken_until_its_key_is_revoked(store: KeyStore) -> None:
 def test_the_list_stays_readable_however_many_keys_there_were(
     store: KeyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that an older release wrote, which pruned nothing; and it takes a revocation in any case."""
+    """A list of an older release, which never pruned, is readable too, and a revocation always fits."""
 
     def write_list(rows: list[Listed]) -> None:
         (store.folder / LIST_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(rows), indent=2))

@@ -35,7 +35,7 @@ def test_a_removed_recording_is_put_back(make_run: MakeRun) -> None:
         run.path.with_name(f"run.db{beside}").unlink()
     run.until(lambda: run.path.exists())
     run.train(5)
-    run.until(lambda: any("removed; it is put back" in event.text for event in run.update_log.state.events))
+    run.until(lambda: any("removed; it is restored" in event.text for event in run.update_log.state.events))
     run.until(run.written)
     run.recorder.close()
     replay = opened(run)
@@ -47,8 +47,8 @@ def test_a_removed_recording_is_put_back(make_run: MakeRun) -> None:
 @pytest.mark.parametrize(
     ("statement", "sentence"),
     [
-        ("UPDATE segments SET wire = 99", "wire version 99"),
-        ("DELETE FROM segments", "not where they belong"),
+        ("UPDATE segments SET wire = 99", "protocol version 99"),
+        ("DELETE FROM segments", "belong to no segment"),
         ("DROP TABLE segments", "no such table"),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_damaged_recording_is_one_sentence(make_run: MakeRun, statement: str, 
     ("statement", "sentence"),
     [
         ("UPDATE feed SET data = x'ff00' WHERE id = 3", "the updates .* cannot be read: a row"),
-        ("UPDATE feed SET data = substr(data, 1, 40) WHERE id = 3", "cut off"),
+        ("UPDATE feed SET data = substr(data, 1, 40) WHERE id = 3", "truncated"),
         ("UPDATE feed SET id = 1000 WHERE id = 3", "the updates .* are missing"),
         ("UPDATE feed SET segment = 99 WHERE id = 3", "the updates .* are missing"),
         ("DELETE FROM feed WHERE id = 3", "the updates .* are missing"),

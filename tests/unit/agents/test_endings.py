@@ -17,7 +17,7 @@ from tests.unit.agents.fleet import make_hello, make_summary
 
 
 def tape(path: Path, *starts: tuple[str, list[Update]]) -> Path:
-    """A recording of hub starts, each with a snapshot."""
+    """A recording of several hub starts, each with a snapshot."""
     told = RecordingWriter(path, 1 << 30, 1 << 30)
     for epoch, updates in starts:
         told.begin(epoch, 0, 0.0, None, False, list(map(codec.pack, updates)))
@@ -63,13 +63,13 @@ SMALL = ["event", 0.0, "info", "hub", "x" * 4096]
     ("statement", "value", "why"),
     [
         ("UPDATE segments SET snapshot = ?", b"no zlib", "cannot be read"),
-        ("UPDATE segments SET snapshot = ?", of(b"\0" * (2 << 20)), "cut off, or has more than 1 MiB"),
+        ("UPDATE segments SET snapshot = ?", of(b"\0" * (2 << 20)), "truncated, or has more than 1 MiB"),
         ("UPDATE segments SET snapshot = ?", b"\0" * (2 << 20), "too big"),
         ("UPDATE segments SET snapshot = ?", 7, "cannot be read"),
         ("UPDATE segments SET snapshot = ?", of(7), "cannot be read"),
         ("UPDATE segments SET snapshot = ?", of(["summary", "x"]), "cannot be read"),
         ("UPDATE segments SET snapshot = ?", of(["event", math.nan, *SMALL[2:]]), "cannot be read"),
-        ("UPDATE segments SET snapshot = ?", of(*[SMALL] * 100), "more of it than 0 MiB"),
+        ("UPDATE segments SET snapshot = ?", of(*[SMALL] * 100), "more than 0 MiB of history"),
         ("INSERT INTO feed SELECT 1, 1, 1, 1, 0.0, 1, ?", b"no zlib", "cannot be read"),
         ("INSERT INTO feed SELECT 1, 1, 1, 1, 0.0, 1, ?", "text", "cannot be read"),
     ],

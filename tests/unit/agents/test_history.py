@@ -164,7 +164,7 @@ def test_a_file_that_is_no_database_costs_no_hub(own_hub: HubProcess, opened: Op
     poll_until(client, lambda: steps(client) and steps(client)[-1] == run.step, run.turn)
 
 
-# ------------------------------------------------------------------------------------------- what belongs to it
+# ---------------------------------------------------------------------------------------- history of this run
 
 HERE = make_hello(0, 1, step=5, began_s=1000.0)
 

@@ -22,7 +22,7 @@ class Wordless(Exception):
 
 
 class Abandoned(BaseException):
-    """No Exception, as what frameworks cancel by."""
+    """A BaseException that is not an Exception, as frameworks use for cancellation."""
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_one_vote_against_and_nobody_switches() -> None:
     leader = agreement(0, [[b"", other], [b"", b"out of memory"]], board(commits, [1, 2]), acks, command)
     leader.step(STEP)
     assert commits == [] and [(ack.state, ack.why) for ack in acks] == [("rejected", "rank 1: out of memory")]
-    # On a rank that cannot, though the leader could: it says so and keeps what it has.
+    # A rank that cannot apply the change, unlike the leader, reports it and keeps its value.
     word = msgspec.msgpack.encode(msgspec.structs.replace(STEP, command=command))
     follower = agreement(1, [[word, b""], [b"", b""]], board(commits, [1]), acks, None)
     follower.step(STEP)
@@ -109,7 +109,7 @@ def test_one_vote_against_and_nobody_switches() -> None:
 
 @pytest.mark.parametrize("error", [Wordless(), ValueError("caf\udce9 \0"), Abandoned()])
 def test_whatever_a_knob_raises_its_rank_votes(error: BaseException) -> None:
-    """The others wait for its vote: also where what makes a value legal is not ours."""
+    """The other ranks wait for its vote, even if foreign code decides whether a value is legal."""
     import msgspec
 
     def legal(_: object) -> Legal:
@@ -128,7 +128,7 @@ def test_whatever_a_knob_raises_its_rank_votes(error: BaseException) -> None:
 
 
 def test_what_fails_beside_the_exchange_ends_no_agreement(caplog: pytest.LogCaptureFixture) -> None:
-    """Neither a step with a strange number, nor a log that fails, nor a hub that cannot be told."""
+    """An unusual step number, a failing log or an unreachable hub does not end the agreement."""
 
     class Failing(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -19,7 +19,7 @@ from tests.unit.agents.fleet import make_hello, make_summary
         ({"mb": 1}, None, None, "there is no knob mb; the knobs are micro_batches, lr"),
         ({"micro_batches": 3}, None, None, "micro_batches = 3 is not legal; legal: 1, 2, 4, 8"),
         ({"micro_batches": True}, None, None, "micro_batches = true is not legal"),
-        ({}, None, None, "nothing is asked"),
+        ({}, None, None, "contains no change"),
         (EIGHT, 4, None, "the board has moved on: revision 0, not 4"),
         (EIGHT, None, 6, "step 6 is past; the run is at step 7"),
     ],
@@ -53,14 +53,14 @@ def test_the_largest_proposal_fits_a_frame(controller: ControlHarness) -> None:
 
 def test_without_a_leader_nothing_can_be_asked(controller: ControlHarness) -> None:
     controller.membership.newly_lost(100.0)
-    assert "rank 0, which leads, is gone" in controller.propose("b", EIGHT).why
+    assert "the leader, rank 0, is gone" in controller.propose("b", EIGHT).why
 
 
 def test_what_is_asked_before_the_ranks_are_here_waits_for_them(tmp_path: Path) -> None:
     controller = ControlHarness(tmp_path / "run.db")
     asked = controller.propose("a", EIGHT)
     assert (asked.state, asked.revision, asked.settled) == ("accepted", 1, False)
-    assert asked.why == "it waits for the ranks, which have not shown their knobs yet"
+    assert asked.why == "it waits for the ranks, which have not sent their knobs yet"
     leader = structs.replace(make_hello(0, WORLD), began_s=time.time() + 1)
     controller.control.leader_began(leader)
     controller.train()
@@ -70,7 +70,7 @@ def test_what_is_asked_before_the_ranks_are_here_waits_for_them(tmp_path: Path) 
     assert command and command.changes == EIGHT
     controller.control.leader_began(
         structs.replace(leader, revision=1)
-    )  # it has applied it, and says so anew
+    )  # it has applied the command, and acknowledges it again
     controller.ack(1, *range(WORLD))
     known = controller.update_log.state.commands["a"]
     assert (known.state, known.before, known.settled) == ("applied", {"micro_batches": 4}, True)
@@ -78,7 +78,7 @@ def test_what_is_asked_before_the_ranks_are_here_waits_for_them(tmp_path: Path) 
 
 
 def test_changes_that_belong_together_are_left_to_the_ranks(controller: ControlHarness) -> None:
-    """What one knob may be can depend on the other one that is asked for."""
+    """The legal values of one knob can depend on the other knob of the proposal."""
     assert controller.propose("a", {"micro_batches": 3, "lr": 0.2}).state == "accepted"
     controller.ack(1, 0, state="rejected", digest="d", why="micro_batches = 3 is not legal")
     known = controller.update_log.state.commands["a"]
@@ -107,13 +107,13 @@ def test_the_same_id_twice_before_the_disk_has_it_asks_once(controller: ControlH
 
 
 def test_of_two_with_one_base_one_loses_cleanly(controller: ControlHarness) -> None:
-    for id in ("a", "b"):  # the second while the first is still on its way to the disk
+    for id in ("a", "b"):  # the second comes while the first is being written to disk
         controller.control.propose(Propose(id, EIGHT, 0, None, f"operator {id}"))
     controller.settle()
     states = controller.update_log.state.commands
     assert states["a"].state == "accepted"
     assert (states["b"].state, states["b"].revision) == ("rejected", 0)
-    assert states["b"].why == "another change to revision 0 is under way, by operator a"
+    assert states["b"].why == "another change to revision 0 is pending, by operator a"
     controller.ack(1, 0, 1, 2)
     assert "the board has moved on: revision 1, not 0" in controller.propose("c", EIGHT, 0).why
     assert controller.propose("d", EIGHT, 1).state == "accepted"
@@ -122,4 +122,4 @@ def test_of_two_with_one_base_one_loses_cleanly(controller: ControlHarness) -> N
 def test_what_is_under_way_is_bounded(controller: ControlHarness) -> None:
     for number in range(WAITING):
         controller.propose(f"a{number}", EIGHT)
-    assert "under way already" in controller.propose("b", EIGHT).why
+    assert "pending already" in controller.propose("b", EIGHT).why

@@ -167,7 +167,7 @@ def test_a_disk_that_fails_is_said_once_and_tried_again(
     run.begin()
     run.train(3)
     run.until(lambda: run.events)
-    assert "the recording stops: unable to open" in run.events[0] and "telemetry goes on" in run.events[0]
+    assert "the recording stops: unable to open" in run.events[0] and "telemetry continues" in run.events[0]
     before = len(tries)
     run.until(lambda: len(tries) > before + 1)
     assert len(run.events) == 1

@@ -11,7 +11,7 @@ from tests.unit.agents.fleet import make_step, make_summary
 
 
 def steps_of(step: int, own_ms: dict[int, float]) -> list[Step]:
-    """Records of one step in which each rank works 60 ms by itself, or as given, and waits for the rest of 100."""
+    """Records of a step of 100 ms in which each rank works 60 ms, or as given, and waits for the rest."""
     return [
         structs.replace(
             make_step(rank, step),

@@ -77,7 +77,7 @@ def test_samples_that_are_far_apart_count_by_their_steps_and_two_are_not_enough(
 
 
 def test_dead_experts_of_many_layers_are_one_alert_whose_count_is_updated() -> None:
-    """24 layers of 64 experts buried a collapsing router under 85 lines."""
+    """Before, 24 layers of 64 experts hid a collapsing router under 85 lines."""
     state, watch = RunState(), Detection([DeadExperts()], cpu_s=lambda: 0.0)
     said = []
     for sample in range(30):

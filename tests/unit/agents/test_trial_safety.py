@@ -35,7 +35,7 @@ ASK = Try("t", {"micro_batches": 8}, 4, "me")
 
 
 class Bench(ControlHarness):
-    """A desk with one trial, and ranks that do what they are told."""
+    """`Control` with one trial, and ranks that apply each command."""
 
     def start(self) -> None:
         super().start()
@@ -230,7 +230,7 @@ def test_a_refused_trial_does_not_push_out_the_one_under_way(bench: Bench) -> No
 
 @pytest.mark.parametrize("name", ["t.try", "t.revert1"])
 def test_nobody_takes_the_names_of_a_trials_proposals(name: str) -> None:
-    assert "under another name" in (refusal(Role.OPERATOR, "", Propose(name, {"lr": 1})) or "")
+    assert "use another id" in (refusal(Role.OPERATOR, "", Propose(name, {"lr": 1})) or "")
     assert refusal(Role.OPERATOR, "", Propose("t.tryout", {"lr": 1})) is None
 
 

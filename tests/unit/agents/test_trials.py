@@ -21,7 +21,7 @@ STEPS = 12
 
 
 class Lab(ControlHarness):
-    """A desk with trials, and ranks that do what they are told."""
+    """`Control` with trials, and ranks that apply each command."""
 
     def start(self) -> None:
         super().start()

@@ -38,14 +38,14 @@ def refusal(role: Role | None, key: str, message: Message) -> str | None:
     has = f"the key {key} has the role {role}"
     if role is Role.RANK:
         if key and isinstance(message, MAY[Role.OPERATOR]):
-            return f"{has} and reports; watching takes the role viewer, changes take the role operator"
+            return f"{has}; watching requires the role viewer, changes require the role operator"
         return None
     if not isinstance(message, MAY[Role.OPERATOR]):
         if key:
-            return f"{has}; only one with the role rank may send a {kind}"
+            return f"{has}; sending a {kind} requires the role rank"
         return f"a client sends credit and proposals, and this is a {kind}"
     if not isinstance(message, MAY[role]):
-        return f"{has} and only watches; changes take the role operator"
+        return f"{has}; changes require the role operator"
     if isinstance(message, Propose) and OF_TRIALS.search(message.id):
         return f"the hub reserves ids like {message.id} for its trials; use another id"
     return None

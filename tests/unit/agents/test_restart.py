@@ -123,6 +123,6 @@ def test_a_lock_that_is_no_file_is_refused_and_nothing_is_harmed(tmp_path: Path,
         os.mkfifo(lock)
     ended = started("--dir", str(lock.parent))
     assert ended.returncode == 2 and ended.stderr.count("\n") == 1
-    what = "a link" if kind == "link" else "no file"
+    what = "a link" if kind == "link" else "not a regular file"
     assert f".hub.lock cannot be locked: .hub.lock is {what}" in ended.stderr
     assert precious.read_text() == "all I have"

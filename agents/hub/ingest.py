@@ -160,7 +160,7 @@ class Ingest:
         return self._control.ack_missing(rank)
 
     def _welcome_unknown(self, unknown_senders: list[Message]) -> list[Message]:
-        """Ask for the hello of ranks that sent through this relay without one."""
+        """Ask for the hellos of ranks that sent through this relay without one."""
         ranks = {one.rank for one in unknown_senders if isinstance(one, OfItself)}
         if len(ranks) < len(unknown_senders):
             self._peer_faults.add("rank", "a relay sent records of ranks that it has not registered; dropped")

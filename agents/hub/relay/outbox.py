@@ -6,8 +6,8 @@ from collections.abc import Callable
 from agents.protocol import Message, Record, WireError, codec
 from agents.protocol.frame_filling import FrameFiller
 
-PATIENCE = 16_384  # messages kept in order; with more, only the newest record of each rank and kind is kept
-KEPT = 4096  # the most records, and the most other messages, kept then; the oldest are dropped
+PATIENCE = 16_384  # messages kept in order; above it, only the newest record of each rank and kind is kept
+KEPT = 4096  # limit of records, and of other messages, in that mode; the oldest are dropped
 
 
 class RelayOutbox:

@@ -14,7 +14,7 @@ from agents.protocol.codec import Skimmed
 from agents.state.run_state import RunState
 
 UPDATES_KEPT = 16_384  # updates kept, other than records
-BYTES_KEPT = 4 << 20  # of them, packed; a client that missed more gets a snapshot
+BYTES_KEPT = 4 << 20  # their packed size; a client that missed more gets a snapshot
 RANK_DETAIL = (Experts,)  # not sent to clients that want no rank detail
 MALFORMED_KEPT = 64  # malformed records kept until they are reported
 

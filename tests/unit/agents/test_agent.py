@@ -89,7 +89,7 @@ def test_an_absent_hub_costs_no_time_and_no_memory(tmp_path: Path) -> None:
         agent.send(make_step(0, step))
         slowest = max(slowest, time.perf_counter() - before)
     assert slowest < 0.5, "send waited for something"
-    assert agent.lost_records >= 10_000 - CAPACITY[RECORDS] - 4000  # one frame may be on its way
+    assert agent.lost_records >= 10_000 - CAPACITY[RECORDS] - 4000  # one frame may be in transit
     before = time.perf_counter()
     agent.close(0.1)
     assert time.perf_counter() - before < 2
@@ -108,7 +108,7 @@ def test_without_an_endpoint_everything_is_a_no_op() -> None:
 def test_an_older_board_is_never_queued_after_a_newer_one(
     hub: SilentHub, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hub asks who this is just when a change is applied."""
+    """The hub requests a Hello while a change is applied."""
     agent = opened(Agent(hub.endpoint, doing))
     latest = ReceivedCommands.latest_acks
 
@@ -120,7 +120,7 @@ def test_an_older_board_is_never_queued_after_a_newer_one(
 
     def meanwhile(orders: ReceivedCommands) -> list[Ack]:
         trainer.start()
-        trainer.join(0.2)  # it goes on if it can
+        trainer.join(0.2)  # it continues if it can
         return latest(orders)
 
     monkeypatch.setattr(ReceivedCommands, "latest_acks", meanwhile)
@@ -229,7 +229,7 @@ def test_a_mute_agent_says_nothing_wakes_nobody_and_can_speak_again(hub: SilentH
     agent.send(make_step(0, 2))
     (step,) = hub.hear(Step, count=1)
     assert agent.attached and isinstance(step, Step) and step.step == 2
-    agent.mute(True)  # and a mute one can be closed
+    agent.mute(True)  # a muted agent can be closed
 
 
 def test_an_error_in_a_turn_is_told_once_and_the_rank_goes_on(

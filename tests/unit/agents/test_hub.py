@@ -116,7 +116,7 @@ def test_what_cannot_be_asked_is_a_value_error(client: Client) -> None:
         client.propose({"x" * 65: 1})
 
 
-# --------------------------------------------------------------------------------------- what ought not to be
+# ------------------------------------------------------------------------------------------- invalid messages
 
 
 def test_garbage_at_both_sockets_hurts_nobody(

@@ -194,7 +194,9 @@ def test_a_library_that_is_not_there(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, FORMATS[form].needs, None)
     assert run(["export", str(runs / "r-1"), "--format", form, "--out", str(tmp_path / "x")]) == 2
-    assert capsys.readouterr().err.endswith(f"install it with install it with pip install '{EXTRA}'\n")
+    assert capsys.readouterr().err.endswith(
+        f"install it with install it with install it with pip install '{EXTRA}'\n"
+    )
 
 
 def test_what_cannot_be_written_is_one_sentence(runs: Path, tmp_path: Path, capsys: Said) -> None:

@@ -6,9 +6,7 @@ from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 
 
-def test_a_cut_cable_holds_what_was_sent_and_a_torn_one_is_connected_anew(
-    own_hub: HubProcess, opened: Opened
-) -> None:
+def test_a_cut_link_holds_bytes_and_a_torn_one_reconnects(own_hub: HubProcess, opened: Opened) -> None:
     cable = opened(Forwarder(own_hub.endpoints.ranks))
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(cable.endpoint, 2))
     poll_until(client, lambda: client.state.summaries, fleet.turn)

@@ -14,7 +14,7 @@ from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
 from tests.unit.agents.test_replay import recorded
 
 
-def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: Opened) -> None:
+def test_removed_sockets_and_hub_file_are_restored(own_hub: HubProcess, opened: Opened) -> None:
     own_hub.kill()
     own_hub.program = program("agents.hub.process", {"agents.hub.server.TICK_S": 0.1})
     own_hub.start()
@@ -43,7 +43,7 @@ def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: 
     assert own_hub.stop() == 0 and not (own_hub.folder / "hub.json").exists()
 
 
-def test_removed_files_of_the_run_are_put_back(own_hub: HubProcess, opened: Opened) -> None:
+def test_removed_files_of_the_run_are_restored(own_hub: HubProcess, opened: Opened) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks, 2))
     poll_until(client, lambda: client.state.board and client.state.summaries, fleet.turn)
     asked = client.propose({"micro_batches": 8})
@@ -66,7 +66,7 @@ def test_removed_files_of_the_run_are_put_back(own_hub: HubProcess, opened: Open
     assert said() == 2
 
 
-def test_a_locked_recording_keeps_no_command_waiting(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_locked_recording_delays_no_command(own_hub: HubProcess, opened: Opened) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks, 2))
     poll_until(client, lambda: client.state.board and client.state.summaries, fleet.turn)
     path = own_hub.folder / RECORD_FILE

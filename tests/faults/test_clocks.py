@@ -37,7 +37,7 @@ class OffFleet(Fleet):
 
 
 @pytest.mark.parametrize("off_s", [HOUR, -HOUR])
-def test_a_command_outlives_a_hub_restart_whatever_the_clocks(
+def test_a_command_survives_a_hub_restart_with_wrong_clocks(
     off_s: float, own_hub: HubProcess, opened: Opened
 ) -> None:
     """The hub must not assign a command to an earlier process because the leader's clock is ahead."""
@@ -68,7 +68,7 @@ def test_a_command_outlives_a_hub_restart_whatever_the_clocks(
 
 
 @pytest.mark.parametrize("off_s", [HOUR, -HOUR])
-def test_the_log_is_in_the_order_of_what_happened(off_s: float, own_hub: HubProcess, opened: Opened) -> None:
+def test_the_log_is_in_order_of_events(off_s: float, own_hub: HubProcess, opened: Opened) -> None:
     fleet, client = (
         opened(OffFleet(own_hub.endpoints.ranks, off_s)),
         opened(Client(own_hub.endpoints.clients)),
@@ -92,7 +92,7 @@ def test_the_log_is_in_the_order_of_what_happened(off_s: float, own_hub: HubProc
     assert [place for pair in zip(places, changes, strict=True) for place in pair] == sorted(places + changes)
 
 
-def test_steps_are_in_order_though_the_clock_went_back(own_hub: HubProcess, opened: Opened) -> None:
+def test_steps_are_in_order_after_a_clock_reset(own_hub: HubProcess, opened: Opened) -> None:
     fleet, client = opened(Fleet(own_hub.endpoints.ranks)), opened(Client(own_hub.endpoints.clients))
     for step in range(1, 6):
         clock = 1e9 - HOUR * step

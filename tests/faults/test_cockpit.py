@@ -38,7 +38,7 @@ class Watcher:
         self.process.wait()
 
 
-def test_a_suspended_watcher_costs_itself_alone(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_suspended_watcher_affects_only_itself(own_hub: HubProcess, opened: Opened) -> None:
     """Others miss nothing, and it catches up. (`test_scale` measures the memory that a stalled subscriber may cost.)"""
     rank = opened(RankProcess(own_hub.endpoints.ranks, 0, 1, step_s=0.002))
     client = opened(Client(own_hub.endpoints.clients))
@@ -59,7 +59,7 @@ def test_a_suspended_watcher_costs_itself_alone(own_hub: HubProcess, opened: Ope
     assert rank.process.poll() is None and own_hub.process.poll() is None
 
 
-def test_a_killed_screen_costs_nothing(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_killed_screen_affects_nothing(own_hub: HubProcess, opened: Opened) -> None:
     rank = opened(RankProcess(own_hub.endpoints.ranks, 0, 1))
     client = opened(Client(own_hub.endpoints.clients))
     poll_until(client, lambda: client.state.summaries and client.state.board)

@@ -47,7 +47,7 @@ def known(client: Client, fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     "carried_out", [False, True], ids=["before the ranks did it", "before it heard of it"]
 )
-def test_a_hub_killed_in_mid_command(own_hub: HubProcess, opened: Opened, carried_out: bool) -> None:
+def test_a_hub_killed_during_a_command(own_hub: HubProcess, opened: Opened, carried_out: bool) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     known(client, fleet)
     asked = client.propose({"micro_batches": 8})
@@ -61,7 +61,7 @@ def test_a_hub_killed_in_mid_command(own_hub: HubProcess, opened: Opened, carrie
     assert fleet.carried_out == [command.revision]
 
 
-def test_a_replayed_command_does_nothing_whoever_was_restarted(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_repeated_command_has_no_effect_after_restarts(own_hub: HubProcess, opened: Opened) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     known(client, fleet)
     first = settled(client, fleet, client.propose({"micro_batches": 8}, id="once"))
@@ -80,7 +80,7 @@ def test_a_replayed_command_does_nothing_whoever_was_restarted(own_hub: HubProce
     assert fleet.agents[0].pending is None
 
 
-def test_an_illegal_combination_is_refused_as_one_whole(own_hub: HubProcess, opened: Opened) -> None:
+def test_an_illegal_combination_is_refused_as_a_whole(own_hub: HubProcess, opened: Opened) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     fleet.boards = [paired_board() for _ in fleet.boards]
     fleet.introduce()
@@ -127,7 +127,7 @@ def test_a_rank_that_dies_between_vote_and_apply(hasty_hub: HubProcess, opened: 
 # ---------------------------------------------------------------------------------- 16: during a save or a restore
 
 
-def test_a_command_during_restore_waits_and_says_so(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_command_during_a_restore_waits_and_reports_it(own_hub: HubProcess, opened: Opened) -> None:
     client = opened(Client(own_hub.endpoints.clients))
     asked = client.propose({"micro_batches": 8})
     waits = wait_for_command(client, asked, 5.0, settled=False)
@@ -137,7 +137,7 @@ def test_a_command_during_restore_waits_and_says_so(own_hub: HubProcess, opened:
     assert (command.state, command.acks, command.why) == ("applied", 4, "")
 
 
-def test_a_command_during_a_save_waits_and_says_so(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_command_during_a_save_waits_and_reports_it(own_hub: HubProcess, opened: Opened) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     known(client, fleet)
     since = time.monotonic() - 20
@@ -153,7 +153,7 @@ def test_a_command_during_a_save_waits_and_says_so(own_hub: HubProcess, opened: 
 # --------------------------------------------------------------------------------------------- 17: two operators
 
 
-def test_of_two_operators_with_one_base_one_loses_cleanly(own_hub: HubProcess, opened: Opened) -> None:
+def test_one_of_two_operators_with_one_base_is_refused(own_hub: HubProcess, opened: Opened) -> None:
     clients = [opened(Client(own_hub.endpoints.clients)) for _ in range(2)]
     fleet = opened(Fleet(own_hub.endpoints.ranks))
     for client in clients:
@@ -185,7 +185,7 @@ def test_of_two_operators_with_one_base_one_loses_cleanly(own_hub: HubProcess, o
 # ------------------------------------------------------------------------------- a trial whose operator is killed
 
 
-def test_a_trial_outlives_who_asked_for_it(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_trial_continues_without_its_operator(own_hub: HubProcess, opened: Opened) -> None:
     watcher, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     known(watcher, fleet)
     operator = Client(own_hub.endpoints.clients)
@@ -206,9 +206,7 @@ def test_a_trial_outlives_who_asked_for_it(own_hub: HubProcess, opened: Opened) 
     assert fleet.boards[0].values["micro_batches"] == 4
 
 
-def test_ranks_that_introduce_themselves_to_a_new_hub_are_asked_what_they_said_to_the_old_one(
-    own_hub: HubProcess, opened: Opened
-) -> None:
+def test_a_new_hub_requests_acks_sent_to_the_old_hub(own_hub: HubProcess, opened: Opened) -> None:
     """A rank that applies a command sends a hello unasked. All its acks may have gone to the killed hub."""
     client, board = opened(Client(own_hub.endpoints.clients)), make_board()
     ranks = [opened(Peer(own_hub.endpoints.ranks)) for _ in range(2)]

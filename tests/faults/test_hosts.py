@@ -61,7 +61,7 @@ def url(hosts: tuple[Host, Host], keys: dict[Role, Key], tmp_path: Path) -> Iter
     assert hub.wait(10) == 0
 
 
-def test_a_run_on_another_machine_is_seen_and_steered(
+def test_a_run_on_another_machine_is_watched_and_steered(
     hosts: tuple[Host, Host], url: str, keys: dict[Role, Key], opened: Opened
 ) -> None:
     with hosts[1].inside():
@@ -73,7 +73,7 @@ def test_a_run_on_another_machine_is_seen_and_steered(
         assert wait_for_command(client, asked, 1.0).acks == 4
 
 
-def test_a_cable_pulled_and_put_back(
+def test_a_link_goes_down_and_up(
     hosts: tuple[Host, Host],
     url: str,
     keys: dict[Role, Key],
@@ -97,7 +97,7 @@ def test_a_cable_pulled_and_put_back(
         assert client.refused is None and trained > 20, "and training went on meanwhile"
 
 
-def test_the_address_by_which_others_reach_us(hosts: tuple[Host, Host]) -> None:
+def test_the_address_for_other_machines(hosts: tuple[Host, Host]) -> None:
     with hosts[0].inside():
         assert own_address(hosts[0].address) == hosts[0].address
         assert own_address(hosts[1].address) == hosts[0].address
@@ -121,7 +121,7 @@ sys.exit(join(context_from_environment(folder / "run"), work, name_of_rank=str, 
 """
 
 
-def test_rank_0_tells_the_other_machine_where_its_hub_is(
+def test_rank_0_shares_its_hubs_address(
     hosts: tuple[Host, Host], keys: dict[Role, Key], tmp_path: Path
 ) -> None:
     """Without any option, the address is found, the endpoint published and the key read from the shared folder."""

@@ -44,7 +44,7 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
     driver.clean()
 
 
-def test_who_where_and_why(driver: Driver, opened: Opened) -> None:
+def test_a_killed_rank_is_reported_with_place_and_cause(driver: Driver, opened: Opened) -> None:
     driver.run_dir.mkdir(parents=True, exist_ok=True)
     (driver.run_dir / "failure.txt").write_text("2026-11-21 12:00:00 rank 1 failed in an earlier attempt\n")
     run = driver.start(WORK, 4, hub="auto")

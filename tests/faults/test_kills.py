@@ -11,7 +11,7 @@ PROPOSALS = int(os.environ.get("COCKPIT_STORM", "100"))
 
 
 @pytest.mark.parametrize("proposals", [16, pytest.param(PROPOSALS, marks=pytest.mark.exhaustive, id="storm")])
-def test_no_command_is_lost_or_doubled(tmp_path: Path, proposals: int) -> None:
+def test_no_command_is_lost_or_applied_twice(tmp_path: Path, proposals: int) -> None:
     storm = Storm(tmp_path / "run", proposals, kills=max(2, proposals // 12), seed=1)
     try:
         outcome = storm.run()

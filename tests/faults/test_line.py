@@ -47,7 +47,7 @@ def connections(guarded: Guarded) -> int:
     return sum(one.status == psutil.CONN_ESTABLISHED for one in hub.net_connections("tcp"))
 
 
-def test_a_hub_gives_up_a_peer_whose_machine_has_vanished(hasty: Guarded, opened: Opened) -> None:
+def test_a_hub_drops_a_peer_whose_machine_vanished(hasty: Guarded, opened: Opened) -> None:
     """A vanished machine sends nothing, not even an end of stream; only heartbeats detect it."""
     wait(lambda: connections(hasty) == 4)
     cable = opened(Forwarder(hasty.url))
@@ -59,14 +59,14 @@ def test_a_hub_gives_up_a_peer_whose_machine_has_vanished(hasty: Guarded, opened
     wait(lambda: connections(hasty) == 4)
 
 
-def test_a_hub_gives_up_who_never_says_who_it_is(hasty: Guarded) -> None:
+def test_a_hub_drops_a_peer_without_a_handshake(hasty: Guarded) -> None:
     with hasty.connect() as stranger:
         stranger.settimeout(20)  # libzmq by itself waits for half a minute
         while stranger.recv(4096):
             pass
 
 
-def test_a_line_gives_up_a_hub_whose_machine_has_vanished(
+def test_a_client_socket_drops_a_hub_whose_machine_vanished(
     hasty: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agents.transport.reconnecting.HEARTBEAT_MS", 100)
@@ -84,7 +84,7 @@ def test_a_line_gives_up_a_hub_whose_machine_has_vanished(
     wait(lambda: happened(zmq.EVENT_DISCONNECTED))
 
 
-def test_what_a_hub_may_not_send_is_never_held(opened: Opened, tmp_path: Path) -> None:
+def test_an_oversized_frame_of_a_hub_is_never_buffered(opened: Opened, tmp_path: Path) -> None:
     """libzmq drops the connection at the announced length, whatever the peer is."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
         other.set(zmq.LINGER, 0)
@@ -107,7 +107,7 @@ def test_what_a_hub_may_not_send_is_never_held(opened: Opened, tmp_path: Path) -
             monitor.close(0)
 
 
-def test_without_a_gate_nobody_comes_in(opened: Opened, tmp_path: Path) -> None:
+def test_without_an_authenticator_no_peer_is_admitted(opened: Opened, tmp_path: Path) -> None:
     """CURVE without ZAP accepts any key, so the authenticator must be running."""
     store = KeyStore(tmp_path / "keys")
     own = store.hub_key()

@@ -62,7 +62,7 @@ def followed(hub: HubProcess, fleet: Fleet) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize(("frame", "sentence"), FRAMES.values(), ids=FRAMES.keys())
-def test_one_sentence_and_nothing_else(
+def test_malformed_frames_get_one_sentence(
     frame: bytes, sentence: str, hub: HubProcess, fleet: Fleet, followed: Client, opened: Opened
 ) -> None:
     for endpoint in (hub.endpoints.ranks, hub.endpoints.clients):
@@ -80,7 +80,7 @@ def test_one_sentence_and_nothing_else(
     assert followed.state.board is not None and followed.state.board.revision == 0
 
 
-def test_numbers_that_cannot_be_are_not_believed(hub: HubProcess, fleet: Fleet, opened: Opened) -> None:
+def test_invalid_numbers_are_rejected(hub: HubProcess, fleet: Fleet, opened: Opened) -> None:
     """A well-formed frame of a rank of the run, with one invalid number."""
     client, rank = opened(Client(hub.endpoints.clients)), opened(Peer(hub.endpoints.ranks))
     poll_until(client, lambda: client.state.steps, fleet.turn)
@@ -100,7 +100,7 @@ def _fields(message: protocol.Step) -> dict[str, object]:
     return {name: getattr(message, name) for name in message.__struct_fields__} | {"comm": comm}
 
 
-def test_a_client_is_told_before_it_asks(hub: HubProcess, opened: Opened) -> None:
+def test_a_client_is_refused_before_it_sends(hub: HubProcess, opened: Opened) -> None:
     client = opened(Client(hub.endpoints.clients))
     with pytest.raises(ValueError, match="lr = nan is not a legal value of a knob"):
         client.propose({"lr": float("nan")})

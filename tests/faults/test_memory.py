@@ -31,9 +31,7 @@ def small(tmp_path: Path) -> Iterator[Guarded]:
     guarded.close()
 
 
-def test_a_message_of_many_parts_costs_no_more_memory_than_a_hub_may_have(
-    small: Guarded, opened: Opened
-) -> None:
+def test_a_message_of_many_parts_stays_within_the_memory_limit(small: Guarded, opened: Opened) -> None:
     """It restarts as the same process at the same address, and still knows the accepted commands."""
     client = watch(small, opened, small.operator)
     before = client.propose({"micro_batches": 8})
@@ -61,7 +59,7 @@ def test_a_message_of_many_parts_costs_no_more_memory_than_a_hub_may_have(
     )
 
 
-def test_connections_take_no_more_descriptors_than_a_hub_can_spare(tmp_path: Path, opened: Opened) -> None:
+def test_connections_leave_a_reserve_of_descriptors(tmp_path: Path, opened: Opened) -> None:
     """Otherwise libzmq would retry in a busy loop, and the list of keys could not be read."""
     guarded = Guarded(tmp_path)
     strangers: list[socket.socket] = []

@@ -39,14 +39,14 @@ def cockpit(words: str, run: Path, after: str = "", **variables: str) -> subproc
 
 @needs_full
 @pytest.mark.parametrize("words", ["watch --json", "snapshot", "knobs --json"])
-def test_a_full_disk_is_one_sentence(live: Path, words: str) -> None:
+def test_a_full_disk_gets_one_sentence(live: Path, words: str) -> None:
     done = cockpit(words, live, ">/dev/full")
     assert done.stderr == b"standard output cannot be written: No space left on device\n"
     assert done.returncode == 1
 
 
 @pytest.mark.parametrize("words", ["watch --json", "watch", "snapshot", "knobs"])
-def test_a_reader_that_leaves_ends_a_command_as_it_ends_others(live: Path, words: str) -> None:
+def test_a_closed_pipe_ends_a_command_quietly(live: Path, words: str) -> None:
     """Without a message, and with the exit status of ``yes | true`` in a shell."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -69,7 +69,7 @@ LOCALES = {
 
 
 @pytest.mark.parametrize("variables", LOCALES.values(), ids=LOCALES.keys())
-def test_an_encoding_without_our_signs(live: Path, variables: dict[str, str]) -> None:
+def test_an_encoding_without_our_characters(live: Path, variables: dict[str, str]) -> None:
     plain = cockpit("snapshot", live, **variables)
     assert plain.returncode == 0, plain.stderr
     assert b"LIVE" in plain.stdout and not plain.stderr
@@ -106,13 +106,13 @@ def engine(after: str) -> subprocess.CompletedProcess[bytes]:
 
 
 @needs_full
-def test_a_run_goes_on_without_its_output(live: Path) -> None:
+def test_a_run_continues_without_its_output(live: Path) -> None:
     done = engine(">/dev/full")
     warning = b"cannot write to standard output: No space left on device; the run continues without it\n"
     assert (done.returncode, done.stderr) == (0, warning), "once, for the run and all its ranks"
 
 
-def test_a_run_goes_on_without_its_reader() -> None:
+def test_a_run_continues_without_its_reader() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-c", RUN]

@@ -69,7 +69,7 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     hub.clean_up()
 
 
-def test_a_disk_that_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: Path) -> None:
+def test_a_disk_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: Path) -> None:
     """The recording fills a real file system."""
     client = opened(Client(small_disk.endpoints.clients))
     fleet = opened(Fleet(small_disk.endpoints.ranks, 8))
@@ -111,7 +111,7 @@ def test_a_disk_that_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: P
     assert sum("the recording stops" in text for text in events(client)) == 1
 
 
-def test_a_disk_that_has_room_again(tmp_path: Path, opened: Opened) -> None:
+def test_a_disk_has_space_again(tmp_path: Path, opened: Opened) -> None:
     """The same with a limit on file sizes, which works on any machine; the recording continues by itself."""
     hub = HubProcess(tmp_path / "run")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -50,7 +50,7 @@ def test_an_operator_revoked_on_an_open_connection_changes_nothing(guarded: Guar
     assert "after-all" not in client.state.commands and guarded.fleet.carried_out == before
 
 
-def test_a_rank_revoked_on_an_open_connection_is_heard_no_more(guarded: Guarded, opened: Opened) -> None:
+def test_a_rank_revoked_on_an_open_connection_is_refused(guarded: Guarded, opened: Opened) -> None:
     """The rank keeps training, and its agent reports why it is refused. With another key it sends again."""
     own = guarded.make("node-2", Role.RANK)
     run = opened(Agent(guarded.url, lambda: (3, "", time.monotonic()), key=own))
@@ -71,7 +71,7 @@ def test_a_rank_revoked_on_an_open_connection_is_heard_no_more(guarded: Guarded,
     poll_until(client, lambda: client.state.steps[3].step > step + 50, guarded.fleet.turn)
 
 
-def test_a_list_that_cannot_be_trusted_lets_nobody_in(
+def test_an_untrusted_list_admits_nobody(
     guarded: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agents.transport.reconnecting.RECONNECT_S", 0.2)

@@ -68,7 +68,7 @@ KNOCKS = {
 
 
 @pytest.mark.parametrize("knock", KNOCKS)
-def test_what_is_not_a_peer_of_ours_gets_no_word_in(guarded: Guarded, opened: Opened, knock: str) -> None:
+def test_foreign_peers_are_rejected(guarded: Guarded, opened: Opened, knock: str) -> None:
     client = watch(guarded, opened)
     events = len(client.state.events)
     for _ in range(3):
@@ -89,7 +89,7 @@ def test_what_is_not_a_peer_of_ours_gets_no_word_in(guarded: Guarded, opened: Op
     assert [event.text for event in list(client.state.events)[events:]] == []
 
 
-def test_strangers_leave_nothing_behind(guarded: Guarded, opened: Opened) -> None:
+def test_foreign_connections_leave_nothing_behind(guarded: Guarded, opened: Opened) -> None:
     watch(guarded, opened)
     hub = psutil.Process(guarded.hub.process.pid)
     before = hub.num_fds()
@@ -99,7 +99,7 @@ def test_strangers_leave_nothing_behind(guarded: Guarded, opened: Opened) -> Non
     wait(lambda: hub.num_fds() <= before + 2, guarded.fleet.turn)
 
 
-def test_a_peer_without_a_key_is_not_heard(guarded: Guarded, opened: Opened) -> None:
+def test_a_peer_without_a_key_is_rejected(guarded: Guarded, opened: Opened) -> None:
     """A ZeroMQ socket with our protocol but without CURVE."""
     client = watch(guarded, opened)
     intruder = opened(Peer(guarded.url))
@@ -113,7 +113,7 @@ def test_a_peer_without_a_key_is_not_heard(guarded: Guarded, opened: Opened) -> 
 # -------------------------------------------------------------------------------------------- fault 10
 
 
-def test_a_message_of_200_mib_costs_its_sender_the_connection_alone(guarded: Guarded, opened: Opened) -> None:
+def test_a_message_of_200_mib_closes_only_its_connection(guarded: Guarded, opened: Opened) -> None:
     """libzmq drops the connection at the announced length; the hub never buffers such a message."""
     client = watch(guarded, opened)
     hub = psutil.Process(guarded.hub.process.pid)
@@ -163,7 +163,7 @@ def test_a_viewer_watches_and_an_operator_changes(guarded: Guarded, opened: Open
     [Try("t", {"micro_batches": 2}, 8), Decide(keep=True), make_hello(1, 4), make_step(1, 9)],
     ids=lambda message: type(message).__name__,
 )
-def test_a_viewer_may_say_nothing_else(guarded: Guarded, opened: Opened, message: protocol.Message) -> None:
+def test_a_viewer_may_send_nothing_else(guarded: Guarded, opened: Opened, message: protocol.Message) -> None:
     watch(guarded, opened)
     peer = opened(Peer(guarded.url, guarded.viewer))
     peer.say(message)
@@ -181,7 +181,7 @@ def test_a_rank_may_not_watch_nor_change(guarded: Guarded, opened: Opened) -> No
         assert refused.why.startswith("the key node has the role rank; watching requires")
 
 
-def test_an_operator_is_no_rank(guarded: Guarded, opened: Opened) -> None:
+def test_an_operator_cannot_act_as_a_rank(guarded: Guarded, opened: Opened) -> None:
     client = watch(guarded, opened)
     agent = opened(Agent(guarded.url, lambda: (0, "", 0.0), key=guarded.operator))
     agent.introduce(make_hello(0, 4, pid=1), None)
@@ -190,7 +190,7 @@ def test_an_operator_is_no_rank(guarded: Guarded, opened: Opened) -> None:
     assert client.state.hellos[0].pid == os.getpid()
 
 
-def test_an_unlisted_key_is_turned_away_and_told(guarded: Guarded, opened: Opened, tmp_path: Path) -> None:
+def test_an_unlisted_key_is_refused_with_the_reason(guarded: Guarded, opened: Opened, tmp_path: Path) -> None:
     watcher = watch(guarded, opened)
     other = load_key(KeyStore(tmp_path / "other").make("eve", Role.OPERATOR))
     eve = Key("eve", "operator", other.public, other.secret, guarded.viewer.hub)
@@ -202,7 +202,7 @@ def test_an_unlisted_key_is_turned_away_and_told(guarded: Guarded, opened: Opene
     poll_until(watcher, lambda: any(turned in e.text for e in watcher.state.events), guarded.fleet.turn)
 
 
-def test_the_screen_says_why_it_shows_nothing_more(guarded: Guarded) -> None:
+def test_the_screen_shows_why_updates_stopped(guarded: Guarded) -> None:
     """The screen shows the run, and after the revocation the reason on the diagnosis line."""
     key = guarded.make("fay", Role.VIEWER)
     store = Store()
@@ -221,9 +221,7 @@ def test_the_screen_says_why_it_shows_nothing_more(guarded: Guarded) -> None:
         source.stop()
 
 
-def test_a_relay_that_is_turned_away_says_so_to_its_ranks(
-    guarded: Guarded, opened: Opened, tmp_path: Path
-) -> None:
+def test_a_refused_relay_reports_it_to_its_ranks(guarded: Guarded, opened: Opened, tmp_path: Path) -> None:
     path = guarded.store.make("relay-1", Role.RANK).rename(tmp_path / "relay-1.key")
     sockets = make_socket_directory()
     command = [
@@ -256,14 +254,14 @@ def test_a_relay_that_is_turned_away_says_so_to_its_ranks(
     assert said.startswith(f"the relay on {this_host()}: the hub at") and "relay-1" in said
 
 
-def test_a_key_for_another_hub_is_told_so(guarded: Guarded, opened: Opened, tmp_path: Path) -> None:
+def test_a_key_for_another_hub_is_reported(guarded: Guarded, opened: Opened, tmp_path: Path) -> None:
     key = load_key(KeyStore(tmp_path / "other").make("ann", Role.VIEWER))
     client = opened(Client(guarded.url, key))
     poll_until(client, lambda: client.refused)
     assert client.refused and f"{guarded.url} is not the hub that the key ann is for" in client.refused
 
 
-def test_what_is_no_hub_at_all_is_told_so(
+def test_a_server_that_is_not_a_hub_is_reported(
     guarded: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agents.transport.reconnecting.RECONNECT_S", 0.2)

@@ -45,7 +45,7 @@ def packed(*messages: object, version: int = protocol.VERSION) -> bytes:
     return data
 
 
-def test_a_newer_agent_is_heard_as_far_as_it_is_understood(own_hub: HubProcess, opened: Opened) -> None:
+def test_known_fields_of_a_newer_agent_are_read(own_hub: HubProcess, opened: Opened) -> None:
     client, newer = opened(Client(own_hub.endpoints.clients)), opened(Peer(own_hub.endpoints.ranks))
     step = msgpack.unpackb(codec.pack(make_step(0, 7)))
     newer.dealer.send(packed([*old_hello(0, 1), {}, ["sparkles"], 0.0, None, "appended"], NEWER, step))
@@ -58,7 +58,7 @@ def test_a_newer_agent_is_heard_as_far_as_it_is_understood(own_hub: HubProcess, 
         newer.hear(Refused, timeout_s=0.3)
 
 
-def test_an_older_agent_is_never_told_what_it_cannot_read(own_hub: HubProcess, opened: Opened) -> None:
+def test_an_older_agent_gets_no_unknown_messages(own_hub: HubProcess, opened: Opened) -> None:
     client, older, newer = (
         opened(Client(own_hub.endpoints.clients)),
         opened(Peer(own_hub.endpoints.ranks)),
@@ -102,7 +102,7 @@ def other_hub(opened: Opened) -> Iterator[OtherHub]:
     yield opened(OtherHub())
 
 
-def test_an_agent_passes_over_what_only_a_newer_hub_says(other_hub: OtherHub, opened: Opened) -> None:
+def test_an_agent_ignores_unknown_messages_of_a_newer_hub(other_hub: OtherHub, opened: Opened) -> None:
     agent = opened(Agent(other_hub.endpoints.ranks, lambda: (3, "forward", 0.0)))
     agent.introduce(make_hello(0, 1), None)
     identity, _ = other_hub.hear()
@@ -119,7 +119,7 @@ def test_an_agent_passes_over_what_only_a_newer_hub_says(other_hub: OtherHub, op
         raise AssertionError("the Welcome was not heard")
 
 
-def test_a_client_counts_updates_that_it_does_not_know(other_hub: OtherHub, opened: Opened) -> None:
+def test_a_client_counts_unknown_updates(other_hub: OtherHub, opened: Opened) -> None:
     client = opened(Client(other_hub.endpoints.ranks))
     client.poll(0.1)
     identity, said = other_hub.hear()
@@ -157,7 +157,7 @@ def test_another_major_version_is_refused_on_every_side(
     assert agent.refused == sentence
 
 
-def test_a_fleet_of_this_release_is_not_complained_of(own_hub: HubProcess, opened: Opened) -> None:
+def test_ranks_of_this_release_cause_no_faults(own_hub: HubProcess, opened: Opened) -> None:
     """The control: ranks of the same release cause none of these events."""
     fleet, client = opened(Fleet(own_hub.endpoints.ranks)), opened(Client(own_hub.endpoints.clients))
     poll_until(client, lambda: len(client.state.steps) == 4, fleet.turn)

@@ -51,7 +51,7 @@ def vote(command: Command, refuses: int | None = None, ranks: int = 4) -> list[t
     return on_each(ranks, rank)
 
 
-def test_one_vote_against_and_no_rank_switches() -> None:
+def test_with_one_vote_against_no_rank_switches() -> None:
     ranks = vote(Command(1, "a", {"width": 2, "mode": "wide"}), refuses=2)
     assert {board.digest() for board, _ in ranks} == {paired_board().digest()}
     (ack,) = ranks[0][1]
@@ -59,7 +59,7 @@ def test_one_vote_against_and_no_rank_switches() -> None:
     assert not any(said for _, said in ranks[1:])
 
 
-def test_with_all_votes_all_switch_at_one_step() -> None:
+def test_with_all_votes_all_ranks_switch_at_one_step() -> None:
     ranks = vote(Command(1, "a", {"width": 4, "mode": "wide"}))
     assert len({board.digest() for board, _ in ranks}) == 1 and ranks[0][0].values["width"] == 4
     assert [(ack.state, ack.step, ack.before) for _, (ack,) in ranks] == [
@@ -67,7 +67,7 @@ def test_with_all_votes_all_switch_at_one_step() -> None:
     ] * 4
 
 
-def test_what_is_illegal_together_never_reaches_a_vote() -> None:
+def test_an_illegal_combination_never_reaches_a_vote() -> None:
     ranks = vote(Command(1, "a", {"width": 4, "mode": "narrow"}))
     (ack,) = ranks[0][1]
     assert (ack.state, ack.why) == ("rejected", "width = 4 is not legal; legal: 1, 2")

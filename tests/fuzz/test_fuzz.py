@@ -17,7 +17,7 @@ SHORT = {"decode": 4000, "hub": 400, "client": 400, "link": 400, "relay": 400, "
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_inputs_changed_by_chance(name: str) -> None:
+def test_random_mutations(name: str) -> None:
     random, target = Random(1), TARGETS[name]()
     pool = inputs.seeds(name)
     for data in pool:
@@ -30,7 +30,7 @@ def test_inputs_changed_by_chance(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_inputs_that_hypothesis_makes(name: str) -> None:
+def test_hypothesis_inputs(name: str) -> None:
     pool = inputs.seeds(name)
 
     @settings(max_examples=30, derandomize=True, database=None)
@@ -47,13 +47,13 @@ def test_inputs_that_hypothesis_makes(name: str) -> None:
 @pytest.mark.parametrize(
     "path", sorted(FOUND.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}"
 )
-def test_what_once_broke_something(path: Path) -> None:
+def test_inputs_of_earlier_findings(path: Path) -> None:
     target = TARGETS[path.parent.name]()
     target.feed(path.read_bytes())
     target.close()
 
 
-def test_a_finding_can_be_had_again(tmp_path: Path) -> None:
+def test_a_finding_is_reproducible(tmp_path: Path) -> None:
     data = inputs.seeds("hub")[:3]
     finding = tmp_path / "hub.found"
     finding.write_bytes(b"".join(len(one).to_bytes(4) + one for one in data))

@@ -10,7 +10,7 @@ from tests.screens.conftest import MakeCockpit
 from tests.screens.driver import press, said, settle
 
 
-async def test_a_change_from_choice_to_the_last_rank(make_cockpit: MakeCockpit) -> None:
+async def test_a_change_from_key_press_to_the_last_ack(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
@@ -32,7 +32,7 @@ async def test_a_change_from_choice_to_the_last_rank(make_cockpit: MakeCockpit) 
         assert "✓ applied ████████████ 8/8 at step 161 · revision 2" in said(cockpit)
 
 
-async def test_a_refusal_is_told_in_its_own_words(make_cockpit: MakeCockpit) -> None:
+async def test_a_refusal_is_shown_with_its_reason(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
@@ -68,7 +68,7 @@ async def test_typing_a_value_and_several_at_once(make_cockpit: MakeCockpit) -> 
         assert cockpit.feed.asked == [{"micro_batches": 16, "capacity_factor": 1.5}]
 
 
-async def test_what_is_not_legal_is_said_and_not_sent(make_cockpit: MakeCockpit) -> None:
+async def test_an_illegal_value_is_refused_and_not_sent(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
@@ -83,7 +83,7 @@ async def test_what_is_not_legal_is_said_and_not_sent(make_cockpit: MakeCockpit)
         assert isinstance(cockpit.app.screen, Overview)
 
 
-async def test_a_viewer_sends_nothing_and_is_told_how_to_operate(make_cockpit: MakeCockpit) -> None:
+async def test_a_viewer_sends_nothing_and_sees_how_to_become_operator(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(operator=False)
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
@@ -93,7 +93,7 @@ async def test_a_viewer_sends_nothing_and_is_told_how_to_operate(make_cockpit: M
         assert "VIEWER" in said(cockpit)
 
 
-async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
+async def test_an_action_is_requested_and_holds_no_value(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
@@ -126,7 +126,7 @@ async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
         assert "expert_placement=traffic · 8/8 at step 9" in said(cockpit)
 
 
-async def test_a_key_that_comes_before_the_first_look_is_of_this_run(make_cockpit: MakeCockpit) -> None:
+async def test_a_key_pressed_before_the_first_refresh_applies_to_this_run(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await settle(cockpit, pilot)

@@ -43,7 +43,7 @@ async def to_stop(cockpit: Cockpit, pilot: Pilot[None]) -> None:
 
 
 @pytest.mark.parametrize("size", [(60, 20), (120, 36)])
-async def test_stop_says_what_is_lost_and_is_confirmed(
+async def test_stop_states_the_lost_steps_and_is_confirmed(
     make_cockpit: MakeCockpit, size: tuple[int, int]
 ) -> None:
     cockpit = make_cockpit(StoppableRun())
@@ -67,7 +67,7 @@ async def test_stop_says_what_is_lost_and_is_confirmed(
         assert cockpit.feed.asked[1:] == [{"stop": True, "save": True}], "both at one step boundary"
 
 
-async def test_stop_among_other_marks_is_confirmed_too(make_cockpit: MakeCockpit) -> None:
+async def test_stop_among_other_edits_is_confirmed_too(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(StoppableRun())
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await press(cockpit, pilot, "k", "right", "up", "up", "right", "enter")
@@ -76,7 +76,7 @@ async def test_stop_among_other_marks_is_confirmed_too(make_cockpit: MakeCockpit
         assert cockpit.feed.asked == [{"micro_batches": 8, "stop": True}]
 
 
-async def test_an_ended_run_says_so(make_cockpit: MakeCockpit) -> None:
+async def test_an_ended_run_refuses_changes(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(StoppableRun())
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         cockpit.feed.tell(Gone(rank, clean=True) for rank in range(8))
@@ -86,7 +86,7 @@ async def test_an_ended_run_says_so(make_cockpit: MakeCockpit) -> None:
         assert cockpit.feed.requests == [] and isinstance(cockpit.app.screen, BoardScreen)
 
 
-async def test_quitting_a_run_of_ones_own_is_confirmed(make_cockpit: MakeCockpit) -> None:
+async def test_quitting_ones_own_run_is_confirmed(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(StoppableRun())
     cockpit.feed.owns_run = True
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
@@ -119,7 +119,9 @@ async def test_quitting_with_a_checkpoint_waits_for_the_runs_end(make_cockpit: M
 
 
 @pytest.mark.parametrize("over", [True, False])
-async def test_quitting_what_is_over_or_another_asks_nothing(make_cockpit: MakeCockpit, over: bool) -> None:
+async def test_quitting_an_ended_or_attached_run_needs_no_confirmation(
+    make_cockpit: MakeCockpit, over: bool
+) -> None:
     cockpit = make_cockpit(StoppableRun())
     cockpit.feed.owns_run = over
     async with cockpit.app.run_test(size=(80, 24)) as pilot:

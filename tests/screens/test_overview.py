@@ -20,7 +20,7 @@ SIZES = [(80, 24), (120, 36), (200, 60)]
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_the_first_two_lines_say_how_the_run_is(
+async def test_the_status_lines_show_the_state_of_the_run(
     make_cockpit: MakeCockpit, size: tuple[int, int]
 ) -> None:
     cockpit = make_cockpit()
@@ -76,7 +76,7 @@ async def test_curves_show_fewer_steps_and_all_again(make_cockpit: MakeCockpit) 
         assert sum("└39" in line for line in shown(cockpit.app)) == 2, "all curves show the same steps"
 
 
-async def test_the_cursor_moves_and_the_terminal_shows_it(make_cockpit: MakeCockpit) -> None:
+async def test_the_terminal_shows_each_cursor_move(make_cockpit: MakeCockpit) -> None:
     """Only changed lines are painted: after each key the terminal must hold just what the panel drew."""
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
@@ -129,7 +129,7 @@ async def test_zoom_and_back(make_cockpit: MakeCockpit) -> None:
         assert len([panel for panel in cockpit.app.screen.query(Panel) if panel.region.area]) == 6
 
 
-async def test_a_wish_for_room_that_is_lost_is_made_again(
+async def test_a_lost_layout_request_is_repeated(
     make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As happens on a busy machine while an app starts: panels stayed as low as they were first laid out."""
@@ -178,7 +178,7 @@ async def test_ended_lost_and_stalled(make_cockpit: MakeCockpit) -> None:
         assert shown(cockpit.app)[0].startswith(" ✓ ENDED")
 
 
-async def test_space_holds_the_picture(make_cockpit: MakeCockpit) -> None:
+async def test_space_freezes_the_screen(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)
@@ -227,7 +227,7 @@ async def test_keys_are_remapped_by_id(make_cockpit: MakeCockpit) -> None:
 
 
 @pytest.mark.parametrize("size", [(20, 6), (40, 10), (1, 1)])
-async def test_a_tiny_terminal_does_not_break_it(make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+async def test_a_tiny_terminal_is_supported(make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     cockpit = make_cockpit(big(), steps=2, change_at=None)
     async with cockpit.app.run_test(size=size) as pilot:
         for _ in range(8):
@@ -235,7 +235,7 @@ async def test_a_tiny_terminal_does_not_break_it(make_cockpit: MakeCockpit, size
             await pilot.press("tab")
 
 
-async def test_nothing_has_arrived_yet(make_cockpit: MakeCockpit) -> None:
+async def test_screens_before_the_first_update(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(steps=0)
     cockpit.feed.story = iter(())
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
@@ -272,7 +272,7 @@ async def test_the_footer_keeps_help_and_quit(
         assert len(footer.rstrip()) <= width and not footer.rstrip().endswith("…")
 
 
-async def test_u_names_the_change_that_would_be_taken_back(make_cockpit: MakeCockpit) -> None:
+async def test_u_names_the_change_that_undo_would_revert(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await settle(cockpit, pilot)

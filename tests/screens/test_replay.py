@@ -66,7 +66,7 @@ async def test_play_pause_step_and_seek(run_db: Path) -> None:
         assert not isinstance(app.screen, BoardScreen), "no control is offered"
 
 
-async def test_it_pauses_at_the_end_and_begins_paused_at_a_place(run_db: Path) -> None:
+async def test_it_pauses_at_the_end_and_starts_paused_at_a_position(run_db: Path) -> None:
     recording = Recording(run_db)
     app = ReplayApp(Playback(recording, "r", speed=64.0, begin=recording.at_step(30)))
     async with app.run_test(size=(80, 24)) as pilot:
@@ -77,7 +77,7 @@ async def test_it_pauses_at_the_end_and_begins_paused_at_a_place(run_db: Path) -
         await until(app, pilot, lambda: (app.store.step or 0) < STEPS - 1)
 
 
-def test_nothing_is_asked_of_a_recording(run_db: Path) -> None:
+def test_a_replay_refuses_every_request(run_db: Path) -> None:
     recording = Recording(run_db)
     playback = Playback(recording, "run")
     for asked in (Preview("q", {"micro_batches": 8}), Propose("p", {"micro_batches": 8})):

@@ -27,7 +27,7 @@ async def later(cockpit: Cockpit, pilot: Pilot[None], seconds: float = STABLE_S)
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_what_is_marked_is_asked_about_and_told(
+async def test_edits_are_previewed_and_the_answer_is_shown(
     make_cockpit: MakeCockpit, size: tuple[int, int]
 ) -> None:
     cockpit = make_cockpit()
@@ -51,7 +51,7 @@ async def test_what_is_marked_is_asked_about_and_told(
         assert "Preview" not in said(cockpit)
 
 
-async def test_an_answer_is_never_shown_beside_other_marks(make_cockpit: MakeCockpit) -> None:
+async def test_an_answer_is_never_shown_for_other_edits(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right")
@@ -73,7 +73,7 @@ async def test_an_answer_is_never_shown_beside_other_marks(make_cockpit: MakeCoc
         assert "603" not in said(cockpit)
 
 
-async def test_few_questions_whatever_is_pressed(make_cockpit: MakeCockpit) -> None:
+async def test_queries_are_rate_limited_whatever_is_pressed(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "down", "down", "down")
@@ -94,7 +94,7 @@ async def test_few_questions_whatever_is_pressed(make_cockpit: MakeCockpit) -> N
         assert "655 → 588 .. 621 ms (603)" in said(cockpit), "the answer stays until there is a newer one"
 
 
-async def test_no_answer_a_refusal_and_a_denial_are_told(make_cockpit: MakeCockpit) -> None:
+async def test_no_answer_a_refusal_and_a_denial_are_shown(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right")
@@ -111,7 +111,7 @@ async def test_no_answer_a_refusal_and_a_denial_are_told(make_cockpit: MakeCockp
         assert "· the key watch is no longer in force" in said(cockpit)
 
 
-async def test_a_run_that_answers_no_previews_is_not_asked(make_cockpit: MakeCockpit) -> None:
+async def test_a_run_without_previews_gets_no_query(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(FakeRun(previews=False))
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right")
@@ -122,7 +122,7 @@ async def test_a_run_that_answers_no_previews_is_not_asked(make_cockpit: MakeCoc
         assert cockpit.feed.asked == [{"micro_batches": 16}]
 
 
-async def test_a_viewer_sees_what_it_would_do_and_changes_nothing(make_cockpit: MakeCockpit) -> None:
+async def test_a_viewer_sees_a_preview_and_changes_nothing(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(operator=False)
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right")
@@ -142,7 +142,7 @@ async def test_a_viewer_sees_what_it_would_do_and_changes_nothing(make_cockpit: 
 # ------------------------------------------------------------------------------------------------ trials
 
 
-async def test_a_trial_from_the_key_to_its_verdict(make_cockpit: MakeCockpit) -> None:
+async def test_a_trial_from_key_press_to_outcome(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right")
@@ -168,7 +168,7 @@ async def test_a_trial_from_the_key_to_its_verdict(make_cockpit: MakeCockpit) ->
 
 
 @pytest.mark.parametrize(("key", "keep"), [("ctrl+k", True), ("ctrl+r", False)])
-async def test_a_trial_of_somebody_else_is_seen_and_ended(
+async def test_a_trial_of_another_operator_is_shown_and_ended(
     make_cockpit: MakeCockpit, key: str, keep: bool
 ) -> None:
     cockpit = make_cockpit()
@@ -207,7 +207,7 @@ async def test_a_knob_on_trial_is_named_in_the_panel(make_cockpit: MakeCockpit) 
         (("ctrl+k",), "no trial is running"),
     ],
 )
-async def test_what_cannot_be_tried_is_said_in_a_sentence(
+async def test_an_impossible_trial_is_refused_with_one_sentence(
     make_cockpit: MakeCockpit, keys: tuple[str, ...], why: str
 ) -> None:
     cockpit = make_cockpit()
@@ -240,7 +240,7 @@ async def test_a_second_trial_is_refused_here_and_by_the_hub(make_cockpit: MakeC
 # -------------------------------------------------------------------------------------------------- undo
 
 
-async def test_an_undo_says_what_it_takes_back_and_is_pressed_twice(make_cockpit: MakeCockpit) -> None:
+async def test_an_undo_names_its_change_and_needs_a_second_press(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
@@ -273,7 +273,7 @@ async def test_nothing_to_undo(make_cockpit: MakeCockpit) -> None:
         assert "there is no change to undo" in said(cockpit) and cockpit.feed.requests == []
 
 
-async def test_what_the_hub_does_not_take_is_told(make_cockpit: MakeCockpit) -> None:
+async def test_a_refusal_of_the_hub_is_shown(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right", "enter")

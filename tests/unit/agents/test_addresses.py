@@ -12,7 +12,7 @@ from agents.transport.addresses import connect_address, listen_address
 from agents.transport.curve_keys import KeyStore
 
 
-def test_where_a_hub_may_listen() -> None:
+def test_legal_listen_addresses() -> None:
     assert listen_address("auto") == ("127.0.0.1", 0)
     assert listen_address("tcp://10.0.0.1:auto") == ("10.0.0.1", 0)
     assert listen_address("tcp://[::1]:5555") == ("[::1]", 5555)
@@ -54,7 +54,7 @@ def test_a_name_of_every_address_is_refused_too(tmp_path: Path, monkeypatch: pyt
             remove_sockets(sockets)
 
 
-def test_where_a_hub_may_be_reached() -> None:
+def test_legal_connect_addresses() -> None:
     assert connect_address("tcp://node-1.cluster:5555") == "tcp://node-1.cluster:5555"
     for wrong in (
         "tcp://*:5555",

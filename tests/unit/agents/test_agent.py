@@ -80,7 +80,7 @@ def hub(tmp_path: Path) -> Iterator[SilentHub]:
         yield one
 
 
-def test_an_absent_hub_costs_no_time_and_no_memory(tmp_path: Path) -> None:
+def test_an_absent_hub_takes_no_time_and_no_memory(tmp_path: Path) -> None:
     agent = Agent(f"ipc://{tmp_path}/nobody", doing)
     agent.introduce(make_hello(0, 1), None)
     slowest = 0.0
@@ -132,7 +132,7 @@ def test_an_older_board_is_never_queued_after_a_newer_one(
     assert [(type(one), one.revision) for one in heard] == [(Board, 1), (Ack, 1), (Board, 2), (Ack, 2)]  # type: ignore[union-attr]
 
 
-def test_steps_are_numbered_and_tell_what_was_lost(hub: SilentHub, opened: Opened) -> None:
+def test_steps_report_lost_records(hub: SilentHub, opened: Opened) -> None:
     agent = opened(Agent(hub.endpoint, doing))
     for step in range(CAPACITY[RECORDS] + 5):  # nothing is sent before the introduction
         agent.send(make_step(0, step))
@@ -145,7 +145,7 @@ def test_steps_are_numbered_and_tell_what_was_lost(hub: SilentHub, opened: Opene
     assert all(step.seq == step.step + 1 for step in steps) and steps[-1].lost_records == 4
 
 
-def test_what_is_large_displaces_no_records() -> None:
+def test_large_vectors_displace_no_records() -> None:
     outbox = Outbox()
     outbox.put(make_step(0, 1))
     for step in range(100):
@@ -156,7 +156,7 @@ def test_what_is_large_displaces_no_records() -> None:
     assert len(messages) == 2 + CAPACITY[BULK] and outbox.lost == 100 - CAPACITY[BULK]
 
 
-def test_what_cannot_be_sent_is_dropped_counted_and_told_once() -> None:
+def test_a_message_that_cannot_be_encoded_is_counted_and_reported_once() -> None:
     outbox = Outbox()
     outbox.put(Experts(1, [LayerLoad(0, [2**40] * 4096, 0)] * 8))
     outbox.put(Pulse(0, 1, "forward", object()))  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def test_what_cannot_be_sent_is_dropped_counted_and_told_once() -> None:
     assert told.text.startswith("a Gone cannot be sent: ")
 
 
-def test_a_long_text_is_cut_to_what_the_wire_takes(hub: SilentHub, opened: Opened) -> None:
+def test_a_long_text_is_cut_to_the_limit(hub: SilentHub, opened: Opened) -> None:
     agent = opened(Agent(hub.endpoint, doing))
     agent.introduce(make_hello(0, 1), None)
     agent.send(Event(0.0, "error", "rank 0", "x" * 9000))
@@ -179,7 +179,7 @@ def test_a_long_text_is_cut_to_what_the_wire_takes(hub: SilentHub, opened: Opene
 HELLO = make_hello(0, 1, revision=3)
 
 
-def test_a_command_delivered_twice_is_carried_out_once() -> None:
+def test_a_command_delivered_twice_is_applied_once() -> None:
     orders = ReceivedCommands()
     command = Command(4, "a", {"micro_batches": 8})
     assert orders.receive(command, HELLO, None) is None
@@ -191,14 +191,14 @@ def test_a_command_delivered_twice_is_carried_out_once() -> None:
     assert orders.receive(command, HELLO, None) == ack and orders.oldest is None
 
 
-def test_a_command_that_the_knobs_have_in_them_is_not_carried_out_again() -> None:
+def test_a_command_covered_by_the_checkpoint_is_not_applied_again() -> None:
     """A process that resumes from a checkpoint has no acknowledgements, but its revision covers the command."""
     orders = ReceivedCommands()
     ack = orders.receive(Command(3, "a", {}), HELLO, None)
     assert ack is not None and (ack.revision, ack.state) == (3, "applied") and orders.oldest is None
 
 
-def test_a_command_is_not_answered_while_it_is_being_carried_out() -> None:
+def test_a_command_is_not_acknowledged_while_it_runs() -> None:
     orders = ReceivedCommands()
     orders.receive(Command(4, "a", {}), HELLO, None)
     # The trainer has introduced itself with the new revision and not settled yet.
@@ -206,7 +206,7 @@ def test_a_command_is_not_answered_while_it_is_being_carried_out() -> None:
     assert orders.oldest is not None
 
 
-def test_commands_are_taken_in_order_and_memory_is_bounded() -> None:
+def test_commands_are_handled_in_order_with_bounded_memory() -> None:
     orders = ReceivedCommands()
     for revision in range(4, 1000):
         orders.receive(Command(revision, "a", {}), HELLO, None)
@@ -219,7 +219,7 @@ def test_commands_are_taken_in_order_and_memory_is_bounded() -> None:
     assert len(orders.latest_acks()) == REPEATED and orders.latest_acks()[-1].revision == 992
 
 
-def test_a_mute_agent_says_nothing_wakes_nobody_and_can_speak_again(hub: SilentHub, opened: Opened) -> None:
+def test_a_muted_agent_sends_nothing_until_unmuted(hub: SilentHub, opened: Opened) -> None:
     agent = opened(Agent(hub.endpoint, doing))
     agent.introduce(make_hello(0, 1), None)
     agent.mute(True)
@@ -232,7 +232,7 @@ def test_a_mute_agent_says_nothing_wakes_nobody_and_can_speak_again(hub: SilentH
     agent.mute(True)  # a muted agent can be closed
 
 
-def test_an_error_in_a_turn_is_told_once_and_the_rank_goes_on(
+def test_an_error_in_a_turn_is_reported_once_and_the_rank_continues(
     hub: SilentHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns = 0

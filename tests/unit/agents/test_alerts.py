@@ -22,7 +22,7 @@ from tests.unit.agents.fleet import Fleet, HubProcess, make_summary, poll_until
 ALERT = Alert("stall", "run", "error", True, 7, 1.0, "the run stands", {"limit_s": 10.0}, [3])
 
 
-def test_a_broken_loss_is_told_to_watchers_and_to_a_command_and_then_over(
+def test_a_broken_loss_raises_and_ends_an_alert_everywhere(
     own_hub: HubProcess, opened: Opened, tmp_path: Path
 ) -> None:
     own_hub.kill()
@@ -67,7 +67,7 @@ def test_a_url_is_posted_to() -> None:
     assert (told["run"], told["text"], told["ranks"]) == ("r", "the run stands", [3])
 
 
-def test_what_cannot_be_told_is_a_problem_and_no_more() -> None:
+def test_a_failed_notification_is_only_a_problem_report() -> None:
     notifier = Notifier("r", "/nowhere/at-all --now")
     for _ in range(1_000):
         notifier.notify(ALERT)  # a full queue is not an error
@@ -78,7 +78,7 @@ def test_what_cannot_be_told_is_a_problem_and_no_more() -> None:
     assert failures[0] == "at-all did not receive an alert: FileNotFoundError"
 
 
-def test_a_server_that_answers_rubbish_is_a_problem_that_does_not_tell_the_url() -> None:
+def test_a_faulty_server_is_reported_without_the_url() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         notifier = Notifier("r", f"http://127.0.0.1:{server.getsockname()[1]}/the-secret")
         for _ in range(2):
@@ -93,12 +93,12 @@ def test_a_server_that_answers_rubbish_is_a_problem_that_does_not_tell_the_url()
 
 
 @pytest.mark.parametrize("target", ["http://", "", "an 'open quote"])
-def test_a_target_that_cannot_be_is_refused(target: str) -> None:
+def test_an_invalid_target_is_refused(target: str) -> None:
     with pytest.raises(RunError):
         Notifier("r", target)
 
 
-def test_the_end_of_a_run_that_failed_is_told_before_the_hub_leaves(
+def test_the_end_of_a_failed_run_is_notified_before_the_hub_ends(
     own_hub: HubProcess, opened: Opened, tmp_path: Path
 ) -> None:
     """A launcher that sees a rank die ends its hub at once, long before the hub would report the rank as lost."""
@@ -116,7 +116,7 @@ def test_the_end_of_a_run_that_failed_is_told_before_the_hub_leaves(
     poll_until(client, lambda: ("failed", "run") in client.state.alerts)
 
 
-def test_a_run_that_ends_without_a_goodbye_is_told_where_the_hub_is_its_own(
+def test_a_run_without_a_goodbye_is_reported_as_ended(
     own_hub: HubProcess, opened: Opened, tmp_path: Path
 ) -> None:
     own_hub.kill()
@@ -131,7 +131,7 @@ def test_a_run_that_ends_without_a_goodbye_is_told_where_the_hub_is_its_own(
     assert client.state.alerts["failed", "run"].text == "the run has ended without a goodbye"
 
 
-def test_what_waits_is_told_at_the_end_within_bounds(tmp_path: Path) -> None:
+def test_queued_alerts_are_sent_at_the_end_within_a_limit(tmp_path: Path) -> None:
     heard = tmp_path / "heard"
     notifier = Notifier("r", f"sh -c 'cat >/dev/null; echo told >>{heard}'")
     for _ in range(3):

@@ -60,7 +60,7 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
     return made
 
 
-def test_the_other_machine_comes_over_tcp_under_a_key(machines: Machines, tmp_path: Path) -> None:
+def test_ranks_of_another_machine_connect_over_tcp_with_a_key(machines: Machines, tmp_path: Path) -> None:
     KeyStore(tmp_path / "keys").make("cluster", Role.RANK)
     with ExitStack() as stack:
         first, second = machines.join(stack)
@@ -69,7 +69,7 @@ def test_the_other_machine_comes_over_tcp_under_a_key(machines: Machines, tmp_pa
         assert second.key is not None and second.key.name == "cluster"
 
 
-def test_without_a_key_the_other_machine_goes_unseen(
+def test_without_a_key_ranks_of_another_machine_run_without_a_hub(
     machines: Machines, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ExitStack() as stack:
@@ -78,7 +78,7 @@ def test_without_a_key_the_other_machine_goes_unseen(
     assert "the hub runs on machine-0, and this rank cannot reach it: this hub requires a key" in caplog.text
 
 
-def test_a_hub_that_cannot_be_is_told_to_all(machines: Machines, tmp_path: Path) -> None:
+def test_a_hub_that_cannot_start_is_reported_to_all_ranks(machines: Machines, tmp_path: Path) -> None:
     """Otherwise the other ranks would wait for rank 0 forever."""
     (tmp_path / "file").touch()
     machines.folder = tmp_path / "file" / "run"

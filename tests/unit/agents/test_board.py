@@ -32,7 +32,7 @@ def make(log: list[object]) -> KnobBoard:
     )
 
 
-def test_a_change_is_judged_on_the_board_as_it_would_be() -> None:
+def test_a_change_is_checked_on_the_resulting_board() -> None:
     board = make([])
     with pytest.raises(ValueError, match="micro_batches = 1 is not legal; legal: 2, 4"):
         board.prepare({"schedule": "zbv"})
@@ -44,7 +44,7 @@ def test_an_unknown_knob_names_the_knobs() -> None:
         make([]).prepare({"mb": 1})
 
 
-def test_nothing_is_swapped_before_commit_and_all_of_it_then() -> None:
+def test_commit_swaps_all_values_and_prepare_none() -> None:
     log: list[object] = []
     board = make(log)
     prepared = board.prepare({"schedule": "zbv", "micro_batches": 4})
@@ -54,7 +54,7 @@ def test_nothing_is_swapped_before_commit_and_all_of_it_then() -> None:
     assert (board.revision, board.values["schedule"], board.values["micro_batches"]) == (7, "zbv", 4)
 
 
-def test_a_refusal_while_preparing_leaves_everything() -> None:
+def test_a_refusal_in_prepare_changes_nothing() -> None:
     log: list[object] = []
     board = make(log)
     with pytest.raises(ValueError, match="out of memory"):
@@ -62,7 +62,7 @@ def test_a_refusal_while_preparing_leaves_everything() -> None:
     assert log == [] and board.revision == 0
 
 
-def test_digests_are_equal_exactly_when_revision_and_values_are() -> None:
+def test_digests_are_equal_if_and_only_if_revision_and_values_are() -> None:
     one, other = make([]), make([])
     assert one.digest() == other.digest()
     for revision, board in ((1, one), (2, other)):
@@ -70,13 +70,13 @@ def test_digests_are_equal_exactly_when_revision_and_values_are() -> None:
     assert one.digest() != other.digest()
 
 
-def test_states_show_what_is_legal_now() -> None:
+def test_states_show_the_current_legal_values() -> None:
     states = {state.name: state for state in make([]).states()}
     assert states["micro_batches"].legal.choices == [1, 2, 4]
     assert states["micro_batches"].refusal(3) == "micro_batches = 3 is not legal; legal: 1, 2, 4"
 
 
-def test_an_action_is_asked_for_and_holds_no_value() -> None:
+def test_an_action_is_requested_and_stores_no_value() -> None:
     log: list[object] = []
     save = Knob("save", lambda _: Legal([True]), True, "", log.append, lambda v: v["save"], action=True)
     board = KnobBoard([save], {})
@@ -87,7 +87,7 @@ def test_an_action_is_asked_for_and_holds_no_value() -> None:
         board.prepare({"save": False})
 
 
-def test_a_value_is_kept_as_its_knob_casts_it() -> None:
+def test_a_value_is_stored_as_its_knob_casts_it() -> None:
     knob = Knob("n", lambda _: Legal(low=1, high=8), True, "", lambda _: None, lambda v: v["n"], cast=int)
     board = KnobBoard([knob], {"n": 1})
     [(_, built)] = board.prepare({"n": 2.0})

@@ -30,7 +30,7 @@ from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import DEADLINE_S, HubProcess, Peer, make_hello, make_step
 
 
-def test_a_client_cannot_send_more_than_one_has_to_say(hub: HubProcess, opened: Opened) -> None:
+def test_a_client_frame_has_a_message_limit(hub: HubProcess, opened: Opened) -> None:
     peer = opened(Peer(hub.endpoints.clients))
     credit = Credit(protocol.VERSION, "", 0, 1)
     peer.dealer.send(codec.frame([codec.pack(credit)] * 20_000))
@@ -39,7 +39,7 @@ def test_a_client_cannot_send_more_than_one_has_to_say(hub: HubProcess, opened: 
     assert "at most 64 messages" in peer.hear(Refused).why  # type: ignore[union-attr]
 
 
-def test_a_socket_has_a_share_of_the_hubs_time(tmp_path: Path, opened: Opened) -> None:
+def test_each_socket_has_a_time_limit_per_round(tmp_path: Path, opened: Opened) -> None:
     class Flooded(ServerSocket):
         def __init__(self) -> None:
             pass
@@ -54,7 +54,7 @@ def test_a_socket_has_a_share_of_the_hubs_time(tmp_path: Path, opened: Opened) -
     assert 1 <= frames.drain(Flooded(), 0.0) <= 6 < FRAMES_PER_ROUND
 
 
-def test_who_asks_for_snapshots_in_a_loop_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_snapshot_requests_are_rate_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub builds at most one snapshot per second for clients that had one; a new client gets the newest at once."""
     update_log = UpdateLog()
     built: list[int] = []
@@ -92,7 +92,7 @@ def test_who_asks_for_snapshots_in_a_loop_waits(monkeypatch: pytest.MonkeyPatch)
     assert seen[b"a"][-1].seq == update_log.seq
 
 
-def test_what_waits_for_a_peer_is_bounded_and_nobody_waits_for_it(opened: Opened) -> None:
+def test_frames_for_a_slow_peer_are_bounded_and_block_nobody(opened: Opened) -> None:
     """Frames for a peer that does not read, or has left, are bounded. Credit would stop a real client earlier."""
     endpoints = endpoints_in(make_socket_directory())
     with zmq.Context() as context:
@@ -117,7 +117,7 @@ def test_what_waits_for_a_peer_is_bounded_and_nobody_waits_for_it(opened: Opened
     remove_sockets(endpoints)
 
 
-def test_what_comes_early_is_served_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_updates_are_served_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub that wakes up before it is time to serve must not sleep with updates to send."""
     waits: list[float] = []
     early_ms = 1e12  # each round is early
@@ -137,7 +137,7 @@ def test_what_comes_early_is_served_soon(tmp_path: Path, monkeypatch: pytest.Mon
     assert waits == [IDLE_MS, early_ms, early_ms]
 
 
-def test_news_is_bounded_by_bytes_too() -> None:
+def test_kept_updates_are_bounded_by_bytes_too() -> None:
     newest = Latest(RunState(), updates_bytes=100)
     for number in range(1, 21):
         newest.add(number, Event(0.0, "info", "rank 0", str(number)), bytes([number]) * 10)
@@ -168,7 +168,7 @@ class IngestAlone:
         self.journal.close()
 
 
-def test_frames_that_hold_nothing_do_not_empty_the_log(tmp_path: Path, opened: Opened) -> None:
+def test_empty_frames_do_not_empty_the_log(tmp_path: Path, opened: Opened) -> None:
     taken = opened(IngestAlone(tmp_path))
     taken.take(b"a", make_hello(0, 4), make_step(0, 1))
     for _ in range(40):
@@ -178,7 +178,7 @@ def test_frames_that_hold_nothing_do_not_empty_the_log(tmp_path: Path, opened: O
     assert taken.update_log.holds(taken.update_log.epoch, 0)
 
 
-def test_a_record_with_much_behind_it_is_kept_without(tmp_path: Path, opened: Opened) -> None:
+def test_a_kept_record_does_not_keep_its_frame_alive(tmp_path: Path, opened: Opened) -> None:
     taken = opened(IngestAlone(tmp_path))
     taken.take(b"a", make_hello(0, LARGE_WORLD))
     padded = [*msgspec.msgpack.decode(codec.pack(make_step(0, 7))), *[None] * 16, "x" * 100_000]
@@ -189,7 +189,7 @@ def test_a_record_with_much_behind_it_is_kept_without(tmp_path: Path, opened: Op
     assert len(taken.update_log.after(taken.update_log.seq - 1)[0]) < 1000
 
 
-def test_a_record_is_read_when_somebody_looks_and_not_before(tmp_path: Path, opened: Opened) -> None:
+def test_a_record_is_decoded_on_first_read(tmp_path: Path, opened: Opened) -> None:
     taken = opened(IngestAlone(tmp_path))
     taken.take(b"a", make_hello(0, LARGE_WORLD), make_step(0, 1))
     whole = codec.pack(make_step(0, 2))
@@ -214,7 +214,7 @@ def test_a_record_is_read_when_somebody_looks_and_not_before(tmp_path: Path, ope
     assert isinstance(event, Event)
 
 
-def test_a_rank_that_says_the_same_all_the_time_is_not_repeated(tmp_path: Path, opened: Opened) -> None:
+def test_repeated_events_of_a_rank_are_rate_limited(tmp_path: Path, opened: Opened) -> None:
     taken = opened(IngestAlone(tmp_path))
     before = taken.update_log.seq
     for _ in range(500):
@@ -226,7 +226,7 @@ def test_a_rank_that_says_the_same_all_the_time_is_not_repeated(tmp_path: Path, 
     assert taken.update_log.state.hellos[0].step == 9
 
 
-def test_one_key_does_not_keep_others_out_nor_watchers_who_steers() -> None:
+def test_one_key_cannot_take_all_places_and_viewers_leave_room() -> None:
     subscribers = Subscribers(UpdateLog(), lambda _peer, _frame: True)
 
     def come(number: int, key: str, watches: bool) -> str | None:
@@ -241,7 +241,7 @@ def test_one_key_does_not_keep_others_out_nor_watchers_who_steers() -> None:
     assert come(0, "who-steers", False) is None and come(0, "", False) is None
 
 
-def test_a_socket_that_is_there_is_not_bound_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_socket_is_not_bound_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[str] = []
     really = ServerSocket.bind
 

@@ -99,7 +99,7 @@ def test_updates_that_follow_on_are_applied(hub: ScriptedHub, client: Client) ->
     assert (client.seq, client.resets, numbers(client)) == (12, 1, [0, 1, 2, 3])
 
 
-def test_what_comes_twice_is_applied_once(hub: ScriptedHub, client: Client) -> None:
+def test_a_repeated_update_is_applied_once(hub: ScriptedHub, client: Client) -> None:
     hub.live(12, event(2), event(3))
     hub.live(13, event(2), event(3), event(4))
     hub.live(11, event(2))
@@ -109,9 +109,7 @@ def test_what_comes_twice_is_applied_once(hub: ScriptedHub, client: Client) -> N
 
 
 @pytest.mark.parametrize(("seq", "epoch"), [(13, "e"), (11, "another start")], ids=["gap", "new epoch"])
-def test_what_does_not_follow_on_is_not_applied(
-    hub: ScriptedHub, client: Client, seq: int, epoch: str
-) -> None:
+def test_an_update_after_a_gap_is_not_applied(hub: ScriptedHub, client: Client, seq: int, epoch: str) -> None:
     hub.live(seq, event(5), epoch=epoch)
     assert client.poll(0.1) == [] and numbers(client) == [0, 1]
     assert asks_for_a_snapshot(hub)
@@ -131,7 +129,7 @@ def test_a_snapshot_with_a_frame_missing_changes_nothing(hub: ScriptedHub, clien
     assert numbers(client) == [8, 9, 10]
 
 
-def test_credit_is_granted_anew_when_it_is_used_up(hub: ScriptedHub, client: Client) -> None:
+def test_credit_is_granted_again_when_used_up(hub: ScriptedHub, client: Client) -> None:
     for number in range(client_module.FRAMES - 2):  # two are frames of the snapshot
         hub.live(11 + number, event(number))
     while client.seq < 8 + client_module.FRAMES:
@@ -140,7 +138,7 @@ def test_credit_is_granted_anew_when_it_is_used_up(hub: ScriptedHub, client: Cli
     assert isinstance(credit, Credit) and (credit.epoch, credit.seq) == ("e", client.seq)
 
 
-def test_a_silent_hub_is_asked_again(
+def test_a_silent_hub_gets_the_request_again(
     hub: ScriptedHub, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "SILENCE_S", 0.2)
@@ -179,13 +177,13 @@ def test_a_refusal_shows_until_a_snapshot_comes(hub: ScriptedHub, client: Client
     assert client.refused is None and client.resets == 2
 
 
-def test_a_frame_that_is_not_ours_is_told(hub: ScriptedHub, client: Client) -> None:
+def test_a_foreign_frame_is_reported(hub: ScriptedHub, client: Client) -> None:
     hub.router.send_multipart([hub.peer, b"\x92\x07\x90"])
     client.poll(0.1)
     assert client.refused is not None and "protocol version 7" in client.refused
 
 
-def test_a_hub_that_is_not_there(tmp_path: Path) -> None:
+def test_a_client_without_a_hub(tmp_path: Path) -> None:
     client = Client(f"ipc://{tmp_path}/nobody")
     assert client.poll(0.05) == [] and client.age_s is None and client.resets == 0
     with pytest.raises(TimeoutError, match="no hub answered at ipc://"):
@@ -193,7 +191,7 @@ def test_a_hub_that_is_not_there(tmp_path: Path) -> None:
     client.close()
 
 
-def test_what_may_not_be_asked_is_asked_once(
+def test_a_refused_request_is_sent_once(
     hub: ScriptedHub, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "RESEND_S", 0.1)

@@ -4,7 +4,7 @@ from agents.hub.commands.control import RESEND_S
 from tests.unit.agents.control_harness import EIGHT, ControlHarness
 
 
-def test_what_takes_long_is_applied_when_it_is_done_and_keeps_nobody_waiting(
+def test_a_long_command_is_applied_at_its_end_and_blocks_no_other(
     controller: ControlHarness,
 ) -> None:
     controller.propose("save", {"micro_batches": 2})
@@ -55,7 +55,7 @@ def test_accepted_applied_and_settled(controller: ControlHarness) -> None:
     )
 
 
-def test_one_at_a_time_in_order_and_again_until_acknowledged(controller: ControlHarness) -> None:
+def test_commands_are_sent_in_order_and_repeated_until_acknowledged(controller: ControlHarness) -> None:
     for id in ("a", "b"):
         controller.propose(id, EIGHT)
     sent = [controller.control.next_command(now) for now in (0.0, 0.1, RESEND_S, RESEND_S + 0.1)]
@@ -82,7 +82,7 @@ def test_ranks_that_differ_are_an_error(controller: ControlHarness) -> None:
     assert controller.update_log.state.commands["a"] == state, "a log that is read later says the same"
 
 
-def test_what_some_ranks_have_said_is_journalled(controller: ControlHarness) -> None:
+def test_partial_acks_are_journalled(controller: ControlHarness) -> None:
     """Otherwise the log of an ended run, or of a restarted hub, would contradict earlier messages."""
     controller.propose("a", EIGHT)
     controller.ack(1, 0)
@@ -102,7 +102,7 @@ def test_what_some_ranks_have_said_is_journalled(controller: ControlHarness) -> 
     assert (whole.acks, whole.why) == (3, ""), "it is back"
 
 
-def test_an_acknowledgement_counts_once(controller: ControlHarness) -> None:
+def test_an_ack_counts_once(controller: ControlHarness) -> None:
     controller.propose("a", EIGHT)
     controller.ack(1, 0)
     published = controller.update_log.seq

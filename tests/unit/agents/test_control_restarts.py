@@ -11,7 +11,7 @@ from tests.unit.agents.fleet import make_hello
 
 
 @pytest.mark.parametrize("end", ["ends", "goes on before", "goes on after", "hub restart"])
-def test_what_was_under_way_when_the_leader_went_is_settled(controller: ControlHarness, end: str) -> None:
+def test_pending_commands_are_settled_when_the_leader_ends(controller: ControlHarness, end: str) -> None:
     controller.propose("save", {"micro_batches": 2})
     controller.ack(1, 0, state="agreed", why="it is being written")
     if end == "ends":
@@ -40,7 +40,7 @@ def test_what_was_under_way_when_the_leader_went_is_settled(controller: ControlH
     assert (state.state, state.settled) == (settled[end], True)
 
 
-def test_what_waits_for_a_run_that_goes_on_under_its_number_is_not_taken_for_done(tmp_path: Path) -> None:
+def test_a_waiting_command_with_a_used_revision_is_not_applied(tmp_path: Path) -> None:
     """Revisions of a new folder begin at 1, but the run that resumes in it is already at revision 10."""
     controller = ControlHarness(tmp_path / "run.db")
     controller.propose("a", EIGHT)
@@ -52,14 +52,14 @@ def test_what_waits_for_a_run_that_goes_on_under_its_number_is_not_taken_for_don
     controller.journal.close()
 
 
-def test_a_leader_that_ends_expires_what_waits(controller: ControlHarness) -> None:
+def test_the_end_of_a_leader_expires_waiting_commands(controller: ControlHarness) -> None:
     controller.propose("a", EIGHT)
     controller.control.leader_ended()
     known = controller.update_log.state.commands["a"]
     assert (known.state, known.why) == ("expired", "the run ended before this was applied")
 
 
-def test_the_end_of_a_run_settles_everything_and_says_why(controller: ControlHarness) -> None:
+def test_the_end_of_a_run_settles_every_command_with_the_cause(controller: ControlHarness) -> None:
     controller.propose("half", EIGHT)
     controller.ack(1, 0)
     controller.propose("waits", {"micro_batches": 2})
@@ -75,7 +75,7 @@ def test_the_end_of_a_run_settles_everything_and_says_why(controller: ControlHar
     assert controller.update_log.state.commands == states
 
 
-def test_a_restart_knows_ids_and_goes_on_numbering(controller: ControlHarness) -> None:
+def test_a_restarted_hub_knows_ids_and_continues_the_revisions(controller: ControlHarness) -> None:
     controller.propose("a", EIGHT)
     controller.ack(1, 0, 1, 2)
     controller.propose("no", {"mb": 1})
@@ -105,12 +105,12 @@ def test_acknowledgements_lost_with_a_hub_are_counted_when_repeated(controller: 
     assert controller.update_log.state.commands["a"].settled and controller.errors == []
 
 
-def test_a_number_that_a_rank_has_seen_is_never_given_again(controller: ControlHarness) -> None:
+def test_a_revision_known_to_a_rank_is_never_reused(controller: ControlHarness) -> None:
     controller.control.note_revision(41)
     assert controller.propose("a", EIGHT).revision == 42
 
 
-def test_an_id_older_than_what_is_loaded_is_found_on_disk(controller: ControlHarness) -> None:
+def test_an_id_that_is_not_loaded_is_found_on_disk(controller: ControlHarness) -> None:
     controller.propose("a", EIGHT)
     controller.ack(1, 0, 1, 2)
     del controller.update_log.state.commands["a"]
@@ -121,7 +121,7 @@ def test_an_id_older_than_what_is_loaded_is_found_on_disk(controller: ControlHar
     assert controller.control.next_command(100.0) is None
 
 
-def test_a_refusal_does_not_take_the_place_of_an_older_answer(controller: ControlHarness) -> None:
+def test_a_late_refusal_does_not_replace_an_earlier_result(controller: ControlHarness) -> None:
     controller.propose("a", EIGHT)
     controller.ack(1, 0, 1, 2)
     del controller.update_log.state.commands["a"]
@@ -130,7 +130,7 @@ def test_a_refusal_does_not_take_the_place_of_an_older_answer(controller: Contro
     assert controller.update_log.state.commands["a"].state == "applied"
 
 
-def test_a_run_that_goes_on_from_a_snapshot_has_its_revision(controller: ControlHarness) -> None:
+def test_a_resumed_run_has_the_revision_of_its_checkpoint(controller: ControlHarness) -> None:
     """Later revisions are rolled back, and waiting commands are not sent to the new leader."""
     controller.train()
     for number, id in enumerate(("kept", "lost"), 1):
@@ -155,7 +155,7 @@ def test_a_run_that_goes_on_from_a_snapshot_has_its_revision(controller: Control
     assert controller.update_log.state.commands["lost"].state == "rolled_back", "on disk too"
 
 
-def test_a_hello_that_does_not_say_when_it_began_rolls_nothing_back(controller: ControlHarness) -> None:
+def test_a_hello_without_a_start_time_rolls_nothing_back(controller: ControlHarness) -> None:
     controller.train()
     controller.propose("a", {"micro_batches": 2})
     controller.control.leader_began(make_hello(0, WORLD))

@@ -52,7 +52,7 @@ def test_every_file_is_private_whatever_the_umask(store: KeyStore) -> None:
     assert modes == {"hub.key": 0o600, "bob.key": 0o600, LIST_FILE: 0o600}
 
 
-def test_a_key_file_holds_all_that_is_needed(store: KeyStore) -> None:
+def test_a_key_file_has_everything_needed_to_connect(store: KeyStore) -> None:
     key = load_key(store.make("ann", Role.VIEWER))
     assert (key.name, key.role, key.hub) == ("ann", "viewer", store.hub_key().public)
     assert key.secret not in repr(key)
@@ -73,7 +73,7 @@ def test_a_name_is_taken_until_its_key_is_revoked(store: KeyStore) -> None:
         store.revoke("zed")
 
 
-def test_the_list_stays_readable_however_many_keys_there_were(
+def test_the_list_stays_readable_with_any_number_of_keys(
     store: KeyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list of an older release, which never pruned, is readable too, and a revocation always fits."""
@@ -103,7 +103,7 @@ def test_the_list_stays_readable_however_many_keys_there_were(
     store.make("more", Role.VIEWER)
 
 
-def test_a_hub_sees_a_revocation_where_stat_is_remembered(
+def test_a_hub_detects_a_revocation_with_cached_stat(
     store: KeyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NFS caches attributes of paths, but asks the server when a file is opened."""
@@ -129,7 +129,7 @@ def test_a_hub_sees_a_revocation_where_stat_is_remembered(
             authenticator.close()
 
 
-def test_a_list_that_is_no_file_is_refused(store: KeyStore) -> None:
+def test_a_list_that_is_not_a_file_is_refused(store: KeyStore) -> None:
     store.make("ann", Role.VIEWER)
     (store.folder / LIST_FILE).unlink()
     os.mkfifo(store.folder / LIST_FILE, 0o600)
@@ -137,7 +137,7 @@ def test_a_list_that_is_no_file_is_refused(store: KeyStore) -> None:
         store.listed()
 
 
-def test_a_list_that_cannot_be_written_is_as_before(store: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_list_unchanged(store: KeyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -150,7 +150,7 @@ def test_a_list_that_cannot_be_written_is_as_before(store: KeyStore, monkeypatch
     assert store.revoke("ann").revoked_s is not None
 
 
-def test_a_lock_that_is_a_link_costs_no_file(store: KeyStore, tmp_path: Path) -> None:
+def test_a_lock_that_is_a_link_overwrites_no_file(store: KeyStore, tmp_path: Path) -> None:
     store.make("ann", Role.VIEWER)
     precious = tmp_path / "precious"
     precious.write_text("all I have")
@@ -162,7 +162,7 @@ def test_a_lock_that_is_a_link_costs_no_file(store: KeyStore, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["", "hub", "../up", "a/b", ".hidden", "x" * 65, "a b"])
-def test_a_name_that_is_no_file_name_is_refused(store: KeyStore, name: str) -> None:
+def test_an_illegal_key_name_is_refused(store: KeyStore, name: str) -> None:
     with pytest.raises(RunError, match="a key cannot be named"):
         store.make(name, Role.VIEWER)
 
@@ -211,7 +211,7 @@ def test_the_key_of_a_rank_and_that_of_an_operator_may_both_be_exported(
         find_key((Role.OPERATOR,))
 
 
-def test_what_others_can_read_is_no_secret(store: KeyStore) -> None:
+def test_a_key_that_others_can_read_is_refused(store: KeyStore) -> None:
     path = store.make("ann", Role.VIEWER)
     path.chmod(0o640)
     with pytest.raises(RunError, match="chmod 600"):
@@ -224,7 +224,7 @@ def test_what_others_can_read_is_no_secret(store: KeyStore) -> None:
         store.make("bob", Role.VIEWER)
 
 
-def test_what_is_no_key_file_is_one_sentence(store: KeyStore, tmp_path: Path) -> None:
+def test_an_invalid_key_file_gets_one_sentence(store: KeyStore, tmp_path: Path) -> None:
     mine, other = store.make("ann", Role.VIEWER), store.make("bob", Role.VIEWER)
     swapped = mine.read_text().replace(load_key(mine).secret, load_key(other).secret)
     for text, sentence in {
@@ -250,7 +250,7 @@ def test_what_is_no_key_file_is_one_sentence(store: KeyStore, tmp_path: Path) ->
         pytest.param({}, "/home/ada/.config/cockpit/keys", marks=ON_LINUX),
     ],
 )
-def test_the_usual_folder(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], folder: str) -> None:
+def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], folder: str) -> None:
     for name in ("COCKPIT_KEYS", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in ({"HOME": "/home/ada"} | environ).items():
@@ -258,6 +258,6 @@ def test_the_usual_folder(monkeypatch: pytest.MonkeyPatch, environ: dict[str, st
     assert keys_folder() == Path(folder)
 
 
-def test_a_user_without_a_home_is_told_so(homeless: None) -> None:
+def test_a_user_without_a_home_gets_one_sentence(homeless: None) -> None:
     with pytest.raises(RunError, match="no home directory; name a folder of keys with COCKPIT_KEYS"):
         keys_folder()

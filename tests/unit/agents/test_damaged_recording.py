@@ -12,7 +12,7 @@ from agents.recording.replay import Replay
 from tests.unit.agents.recorder_run import MakeRun, opened
 
 
-def test_a_damaged_segment_is_forgotten_when_it_is_to_be_thinned(make_run: MakeRun) -> None:
+def test_a_damaged_segment_is_deleted_instead_of_thinned(make_run: MakeRun) -> None:
     run = make_run(segment_bytes=10_000, full_bytes=10**9)
     run.begin()
     run.train(100)
@@ -26,7 +26,7 @@ def test_a_damaged_segment_is_forgotten_when_it_is_to_be_thinned(make_run: MakeR
     assert segments[0].id == 2 and segments[0].thinned and not again.events
 
 
-def test_a_removed_recording_is_put_back(make_run: MakeRun) -> None:
+def test_a_removed_recording_is_restored(make_run: MakeRun) -> None:
     run = make_run()
     run.begin()
     run.train(5)
@@ -52,7 +52,7 @@ def test_a_removed_recording_is_put_back(make_run: MakeRun) -> None:
         ("DROP TABLE segments", "no such table"),
     ],
 )
-def test_a_damaged_recording_is_one_sentence(make_run: MakeRun, statement: str, sentence: str) -> None:
+def test_a_damaged_recording_gets_one_sentence(make_run: MakeRun, statement: str, sentence: str) -> None:
     run = make_run()
     run.begin()
     run.train(5)
@@ -78,9 +78,7 @@ def test_a_damaged_recording_is_one_sentence(make_run: MakeRun, statement: str, 
         ),
     ],
 )
-def test_what_is_damaged_is_noted_and_the_rest_is_read(
-    make_run: MakeRun, statement: str, sentence: str
-) -> None:
+def test_damage_is_reported_and_the_rest_is_read(make_run: MakeRun, statement: str, sentence: str) -> None:
     run = make_run()
     run.begin()
     for _ in range(6):
@@ -98,7 +96,7 @@ def test_what_is_damaged_is_noted_and_the_rest_is_read(
     assert replay.seq == last and len(replay.state.summaries) >= 20
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_paths_that_are_not_recordings(tmp_path: Path) -> None:
     with pytest.raises(RecordingError, match="there is no recording"):
         Recording(tmp_path / "run.db")
     (tmp_path / "run.db").write_bytes(b"x" * 4096)

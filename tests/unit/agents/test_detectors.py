@@ -49,7 +49,7 @@ def stalled(
     ],
     ids=["at work", "silent", "a step behind", "in another collective"],
 )
-def test_a_stall_names_whom_the_others_wait_for(
+def test_a_stall_names_the_rank_that_others_wait_for(
     doing: dict[int, str], silent: tuple[int, ...], steps: dict[int, int], late: tuple[int, ...]
 ) -> None:
     (found,) = stalled(dict.fromkeys(range(WORLD), WAIT) | doing, silent, steps)
@@ -58,7 +58,7 @@ def test_a_stall_names_whom_the_others_wait_for(
     assert ("pp" in found.text) == (len(late) == 1)
 
 
-def test_a_suspended_rank_is_whom_the_others_wait_for() -> None:
+def test_a_stall_names_a_suspended_rank() -> None:
     state, stall = run_of(), Stall()
     feed(state, (Pulse(rank, 7, "waiting for a pipeline neighbour", 60_000.0) for rank in range(WORLD)))
     state.apply(Gone(5, clean=False, text="process 9 is suspended", process="stopped"))
@@ -68,12 +68,12 @@ def test_a_suspended_rank_is_whom_the_others_wait_for() -> None:
     assert [one.name for one in Lost().check(state, 0.0)] == ["silent"]
 
 
-def test_a_paused_run_and_a_long_checkpoint_are_no_stall() -> None:
+def test_a_paused_run_or_a_long_checkpoint_is_not_a_stall() -> None:
     for doing in ("paused", "checkpoint", "starting"):
         assert stalled(dict.fromkeys(range(WORLD), doing)) == []
 
 
-def test_what_takes_long_in_a_slow_run_is_no_stall() -> None:
+def test_a_long_operation_in_a_slow_run_is_not_a_stall() -> None:
     state, stall = run_of(step_ms=60_000.0), Stall()
     feed(state, (Pulse(rank, 7, WAIT, 200_000.0) for rank in range(WORLD)))
     assert stall.check(state, 0.0) == []
@@ -81,7 +81,7 @@ def test_what_takes_long_in_a_slow_run_is_no_stall() -> None:
     assert stall.check(state, 1.0)
 
 
-def test_the_gravest_alert_comes_first() -> None:
+def test_the_most_severe_alert_comes_first() -> None:
     names = [("drops", "warning"), ("new_kind", "error"), ("collapse", "error"), ("straggler", "warning")]
     alerts = [Alert(name, "run", level, True, 1, 1.0, "") for name, level in names]  # type: ignore[arg-type]
     alerts += [Alert("collapse", "older", "error", True, 1, 0.5, "")]
@@ -113,13 +113,13 @@ def test_memory_near_its_limit_on_a_device_and_on_a_machine() -> None:
     assert memory.check(state, 0.0) is None, "one reading counts once"
 
 
-def test_no_data_is_no_finding() -> None:
+def test_missing_data_is_not_a_finding() -> None:
     state = run_of()
     state.apply(Vitals(3, 7))
     assert Memory().check(state, 0.0) == Throttle().check(state, 0.0) == []
 
 
-def test_devices_that_one_reason_slows_down_are_one_alert() -> None:
+def test_devices_throttled_by_one_reason_are_one_alert() -> None:
     state = run_of()
     for rank in (2, 5):
         state.apply(Vitals(rank, 7, throttle=["thermal slowdown", "idle"], temperature_c=88.4, power_w=612.0))
@@ -142,7 +142,7 @@ class Said:
         return self.next
 
 
-def test_an_alert_is_raised_late_ends_late_and_is_told_anew() -> None:
+def test_alerts_have_hysteresis_and_are_repeated() -> None:
     said, state = Said(), RunState()
     watch = Detection([said], cpu_s=lambda: 0.0)
     there, changed = [Finding("stall", "run", "error", "a")], [Finding("stall", "run", "error", "b")]
@@ -158,7 +158,7 @@ def test_an_alert_is_raised_late_ends_late_and_is_told_anew() -> None:
     assert [alert.text for alert in watch.check(state, 21.0 + REPUBLISH_S)] == ["b"]
 
 
-def test_a_detector_that_fails_is_left_out_and_the_others_go_on() -> None:
+def test_a_failing_detector_is_disabled_and_the_others_continue() -> None:
     class Failing(Said):
         def check(self, state: RunState, now_s: float) -> list[Finding] | None:
             raise ZeroDivisionError
@@ -170,7 +170,7 @@ def test_a_detector_that_fails_is_left_out_and_the_others_go_on() -> None:
     assert watch.problems == ["the detector Failing failed and is disabled: ZeroDivisionError()"]
 
 
-def test_looks_are_spaced_by_what_they_cost() -> None:
+def test_checks_are_spaced_by_their_cpu_time() -> None:
     clock = iter([0.0, 0.1] * 100)
     said = Said()
     watch = Detection([said], cpu_s=lambda: next(clock))
@@ -199,7 +199,7 @@ def test_a_lost_rank_is_found_by_all_detectors_together() -> None:
         ("unknown", "unheard", "not heard"),
     ],
 )
-def test_a_rank_that_is_not_heard_is_told_by_its_process(process: Any, name: str, words: str) -> None:
+def test_a_silent_rank_is_classified_by_its_process(process: Any, name: str, words: str) -> None:
     state = run_of()
     state.apply(Gone(3, clean=False, text="no word for 5 s", process=process))
     (found,) = Lost().check(state, 0.0)

@@ -34,7 +34,7 @@ def curve(*numbers: int) -> list[Update]:
     return [make_hello(0, 1), *map(make_summary, numbers)]
 
 
-def test_the_newest_hub_starts_that_knew_a_leader_are_read(tmp_path: Path) -> None:
+def test_the_newest_hub_starts_with_a_leader_are_read(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
     alone: list[Update] = [Event(0.0, "info", "hub", "nobody came")]
     tape(
@@ -45,7 +45,7 @@ def test_the_newest_hub_starts_that_knew_a_leader_are_read(tmp_path: Path) -> No
     assert [ending.summaries[0].step for ending in read(path)] == [9, 8, 7, 6]
 
 
-def test_no_recording_is_no_error(tmp_path: Path) -> None:
+def test_a_missing_recording_is_not_an_error(tmp_path: Path) -> None:
     with pytest.raises(NothingRecordedError):
         read(tmp_path / "run.db")
     assert read(tape(tmp_path / "run.db", ("now", curve(1)))) == []
@@ -75,7 +75,7 @@ SMALL = ["event", 0.0, "info", "hub", "x" * 4096]
     ],
     ids=range(10),
 )
-def test_what_is_no_recording_is_one_sentence(
+def test_an_invalid_recording_gets_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, value: object, why: str
 ) -> None:
     monkeypatch.setattr(reading, "ROW_BYTES", 1 << 20)
@@ -89,7 +89,7 @@ def test_what_is_no_recording_is_one_sentence(
     assert "\n" not in str(error.value)
 
 
-def test_reading_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tape(tmp_path / "run.db", ("a", curve(1)))
     monkeypatch.setattr(reading, "MOST_S", -1.0)
     with pytest.raises(RecordingError, match=r"to read|interrupted"):

@@ -71,9 +71,7 @@ def run(own_hub: HubProcess, opened: Opened) -> Fleet:
     return fleet
 
 
-def test_a_hub_that_was_killed_comes_back_with_the_curve(
-    own_hub: HubProcess, opened: Opened, run: Fleet
-) -> None:
+def test_a_restarted_hub_restores_the_curve(own_hub: HubProcess, opened: Opened, run: Fleet) -> None:
     before = run.step
     own_hub.start()
     client = opened(Client(own_hub.endpoints.clients))
@@ -85,7 +83,7 @@ def test_a_hub_that_was_killed_comes_back_with_the_curve(
     assert not client.state.alerts
 
 
-def test_hubs_that_are_killed_before_they_know_it_lose_nothing(
+def test_hubs_killed_before_restoring_history_lose_nothing(
     own_hub: HubProcess, opened: Opened, run: Fleet
 ) -> None:
     before = run.step
@@ -104,7 +102,7 @@ def test_hubs_that_are_killed_before_they_know_it_lose_nothing(
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_the_curve_of_a_run_before_is_shown_if_this_one_goes_on_from_it(
+def test_the_curve_of_an_earlier_run_is_kept_after_a_resume(
     own_hub: HubProcess, opened: Opened, run: Fleet, monkeypatch: pytest.MonkeyPatch, goes_on: bool
 ) -> None:
     run.close()
@@ -127,9 +125,7 @@ def test_the_curve_of_a_run_before_is_shown_if_this_one_goes_on_from_it(
     assert any(isinstance(update, Recalled) for update in seen) or not goes_on
 
 
-def test_nothing_is_recalled_where_nothing_is_recorded(
-    own_hub: HubProcess, opened: Opened, run: Fleet
-) -> None:
+def test_without_a_recording_no_history_is_restored(own_hub: HubProcess, opened: Opened, run: Fleet) -> None:
     before = run.step
     own_hub.start("--record-mb", "0")
     client = opened(Client(own_hub.endpoints.clients))
@@ -139,9 +135,7 @@ def test_nothing_is_recalled_where_nothing_is_recorded(
     assert steps(client)[0] > before and "said to the first hub" not in texts(client)
 
 
-def test_a_recording_that_is_damaged_costs_the_past_alone(
-    own_hub: HubProcess, opened: Opened, run: Fleet
-) -> None:
+def test_a_damaged_recording_loses_only_the_history(own_hub: HubProcess, opened: Opened, run: Fleet) -> None:
     with sqlite3.connect(own_hub.folder / "run.db") as db:
         db.execute("UPDATE segments SET snapshot = x'00'")
     db.close()
@@ -154,7 +148,7 @@ def test_a_recording_that_is_damaged_costs_the_past_alone(
     assert sum(text.startswith(LOST) for text in texts(client)) == 1
 
 
-def test_a_file_that_is_no_database_costs_no_hub(own_hub: HubProcess, opened: Opened, run: Fleet) -> None:
+def test_an_invalid_database_does_not_stop_the_hub(own_hub: HubProcess, opened: Opened, run: Fleet) -> None:
     own_hub.folder.joinpath("run.db").write_bytes(b"no database\n" * 1000)
     for other in ("run.db-wal", "run.db-shm"):
         own_hub.folder.joinpath(other).unlink(missing_ok=True)
@@ -195,19 +189,21 @@ def ending(leader: object, first: int, last: int, *told: Event) -> Ending:
         ([ending(HERE, 5, 4), ending(OTHER, 0, 9)], 0, []),
     ],
 )
-def test_what_belongs_to_the_run(found: list[Ending], known: int | None, belongs: list[int] | None) -> None:
+def test_only_the_history_of_the_run_is_restored(
+    found: list[Ending], known: int | None, belongs: list[int] | None
+) -> None:
     restored = belonging(found, HERE, known)
     assert (None if restored is None else [one.step for one in restored.summaries]) == belongs
 
 
-def test_events_are_told_once() -> None:
+def test_events_are_published_once() -> None:
     a, b, c = event("a", 1.0), event("b", 2.0), event("c", 3.0)
     restored = belonging([ending(HERE, 3, 4, b, c), ending(HERE, 0, 4, a, b)], HERE, None)
     assert restored is not None and restored.events == [a, b, c]
     assert belonging([ending(OTHER, 0, 4, a)], HERE, 0) == RestoredHistory()
 
 
-def test_it_goes_in_front_of_what_is_known_by_then(tmp_path: Path) -> None:
+def test_history_is_inserted_before_known_steps(tmp_path: Path) -> None:
     told = [event(f"event {n}", n) for n in range(EVENTS)]
     path = tape(
         tmp_path / "run.db", ("a", [make_hello(0, 1, step=3000), *map(make_summary, range(3000)), *told])
@@ -236,7 +232,7 @@ def test_it_goes_in_front_of_what_is_known_by_then(tmp_path: Path) -> None:
     assert list(follower.replay()) == list(state.replay())
 
 
-def test_the_past_is_no_news_to_the_detectors() -> None:
+def test_history_raises_no_alerts() -> None:
     broken = [structs.replace(make_summary(n), loss=math.nan if n == 90 else 2.0) for n in range(100)]
     state = RunState()
     state.apply(make_hello(0, 1))

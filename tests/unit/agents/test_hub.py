@@ -111,7 +111,7 @@ def test_the_same_id_twice_asks_once(client: Client, fleet: Fleet) -> None:
     assert fleet.carried_out == carried_out
 
 
-def test_what_cannot_be_asked_is_a_value_error(client: Client) -> None:
+def test_an_unencodable_request_is_a_value_error(client: Client) -> None:
     with pytest.raises(ValueError, match="not a frame of ours"):
         client.propose({"x" * 65: 1})
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_asked_is_a_value_error(client: Client) -> None:
 # ------------------------------------------------------------------------------------------- invalid messages
 
 
-def test_garbage_at_both_sockets_hurts_nobody(
+def test_malformed_frames_at_both_sockets_affect_nobody(
     client: Client, hub: HubProcess, fleet: Fleet, opened: Opened
 ) -> None:
     for endpoint in (hub.endpoints.ranks, hub.endpoints.clients):
@@ -144,7 +144,7 @@ def test_garbage_at_both_sockets_hurts_nobody(
     assert client.resets == 1 and hub.process.poll() is None
 
 
-def test_a_client_is_no_rank(hub: HubProcess, opened: Opened) -> None:
+def test_a_client_cannot_act_as_a_rank(hub: HubProcess, opened: Opened) -> None:
     peer = opened(Peer(hub.endpoints.clients))
     peer.say(make_step(0, 1))
     assert "a client sends credit and proposals" in peer.hear(Refused).why  # type: ignore[union-attr]
@@ -152,9 +152,7 @@ def test_a_client_is_no_rank(hub: HubProcess, opened: Opened) -> None:
     assert "protocol version 9" in peer.hear(Refused).why  # type: ignore[union-attr]
 
 
-def test_a_stranger_is_asked_to_say_hello_or_told_why_not(
-    hub: HubProcess, client: Client, opened: Opened
-) -> None:
+def test_an_unknown_rank_gets_a_welcome_or_a_refusal(hub: HubProcess, client: Client, opened: Opened) -> None:
     peer = opened(Peer(hub.endpoints.ranks))
     peer.say(make_step(0, 1_000_000))
     assert peer.hear(Welcome) == Welcome(client.epoch)
@@ -166,9 +164,7 @@ def test_a_stranger_is_asked_to_say_hello_or_told_why_not(
     assert client.state.steps[0].step < 1_000_000 and client.state.world == 4
 
 
-def test_a_rank_speaks_for_itself_alone_and_in_numbers_that_can_be(
-    own_hub: HubProcess, opened: Opened
-) -> None:
+def test_a_rank_may_send_only_valid_records_of_its_own(own_hub: HubProcess, opened: Opened) -> None:
     client = opened(Client(own_hub.endpoints.clients))
     peer = opened(Peer(own_hub.endpoints.ranks))
     peer.say(
@@ -197,7 +193,7 @@ def test_a_rank_speaks_for_itself_alone_and_in_numbers_that_can_be(
 # ----------------------------------------------------------------------------------------------- loss and end
 
 
-def test_a_silent_rank_is_lost_and_comes_back(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_silent_rank_is_lost_and_returns(own_hub: HubProcess, opened: Opened) -> None:
     client = opened(Client(own_hub.endpoints.clients))
     rank, other = opened(Peer(own_hub.endpoints.ranks)), opened(Peer(own_hub.endpoints.ranks))
     rank.say(make_hello(0, 2))
@@ -217,7 +213,7 @@ def test_a_silent_rank_is_lost_and_comes_back(own_hub: HubProcess, opened: Opene
     rank.hear(Welcome)
 
 
-def test_a_hub_ends_in_good_order(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_hub_ends_cleanly(own_hub: HubProcess, opened: Opened) -> None:
     client = opened(Client(own_hub.endpoints.clients))
     fleet = opened(Fleet(own_hub.endpoints.ranks, 2))
     poll_until(client, lambda: client.state.board, fleet.turn)
@@ -244,9 +240,7 @@ def test_frames_to_a_client_are_never_too_large(hub: HubProcess, client: Client,
     assert isinstance(updates, Updates) and updates.begins and updates.epoch == client.epoch
 
 
-def test_a_client_that_wants_little_gets_little_and_steers_all_the_same(
-    hub: HubProcess, fleet: Fleet, opened: Opened
-) -> None:
+def test_a_low_bandwidth_client_can_still_steer(hub: HubProcess, fleet: Fleet, opened: Opened) -> None:
     client, newest = opened(Client(hub.endpoints.clients)), opened(Client(hub.endpoints.clients))
     client.want(10.0, ranks=False, frame_bytes=4096)
     newest.want(20.0)

@@ -44,7 +44,7 @@ def states(path: Path) -> dict[str, str]:
     return {entry.state.id: entry.state.state for entry in read_commands(path).commands}
 
 
-def test_one_that_cannot_be_opened_at_start_is_tried_again(tmp_path: Path) -> None:
+def test_a_journal_that_cannot_be_opened_is_retried(tmp_path: Path) -> None:
     journal = ControlHarness(tmp_path / "commands.db")
     journal.train()
     journal.propose("old", EIGHT)
@@ -73,7 +73,7 @@ def test_one_that_cannot_be_opened_at_start_is_tried_again(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("removed", [BESIDE, BESIDE[:1], BESIDE[1:]])
-def test_a_file_that_is_removed_is_put_back(tmp_path: Path, removed: tuple[str, ...]) -> None:
+def test_a_removed_journal_is_restored(tmp_path: Path, removed: tuple[str, ...]) -> None:
     journal = ControlHarness(tmp_path / "commands.db")
     journal.train()
     journal.propose("before", EIGHT)
@@ -95,7 +95,7 @@ def test_a_file_that_is_removed_is_put_back(tmp_path: Path, removed: tuple[str, 
     journal.journal.close()
 
 
-def test_while_it_cannot_be_put_back_changes_are_refused(tmp_path: Path) -> None:
+def test_changes_are_refused_until_the_journal_is_restored(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     journal = ControlHarness(tmp_path / "run" / "commands.db")
     journal.train()
@@ -119,7 +119,7 @@ def test_while_it_cannot_be_put_back_changes_are_refused(tmp_path: Path) -> None
     assert states(journal.path) == {"before": "accepted", "after": "accepted"}
 
 
-def test_commands_in_the_recording_of_an_earlier_release_are_taken_over(tmp_path: Path) -> None:
+def test_commands_of_an_earlier_release_are_imported(tmp_path: Path) -> None:
     earlier = tmp_path / "run.db"
     row = dict(zip(COLUMNS, row_of(command(7)), strict=True))
     row = {name: row[name] for name in SUMMED if name != "failed"}
@@ -137,7 +137,7 @@ def test_commands_in_the_recording_of_an_earlier_release_are_taken_over(tmp_path
     again.close()
 
 
-def test_a_bit_that_flips_in_a_row_is_noticed(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_row_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "commands.db"
     journal = Journal(path)
     for revision in (1, 2):
@@ -154,7 +154,7 @@ def test_a_bit_that_flips_in_a_row_is_noticed(tmp_path: Path) -> None:
     assert damaged.damage == [f"2 of the commands and trials in {path} are damaged and left out"]
 
 
-def test_a_log_that_is_torn_or_damaged_is_noticed_at_every_place(tmp_path: Path) -> None:
+def test_a_torn_or_damaged_log_is_detected_at_every_position(tmp_path: Path) -> None:
     """SQLite drops all transactions after the damage without an error."""
     journal = Journal(tmp_path / "commands.db")
     for revision in range(1, 5):
@@ -199,7 +199,7 @@ def test_a_full_disk_refuses_changes_and_recovers(controller: ControlHarness) ->
     assert controller.propose("c", EIGHT).state == "accepted"
 
 
-def test_a_row_that_is_damaged_does_not_end_the_journal(controller: ControlHarness) -> None:
+def test_a_damaged_row_does_not_end_the_journal(controller: ControlHarness) -> None:
     state = controller.propose("a", EIGHT)
     with sqlite3.connect(controller.path) as db:
         db.execute("UPDATE commands SET changes = '{' WHERE id = 'a'")

@@ -68,7 +68,7 @@ def until(runs: Path, true: Any) -> Any:
         assert time.monotonic() < deadline, seen
 
 
-def test_two_processes_are_seen_and_a_knob_switches_on_both_at_one_step(tmp_path: Path) -> None:
+def test_a_knob_switches_on_two_processes_at_one_step(tmp_path: Path) -> None:
     with running(tmp_path, "agree"):
         seen = until(tmp_path, lambda seen: len(seen["ranks"]) == 2 and seen["summary"])
         assert [rank["coords"] for rank in seen["ranks"]] == [{"dp": 0}, {"dp": 1}]
@@ -87,7 +87,7 @@ def test_two_processes_are_seen_and_a_knob_switches_on_both_at_one_step(tmp_path
         assert "not legal; legal: 1, 2, 4, 8" in str(cockpit(tmp_path, "set", "grad_accum=3", "--wait"))
 
 
-def test_without_agree_ranks_are_seen_and_nothing_is_turned(tmp_path: Path) -> None:
+def test_without_agree_ranks_report_and_have_no_knobs(tmp_path: Path) -> None:
     with running(tmp_path):
         seen = until(tmp_path, lambda seen: sum(bool(rank["step"]) for rank in seen["ranks"]) == 2)
         assert seen["knobs"] == []
@@ -95,7 +95,7 @@ def test_without_agree_ranks_are_seen_and_nothing_is_turned(tmp_path: Path) -> N
         assert seen["summary"]["loss"] == 2.0
 
 
-def test_what_a_program_does_wrong_is_one_sentence() -> None:
+def test_a_mistake_of_the_program_gets_one_sentence() -> None:
     def declare(loop: agents.Loop, **options: Any) -> None:
         known = {"legal": [1, 2], "value": 1, "apply": print, "loss_neutral": True}
         loop.knob("k", **({"type": int} | known | options))  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ class Sent:
         return [message for message in self.messages if isinstance(message, kind)]
 
 
-def test_what_fails_in_telemetry_is_told_once_and_the_loop_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_telemetry_failure_is_logged_once_and_the_loop_continues(caplog: pytest.LogCaptureFixture) -> None:
     def broken(mine: bytes) -> list[bytes]:
         if b"ranks" in mine or done:
             raise RuntimeError("the group is gone")
@@ -155,7 +155,7 @@ def test_what_fails_in_telemetry_is_told_once_and_the_loop_goes_on(caplog: pytes
     assert all(step.loss is None and step.tokens == 7 for step in sent.of(Step))
 
 
-def test_what_the_loop_itself_raises_goes_through() -> None:
+def test_exceptions_of_the_loop_propagate() -> None:
     with agents.join("r", hub="none") as loop:
         with pytest.raises(KeyError), loop.step() as step, step.phase("forward"):
             raise KeyError("mine")
@@ -170,7 +170,7 @@ def test_what_the_loop_itself_raises_goes_through() -> None:
                 assert loop.doing[1] == "forward"
 
 
-def test_a_hub_that_cannot_be_costs_nothing(
+def test_a_hub_that_cannot_start_does_not_stop_the_loop(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -186,7 +186,7 @@ def test_a_hub_that_cannot_be_costs_nothing(
         assert time.perf_counter() - began < 5
 
 
-def test_one_rank_alone_agrees_with_itself_and_a_failing_apply_is_told(
+def test_a_single_rank_votes_alone_and_reports_a_failing_apply(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with agents.join("r", hub="none") as loop:
@@ -223,9 +223,7 @@ class Around:
 
 
 @pytest.mark.parametrize("fails", [[1], [0, 1]])
-def test_a_rank_that_fails_to_apply_is_named_and_the_change_is_not_whole(
-    own_hub: HubProcess, opened: Opened, fails: list[int]
-) -> None:
+def test_a_rank_that_fails_to_apply_is_named(own_hub: HubProcess, opened: Opened, fails: list[int]) -> None:
     def train(rank: int) -> None:
         def turn(value: int) -> None:
             if rank in fails and value == 8:

@@ -33,7 +33,7 @@ class Abandoned(BaseException):
         (Abandoned("cancelled"), "k was not applied: Abandoned('cancelled')"),
     ],
 )
-def test_whatever_an_apply_raises_its_rank_goes_on_agreeing(error: BaseException, why: str) -> None:
+def test_a_rank_keeps_voting_whatever_apply_raises(error: BaseException, why: str) -> None:
     around = Around(2)
     acks: list[Ack] = []
     raised: list[BaseException] = []
@@ -90,7 +90,7 @@ def agreement(
     return Agreement(rank, 2, agree, board, lambda: waits, acks.append)
 
 
-def test_one_vote_against_and_nobody_switches() -> None:
+def test_one_vote_against_stops_the_change_on_all_ranks() -> None:
     import msgspec
 
     command = Command(7, "c", {"k": 2})
@@ -108,7 +108,7 @@ def test_one_vote_against_and_nobody_switches() -> None:
 
 
 @pytest.mark.parametrize("error", [Wordless(), ValueError("caf\udce9 \0"), Abandoned()])
-def test_whatever_a_knob_raises_its_rank_votes(error: BaseException) -> None:
+def test_a_rank_votes_whatever_its_knob_raises(error: BaseException) -> None:
     """The other ranks wait for its vote, even if foreign code decides whether a value is legal."""
     import msgspec
 
@@ -127,7 +127,7 @@ def test_whatever_a_knob_raises_its_rank_votes(error: BaseException) -> None:
     assert len(votes) == 2 and votes[1] and b"\0" not in votes[1]
 
 
-def test_what_fails_beside_the_exchange_ends_no_agreement(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_outside_the_exchange_do_not_end_the_agreement(caplog: pytest.LogCaptureFixture) -> None:
     """An unusual step number, a failing log or an unreachable hub does not end the agreement."""
 
     class Failing(logging.Handler):
@@ -152,7 +152,7 @@ def test_what_fails_beside_the_exchange_ends_no_agreement(caplog: pytest.LogCapt
         logging.getLogger("agents").removeHandler(handler)
 
 
-def test_bytes_of_another_world_end_the_agreement_and_not_the_run() -> None:
+def test_bytes_of_another_run_end_the_agreement_but_not_the_run() -> None:
     acks: list[Ack] = []
     with pytest.raises(Disagreement, match="returned bytes of 2 ranks, but the run has 3"):
         Agreement(0, 3, lambda mine: [mine, mine], board([], [1]), lambda: None, acks.append).step(STEP)

@@ -39,7 +39,7 @@ def on(membership: Membership, identity: bytes, rank: int) -> Known:
         ({"rank": 0, "leader": True, "pid": 1}, "already connected, as process"),
     ],
 )
-def test_who_cannot_be_of_this_run_is_told_why(
+def test_a_foreign_rank_is_refused_with_the_reason(
     membership: Membership, fields: dict[str, object], sentence: str
 ) -> None:
     refusal = membership.hello(b"b", make_hello(**({"rank": 1, "world": 4} | fields)), 0.0)  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def test_one_connection_is_one_rank(membership: Membership) -> None:
     assert "on the connection of rank 0" in (membership.hello(b"a", make_hello(1, 4), 0.0) or "")
 
 
-def test_a_silent_rank_is_lost_once_and_comes_back(membership: Membership) -> None:
+def test_a_silent_rank_is_lost_once_and_returns(membership: Membership) -> None:
     membership.hello(b"b", make_hello(1, 4), 0.0)
     assert not on(membership, b"b", 1).mark_heard(4.0)
     lost = membership.newly_lost(LOST_AFTER_S + 0.1)
@@ -63,7 +63,7 @@ def test_a_silent_rank_is_lost_once_and_comes_back(membership: Membership) -> No
     assert membership.leader is not None
 
 
-def test_a_lost_rank_is_told_anew_when_its_process_is_not_as_it_was() -> None:
+def test_a_lost_rank_is_reported_again_when_its_process_state_changes() -> None:
     membership = Membership("r")
     process = subprocess.Popen(["sleep", "60"])
     try:
@@ -83,7 +83,7 @@ def test_a_lost_rank_is_told_anew_when_its_process_is_not_as_it_was() -> None:
         process.kill()
 
 
-def test_a_rank_started_again_takes_its_place_when_the_old_one_is_silent(membership: Membership) -> None:
+def test_a_restarted_rank_replaces_its_silent_predecessor(membership: Membership) -> None:
     anew = make_hello(0, 4, pid=1)
     assert membership.hello(b"b", anew, 3.0) is None
     assert membership.connection(b"a") is None
@@ -95,7 +95,7 @@ def test_the_same_process_may_reconnect_at_once(membership: Membership) -> None:
     assert membership.identity(0) == b"b"
 
 
-def test_a_leader_that_comes_back_finds_its_place_taken() -> None:
+def test_a_returning_leader_does_not_lead_if_replaced() -> None:
     """If two ranks claim to lead, the last accepted one leads."""
     membership = Membership("r")
     membership.hello(b"a", make_hello(0, 2), 0.0)

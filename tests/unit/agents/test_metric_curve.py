@@ -22,7 +22,7 @@ def at(step: int, loss: float | None) -> Summary:
 
 @settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.integers(0, 200), VALUES, min_size=1), st.data())
-def test_it_depends_on_the_values_alone(losses: dict[int, float | None], data: st.DataObject) -> None:
+def test_a_curve_depends_only_on_its_values(losses: dict[int, float | None], data: st.DataObject) -> None:
     with mock.patch("agents.state.metric_curve.BUCKETS", 8):
         told = [at(step, losses[step]) for step in sorted(losses)]
         one_by_one, at_once, in_parts = Curve(), Curve(), Curve()
@@ -54,7 +54,7 @@ def test_it_depends_on_the_values_alone(losses: dict[int, float | None], data: s
                 assert len(finite) == len(steps) or not all(map(math.isfinite, kept))
 
 
-def test_buckets_are_even_however_long_the_run() -> None:
+def test_buckets_are_even_for_any_length() -> None:
     curve = Curve()
     for step in range(0, 50_000, 10):
         curve.extend([at(step, math.sin(step))])
@@ -63,7 +63,7 @@ def test_buckets_are_even_however_long_the_run() -> None:
     assert max(b - a for a, b in pairwise(steps)) <= 64
 
 
-def test_a_copy_is_apart_and_a_cut_forgets() -> None:
+def test_a_copy_is_independent_and_a_cut_removes_steps() -> None:
     curve = Curve()
     curve.extend(at(step, 1.0) for step in range(3000))
     still = copy(curve)
@@ -73,7 +73,7 @@ def test_a_copy_is_apart_and_a_cut_forgets() -> None:
     assert curve == Curve() and not curve and curve.first is None
 
 
-def test_a_part_fits_into_a_message_and_comes_from_anywhere() -> None:
+def test_parts_fit_into_messages_and_insert_anywhere() -> None:
     curve = Curve()
     losses = (1e6 + (step * 7919) % 1000 / 7 for step in range(2**40, 2**40 + 2**14))
     curve.extend(at(2**40 + place, loss) for place, loss in enumerate(losses))

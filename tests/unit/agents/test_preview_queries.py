@@ -28,7 +28,7 @@ def _ask(id: str) -> Preview:
     return Preview(id, {"lr": 1})
 
 
-def test_a_client_has_one_question_on_its_way(questions: PreviewQueries, told: Told) -> None:
+def test_a_client_has_one_open_query(questions: PreviewQueries, told: Told) -> None:
     for id in ("a", "b", "a"):
         questions.ask(b"c", _ask(id), 10.0)
     assert told == [(b"leader", _ask("a"))]
@@ -38,7 +38,7 @@ def test_a_client_has_one_question_on_its_way(questions: PreviewQueries, told: T
     assert told[1:] == [(b"c", Previewed("a", {"lr": 1}, 0)), *[(b"leader", _ask("b"))] * 2]
 
 
-def test_all_together_ask_few_a_second(questions: PreviewQueries, told: Told) -> None:
+def test_the_total_rate_of_queries_is_bounded(questions: PreviewQueries, told: Told) -> None:
     for number in range(100):
         questions.ask(b"c%d" % number, _ask(f"q{number}"), 10.0)
     assert len(told) == QUERIES_PER_S
@@ -46,7 +46,7 @@ def test_all_together_ask_few_a_second(questions: PreviewQueries, told: Told) ->
     assert len(told) == QUERIES_PER_S + 1
 
 
-def test_a_name_that_another_uses_too_takes_no_answer_away(questions: PreviewQueries, told: Told) -> None:
+def test_two_clients_with_one_query_id_both_get_answers(questions: PreviewQueries, told: Told) -> None:
     questions.ask(b"c", _ask("same"), 10.0)
     questions.ask(b"d", _ask("same"), 10.0)
     questions.answer(Previewed("same", {"lr": 1}, 0))

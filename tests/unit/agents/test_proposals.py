@@ -34,7 +34,7 @@ def test_refused_at_once(
     assert controller.propose("b", EIGHT, 0, 7).revision == 1, "a refusal takes no revision"
 
 
-def test_a_refusal_fits_the_wire_however_many_knobs_there_are(controller: ControlHarness) -> None:
+def test_a_refusal_fits_a_frame_with_any_number_of_knobs(controller: ControlHarness) -> None:
     knobs = [KnobState(f"{number:0>64}", 1, Legal([1]), True) for number in range(256)]
     controller.update_log.publish(Board(0, 0, "d", knobs))
     refused = controller.propose("a", {"mb": 1})
@@ -51,12 +51,12 @@ def test_the_largest_proposal_fits_a_frame(controller: ControlHarness) -> None:
     assert controller.propose(propose.id, propose.changes).state == "accepted"
 
 
-def test_without_a_leader_nothing_can_be_asked(controller: ControlHarness) -> None:
+def test_without_a_leader_proposals_are_refused(controller: ControlHarness) -> None:
     controller.membership.newly_lost(100.0)
     assert "the leader, rank 0, is gone" in controller.propose("b", EIGHT).why
 
 
-def test_what_is_asked_before_the_ranks_are_here_waits_for_them(tmp_path: Path) -> None:
+def test_a_proposal_before_the_ranks_connect_waits_for_them(tmp_path: Path) -> None:
     controller = ControlHarness(tmp_path / "run.db")
     asked = controller.propose("a", EIGHT)
     assert (asked.state, asked.revision, asked.settled) == ("accepted", 1, False)
@@ -77,7 +77,7 @@ def test_what_is_asked_before_the_ranks_are_here_waits_for_them(tmp_path: Path) 
     controller.journal.close()
 
 
-def test_changes_that_belong_together_are_left_to_the_ranks(controller: ControlHarness) -> None:
+def test_changes_that_depend_on_each_other_are_judged_by_the_ranks(controller: ControlHarness) -> None:
     """The legal values of one knob can depend on the other knob of the proposal."""
     assert controller.propose("a", {"micro_batches": 3, "lr": 0.2}).state == "accepted"
     controller.ack(1, 0, state="rejected", digest="d", why="micro_batches = 3 is not legal")
@@ -89,13 +89,13 @@ def test_changes_that_belong_together_are_left_to_the_ranks(controller: ControlH
     )
 
 
-def test_the_same_id_asks_once(controller: ControlHarness) -> None:
+def test_a_repeated_id_is_applied_once(controller: ControlHarness) -> None:
     controller.propose("a", EIGHT)
     assert controller.propose("a", {"micro_batches": 2}).changes == EIGHT
     assert controller.propose("b", {"micro_batches": 2}).revision == 2
 
 
-def test_the_same_id_twice_before_the_disk_has_it_asks_once(controller: ControlHarness) -> None:
+def test_an_id_repeated_before_the_journal_write_is_applied_once(controller: ControlHarness) -> None:
     for _ in range(2):
         controller.control.propose(Propose("a", EIGHT))
     controller.settle()
@@ -106,7 +106,7 @@ def test_the_same_id_twice_before_the_disk_has_it_asks_once(controller: ControlH
     assert controller.propose("b", {"micro_batches": 2}).revision == 2
 
 
-def test_of_two_with_one_base_one_loses_cleanly(controller: ControlHarness) -> None:
+def test_one_of_two_proposals_with_one_base_is_refused(controller: ControlHarness) -> None:
     for id in ("a", "b"):  # the second comes while the first is being written to disk
         controller.control.propose(Propose(id, EIGHT, 0, None, f"operator {id}"))
     controller.settle()
@@ -119,7 +119,7 @@ def test_of_two_with_one_base_one_loses_cleanly(controller: ControlHarness) -> N
     assert controller.propose("d", EIGHT, 1).state == "accepted"
 
 
-def test_what_is_under_way_is_bounded(controller: ControlHarness) -> None:
+def test_pending_commands_are_bounded(controller: ControlHarness) -> None:
     for number in range(WAITING):
         controller.propose(f"a{number}", EIGHT)
     assert "pending already" in controller.propose("b", EIGHT).why

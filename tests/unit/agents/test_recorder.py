@@ -26,7 +26,7 @@ def test_every_kind_is_kept_or_thinned() -> None:
     }
 
 
-def test_segments_follow_on_and_any_number_is_found(make_run: MakeRun) -> None:
+def test_segments_are_consecutive_and_any_number_is_found(make_run: MakeRun) -> None:
     run = make_run(segment_bytes=4000)
     run.begin()
     run.train(60)
@@ -47,7 +47,7 @@ def test_segments_follow_on_and_any_number_is_found(make_run: MakeRun) -> None:
             beyond(5000)
 
 
-def test_a_run_that_went_back_is_seen_where_it_went_on(make_run: MakeRun) -> None:
+def test_a_resumed_run_is_found_at_its_later_pass(make_run: MakeRun) -> None:
     run = make_run(segment_bytes=2000)
     run.begin()
     run.train(30)
@@ -62,7 +62,7 @@ def test_a_run_that_went_back_is_seen_where_it_went_on(make_run: MakeRun) -> Non
     assert replay.state.summaries[-1].step == 25, "never reached again: as it was before"
 
 
-def test_a_step_of_before_a_hub_restart_is_found_there(make_run: MakeRun) -> None:
+def test_a_step_before_a_hub_restart_is_found(make_run: MakeRun) -> None:
     before = make_run()
     before.begin()
     before.train(12)
@@ -78,7 +78,7 @@ def test_a_step_of_before_a_hub_restart_is_found_there(make_run: MakeRun) -> Non
         assert (replay.epoch, replay.state.summaries[-1].step) == (run.update_log.epoch, step)
 
 
-def test_what_is_old_is_thinned_then_forgotten(make_run: MakeRun) -> None:
+def test_old_segments_are_thinned_then_deleted(make_run: MakeRun) -> None:
     run = make_run(segment_bytes=10_000, full_bytes=20_000, thin_bytes=20_000)
     run.begin()
     run.tell(Event(1.0, "info", "hub", "an event of old"))
@@ -106,7 +106,7 @@ def test_what_is_old_is_thinned_then_forgotten(make_run: MakeRun) -> None:
     again.until(lambda: sum(segment.thinned for segment in Recording(run.path).segments()) < 5)
 
 
-def test_a_long_curve_is_the_same_wherever_it_is_read(
+def test_a_long_curve_is_the_same_at_every_position(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agents.state.run_state.HISTORY", 16)
@@ -137,7 +137,7 @@ def digest_at(replay: Replay, seq: int) -> list[bytes]:
     return digest(replay.state)
 
 
-def test_who_does_not_keep_up_has_a_gap_and_then_a_snapshot(make_run: MakeRun) -> None:
+def test_a_slow_recorder_has_a_gap_and_then_a_snapshot(make_run: MakeRun) -> None:
     run = make_run(UpdateLog(log_updates=64), queue_bytes=0, commit_s=0.2, gap_interval_s=0.0)
     run.begin()
     run.train(100)  # the thread has the first updates and sleeps; the log keeps 64
@@ -150,7 +150,7 @@ def test_who_does_not_keep_up_has_a_gap_and_then_a_snapshot(make_run: MakeRun) -
     assert digest_at(replay, run.update_log.seq) == digest(run.update_log.state)
 
 
-def test_a_disk_that_fails_is_said_once_and_tried_again(
+def test_a_disk_failure_is_reported_once_and_retried(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[Path] = []
@@ -181,7 +181,7 @@ def test_a_disk_that_fails_is_said_once_and_tried_again(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_failed_is_said(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_thread_is_reported(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise SystemExit  # it ends the thread without a message
 
@@ -192,9 +192,7 @@ def test_a_thread_that_failed_is_said(make_run: MakeRun, monkeypatch: pytest.Mon
     assert "its thread has failed" in run.events[0]
 
 
-def test_an_error_of_any_kind_is_said_and_tried_again(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_error_is_reported_and_retried(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise KeyError("a mistake")
 
@@ -208,7 +206,7 @@ def test_an_error_of_any_kind_is_said_and_tried_again(
     run.until(lambda: "continues after a gap" in run.events[-1])
 
 
-def test_kinds_of_a_newer_release_cost_nothing() -> None:
+def test_kinds_of_a_newer_release_are_accepted() -> None:
     newer = msgspec.Raw(msgspec.msgpack.encode(["wonders", 1, {"a": 2}]))
     assert unpack(newer) == protocol.Unknown("wonders")
     with pytest.raises(RecordingError, match="cannot be read"):

@@ -68,7 +68,7 @@ def relay(own_hub: HubProcess, opened: Opened) -> RelayProcess:
     return opened(RelayProcess(own_hub.endpoints.ranks))
 
 
-def test_through_kills_of_relay_and_hub_ranks_are_known_and_commands_applied(
+def test_ranks_and_commands_survive_kills_of_relay_and_hub(
     own_hub: HubProcess, relay: RelayProcess, opened: Opened
 ) -> None:
     client = opened(Client(own_hub.endpoints.clients))
@@ -107,7 +107,7 @@ def test_through_kills_of_relay_and_hub_ranks_are_known_and_commands_applied(
     assert all(gone.clean for gone in client.state.gone.values())
 
 
-def test_a_relay_speaks_for_those_who_said_hello_through_it_and_no_others(
+def test_a_relay_sends_only_for_ranks_that_sent_a_hello_through_it(
     own_hub: HubProcess, opened: Opened
 ) -> None:
     client = opened(Client(own_hub.endpoints.clients))
@@ -137,7 +137,7 @@ def test_a_relay_speaks_for_those_who_said_hello_through_it_and_no_others(
     assert "sent an introduction on the connection of a rank" in rank.hear(Refused).why  # type: ignore[union-attr]
 
 
-def test_a_crowd_that_waits_is_bounded_and_keeps_the_newest_of_each() -> None:
+def test_a_full_outbox_keeps_the_newest_record_of_each_rank() -> None:
     outbox = RelayOutbox()
     for step in range(3 * PATIENCE):
         outbox.put(make_step(step % 100, step))
@@ -159,7 +159,7 @@ def test_a_crowd_that_waits_is_bounded_and_keeps_the_newest_of_each() -> None:
     assert lost == put - len(messages) > 0 and len(messages) < PATIENCE + KEPT
 
 
-def test_a_crowd_of_ranks_that_cannot_be_is_bounded_too() -> None:
+def test_records_of_invalid_ranks_are_bounded_too() -> None:
     outbox = RelayOutbox()
     for rank in range(3 * PATIENCE):
         outbox.put(make_step(rank, 1))
@@ -229,7 +229,7 @@ class Within:
         return batch
 
 
-def test_a_relay_passes_on_what_a_rank_may_say_and_nothing_else() -> None:
+def test_a_relay_passes_on_only_allowed_messages() -> None:
     node = Within()
     node.say(b"p0", make_hello(0, 4))
     node.say(b"p3", make_hello(3, 4))
@@ -252,7 +252,7 @@ def test_a_relay_passes_on_what_a_rank_may_say_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("kind", [protocol.Sample(["peers"], 1.0), protocol.Preview("q", {"x": 1})], ids=repr)
-def test_what_only_a_hub_or_a_client_says_is_not_passed_on(kind: protocol.Message) -> None:
+def test_messages_of_hubs_and_clients_are_not_passed_on(kind: protocol.Message) -> None:
     node = Within()
     node.say(b"p0", make_hello(0, 4))
     node.say(b"p3", make_hello(3, 4))
@@ -263,7 +263,7 @@ def test_what_only_a_hub_or_a_client_says_is_not_passed_on(kind: protocol.Messag
     assert node.sockets.answers == [], "nor to the other ranks of the node"
 
 
-def test_what_a_hub_asks_one_rank_for_reaches_that_one() -> None:
+def test_a_request_to_one_rank_reaches_only_that_rank() -> None:
     node = Within()
     for rank in range(4):
         node.say(f"p{rank}".encode(), make_hello(rank, 8))
@@ -272,7 +272,7 @@ def test_what_a_hub_asks_one_rank_for_reaches_that_one() -> None:
     assert node.sockets.answers == [(b"p3", wanted)]
 
 
-def test_nobody_takes_the_number_of_a_rank_that_is_heard() -> None:
+def test_the_number_of_a_connected_rank_cannot_be_taken() -> None:
     node = Within()
     node.say(b"p3", make_hello(3, 4))
     node.say(b"x", make_hello(3, 4, pid=1), make_step(3, 1000))
@@ -283,7 +283,7 @@ def test_nobody_takes_the_number_of_a_rank_that_is_heard() -> None:
     assert make_step(3, 6) in node.batch()
 
 
-def test_a_relay_says_what_is_malformed() -> None:
+def test_a_relay_reports_malformed_messages() -> None:
     node = Within()
     bad = make_hello(0, 4, coords={"x" * 70: 1})
     node.say(b"p", bad)

@@ -59,7 +59,7 @@ def recorded(path: Path) -> int:
         recording.close()
 
 
-def test_a_replay_is_what_a_lossless_subscriber_had(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_replay_equals_a_subscriber_that_lost_nothing(own_hub: HubProcess, opened: Opened) -> None:
     client = opened(Lossless(own_hub.endpoints.clients))
     fleet = opened(Fleet(own_hub.endpoints.ranks))
     poll_until(client, lambda: client.state.board and len(client.state.hellos) == 4, fleet.turn)

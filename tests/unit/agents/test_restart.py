@@ -28,7 +28,7 @@ def started(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment(), capture_output=True, text=True)
 
 
-def test_killed_and_started_again_it_is_the_same_run(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_restarted_hub_serves_the_same_run(own_hub: HubProcess, opened: Opened) -> None:
     client = opened(Client(own_hub.endpoints.clients))
     fleet = opened(Fleet(own_hub.endpoints.ranks))
     poll_until(client, lambda: client.state.board and len(client.state.hellos) == 4, fleet.turn)
@@ -63,7 +63,7 @@ def test_killed_and_started_again_it_is_the_same_run(own_hub: HubProcess, opened
     assert not client.state.gone
 
 
-def test_a_full_disk_refuses_changes_and_telemetry_goes_on(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_full_disk_refuses_changes_and_telemetry_continues(own_hub: HubProcess, opened: Opened) -> None:
     client = opened(Client(own_hub.endpoints.clients))
     fleet = opened(Fleet(own_hub.endpoints.ranks, 2))
     poll_until(client, lambda: client.state.board, fleet.turn)
@@ -105,14 +105,14 @@ def test_a_hub_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sockets", ["/proc/nowhere", "/tmp", "x" * 200])
-def test_sockets_that_cannot_be_are_one_sentence(tmp_path: Path, sockets: str) -> None:
+def test_invalid_sockets_get_one_sentence(tmp_path: Path, sockets: str) -> None:
     ended = started("--dir", str(tmp_path), "--sockets", str(tmp_path / sockets))
     assert ended.returncode == 2 and ended.stderr.startswith("the hub cannot start: the socket")
     assert ended.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
-def test_a_lock_that_is_no_file_is_refused_and_nothing_is_harmed(tmp_path: Path, kind: str) -> None:
+def test_a_lock_that_is_not_a_file_is_refused(tmp_path: Path, kind: str) -> None:
     precious = tmp_path / "precious"
     precious.write_text("all I have")
     lock = tmp_path / "run" / ".hub.lock"

@@ -63,7 +63,7 @@ def test_a_run_is_named_by_name_folder_or_url(tmp_path: Path) -> None:
         assert runs.resolve(target, tmp_path / "runs") == endpoints
 
 
-def test_what_cannot_be_reached_is_one_sentence(tmp_path: Path, dead_pid: int) -> None:
+def test_an_unreachable_run_gets_one_sentence(tmp_path: Path, dead_pid: int) -> None:
     add_run(tmp_path, "dead", dead_pid)
     (tmp_path / "bare").mkdir()
     (tmp_path / "broken").mkdir()
@@ -96,7 +96,7 @@ def test_runs_that_an_error_does_not_name_are_counted(tmp_path: Path) -> None:
         runs.find_folder("x", tmp_path / "absent")
 
 
-def test_a_hub_file_is_not_believed_blindly(tmp_path: Path) -> None:
+def test_a_hub_file_is_validated(tmp_path: Path) -> None:
     endpoints = add_run(tmp_path, "theirs", os.getpid()).endpoints
     endpoints.directory.chmod(0o777)
     with pytest.raises(RunError, match="must be a directory of yours with mode 0700"):
@@ -131,7 +131,7 @@ def test_sockets_are_private_and_short(tmp_path: Path, monkeypatch: pytest.Monke
         check_socket_directory(directory)
 
 
-def test_a_long_runtime_directory_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_runtime_directory_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
@@ -142,7 +142,7 @@ def test_a_long_runtime_directory_is_passed_over(tmp_path: Path, monkeypatch: py
         endpoints_in(long)
 
 
-def test_a_failure_is_forgotten_when_the_run_is_started_again(tmp_path: Path) -> None:
+def test_a_failure_is_ignored_after_a_new_start(tmp_path: Path) -> None:
     file = tmp_path / FAILURE_FILE
     forget_failure(tmp_path)
     assert not file.exists()

@@ -26,14 +26,14 @@ def asked(leases: SamplingLeases, now: float, step_ms: float = 100.0) -> dict[by
     return {identity: {sample.kinds[0]: sample.every for sample in samples} for identity, samples in told}
 
 
-def test_without_a_request_ranks_send_now_and_then_and_of_the_same_steps() -> None:
+def test_without_a_request_ranks_sample_the_same_steps() -> None:
     early, late = Sampling(), Sampling()
     assert early.due("peers", 0) and late.due("peers", 7)  # the first sample of each
     assert [step for step in range(8, 100) if early.due("peers", step)] == [20, 40, 60, 80]
     assert [step for step in range(8, 100) if late.due("peers", step)] == [20, 40, 60, 80]
 
 
-def test_a_lease_makes_it_oftener_and_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_raises_the_rate_until_it_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     sampling = Sampling()
@@ -45,7 +45,7 @@ def test_a_lease_makes_it_oftener_and_expires(monkeypatch: pytest.MonkeyPatch) -
     assert [step for step in range(1, EVERY + 1) if sampling.due("peers", step)] == [EVERY]
 
 
-def test_ranks_are_told_what_is_looked_at_and_again_in_time() -> None:
+def test_ranks_get_requests_and_renewals_in_time() -> None:
     leases = SamplingLeases()
     assert leases.ask(b"a", Sample(["peers", "of tomorrow"], 60.0, [2, 3]), 0.0) is None
     assert asked(leases, 0.0) == {
@@ -62,14 +62,14 @@ def test_ranks_are_told_what_is_looked_at_and_again_in_time() -> None:
     assert asked(leases, 20.0) == {}
 
 
-def test_a_rank_on_a_new_connection_is_told_anew() -> None:
+def test_a_reconnected_rank_gets_the_request_again() -> None:
     leases = SamplingLeases()
     leases.ask(b"a", Sample(["peers"], 60.0, [2]), 0.0)
     assert asked(leases, 0.0)
     assert [identity for identity, _ in leases.requests_due(HERE | {2: b"new"}, 100.0, 0.1)] == [b"new"]
 
 
-def test_however_many_look_what_comes_in_is_bounded() -> None:
+def test_the_sample_rate_is_bounded_for_any_number_of_clients() -> None:
     leases = SamplingLeases()
     for client in range(CLIENTS):
         assert leases.ask(b"%d" % client, Sample(["peers"], 60.0), 0.0) is None
@@ -83,7 +83,7 @@ def test_however_many_look_what_comes_in_is_bounded() -> None:
     assert fast.every * 1e-3 >= SAMPLE_PERIOD_S / 1000
 
 
-def test_what_leases_cost_does_not_grow_with_ranks_times_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_leases_does_not_grow_with_ranks_times_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     class Counted(frozenset[int]):
         looks = 0
 
@@ -101,7 +101,7 @@ def test_what_leases_cost_does_not_grow_with_ranks_times_leases(monkeypatch: pyt
     assert told == [b"%d" % rank for rank in range(CLIENTS)] and Counted.looks <= len(world)
 
 
-def test_what_a_client_looks_at_reaches_the_rank_through_the_hub(hub: HubProcess, opened: Opened) -> None:
+def test_a_sample_request_reaches_the_rank_through_the_hub(hub: HubProcess, opened: Opened) -> None:
     agent = opened(Agent(hub.endpoints.ranks, lambda: (1, "forward", 0.0)))
     agent.introduce(make_hello(0, 1, capabilities=list(CAPABILITIES)), None)
     client = opened(Client(hub.endpoints.clients))

@@ -79,7 +79,7 @@ def test_a_long_run_is_bucketed_evenly_and_still_replays() -> None:
     assert vars(rebuilt(state)) == vars(state)
 
 
-def test_a_run_that_goes_back_beyond_its_whole_summaries() -> None:
+def test_a_run_that_resumes_before_its_kept_summaries() -> None:
     state = RunState()
     for step in range(3000):
         state.apply(lossy(step))
@@ -91,7 +91,7 @@ def test_a_run_that_goes_back_beyond_its_whole_summaries() -> None:
     assert vars(rebuilt(state)) == vars(state)
 
 
-def test_a_step_told_again_replaces_what_came_after_it() -> None:
+def test_a_repeated_step_replaces_all_later_ones() -> None:
     state = RunState()
     for step in (1, 2, 3):
         state.apply(make_summary(step))
@@ -108,7 +108,7 @@ def test_commands_are_bounded_and_an_unsettled_one_stays() -> None:
     assert "waits" in state.commands and f"c{2 * COMMANDS - 1}" in state.commands
 
 
-def test_a_hello_ends_being_gone() -> None:
+def test_a_hello_makes_a_lost_rank_present() -> None:
     state = RunState()
     hello: Hello = make_hello(2, 4)
     for update in (hello, Gone(2, clean=False)):
@@ -118,7 +118,7 @@ def test_a_hello_ends_being_gone() -> None:
     assert not state.gone and state.world == 4
 
 
-def test_the_log_is_in_the_order_of_the_hub_though_its_clock_jumps() -> None:
+def test_the_log_keeps_the_hubs_order_when_its_clock_jumps() -> None:
     state = RunState()
     told: list[Update] = [
         Event(100.0, "info", "hub", "first"),
@@ -141,7 +141,7 @@ def test_the_log_is_in_the_order_of_the_hub_though_its_clock_jumps() -> None:
     assert list(rebuilt.log()) == [*told[:1], *told[2:], later], "where it was told last"
 
 
-def test_what_is_recalled_lies_between_the_commands_of_the_journal() -> None:
+def test_recalled_events_are_merged_with_the_journals_commands() -> None:
     state = RunState()
     commands = [
         CommandState(id, n, "applied", {}, {}, "", at) for id, n, at in (("a", 1, 10.0), ("b", 2, 30.0))

@@ -34,21 +34,21 @@ def watched_steps(
     return found or []
 
 
-def test_a_straggler_is_found_among_those_with_its_work() -> None:
+def test_a_straggler_is_found_among_ranks_with_the_same_work() -> None:
     (found,) = watched_steps({6: 90.0})
     assert found.ranks == (6,) and found.subject == "rank 6"
     assert "+52%" in found.text and "3 ranks" in found.text
 
 
-def test_a_whole_stage_with_more_work_is_no_straggler() -> None:
+def test_a_stage_with_more_work_is_not_a_straggler() -> None:
     assert watched_steps({4: 90.0, 5: 91.0, 6: 90.0, 7: 92.0}) == []
 
 
-def test_peers_that_only_wait_are_not_judged() -> None:
+def test_peers_that_only_wait_are_no_reference() -> None:
     assert watched_steps(dict.fromkeys(range(WORLD), 0.0) | {6: 50.0}) == []
 
 
-def test_one_slow_step_is_no_straggler() -> None:
+def test_one_slow_step_is_not_a_straggler() -> None:
     state, straggler = run_of(), Straggler()
     for step in range(9):
         feed(state, steps_of(step, {6: 95.0} if step == 8 else {}))
@@ -56,7 +56,7 @@ def test_one_slow_step_is_no_straggler() -> None:
     assert found == []
 
 
-def test_a_rank_that_was_slow_is_so_until_it_is_well_under_the_limit() -> None:
+def test_a_straggler_stays_one_until_well_below_the_limit() -> None:
     state, straggler = run_of(), Straggler()
     said = []
     for step, own in enumerate([90.0] * 6 + [66.0] * 6 + [62.0] * 6 + [66.0] * 6):
@@ -65,13 +65,13 @@ def test_a_rank_that_was_slow_is_so_until_it_is_well_under_the_limit() -> None:
     assert said == [False] * 4 + [True] * 10 + [False] * 10
 
 
-def test_of_two_ranks_of_a_stage_the_slower_is_named() -> None:
+def test_in_a_stage_of_two_the_slower_rank_is_named() -> None:
     (found,) = watched_steps({2: 90.0}, world=4)
     assert found.ranks == (2,) and "against the other rank with the same work" in found.text
     assert watched_steps({2: 75.0}, world=4) == [], "one figure says less than a median"
 
 
-def test_a_rank_alone_in_its_stage_is_compared_with_its_own_past() -> None:
+def test_a_rank_without_peers_is_compared_with_its_own_baseline() -> None:
     state, straggler = run_of(2), Straggler()
     said = []
     for step in range(40):
@@ -82,7 +82,7 @@ def test_a_rank_alone_in_its_stage_is_compared_with_its_own_past() -> None:
     ]
 
 
-def test_a_knob_that_was_turned_makes_a_new_past() -> None:
+def test_a_knob_change_resets_the_baseline() -> None:
     state, straggler = run_of(2), Straggler()
     for step in range(40):
         slow = {1: 90.0 if step >= 25 else 60.0}
@@ -90,7 +90,7 @@ def test_a_knob_that_was_turned_makes_a_new_past() -> None:
         assert not straggler.check(state, float(step))
 
 
-def test_ranks_that_share_cores_are_judged_over_more_steps_and_by_more() -> None:
+def test_ranks_on_shared_cores_have_wider_limits() -> None:
     (found,) = watched_steps({6: 90.0}, steps=20, shared=True)
     assert found.ranks == (6,)
     assert watched_steps({6: 90.0}, steps=14, shared=True) == []
@@ -108,17 +108,17 @@ def slowed(*step_ms: float, shared: bool = False, revisions: dict[int, int] | No
     return said
 
 
-def test_a_run_that_slows_down_is_found_and_stays_found_until_it_is_fast_again() -> None:
+def test_a_slowdown_lasts_until_the_run_is_fast_again() -> None:
     said = slowed(*[290.0] * 20, *[820.0] * 50, *[295.0] * 8)
     assert not any(said[:22])
     assert all(said[22:70]) and said[40] == ["the run has slowed down: 820 ms a step, 290 ms before"]
     assert not any(said[-5:])
 
 
-def test_a_knob_that_makes_steps_longer_is_no_slowdown() -> None:
+def test_longer_steps_after_a_knob_change_are_not_a_slowdown() -> None:
     assert not any(slowed(*[290.0] * 20, *[820.0] * 30, revisions={20: 1}))
 
 
-def test_on_shared_cores_a_slowdown_is_more_and_says_what_may_be_the_cause() -> None:
+def test_on_shared_cores_a_slowdown_has_a_wider_limit_and_a_cause() -> None:
     assert not any(slowed(*[290.0] * 20, *[400.0] * 20, shared=True))
     assert "another program" in slowed(*[290.0] * 20, *[820.0] * 20, shared=True)[-1][0]

@@ -31,17 +31,17 @@ def test_a_spike_lasts_until_the_loss_is_back() -> None:
     assert said[-3] and said[-3][0].name == "loss_spike" and "usual 2.0" in said[-3][0].text
 
 
-def test_a_loss_that_falls_or_wavers_is_no_spike() -> None:
+def test_a_falling_or_noisy_loss_is_not_a_spike() -> None:
     assert not any(losses(*(5.0 * 0.9**n for n in range(30)), *USUAL))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_is_an_error_and_spoils_no_history(bad: float) -> None:
+def test_a_nan_loss_is_an_error_and_stays_out_of_the_baseline(bad: float) -> None:
     said = losses(*USUAL, bad, 2.0, 3.5)
     assert [finding.name for found in said[-3:] for finding in found or []] == ["nan", "loss_spike"]
 
 
-def test_a_gradient_norm_far_above_the_usual() -> None:
+def test_a_gradient_norm_far_above_the_median() -> None:
     state, loss = RunState(), Loss()
     for step in range(12):
         state.apply(structs.replace(make_summary(step), grad_norm=35.0 if step == 11 else 1.0))
@@ -61,7 +61,7 @@ def dead(*loads: list[int], every: int = 1) -> list[Finding]:
     return found or []
 
 
-def test_an_expert_is_dead_when_it_starves_for_steps_running() -> None:
+def test_an_expert_without_tokens_in_consecutive_samples_is_dead() -> None:
     (found,) = dead(*[STARVING] * 9)
     assert (found.name, found.subject) == ("dead_experts", "run")
     assert found.text == (
@@ -71,7 +71,7 @@ def test_an_expert_is_dead_when_it_starves_for_steps_running() -> None:
     assert dead(*[STARVING] * 8, FED, *[STARVING] * 3) == []
 
 
-def test_samples_that_are_far_apart_count_by_their_steps_and_two_are_not_enough() -> None:
+def test_distant_samples_count_by_steps_and_two_are_not_enough() -> None:
     assert dead(STARVING, STARVING, STARVING, every=20)
     assert dead(STARVING, STARVING, every=20) == []
 
@@ -119,7 +119,7 @@ def test_a_router_that_sends_all_to_one_collapses() -> None:
     assert routed(summary_of(entropy=0.6)) == []
 
 
-def test_layers_that_do_the_same_are_one_finding_and_the_worst_is_named() -> None:
+def test_several_collapsed_layers_are_one_finding_that_names_the_worst() -> None:
     state, detector = RunState(), Routing()
     bad = [structs.replace(summary_of(0.1 + 0.02 * n, 60 + 10 * n), layer=n) for n in range(8)]
     state.apply(Loads(0, [*bad, structs.replace(summary_of(), layer=8)]))
@@ -133,7 +133,7 @@ def test_layers_that_do_the_same_are_one_finding_and_the_worst_is_named() -> Non
     assert drops.text.startswith("8 of 9 layers drop tokens at this capacity: layer 7 13.0%, layer 6 12.0%")
 
 
-def test_drops_are_held_on_to_until_they_are_well_under_the_limit() -> None:
+def test_a_drop_alert_lasts_until_well_below_the_limit() -> None:
     assert routed(summary_of(dropped=60)) == ["layer 2 drops 6.0% of its tokens at this capacity"]
     assert routed(summary_of(dropped=60), summary_of(dropped=40))
     assert routed(summary_of(dropped=60), summary_of(dropped=20), summary_of(dropped=40)) == []

@@ -90,7 +90,7 @@ def _tried(bench: Bench) -> None:
     assert bench.trial.state == "after"
 
 
-def test_a_second_trial_is_refused_and_the_first_goes_on(bench: Bench) -> None:
+def test_a_second_trial_is_refused_and_the_first_continues(bench: Bench) -> None:
     bench.trials.start(ASK)
     bench.trials.start(Try("u", {"lr": 0.5}, 4, "you"))
     assert bench.update_log.state.trials["u"].why == "another trial is running, by me"
@@ -114,7 +114,7 @@ def test_a_decision_waits_while_another_trial_is_refused(bench: Bench) -> None:
 
 @pytest.mark.parametrize("stage", ["before", "after"])
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_long_name_costs_nobody_the_run_or_the_journal(bench: Bench, stage: str, keep: bool) -> None:
+def test_a_long_name_breaks_neither_the_run_nor_the_journal(bench: Bench, stage: str, keep: bool) -> None:
     long = "w" * TEXT
     if stage == "after":
         _tried(bench)
@@ -128,7 +128,7 @@ def test_a_long_name_costs_nobody_the_run_or_the_journal(bench: Bench, stage: st
     assert bench.journal.failure == "" and "t" in bench.update_log.state.trials
 
 
-def test_a_revert_that_is_not_legal_is_given_up_and_told(bench: Bench) -> None:
+def test_an_illegal_revert_is_given_up_and_reported(bench: Bench) -> None:
     _tried(bench)
     bench.show(2, 8, legal=(8,))
     bench.trials.decide(Decide(False, "t", "me"))
@@ -140,7 +140,7 @@ def test_a_revert_that_is_not_legal_is_given_up_and_told(bench: Bench) -> None:
     assert any("could not be reverted, micro_batches=8 stays" in text for text in bench.errors)
 
 
-def test_a_revert_waits_for_ranks_under_one_name(bench: Bench) -> None:
+def test_a_revert_waits_for_ranks_under_one_id(bench: Bench) -> None:
     _tried(bench)
     bench.membership.newly_lost(1e6)
     bench.trials.decide(Decide(False, "t", "me"))
@@ -167,7 +167,7 @@ def test_times_that_cannot_be_compared_do_not_end_the_hub(bench: Bench) -> None:
     assert bench.trial.state == "reverting" and "cannot be compared" in bench.trial.why
 
 
-def test_a_mistake_in_a_trial_costs_that_trial(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_trial_ends_only_that_trial(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     _tried(bench)
 
     def wrong(*_: object) -> None:
@@ -181,7 +181,7 @@ def test_a_mistake_in_a_trial_costs_that_trial(bench: Bench, monkeypatch: pytest
     ]
 
 
-def test_rows_that_cannot_be_read_cost_only_themselves(bench: Bench) -> None:
+def test_unreadable_rows_do_not_affect_others(bench: Bench) -> None:
     bench.propose("good", {"lr": 0.5})
     bench.propose("bad", {"lr": 0.6})
     bench.trials.start(ASK)
@@ -202,14 +202,14 @@ def test_rows_that_cannot_be_read_cost_only_themselves(bench: Bench) -> None:
     assert "cannot be read" in bench.propose("bad", {"lr": 0.6}).why
 
 
-def test_what_nobody_could_read_is_never_published(bench: Bench) -> None:
+def test_an_undecodable_update_is_never_published(bench: Bench) -> None:
     bench.update_log.publish(Gone(1, clean=False, text="w" * (TEXT + 1)))
     for frame in bench.update_log.snapshot():
         codec.decode(frame)
     assert not bench.update_log.state.gone and "an unreadable gone is omitted" in bench.errors[0]
 
 
-def test_refusals_do_not_push_out_what_can_be_undone() -> None:
+def test_refusals_do_not_displace_undoable_changes() -> None:
     state = RunState()
     good = CommandState("good", 1, "applied", {"lr": 1}, {"lr": 2}, "me", 0.0)
     state.apply(good)
@@ -219,7 +219,7 @@ def test_refusals_do_not_push_out_what_can_be_undone() -> None:
     assert f"no{COMMANDS + 9}" in state.commands and "no0" not in state.commands
 
 
-def test_a_refused_trial_does_not_push_out_the_one_under_way(bench: Bench) -> None:
+def test_a_refused_trial_does_not_displace_the_running_one(bench: Bench) -> None:
     bench.trials.start(ASK)
     for number in range(100):
         bench.trials.start(Try(f"u{number}", {"lr": 0.5}, 4, "you"))
@@ -229,7 +229,7 @@ def test_a_refused_trial_does_not_push_out_the_one_under_way(bench: Bench) -> No
 
 
 @pytest.mark.parametrize("name", ["t.try", "t.revert1"])
-def test_nobody_takes_the_names_of_a_trials_proposals(name: str) -> None:
+def test_ids_of_a_trials_proposals_are_reserved(name: str) -> None:
     assert "use another id" in (refusal(Role.OPERATOR, "", Propose(name, {"lr": 1})) or "")
     assert refusal(Role.OPERATOR, "", Propose("t.tryout", {"lr": 1})) is None
 
@@ -237,7 +237,7 @@ def test_nobody_takes_the_names_of_a_trials_proposals(name: str) -> None:
 # --------------------------------------------------------------------------------------- which decision counts
 
 
-def test_a_refusal_is_the_leaders_to_say(bench: Bench) -> None:
+def test_only_the_leader_can_reject_a_command(bench: Bench) -> None:
     bench.propose("a", {"micro_batches": 8})
     no = Ack(2, 1, "rejected", 5, "x", "nope")
     bench.control.ack(no)
@@ -250,7 +250,7 @@ def test_a_refusal_is_the_leaders_to_say(bench: Bench) -> None:
     assert bench.errors == ["rank 2 reports rejected of revision 1, others applied: nope"]
 
 
-def test_nobody_has_applied_what_was_not_sent(bench: Bench) -> None:
+def test_an_ack_of_an_unsent_command_does_not_count(bench: Bench) -> None:
     bench.propose("a", {"micro_batches": 8})
     bench.propose("b", {"micro_batches": 2})
     bench.control.next_command(0.0)

@@ -92,7 +92,7 @@ def test_clearly_faster_is_kept(lab: Lab) -> None:
     assert lab.update_log.state.commands["t.try"].reason == "trial t"
 
 
-def test_a_trial_of_more_steps_than_a_hub_keeps_whole_ends(lab: Lab) -> None:
+def test_a_trial_longer_than_the_kept_summaries_ends(lab: Lab) -> None:
     steps = 2 * HISTORY
     lab.trials.start(structs.replace(EIGHT, steps=steps))
     lab.run(2 * steps + 10, {8: 90.0})
@@ -101,7 +101,7 @@ def test_a_trial_of_more_steps_than_a_hub_keeps_whole_ends(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("every", [1, 10])
-def test_a_window_has_no_gap(lab: Lab, every: int) -> None:
+def test_a_window_restarts_after_a_gap(lab: Lab, every: int) -> None:
     def run(steps: int) -> None:
         for _ in range(steps):
             lab.run(1)
@@ -117,7 +117,7 @@ def test_a_window_has_no_gap(lab: Lab, every: int) -> None:
     assert lab.trial.state in ("applying", "after")
 
 
-def test_a_window_begins_again_when_the_past_is_told_or_done_anew() -> None:
+def test_a_window_restarts_after_recalled_or_repeated_steps() -> None:
     def told(*steps: int) -> list[Summary]:
         return [structs.replace(make_summary(step), knobs={"k": 1}) for step in steps]
 
@@ -130,7 +130,7 @@ def test_a_window_begins_again_when_the_past_is_told_or_done_anew() -> None:
 
 
 @pytest.mark.parametrize("ms", [100.0, 110.0])
-def test_not_clearly_faster_is_taken_back(lab: Lab, ms: float) -> None:
+def test_not_clearly_faster_is_reverted(lab: Lab, ms: float) -> None:
     lab.trials.start(EIGHT)
     lab.run(40, {8: ms})
     assert (lab.trial.state, lab.trial.why) == ("reverted", "it is not clearly faster")
@@ -174,7 +174,7 @@ def test_ended_before_anything_was_changed(lab: Lab) -> None:
     assert lab.trial.state == "reverted" and "t.try" not in lab.update_log.state.commands
 
 
-def test_another_change_meanwhile_ends_it(lab: Lab) -> None:
+def test_another_change_ends_the_trial(lab: Lab) -> None:
     lab.trials.start(EIGHT)
     lab.run(18)
     lab.propose("other", {"lr": 0.3})
@@ -183,7 +183,7 @@ def test_another_change_meanwhile_ends_it(lab: Lab) -> None:
     assert lab.values == {"micro_batches": 4, "lr": 0.3}
 
 
-def test_who_turns_the_tried_knob_by_hand_has_the_last_word(lab: Lab) -> None:
+def test_an_operators_change_of_the_tried_knob_wins(lab: Lab) -> None:
     lab.trials.start(EIGHT)
     lab.run(18)
     lab.propose("other", {"micro_batches": 2})
@@ -192,7 +192,7 @@ def test_who_turns_the_tried_knob_by_hand_has_the_last_word(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("steps", [5, 15, 20], ids=["before", "just applied", "after"])
-def test_a_hub_that_is_killed_goes_on_with_it(lab: Lab, steps: int) -> None:
+def test_a_restarted_hub_continues_the_trial(lab: Lab, steps: int) -> None:
     lab.trials.start(EIGHT)
     lab.run(steps)
     lab.restart()
@@ -203,7 +203,7 @@ def test_a_hub_that_is_killed_goes_on_with_it(lab: Lab, steps: int) -> None:
     assert lab.board_revision == 1, "tried once"
 
 
-def test_what_is_tried_is_taken_back_even_if_the_ranks_were_away_when_it_was_due(lab: Lab) -> None:
+def test_a_due_revert_waits_for_absent_ranks(lab: Lab) -> None:
     lab.trials.start(EIGHT)
     lab.run(20)
     lab.membership.newly_lost(100.0)
@@ -232,7 +232,7 @@ def test_refused(lab: Lab, changes: dict[str, object], why: str) -> None:
     assert lab.trial.state == "failed" and why in lab.trial.why
 
 
-def test_one_at_a_time_and_asked_twice_is_asked_once(lab: Lab) -> None:
+def test_one_trial_at_a_time_and_a_repeated_id_starts_one(lab: Lab) -> None:
     lab.trials.start(EIGHT)
     lab.trials.start(EIGHT)
     lab.trials.start(structs.replace(EIGHT, id="u"))
@@ -267,7 +267,7 @@ def test_undo_goes_back_change_by_change(lab: Lab) -> None:
     assert lab.update_log.state.commands["u3"].why == "there is no change to undo"
 
 
-def test_a_trial_ends_with_the_run_and_says_why(lab: Lab) -> None:
+def test_a_trial_ends_with_the_run_and_reports_why(lab: Lab) -> None:
     lab.trials.start(EIGHT)
     lab.run(3)
     lab.control.leader_ended("the leader, rank 0, is gone")

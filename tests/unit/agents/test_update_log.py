@@ -82,7 +82,7 @@ def test_a_large_snapshot_comes_in_frames_as_credit_allows(update_log: UpdateLog
     assert vars(state) == vars(update_log.state)
 
 
-def test_who_fell_out_of_the_log_gets_the_newest_and_who_knows_nothing_a_snapshot(
+def test_late_clients_get_latest_values_and_new_clients_a_snapshot(
     update_log: UpdateLog,
 ) -> None:
     sent = Wire()
@@ -115,7 +115,7 @@ def test_the_log_is_bounded_by_bytes_too(update_log: UpdateLog) -> None:
     assert sum(map(len, update_log.after(oldest))) <= 1 << 20
 
 
-def test_credit_waits_for_news_and_is_answered_with_a_heartbeat(update_log: UpdateLog) -> None:
+def test_credit_waits_for_updates_and_is_answered_with_a_heartbeat(update_log: UpdateLog) -> None:
     sent = Wire()
     subscribers = Subscribers(update_log, sent.send)
     subscribers.credit(b"c", Credit(1, update_log.epoch, 0, 4), 0.0)
@@ -126,7 +126,7 @@ def test_credit_waits_for_news_and_is_answered_with_a_heartbeat(update_log: Upda
     assert (beat.updates, beat.snapshot, beat.seq) == ([], 0, 0)
 
 
-def test_a_stalled_client_costs_only_itself(update_log: UpdateLog) -> None:
+def test_a_stalled_client_affects_only_itself(update_log: UpdateLog) -> None:
     sent = Wire()
     subscribers = Subscribers(update_log, sent.send)
     for identity in (b"stalled", b"quick"):
@@ -139,7 +139,7 @@ def test_a_stalled_client_costs_only_itself(update_log: UpdateLog) -> None:
     assert [identity for identity, _ in sent.frames].count(b"quick") == 50
 
 
-def test_a_client_whose_queue_is_full_starts_from_where_it_says(update_log: UpdateLog) -> None:
+def test_a_client_with_a_full_queue_continues_from_its_own_position(update_log: UpdateLog) -> None:
     sent = Wire()
     subscribers = Subscribers(update_log, sent.send)
     subscribers.credit(b"c", Credit(1, update_log.epoch, 0, 8), 0.0)
@@ -214,7 +214,7 @@ def follow(
     return frames
 
 
-def test_who_wants_the_newest_gets_each_once_and_all_news_so_many_times_a_second(many: UpdateLog) -> None:
+def test_a_latest_only_client_gets_each_value_once_at_its_rate(many: UpdateLog) -> None:
     sent, state = Wire(), RunState()
     subscribers = Subscribers(many, sent.send)
     (snapshot,) = follow(subscribers, sent, state, Credit(1, "", 0, 8, hz=2.0), 0.0)
@@ -231,7 +231,7 @@ def test_who_wants_the_newest_gets_each_once_and_all_news_so_many_times_a_second
     assert [update.step for update in frame.updates] == [13]  # type: ignore[union-attr]
 
 
-def test_a_budget_for_a_frame_spreads_a_lap_over_several_and_none_is_passed_over(many: UpdateLog) -> None:
+def test_a_frame_budget_splits_a_pass_without_loss(many: UpdateLog) -> None:
     sent, state = Wire(), RunState()
     subscribers = Subscribers(many, sent.send)
     request = Credit(1, "", 0, 64, hz=1.0, frame_bytes=2000)
@@ -254,7 +254,7 @@ def test_a_budget_for_a_frame_spreads_a_lap_over_several_and_none_is_passed_over
     assert min(known.step for known in state.steps.values()) >= 60 - 50 / laps * 2
 
 
-def test_who_wants_no_ranks_gets_the_job_alone(many: UpdateLog) -> None:
+def test_a_client_without_ranks_gets_only_job_records(many: UpdateLog) -> None:
     sent, state = Wire(), RunState()
     subscribers = Subscribers(many, sent.send)
     (snapshot,) = follow(subscribers, sent, state, Credit(1, "", 0, 8, ranks=False), 0.0)
@@ -267,7 +267,7 @@ def test_who_wants_no_ranks_gets_the_job_alone(many: UpdateLog) -> None:
     assert [type(update).__name__ for update in frame.updates] == ["Event"] and frame.seq == many.seq
 
 
-def test_news_is_bounded_and_who_is_further_behind_gets_a_snapshot() -> None:
+def test_kept_updates_are_bounded_and_late_clients_get_a_snapshot() -> None:
     state = RunState()
     newest = Latest(state, updates=10)
     for number in range(1, 31):

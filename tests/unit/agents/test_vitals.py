@@ -59,19 +59,19 @@ def test_the_device_that_the_rank_computes_on(device: str | int, environ: dict[s
         ("none", {}),
     ],
 )
-def test_a_device_that_is_not_there_is_no_other_one(device: str | int, environ: dict[str, str]) -> None:
+def test_a_missing_device_is_not_replaced_by_another(device: str | int, environ: dict[str, str]) -> None:
     with pytest.raises(NoDevice):
         which(device, **environ)
 
 
-def test_unequal_devices_are_followed_by_number_only_in_the_order_of_buses() -> None:
+def test_different_devices_need_bus_order_for_a_number() -> None:
     with pytest.raises(NoDevice, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):
         which(1, (A, UNEQUAL))
     assert which(1, (A, UNEQUAL), CUDA_DEVICE_ORDER="PCI_BUS_ID") == UNEQUAL.uuid
     assert which(UNEQUAL.uuid, (A, UNEQUAL)) == UNEQUAL.uuid
 
 
-def test_what_a_device_says_in_our_units() -> None:
+def test_device_readings_are_converted_to_our_units() -> None:
     found = Vitals(3, 7, **Gpu(FakeNvml(A), A.uuid, {}).read())
     assert (found.device_percent, found.device_memory_bytes, found.device_memory_total) == (
         93.0,
@@ -93,11 +93,11 @@ def test_what_a_device_says_in_our_units() -> None:
         (1 << 40, []),  # an unknown reason
     ],
 )
-def test_throttle_reasons_are_words(bits: int, words: list[str]) -> None:
+def test_throttle_reasons_are_readable(bits: int, words: list[str]) -> None:
     assert Gpu(FakeNvml(Device("GPU-x", reasons=bits)), "GPU-x", {}).read()["throttle"] == words
 
 
-def test_what_a_device_refuses_is_no_data_and_the_rest_stands() -> None:
+def test_an_unsupported_reading_is_missing_and_the_others_stay() -> None:
     names = [name for name in vars(FakeNvml) if name.startswith("nvmlDeviceGet")]
     silent = Gpu(FakeNvml(Device("GPU-x", refuses=set(names))), "GPU-x", {}).read()
     assert set(silent.values()) == {None}
@@ -109,7 +109,7 @@ def test_what_a_device_refuses_is_no_data_and_the_rest_stands() -> None:
     )
 
 
-def test_an_older_driver_knows_the_older_name_of_the_reasons() -> None:
+def test_an_older_driver_has_the_older_name_of_the_reasons() -> None:
     old = Device("GPU-x", reasons=0x4, refuses={"nvmlDeviceGetCurrentClocksEventReasons"})
     assert Gpu(FakeNvml(old), "GPU-x", {}).read()["throttle"] == ["power cap"]
 
@@ -150,7 +150,7 @@ def test_a_machine_that_cannot_be_read_has_no_data(monkeypatch: pytest.MonkeyPat
     assert Sensors(host=True).open().read(0, 0) is None
 
 
-def test_a_machine_says_what_it_does() -> None:
+def test_a_machine_reports_cpu_and_memory() -> None:
     host = open_host()
     assert host is not None
     found = Vitals(0, 0, **host())
@@ -160,7 +160,7 @@ def test_a_machine_says_what_it_does() -> None:
     assert found.device_percent is None and found.throttle is None
 
 
-def test_a_device_that_is_lost_takes_nothing_else_with_it() -> None:
+def test_a_lost_device_does_not_affect_other_readings() -> None:
     def lost() -> dict[str, Any]:
         raise RuntimeError("fell off the bus")
 

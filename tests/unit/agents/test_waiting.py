@@ -40,7 +40,7 @@ def gone(rank: int) -> Gone:
     return Gone(rank, clean=False, process="ended")
 
 
-def test_a_rank_that_refused_for_good_ends_the_wait() -> None:
+def test_a_final_refusal_of_a_rank_ends_the_wait() -> None:
     refused = CommandState(**{**_fields(HALF), "failed": 1, "why": "rank 1 reports rejected"})  # type: ignore[arg-type]
     assert wait_for_command(FakeClient(HALF, refused), "c", HOUR_S) == refused  # type: ignore[arg-type]
 
@@ -57,7 +57,7 @@ def test_the_end_of_the_run_ends_every_wait(wait: Callable[..., object]) -> None
         wait(FakeClient(TRIAL, gone(0), gone(1)), "t", HOUR_S)
 
 
-def test_what_the_hub_says_of_it_last_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_state_from_the_hub_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agents.waiting.LAST_S", HOUR_S)
     failed = TrialState(**{**_fields(TRIAL), "state": "failed", "why": "the run ended"})  # type: ignore[arg-type]
     assert wait_for_trial(FakeClient(TRIAL, gone(0), gone(1), failed), "t", HOUR_S) == failed  # type: ignore[arg-type]

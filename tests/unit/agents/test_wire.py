@@ -51,7 +51,7 @@ def strategy(kind: inspect.Type) -> st.SearchStrategy[object]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_there_and_back(kind: type[Message]) -> None:
+def test_encoding_and_decoding_are_inverse(kind: type[Message]) -> None:
     @settings(max_examples=25, deadline=None)
     @given(strategy(inspect.type_info(kind)))
     def holds(message: Message) -> None:
@@ -95,7 +95,7 @@ def test_a_newer_peer_may_append_fields() -> None:
     assert codec.decode(frame) == [protocol.Peers(1, 5, [])]
 
 
-def test_a_kind_that_only_a_newer_peer_knows_costs_the_others_nothing() -> None:
+def test_an_unknown_kind_does_not_affect_other_messages() -> None:
     gone = ["gone", 1, True, "bye"]
     assert codec.decode(msgpack.packb([protocol.VERSION, [["sparkle", {"a": [1]}], gone]])) == [
         protocol.Unknown("sparkle"),
@@ -154,7 +154,7 @@ def test_any_bytes_decode_or_are_refused(frame: bytes) -> None:
         codec.decode(frame)
 
 
-def test_another_version_says_what_to_do() -> None:
+def test_another_version_is_refused_with_advice() -> None:
     with pytest.raises(WireError, match="protocol version 7, this side has 1; install the same release"):
         codec.decode(msgpack.packb([7, "whatever it says then"]))
 
@@ -190,7 +190,7 @@ def test_what_is_legal(legal: Legal, value: protocol.Value, admitted: bool) -> N
     ("value", "said"),
     [(1.0000001, "1.0000001"), (1 - 1e-12, "0.999999999999"), (1.0, "1"), (3e-4, "0.0003"), (1e-08, "1e-08")],
 )
-def test_a_number_is_spelled_as_no_other(value: float, said: str) -> None:
+def test_different_numbers_have_different_spellings(value: float, said: str) -> None:
     assert spell(value) == said and float(said) == value
     refused = KnobState("lr", 0.5, Legal(low=2.0, high=2.0000001), True).refusal(value)
     assert refused == f"lr = {said} is not legal; legal: 2 to 2.0000001"

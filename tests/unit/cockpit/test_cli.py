@@ -90,9 +90,7 @@ def test_set_waits_for_every_rank(capsys: Said) -> None:
     assert any("micro_batches 4→8, recompute none→full" in entry["text"] for entry in entries)
 
 
-def test_set_says_what_of_an_applied_change_was_not_done(
-    capsys: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_set_reports_ranks_that_did_not_apply_a_change(capsys: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: Changes = {"save": True, "lr_scale": 0.5}
     why = "the snapshot of step 7 was not saved: disk full"
     told = CommandState("a", 3, "applied", changes, {}, "me", 0.0, acks=2, world=2, applied_step=7, why=why)
@@ -126,7 +124,7 @@ def test_set_refused(capsys: Said, change: str) -> None:
         ["set", "a=1", "--timeout", "never"],
     ],
 )
-def test_a_mistake_gets_one_sentence_and_exit_2(capsys: Said, arguments: list[str]) -> None:
+def test_bad_input_gets_one_sentence_and_exit_2(capsys: Said, arguments: list[str]) -> None:
     assert run(arguments) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -159,7 +157,7 @@ def test_watch_into_a_pipe_that_closes() -> None:
     watching.stderr.close()
 
 
-def test_what_comes_from_elsewhere_does_not_steer_the_terminal(
+def test_untrusted_text_has_no_control_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -168,7 +166,7 @@ def test_what_comes_from_elsewhere_does_not_steer_the_terminal(
     assert "there is no run a" in said and said.rstrip("\n").isprintable()
 
 
-def test_json_holds_no_bare_control_character() -> None:
+def test_json_escapes_control_characters() -> None:
     record = {"text": "a\x1b\x7f\x9b2Jb\u2028é"}
     line = to_json(record)
     assert line.isprintable() and json.loads(line) == record

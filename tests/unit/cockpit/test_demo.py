@@ -49,7 +49,7 @@ def run(monkeypatch: pytest.MonkeyPatch, engine: type[FakeEngine], failed: bool)
 
 
 @pytest.mark.parametrize("status", [None, 1, 7])
-def test_a_failed_run_is_told_again_and_is_no_success(
+def test_a_failed_run_is_reported_and_fails(
     status: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine: Any = type("Failed", (FakeEngine,), {"status": status, "stopped": 1})
@@ -59,7 +59,9 @@ def test_a_failed_run_is_told_again_and_is_no_success(
     assert said[-1].startswith("the complete output of the engine is in ") and said[-1].endswith("engine.log")
 
 
-def test_quitting_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quitting_is_not_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(monkeypatch, FakeEngine, failed=False) == 0
     said = capsys.readouterr()
     assert said.out.startswith("stopping the run ...") and not said.err

@@ -58,7 +58,7 @@ def test_shared_cores_come_first_and_no_bubble_advice_is_given() -> None:
     assert diagnosis(store_with(FakeRun(), LOST)).text.startswith("rank 5")
 
 
-def test_shared_cores_are_named_in_a_recording_too() -> None:
+def test_shared_cores_are_reported_in_a_recording_too() -> None:
     store = store_with(FakeRun())
     store.playback_position = PlaybackPosition(5.0, 0.0, 10.0, 1.0, paused=True, thinned=False)
     assert store.link is LinkState.PLAYBACK
@@ -109,13 +109,13 @@ def test_stalls_and_stragglers_are_what_the_hub_alerts_on() -> None:
     assert status_word(store)[0] == "LIVE"
 
 
-def test_a_stale_picture_blames_no_rank() -> None:
+def test_a_stale_state_blames_no_rank() -> None:
     store = store_with(FakeRun(), age_s=12.0)
     assert status_word(store) == ("STALE 12 s", Level.WARN)
     assert "no message from the hub" in diagnosis(store).text
 
 
-def test_ended_says_where_it_ended() -> None:
+def test_an_ended_run_shows_its_last_step() -> None:
     store = store_with(FakeRun(steps=10), [Gone(rank, clean=True) for rank in range(8)])
     assert status_word(store)[0] == "ENDED"
     assert diagnosis(store).text.startswith("the run is over: 10 of 10 steps")
@@ -137,13 +137,13 @@ def test_the_status_line_sums_up_the_run() -> None:
     assert "MFU" not in text  # not known is not shown as a number
 
 
-def test_an_error_of_the_source_comes_before_all() -> None:
+def test_an_error_of_the_source_comes_first() -> None:
     store = store_with(FakeRun(), LOST)
     store.source_error = "the engine ended with exit 1: out of memory\x1b[2J"
     assert diagnosis(store).text == "the engine ended with exit 1: out of memory [2J"
 
 
-def test_bubbles_are_advised_on_where_no_rank_is_slow() -> None:
+def test_bubble_advice_needs_a_run_without_slow_ranks() -> None:
     said = diagnosis(store_with(FakeRun(oversubscribed=False, slow_rank=None)))
     assert (said.level, said.text[:12]) == (Level.WARN, "bubble-bound")
     assert said.text.endswith(
@@ -151,7 +151,7 @@ def test_bubbles_are_advised_on_where_no_rank_is_slow() -> None:
     )
 
 
-def test_advice_that_a_trial_of_this_run_refuted_is_not_repeated() -> None:
+def test_advice_that_a_trial_refuted_is_not_repeated() -> None:
     run = FakeRun(oversubscribed=False, slow_rank=None)
     measured: dict[str, object] = {"ratio": 2.9, "low": 2.7, "high": 3.1, "before": {"micro_batches": 4}}
     said = diagnosis(store_with(run, [run.trial("t", "reverted", 8, **measured)])).text
@@ -173,7 +173,7 @@ def test_advice_that_a_trial_of_this_run_refuted_is_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("exposed_ms", "level"), [(20.0, Level.GOOD), (150.0, Level.NOTE), (300.0, Level.WARN)]
 )
-def test_waiting_never_has_a_green_tick(exposed_ms: float, level: Level) -> None:
+def test_waiting_is_not_shown_as_good(exposed_ms: float, level: Level) -> None:
     store = store_with(FakeRun(oversubscribed=False))
     summary = store.summary
     assert summary
@@ -188,7 +188,7 @@ def test_waiting_never_has_a_green_tick(exposed_ms: float, level: Level) -> None
     assert (said.level, said.text.split()[-1]) == (level, f"{exposed_ms / 412:.0%}")
 
 
-def test_a_run_that_ended_badly_has_no_green_tick() -> None:
+def test_a_failed_run_is_not_shown_as_good() -> None:
     gone = [Gone(rank, clean=True) for rank in range(8)]
     assert diagnosis(store_with(FakeRun(steps=10), gone)).level is Level.GOOD
     assert diagnosis(store_with(FakeRun(steps=100), gone)).level is Level.NOTE
@@ -198,7 +198,7 @@ def test_a_run_that_ended_badly_has_no_green_tick() -> None:
     assert diagnosis(store).level is Level.BAD
 
 
-def test_the_failure_of_an_earlier_attempt_is_not_the_cause_of_this_end() -> None:
+def test_an_earlier_failure_is_not_the_cause_of_this_end() -> None:
     before = Event(1.0, "error", "run", "rank 2 was killed by SIGKILL")
     store = store_with(FakeRun(steps=10), [before, *(Gone(rank, clean=True) for rank in range(8))])
     assert diagnosis(store).text.startswith("the run is over: 10 of 10")

@@ -28,7 +28,7 @@ COLOURS = palette("cockpit-dark")
 
 
 @given(st.text(max_size=40), st.integers(1, 60))
-def test_a_strip_is_exactly_as_wide_as_asked_and_cannot_steer_the_terminal(text: str, width: int) -> None:
+def test_a_strip_has_the_exact_width_and_no_control_characters(text: str, width: int) -> None:
     strip = StripLine().add(text, COLOURS.text).add("tail", COLOURS.dim).strip(width, COLOURS.text)
     assert strip.cell_length == width
     assert "\x1b" not in strip.text
@@ -61,7 +61,7 @@ def coords(run: FakeRun) -> dict[int, dict[str, int]]:
     return {rank: run.coords(rank) for rank in range(run.world)}
 
 
-def test_ep_is_recognised_as_borrowed() -> None:
+def test_ep_is_recognised_as_a_derived_axis() -> None:
     assert own_axes(coords(FakeRun())) == ["pp", "dp", "tp"]
 
 
@@ -74,7 +74,7 @@ def test_cp_is_an_axis_like_the_others() -> None:
     assert columns == ["tp 0", "tp 1"]
 
 
-def test_traffic_has_a_row_for_each_axis_that_carries_something() -> None:
+def test_traffic_has_a_row_for_each_axis_with_bytes() -> None:
     nothing, some = Traffic(0, 0.0, 0.0), Traffic(1, 0.5, 0.5)
     comm = {"pp": nothing, "dp": some, "cp": some, "tp": Traffic(0, 0.1, 0.1)}
     store = Store()
@@ -88,9 +88,7 @@ def test_traffic_has_a_row_for_each_axis_that_carries_something() -> None:
 @pytest.mark.parametrize("group", ["pp", "dp", "tp", "ep"])
 @pytest.mark.parametrize("run", [FakeRun(), big()], ids=["8", "1024"])
 @pytest.mark.parametrize("size", [(74, 15), (49, 8), (90, 30), (20, 4)])
-def test_every_rank_is_placed_once_and_within_the_space(
-    run: FakeRun, group: str, size: tuple[int, int]
-) -> None:
+def test_every_rank_is_drawn_once_inside_the_panel(run: FakeRun, group: str, size: tuple[int, int]) -> None:
     width, height = size
     found, columns = bands(coords(run), group)
     how = plan(found, columns, width, height, 19)
@@ -100,7 +98,7 @@ def test_every_rank_is_placed_once_and_within_the_space(
     assert all(how.label + how.cell * len(row.top) <= width for row in how.rows)
 
 
-def test_the_cursor_walks_the_grid() -> None:
+def test_the_cursor_reaches_every_rank() -> None:
     found, columns = bands(coords(FakeRun()), "pp")
     grid = plan(found, columns, 60, 20, 19).grid
     assert step_from(grid, None, 1, 0) == 0
@@ -127,7 +125,7 @@ def test_a_nice_range_holds_its_values(a: float, b: float) -> None:
     assert high >= max(a, b) - slack
 
 
-def test_a_plot_fills_its_place_and_marks_changes() -> None:
+def test_a_plot_fills_its_panel_and_marks_changes() -> None:
     lines = plot([Segment([(step, 5 - step / 50) for step in range(200)])], [Mark(100, "k")], 60, 12, COLOURS)
     strips = [line.strip(60, COLOURS.text) for line in lines]
     assert len(strips) == 12
@@ -160,7 +158,7 @@ def pictured(*segments: Segment, width: int = 68, height: int = 9) -> list[str]:
     return [line.strip(width, COLOURS.text).text for line in plot(segments, [], width, height, COLOURS)]
 
 
-def test_no_line_crosses_steps_that_are_missing_or_no_number() -> None:
+def test_no_line_crosses_missing_or_non_finite_steps() -> None:
     whole = pictured(Segment([(step, 1.0) for step in range(600)]))
     drawn = next(row for row in whole if "⠤" in row or "⠒" in row or "⣀" in row or "⠉" in row)
     assert " " not in drawn[8:]
@@ -175,7 +173,7 @@ def test_no_line_crosses_steps_that_are_missing_or_no_number() -> None:
     assert any(" " not in row[8:] for row in tenths[:-1]), "a loop that reports each tenth step has no gaps"
 
 
-def test_what_is_known_in_buckets_alone_is_marked() -> None:
+def test_bucketed_ranges_are_marked() -> None:
     buckets = Segment([(step, float(step)) for step in range(0, 512, 8)], width=32)
     newest = Segment([(step, 1.0) for step in range(512, 600)])
     assert "╌ lowest and highest of 32 steps" in pictured(buckets, newest)[-1]
@@ -191,7 +189,7 @@ def test_every_style_has_both_colours(name: str) -> None:
         assert style.color and style.bgcolor
 
 
-def test_knobs_that_have_no_row_are_named_or_counted() -> None:
+def test_knobs_without_a_row_are_named_or_counted() -> None:
     store = Store()
     names = [f"knob_{n}" for n in range(6)]
     knobs = [KnobState(name, n, Legal(low=0, high=9), True, "") for n, name in enumerate(names)]
@@ -220,7 +218,7 @@ def experts_drawn(layers: list[LayerLoad], width: int, height: int) -> list[str]
     return [line.strip(width, COLOURS.text).text.rstrip() for line in lines]
 
 
-def test_a_folded_cell_shows_its_worst_on_both_sides_and_how_many_it_holds() -> None:
+def test_a_shared_cell_shows_hottest_and_coldest_and_its_size() -> None:
     """Expert 5 of layer 1 is dead, and shares its cell with the hottest of all."""
     even = LayerLoad(0, [100] * 64, 0)
     odd = LayerLoad(1, [100] * 4 + [500, 0] + [100] * 58, 0)
@@ -246,6 +244,6 @@ def test_a_folded_cell_shows_its_worst_on_both_sides_and_how_many_it_holds() -> 
     assert wide[2].count("╳") == 1
 
 
-def test_an_expert_that_gets_nothing_is_told_from_one_that_gets_little() -> None:
+def test_a_dead_expert_differs_from_a_cold_one() -> None:
     lines = experts_drawn([LayerLoad(0, [100, 10, 0, 100], 0)], 80, 2)
     assert "╳" in lines[1] and "▁" in lines[1] and lines[1].endswith("!")

@@ -26,20 +26,20 @@ def test_a_wide_interval_has_no_likely_value() -> None:
         )
 
 
-def test_a_narrow_one_has_it_behind_the_interval() -> None:
+def test_a_narrow_interval_shows_the_likely_value() -> None:
     assert row(NARROW).startswith("step time 655 → 588 .. 621 ms (603) -7.9 % measured")
 
 
-def test_what_is_exact_needs_no_interval() -> None:
+def test_an_exact_estimate_has_no_interval() -> None:
     assert row(EXACT).startswith("bubble bound 20.0 → 11.0 % -9.0 pt the schedule")
 
 
-def test_units_of_both_ends_are_told_apart() -> None:
+def test_both_ends_of_an_interval_show_their_unit() -> None:
     assert row(Estimate("memory_bytes", 3e8, None, 9e8, 2.4e9)).startswith(
         "memory 286.1 MiB → 858.3 MiB .. 2.2 GiB"
     )
 
 
-def test_no_data_has_its_reason_and_no_number() -> None:
+def test_missing_data_shows_the_reason_and_no_number() -> None:
     nothing = Estimate("step_ms", 346.0, source="no data: ranks share cores")
     assert row(nothing) == "no data step time · ranks share cores"

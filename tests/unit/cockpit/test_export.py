@@ -185,7 +185,7 @@ def test_a_gap_is_bridged_once(make_run: MakeRun) -> None:
 
 
 @pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if form.needs])
-def test_a_library_that_is_not_there(
+def test_a_missing_library_names_the_extra(
     runs: Path, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     for name in [
@@ -199,7 +199,7 @@ def test_a_library_that_is_not_there(
     )
 
 
-def test_what_cannot_be_written_is_one_sentence(runs: Path, tmp_path: Path, capsys: Said) -> None:
+def test_an_output_that_cannot_be_written_gets_one_sentence(runs: Path, tmp_path: Path, capsys: Said) -> None:
     (tmp_path / "file").write_text("")
     for form in ("csv", "ndjson"):
         assert (
@@ -210,7 +210,7 @@ def test_what_cannot_be_written_is_one_sentence(runs: Path, tmp_path: Path, caps
     assert "ndjson" in capsys.readouterr().err
 
 
-def test_who_scrapes_slowly_is_closed_and_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_scrapers_are_closed_and_block_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("prometheus_client")
     from prometheus_client.registry import CollectorRegistry
 

@@ -56,7 +56,7 @@ def hub(tmp_path: Path, keys: Path) -> Iterator[HubProcess]:
     process.clean_up()
 
 
-def test_made_listed_revoked(capsys: Said, keys: Path) -> None:
+def test_keys_are_made_listed_and_revoked(capsys: Said, keys: Path) -> None:
     assert run(["keys", "make", "ann", "--role", "viewer", "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert made["file"] == str(keys / "ann.key") and made["role"] == "viewer"
@@ -90,13 +90,13 @@ def test_made_listed_revoked(capsys: Said, keys: Path) -> None:
         (["snapshot", "--run", "tcp://127.0.0.1"], "is not a TCP address; legal: tcp://HOST:PORT"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(capsys: Said, words: list[str], sentence: str) -> None:
+def test_an_invalid_command_gets_one_sentence(capsys: Said, words: list[str], sentence: str) -> None:
     assert run(words) == 2
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
 
 
-def test_a_key_of_a_rank_is_none_for_a_cockpit(capsys: Said, keys: Path) -> None:
+def test_a_rank_key_is_refused_by_the_cockpit(capsys: Said, keys: Path) -> None:
     run(["keys", "make", "ann", "--role", "viewer"])
     run(["keys", "make", "node", "--role", "rank"])
     assert run(["attach", "tcp://127.0.0.1:5555", "--key", str(keys / "node.key")]) == 2
@@ -119,9 +119,7 @@ def test_the_hub_of_another_machine_is_found_in_the_shared_folder(
         assert there.endpoint == found.tcp.clients and there.key and there.key.name == "ann"
 
 
-def test_who_only_watches_may_ask_what_a_change_would_do(
-    hub: HubProcess, opened: Opened, capsys: Said
-) -> None:
+def test_a_viewer_may_query_a_preview(hub: HubProcess, opened: Opened, capsys: Said) -> None:
     """Over TCP, with no other key than a viewer's."""
     found = hub_file(hub.folder)
     assert found.tcp is not None
@@ -134,7 +132,7 @@ def test_who_only_watches_may_ask_what_a_change_would_do(
     assert "requires a key of role operator" in capsys.readouterr().err
 
 
-def test_a_hub_that_listens_elsewhere_only_says_where(
+def test_a_hub_on_another_machine_is_reported_with_its_host(
     capsys: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = HubProcess(tmp_path / "runs" / "r-2").start()
@@ -148,7 +146,7 @@ def test_a_hub_that_listens_elsewhere_only_says_where(
         process.clean_up()
 
 
-def test_a_recording_that_another_machine_writes_is_not_read(
+def test_a_recording_that_another_machine_writes_is_refused(
     hub: HubProcess, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its write-ahead log has an index in the memory of the machine that writes; when the run is over there is none."""
@@ -168,7 +166,7 @@ def test_a_recording_that_another_machine_writes_is_not_read(
     assert run(["export", "r-1", "--format", "ndjson"]) == 0
 
 
-def test_a_hub_started_again_listens_on_the_same_port(hub: HubProcess) -> None:
+def test_a_restarted_hub_listens_on_the_same_port(hub: HubProcess) -> None:
     before = hub_file(hub.folder)
     hub.kill()
     hub.start("--listen", "auto")
@@ -177,7 +175,7 @@ def test_a_hub_started_again_listens_on_the_same_port(hub: HubProcess) -> None:
 
 
 @pytest.mark.parametrize("place", ["tcp://*:5555", "tcp://0.0.0.0:auto", "tcp://192.0.2.1:5555", "5555"])
-def test_a_hub_that_cannot_listen_there_says_so(
+def test_a_hub_that_cannot_listen_reports_it(
     tmp_path: Path, place: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     process = HubProcess(tmp_path / "run").start("--listen", place)

@@ -34,24 +34,24 @@ def test_parse(text: str, value: Value) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "=3", "x="])
-def test_a_change_that_is_none(text: str) -> None:
+def test_text_that_is_not_a_change(text: str) -> None:
     with pytest.raises(ValueError, match="knob=value"):
         split_change(text)
 
 
-def test_stepping_holds_at_the_ends() -> None:
+def test_stepping_stops_at_the_ends() -> None:
     assert [step(MICRO, 4, 1), step(MICRO, 16, 1), step(MICRO, 2, -1)] == [8, 16, 2]
     assert step(CAPACITY, None, -1) == 8.0
     assert None in candidates(CAPACITY)
     assert all(CAPACITY.legal.admits(value) for value in candidates(CAPACITY))
 
 
-def test_a_whole_number_fits_a_knob_of_fractions() -> None:
+def test_an_integer_fits_a_float_knob() -> None:
     assert fit(KnobState("x", 0.5, Legal([0.5, 1.0]), True), 1) == 1.0
     assert fit(MICRO, 8) == 8
 
 
-def test_what_only_differs_in_writing() -> None:
+def test_values_that_differ_only_in_notation() -> None:
     recompute = KnobState("recompute", "full", Legal(["none", "selective", "full"]), True)
     assert fit(recompute, parse("none")) == "none"
     assert fit(CAPACITY, parse("none")) is None
@@ -59,11 +59,11 @@ def test_what_only_differs_in_writing() -> None:
 
 
 @pytest.mark.parametrize("text", ["9" * 400, "1_0", "nan", "inf", "1e999", "0x10"])
-def test_what_is_no_number_stays_a_word(text: str) -> None:
+def test_text_that_is_not_a_number_stays_text(text: str) -> None:
     assert parse(text) == text
 
 
-def test_a_value_too_long_to_travel_is_refused() -> None:
+def test_a_value_over_the_length_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="too long"):
         split_change(f"recompute={'x' * 10_000}")
 
@@ -83,7 +83,7 @@ def test_an_action_has_no_value() -> None:
     assert legal_text(place) == "load traffic" and step(save, None, 1) is True
 
 
-def test_keys_have_ids_of_their_own_and_avoid_what_terminals_take() -> None:
+def test_key_ids_are_unique_and_keys_avoid_terminal_prefixes() -> None:
     actions = [*APP, *OVERVIEW, *GRID, *BOARD, *REPLAY]
     assert len({action.id for action in actions}) == len(actions)
     keys = {key for action in actions for key in action.keys.split(",")}
@@ -105,7 +105,7 @@ def test_keymap_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load_keymap(path)
 
 
-def test_a_user_without_a_home_has_the_usual_keys(homeless: None) -> None:
+def test_a_user_without_a_home_has_the_default_keys(homeless: None) -> None:
     assert load_keymap() == {}
 
 
@@ -122,7 +122,7 @@ def test_every_action_exists() -> None:
             assert hasattr(owner, f"action_{action.action.partition('(')[0]}"), action.id
 
 
-def test_an_action_with_several_ways_names_them() -> None:
+def test_an_action_with_several_values_lists_them() -> None:
     place = KnobState("expert_placement", None, Legal(["load", "logical"]), True, action=True)
     with pytest.raises(CockpitError, match="legal: expert_placement=load, expert_placement=logical"):
         parse_changes(["expert_placement"], {"expert_placement": place})

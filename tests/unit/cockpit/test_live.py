@@ -33,7 +33,7 @@ def until(true: Callable[[], object], turn: Callable[[], None]) -> None:
         time.sleep(0.02)
 
 
-def test_a_feed_reduces_every_update_once(hub: HubProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_reduces_every_update_once(hub: HubProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     reduced: list[Update] = []
     apply = RunState.apply
 
@@ -57,7 +57,7 @@ def test_a_feed_reduces_every_update_once(hub: HubProcess, monkeypatch: pytest.M
     assert store.revisions[Topic.CURVES] >= len(steps)
 
 
-def test_a_feed_fills_the_store_and_carries_a_change(hub: HubProcess) -> None:
+def test_a_source_fills_the_store_and_sends_a_change(hub: HubProcess) -> None:
     fleet, store = Fleet(hub.endpoints.ranks), Store()
     viewer, operator = LiveSource(hub.endpoints.clients), LiveSource(hub.endpoints.clients, operator=True)
     try:
@@ -79,7 +79,7 @@ def test_a_feed_fills_the_store_and_carries_a_change(hub: HubProcess) -> None:
         fleet.close()
 
 
-def test_what_a_feed_asks_is_answered_to_it_alone(hub: HubProcess) -> None:
+def test_answers_go_only_to_the_source_that_asked(hub: HubProcess) -> None:
     fleet, store, other = Fleet(hub.endpoints.ranks), Store(), Store()
     viewer, operator = LiveSource(hub.endpoints.clients), LiveSource(hub.endpoints.clients, operator=True)
     try:
@@ -119,7 +119,7 @@ class BrokenClient:
         raise KeyError("[/x]")
 
 
-def test_a_fault_in_the_feeds_thread_is_told(
+def test_a_fault_in_the_sources_thread_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("cockpit.data.sources.live.Client", BrokenClient)

@@ -65,7 +65,7 @@ def spike_is_drawn(found: list[Segment]) -> bool:
     return {x - 8 for x in high} == {int((SPIKE - first) / (last - first) * 100)}
 
 
-def test_a_spike_of_one_step_is_drawn_live_and_of_a_recording(recorded: Path) -> None:
+def test_a_spike_of_one_step_is_drawn_live_and_in_a_replay(recorded: Path) -> None:
     replay = Replay(Recording(recorded))
     replay.seek(replay.recording.at_end())
     assert extent(replay.state) == (0, STEPS - 1)
@@ -89,7 +89,7 @@ def test_a_spike_of_one_step_is_drawn_after_a_hub_restart(recorded: Path) -> Non
     assert spike_is_drawn(segments(sequence.state, "loss"))
 
 
-def test_a_recording_has_every_step_of_what_is_looked_at(recorded: Path) -> None:
+def test_a_recording_gives_every_step_in_view(recorded: Path) -> None:
     recording = Recording(recorded)
     end = recording.span()
     detail = curve_between(recording, 3000, 3900, end.last_epoch, end.last_seq)
@@ -98,7 +98,7 @@ def test_a_recording_has_every_step_of_what_is_looked_at(recorded: Path) -> None
     assert [step for step, _ in early.points("loss")] == list(range(3000, 3101))
 
 
-def test_what_a_run_did_anew_is_not_shown_as_it_was_before(tmp_path: Path) -> None:
+def test_repeated_steps_replace_the_earlier_ones(tmp_path: Path) -> None:
     sequence = UpdateLog()
     recorder = Recorder(tmp_path / "run.db", sequence, Limits(commit_s=0.001))
     told: list[Update] = [make_hello(0, 1), *map(at, range(300))]
@@ -153,7 +153,7 @@ def test_a_replay_shows_every_step_of_a_view(played: Store) -> None:
     )
 
 
-def test_what_is_done_anew_is_no_detail_any_more() -> None:
+def test_a_repeated_step_is_removed_from_the_detail() -> None:
     store = Store()
     store.apply(map(at, range(2000)))
     detail = Curve()
@@ -168,7 +168,7 @@ def test_what_is_done_anew_is_no_detail_any_more() -> None:
     ]
 
 
-def test_lines_join_what_follows_on() -> None:
+def test_lines_join_consecutive_points() -> None:
     old = Segment([(0, 1.0), (5, 9.0), (31, 1.0), (32, 1.0), (60, 0.0), (63, 1.0), (128, 1.0)], width=32)
     new = Segment([(129, 1.0), (130, math.nan), (131, 1.0), (132, 1.0), (150, 1.0)])
     joined = [[step for step, _ in run] for run in polylines([old, new], 10.0)]

@@ -25,7 +25,7 @@ def store_with(*vitals: Vitals) -> Store:
     return store
 
 
-def test_vital_signs_are_offered_where_some_rank_has_them() -> None:
+def test_vital_signs_are_offered_if_any_rank_has_them() -> None:
     keys = {metric.key for metric in available(store_with())}
     assert not keys & {"device", "device_memory", "power", "temperature", "clock"}
     store = store_with(HOT)
@@ -37,7 +37,7 @@ def test_vital_signs_are_offered_where_some_rank_has_them() -> None:
 
 
 @pytest.mark.parametrize(("ms", "level"), [(21.0, Level.GOOD), (42.0, Level.GOOD), (70.0, Level.WARN)])
-def test_a_phase_is_marked_where_it_matters_to_the_step(ms: float, level: Level) -> None:
+def test_a_phase_is_marked_only_if_it_matters_to_the_step(ms: float, level: Level) -> None:
     """Of steps of 412 ms: twice 21 ms is 5 % of a step at most, and no mark is worth that."""
     store, run = Store(), FakeRun(slow_rank=None, oversubscribed=False)
     store.apply(run.begin())
@@ -72,7 +72,7 @@ def test_a_lost_rank_has_no_number_to_compare() -> None:
         ("", "in an unnamed operation"),
     ],
 )
-def test_the_inspector_says_naturally_what_a_rank_does(operation: str, said: str) -> None:
+def test_the_inspector_shows_the_operation_of_a_rank(operation: str, said: str) -> None:
     store = store_with()
     store.apply([Pulse(1, 5, operation, 2000.0)])
     metric = available(store)[0]
@@ -80,7 +80,7 @@ def test_the_inspector_says_naturally_what_a_rank_does(operation: str, said: str
     assert doing.strip(doing.width, Style()).text == f"{said} for 2.0 s"
 
 
-def test_the_inspector_and_scripts_tell_them() -> None:
+def test_the_inspector_and_scripts_show_vital_signs() -> None:
     store = store_with(Vitals(1, 5, temperature_c=88.0, throttle=["thermal"]))
     metric = available(store)[0]
 
@@ -108,7 +108,7 @@ def pair(slow_ms: float, waits: bool = True) -> Store:
     return store
 
 
-def test_a_slow_rank_is_told_by_its_own_time_also_in_a_stage_of_two() -> None:
+def test_own_time_shows_the_slow_rank_in_a_stage_of_two() -> None:
     store = pair(90.0)
     assert available(store)[0] is OWN_TIME
     readings = read(store, OWN_TIME)
@@ -116,7 +116,7 @@ def test_a_slow_rank_is_told_by_its_own_time_also_in_a_stage_of_two() -> None:
     assert levels_of(store, OWN_TIME, readings) == dict.fromkeys(range(3), Level.GOOD) | {3: Level.WARN}
 
 
-def test_whoever_waits_least_is_not_painted_better() -> None:
+def test_waiting_least_is_not_shown_as_better() -> None:
     store = pair(90.0)
     metrics = {metric.key: metric for metric in available(store)}
     for key in ("exposed", "comm", "bubble", "phase:forward"):
@@ -127,12 +127,12 @@ def test_whoever_waits_least_is_not_painted_better() -> None:
     )
 
 
-def test_where_nobody_knows_what_it_waited_the_step_is_what_there_is() -> None:
+def test_without_waiting_times_the_step_time_is_shown() -> None:
     store = pair(90.0, waits=False)
     assert available(store)[0] is STEP_TIME
 
 
-def test_whom_the_hub_found_slow_is_marked_whatever_the_grid_shows() -> None:
+def test_alerted_ranks_are_marked_in_every_metric() -> None:
     store = pair(60.0)
     store.apply([Alert("straggler", "rank 1", "warning", True, 9, 0.0, "rank 1 needs 90 ms", {}, [1])])
     for metric in available(store):

@@ -28,7 +28,7 @@ def bounded() -> Iterator[None]:
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("command", ["log", "snapshot"])
-def test_each_command_ends_and_says_why(
+def test_each_command_ends_with_one_sentence(
     tmp_path: Path, bounded: None, capsys: pytest.CaptureFixture[str], command: str, name: str, kind: str
 ) -> None:
     if kind == "pipe":

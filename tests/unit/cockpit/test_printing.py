@@ -80,7 +80,7 @@ def test_every_way_of_printing(capsys: pytest.CaptureFixture[str]) -> None:
     assert steering.print_line is print_line
 
 
-def test_nothing_of_the_cockpit_prints_past_the_door() -> None:
+def test_every_line_is_printed_through_the_printing_module() -> None:
     """But a demo's screen, which is Textual's, and an export, whose bytes are a file's."""
     package = Path(cockpit.__file__).parent
     direct = re.compile(r"\bprint\(|std(out|err)\.write\(")

@@ -31,7 +31,7 @@ def said(capsys: Said, *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_snapshot_now_and_then(capsys: Said) -> None:
+def test_snapshot_at_the_end_and_at_a_step(capsys: Said) -> None:
     now = json.loads(said(capsys, "snapshot", "r-1", "--json"))
     assert (now["verdict"], now["link"], now["step"], now["age_s"]) == ("ENDED", "ended", STEPS - 1, None)
     then = json.loads(said(capsys, "snapshot", "--run", "r-1", "--at", "7", "--json"))
@@ -68,7 +68,7 @@ def test_watch_log_and_knobs(capsys: Said) -> None:
         (["replay", "r-1", "--speed", "0"], "--speed"),
     ],
 )
-def test_what_is_not_there_is_one_sentence(capsys: Said, words: list[str], sentence: str) -> None:
+def test_a_missing_position_or_run_gets_one_sentence(capsys: Said, words: list[str], sentence: str) -> None:
     assert run(words) == 2
     told = capsys.readouterr()
     assert sentence in told.err and told.err.count("\n") == 1 and not told.out
@@ -83,7 +83,7 @@ def damaged(runs: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("words", [("log",), ("snapshot",), ("export", "--format", "ndjson"), ("watch",)])
-def test_a_flipped_bit_changes_nothing_or_is_said(
+def test_a_flipped_bit_changes_nothing_or_is_reported(
     capsys: Said, monkeypatch: pytest.MonkeyPatch, runs: Path, damaged: Path, words: tuple[str, ...]
 ) -> None:
     command = [words[0], "r-1", *words[1:], *(["--json"] if words[0] != "export" else [])]
@@ -107,7 +107,7 @@ def test_a_flipped_bit_changes_nothing_or_is_said(
     assert kept > 30, "what is not damaged is shown"
 
 
-def test_a_recording_that_ends_too_early_says_so(
+def test_a_recording_that_ends_too_early_is_reported(
     capsys: Said, monkeypatch: pytest.MonkeyPatch, damaged: Path
 ) -> None:
     monkeypatch.setenv("COCKPIT_RUNS", str(damaged))
@@ -117,7 +117,7 @@ def test_a_recording_that_ends_too_early_says_so(
     assert "before the end of the run" in capsys.readouterr().err
 
 
-def test_a_journal_and_a_recording_of_which_one_is_behind(
+def test_a_journal_and_a_recording_may_lag_behind_each_other(
     capsys: Said, monkeypatch: pytest.MonkeyPatch, damaged: Path
 ) -> None:
     monkeypatch.setenv("COCKPIT_RUNS", str(damaged))

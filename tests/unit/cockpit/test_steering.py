@@ -47,7 +47,7 @@ def told(capsys: Said, *words: str, status: int = 0) -> dict[str, object]:
     return found
 
 
-def test_a_trial_that_is_clearly_faster_is_kept_and_undone_again(capsys: Said) -> None:
+def test_a_clearly_faster_trial_is_kept_and_can_be_undone(capsys: Said) -> None:
     trial = told(capsys, "try", "micro_batches=8", "--steps", "6", "--reason", "a hunch")
     assert (trial["state"], trial["reason"]) == ("kept", "a hunch")
     assert trial["high"] == pytest.approx(0.5, abs=0.01)
@@ -56,7 +56,7 @@ def test_a_trial_that_is_clearly_faster_is_kept_and_undone_again(capsys: Said) -
     assert told(capsys, "undo", status=3)["why"] == "there is no change to undo"
 
 
-def test_the_log_tells_who_why_and_from_what_to_what(capsys: Said) -> None:
+def test_the_log_has_operator_reason_and_values(capsys: Said) -> None:
     told(capsys, "set", "recompute=full", "--wait", "--reason", "memory")
     assert run(["log", "--json"]) == 0
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -67,7 +67,7 @@ def test_the_log_tells_who_why_and_from_what_to_what(capsys: Said) -> None:
     assert "recompute none→full · applied 4/4" in capsys.readouterr().out
 
 
-def test_ranks_that_cannot_preview_say_so(capsys: Said) -> None:
+def test_ranks_without_previews_refuse_the_query(capsys: Said) -> None:
     assert told(capsys, "preview", "micro_batches=8", status=3)["why"] == (
         "the ranks of this run do not support previews"
     )
@@ -89,7 +89,7 @@ def test_one_sentence(capsys: Said, words: list[str], said: str) -> None:
     assert said in error and error.count("\n") == 1
 
 
-def test_what_is_asked_in_the_second_a_hub_comes_back_waits_for_it(capsys: Said, hub: HubProcess) -> None:
+def test_a_command_waits_for_a_restarting_hub(capsys: Said, hub: HubProcess) -> None:
     hub.kill()
     again = threading.Timer(0.5, hub.start)
     again.start()
@@ -98,7 +98,7 @@ def test_what_is_asked_in_the_second_a_hub_comes_back_waits_for_it(capsys: Said,
     assert (applied["state"], applied["acks"]) == ("applied", 4)
 
 
-def test_the_log_of_a_run_that_is_over_has_every_command(capsys: Said, hub: HubProcess) -> None:
+def test_the_log_of_an_ended_run_has_every_command(capsys: Said, hub: HubProcess) -> None:
     hub.stop()
     assert run(["log", "--json", "--run", "r-1"]) == 0
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -33,7 +33,7 @@ def store(clock: Clock) -> Store:
     return store
 
 
-def test_link_tells_waiting_live_stale_ended_failed(clock: Clock) -> None:
+def test_link_is_waiting_live_stale_ended_or_failed(clock: Clock) -> None:
     store, run = Store(clock), FakeRun()
     assert store.link is LinkState.WAITING
     store.apply(run.story(5))
@@ -57,7 +57,7 @@ def test_silence_after_the_last_step_is_an_end(clock: Clock) -> None:
     assert store.link is LinkState.ENDED
 
 
-def test_coverage_counts_only_ranks_near_the_front(store: Store) -> None:
+def test_coverage_counts_only_ranks_near_the_newest_step(store: Store) -> None:
     assert store.coverage() == "8/8"
     step = store.state.steps[0]
     store.apply([Step(**{name: getattr(step, name) for name in Step.__struct_fields__} | {"step": 25})])
@@ -74,7 +74,7 @@ def test_journal_is_in_order_of_time(store: Store) -> None:
     assert any("applied 8/8 at step 10" in entry.text for entry in log_entries(store))
 
 
-def test_revisions_move_only_for_what_changed(store: Store) -> None:
+def test_only_changed_topics_get_a_new_revision(store: Store) -> None:
     before = store.revisions.copy()
     store.apply([Pulse(0, 20, "forward", 3.0)])
     moved = {topic for topic in Topic if store.revisions[topic] != before[topic]}
@@ -90,7 +90,7 @@ def test_once_computes_once_per_revision(store: Store) -> None:
     assert len(calls) == 2
 
 
-def test_a_frozen_store_does_not_move(store: Store, clock: Clock) -> None:
+def test_a_frozen_store_does_not_change(store: Store, clock: Clock) -> None:
     still = store.frozen()
     clock.now += 5
     store.apply(FakeRun().step(40))
@@ -106,7 +106,7 @@ def test_rebuild_forgets_what_the_snapshot_does_not_have(store: Store) -> None:
     assert store.step == 2
 
 
-def test_history_begins_again_after_a_resume(store: Store) -> None:
+def test_recent_steps_restart_after_a_resume(store: Store) -> None:
     run = FakeRun()
     store.apply(run.step(4))
     assert [step.step for step in store.recent[0]] == [4]
@@ -120,21 +120,21 @@ def test_readings_are_of_one_step(store: Store) -> None:
     assert read(store, STEP_TIME)[0].value != half[0].step_ms
 
 
-def test_a_slow_rank_stands_apart_from_its_own_stage(store: Store) -> None:
+def test_a_slow_rank_deviates_from_its_stage(store: Store) -> None:
     forward = next(metric for metric in available(store) if metric.title == "forward time")
     readings = read(store, forward)
     assert readings[3].deviation == pytest.approx(0.42, abs=0.05)
     assert all(abs(readings[rank].deviation) < 0.1 for rank in range(8) if rank != 3)
 
 
-def test_a_lost_rank_has_no_value_and_one_that_ended_keeps_its_last(store: Store) -> None:
+def test_a_lost_rank_has_no_value_and_an_ended_rank_keeps_its_last(store: Store) -> None:
     store.apply([Gone(2, clean=False, text="killed")])
     assert read(store, STEP_TIME)[2].value is None
     store.apply([Gone(3, clean=True)])
     assert read(store, STEP_TIME)[3].value is not None
 
 
-def test_median_ignores_not_a_number() -> None:
+def test_median_ignores_nan() -> None:
     assert median([3.0, math.nan, 1.0, 2.0]) == 2.0
     assert median([]) is None
 
@@ -146,7 +146,7 @@ def test_1024_ranks() -> None:
     assert len(read(store, STEP_TIME)) == 1024
 
 
-def test_ranks_that_report_by_turns_all_report() -> None:
+def test_ranks_that_report_in_turn_all_count_as_reporting() -> None:
     """At 20 ms a step records of two ranks are several steps apart when they come."""
     store = Store(lambda: 0.0)
     run = FakeRun(pp=1, dp=2, tp=1, ep=1)
@@ -163,7 +163,7 @@ def test_ranks_that_report_by_turns_all_report() -> None:
     assert store.coverage() == "1/2"
 
 
-def test_the_log_is_made_once_for_all_who_ask() -> None:
+def test_the_log_is_computed_once_for_all_panels() -> None:
     store = Store()
     store.apply(FakeRun().story(20, change_at=10))
     once = log_entries(store)
@@ -174,7 +174,7 @@ def test_the_log_is_made_once_for_all_who_ask() -> None:
     assert [entry.text for entry in log_entries(store) if entry not in once] == ["now"]
 
 
-def test_the_log_is_by_revision_and_sequence_though_the_clock_of_the_hub_jumps() -> None:
+def test_the_log_keeps_its_order_when_the_hubs_clock_jumps() -> None:
     store = Store()
     for revision, time_s in ((1, 300.0), (2, 200.0), (3, 100.0)):
         store.apply([CommandState(f"c{revision}", revision, "applied", {}, {}, "", time_s)])

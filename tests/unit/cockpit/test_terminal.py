@@ -14,7 +14,7 @@ class Gone(StringIO):
         raise OSError(5, "Input/output error")
 
 
-def test_writes_to_a_lost_terminal_are_dropped_and_told_once() -> None:
+def test_writes_to_a_lost_terminal_are_dropped_and_reported_once() -> None:
     lost: list[bool] = []
     writer = WriterThread(LosableFile(Gone(), lambda: lost.append(True)))  # type: ignore[arg-type]
     writer.start()
@@ -26,7 +26,7 @@ def test_writes_to_a_lost_terminal_are_dropped_and_told_once() -> None:
     assert lost == [True]
 
 
-def test_a_terminal_that_is_there_gets_everything() -> None:
+def test_an_open_terminal_gets_everything() -> None:
     terminal = StringIO()
     writer = WriterThread(LosableFile(terminal, lambda: None))  # type: ignore[arg-type]
     writer.start()

@@ -66,8 +66,8 @@ def test_who_waits_for_a_save_says_so_again_and_again(
     said: list[str] = []
 
     class Heard(Meter):
-        def at(self, text: str) -> None:
-            super().at(text)
+        def set_operation(self, text: str) -> None:
+            super().set_operation(text)
             if text.startswith("waiting for the checkpoint"):
                 said.append(text)
             if len(set(said)) == 2:

@@ -1,4 +1,5 @@
-"""gloo's ring collectives against the same bytes by all-to-all, as `engine/parallel/collectives.py` takes them."""
+"""Compares gloo's ring collectives with an all-to-all of the same bytes, which `engine/parallel/collectives.py`
+uses."""
 
 import tempfile
 import time

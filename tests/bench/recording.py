@@ -1,4 +1,4 @@
-"""What recording costs, and how soon any moment of a recording is found.
+"""Measures the cost of recording, and the time to seek in a recording.
 
 python -m tests.bench.recording [RANKS] [STEPS]
 """

@@ -1,8 +1,8 @@
-"""Our step in one process against Hugging Face's Mixtral of equal sizes, in turn: forward, backward, clip, AdamW.
+"""Compares a training step in one process with Hugging Face's Mixtral of equal size: forward, backward, clip, AdamW.
 
-Ours is the whole trainer's step with its data, meter, agreement and records, as it is and with `train.compile`. Mixtral
-runs with each of its experts' implementations; all have fp32, SDPA attention, the balancing loss, and batches of the
-same size.
+Ours is the whole step of the trainer with data, meter, vote and records, with and without `train.compile`. Mixtral runs
+with each implementation of its experts. All use fp32, SDPA attention, the balancing loss and batches of the same size,
+and run alternately.
 """
 
 import importlib.util
@@ -70,7 +70,7 @@ def measure(context: RankContext) -> None:
 def mixtral(
     kind: str, layers: int, width: int, heads: int, length: int, experts: int, d_expert: int, batch: int
 ) -> Callable[[int], object]:
-    """One training step of Mixtral, as its users write it."""
+    """A usual training step of Mixtral."""
     import torch
     from transformers import MixtralConfig, MixtralForCausalLM
 

@@ -1,4 +1,4 @@
-"""Our blocks at tp=2 against torch's `parallelize_module` on the same blocks, sequence parallel both, step by step."""
+"""Compares our blocks at tp=2 with torch's `parallelize_module` on the same blocks, both with sequence parallelism."""
 
 import tempfile
 import time
@@ -69,7 +69,7 @@ class TorchMlp(nn.Module):
 
 
 class TorchBlock(nn.Module):
-    """The same block as a user of `parallelize_module` writes it."""
+    """The same block, written for `parallelize_module`."""
 
     def __init__(self, model: Model):
         super().__init__()
@@ -84,7 +84,7 @@ class TorchBlock(nn.Module):
 
 
 def with_torch(model: Model, mesh: DeviceMesh) -> nn.Sequential:
-    """torchtitan's plan: the residual sharded along the sequence, columns then rows inside."""
+    """torchtitan's plan: the residual is sharded along the sequence; weights column-wise, then row-wise."""
     blocks = nn.Sequential(*(TorchBlock(model) for _ in range(model.layers)))
     whole = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     columns = ColwiseParallel()

@@ -1,4 +1,4 @@
-"""The layouts that parity is proven for, as overrides of the demo's: each axis alone, and mixes."""
+"""The layouts of the parity tests, as overrides of the demo's layout: each axis alone, and combinations."""
 
 from tests.ranks.case import (
     ADAMW,
@@ -164,7 +164,7 @@ CASES |= {
     f"{name} fp64": Case([*SMALL, *overrides.split(), *SGD], fp64=True) for name, overrides in OVER_CP.items()
 }
 
-# What `make test` runs: each axis, schedule, ZeRO stage, recompute level and lever once, in small cases.
+# Cases that `make test` runs: each axis, schedule, ZeRO stage, recompute mode and knob once, in small cases.
 QUICK = (
     "mix pp dp tp drops switched fp64",
     "dp",
@@ -181,7 +181,7 @@ QUICK = (
     "bf16 dense",
     "compiled one layer ep fp64",
 )
-# What `make test-all` runs; `make parity` runs all cases.
+# Cases that `make test-all` runs; `make parity` runs all cases.
 TELLING = {
     name: CASES[name]
     for name in (

@@ -1,4 +1,4 @@
-"""Cases whose parts are compiled, held to one process that compiles nothing."""
+"""Parity cases with torch.compile, compared with one process without it."""
 
 from tests.ranks.case import BF16, DROPS, FULL, SELECTIVE, SGD, SWITCHED, Case, alone
 

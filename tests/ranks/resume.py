@@ -1,9 +1,10 @@
-"""Runs that are saved, resumed and switched, for test_resume.py to compare. In fp64, so that only rounding may differ.
+"""Runs whose state is saved, resumed and switched, for the comparisons of test_resume.py. In fp64, so that differences
+are small.
 
     python -m tests.ranks.resume FOLDER
 
-One driver imports torch once and forks the ranks of one scenario after the other; each leaves a `.json` with its losses
-and norms by step, and its checkpoints, of which the last holds parameters and optimizer state.
+One driver imports torch once and forks the ranks of one scenario after the other. Each run writes a `.json` with losses
+and norms by step, and checkpoints; the last checkpoint has the final parameters and optimizer state.
 """
 
 import json
@@ -52,16 +53,14 @@ SIXES = [
 BEGUN = load(
     LAYOUT, [*SIXES, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", "train.steps=10", "checkpoint.every=5"]
 )
-MOVED: Script = {
-    2: {"expert_placement": "load"}
-}  # experts lie elsewhere than where they began when the checkpoint is saved
+MOVED: Script = {2: {"expert_placement": "load"}}  # experts have moved before the checkpoint is saved
 RESUMED = {
     "tp ep": ["grid.tp=2", "grid.ep=2"],
     "one rank": [],
     "dp 4 zero 3": ["grid.dp_shard=4", "train.zero=3"],  # six experts over four ranks: one has none
     "cp interleaved": ["grid.pp=2", "grid.cp=2", "schedule.name=interleaved", "schedule.virtual_stages=2"],
 }
-TIES = {  # each goes on from the one before; the last has the weight and its copy on one rank
+TIES = {  # each run resumes from the previous one; in the last, the weight and its copy are on one rank
     "two stages": ["grid.pp=2", "grid.dp_shard=2"],
     "one rank": [],
     "v": ["grid.pp=2", "schedule.name=zbv"],
@@ -85,7 +84,7 @@ SWITCHES = 100
 
 @dataclass
 class Run:
-    """What a run did."""
+    """The results of a run."""
 
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -102,11 +101,11 @@ class Run:
         self.dropped.append(summary.dropped)
 
 
-OF_THE_RUN = ("pause", "resume", "stop", "profile", "profile_rank")  # it would stand, or end
+OF_THE_RUN = ("pause", "resume", "stop", "profile", "profile_rank")  # these would pause or end the run
 
 
 class Fickle(Agent):
-    """An operator without a plan: each step a random legal change of what is loss-neutral, several at times."""
+    """An operator that proposes a random legal change of one or more loss-neutral knobs at each step."""
 
     def __init__(self, seed: int):
         super().__init__(None, lambda: (0, "", 0.0))
@@ -134,8 +133,8 @@ class Fickle(Agent):
         return Command(self._revision, f"{self._revision}", changes)
 
     def settle(self, ack: Ack) -> None:
-        # Two values, each legal beside the board in force, may not be together: then all ranks say no.
-        # A save is agreed at the boundary, and applied when it is on disk.
+        # Two values that are legal one by one may be illegal together: then all ranks refuse the change.
+        # A save is `agreed` at the step boundary and `applied` when it is on disk.
         if ack.state in ("agreed", "applied"):
             self._switched.add(ack.revision)
 
@@ -148,7 +147,7 @@ def train(
     script: Script | None = None,
     fickle: bool = False,
 ) -> Run:
-    """Train in an initialised group; the run, on rank 0, and a JSON file of it."""
+    """Train in an initialised process group and return the results; rank 0 also writes them as JSON."""
     run = Run()
     meter = Meter(
         layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, context.set_operation
@@ -169,7 +168,7 @@ def train(
 
 
 def resumed(folder: Path) -> None:
-    """Ten steps at once, and the last five again in other layouts."""
+    """One run of ten steps, and the last five steps again in other layouts."""
     scenario(BEGUN.ranks.world, folder, lambda context: train(context, BEGUN, folder / "begun", script=MOVED))
     for name, overrides in RESUMED.items():
         layout = load(LAYOUT, [*SIXES, *overrides, "train.steps=10", "checkpoint.every=5"])
@@ -181,7 +180,7 @@ def resumed(folder: Path) -> None:
 
 
 def tied(folder: Path) -> None:
-    """Six steps of a model with a tied head; in the next layout the last four of them, in the next the last two."""
+    """Six steps of a model with a tied head. The second layout resumes after two of them, the third after four."""
     before: Path | None = None
     for n, (name, overrides) in enumerate(TIES.items()):
         layout = load(LAYOUT, [*SIXES, *TIED, *overrides, "train.steps=6", "checkpoint.every=2"])
@@ -197,17 +196,17 @@ def tied(folder: Path) -> None:
 
 
 def each_knob(folder: Path) -> None:
-    """Every knob of the board: see `switched_and_launched`."""
+    """`switched_and_launched` for all knobs of the board."""
     switched_and_launched(folder)
 
 
 def one_knob(folder: Path) -> None:
-    """The capacity factor: see `switched_and_launched`."""
+    """`switched_and_launched` for the capacity factor only."""
     switched_and_launched(folder, only="capacity_factor")
 
 
 def switched_and_launched(folder: Path, only: str | None = None) -> None:
-    """For each knob, a run switched before a step, and a run launched with the new value from that step."""
+    """For each knob, a run in which the knob changes before a step, and a run that starts with the new value there."""
 
     def work(context: RankContext) -> None:
         begun = folder / "knobs"
@@ -227,7 +226,7 @@ def switched_and_launched(folder: Path, only: str | None = None) -> None:
 
 
 def another(knob: KnobState) -> Value:
-    """A legal value that is not the present one, and tells."""
+    """A legal value that differs from the current one and affects the run."""
     others = [choice for choice in knob.legal.choices if choice != knob.value]
     if others:
         return others[-1]
@@ -238,7 +237,7 @@ def another(knob: KnobState) -> Value:
 
 
 def random_switches(folder: Path) -> None:
-    """A hundred switches in one run, and the same run untouched."""
+    """One run with a hundred switches, and the same run without."""
 
     def work(context: RankContext) -> None:
         train(context, FICKLE, folder / "untouched")
@@ -248,7 +247,8 @@ def random_switches(folder: Path) -> None:
 
 
 def cut_short(folder: Path) -> None:
-    """The save of step 6 never comes to an end: `writing` appears once it has begun, `step-N` as steps begin."""
+    """A run whose save of step 6 never finishes. It creates the file `writing.RANK` when that save has begun, and
+    `step-N` when step N begins."""
 
     class Slow(Checkpoints):
         def write(self, tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
@@ -287,13 +287,13 @@ def scenario(
 
 
 def tensors_in(checkpoint: Path) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint, whole."""
+    """All tensors of a checkpoint, as whole tensors."""
     files = read(checkpoint).manifest.files
     tensors = {
         name: torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
         for name, stored in read_index(checkpoint, files).items()
     }
-    with warnings.catch_warnings(action="ignore"):  # that there is no process group
+    with warnings.catch_warnings(action="ignore"):  # torch warns that there is no process group
         load_tensors(tensors, storage_reader=Reader(checkpoint, files), no_dist=True)
     return tensors
 

@@ -61,7 +61,7 @@ def test_a_failure_under_torchrun(driver: Driver) -> None:
         python=TORCHRUN,
     )
     status, out, err = driver.end(run)
-    assert (status, out) == (1, "last word\n")
+    assert (status, out) == (1, "on_failure was called\n")
     assert "\nrank 1 (dp1) failed at step 5 in pp receive: ValueError: mine\nTraceback" in f"\n{err}"
 
 
@@ -77,10 +77,10 @@ def test_no_rank_outlives_a_killed_torchrun(driver: Driver) -> None:
     )
     eventually(lambda: len(driver.notes("pid")) == 2)
     run.kill()
-    eventually(lambda: all(gone(pid) for pid in driver.pids(2)), 30)  # they would sleep for 60 s
+    eventually(lambda: all(gone(pid) for pid in driver.pids(2)), 30)  # otherwise they sleep for 60 s
 
 
-def test_joined_to_slurm(driver: Driver) -> None:
+def test_ranks_of_slurm(driver: Driver) -> None:
     work = """
         def work(context):
             import torch
@@ -118,7 +118,7 @@ def _slurm(rank: int) -> dict[str, str]:
 
 
 SPREAD = JOIN.replace('run="a-run",', 'run="a-run", listen="tcp://127.0.0.1:auto",')
-TOLD = """
+NOTE_HUB = """
         def work(context):
             dist = meet(context)
             note(context, "hub", f"{context.hub} {context.key.name if context.key else None}")
@@ -130,7 +130,7 @@ TOLD = """
 def _two_machines(
     driver: Driver, keys: Path, tail: str = SPREAD, second: dict[str, str] | None = None
 ) -> list[subprocess.Popen[str]]:
-    """A rank on each, as Slurm starts them; `second` is the environment of the second machine alone."""
+    """Start one rank on each of two simulated machines, as Slurm does. `second` is extra environment of the second."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     spread = {
@@ -143,13 +143,13 @@ def _two_machines(
     environs = [spread, spread | (second or {})]
     return [
         driver.start(
-            TOLD, tail=tail, hub="auto", environ=_slurm(rank) | environ | {"SLURM_NODEID": str(rank)}
+            NOTE_HUB, tail=tail, hub="auto", environ=_slurm(rank) | environ | {"SLURM_NODEID": str(rank)}
         )
         for rank, environ in enumerate(environs)
     ]
 
 
-def test_ranks_of_two_machines_reach_one_hub_under_a_key(driver: Driver, tmp_path: Path) -> None:
+def test_ranks_of_two_machines_connect_to_one_hub_with_a_key(driver: Driver, tmp_path: Path) -> None:
     KeyStore(tmp_path / "keys").make("cluster", Role.RANK)
     ended = [driver.end(run) for run in _two_machines(driver, tmp_path / "keys")]
     assert [status for status, _, _ in ended] == [0, 0], ended
@@ -162,7 +162,7 @@ def test_ranks_of_two_machines_reach_one_hub_under_a_key(driver: Driver, tmp_pat
     ("key", "sentence"),
     [("absent.key", "absent.key cannot be read: No such file"), ("theirs.key", "is a key for another hub")],
 )
-def test_a_machine_without_the_key_refuses_in_a_sentence(
+def test_a_rank_without_the_key_refuses_in_one_sentence(
     driver: Driver, tmp_path: Path, key: str, sentence: str
 ) -> None:
     KeyStore(tmp_path / "keys").make("cluster", Role.RANK)
@@ -202,8 +202,8 @@ TORCHRUN_ENVIRON = MASTER | {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", 
             | {"SLURM_NTASKS": "9", "SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "1"},
             (1, 9, 1, 4),
         ),
-        (_slurm(0) | {"SLURM_NTASKS": "1"}, None),  # a shell in a step of one task
-        ({k: v for k, v in _slurm(0).items() if k != "SLURM_STEP_ID"}, None),  # a batch script, without srun
+        (_slurm(0) | {"SLURM_NTASKS": "1"}, None),  # an interactive shell: a step of one task
+        ({k: v for k, v in _slurm(0).items() if k != "SLURM_STEP_ID"}, None),  # a batch script outside srun
     ],
 )
 def test_context_from_environment(

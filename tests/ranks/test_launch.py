@@ -1,4 +1,4 @@
-"""Ranks come to life, are watched, and end: small drivers as real processes, hurt in every way we know."""
+"""Start, supervision and end of forked ranks: small drivers as real processes, with signals and failures."""
 
 import json
 import os
@@ -12,10 +12,10 @@ import pytest
 from agents.rundir.hub_supervisor import RESTARTS_A_MINUTE, HubSupervisor
 from engine.launch.failure import Outcome, report_of, root_cause, sentence
 from engine.rendezvous import LastOperation, single_rank_context
-from tests.ranks.driver import PATIENCE_S, TORCH, Driver, eventually, gone
+from tests.ranks.driver import TIMEOUT_S, TORCH, Driver, eventually, gone
 
 
-def test_ranks_meet_work_and_end(driver: Driver) -> None:
+def test_ranks_start_work_and_end(driver: Driver) -> None:
     run = driver.start(
         """
         sys.stdout.write("before;")  # in the parent's buffer at the fork
@@ -28,7 +28,7 @@ def test_ranks_meet_work_and_end(driver: Driver) -> None:
                 print(int(total), torch.get_num_threads() >= 1)
             dist.destroy_process_group()
             if context.rank:
-                time.sleep(0.3)  # rank 0 serves the store and must have stayed
+                time.sleep(0.3)  # rank 0 serves the store and must still run
                 context.store().add("late", 1)
         """,
         world=3,
@@ -50,21 +50,21 @@ def test_sigterm_to_one_rank_is_that_ranks_flag_only(driver: Driver) -> None:
         """
         def work(context):
             steps(context, until=lambda: context.rank == 0 and (HERE / "over").exists())
-            note(context, "asked", context.stop_requested())
+            note(context, "stop_requested", context.stop_requested())
         """
     )
     os.kill(driver.pids(2)[1], signal.SIGTERM)
-    eventually(lambda: 1 in driver.notes("asked"))
+    eventually(lambda: 1 in driver.notes("stop_requested"))
     assert run.poll() is None
     (driver.folder / "over").touch()
     assert driver.end(run) == (0, "", "")
-    assert driver.notes("asked") == {0: "False", 1: "True"}
+    assert driver.notes("stop_requested") == {0: "False", 1: "True"}
 
 
 def test_ctrl_c_ends_in_order_with_130(driver: Driver) -> None:
     run = driver.start("def work(context): steps(context)")
     driver.pids(2)
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: parent and ranks alike
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to the parent and the ranks
     assert driver.end(run) == (130, "", "")
     assert set(driver.notes("finished")) == {0, 1}
 
@@ -98,14 +98,14 @@ def test_a_stop_while_torch_is_imported(driver: Driver) -> None:
     assert not driver.notes("pid")
 
 
-def test_a_suspended_rank_hears_the_stop(driver: Driver) -> None:
+def test_a_suspended_rank_gets_the_stop(driver: Driver) -> None:
     run = driver.start("def work(context): steps(context)")
     os.kill(driver.pids(2)[1], signal.SIGSTOP)
     run.send_signal(signal.SIGTERM)
     assert driver.end(run) == (0, "", "")
 
 
-def test_a_reader_that_leaves_does_not_end_the_run(driver: Driver) -> None:
+def test_a_closed_pipe_does_not_end_the_run(driver: Driver) -> None:
     run = driver.start(
         """
         def work(context):
@@ -123,7 +123,9 @@ def test_a_reader_that_leaves_does_not_end_the_run(driver: Driver) -> None:
     assert run.stdout and run.stderr
     assert json.loads(run.stdout.readline()) == {"step": 0}
     run.stdout.close()
-    written = driver.folder / "written"  # before its line is printed; empty for a moment at each step
+    written = (
+        driver.folder / "written"
+    )  # written before the step's line is printed; briefly empty at each step
     left = int(written.read_text() or 0)
     eventually(lambda: int(written.read_text() or 0) > left + 20)
     (driver.folder / "end").touch()
@@ -131,7 +133,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(driver: Driver) -> None:
         run.stderr.read()
         == "cannot write to standard output: its reader has closed it; the run continues without it\n"
     )
-    assert run.wait(PATIENCE_S) == 0
+    assert run.wait(TIMEOUT_S) == 0
     assert int(driver.notes("finished")[0]) > left + 20
 
 
@@ -166,7 +168,7 @@ def test_an_error_in_one_rank_among_many_in_a_collective(driver: Driver) -> None
     assert (status, out) == (1, "")
 
 
-def test_a_killed_rank_is_named_not_those_it_left_behind(driver: Driver) -> None:
+def test_a_killed_rank_is_the_root_cause(driver: Driver) -> None:
     run = driver.start(
         """
         def work(context):
@@ -188,7 +190,7 @@ def test_a_killed_rank_is_named_not_those_it_left_behind(driver: Driver) -> None
     assert "Traceback" not in err
 
 
-def test_a_rank_that_dies_before_the_others_have_met(driver: Driver) -> None:
+def test_a_rank_that_dies_before_the_process_group_exists(driver: Driver) -> None:
     run = driver.start(
         """
         def work(context):
@@ -203,7 +205,7 @@ def test_a_rank_that_dies_before_the_others_have_met(driver: Driver) -> None:
     assert (status, err.splitlines()[0]) == (1, "rank 0 (dp0) failed before its first step: MemoryError")
 
 
-def test_a_rank_that_slips_away(driver: Driver) -> None:
+def test_a_rank_that_exits_with_status_0_too_early(driver: Driver) -> None:
     run = driver.start(
         """
         def work(context):
@@ -219,7 +221,7 @@ def test_a_rank_that_slips_away(driver: Driver) -> None:
     )
 
 
-def test_a_straggler_is_killed_named_and_asked_for_its_stack(driver: Driver) -> None:
+def test_a_straggler_is_killed_and_its_stack_reported(driver: Driver) -> None:
     run = driver.start(
         """
         def hang_here():
@@ -241,8 +243,8 @@ def test_a_straggler_is_killed_named_and_asked_for_its_stack(driver: Driver) -> 
     assert "in hang_here" in (driver.run_dir / "failure.txt").read_text()
 
 
-def test_a_rank_that_says_what_it_waits_for_is_waited_for(driver: Driver) -> None:
-    """Rank 0 seals the last checkpoint by itself, for as long as that takes."""
+def test_a_rank_that_reports_its_waiting_is_not_killed(driver: Driver) -> None:
+    """Rank 0 completes the last checkpoint alone, which may take longer than the timeout."""
     run = driver.start(
         """
         def work(context):
@@ -257,7 +259,7 @@ def test_a_rank_that_says_what_it_waits_for_is_waited_for(driver: Driver) -> Non
     assert (status, err) == (0, "")
 
 
-def test_ranks_that_ignore_a_stop_and_stand_still(driver: Driver) -> None:
+def test_ranks_that_hang_after_a_stop_request_are_killed(driver: Driver) -> None:
     run = driver.start(
         """
         def work(context):
@@ -360,11 +362,13 @@ def test_a_killed_hub_comes_back_at_the_same_address(driver: Driver) -> None:
     assert not Path(first["endpoints"]["ranks"].removeprefix("ipc://")).parent.exists()
 
 
-def test_a_hub_that_cannot_live_is_let_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hub_that_keeps_failing_is_not_restarted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "hub.log"
     supervisor = HubSupervisor([sys.executable, "-S", "-c", "raise SystemExit('no room')"], log)
     supervisor.start()
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while (supervisor.seconds_to_restart() or 0) < 10 and time.monotonic() < end:
         supervisor.tick()
         time.sleep(0.02)
@@ -377,7 +381,7 @@ def test_a_hub_that_cannot_live_is_let_be(tmp_path: Path, capsys: pytest.Capture
 # ---------------------------------------------------------------------------------------- torchrun and Slurm
 
 
-def test_where_a_rank_is(tmp_path: Path) -> None:
+def test_last_operations(tmp_path: Path) -> None:
     context = single_rank_context(tmp_path)
     assert context.last_operation() is None
     context.set_operation(0, "é" * 200)

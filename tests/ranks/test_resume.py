@@ -1,4 +1,4 @@
-"""What is saved is what goes on: in other layouts, after kills, after switches, on the real command line."""
+"""Saving and resuming: in other layouts, after kills, after knob changes, and on the real command line."""
 
 import json
 import signal
@@ -29,7 +29,7 @@ Driven = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """Runs a scenario of `tests.ranks.resume`; the folder it left."""
+    """A function that runs a scenario of `tests.ranks.resume` and returns its folder."""
 
     def drive(scenario: str) -> Path:
         folder = tmp_path_factory.mktemp(scenario)
@@ -42,8 +42,8 @@ def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
 
 
 def result(folder: Path, name: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
-    return told
+    outcome: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return outcome
 
 
 def assert_same(a: list[float], b: list[float]) -> None:
@@ -58,7 +58,7 @@ def assert_same_tensors(a: Path, b: Path) -> None:
         torch.testing.assert_close(tensor, theirs[name], rtol=FP64_TOLERANCE, atol=FP64_TOLERANCE, msg=name)
 
 
-def test_goes_on_in_any_other_layout(driven: Driven) -> None:
+def test_resumes_in_any_other_layout(driven: Driven) -> None:
     folder = driven("resumed")
     begun = result(folder, "begun")
     assert begun["steps"] == list(range(10))
@@ -72,7 +72,7 @@ def test_goes_on_in_any_other_layout(driven: Driven) -> None:
         assert_same_tensors(folder / name / "checkpoints/step-10", folder / "begun/checkpoints/step-10")
 
 
-def test_a_tied_weight_is_saved_once_and_goes_on_anywhere(driven: Driven) -> None:
+def test_a_tied_weight_is_saved_once_and_resumes_in_any_layout(driven: Driven) -> None:
     folder = driven("tied")
     begun = result(folder, next(iter(TIES)))
     names = tensors_in(folder / next(iter(TIES)) / "checkpoints/step-6")
@@ -112,8 +112,8 @@ def test_a_switch_of_each_knob_equals_a_launch_with_the_new_value(driven: Driven
     assert {"micro_batches", "recompute", "capacity_factor", "lr_scale", "grad_clip"} <= set(knobs)
     assert_switched_equals_launched(folder, knobs)
     for knob in ("lr_scale", "grad_clip"):
-        told = result(folder, f"switched-{knob}")
-        assert abs(told["losses"][-1] - untouched["losses"][-1]) > 1e-3, f"{knob} did nothing"
+        outcome = result(folder, f"switched-{knob}")
+        assert abs(outcome["losses"][-1] - untouched["losses"][-1]) > 1e-3, f"{knob} had no effect"
 
 
 @pytest.mark.exhaustive
@@ -126,15 +126,15 @@ def test_a_hundred_random_switches_change_nothing(driven: Driven) -> None:
     assert_same(fickle["norms"], untouched["norms"])
 
 
-def test_killed_while_it_saves(tmp_path: Path) -> None:
-    """Steps go on beside the save, which never ends, up to the next one; nothing older is lost."""
+def test_killed_during_a_save(tmp_path: Path) -> None:
+    """Training continues during a save that never finishes, until the next save. Older checkpoints are not lost."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.ranks.resume", str(tmp_path), "cut_short"]
     process = subprocess.Popen(command, cwd=ROOT)
     try:
         eventually(lambda: len(list(tmp_path.glob("writing.*"))) == 2, 60)
         eventually(lambda: (tmp_path / "step-8").exists(), 60)
         time.sleep(0.5)
-        assert not (tmp_path / "step-9").exists(), "the next save waits for the one before"
+        assert not (tmp_path / "step-9").exists(), "the next save waits for the previous one"
         family = psutil.Process(process.pid).children(recursive=True)
     finally:
         process.kill()
@@ -156,7 +156,7 @@ def test_killed_while_it_saves(tmp_path: Path) -> None:
 
 
 def until(process: subprocess.Popen[str], step: int) -> list[dict[str, Any]]:
-    """Events of a run up to that step."""
+    """The events of a run up to `step`."""
     assert process.stdout is not None
     events = []
     for line in process.stdout:
@@ -199,7 +199,7 @@ def test_a_killed_rank_and_resume_on_the_command_line(
     third = run(engine(DEMO, *SMALLER, *here))
     assert third.returncode == 2 and len(third.stderr.splitlines()) == 1
     assert f"{events[0]['run']} is in use by process {process.pid} on " in third.stderr, (
-        "one folder, two shelves"
+        "the checkpoints folder is locked too"
     )
     for member in reversed(family):
         member.resume()
@@ -208,13 +208,13 @@ def test_a_killed_rank_and_resume_on_the_command_line(
     assert process.stdout is not None
     events += [json.loads(line) for line in process.stdout]
     assert process.wait(60) == 1
-    killed_at = max(steps_of(events))  # a step is told one step late, so one more may be saved
+    killed_at = max(steps_of(events))  # a step is outcome one step late, so one more may be saved
     other = ["grid.tp=1", "grid.pp=2", "grid.ep=1", "schedule.name=gpipe", f"train.steps={killed_at + 3}"]
     resumed = run(engine(DEMO, *SMALLER, *other, f"run.dir={tmp_path}", "run.name=mine", "--resume"))
     assert resumed.returncode == 0, resumed.stderr
     again = [json.loads(line) for line in resumed.stdout.splitlines()]
     start = again[0]
-    assert start["run"] == events[0]["run"], "the same run goes on"
+    assert start["run"] == events[0]["run"], "the same run continues"
     assert killed_at - 4 <= start["resumed"] <= killed_at + 2 and start["resumed"] % 2 == 0
     losses = steps_of(again)
     assert list(losses) == list(range(start["resumed"], killed_at + 3))
@@ -224,7 +224,7 @@ def test_a_killed_rank_and_resume_on_the_command_line(
     assert saved[-1]["step"] == killed_at + 3 and Path(saved[-1]["folder"]).is_dir()
 
 
-def test_torchrun_goes_on_by_itself(tmp_path: Path) -> None:
+def test_torchrun_restarts_and_the_run_continues(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     torchrun += ["--max-restarts", "1", "-m", "engine", "run", DEMO, *SMALLER]
     process = subprocess.Popen(
@@ -283,8 +283,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_disk_that_is_full_costs_the_checkpoint_only(tmp_path: Path) -> None:
-    """As files where the folders should be: no rank can write there, and training goes on to its end."""
+def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
+    """Files in the place of the checkpoint folders: no rank can save, and training continues to the end."""
     checkpoints_dir = tmp_path / "shelf/run"
     checkpoints_dir.mkdir(parents=True)
     for step in (2, 4):
@@ -304,7 +304,7 @@ def test_a_disk_that_is_full_costs_the_checkpoint_only(tmp_path: Path) -> None:
     assert all("File exists" in event["why"] and event["folder"] is None for event in failed)
 
 
-def test_a_shelf_that_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_checkpoints_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("")
     blocked = [f"checkpoint.dir={tmp_path}/blocked/shelf", f"run.dir={tmp_path}/runs"]
     refused = run(engine(DEMO, *SMALLER, *blocked))
@@ -316,23 +316,26 @@ def test_a_shelf_that_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_checkpoints_knobs_win(tmp_path: Path) -> None:
-    """What was turned before it stays turned; what was turned after it is rolled back and not done again."""
+def test_the_checkpoints_knobs_take_precedence(tmp_path: Path) -> None:
+    """A knob changed before the checkpoint keeps its value; a change after the checkpoint is rolled back and not
+    applied again."""
     run_dir = tmp_path / "run"
     layout = [*SMALLER, "train.steps=1000", "checkpoint.every=0", "--hub", "auto", "--run-dir", str(run_dir)]
     command = engine(DEMO, *layout)
 
     def cockpit(*words: str) -> dict[str, Any]:
-        told = run([sys.executable, "-m", "cockpit", words[0], "--run", str(run_dir), *words[1:], "--json"])
-        verdict: dict[str, Any] = json.loads(told.stdout)
-        return verdict
+        outcome = run(
+            [sys.executable, "-m", "cockpit", words[0], "--run", str(run_dir), *words[1:], "--json"]
+        )
+        answer: dict[str, Any] = json.loads(outcome.stdout)
+        return answer
 
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         until(process, 1)
         for changes in (["micro_batches=4"], ["save"], ["micro_batches=8", "lr_scale=0.5"]):
-            verdict = cockpit("set", *changes, "--wait")
-            assert verdict["state"] == "applied", verdict
+            answer = cockpit("set", *changes, "--wait")
+            assert answer["state"] == "applied", answer
             assert ("save" in changes) <= bool(whole_checkpoints(run_dir / "checkpoints")), (
                 "applied means saved"
             )

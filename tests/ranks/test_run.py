@@ -1,4 +1,4 @@
-"""`engine run` and `cockpit` as a script uses them: real commands, real ranks, real faults."""
+"""`engine run` and `cockpit` as commands of a script, with real ranks and faults."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 class Live:
-    """A run in the background whose NDJSON is read as it comes."""
+    """A run in the background; its NDJSON output is read line by line."""
 
     def __init__(self, run_dir: Path, *arguments: str):
         command = engine(DEMO, "--json", "--run-dir", str(run_dir), *arguments)
@@ -128,7 +128,7 @@ def test_headless_without_a_hub(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_the_deepseek_layout_trains(tmp_path: Path) -> None:
-    """A dense layer, shared experts, groups, biases and a loss beside them over 4 ranks, as shipped."""
+    """The shipped layout runs on 4 ranks: a dense layer, shared experts, groups, biases and an auxiliary loss."""
     layout = "layouts/deepseek-mini.toml"
     done = run(engine(layout, "train.steps=3", "--json", "--hub", "none", "--run-dir", str(tmp_path)))
     assert done.returncode == 0, done.stderr
@@ -143,25 +143,25 @@ def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:
 
     refused = live.cockpit("set", "micro_batches=7")
     assert refused.returncode == 3
-    verdict = json.loads(refused.stdout)
-    assert verdict["state"] == "rejected" and "2, 4, 8" in verdict["why"]
+    outcome = json.loads(refused.stdout)
+    assert outcome["state"] == "rejected" and "2, 4, 8" in outcome["why"]
 
     applied = live.cockpit("set", "micro_batches=4", "capacity_factor=1.0", "--wait")
     assert applied.returncode == 0, applied.stderr
-    verdict = json.loads(applied.stdout)
-    assert (verdict["state"], verdict["acks"], verdict["world"]) == ("applied", 4, 4)
-    step = live.until_step(verdict["applied_step"])
+    outcome = json.loads(applied.stdout)
+    assert (outcome["state"], outcome["acks"], outcome["world"]) == ("applied", 4, 4)
+    step = live.until_step(outcome["applied_step"])
     assert step["knobs"]["micro_batches"] == 4 and step["dropped"] > 0
-    assert step["revision"] == verdict["revision"]
-    before = next(e for e in live.events if e.get("step") == verdict["applied_step"] - 1)
+    assert step["revision"] == outcome["revision"]
+    before = next(e for e in live.events if e.get("step") == outcome["applied_step"] - 1)
     assert before["knobs"]["micro_batches"] == 2 and before["dropped"] == 0
 
     saved = json.loads(live.cockpit("set", "save", "--wait").stdout)
     assert (saved["state"], saved["acks"]) == ("applied", 4)
-    while not (told := [event for event in live.events if event["event"] == "checkpoint"]):
+    while not (checkpoints := [event for event in live.events if event["event"] == "checkpoint"]):
         live.until_step(live.steps[-1] + 1)
-    assert told[0]["step"] == saved["applied_step"] and told[0]["why"] is None
-    manifest = json.loads((Path(told[0]["folder"]) / "manifest.json").read_text())
+    assert checkpoints[0]["step"] == saved["applied_step"] and checkpoints[0]["why"] is None
+    manifest = json.loads((Path(checkpoints[0]["folder"]) / "manifest.json").read_text())
     assert manifest["revision"] == saved["revision"] and manifest["knobs"]["micro_batches"] == 4
 
     snapshot = json.loads(live.cockpit("snapshot").stdout)
@@ -182,15 +182,15 @@ def test_steer_a_live_run_and_kill_its_hub(live: Live) -> None:
     os.kill(hub["pid"], signal.SIGKILL)
     live.until_step(live.steps[-1] + 4)
     deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:  # the hub is back, on the same run, with the same board
+    while time.monotonic() < deadline:  # wait until the restarted hub has the same run and board
         again = live.cockpit("set", "recompute=full", "--wait")
         if again.returncode == 0:
             break
         time.sleep(0.2)
-    verdict = json.loads(again.stdout)
-    assert verdict["state"] == "applied" and verdict["acks"] == 4, again.stderr
-    live.until_step(verdict["applied_step"])
-    back = live.cockpit("set", "recompute=none", "--wait")  # the word, not "no limit"
+    outcome = json.loads(again.stdout)
+    assert outcome["state"] == "applied" and outcome["acks"] == 4, again.stderr
+    live.until_step(outcome["applied_step"])
+    back = live.cockpit("set", "recompute=none", "--wait")  # none is a choice of this knob
     assert json.loads(back.stdout)["state"] == "applied", back.stdout
 
     live.process.send_signal(signal.SIGTERM)
@@ -217,7 +217,7 @@ def test_a_killed_rank_ends_the_run_with_a_sentence(live: Live) -> None:
     told = [
         line for line in seen.splitlines() if '"event"' in line and "rank 3 (pp1 dp1 tp0) was killed" in line
     ]
-    assert told, "a watcher must learn which rank died, and where"
+    assert deaths, "a subscriber gets the event that names the dead rank"
     assert time.monotonic() - killed < 20
     live.errors.seek(0)
     sentence = live.errors.readline()

@@ -1,4 +1,4 @@
-"""A Trainer in a process group: what it leaves under way, when it traces and when it ends."""
+"""A `Trainer` in a process group: no collective runs when a trace starts or stops, or after `close`."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from tests.ranks.case import LAYOUT, SMALL
 TINY = [*SMALL, "grid.dp_shard=2", "model.moe=none", "model.layers=1", "knobs.micro_batches=1", "train.steps=100000"]
 
 def late(trainer):
-    "This rank joins the gather of statistics so late that the leader is far ahead."
+    "Delay this rank's part in the gather of statistics, so that the leader is ahead."
     gather = trainer.reporting.summaries.gather
     def delayed(*step):
         time.sleep(0.005)
@@ -50,7 +50,7 @@ def work(context):
     agent = Asking(None, lambda: meter.operation)
     over = lambda: agent.done >= PROFILES
     trainer = Trainer(load(LAYOUT, TINY), meter, agent, over, traces=RUN / "traces")
-    trainer.steering.profiler._write = lambda *_: None  # what it costs is not the subject
+    trainer.steering.profiler._write = lambda *_: None  # do not write the traces
     works, caught = [], []
     begun = AsyncCollective.__init__
     def noted(self, axis, kind, sent, given, *more, **options):
@@ -77,7 +77,7 @@ def work(context):
 @pytest.mark.exhaustive
 @pytest.mark.timeout(120)
 def test_200_profiles_beside_a_late_gather(driver: Driver) -> None:
-    """Torch's profiler frees what gloo's thread writes to when a collective outlives the trace it began in."""
+    """If a collective ends after the trace in which it started, gloo's thread writes to memory that torch has freed."""
     status, _, errors = driver.end(driver.start(PROFILED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert driver.notes("caught")[0] == "[]"
@@ -103,8 +103,8 @@ def work(context):
 )
 
 
-def test_a_closed_trainer_leaves_nothing_under_way(driver: Driver) -> None:
-    """Gloo aborts a process that destroys a group with a collective under way; and the last summary is there."""
+def test_a_closed_trainer_has_no_running_collective(driver: Driver) -> None:
+    """gloo aborts a process that destroys a group while a collective runs. The last summary is returned."""
     status, _, errors = driver.end(driver.start(CLOSED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert driver.notes("under_way") == {0: "None", 1: "None"}
@@ -117,7 +117,7 @@ SUMMED = (
 DENSE = [*SMALL, "grid.pp=2", "model.moe=none", "model.layers=4", "train.precision=bf16", "knobs.micro_batches=8"]
 
 def gradients(schedule):
-    "Of the whole model, by name, after one step's micro-batches."
+    "Gradients of the whole model by name, after the micro-batches of one step."
     trainer = Trainer(load(LAYOUT, [*DENSE, f"schedule.name={schedule}"]))
     trainer.meter.start_step(0)
     trainer.computation.forward_backward(0)
@@ -144,7 +144,8 @@ def work(context):
 
 @pytest.mark.exhaustive
 def test_bf16_gradients_are_summed_in_fp32_under_every_schedule(driver: Driver) -> None:
-    """A micro-batch's gradient is the same bits under each, so only the order of an fp32 sum of 8 may differ."""
+    """The gradient of a micro-batch is bit-identical under all schedules, so only the order of an fp32 sum of 8
+    differs."""
     status, _, errors = driver.end(driver.start(SUMMED, preload=TORCH))
     assert (status, errors) == (0, "")
     for schedule in ("interleaved_zb", "zbv", "dualpipev"):
@@ -160,7 +161,7 @@ def work(context):
     meet(context)
     Trainer(load(LAYOUT, TINY)).close()
     note(context, "fine")
-    # As a torch would that copies what was reduced before it cuts gradients from it.
+    # Simulate a torch version that copies the reduced gradients before it makes views of them.
     _fsdp_collectives._to_dtype_if_needed = lambda x, dtype: x.clone()
     try:
         Trainer(load(LAYOUT, TINY))
@@ -172,7 +173,7 @@ def work(context):
 
 
 def test_a_torch_that_copies_reduced_gradients_is_refused(driver: Driver) -> None:
-    """On gloo they are filled in after FSDP2 has cut them."""
+    """On gloo the gradients are filled after FSDP2 has made the views, so a copy would miss the values."""
     status, _, errors = driver.end(driver.start(COPIED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert driver.notes("fine").keys() == {0, 1}

@@ -1,4 +1,4 @@
-"""What `tests.bench.gpu` says, without a GPU: its sizes, its table, and one configuration on the CPU."""
+"""`tests.bench.gpu` without a GPU: model sizes, table rows, and one configuration on the CPU."""
 
 import json
 import subprocess
@@ -17,14 +17,14 @@ TINY += ["model.seq_len=64", "model.moe.d_expert=64"]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_theirs_are_of_equal_sizes(name: str) -> None:
+def test_the_hugging_face_model_has_equal_sizes(name: str) -> None:
     pytest.importorskip("transformers")
     layout = load(ROOT / f"layouts/{name}.toml")
     with torch.device("meta"):
         assert sum(p.numel() for p in hugging_face(layout).parameters()) == parameter_count(layout.model)
 
 
-def test_rows() -> None:
+def test_rows_of_the_table() -> None:
     layout = load(ROOT / "layouts/dense-1b.toml")
     told = {"device": "NVIDIA H200", "ms": 500.0, "bytes": 3 * 2**30}
     flops = 6 * 32768 * (parameter_count(layout.model) - 32768 * 2048 - 33 * 2048 + 16 * 2048 * 2048)
@@ -37,7 +37,7 @@ def test_rows() -> None:
 
 
 @pytest.mark.exhaustive
-def test_one_on_the_cpu() -> None:
+def test_one_configuration_on_the_cpu() -> None:
     command = [sys.executable, "-m", "tests.bench.gpu", OURS, "layouts/moe-1b.toml", *TINY]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     told = json.loads(done.stdout.splitlines()[-1])

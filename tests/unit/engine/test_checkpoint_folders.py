@@ -1,4 +1,4 @@
-"""Which checkpoints are whole, which is chosen, and what goes on from it. Without torch, on folders made by hand."""
+"""Finding whole checkpoints and choosing the one to resume from. Without torch, on folders that the tests write."""
 
 import errno
 import os
@@ -44,7 +44,7 @@ def steps(checkpoints_dir: Path) -> list[int]:
     return [checkpoint.manifest.step for checkpoint in whole_checkpoints(checkpoints_dir)]
 
 
-def test_a_sealed_one_is_read_back(tmp_path: Path) -> None:
+def test_a_completed_checkpoint_is_read_back(tmp_path: Path) -> None:
     folder = save(tmp_path, 5, knobs={"capacity_factor": None, "micro_batches": 8})
     manifest = read(folder).manifest
     assert (manifest.step, manifest.layout, manifest.revision) == (5, LAYOUT, 3)
@@ -71,15 +71,15 @@ def test_a_sealed_one_is_read_back(tmp_path: Path) -> None:
         (lambda folder: (folder / "rank-0.bin").unlink(), "rank-0.bin has 0 of 7 bytes"),
     ],
 )
-def test_a_torn_one_is_never_chosen(tmp_path: Path, spoil, why: str) -> None:  # type: ignore[no-untyped-def]
+def test_an_incomplete_checkpoint_is_not_chosen(tmp_path: Path, spoil, why: str) -> None:  # type: ignore[no-untyped-def]
     checkpoints_dir = tmp_path / "run/checkpoints"
     save(checkpoints_dir, 3)
     torn = save(checkpoints_dir, 6)
     spoil(torn)
-    told: list[str] = []
-    start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", False, warn=told.append)
+    messages: list[str] = []
+    start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", False, warn=messages.append)
     assert start.checkpoint and start.checkpoint.manifest.step == 3
-    assert len(told) == 1 and why in told[0]
+    assert len(messages) == 1 and why in messages[0]
     with pytest.raises(LayoutError, match="there is nothing to resume: ") as refused:
         find_start(LAYOUT, torn, None, tmp_path / "new", False)
     assert why in str(refused.value) and "\n" not in str(refused.value)
@@ -95,17 +95,19 @@ def flip(path: Path, at: int) -> None:
 
 @pytest.mark.parametrize(("name", "byte"), [("rank-0.bin", b"w"), (MANIFEST, b"6")])
 @pytest.mark.parametrize("again", [False, True])
-def test_one_with_a_flipped_bit_is_never_chosen(tmp_path: Path, name: str, byte: bytes, again: bool) -> None:
-    """Of the right size and well-formed: only its checksum tells."""
+def test_a_checkpoint_with_a_flipped_bit_is_not_chosen(
+    tmp_path: Path, name: str, byte: bytes, again: bool
+) -> None:
+    """The file has the right size and is well-formed, so only the checksum detects the damage."""
     checkpoints_dir = tmp_path / "run/checkpoints"
     save(checkpoints_dir, 3)
     spoilt = save(checkpoints_dir, 6)
     flip(spoilt / name, (spoilt / name).read_bytes().index(byte))
-    told: list[str] = []
-    start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", again, warn=told.append)
+    messages: list[str] = []
+    start = find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", again, warn=messages.append)
     assert start.checkpoint and start.checkpoint.manifest.step == 3
     why = f"{spoilt} is damaged: {name} has changed since it was written"
-    assert told == [f"skipped a checkpoint: {why}"]
+    assert messages == [f"skipped a checkpoint: {why}"]
     for path in (tmp_path / "run", checkpoints_dir):
         begun = find_start(LAYOUT, path, None, tmp_path / "new", False)
         assert begun.checkpoint and begun.checkpoint.manifest.step == 3
@@ -117,7 +119,7 @@ def test_one_with_a_flipped_bit_is_never_chosen(tmp_path: Path, name: str, byte:
         find_start(LAYOUT, True, tmp_path / "run", tmp_path / "new", again)
 
 
-def test_the_newest_are_kept(tmp_path: Path) -> None:
+def test_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     for step in (2, 4, 6, 8):
         save(tmp_path, step)
     (tmp_path / "step-4" / MANIFEST).unlink()
@@ -126,8 +128,8 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "step-6", "step-8"]
 
 
-def test_what_another_engine_has_written_is_left_alone(tmp_path: Path) -> None:
-    """Neither removed, nor is a run begun beside it that would write over it."""
+def test_a_checkpoint_of_another_format_is_not_removed(tmp_path: Path) -> None:
+    """It is not removed, and a run that would overwrite it is refused."""
     other = save(tmp_path / "run/checkpoints", 1)
     (other / MANIFEST).write_text('{"format": 1}')
     with pytest.raises(
@@ -140,8 +142,8 @@ def test_what_another_engine_has_written_is_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in other.parent.iterdir()) == ["step-1", "step-6"]
 
 
-def test_one_saved_again_takes_the_others_place_and_is_the_newest(tmp_path: Path) -> None:
-    """A run that went on from step 2 leaves the future of the run before behind."""
+def test_a_step_saved_again_replaces_the_old_checkpoint_and_is_the_newest(tmp_path: Path) -> None:
+    """A run that resumes from step 2 replaces the later checkpoints of the earlier run."""
     for step in (2, 4, 6):
         save(tmp_path, step)
     again = save(tmp_path, 4, with_knob_values(LAYOUT, {"lr_scale": 2.0}))
@@ -151,7 +153,7 @@ def test_one_saved_again_takes_the_others_place_and_is_the_newest(tmp_path: Path
     assert steps(tmp_path) == [4]
 
 
-def test_what_a_killed_save_left_is_swept(tmp_path: Path) -> None:
+def test_partial_folders_of_a_killed_save_are_removed(tmp_path: Path) -> None:
     save(tmp_path, 2)
     (tmp_path / f"step-4{PARTIAL}").mkdir()
     (tmp_path / f"step-2.old{PARTIAL}").mkdir()
@@ -166,7 +168,7 @@ def find(tmp_path: Path, layout: Layout = LAYOUT, resume: bool | Path = True, **
     return find_start(layout, resume, options.pop("run_dir", None), named, **({"restarted": False} | options))  # type: ignore[arg-type]
 
 
-def test_the_newest_run_of_the_name_goes_on(tmp_path: Path) -> None:
+def test_resume_continues_the_newest_run_of_the_name(tmp_path: Path) -> None:
     layout = load(DEMO, [f"run.dir={tmp_path}"])
     with pytest.raises(
         LayoutError, match=r"nothing to resume: no whole checkpoint in the folders .*/demo-\*"
@@ -179,7 +181,7 @@ def test_the_newest_run_of_the_name_goes_on(tmp_path: Path) -> None:
     assert start.run_dir == tmp_path / "demo-20250102-000000"
 
 
-def test_a_path_begins_a_run_from_there(tmp_path: Path) -> None:
+def test_resume_with_a_path_starts_a_new_run(tmp_path: Path) -> None:
     layout = load(DEMO, [f"run.dir={tmp_path}"])
     first = save(tmp_path / "a/checkpoints", 2)
     newest = save(tmp_path / "a/checkpoints", 4)
@@ -190,7 +192,7 @@ def test_a_path_begins_a_run_from_there(tmp_path: Path) -> None:
         find(tmp_path, layout, tmp_path / "b")
 
 
-def test_a_folder_that_has_checkpoints_is_not_begun_in_again(tmp_path: Path) -> None:
+def test_a_new_run_in_a_folder_with_checkpoints_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "a/checkpoints", 2)
     with pytest.raises(
         LayoutError, match="holds checkpoints up to step-2; continue from there with --resume"
@@ -198,8 +200,8 @@ def test_a_folder_that_has_checkpoints_is_not_begun_in_again(tmp_path: Path) -> 
         find(tmp_path, resume=False, run_dir=tmp_path / "a")
 
 
-def test_nor_with_a_beginning_from_elsewhere(tmp_path: Path) -> None:
-    """Its own checkpoints would be swept and pruned."""
+def test_resume_from_elsewhere_into_a_folder_with_checkpoints_is_refused(tmp_path: Path) -> None:
+    """The run would prune the checkpoints in the folder."""
     for run in ("a", "b"):
         save(tmp_path / run / "checkpoints", 2)
     with pytest.raises(
@@ -208,20 +210,20 @@ def test_nor_with_a_beginning_from_elsewhere(tmp_path: Path) -> None:
         find(tmp_path, resume=tmp_path / "a", run_dir=tmp_path / "b")
 
 
-def test_a_beginning_past_the_last_step_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_the_last_step_is_refused(tmp_path: Path) -> None:
     layout = load(DEMO, ["train.steps=4"])
     save(tmp_path / "a/checkpoints", 4)
     with pytest.raises(LayoutError, match=r"step-4 is of step 4, and train.steps = 4; legal: more than that"):
         find(tmp_path, layout, tmp_path / "a")
 
 
-def test_a_folder_without_a_whole_one_is_named_as_such(tmp_path: Path) -> None:
+def test_a_folder_without_a_whole_checkpoint_is_refused(tmp_path: Path) -> None:
     (save(tmp_path / "a/checkpoints", 2) / MANIFEST).unlink()
-    told: list[str] = []
+    messages: list[str] = []
     with pytest.raises(LayoutError) as refused:
-        find(tmp_path, resume=tmp_path / "a", warn=told.append)
+        find(tmp_path, resume=tmp_path / "a", warn=messages.append)
     assert str(refused.value) == f"there is nothing to resume: no whole checkpoint in {tmp_path / 'a'}"
-    assert "step-2 is not a whole checkpoint: manifest.json: No such file" in told[0]
+    assert "step-2 is not a whole checkpoint: manifest.json: No such file" in messages[0]
 
 
 HOLDER = """
@@ -232,8 +234,8 @@ with s.lock_folder(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_a_shelf_has_one_run_at_a_time(tmp_path: Path) -> None:
-    """Killed outright, it leaves nothing behind that would keep the next one off."""
+def test_a_folder_is_locked_by_one_run(tmp_path: Path) -> None:
+    """If the run is killed, the lock is released."""
     checkpoints_dir = tmp_path / "a/checkpoints"
     other = subprocess.Popen([sys.executable, "-c", HOLDER, str(checkpoints_dir)], stdout=subprocess.PIPE)
     try:
@@ -251,24 +253,24 @@ def test_a_shelf_has_one_run_at_a_time(tmp_path: Path) -> None:
         other.wait()
 
 
-def test_a_shelf_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("")
     with pytest.raises(RunError, match=r"cannot save in .*/blocked/a: Not a directory"):
         lock_folder(tmp_path / "blocked/a").__enter__()
 
 
-def test_where_there_are_no_locks_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", none)
-    told: list[str] = []
-    with lock_folder(tmp_path, warn=told.append):
-        assert "has no locks (No locks available)" in told[0]
+    messages: list[str] = []
+    with lock_folder(tmp_path, warn=messages.append):
+        assert "has no locks (No locks available)" in messages[0]
 
 
-def test_torchrun_started_again(tmp_path: Path) -> None:
-    """The run's own checkpoints, else where it was asked to begin."""
+def test_a_restart_by_torchrun(tmp_path: Path) -> None:
+    """The run resumes from its own checkpoints; without any, from the checkpoint of the command line."""
     layout = load(DEMO, [f"run.dir={tmp_path}"])
     assert find(tmp_path, layout, resume=False, restarted=True) == Start(layout, None)
     assert find(tmp_path, layout, resume=True, restarted=True) == Start(layout, None)
@@ -282,24 +284,24 @@ def test_torchrun_started_again(tmp_path: Path) -> None:
     assert not is_restart({"TORCHELASTIC_RESTART_COUNT": "0"}) and not is_restart({})
 
 
-def test_a_run_is_named_after_the_time_torchrun_began() -> None:
+def test_a_run_is_named_after_the_start_of_torchrun() -> None:
     under = {"TORCHELASTIC_RUN_ID": "x"}
     assert start_time(under, os.getpid()) == start_time(under, os.getpid()) < start_time({}, os.getpid())
 
 
-def test_what_was_turned_stays_turned(tmp_path: Path) -> None:
+def test_changed_knobs_keep_their_values(tmp_path: Path) -> None:
     knobs: dict[str, Value] = {"micro_batches": 8, "lr_scale": 1.0, "recompute": "full", "grad_clip": None}
     save(tmp_path / "a/checkpoints", 2, knobs=knobs)
     layout = load(DEMO, ["knobs.lr_scale=0.5", "knobs.recompute=selective"])
     start = find(tmp_path, layout, tmp_path / "a", fixed=["knobs.recompute"])
-    assert start.layout.knobs.micro_batches == 8  # an operator's
-    assert start.layout.train.grad_clip is None  # an operator's, though it is no key of [knobs]
-    assert start.layout.knobs.lr_scale == 0.5  # nobody turned it: the layout's
-    assert start.layout.knobs.recompute == "selective"  # said on the command line
+    assert start.layout.knobs.micro_batches == 8  # set by an operator
+    assert start.layout.train.grad_clip is None  # set by an operator; a knob whose key is not in [knobs]
+    assert start.layout.knobs.lr_scale == 0.5  # not changed, so the layout's value
+    assert start.layout.knobs.recompute == "selective"  # set on the command line
 
 
-def test_the_same_command_again_turns_nothing_back(tmp_path: Path) -> None:
-    """Nor at the second restart, when the checkpoint is of a run that was resumed itself."""
+def test_repeating_the_command_undoes_no_change(tmp_path: Path) -> None:
+    """Also at the second restart, when the checkpoint is from a resumed run."""
     layout = load(DEMO, ["knobs.micro_batches=2"])
     again = {"run_dir": tmp_path / "a", "fixed": ["knobs.micro_batches"]}
     save(tmp_path / "a/checkpoints", 2, layout, {"micro_batches": 8})
@@ -311,32 +313,34 @@ def test_the_same_command_again_turns_nothing_back(tmp_path: Path) -> None:
     assert find(tmp_path, other, **again).layout.knobs.micro_batches == 16
 
 
-def test_the_command_of_a_new_run_means_what_it_says(tmp_path: Path) -> None:
+def test_the_command_line_of_a_new_run_takes_precedence(tmp_path: Path) -> None:
     layout = load(DEMO, ["knobs.micro_batches=2"])
     save(tmp_path / "a/checkpoints", 2, layout, {"micro_batches": 8})
-    said = find(tmp_path, layout, tmp_path / "a", fixed=["knobs.micro_batches"])
-    assert said.layout.knobs.micro_batches == 2
+    start = find(tmp_path, layout, tmp_path / "a", fixed=["knobs.micro_batches"])
+    assert start.layout.knobs.micro_batches == 2
     assert find(tmp_path, layout, tmp_path / "a").layout.knobs.micro_batches == 8
 
 
-def test_a_value_that_the_new_layout_does_not_take_gives_way(tmp_path: Path) -> None:
+def test_an_illegal_knob_value_is_replaced_by_the_layouts(tmp_path: Path) -> None:
     knobs: dict[str, Value] = {"micro_batches": 2, "recompute": "full", "schedule": "interleaved_zb"}
     begun = load(DEMO, ["schedule.name=interleaved", "model.layers=8"])
     save(tmp_path / "a/checkpoints", 2, begun, knobs=knobs)
-    told: list[str] = []
+    messages: list[str] = []
     layout = load(DEMO, ["grid.pp=1", "model.layers=8"])
-    start = find(tmp_path, layout, tmp_path / "a", warn=told.append)
+    start = find(tmp_path, layout, tmp_path / "a", warn=messages.append)
     assert start.layout.schedule.name == "1f1b" and start.layout.knobs.recompute == "full"
     assert start.layout.knobs.micro_batches == 2
-    assert len(told) == 1 and "schedule.name = interleaved_zb, the run continues with 1f1b: " in told[0]
-    assert "\n" not in told[0]
+    assert (
+        len(messages) == 1 and "schedule.name = interleaved_zb, the run continues with 1f1b: " in messages[0]
+    )
+    assert "\n" not in messages[0]
     layout = load(DEMO, ["grid.pp=4", "model.layers=8"])
-    start = find(tmp_path, layout, tmp_path / "a", warn=told.append)
-    assert any("knobs.micro_batches" in line and "legal: 4, 8, 16" in line for line in told[1:])
+    start = find(tmp_path, layout, tmp_path / "a", warn=messages.append)
+    assert any("knobs.micro_batches" in line and "legal: 4, 8, 16" in line for line in messages[1:])
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("model.layers=6", "has model.layers = 4, the layout says 6"),
         ("model.kv_heads=none", "has model.kv_heads = 2, the layout says none"),
@@ -344,17 +348,17 @@ def test_a_value_that_the_new_layout_does_not_take_gives_way(tmp_path: Path) -> 
         ("train.optimizer=sgd", "has train.optimizer = adamw, the layout says sgd"),
     ],
 )
-def test_another_model_or_data_is_refused(tmp_path: Path, override: str, said: str) -> None:
+def test_another_model_or_data_is_refused(tmp_path: Path, override: str, message: str) -> None:
     save(tmp_path / "a/checkpoints", 2)
     with pytest.raises(LayoutError) as refused:
         find(tmp_path, load(DEMO, [override]), tmp_path / "a")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_another_text_is_refused_unless_the_layout_says_so(tmp_path: Path) -> None:
+def test_another_text_is_refused_unless_the_layout_has_its_digest(tmp_path: Path) -> None:
     folder = save(tmp_path / "a/checkpoints", 2)
     elsewhere = load(DEMO, ["data.source=text:/moved/**"])
-    assert find(tmp_path, elsewhere, tmp_path / "a", data=TEXT).checkpoint, "the same text, wherever it lies"
+    assert find(tmp_path, elsewhere, tmp_path / "a", data=TEXT).checkpoint, "the same text in another folder"
     for resume, run_dir in ((tmp_path / "a", None), (True, tmp_path / "a")):
         with pytest.raises(LayoutError) as refused:
             find(tmp_path, LAYOUT, resume, run_dir=run_dir, data=OTHER)
@@ -363,13 +367,13 @@ def test_another_text_is_refused_unless_the_layout_says_so(tmp_path: Path) -> No
             f"this machine is {OTHER} (other files, or for stdlib another release of Python); legal: the text of the "
             f"checkpoint, or data.digest={OTHER} to continue with this one"
         )
-    told: list[str] = []
+    messages: list[str] = []
     meant = load(DEMO, [f"data.digest={OTHER}"])
-    assert find(tmp_path, meant, tmp_path / "a", data=OTHER, warn=told.append).checkpoint
-    assert len(told) == 1 and f"continues with data.digest = {OTHER}" in told[0]
+    assert find(tmp_path, meant, tmp_path / "a", data=OTHER, warn=messages.append).checkpoint
+    assert len(messages) == 1 and f"continues with data.digest = {OTHER}" in messages[0]
 
 
-def test_checkpoints_may_lie_elsewhere(tmp_path: Path) -> None:
+def test_checkpoints_in_another_folder(tmp_path: Path) -> None:
     layout = load(DEMO, [f"run.dir={tmp_path}/runs", f"checkpoint.dir={tmp_path}/shelf"])
     save(tmp_path / "shelf/demo-20250101-000000", 2)
     (tmp_path / "runs/demo-20250101-000000").mkdir(parents=True)

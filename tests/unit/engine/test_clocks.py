@@ -9,7 +9,7 @@ from engine.metering.meter import Meter
 
 
 class Gpu:
-    """A device that passes its events in order when the test lets it; the time of event n is n ms."""
+    """A simulated device that passes events in order, as many as the test permits; the time of event n is n ms."""
 
     def __init__(self) -> None:
         self.made: list[Event] = []

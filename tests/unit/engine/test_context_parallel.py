@@ -68,7 +68,7 @@ def test_half_precision_stays_near_fp64(method: str, device: str) -> None:
 
 
 def near_the_truth(method: str, device: str) -> None:
-    """Output and gradients in bf16 on 4 ranks, against fp64 on one."""
+    """Compare output and gradients in bf16 on 4 ranks with fp64 on one rank."""
     whole = inputs(1, 4, 2, 64, torch.bfloat16)
 
     def rank(axis: ThreadAxis) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Pause, resume, stop and profile, on a rank alone in this very process."""
+"""Pause, resume, stop and profile, in a run with one rank in this process."""
 
 import json
 from collections import deque
@@ -17,31 +17,31 @@ from engine.rendezvous import single_rank_context
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
-from tests.unit.engine.test_trainer import Heard
+from tests.unit.engine.test_trainer import SilentAgent
 
 
-class Told(Heard):
-    """Hands out commands, one at each step boundary, and keeps what became of them."""
+class ScriptedAgent(SilentAgent):
+    """An agent that proposes one command at each step boundary and collects the acks."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()
         self.acks: list[Ack] = []
         self.operations: list[str] = []
         self._meter = meter
-        self._orders: deque[Command] = deque()  # type: ignore[assignment]
+        self._proposals: deque[Command] = deque()  # type: ignore[assignment]
         self.launcher_stops: Callable[[], bool] = lambda: False
 
-    def tell(self, *changes: Changes) -> None:
-        self._orders += [Command(n, f"c{n}", one) for n, one in enumerate(changes, 1)]  # type: ignore[operator]
+    def propose(self, *changes: Changes) -> None:
+        self._proposals += [Command(n, f"c{n}", one) for n, one in enumerate(changes, 1)]  # type: ignore[operator]
 
     @property
     def pending(self) -> Command | None:
         self.operations.append(self._meter.operation[1])
-        return self._orders[0] if self._orders else None  # type: ignore[index]
+        return self._proposals[0] if self._proposals else None  # type: ignore[index]
 
     def settle(self, ack: Ack) -> None:
-        if self._orders and self._orders[0].revision == ack.revision:  # type: ignore[index]
-            self._orders.popleft()  # type: ignore[attr-defined]
+        if self._proposals and self._proposals[0].revision == ack.revision:  # type: ignore[index]
+            self._proposals.popleft()  # type: ignore[attr-defined]
         if ack.state != "agreed":
             self.acks.append(ack)
 
@@ -55,7 +55,7 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
     dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     meter = Meter(2, 8)
     layout = load(DEMO, [*SMALL, "train.steps=30"])
-    agent = Told(meter)
+    agent = ScriptedAgent(meter)
     yield Trainer(
         layout,
         meter,
@@ -67,14 +67,14 @@ def trainer(tmp_path: Path) -> Iterator[Trainer]:
     dist.destroy_process_group()
 
 
-def test_a_paused_run_hears_commands_and_goes_on_and_stops(trainer: Trainer) -> None:
+def test_a_paused_run_accepts_commands_resumes_and_stops(trainer: Trainer) -> None:
     agent = trainer.agent
-    assert isinstance(agent, Told)
-    agent.tell({"pause": True}, {"lr_scale": 0.5}, {"save": True}, {"resume": True}, {"stop": True})
+    assert isinstance(agent, ScriptedAgent)
+    agent.propose({"pause": True}, {"lr_scale": 0.5}, {"save": True}, {"resume": True}, {"stop": True})
     trainer.run()
-    acks = sorted(agent.acks, key=lambda ack: ack.revision)  # a save's comes when it is on disk
+    acks = sorted(agent.acks, key=lambda ack: ack.revision)  # the ack of a save comes when it is on disk
     assert [(ack.state, ack.step) for ack in acks] == [("applied", 1)] * 4 + [("applied", 2)]
-    assert agent.steps == [0, 1], "stopped after the step in which it was told"
+    assert agent.steps == [0, 1], "stopped after the step with the proposal"
     assert PAUSED in agent.operations and trainer.knob_values.lr_scale == 0.5
     saved = [
         message.text
@@ -86,16 +86,16 @@ def test_a_paused_run_hears_commands_and_goes_on_and_stops(trainer: Trainer) -> 
 
 def test_a_paused_run_can_be_stopped(trainer: Trainer) -> None:
     agent = trainer.agent
-    assert isinstance(agent, Told)
-    agent.tell({"pause": True}, {"stop": True})
+    assert isinstance(agent, ScriptedAgent)
+    agent.propose({"pause": True}, {"stop": True})
     trainer.run()
     assert agent.steps == [0]
 
 
-def test_a_paused_run_heeds_its_launcher(trainer: Trainer) -> None:
+def test_a_paused_run_stops_at_the_launchers_request(trainer: Trainer) -> None:
     agent = trainer.agent
-    assert isinstance(agent, Told)
-    agent.tell({"pause": True})
+    assert isinstance(agent, ScriptedAgent)
+    agent.propose({"pause": True})
     agent.launcher_stops = lambda: trainer.steering.run_actions.paused
     trainer.run()
     assert agent.steps == [0]
@@ -103,25 +103,23 @@ def test_a_paused_run_heeds_its_launcher(trainer: Trainer) -> None:
 
 def test_a_profile_is_a_trace_of_those_steps(trainer: Trainer, tmp_path: Path) -> None:
     agent = trainer.agent
-    assert isinstance(agent, Told)
-    agent.tell({"profile": 2}, {"lr_scale": 0.9}, {"lr_scale": 0.8}, {"stop": True})
+    assert isinstance(agent, ScriptedAgent)
+    agent.propose({"profile": 2}, {"lr_scale": 0.9}, {"lr_scale": 0.8}, {"stop": True})
     trainer.run()
     (path,) = (tmp_path / "profile").iterdir()
     assert path.name == "step000001-rank0.json"
     events = json.loads(path.read_text())["traceEvents"]
     assert sum(event.get("name") == "aten::embedding" for event in events) >= 2
-    said = [
+    messages = [
         message.text for message in agent.messages if isinstance(message, Event) and "trace" in message.text
     ]
-    assert said == [f"trace of steps 1 to 2: {path}"]
+    assert messages == [f"trace of steps 1 to 2: {path}"]
 
 
-def test_no_trace_begins_or_ends_while_statistics_are_under_way(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that ends by itself, one that the next ends early, and one that the run's end ends."""
+def test_no_trace_starts_or_ends_during_a_gather(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace that ends by itself, one that the next trace ends early, and one that the end of the run ends."""
     agent, summaries, log, under_way = trainer.agent, trainer.reporting.summaries, list[str](), list[bool]()
-    assert isinstance(agent, Told)
+    assert isinstance(agent, ScriptedAgent)
     gather, collect = summaries.gather, summaries.collect
 
     def gathering(*measured: Any) -> None:
@@ -136,7 +134,7 @@ def test_no_trace_begins_or_ends_while_statistics_are_under_way(
     monkeypatch.setattr(summaries, "collect", collected)
 
     class Profile:
-        """In the place of torch's: notes whether a gather is under way."""
+        """Replaces torch's profiler; records whether a gather is running."""
 
         def __init__(self, **_: object) -> None:
             pass
@@ -151,7 +149,7 @@ def test_no_trace_begins_or_ends_while_statistics_are_under_way(
             pass
 
     monkeypatch.setattr(torch.profiler, "profile", Profile)
-    agent.tell({"profile": 1}, {"profile": 10}, {"profile": 5}, {"stop": True})
+    agent.propose({"profile": 1}, {"profile": 10}, {"profile": 5}, {"stop": True})
     trainer.run()
     assert log == ["start False", "stop False"] * 3 and True in under_way
 

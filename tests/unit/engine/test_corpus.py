@@ -1,4 +1,4 @@
-"""The text that a run trains on, and whether all ranks have the same."""
+"""The training text, and the check that all ranks have the same text."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tests.unit.engine.test_layout import DEMO
 
 
 class Control(Axis):
-    """Hears from other ranks what they are made to say."""
+    """A control axis whose other ranks have the given corpora."""
 
     def __init__(self, *others: Corpus) -> None:
         self._others = others

@@ -1,4 +1,4 @@
-"""The GPU path without a GPU: who gets one, and a step on tensors that know their device but hold no numbers."""
+"""The GPU path without a GPU: the choice of devices, and a step on meta tensors, which have a device but no data."""
 
 import dataclasses
 from pathlib import Path
@@ -29,7 +29,7 @@ from tests.ranks.cases import SMALL
 from tests.unit.engine.test_layout import DEMO
 
 CUDA = torch.device("cuda", 0)
-META = torch.device("meta")  # stands in for a GPU: neither is where the host's own tensors are
+META = torch.device("meta")  # used in place of a GPU: like a GPU, it is not the host's device
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def see(monkeypatch: pytest.MonkeyPatch, gpus: int, nccl: bool = True) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: nccl)
 
 
-def test_gpus_without_nccl_are_of_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_without_nccl_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, 8, nccl=False)
     assert device.choose_device(0, 8) == device.CPU
 
 
-def test_cuda_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_enough_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, 1)
     with pytest.raises(
         RunError, match="a GPU for each of 2 ranks on this machine, but torch can use 1; legal: "
@@ -70,12 +70,12 @@ def test_cuda_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         device.choose_device(0, 2, "cuda")
 
 
-def test_cuda_that_cannot_be_is_refused_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_enough_gpus_is_refused_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert device_refusal(2, "cuda") == too_few_gpus(0, 2)
     assert device_refusal(2, "auto") is None
     monkeypatch.setattr("sys.executable", "/absent")
-    assert device_refusal(2, "cuda") is None, "then the ranks say so"
+    assert device_refusal(2, "cuda") is None, "the ranks refuse later"
 
 
 def test_ranks_on_devices_of_two_kinds_refuse_to_start(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def stage_of(layout: Layout, meter: Meter, where: torch.device = device.CPU) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_a_stage_holds_is_made_on_its_device(kind: str) -> None:
+def test_all_tensors_of_a_stage_are_created_on_its_device(kind: str) -> None:
     stage = stage_of(layout_of(kind), Meter(), META)
     assert {x.device for x in (*stage.parameters(), *stage.buffers())} == {META}
     keys = Placement([], [1, 0, 3, 2], META).keys_E
@@ -119,9 +119,9 @@ def test_whatever_a_stage_holds_is_made_on_its_device(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_stays_on_its_device(kind: str) -> None:
-    """Mixing devices raises, and so does whatever asks the device for a number: nothing waits for it.
+    """Mixing devices raises, and so does every operation that reads a value from the device and would wait for it.
 
-    Where pairs are dropped, how many are left is such a number, and the only one.
+    The only permitted one reads the number of kept pairs, if pairs are dropped.
     """
     layout = layout_of(kind)
     model, tp = layout.model, Axis("tp", None, Meter())
@@ -140,7 +140,7 @@ def test_a_step_stays_on_its_device(kind: str) -> None:
 
 
 def held_by(stage: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, bool]]:
-    """Module, name, values, whether it is a parameter."""
+    """All tensors of a stage: (module, name, values, whether it is a parameter)."""
     parameters = [
         (m, n, p.detach(), True) for m in stage.modules() for n, p in m.named_parameters(recurse=False)
     ]
@@ -148,7 +148,8 @@ def held_by(stage: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, bool]]
 
 
 def to_meta(held: list[tuple[nn.Module, str, torch.Tensor, bool]], fake: FakeTensorMode) -> None:
-    """In bf16, which is what the grouped GEMM of every device takes; a tied weight stays one."""
+    """Move the tensors to the meta device in bf16, which the grouped GEMM supports on all devices. A tied weight stays
+    one tensor."""
     there: dict[int, torch.Tensor] = {}
     for module, name, values, is_parameter in held:
         moved = fake.from_tensor(values, static_shapes=True).to(
@@ -158,7 +159,7 @@ def to_meta(held: list[tuple[nn.Module, str, torch.Tensor, bool]], fake: FakeTen
         setattr(module, name, there[values.data_ptr()])
 
 
-def test_biases_follow_counts_that_lie_on_the_host() -> None:
+def test_biases_are_updated_from_counts_on_the_host() -> None:
     class World:
         tp = dp = replicas = Axis("dp", None, Meter())
         device = META

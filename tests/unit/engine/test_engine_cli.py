@@ -1,4 +1,4 @@
-"""What the command `engine` says of words that it cannot use: one sentence, exit 2."""
+"""Invalid command lines of `engine`: one sentence, exit status 2."""
 
 import pytest
 
@@ -20,7 +20,9 @@ NEEDS = "engine run needs a layout as first argument, a TOML file such as layout
         (["run", str(DEMO), "--wrong"], "engine run has no option --wrong; see engine run --help\n"),
     ],
 )
-def test_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_command_line_gets_one_sentence(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
         main(words)
     out, err = capsys.readouterr()

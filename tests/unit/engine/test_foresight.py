@@ -1,4 +1,4 @@
-"""What a change would do: measured where it was, simulated where it can be, and otherwise no number."""
+"""Predicted effects of a change: measured if possible, else simulated, else no number."""
 
 import pytest
 from msgspec import structs
@@ -40,7 +40,7 @@ def board() -> KnobBoard:
 
 
 def seen(oversubscribed: bool = False, steps: int = 10) -> Previewer:
-    """A run of two even stages at 4 micro-batches: 2 (4 + 1) actions of 10 ms, and 20 ms of other things."""
+    """A run with two balanced stages and 4 micro-batches: 2 (4 + 1) actions of 10 ms, and 20 ms of other work."""
     its = board()
     previewer = Previewer(load(DEMO, TWO_STAGES), its, oversubscribed)
     clock = ScheduleClock("1f1b", 2, 1, 4)
@@ -60,10 +60,10 @@ def found(previewer: Previewer, **changes: Value) -> dict[str, Estimate]:
 def test_more_micro_batches_are_simulated_with_an_interval() -> None:
     previewed = found(seen(), micro_batches=8)
     step = previewed["step_ms"]
-    # 9 rounds of F and B at half the time each, or at the same time; the rest of the step stays.
+    # 9 rounds of F and B, each action in half the time or in the same time; the other 20 ms do not change.
     assert step.now == pytest.approx(120.5, abs=0.2)
     assert (step.low, step.high) == (pytest.approx(110.5, abs=0.2), pytest.approx(200.5, abs=0.2))
-    assert step.after is None and "simulated" in step.source, "in so wide an interval no value is likely"
+    assert step.after is None and "simulated" in step.source, "a wide interval has no single value"
     assert previewed["bubble_bound"].after == pytest.approx(1 / 9)
     bubble = previewed["bubble"]
     assert bubble.interval == (pytest.approx(1 / 9), pytest.approx(1 / 9 + 0.1)) and bubble.after is None
@@ -71,16 +71,16 @@ def test_more_micro_batches_are_simulated_with_an_interval() -> None:
     assert previewed["memory_bytes"].after is None and previewed["memory_bytes"].source.startswith("no data")
 
 
-def test_where_ranks_share_cores_no_time_is_simulated() -> None:
+def test_no_time_is_simulated_if_ranks_share_cores() -> None:
     previewed = found(seen(oversubscribed=True), micro_batches=8)
     assert previewed["step_ms"].after is None and "share cores" in previewed["step_ms"].source
     assert previewed["bubble_bound"].after == pytest.approx(1 / 9)
 
 
-def test_what_was_measured_goes_before_what_is_simulated() -> None:
+def test_measurements_take_precedence_over_simulation() -> None:
     previewer = seen()
     its = {**board().values, "micro_batches": 8}
-    for step in range(12):  # of which the first two are those after a switch
+    for step in range(12):  # the first two steps after a change do not count
         summary = structs.replace(make_summary(step), knobs=its, step_ms=100.0 + step if step > 1 else 9e9)
         previewer.note(summary)
     step = found(previewer, micro_batches=8)["step_ms"]
@@ -97,7 +97,7 @@ def test_on_shared_cores_no_time_is_given_even_if_measured() -> None:
     assert (step.after, step.interval) == (None, None) and "share cores" in step.source
 
 
-def test_a_dial_of_the_optimizer_touches_no_time_but_the_loss() -> None:
+def test_an_optimizer_knob_affects_the_loss_but_no_time() -> None:
     previewer = seen()
     previewed = found(previewer, lr_scale=0.5)
     assert previewed["step_ms"].after == previewed["step_ms"].now
@@ -112,7 +112,7 @@ def test_without_a_capacity_nothing_is_dropped() -> None:
     assert previewed["step_ms"].after is None
 
 
-def test_what_is_not_known_has_no_number() -> None:
+def test_an_unknown_effect_has_no_number() -> None:
     for estimate in [*found(seen(), recompute="full").values(), *found(seen(), save=True).values()]:
         if estimate.quantity not in ("a2a_bytes", "dropped") or "save" in estimate.source:
             assert estimate.after is None and estimate.source.startswith("no data")
@@ -120,6 +120,6 @@ def test_what_is_not_known_has_no_number() -> None:
     assert all(one.after is None for one in fresh.values())
 
 
-def test_an_illegal_change_is_refused_in_the_ranks_words() -> None:
+def test_an_illegal_change_gets_the_same_refusal_as_on_the_ranks() -> None:
     with pytest.raises(ValueError, match="micro_batches = 3 is not legal; legal: 2, 4, 8"):
         seen()({"micro_batches": 3})

@@ -30,7 +30,7 @@ def probe(world: World, precision: str) -> None:
 
 @pytest.mark.parametrize("precision", POLICIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_this_torch_passes(precision: str, dtype: torch.dtype, world: World) -> None:
+def test_the_installed_torch_passes(precision: str, dtype: torch.dtype, world: World) -> None:
     torch.set_default_dtype(dtype)
     try:
         probe(world, precision)
@@ -39,7 +39,7 @@ def test_this_torch_passes(precision: str, dtype: torch.dtype, world: World) -> 
 
 
 def test_sums_in_bf16_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject.FsdpUnit, "accumulate", lambda _: None)  # as if it had no effect
+    monkeypatch.setattr(subject.FsdpUnit, "accumulate", lambda _: None)  # no effect
     with pytest.raises(RuntimeError, match=r"a gradient that is 258 came out as 257"):
         probe(world, "bf16")
 
@@ -52,7 +52,9 @@ def test_divided_gradients_are_refused(world: World, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("gone", ["set_all_reduce_hook", "_get_fsdp_state"])
-def test_a_name_that_is_gone_is_refused(gone: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_torch_function_is_refused(
+    gone: str, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(FSDPModule, gone)
     with pytest.raises(
         RuntimeError, match=rf"^torch .* reduces .*\(AttributeError: .*{gone}.*\); install torch"

@@ -1,4 +1,4 @@
-"""Grid arithmetic: legal and illegal tuples, and that both views are views of the same ranks."""
+"""Grid arithmetic: legal and illegal sizes, and the two views of the same ranks."""
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +23,7 @@ def test_coordinates_are_a_bijection_in_both_views(grid: Grid) -> None:
     assert grid.refusal() is None
     dense = [tuple(grid.coords(r)[a] for a in grid.dense) for r in range(grid.world)]
     expert = [tuple(grid.coords(r)[a] for a in grid.expert) for r in range(grid.world)]
-    # Row-major with the last axis fastest is what init_device_mesh lays out.
+    # init_device_mesh also numbers ranks row-major, with the last axis fastest.
     assert dense == sorted(set(dense)) and len(dense) == grid.world
     assert expert == sorted(set(expert)) and len(expert) == grid.world
     for rank in range(grid.world):
@@ -50,8 +50,8 @@ def test_coordinates_are_a_bijection_in_both_views(grid: Grid) -> None:
     ],
 )
 def test_refusals_name_the_numbers(sizes: dict[str, int], refusal: str | None) -> None:
-    said = Grid(**sizes).refusal()
-    assert said is None if refusal is None else refusal in str(said)
+    message = Grid(**sizes).refusal()
+    assert message is None if refusal is None else refusal in str(message)
 
 
 def test_groups_differ_along_their_axes_alone() -> None:

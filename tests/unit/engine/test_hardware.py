@@ -1,4 +1,4 @@
-"""Model FLOPs: by hand, and against what torch counts in a real step; and the peaks they are measured against."""
+"""Model FLOPs, computed by hand and compared with torch's count in a real step; peak FLOP/s of devices."""
 
 import pytest
 import torch
@@ -52,20 +52,20 @@ def test_a_known_device_has_its_dense_peak(name: str, precision: str, rate: floa
         "",
     ],
 )
-def test_what_is_not_known_has_no_peak(name: str) -> None:
+def test_an_unknown_device_has_no_peak(name: str) -> None:
     assert peak_flops(name, "bf16") is None
 
 
-def test_no_precision_is_faster_than_a_smaller_one() -> None:
+def test_a_smaller_precision_is_never_slower() -> None:
     assert all(peak.bf16 >= peak.tf32 >= peak.fp32 for peak in PEAKS.values())
-    assert peak_flops("NVIDIA H200", "fp8") is None  # nothing is trained in it
+    assert peak_flops("NVIDIA H200", "fp8") is None  # the engine does not train in fp8
 
 
 def test_a_cpu_has_no_peak() -> None:
     assert device.matmul_peak(device.CPU, "bf16") is None
 
 
-def test_fp32_that_may_round_to_tf32_is_held_to_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp32_with_tf32_allowed_has_the_tf32_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-40GB")
     gpu = torch.device("cuda", 0)
     assert device.matmul_peak(gpu, "fp32") == 19.5 * T
@@ -76,7 +76,7 @@ def test_fp32_that_may_round_to_tf32_is_held_to_that(monkeypatch: pytest.MonkeyP
 def test_a_dense_model_by_hand() -> None:
     model = Model(layers=3, d_model=8, heads=4, kv_heads=2, seq_len=10, d_ff=12, vocab=300)
     q_and_o, k_and_v, mlp = 2 * 8 * 8, 2 * 8 * 4, 3 * 8 * 12
-    attention = 10 / 2 * 8 * 2  # half the sequence: a product for the scores, one for the output
+    attention = 10 / 2 * 8 * 2  # half the sequence: one product for the scores, one for the output
     per_token = 3 * (q_and_o + k_and_v + mlp + attention) + 8 * 300
     assert step_flops(model, tokens=20, pairs=0) == 6 * 20 * per_token
 
@@ -116,11 +116,14 @@ def test_a_mixture_by_hand() -> None:
     ids=["grouped-query", "tied", "shared, every second", "dense first", "drops", "expert choice"],
 )
 def test_torch_counts_the_same(overrides: list[str]) -> None:
-    """Every matrix product of a forward and a backward. Attention is plain products of whole squares: half counts."""
+    """All matrix products of a forward and a backward. Attention here computes whole squares; only half of them
+    counts."""
     layout = load(DEMO, [*SMALL, *overrides])
     model, meter = layout.model, Meter(layout.model.layers, 8)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
-    torch.set_default_dtype(torch.float64)  # in which the experts are plain products, that torch can count
+    torch.set_default_dtype(
+        torch.float64
+    )  # in fp64 the experts are plain matrix products, which torch can count
     try:
         stage = Stage(ParameterFactory(1, tp, ep), model, range(model.layers), KnobValues.of(layout), meter)
         tokens = torch.randint(0, 256, (4, model.seq_len), generator=torch.Generator().manual_seed(5))
@@ -139,7 +142,7 @@ def test_torch_counts_the_same(overrides: list[str]) -> None:
 
 
 def split_attention(counter: FlopCounterMode) -> tuple[int, int]:
-    """FLOPs of all else, and of attention."""
+    """FLOPs without attention, and FLOPs of attention."""
     counts = counter.get_flop_counts()["Global"]
     attention = sum(n for op, n in counts.items() if "bmm" in str(op))
     return sum(counts.values()) - attention, attention

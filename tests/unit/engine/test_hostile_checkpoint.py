@@ -1,4 +1,4 @@
-"""What somebody may have put into a checkpoint's folder: none of it is run, and each is refused in one sentence."""
+"""Malicious files in a checkpoint's folder: no code in them runs, and each is refused in one sentence."""
 
 import json
 import os
@@ -27,7 +27,7 @@ LAYOUT = load(DEMO, [*SMALL, "train.steps=2"])
 
 
 class Shell:
-    """What a crafted pickle does to who loads it."""
+    """An object whose unpickling runs a shell command."""
 
     def __init__(self, marker: Path) -> None:
         self._marker = marker
@@ -37,7 +37,7 @@ class Shell:
 
 
 def sign(folder: Path) -> None:
-    """Make sizes and checksums right again."""
+    """Update sizes and checksums in the manifest, so that they match the changed files."""
     manifest = json.loads((folder / MANIFEST).read_text())
     content = {p.name: p.read_bytes() for p in folder.iterdir() if p.name not in (MANIFEST, MANIFEST_SUM)}
     manifest["files"] = {name: len(raw) for name, raw in content.items()}
@@ -84,7 +84,7 @@ def test_no_file_is_unpickled(folder: Path, tmp_path: Path, group: None, name: s
     except ValueError as refused:
         refusal = str(refused)
     assert "\n" not in refusal and not (tmp_path / "ran").exists()
-    assert bool(refusal) == (name != "extra.pkl"), "what the index does not name is not read"
+    assert bool(refusal) == (name != "extra.pkl"), "a file that the index does not name is not read"
 
 
 def change(folder: Path, key: str, value: Any) -> None:
@@ -121,15 +121,15 @@ def change(folder: Path, key: str, value: Any) -> None:
     ],
 )
 def test_an_index_is_checked_before_it_is_used(folder: Path, key: str, value: Any, why: str) -> None:
-    # All behind it is one file, and the embedding is not at its end: float64 of it would be there.
+    # All tensors are in one file and the embedding is not last, so its chunk as float64 would still fit.
     if key == "dtype" and value == "float64":
         change(folder, "at", (folder / "rank-0.bin").stat().st_size - 256 * 32 * 4)
     change(folder, key, value)
-    said = damage(folder) or ""
-    assert why in said and "\n" not in said and len(said) < 400
+    message = damage(folder) or ""
+    assert why in message and "\n" not in message and len(message) < 400
     with pytest.raises(LayoutError) as refused:
         find_start(LAYOUT, folder, None, folder / "new", False)
-    assert str(refused.value) == f"there is nothing to resume: {said}"
+    assert str(refused.value) == f"there is nothing to resume: {message}"
 
 
 def nested(folder: Path, name: str) -> None:
@@ -160,7 +160,7 @@ def test_a_file_of_another_kind_gets_one_sentence(
     if spoil is nested and name in (INDEX, "rank-0.bin"):
         sign(folder)
     if spoil is nested and name == "rank-0.bin":
-        return  # of too few or too many bytes, but none that anybody takes for brackets
+        return  # the size is wrong, but the content is not JSON
     with pytest.raises(LayoutError) as refused:
         find_start(LAYOUT, folder, None, folder / "new", False)
     assert "\n" not in str(refused.value) and str(folder) in str(refused.value)
@@ -195,10 +195,14 @@ def test_a_wrong_manifest_does_not_block_an_older_checkpoint(
     (bad / MANIFEST).write_bytes(raw)
     (bad / MANIFEST_SUM).write_text(f"{zlib.crc32(raw):08x}\n")
     shutil.copytree(saved, bad.parent / "step-1")
-    told: list[str] = []
-    start = find_start(LAYOUT, True, folder.parent / "run", folder / "new", False, warn=told.append)
+    messages: list[str] = []
+    start = find_start(LAYOUT, True, folder.parent / "run", folder / "new", False, warn=messages.append)
     assert start.checkpoint and start.checkpoint.manifest.step == 1
-    assert len(told) == 1 and told[0].startswith(f"skipped a checkpoint: {bad} ") and len(told[0]) < 600, told
+    assert (
+        len(messages) == 1
+        and messages[0].startswith(f"skipped a checkpoint: {bad} ")
+        and len(messages[0]) < 600
+    ), messages
 
 
 def test_a_checkpoint_of_other_tensors_is_refused(folder: Path, tmp_path: Path, group: None) -> None:

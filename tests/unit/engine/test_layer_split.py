@@ -1,4 +1,4 @@
-"""Layers on stages: against every split there is, and the head weighed."""
+"""The split of layers into stages, compared with all possible splits, and the weight of the head."""
 
 from itertools import combinations, pairwise
 
@@ -26,8 +26,8 @@ def model(**changes: object) -> Model:
         (5, 3, 256, [2, 2, 1]),
         (7, 4, 256, [2, 2, 2, 1]),
         (3, 3, 256, [1, 1, 1]),
-        (10, 2, 4096, [7, 3]),  # a head of four layers
-        (9, 2, 256 * 129, [8, 1]),  # a head of more than all layers: the last stage keeps one
+        (10, 2, 4096, [7, 3]),  # a head as heavy as four layers
+        (9, 2, 256 * 129, [8, 1]),  # a head heavier than all layers: the last stage has one layer
     ],
 )
 def test_layers_and_head_are_split_evenly(layers: int, stages: int, vocab: int, sizes: list[int]) -> None:
@@ -38,7 +38,9 @@ def test_layers_and_head_are_split_evenly(layers: int, stages: int, vocab: int, 
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 3), st.integers(0, 3), st.integers(256, 20_000))
-def test_no_split_is_lighter(layers: int, stages: int, every: int, dense: int, vocab: int) -> None:
+def test_no_other_split_has_a_smaller_maximum(
+    layers: int, stages: int, every: int, dense: int, vocab: int
+) -> None:
     stages = min(stages, layers)
     moe = msgspec.structs.replace(MODEL.moe, every=every, dense_layers=dense)
     uneven = model(layers=layers, vocab=vocab, moe=moe, d_ff=37)
@@ -53,7 +55,7 @@ def test_no_split_is_lighter(layers: int, stages: int, every: int, dense: int, v
     assert sum(weight**2 for weight in mine) == pytest.approx(least)
 
 
-def test_a_layer_weighs_its_own_multiply_adds() -> None:
+def test_the_weight_of_a_layer_is_its_multiply_adds() -> None:
     assert MODEL.moe and layer_weight(MODEL, 0) == (
         2 * 64 * 64 + 2 * 64 * 32 + 64 * 64  # q and o, k and v, causal scores and sums over 64 tokens
         + 64 * 8 + 2 * 3 * 64 * 128  # router, two experts

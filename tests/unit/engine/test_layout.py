@@ -1,4 +1,4 @@
-"""Layouts: overrides, and one sentence for everything that is wrong."""
+"""Layouts: overrides, and one sentence for each mistake."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ from engine.preflight.memory import memory_refusal
 DEMO = Path(__file__).parents[3] / "layouts" / "demo.toml"
 
 
-def test_the_demo_is_what_the_contract_says() -> None:
+def test_the_demo_has_the_documented_sizes() -> None:
     demo = load(DEMO)
     assert demo.ranks.world == 8
     assert (demo.knobs.micro_batches, demo.train.global_batch, demo.model.layers) == (4, 32, 4)
@@ -27,7 +27,7 @@ def test_the_demo_is_what_the_contract_says() -> None:
     assert legal_micro_batches(demo, "1f1b") == [2, 4, 8, 16]
 
 
-def test_overrides_lie_over_the_file() -> None:
+def test_overrides_take_precedence_over_the_file() -> None:
     demo = load(
         DEMO, ["train.steps=3", "knobs.capacity_factor=1.5", "train.grad_clip=none", "model.moe.top_k=1"]
     )
@@ -151,8 +151,8 @@ def test_a_wrong_value_gets_one_sentence(override: str, sentence: str) -> None:
         ("schedule.name=zbv model.layers=3", ["model.layers=4"]),
     ],
 )
-def test_what_a_refusal_calls_legal_is_taken(override: str, ways: list[str]) -> None:
-    """Each way that a sentence names, by itself."""
+def test_values_that_a_refusal_calls_legal_are_accepted(override: str, ways: list[str]) -> None:
+    """Each alternative that a refusal lists is legal by itself."""
     overrides = ["grid.ep=1", "knobs.micro_batches=2", *override.split()]
     with pytest.raises(LayoutError) as refusal:
         load(DEMO, overrides)
@@ -161,12 +161,12 @@ def test_what_a_refusal_calls_legal_is_taken(override: str, ways: list[str]) -> 
         load(DEMO, [*overrides, way])
 
 
-def test_a_warm_up_past_the_end_is_said_and_not_refused() -> None:
-    """The demo's own is 40 steps: a shorter try of it is nothing to refuse."""
-    said = (
+def test_a_warm_up_past_the_last_step_is_a_warning() -> None:
+    """The demo's warm-up is 40 steps, and a shorter run of the demo must be legal."""
+    message = (
         "train.warmup = 40 is longer than train.steps = 20: the learning rate does not reach train.lr = 0.002"
     )
-    assert list(advice(load(DEMO, ["train.steps=20"]))) == [said]
+    assert list(advice(load(DEMO, ["train.steps=20"]))) == [message]
     assert not list(advice(load(DEMO, ["train.steps=40"])))
 
 
@@ -198,7 +198,7 @@ def test_absurd_sizes_get_one_sentence_at_once(overrides: list[str], sentence: s
         (["model.vocab=268435456"], "the model's 34,360,"),
     ],
 )  # fmt: skip
-def test_what_this_machine_has_no_room_for(
+def test_a_run_too_large_for_this_machine_is_refused(
     overrides: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=16 * 2**30))
@@ -239,7 +239,7 @@ def test_a_hierarchical_all_to_all_needs_two_levels() -> None:
         (["model.moe.router=expert_choice", "model.moe.balance=none", "model.moe.groups=2"], "legal: 1"),
     ],
 )
-def test_routing_that_does_not_go_together_gets_one_sentence(overrides: list[str], sentence: str) -> None:
+def test_incompatible_routing_keys_get_one_sentence(overrides: list[str], sentence: str) -> None:
     with pytest.raises(LayoutError) as refusal:
         load(DEMO, overrides)
     assert sentence in str(refusal.value)
@@ -251,16 +251,16 @@ def test_routing_that_does_not_go_together_gets_one_sentence(overrides: list[str
         ["model.moe.groups=4", "model.moe.top_groups=2", "model.moe.top_k=4"],
         ["model.moe.groups=4", "model.moe.balance=bias", "model.moe.score=sigmoid"],
         ["model.moe.router=expert_choice", "model.moe.balance=none"],
-        ["model.moe.drop=probability"],  # for a capacity that is turned on later
+        ["model.moe.drop=probability"],  # legal without a capacity, which an operator may set later
         ["model.moe.shared_experts=3"],
         ["model.moe.balance=aux+bias", "model.moe.dense_layers=3", "model.moe.route_scale=2.5"],
     ],
 )
-def test_routing_that_goes_together(overrides: list[str]) -> None:
+def test_compatible_routing_keys_are_accepted(overrides: list[str]) -> None:
     assert load(DEMO, overrides).model.moe
 
 
-def test_none_is_a_word_where_a_choice_has_it() -> None:
+def test_none_is_a_value_of_a_choice_that_lists_it() -> None:
     demo = load(DEMO, ["knobs.recompute=none", "model.moe.balance=none", "knobs.capacity_factor=none"])
     assert demo.knobs.recompute == "none" and demo.model.moe and demo.model.moe.balance == "none"
     assert demo.knobs.capacity_factor is None
@@ -296,13 +296,13 @@ def test_files_that_are_not_layouts(tmp_path: Path) -> None:
     ],
     ids=range(11),
 )
-def test_a_layout_that_was_made_to_break_gets_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_malicious_layout_gets_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     model = "model = {layers = 1, d_model = 4, heads = 1, seq_len = 8}"
     (tmp_path / "x.toml").write_text(f"{model}\n{text}\n")
     with pytest.raises(LayoutError) as refusal:
         load(tmp_path / "x.toml")
-    said = str(refusal.value)
-    assert sentence in said and said.isprintable() and len(said) <= 1100
+    message = str(refusal.value)
+    assert sentence in message and message.isprintable() and len(message) <= 1100
 
 
 @pytest.mark.parametrize(
@@ -316,13 +316,13 @@ def test_a_layout_that_was_made_to_break_gets_one_sentence(tmp_path: Path, text:
     ],
     ids=["no equals sign", "digits", "brackets", "dots", "NUL"],
 )
-def test_an_override_that_was_made_to_break_gets_one_sentence(override: str) -> None:
+def test_a_malicious_override_gets_one_sentence(override: str) -> None:
     with pytest.raises(LayoutError) as refusal:
         load(DEMO, [override])
     assert str(refusal.value).isprintable() and len(str(refusal.value)) <= 1100
 
 
-def test_a_layout_that_is_no_ordinary_file_gets_one_sentence(tmp_path: Path) -> None:
+def test_a_layout_that_is_not_a_regular_file_gets_one_sentence(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (Path("/dev/zero"), tmp_path / "pipe", tmp_path):
         with pytest.raises(LayoutError, match=f"cannot read the layout {path}: not an ordinary file"):
@@ -348,14 +348,14 @@ KEYS = [
 
 
 @given(st.sampled_from(KEYS), st.one_of(st.text(max_size=12), st.integers().map(str), st.floats().map(str)))
-def test_any_override_is_taken_or_refused_in_a_sentence(key: str, value: str) -> None:
+def test_any_override_is_accepted_or_refused_in_one_sentence(key: str, value: str) -> None:
     try:
         assert isinstance(load(DEMO, [f"{key}={value}"]), Layout)
     except LayoutError as refusal:
         assert "\n" not in str(refusal)
 
 
-def test_the_digest_is_of_model_and_data_not_of_steps() -> None:
+def test_the_digest_depends_on_model_and_data_not_on_steps() -> None:
     digest = load(DEMO).digest()
     assert load(DEMO, ["train.steps=3", "run.name=other"]).digest() == digest
     assert load(DEMO, ["run.seed=2"]).digest() != digest

@@ -1,4 +1,4 @@
-"""The model against a plain implementation of its formulas, and its drops against a count in a loop."""
+"""The model compared with a plain implementation of its formulas, and its drops with a count in a loop."""
 
 import math
 from collections import Counter
@@ -49,7 +49,7 @@ def tokens() -> Tensor:
 
 
 def plain(stage: Stage, layout: Layout, tokens: Tensor) -> Tensor:
-    """Logits, one token and one expert at a time."""
+    """The logits, computed one token and one expert at a time."""
     model = layout.model
     p = dict(stage.named_parameters())
     x = p["embedding.weight"][tokens]
@@ -172,7 +172,7 @@ def test_the_balancing_loss_reaches_the_router_with_its_own_scale(layout: Layout
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_the_loss_reaches_the_router(layout: Layout, top_k: int) -> None:
-    """Also with top-1, where a normalised weight would be constant."""
+    """Also with top-1, where a normalised weight would be constant and have no gradient."""
     assert layout.model.moe is not None
     moe = msgspec.structs.replace(layout.model.moe, top_k=top_k, balance="none")
     meter = Meter(1, 8)
@@ -211,7 +211,7 @@ def test_a_tied_weight_gets_the_gradients_of_both_uses(layout: Layout, tokens: T
 
 
 def test_memory_saved_for_backward_depends_on_tokens_only(tokens: Tensor) -> None:
-    """A copy of weights would be saved once a micro-batch, for any number of tokens."""
+    """A copy of weights would be saved for each micro-batch, independent of the number of tokens."""
     layout = load(DEMO, [*SMALL, "model.moe=none"])
     stage, _ = build(layout, KnobValues())
     held = {x.untyped_storage().data_ptr() for x in (*stage.parameters(), *stage.buffers())}

@@ -11,7 +11,7 @@ from engine.launch.standard_output import LOG
 from tests.unit.engine.test_layout import DEMO
 
 
-def test_a_run_says_what_grid_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_line_has_the_grid(capsys: pytest.CaptureFixture[str]) -> None:
     layout = load(DEMO)
     Output(layout, as_json=False).start("demo-1")
     assert "demo-1: 8 ranks, pp=2 x dp_shard=2 x tp=2 x ep=4, 1f1b" in capsys.readouterr().out
@@ -20,7 +20,7 @@ def test_a_run_says_what_grid_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert (event["world"], event["grid"]["pp"], event["grid"]["cp"]) == (8, 2, 1)
 
 
-def test_a_run_names_itself_and_its_folder_at_both_ends(
+def test_first_and_last_lines_have_the_run_and_its_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "demo-1"
@@ -42,13 +42,13 @@ def test_a_run_names_itself_and_its_folder_at_both_ends(
 
 
 @pytest.mark.parametrize("layout", sorted(DEMO.parent.glob("*.toml")), ids=lambda path: path.stem)
-def test_the_layout_in_a_runs_folder_is_the_one_that_was_given(layout: Path, tmp_path: Path) -> None:
+def test_the_runs_folder_has_the_complete_layout(layout: Path, tmp_path: Path) -> None:
     given = load(layout, ["train.steps=7", 'data.source="text:/a \\"b\\" \\u007f ä/*"', "train.lr=1e-7"])
     write_layout(given, tmp_path)
     assert load(tmp_path / LAYOUT_FILE) == from_toml(to_toml(given)) == given
 
 
-def test_a_full_disk_costs_the_layout_in_the_folder_and_not_the_run(
+def test_a_layout_that_cannot_be_written_does_not_end_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_layout(load(DEMO), tmp_path / "absent")

@@ -1,4 +1,4 @@
-"""Another package that is imported as `agents`: one sentence, before anything of it is imported."""
+"""Another package with the import name `agents` is refused in one sentence, before it is imported."""
 
 import os
 import subprocess
@@ -10,10 +10,10 @@ import pytest
 from engine.preflight.package import package_refusal
 
 ROOT = Path(__file__).parents[3]
-OTHER = "raise SystemExit('imported')\n"  # its __init__
+OTHER = "raise SystemExit('imported')\n"  # content of its __init__.py
 
 
-def test_ours_is_ours() -> None:
+def test_this_projects_package_is_accepted() -> None:
     assert package_refusal() is None
 
 
@@ -21,7 +21,7 @@ def test_ours_is_ours() -> None:
     ("command", "status"),
     [(["-m", "engine", "run"], 2), (["-m", "cockpit", "log"], 2), (["-c", "from engine import load"], 1)],
 )
-def test_another_package_of_that_name(command: list[str], status: int, tmp_path: Path) -> None:
+def test_another_package_of_the_same_name_is_refused(command: list[str], status: int, tmp_path: Path) -> None:
     other = tmp_path / "agents" / "__init__.py"
     other.parent.mkdir()
     other.write_text(OTHER)

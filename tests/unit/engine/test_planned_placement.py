@@ -1,4 +1,4 @@
-"""Maps of experts to ranks: always a permutation, never a heavier rank, and better where better is known."""
+"""Maps of experts to ranks: always a permutation, never a higher maximum load, and known optima."""
 
 from itertools import combinations
 
@@ -22,7 +22,7 @@ from engine.planner.expert_placement import (
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Map, Sent]:
-    """Any map, and any counts [ranks, experts]."""
+    """Random maps with random counts, [ranks, experts]."""
     ranks, per_rank = draw(st.integers(1, 5)), draw(st.integers(1, 4))
     experts = ranks * per_rank
     now = draw(st.permutations(range(experts)))
@@ -32,21 +32,22 @@ def cases(draw: st.DrawFn) -> tuple[Map, Sent]:
 
 @pytest.mark.parametrize("goal", GOALS)
 @given(case=cases())
-def test_every_map_holds_each_expert_once(goal: str, case: tuple[Map, Sent]) -> None:
+def test_every_map_has_each_expert_once(goal: str, case: tuple[Map, Sent]) -> None:
     now, sent = case
     assert sorted(plan_map(goal, now, sent)) == list(range(len(now)))
 
 
 @pytest.mark.parametrize("goal", ["load", "traffic"])
 @given(case=cases())
-def test_the_most_loaded_rank_never_gets_more(goal: str, case: tuple[Map, Sent]) -> None:
+def test_the_maximum_load_never_grows(goal: str, case: tuple[Map, Sent]) -> None:
     now, sent = case
     assert max(rank_loads(plan_map(goal, now, sent), sent)) <= max(rank_loads(now, sent))
 
 
 @given(case=cases())
-def test_load_is_within_a_third_of_the_best(case: tuple[Map, Sent]) -> None:
-    """Graham's bound is without counts; with two experts a rank, the same greedy keeps 4/3 (checked by search)."""
+def test_the_maximum_load_is_within_a_third_of_the_optimum(case: tuple[Map, Sent]) -> None:
+    """Graham's bound does not limit the number of experts per rank. With two experts per rank, the bound of 4/3 also
+    holds (checked by search)."""
     now, sent = case
     if len(sent) != 2:
         return
@@ -59,14 +60,16 @@ def test_load_is_within_a_third_of_the_best(case: tuple[Map, Sent]) -> None:
 
 
 @given(case=cases())
-def test_traffic_keeps_no_less_at_home_than_the_evenest_map(case: tuple[Map, Sent]) -> None:
+def test_the_goal_traffic_has_at_least_as_many_local_pairs_as_the_balanced_map(
+    case: tuple[Map, Sent],
+) -> None:
     now, sent = case
     kept = local_share(plan_map("traffic", now, sent), sent)
     assert kept >= local_share(plan_map("load", now, sent), sent) - 1e-12
 
 
 @given(case=cases())
-def test_who_stays_on_a_rank_stays_in_its_slot(case: tuple[Map, Sent]) -> None:
+def test_an_expert_that_stays_on_its_rank_keeps_its_slot(case: tuple[Map, Sent]) -> None:
     now, sent = case
     per_rank = len(now) // len(sent)
     after = plan_map("load", now, sent)
@@ -75,20 +78,20 @@ def test_who_stays_on_a_rank_stays_in_its_slot(case: tuple[Map, Sent]) -> None:
             assert after[slot] == expert
 
 
-def test_an_even_map_is_left_alone() -> None:
+def test_a_balanced_map_does_not_change() -> None:
     now = [3, 1, 0, 2]
     assert plan_map("load", now, np.ones((2, 4))) == now
     assert plan_map("logical", now, np.ones((2, 4))) == [0, 1, 2, 3]
 
 
-def test_two_heavy_experts_on_one_rank_are_parted() -> None:
+def test_two_heavy_experts_on_one_rank_are_separated() -> None:
     sent = np.array([[90.0, 80, 10, 20], [0, 0, 0, 0]])
     after = plan_map("load", [0, 1, 2, 3], sent)
     assert rank_loads(after, sent) == [100.0, 100.0]
     assert imbalance([0, 1, 2, 3], sent) == 1.7 and imbalance(after, sent) == 1.0
 
 
-def test_experts_go_to_those_who_ask_for_them() -> None:
+def test_experts_move_to_the_ranks_of_their_tokens() -> None:
     sent = np.array([[0.0, 0, 50, 50], [50, 50, 0, 0]])
     after = plan_map("traffic", [0, 1, 2, 3], sent)
     assert local_share([0, 1, 2, 3], sent) == 0.0 and local_share(after, sent) == 1.0
@@ -96,7 +99,7 @@ def test_experts_go_to_those_who_ask_for_them() -> None:
 
 
 @given(st.integers(1, 4), st.integers(1, 7), st.integers(1, 9))
-def test_slots_are_held_as_torch_cuts(ep: int, stack: int, efsdp: int) -> None:
+def test_slots_are_split_like_torch_chunk(ep: int, stack: int, efsdp: int) -> None:
     held = slots_per_rank(ep * stack, ep, efsdp)
     for e, slots in enumerate(torch.arange(ep * stack).chunk(ep)):
         chunks = [chunk.tolist() for chunk in slots.chunk(efsdp)]

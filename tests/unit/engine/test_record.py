@@ -1,4 +1,4 @@
-"""What a rank says of its step and what rank 0 says of all: loads in short against the vectors, FLOPs that add up."""
+"""Step records of a rank and summaries of rank 0: load summaries against full vectors, FLOPs that add up."""
 
 import math
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def test_one_layer_by_hand() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 10**9), min_size=8, max_size=8), min_size=1, max_size=4))
-def test_short_loads_are_of_the_vectors(load: list[list[int]]) -> None:
+def test_load_summaries_match_the_vectors(load: list[list[int]]) -> None:
     both = collected(load, [0] * len(load))
     vectors, short = both.experts(), both.loads()
     assert [layer.layer for layer in vectors.layers] == [layer.layer for layer in short.layers]
@@ -61,7 +61,7 @@ knobs = {micro_batches = 2}
 """
 
 
-def test_what_ranks_are_asked_for_adds_up_to_the_step() -> None:
+def test_flops_of_the_ranks_add_up_to_the_step() -> None:
     layout = from_toml(LAYOUT)
     model, ranks = layout.model, layout.ranks.world
     pairs = 1000

@@ -1,4 +1,4 @@
-"""The reference of a layout's keys: whole, and what docs/layout.md holds."""
+"""The reference of a layout's keys is complete, and docs/layout.md equals it."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from tests.unit.engine.test_layout import DEMO
 DOCS = Path(__file__).parents[3] / "docs" / "layout.md"
 
 
-def test_the_page_is_what_the_command_prints() -> None:
+def test_the_page_equals_the_commands_output() -> None:
     assert DOCS.read_text() == reference(), "engine reference > docs/layout.md"
 
 
@@ -31,7 +31,7 @@ def test_every_key_has_a_row_with_its_meaning() -> None:
                 assert f"\n| `{key}` | " in text and f" | {meaning} |\n" in text
 
 
-def test_a_meaning_changes_nothing_that_is_read() -> None:
+def test_a_description_does_not_change_what_is_read() -> None:
     demo = load(DEMO)
     assert msgspec.json.decode(msgspec.json.encode(demo), type=Layout) == demo
     assert '"' in to_toml(demo)

@@ -103,7 +103,7 @@ def plain_top(layer: MoeLayer, scores: list[float]) -> list[int]:
 def test_token_choice_equals_a_loop_over_tokens(x: Tensor, moe: dict[str, Any]) -> None:
     layer, _ = layer_of(**moe)
     if layer.router.bias is not None:
-        layer.router.bias += torch.linspace(0.3, -0.3, E)  # larger than the differences of scores
+        layer.router.bias += torch.linspace(0.3, -0.3, E)  # larger than the differences between scores
     out, _ = run(layer, x)
     unlike, scale = 0, layer.router.moe.route_scale
     for b in range(B):

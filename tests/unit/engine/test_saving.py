@@ -1,4 +1,4 @@
-"""Saving and loading as the only rank of its world, in this very process."""
+"""Saving and loading checkpoints in a run with one rank in this process."""
 
 import os
 import threading
@@ -34,17 +34,17 @@ def group(tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def checkpoints(tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch) -> saving.Checkpoints:
-    """A trainer's, that write next to nothing."""
+    """The checkpoints of a run, with `write` replaced by a fast stub."""
     found = Trainer(LAYOUT, checkpoints_dir=tmp_path / "checkpoints").saving.checkpoints
     assert found
     monkeypatch.setattr(found, "write", lambda _, partial: partial.mkdir(parents=True) or {})
     return found
 
 
-def test_what_is_taken_while_another_ends_is_told_later(
+def test_a_save_that_finishes_during_take_finished_is_reported_later(
     checkpoints: saving.Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread ends a save just as the trainer asks what has ended."""
+    """The background thread finishes a save while the trainer reads the finished saves."""
     made = saving.Saved
 
     def slow(*fields: object) -> saving.Saved:
@@ -58,31 +58,33 @@ def test_what_is_taken_while_another_ends_is_told_later(
     assert not checkpoints.take_finished()
 
 
-def test_who_waits_for_a_save_says_so_again_and_again(
+def test_a_rank_that_waits_for_a_save_reports_repeatedly(
     tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or the parent of a stopping run would take it for stuck."""
+    """Otherwise the parent would kill a stopping run as stuck."""
     enough = threading.Event()
-    said: list[str] = []
+    operations: list[str] = []
 
-    class Heard(Meter):
+    class RecordingMeter(Meter):
         def set_operation(self, text: str) -> None:
             super().set_operation(text)
             if text.startswith("waiting for the checkpoint"):
-                said.append(text)
-            if len(set(said)) == 2:
+                operations.append(text)
+            if len(set(operations)) == 2:
                 enough.set()
 
-    checkpoints = Trainer(LAYOUT, Heard(2, 8), checkpoints_dir=tmp_path / "checkpoints").saving.checkpoints
+    checkpoints = Trainer(
+        LAYOUT, RecordingMeter(2, 8), checkpoints_dir=tmp_path / "checkpoints"
+    ).saving.checkpoints
     assert checkpoints
     monkeypatch.setattr(saving, "REPORT_EVERY_S", 0.06)
     monkeypatch.setattr(checkpoints, "write", lambda _, __: {"": enough.wait(10)})
     checkpoints.save(1)
     checkpoints.wait()
-    assert enough.is_set() and said[0].startswith("waiting for the checkpoint, 0.")
+    assert enough.is_set() and operations[0].startswith("waiting for the checkpoint, 0.")
 
 
-def test_what_is_written_has_its_checksums(tmp_path: Path, group: None) -> None:
+def test_written_files_have_their_checksums(tmp_path: Path, group: None) -> None:
     checkpoints = Trainer(LAYOUT, checkpoints_dir=tmp_path).saving.checkpoints
     assert checkpoints
     checkpoints.save(1)
@@ -99,23 +101,23 @@ def test_what_is_written_has_its_checksums(tmp_path: Path, group: None) -> None:
 
 
 class Operator(Agent):
-    """Asks for one thing after the other, and keeps what is answered."""
+    """An agent that proposes one change after the other and collects the acks."""
 
     def __init__(self, *asked: Changes) -> None:
         super().__init__(None, lambda: (0, "", 0.0))
-        self._asked = [Command(n, f"{n}", changes) for n, changes in enumerate(asked, 1)]
+        self._pending = [Command(n, f"{n}", changes) for n, changes in enumerate(asked, 1)]
         self.acks: list[Ack] = []
 
     @property
     def pending(self) -> Command | None:
-        return self._asked[0] if self._asked else None
+        return self._pending[0] if self._pending else None
 
     def settle(self, ack: Ack) -> None:
         self.acks.append(ack)
-        self._asked = [command for command in self._asked if command.revision != ack.revision]
+        self._pending = [command for command in self._pending if command.revision != ack.revision]
 
     @property
-    def told(self) -> list[tuple[int, str]]:
+    def states(self) -> list[tuple[int, str]]:
         return [(ack.revision, ack.state) for ack in self.acks]
 
 
@@ -133,12 +135,12 @@ def test_a_save_is_applied_when_it_is_on_disk(tmp_path: Path, group: None) -> No
     checkpoints_dir.write = slow  # type: ignore[method-assign]
     trainer.train_step(0)
     trainer.train_step(1)
-    assert operator.told == [(1, "agreed")], "two steps later it is still being written"
+    assert operator.states == [(1, "agreed")], "two steps later it is still being written"
     assert operator.acks[0].why == "the checkpoint of step 1 is being written"
     written.set()
     checkpoints_dir.wait()
     trainer.saving.report()
-    assert operator.told == [(1, "agreed"), (1, "applied")] and not operator.acks[1].why
+    assert operator.states == [(1, "agreed"), (1, "applied")] and not operator.acks[1].why
     assert read(tmp_path / "a/step-1")
 
 
@@ -146,12 +148,12 @@ def test_a_save_is_applied_when_it_is_on_disk(tmp_path: Path, group: None) -> No
     ("asked", "state"), [({"save": True}, "rejected"), ({"save": True, "lr_scale": 0.5}, "applied")]
 )
 def test_a_save_that_fails_is_not_applied(tmp_path: Path, group: None, asked: Changes, state: str) -> None:
-    """As a file where the folder should be; a change that came with it is in force all the same."""
+    """A file is in the place of the folder. A knob change in the same proposal is still applied."""
     operator = Operator(asked)
     trainer = Trainer(LAYOUT, agent=operator, checkpoints_dir=tmp_path)
     (tmp_path / f"step-1{PARTIAL}").write_text("")
     trainer.run()
-    assert operator.told == [(1, "agreed"), (1, state)]
+    assert operator.states == [(1, "agreed"), (1, state)]
     assert (
         "the checkpoint of step 1 was not saved" in operator.acks[1].why
         and "File exists" in operator.acks[1].why
@@ -183,7 +185,7 @@ def test_a_paused_run_saves_once_and_again_only_after_a_failure(tmp_path: Path, 
     assert not any(final[n].why for n in range(2, 6)) and read(tmp_path / "step-1")
 
 
-def test_a_trainer_goes_on_without_a_shelf_of_its_own(tmp_path: Path, group: None) -> None:
+def test_a_trainer_without_a_checkpoints_folder_trains(tmp_path: Path, group: None) -> None:
     first = Trainer(LAYOUT, checkpoints_dir=tmp_path / "checkpoints")
     assert first.saving.checkpoints
     first.train_step(0)

@@ -1,4 +1,4 @@
-"""The schedule's clock against the textbook, and its order of actions against torch's own."""
+"""The simulated clock compared with the bubble formula, and the order of actions with torch's schedules."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ LEGAL = [
 
 
 class Recorded:
-    """A stage that notes what a schedule of one stage a rank makes it run, and receives nothing."""
+    """A stage that records the actions that a torch schedule with one stage per rank runs, and receives nothing."""
 
     def __init__(self, stage: int, stages: int):
         self.stage_index, self.num_stages = stage, stages
@@ -48,7 +48,8 @@ class Recorded:
 
 
 def single(name: str, p: int, m: int, rank: int) -> list[list[tuple[str, int, int]]]:
-    """What torch's schedule runs; what it draws as its order is one micro-batch off for 1F1B."""
+    """The order in which torch's schedule runs actions. (The order that torch prints for 1F1B differs by one
+    micro-batch.)"""
     stage = Recorded(rank, p)
     schedule = TORCHS[name](stage, m, loss_fn=lambda output, target: output, scale_grads=False)
     schedule._stage_forward_initialized = schedule._stage_backward_initialized = True
@@ -57,7 +58,7 @@ def single(name: str, p: int, m: int, rank: int) -> list[list[tuple[str, int, in
 
 
 def several(name: str, p: int, v: int, m: int) -> dict[int, list[list[tuple[str, int, int]]]]:
-    """The order of torch's schedule, as its runtime goes through it."""
+    """The order in which the runtime of torch's multi-stage schedules runs actions."""
     stages = [
         SimpleNamespace(
             num_stages=p * v,
@@ -80,7 +81,7 @@ def several(name: str, p: int, v: int, m: int) -> dict[int, list[list[tuple[str,
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_order_is_torchs_own(name: str) -> None:
+def test_the_order_equals_torchs(name: str) -> None:
     for _, p, v, m in (case for case in LEGAL if case[0] == name):
         theirs = several(name, p, v, m) if v > 1 else {rank: single(name, p, m, rank) for rank in range(p)}
         for rank in range(p):
@@ -92,7 +93,7 @@ def test_order_is_torchs_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_what_is_not_accepted_torch_refuses(name: str) -> None:
+def test_torch_refuses_what_the_engine_refuses(name: str) -> None:
     for p in RANKS[1:]:
         for v in VIRTUAL[name]:
             for m in MICRO_BATCHES:
@@ -120,7 +121,7 @@ def test_every_action_once_and_each_stage_on_one_rank(name: str, p: int, v: int,
 
 @settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.floats(0.1, 10), st.floats(0.1, 10))
-def test_balanced_stages_idle_as_the_textbook_says(
+def test_the_bubble_of_balanced_stages_equals_the_formula(
     p: int, rounds: int, forward: float, backward: float
 ) -> None:
     m = p * rounds
@@ -142,12 +143,12 @@ def test_1f1b_holds_few_activations() -> None:
 def test_an_unbalanced_stage_makes_the_others_wait() -> None:
     even, uneven = {"F": [1, 1], "B": [2, 2]}, {"F": [1, 2], "B": [2, 4]}
     assert ScheduleClock("1f1b", 2, 1, 8).bubble(even) < ScheduleClock("1f1b", 2, 1, 8).bubble(uneven)
-    # The slow stage is busy all the time but for the first forward; the fast one half of it.
+    # The slow stage is always busy except in the first forward; the fast stage is busy half of the time.
     clock = ScheduleClock("1f1b", 2, 1, 100)
     assert clock.bubble({"F": [1, 2], "B": [1, 2]}) == pytest.approx(0.25, abs=0.01)
 
 
-def test_the_clock_takes_each_action_its_own_time() -> None:
+def test_each_action_has_its_own_duration() -> None:
     clock = ScheduleClock("gpipe", 2, 1, 2)
     assert clock.acts[0] == [("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)]
     # rank 0: F 0-1, 1-5, waits till 10; rank 1: waits 0-1, F 1-3, waits 3-5, F 5-8, B 8-10, 10-11

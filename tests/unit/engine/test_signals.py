@@ -1,4 +1,4 @@
-"""Stop signals while ranks are being forked."""
+"""Stop signals that arrive while ranks are forked."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ from engine.launch.signals import Signals, StopNow
 from engine.rendezvous import LastOperations, RankContext
 
 
-def test_no_rank_is_forked_once_a_stop_waits(tmp_path: Path) -> None:
+def test_no_rank_is_forked_while_a_stop_signal_is_pending(tmp_path: Path) -> None:
     def work(context: RankContext) -> None:
         raise AssertionError("a rank was forked")
 

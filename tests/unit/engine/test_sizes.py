@@ -1,4 +1,4 @@
-"""The number of parameters, against the modules' own, which are made without memory."""
+"""The number of parameters compared with that of the modules, which are created on the meta device."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def held(layout: Layout) -> int:
         ["model.tie_embeddings=true", "grid.pp=1", "model.kv_heads=none"],
     ],
 )
-def test_as_many_as_the_modules_hold(overrides: list[str]) -> None:
+def test_the_count_equals_the_modules_parameters(overrides: list[str]) -> None:
     layout = load(DEMO, overrides)
     assert parameter_count(layout.model) == held(layout)
 
@@ -48,12 +48,12 @@ def test_as_many_as_the_modules_hold(overrides: list[str]) -> None:
     ("name", "whole", "active"),
     [("dense-1b", 1_107_363_840, 1_107_363_840), ("moe-1b", 3_523_545_088, 1_107_625_984)],
 )
-def test_layouts_are_of_the_size_they_say(name: str, whole: int, active: int) -> None:
+def test_shipped_layouts_have_the_size_in_their_name(name: str, whole: int, active: int) -> None:
     layout = load(DEMO.with_name(f"{name}.toml"))
     assert parameter_count(layout.model) == held(layout) == whole
     assert parameter_count(layout.model, active=True) == active
 
 
-def test_active_are_those_that_a_token_visits() -> None:
+def test_active_parameters_are_those_of_one_token() -> None:
     model = load(DEMO).model
     assert parameter_count(model) - parameter_count(model, active=True) == 4 * 6 * 3 * 64 * 128

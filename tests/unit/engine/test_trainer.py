@@ -1,4 +1,4 @@
-"""The trainer as the only rank of its world, in this very process."""
+"""The trainer in a run with one rank in this process."""
 
 import dataclasses
 import subprocess
@@ -22,8 +22,8 @@ from tests.ranks.case import SMALL
 from tests.unit.engine.test_layout import DEMO
 
 
-class Heard(Agent):
-    """Keeps what would be sent."""
+class SilentAgent(Agent):
+    """An agent that collects messages instead of sending them."""
 
     def __init__(self) -> None:
         super().__init__(None, lambda: (0, "", 0.0))
@@ -36,7 +36,7 @@ class Heard(Agent):
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[Trainer]:
     dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
-    yield Trainer(load(DEMO, [*SMALL, "train.steps=3"]), Meter(2, 8), Heard())
+    yield Trainer(load(DEMO, [*SMALL, "train.steps=3"]), Meter(2, 8), SilentAgent())
     dist.destroy_process_group()
 
 
@@ -45,9 +45,9 @@ def weights(trainer: Trainer) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("norm", [float("nan"), float("inf")])
-def test_a_broken_gradient_leaves_the_weights_alone(trainer: Trainer, norm: float) -> None:
+def test_a_gradient_that_is_not_finite_does_not_change_the_weights(trainer: Trainer, norm: float) -> None:
     agent = trainer.agent
-    assert isinstance(agent, Heard)
+    assert isinstance(agent, SilentAgent)
     before = weights(trainer)
     right = trainer.computation.norm
     trainer.computation.norm = lambda: torch.tensor(norm)  # type: ignore[assignment]
@@ -63,21 +63,19 @@ def test_a_broken_gradient_leaves_the_weights_alone(trainer: Trainer, norm: floa
 
 def test_every_step_is_reported_once_and_the_last_one_too(trainer: Trainer) -> None:
     agent = trainer.agent
-    assert isinstance(agent, Heard)
+    assert isinstance(agent, SilentAgent)
     last = trainer.run()
     steps = [message.step for message in agent.messages if isinstance(message, Summary)]
     assert steps == [0, 1, 2]
     assert last is not None and last.step == 2 and last.tokens_per_s > 0
 
 
-def test_mfu_is_what_was_asked_over_what_the_device_can_do(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mfu_is_model_flops_over_the_devices_peak(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     peak = 1e12
     unknown = trainer.run()
     assert unknown is not None and unknown.mfu is None, "of a CPU"
     monkeypatch.setattr("engine.telemetry.step_summary.matmul_peak", lambda _device, _precision: peak)
-    last = Trainer(trainer.layout, Meter(2, 8), Heard()).run()
+    last = Trainer(trainer.layout, Meter(2, 8), SilentAgent()).run()
     model, tokens = trainer.layout.model, 8 * 32
     assert last is not None
     asked = step_flops(model, tokens, pairs=2 * 2 * tokens)  # two layers, top 2, dropless
@@ -93,7 +91,7 @@ def test_ranks_with_other_layouts_refuse_to_start(tmp_path: Path) -> None:
         check_same_layout(load(DEMO, ["knobs.micro_batches=8"]), other, leader.store())
 
 
-def test_callbacks_hear_every_step_and_may_stop(tmp_path: Path) -> None:
+def test_callbacks_get_every_step_and_may_stop(tmp_path: Path) -> None:
     dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
     steps: list[int] = []
     losses: list[float] = []

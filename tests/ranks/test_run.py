@@ -214,7 +214,7 @@ def test_a_killed_rank_ends_the_run_with_a_sentence(live: Live) -> None:
     assert live.rest() == 1
     seen, _ = watch.communicate(timeout=20)
     assert watch.returncode == 1
-    told = [
+    deaths = [
         line for line in seen.splitlines() if '"event"' in line and "rank 3 (pp1 dp1 tp0) was killed" in line
     ]
     assert deaths, "a subscriber gets the event that names the dead rank"

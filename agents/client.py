@@ -196,7 +196,7 @@ class Client:
         """Stop repeating the query `preview`: its answer is not needed any more."""
         self._pending.withdraw(Preview, preview)
 
-    def look(self, *kinds: str, ranks: Sequence[int] = ()) -> None:
+    def request_samples(self, *kinds: str, ranks: Sequence[int] = ()) -> None:
         """Request full vectors ("experts", "timeline", "peers") more often, of `ranks` or all, while `poll` is called.
 
         Without kinds, end the request. The hub decides how often vectors are sent.
@@ -250,8 +250,8 @@ class Client:
     def _take(self, message: AnyMessage, applied: list[Update]) -> None:
         if isinstance(message, Refused):
             self._refused, self._refused_s = message.why, time.monotonic()
-            if message.asked:
-                self.denied[message.asked] = message.why
+            if message.request_id:
+                self.denied[message.request_id] = message.why
                 _drop_oldest(self.denied)
         elif isinstance(message, Previewed):
             self.previews[message.id] = message

@@ -52,17 +52,17 @@ class ClientRequests:
         self._subscribers, self._control, self._trials = subscribers, control, trials
         self._preview_queries, self._sampling_leases = preview_queries, sampling_leases
 
-    def take(self, came: Received, messages: list[AnyMessage]) -> list[Message]:
+    def take(self, received: Received, messages: list[AnyMessage]) -> list[Message]:
         """Handle allowed messages of one frame; returns a refusal, if any. Other answers are published later."""
         now = time.monotonic()
-        for message in (signed(came.name, message) for message in messages):
+        for message in (signed(received.name, message) for message in messages):
             why: str | None = None
             match message:
                 case Credit() if message.version != protocol.VERSION:
                     raise WireError(codec.version_refusal(message.version))
                 case Credit():
-                    viewer = came.role is Role.VIEWER
-                    why = self._subscribers.credit(came.peer, message, now, came.name, viewer)
+                    viewer = received.role is Role.VIEWER
+                    why = self._subscribers.credit(received.peer, message, now, received.name, viewer)
                 case Propose():
                     self._control.propose(message)
                 case Try():
@@ -70,9 +70,9 @@ class ClientRequests:
                 case Decide():
                     self._trials.decide(message)
                 case Preview():
-                    self._preview_queries.ask(came.peer, message, now)
+                    self._preview_queries.ask(received.peer, message, now)
                 case Sample():
-                    why = self._sampling_leases.ask(came.peer, message, now)
+                    why = self._sampling_leases.ask(received.peer, message, now)
                 case _:
                     raise WireError(f"this hub does not take a {type(message).__name__.lower()}")
             if why:

@@ -10,7 +10,7 @@ from agents.hub.client_requests import ClientRequests
 from agents.hub.ingest import Ingest
 from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.protocol import AnyMessage, Message, Refused, WireError, clip, codec
-from agents.transport.roles import ASKS, Role, refusal
+from agents.transport.roles import ANSWERED, Role, refusal
 from agents.transport.server_sockets import Received, ServerSocket, ServerSockets
 
 FRAMES_PER_ROUND = 1024  # frames from one socket per round, so that other sockets and the clients are served
@@ -41,46 +41,48 @@ class ReceivedFrames:
         until = time.monotonic() + DRAIN_S
         try:
             while taken < FRAMES_PER_ROUND and (not taken or time.monotonic() < until):
-                came = server_socket.receive()
+                received = server_socket.receive()
                 taken += 1
-                for answer in self._take(came, now_s):
-                    self._sockets.answer(came.peer, codec.encode([answer]))
+                for answer in self._take(received, now_s):
+                    self._sockets.answer(received.peer, codec.encode([answer]))
             self.cut_short = True
         except zmq.Again:
             pass
         self._ingest.flush()
         return taken
 
-    def _take(self, came: Received, now_s: float) -> list[Message]:
+    def _take(self, received: Received, now_s: float) -> list[Message]:
         try:
-            if len(came.frames) != 1:
-                raise WireError(f"a message has one frame, and this one has {len(came.frames)}")
-            (frame,) = came.frames
-            if came.role is Role.RANK and self._ingest.take_records(came.peer, frame, now_s):
+            if len(received.frames) != 1:
+                raise WireError(f"a message has one frame, and this one has {len(received.frames)}")
+            (frame,) = received.frames
+            if received.role is Role.RANK and self._ingest.take_records(received.peer, frame, now_s):
                 return []
             # A malformed message of a rank is skipped alone; a client's frame is refused as a whole.
-            decode = codec.decode_each if came.role is Role.RANK else client_requests.decode
+            decode = codec.decode_each if received.role is Role.RANK else client_requests.decode
             messages = decode(frame)
-            answers = self._unauthorized(came, messages)
-            if answers is None and came.role is Role.RANK:
-                answers = self._ingest.take(came.peer, messages, now_s)
+            answers = self._unauthorized(received, messages)
+            if answers is None and received.role is Role.RANK:
+                answers = self._ingest.take(received.peer, messages, now_s)
             elif answers is None:
-                answers = self._requests.take(came, messages)
+                answers = self._requests.take(received, messages)
         except WireError as error:
             self._peer_faults.add("frame", f"a peer sent a frame that was dropped: {error}")
             answers = [Refused(clip(str(error)))]
         return [
-            one for one in answers if not isinstance(one, Refused) or self._peer_faults.may_refuse(came.peer)
+            one
+            for one in answers
+            if not isinstance(one, Refused) or self._peer_faults.may_refuse(received.peer)
         ]
 
-    def _unauthorized(self, came: Received, messages: list[AnyMessage]) -> list[Message] | None:
+    def _unauthorized(self, received: Received, messages: list[AnyMessage]) -> list[Message] | None:
         """The refusal if the peer's role does not allow one of the messages; None if all are allowed."""
-        if came.role is Role.RANK and not came.name:
+        if received.role is Role.RANK and not received.name:
             return None
         for message in messages:
-            why = refusal(came.role, came.name, message)
+            why = refusal(received.role, received.name, message)
             if why is None:
                 continue
             self._peer_faults.add("key", why)
-            return [Refused(why, asked=message.id if isinstance(message, ASKS) else "")]
+            return [Refused(why, request_id=message.id if isinstance(message, ANSWERED) else "")]
         return None

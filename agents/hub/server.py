@@ -200,9 +200,9 @@ class Hub:
             self._sockets.answer(peer, codec.encode([Refused(why)]))
         if count := self._sockets.turned_away():
             text = f"this process has too many files open (ulimit -n): {count} connections were turned away"
-            self._peer_faults.add("door", text)
-        while self._sockets.authenticator and self._sockets.authenticator.told:
-            self._peer_faults.add("door", self._sockets.authenticator.told.popleft())
+            self._peer_faults.add("connection", text)
+        while self._sockets.authenticator and self._sockets.authenticator.problems:
+            self._peer_faults.add("connection", self._sockets.authenticator.problems.popleft())
 
     def _check_memory(self) -> None:
         excess = self._memory.excess() if self._memory else ""

@@ -115,8 +115,8 @@ def torn(db: sqlite3.Connection, path: Path) -> str:
     """
     log, first = path.with_name(f"{path.name}-wal"), None
     page = int(db.execute("PRAGMA page_size").fetchone()[0])
-    for look in range(READS):
-        if look:
+    for attempt in range(READS):
+        if attempt:
             time.sleep(BETWEEN_S)
         try:
             frames = list(_frames(log, page))

@@ -21,7 +21,7 @@ from agents.state.metric_curve import Curve
 from agents.state.run_state import RunState
 
 STARTS = 64  # limit of hub starts that are read, newest first,
-TOLD = 4  # and of those with a leader; the newest alone may have been killed before it restored its history
+LED_STARTS = 4  # and of those with a leader; the newest may have been killed before it restored its history
 MOST_S = 5.0
 ROW_BYTES = 64 << 20  # limit of a row, uncompressed
 KEPT_BYTES = 16 << 20  # limit of all updates that are read, packed
@@ -67,13 +67,13 @@ class _Endings(Recording):
 
     def before(self, epoch: str) -> Iterator[Ending]:
         self.rows(tuple[()], "BEGIN")  # a consistent view of the file while the recorder writes
-        told = 0
+        led = 0
         for (segment,) in self.rows(tuple[int], LAST_SEGMENTS, epoch, VERSION, STARTS):
             ending = self._ending(segment)
             if ending:
-                told += 1
+                led += 1
                 yield ending
-            if told == TOLD:
+            if led == LED_STARTS:
                 return
 
     def _ending(self, segment: int) -> Ending | None:

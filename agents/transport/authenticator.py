@@ -30,9 +30,8 @@ class ZapAuthenticator:
     """The keys in force. `grant` is called for every message and costs one dictionary lookup."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], store: KeyStore) -> None:
-        self.told: deque[str] = deque(
-            maxlen=REFUSALS_KEPT
-        )  # reports of refused keys and of errors in reading the list
+        # Refused keys, and errors in reading the list, until the caller takes them.
+        self.problems: deque[str] = deque(maxlen=REFUSALS_KEPT)
         self._store = store
         self._by_key: dict[bytes, Listed] = {}
         self._read: tuple[int, int, int] | None = None
@@ -80,7 +79,7 @@ class ZapAuthenticator:
                 return [version, asked, b"200", b"OK", key, b""]
             row = self.known(key)
             refusal = f"the key {row.name} is revoked" if row else "a key that is not listed"
-        self.told.append(f"{refusal}: refused, from {address.decode(errors='replace')}")
+        self.problems.append(f"{refusal}: refused, from {address.decode(errors='replace')}")
         return [version, asked, b"400", refusal.encode(), b"", b""]
 
     def _reread(self) -> None:
@@ -92,7 +91,7 @@ class ZapAuthenticator:
             rows = self._store.listed()
         except (RunError, OSError) as error:
             rows = []  # accept no key, because the list may have been tampered with
-            self.told.append(f"{error}; no key is accepted until the list can be read")
+            self.problems.append(f"{error}; no key is accepted until the list can be read")
         self._by_key = {row.public.encode(): row for row in rows}
         self._read = found
 

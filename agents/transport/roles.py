@@ -20,9 +20,9 @@ class Role(StrEnum):
 
 
 CHANGES = (Propose, Try, Decide)  # messages with a field `who`
-ASKS = (Propose, Try, Preview)  # messages with an `id` that the answer repeats
-OF_TRIALS = re.compile(r"\.(try|revert\d+)$")  # suffix of the ids that `trials` gives to its own proposals
-MAY: dict[Role, tuple[type[Message], ...]] = {
+ANSWERED = (Propose, Try, Preview)  # messages with an `id` that the answer repeats
+TRIAL_IDS = re.compile(r"\.(try|revert\d+)$")  # suffix of the ids that `trials` gives to its own proposals
+MAY_SEND: dict[Role, tuple[type[Message], ...]] = {
     Role.VIEWER: (Credit, Preview, Sample),
     Role.OPERATOR: (Credit, Preview, Sample, *CHANGES),
 }
@@ -37,16 +37,16 @@ def refusal(role: Role | None, key: str, message: Message) -> str | None:
     kind = message.kind if isinstance(message, Unknown) else type(message).__name__.lower()
     has = f"the key {key} has the role {role}"
     if role is Role.RANK:
-        if key and isinstance(message, MAY[Role.OPERATOR]):
+        if key and isinstance(message, MAY_SEND[Role.OPERATOR]):
             return f"{has}; watching requires the role viewer, changes require the role operator"
         return None
-    if not isinstance(message, MAY[Role.OPERATOR]):
+    if not isinstance(message, MAY_SEND[Role.OPERATOR]):
         if key:
             return f"{has}; sending a {kind} requires the role rank"
         return f"a client sends credit and proposals, and this is a {kind}"
-    if not isinstance(message, MAY[role]):
+    if not isinstance(message, MAY_SEND[role]):
         return f"{has}; changes require the role operator"
-    if isinstance(message, Propose) and OF_TRIALS.search(message.id):
+    if isinstance(message, Propose) and TRIAL_IDS.search(message.id):
         return f"the hub reserves ids like {message.id} for its trials; use another id"
     return None
 

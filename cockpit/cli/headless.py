@@ -64,7 +64,7 @@ def watch(run: str | None, as_json: bool, low_bandwidth: bool = False) -> int:
         return _watch_recording(run, as_json)
     with Connection(run, low_bandwidth=low_bandwidth) as connection:
         if as_json and not low_bandwidth:
-            connection.client.look("experts", "timeline", "peers")
+            connection.client.request_samples("experts", "timeline", "peers")
         connection.wait_for_snapshot()
         store, last, first = connection.store, -1, True
         while True:

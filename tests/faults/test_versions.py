@@ -69,7 +69,7 @@ def test_an_older_agent_gets_no_unknown_messages(own_hub: HubProcess, opened: Op
     older.say(make_step(0, 1), make_summary(1))
     poll_until(client, lambda: len(client.state.hellos) == 2 and client.state.summaries)
     assert client.state.hellos[0].capabilities == [] and client.state.hellos[0].age_s is None
-    client.look("peers")
+    client.request_samples("peers")
     poll_until(client, lambda: newer.dealer.poll(0))
     assert isinstance(newer.hear(Sample), Sample)
     with pytest.raises(AssertionError, match="no Sample"):

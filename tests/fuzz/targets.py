@@ -330,7 +330,7 @@ class RelayTarget:
             match what % 6:
                 case 3:  # LATER
                     self._clock.now_s += (0.02, 0.5, 1.1, 6.0, 61.0, 3600.0)[who]
-                    self._node._round(self._clock.now_s)
+                    self._node.turn(self._clock.now_s)
                 case 4:  # REFUSE
                     hub.refuses += [zmq.EAGAIN] * (who + 1)
                     ranks.refuses += [zmq.EHOSTUNREACH] * (who + 1)
@@ -342,7 +342,7 @@ class RelayTarget:
                     self.fed += 1
         for _ in range(2):
             self._clock.now_s += 0.03
-            self._node._round(self._clock.now_s)
+            self._node.turn(self._clock.now_s)
         for side in (ranks, hub):
             assert not side.came, "frames that nobody takes"
             while side.sent:

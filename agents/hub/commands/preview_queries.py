@@ -18,7 +18,7 @@ Send = Callable[[bytes, Message], object]
 @dataclass
 class _Pending:
     id: str
-    asked_s: float
+    sent_s: float
 
 
 class PreviewQueries:
@@ -39,8 +39,8 @@ class PreviewQueries:
         elif PREVIEWS not in leader.capabilities:
             why = "the ranks of this run do not support previews"
         else:
-            asked = self._pending.get(client)
-            if (asked is None or now - asked.asked_s >= RETRY_S) and self._rate.allows("", now):
+            pending = self._pending.get(client)
+            if (pending is None or now - pending.sent_s >= RETRY_S) and self._rate.allows("", now):
                 self._remember(client, _Pending(preview.id, now))
                 self._send(self._membership.identity(leader.rank), preview)
             return
@@ -49,12 +49,12 @@ class PreviewQueries:
 
     def answer(self, previewed: Previewed) -> None:
         """Forward the leader's answer to the client that asked."""
-        for client in [client for client, asked in self._pending.items() if asked.id == previewed.id]:
+        for client in [client for client, pending in self._pending.items() if pending.id == previewed.id]:
             del self._pending[client]
             self._send(client, previewed)
 
-    def _remember(self, client: bytes, asked: _Pending) -> None:
+    def _remember(self, client: bytes, pending: _Pending) -> None:
         for old, known in list(self._pending.items()):  # few, since `QUERIES_PER_S` limits them
-            if asked.asked_s - known.asked_s > FORGOTTEN_AFTER_S:
+            if pending.sent_s - known.sent_s > FORGOTTEN_AFTER_S:
                 del self._pending[old]
-        self._pending[client] = asked
+        self._pending[client] = pending

@@ -95,8 +95,8 @@ class Node:
         """Receive frames of ranks and of the hub, handle them, and send what is due."""
         with contextlib.suppress(zmq.Again):
             for _ in range(FRAMES_PER_ROUND):
-                came = self._server_socket.receive()
-                self._from_rank(came.peer, came.frames, now)
+                received = self._server_socket.receive()
+                self._from_rank(received.peer, received.frames, now)
         with contextlib.suppress(zmq.Again):
             for _ in range(FRAMES_PER_ROUND):
                 self._from_hub(self._hub_socket.socket.recv(zmq.NOBLOCK), now)

@@ -13,7 +13,7 @@ REFUSALS_PER_S = 5  # refusals to one peer
 PEERS_PER_S = 4096  # peers that get a refusal in one second
 
 Kind = Literal[
-    "door", "frame", "key", "kind", "newer", "notify", "number", "peers", "rank", "refused", "size"
+    "connection", "frame", "key", "kind", "newer", "notify", "number", "peers", "rank", "refused", "size"
 ]
 
 

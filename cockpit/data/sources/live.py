@@ -64,7 +64,7 @@ class LiveSource:
         if self._low_bandwidth:
             request_low_bandwidth(client)
         else:
-            client.look("experts", "timeline")  # the samples that the overview draws
+            client.request_samples("experts", "timeline")  # the samples that the overview draws
         resets = client.resets
         try:
             while not self._stop.is_set():

@@ -197,7 +197,7 @@ def test_a_refused_request_is_sent_once(
     monkeypatch.setattr(requests, "RESEND_S", 0.1)
     id = client.propose({"lr": 0.1})
     client.poll(0.02)
-    hub.say(Refused("you only watch", asked=id))
+    hub.say(Refused("you only watch", request_id=id))
     denied = wait_for_command(client, id, 2.0)
     assert (denied.state, denied.why) == ("rejected", "you only watch")
     while hub.router.poll(0):

@@ -105,7 +105,7 @@ def test_a_sample_request_reaches_the_rank_through_the_hub(hub: HubProcess, open
     agent = opened(Agent(hub.endpoints.ranks, lambda: (1, "forward", 0.0)))
     agent.introduce(make_hello(0, 1, capabilities=list(CAPABILITIES)), None)
     client = opened(Client(hub.endpoints.clients))
-    client.look("experts")
+    client.request_samples("experts")
     step = 1
 
     def train() -> None:

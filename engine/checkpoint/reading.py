@@ -91,7 +91,7 @@ def damage(folder: Path) -> str | None:
 
 
 def checksum(path: Path) -> int:
-    """CRC-32 of a file's content. It detects accidental damage such as a flipped bit, but no deliberate change."""
+    """CRC-32 of a file's content. It detects accidental damage such as a flipped bit, not deliberate changes."""
     value = 0
     with open_ordinary(path, links=False) as file:
         while chunk := file.read(CHUNK):
@@ -131,7 +131,7 @@ def whole_checkpoints(
 
 
 def checkpoint_folders(checkpoints_dir: Path) -> Iterator[Path]:
-    """All folders with the name of a checkpoint, whole or not."""
+    """All folders that are named like a checkpoint, whether it is whole or not."""
     with suppress(OSError):
         yield from (
             path

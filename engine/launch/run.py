@@ -1,5 +1,5 @@
-"""Runs a layout: prepares the run's folder and the corpus, then forks the ranks, or runs this process as one of
-torchrun's."""
+"""Runs a layout: prepares the run's folder and the corpus, then forks the ranks; under torchrun or Slurm, runs one rank
+in this process."""
 
 import os
 import time

@@ -53,8 +53,8 @@ class Attention(nn.Module):
 
     def forward(self, x_BsD: Tensor) -> Tensor:
         x_BSD = gather_sequence(x_BsD, self.tp)
-        # Three products and not one: concatenating the weights would copy them in each layer and micro-batch and keep
-        # the copy for backward.
+        # q, k and v have separate products: concatenating their weights would copy them in each layer and micro-batch
+        # and keep the copy for backward.
         q, k, v = (
             F.linear(x_BSD, local_weight(weight)).view(*x_BSD.shape[:2], -1, self.head_dim)
             for weight in (self.q, self.k, self.v)

@@ -50,8 +50,9 @@ def _weights(model: Model) -> list[float]:
 def _best_split(
     upto: list[float], stages: int, join: Callable[[float, float], float]
 ) -> tuple[float, list[range]]:
-    """The split with the minimum of the stage weights combined by `join`. `upto[n]` is the weight of the first n
-    layers. Dynamic programming: adds one stage at a time and tries every layer as its first."""
+    """The smallest combination (by `join`, such as max) of the stages' weights, and the split that has it. `upto[n]` is
+    the weight of the first n layers. Dynamic programming: adds one stage at a time and tries every layer as its
+    first."""
     layers = len(upto) - 1
     best = [join(0.0, weight) for weight in upto]  # [n]: minimum for the first n layers on the stages so far
     begins: list[dict[int, int]] = []

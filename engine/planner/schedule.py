@@ -102,7 +102,7 @@ def _in_rounds(rank: int, p: int, v: int, m: int, hop: int, backward: str) -> li
 
 def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
     """Two stages per rank in a V, split backward (ZB-V of Qi et al. 2023, section 6). Has no bubble if F, I and W take
-    equal times. With fewer than 2 p - 1 micro-batches, the actions of the missing ones are left out."""
+    equal times. With m < 2 p - 1 micro-batches, the order is that of 2 p - 1 without the actions beyond m."""
     acts, n = _Acts(m), max(2 * p - 1, m)
     down, up = rank, 2 * p - 1 - rank
     acts.run("F" * (2 * (p - rank) - 1), down)

@@ -116,7 +116,7 @@ class Shards:
                 unit.accumulate()
 
     def complete(self) -> None:
-        """Complete the gradients after the last backward: summed over data ranks, pipeline ends and tp."""
+        """Complete the gradients after the last backward: sum them over data ranks, pipeline ends and tp."""
         self._reductions.complete()
         sum_over_ends(self._embeddings, self._world)
         sum_over_tp(self._stages, self._world)

@@ -17,7 +17,7 @@ class IdleTimes:
 
     def __init__(self, world: World):
         self._world = world
-        # Seconds by rank and action, of the last step that was split.
+        # Durations of the actions in the last split step, in seconds, by rank.
         self.durations: list[list[float]] | None = None
         self._exchange: tuple[AsyncCollective, list[Tensor], ScheduleClock, float] | None = None
 

@@ -44,7 +44,7 @@ class StepRecords:
         )
 
     def _mfu(self, step_s: float, pairs: int) -> float | None:
-        """Model FLOPs utilisation: FLOPs that the model needs for this rank's tokens, over the peak of its device.
+        """Model FLOPs utilisation: FLOPs that the model needs for this rank's tokens, divided by its device's peak.
 
         Summed over ranks, the FLOPs are those of the whole job: ranks of a tp axis share tokens and matrix products,
         and the (token, expert) pairs of a rank count there, on whichever rank the expert is.

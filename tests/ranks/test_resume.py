@@ -285,7 +285,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
     """Files in the place of the checkpoint folders: no rank can save, and training continues to the end."""
-    checkpoints_dir = tmp_path / "shelf/run"
+    checkpoints_dir = tmp_path / "checkpoints/run"
     checkpoints_dir.mkdir(parents=True)
     for step in (2, 4):
         (checkpoints_dir / f"step-{step}{PARTIAL}").write_text("")
@@ -306,7 +306,7 @@ def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
 
 def test_a_checkpoints_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("")
-    blocked = [f"checkpoint.dir={tmp_path}/blocked/shelf", f"run.dir={tmp_path}/runs"]
+    blocked = [f"checkpoint.dir={tmp_path}/blocked/checkpoints", f"run.dir={tmp_path}/runs"]
     refused = run(engine(DEMO, *SMALLER, *blocked))
     assert refused.returncode == 2 and refused.stdout == ""
     assert (

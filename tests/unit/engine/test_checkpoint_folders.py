@@ -374,8 +374,8 @@ def test_another_text_is_refused_unless_the_layout_has_its_digest(tmp_path: Path
 
 
 def test_checkpoints_in_another_folder(tmp_path: Path) -> None:
-    layout = load(DEMO, [f"run.dir={tmp_path}/runs", f"checkpoint.dir={tmp_path}/shelf"])
-    save(tmp_path / "shelf/demo-20250101-000000", 2)
+    layout = load(DEMO, [f"run.dir={tmp_path}/runs", f"checkpoint.dir={tmp_path}/checkpoints"])
+    save(tmp_path / "checkpoints/demo-20250101-000000", 2)
     (tmp_path / "runs/demo-20250101-000000").mkdir(parents=True)
     start = find(tmp_path, layout)
     assert start.checkpoint and start.run_dir == tmp_path / "runs/demo-20250101-000000"

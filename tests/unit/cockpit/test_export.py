@@ -195,7 +195,7 @@ def test_a_missing_library_names_the_extra(
     monkeypatch.setitem(sys.modules, FORMATS[form].needs, None)
     assert run(["export", str(runs / "r-1"), "--format", form, "--out", str(tmp_path / "x")]) == 2
     assert capsys.readouterr().err.endswith(
-        f"install it with install it with install it with pip install '{EXTRA}'\n"
+        f"install it with pip install '{EXTRA}'\n"
     )
 
 

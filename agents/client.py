@@ -66,7 +66,7 @@ class Client:
         self._received_s: float | None = None
         self._credited_s = -SILENCE_S
         self._credit = 0  # frames that the hub may still send
-        self._subscription = (0.0, True, 0)  # hz, ranks, frame_bytes: see `want`
+        self._subscription = (0.0, True, 0)  # hz, ranks, frame_bytes: see `set_subscription`
         self.previews: dict[str, Previewed] = {}  # the newest answers, by the id of the query
         self.denied: dict[str, str] = {}  # why the hub refused a request, by its id; the newest
         self._pending = PendingRequests()
@@ -124,7 +124,7 @@ class Client:
             if applied or remaining <= 0:
                 return applied
 
-    def want(self, hz: float = 0.0, ranks: bool = True, frame_bytes: int = 0) -> None:
+    def set_subscription(self, hz: float = 0.0, ranks: bool = True, frame_bytes: int = 0) -> None:
         """From now on receive only the newest record of each rank, `hz` times a second (0: every update, one by one).
 
         Without `ranks`, no records of single ranks. `frame_bytes`: about the largest frame; the rest comes with the
@@ -163,7 +163,7 @@ class Client:
         id = os.urandom(8).hex()
         return self.request(Propose(id, {}, base_revision, None, who or whoami(), reason, undo=True))
 
-    def try_out(
+    def start_trial(
         self, changes: Mapping[str, Value], steps: int, who: str | None = None, reason: str = "", id: str = ""
     ) -> str:
         """Start a trial of one knob over so many steps, and return its id; see `state.trials`."""

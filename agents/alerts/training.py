@@ -200,7 +200,7 @@ def _collapse(layers: list[LoadSummary]) -> Iterator[Finding]:
     text = f"the router of layer {first.layer} collapses{top}, evenness {first.entropy:.2f} of 1"
     if len(worst) > 1:
         others = [f"layer {layer.layer} {layer.entropy:.2f}" for layer in worst[1:]]
-        text += f"; so do those of {len(others)} more of {len(layers)} layers: {_layers(others)}"
+        text += f"; also in {len(others)} more of {len(layers)} layers: {_layers(others)}"
     evidence: dict[str, Value] = {
         "evenness": round(first.entropy, 3),
         "idle": first.idle,

@@ -184,7 +184,7 @@ class Recording:
 
     def _note_gap(self, segment: Segment, after: int, before: int) -> None:
         now = self.rows(tuple[int], "SELECT thinned FROM segments WHERE id = ?", segment.id)
-        if now == [(0,)]:  # a live run may have thinned the segment meanwhile
+        if now == [(0,)]:  # a live run may have thinned the segment during this read
             self.note(f"the updates {after + 1} to {before - 1} of {segment.epoch} are missing")
 
     def _snapshot(self, segment: int) -> Iterator[Update]:
@@ -193,7 +193,7 @@ class Recording:
                 yield from map(unpack, batch.updates)
 
     def _row(self, segment: Segment, id: int, kinds: frozenset[str] | None = None) -> Iterator[Moment]:
-        # The row may have been removed by thinning meanwhile; then there is nothing to yield.
+        # Thinning may have removed the row during this read; then there is nothing to yield.
         data_of = "SELECT data FROM feed WHERE id = ? AND segment = ?"
         for (data,) in self.rows(tuple[bytes], data_of, id, segment.id):
             for batch in unpack_row(data):

@@ -27,7 +27,7 @@ ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
 
 class ZapAuthenticator:
-    """The keys in force. `grant` is called for every message and costs one dictionary lookup."""
+    """The keys in force. `grant` is called for every message; it is one dictionary lookup."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], store: KeyStore) -> None:
         # Refused keys, and errors in reading the list, until the caller takes them.

@@ -55,7 +55,7 @@ def parse_changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[
         value_of_action = only_value(board[word]) if word in board else None
         if value_of_action is None and word in board and board[word].action:
             ways = ", ".join(f"{word}={value}" for value in board[word].legal.choices)
-            raise CockpitError(f"{word} can be done in several ways; legal: {ways}")
+            raise CockpitError(f"{word} needs a value; legal: {ways}")
         try:
             name, value = split_change(word) if value_of_action is None else (word, value_of_action)
         except ValueError as error:
@@ -167,7 +167,7 @@ def start_trial(
     """Start a trial of one knob and wait for its outcome; the hub continues the trial if this command ends."""
     with steering(run, words) as connection:
         changes = requested_changes(connection, words)
-        id = request(lambda: connection.client.try_out(changes, steps, reason=reason))
+        id = request(lambda: connection.client.start_trial(changes, steps, reason=reason))
         return _report_trial(connection, id, timeout_s, as_json)
 
 

@@ -91,7 +91,7 @@ LOW_FRAME_BYTES = 32 << 10
 
 def request_low_bandwidth(client: Client) -> None:
     """Request only job-wide records, once a second."""
-    client.want(LOW_HZ, ranks=False, frame_bytes=LOW_FRAME_BYTES)
+    client.set_subscription(LOW_HZ, ranks=False, frame_bytes=LOW_FRAME_BYTES)
 
 
 class Connection:

@@ -146,7 +146,7 @@ def wrongs(outcome: Outcome, journal: list[CommandState]) -> list[str]:
     wrong += [f"revision {r} is called applied and was not" for r in set(revisions) - set(done)]
     refused = {s.revision for s in states.values() if s.state == "rejected"} - {0}
     wrong += [
-        f"the ranks did revision {r}, of which nobody heard"
+        f"the ranks did revision {r}, which no client received"
         for r in set(outcome.carried_out) - set(done) - refused
     ]
     if done != sorted(done):

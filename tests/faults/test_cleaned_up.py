@@ -26,7 +26,7 @@ def test_removed_sockets_and_hub_file_are_restored(own_hub: HubProcess, opened: 
     (own_hub.folder / "hub.json").unlink()
     said = lambda what: any(what in event.text for event in client.state.events)  # noqa: E731
     poll_until(client, lambda: said("they are restored") and said("it is restored"), fleet.turn)
-    assert client.resets == 1, "who is connected stays so"
+    assert client.resets == 1, "open connections stay open"
     assert read_hub_file(own_hub.folder) == before and before.live
     assert stat.S_IMODE(own_hub.endpoints.directory.stat().st_mode) == 0o700
     late, more = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks, 2))

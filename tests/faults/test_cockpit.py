@@ -39,7 +39,7 @@ class Watcher:
 
 
 def test_a_suspended_watcher_affects_only_itself(own_hub: HubProcess, opened: Opened) -> None:
-    """Others miss nothing, and it catches up. (`test_scale` measures the memory that a stalled subscriber may cost.)"""
+    """Other clients lose no update, and it catches up. (`test_scale` measures the memory of a hub.)"""
     rank = opened(RankProcess(own_hub.endpoints.ranks, 0, 1, step_s=0.002))
     client = opened(Client(own_hub.endpoints.clients))
     poll_until(client, lambda: client.state.summaries and client.state.board)

@@ -1,4 +1,4 @@
-"""Faults 3, 9, 15 to 18: what is asked is done once, on all ranks or on none, and the answer is true."""
+"""Faults 3, 9, 15 to 18: a command is applied once, on all ranks or on none, and its result is true."""
 
 import threading
 import time
@@ -131,7 +131,7 @@ def test_a_command_during_a_restore_waits_and_reports_it(own_hub: HubProcess, op
     client = opened(Client(own_hub.endpoints.clients))
     asked = client.propose({"micro_batches": 8})
     waits = wait_for_command(client, asked, 5.0, settled=False)
-    assert waits.state == "accepted" and "waits for the ranks, which have not shown their knobs" in waits.why
+    assert waits.state == "accepted" and "waits for the ranks, which have not sent their knobs" in waits.why
     fleet = opened(Fleet(own_hub.endpoints.ranks))  # restored
     command = settled(client, fleet, asked)
     assert (command.state, command.acks, command.why) == ("applied", 4, "")
@@ -189,7 +189,7 @@ def test_a_trial_continues_without_its_operator(own_hub: HubProcess, opened: Ope
     watcher, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     known(watcher, fleet)
     operator = Client(own_hub.endpoints.clients)
-    trial = operator.try_out({"micro_batches": 8}, 6)
+    trial = operator.start_trial({"micro_batches": 8}, 6)
     try:
         poll_until(operator, lambda: trial in operator.state.trials, fleet.turn)
     finally:

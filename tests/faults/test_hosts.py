@@ -94,7 +94,7 @@ def test_a_link_goes_down_and_up(
         back = time.monotonic()
         poll_until(client, lambda: client.state.steps[3].step > trained, fleet.turn)
         assert time.monotonic() - back < 10
-        assert client.refused is None and trained > 20, "and training went on meanwhile"
+        assert client.refused is None and trained > 20, "and training continued in the meantime"
 
 
 def test_the_address_for_other_machines(hosts: tuple[Host, Host]) -> None:

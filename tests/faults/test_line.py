@@ -61,7 +61,7 @@ def test_a_hub_drops_a_peer_whose_machine_vanished(hasty: Guarded, opened: Opene
 
 def test_a_hub_drops_a_peer_without_a_handshake(hasty: Guarded) -> None:
     with hasty.connect() as stranger:
-        stranger.settimeout(20)  # libzmq by itself waits for half a minute
+        stranger.settimeout(20)  # without heartbeats, libzmq waits for half a minute
         while stranger.recv(4096):
             pass
 

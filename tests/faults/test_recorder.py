@@ -63,7 +63,7 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     except FileNotFoundError:
         pytest.skip("this machine has no unshare to make a small file system with")
     if refused.returncode:
-        pytest.skip(f"this machine lets nobody mount a small file system: {refused.stderr.strip()}")
+        pytest.skip(f"this machine does not allow mounting a small file system: {refused.stderr.strip()}")
     hub = SmallDisk(tmp_path / "run").start()
     yield hub
     hub.clean_up()

@@ -64,7 +64,7 @@ def test_a_rank_revoked_on_an_open_connection_is_refused(guarded: Guarded, opene
     known = client.state.pulses[3]
     step = guarded.fleet.step
     poll_until(client, lambda: client.state.steps[0].step > step + 50, guarded.fleet.turn)
-    assert client.state.pulses[3] is known, "not a word more"
+    assert client.state.pulses[3] is known, "no further message"
     again = Agent(guarded.url, lambda: (guarded.fleet.step, "", time.monotonic()), key=guarded.rank)
     guarded.fleet.agents[3] = again
     guarded.fleet.introduce()

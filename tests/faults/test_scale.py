@@ -95,7 +95,7 @@ def test_a_stalled_subscriber_affects_only_itself(own_hub: HubProcess, opened: O
         if step % 200 == 0:
             poll_until(client, lambda: 0 in client.state.steps and client.state.steps[0].step == step)  # noqa: B023
             sizes.append(memory_bytes(own_hub.process.pid))
-    assert sizes[2] - sizes[1] < 32 << 20, "what was kept for those who do not read would be 300 MB more"
+    assert sizes[2] - sizes[1] < 32 << 20, "frames kept for stalled subscribers would take 300 MB more"
     asleep = stalled[0]
     asleep.say(Credit(protocol.VERSION, client.epoch, 2, 64))
     seen = 0

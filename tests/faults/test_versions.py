@@ -87,7 +87,7 @@ class OtherHub:
         self.router.bind(self.endpoints.ranks)
 
     def hear(self, timeout_ms: int = 5000) -> tuple[bytes, list[object]]:
-        assert self.router.poll(timeout_ms), "nobody spoke"
+        assert self.router.poll(timeout_ms), "no message arrived"
         identity, frame = self.router.recv_multipart()
         return identity, msgpack.unpackb(frame)[1]
 

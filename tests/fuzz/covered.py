@@ -19,7 +19,7 @@ RENEWED = 250
 
 
 def lines_of(code: CodeType) -> set[int]:
-    """The lines of all functions in a module's code; those of modules and classes run at import, and do not count."""
+    """The lines of all functions in a module's code; lines of modules and classes run at import and are not counted."""
     inner = [one for one in code.co_consts if isinstance(one, CodeType)]
     functions = [one for one in inner if one.co_flags & inspect.CO_NEWLOCALS]
     found = {

@@ -1,4 +1,4 @@
-"""Names that come from a run are content: neither markup for Textual nor codes for a terminal, on any screen."""
+"""Names of a run are plain text on every screen, never markup for Textual or codes for a terminal."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ async def test_the_board_with_an_edit_and_its_preview(make_cockpit: MakeCockpit)
         await pilot.press("k", "down", "down", "down", "right")
         cockpit.clock.now += STABLE_S
         await settle(cockpit, pilot)
-        cockpit.feed.answer(Estimate("[/q]", 1.0, 2.0, source=f"[/s]{TURN}"))
+        cockpit.source.answer(Estimate("[/q]", 1.0, 2.0, source=f"[/s]{TURN}"))
         await settle(cockpit, pilot)
         lines = shown(cockpit.app)
         await pilot.press("enter", "question_mark")

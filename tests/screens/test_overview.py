@@ -1,4 +1,4 @@
-"""The overview under a person's keys, fed by a script."""
+"""The overview: keys and updates of a scripted run."""
 
 import signal
 from pathlib import Path
@@ -13,7 +13,7 @@ from cockpit.tui.screens.overview import Overview
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.ranks.grid import RankGrid
 from tests.screens.conftest import MakeCockpit
-from tests.screens.driver import said, settle, shown
+from tests.screens.driver import screen_text, settle, shown
 from tests.screens.fake_run import big
 
 SIZES = [(80, 24), (120, 36), (200, 60)]
@@ -77,7 +77,7 @@ async def test_curves_show_fewer_steps_and_all_again(make_cockpit: MakeCockpit) 
 
 
 async def test_the_terminal_shows_each_cursor_move(make_cockpit: MakeCockpit) -> None:
-    """Only changed lines are painted: after each key the terminal must hold just what the panel drew."""
+    """Only changed lines are painted, so after each key the terminal must equal what the panel drew."""
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)
@@ -132,12 +132,12 @@ async def test_zoom_and_back(make_cockpit: MakeCockpit) -> None:
 async def test_a_lost_layout_request_is_repeated(
     make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As happens on a busy machine while an app starts: panels stayed as low as they were first laid out."""
+    """On a busy machine, a starting app may lose a layout request; its panels then kept their first height."""
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)
         grid = cockpit.app.screen.query_one(RankGrid)
-        grid._layout_required = True  # Textual takes a wish to be on its way, and does not count another
+        grid._layout_required = True  # a layout request is already pending, so Textual drops another
         monkeypatch.setattr(RankGrid, "natural_height", lambda _grid, _store: 14)
         grid.action_metric()
         await settle(cockpit, pilot)
@@ -152,8 +152,8 @@ async def test_stale_and_back(make_cockpit: MakeCockpit) -> None:
         await settle(cockpit, pilot)
         lines = shown(cockpit.app)
         assert lines[0].startswith(" ! STALE 12 s · demo · 160/300 steps")
-        assert "r7" in "".join(lines)  # the picture stays
-        cockpit.feed.tell(cockpit.run.step(160))
+        assert "r7" in "".join(lines)  # the state stays on the screen
+        cockpit.source.send(cockpit.run.step(160))
         await settle(cockpit, pilot)
         assert shown(cockpit.app)[0].startswith(" ✓ LIVE · demo · 161/300 steps")
 
@@ -163,17 +163,17 @@ async def test_ended_lost_and_stalled(make_cockpit: MakeCockpit) -> None:
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         text = "the run stands at step 159; rank 4 (pp1 dp0 tp0 ep0) not arrived: in pp recv, micro-batch 3"
         stall = Alert("stall", "run", "error", True, 159, 0.0, text, {}, [4])
-        cockpit.feed.tell(iter([Pulse(4, 159, "pp recv, micro-batch 3", 20_000.0), stall]))
+        cockpit.source.send(iter([Pulse(4, 159, "pp recv, micro-batch 3", 20_000.0), stall]))
         await settle(cockpit, pilot)
         lines = shown(cockpit.app)
         assert lines[0].startswith(" ✗ STALLED") and lines[1].startswith(f" ✗ {text}")
         assert any("r4" in line and "!" in line for line in lines[2:])
-        cockpit.feed.tell(iter([Gone(4, clean=False, text="killed by signal 9", process="ended")]))
+        cockpit.source.send(iter([Gone(4, clean=False, text="killed by signal 9", process="ended")]))
         await settle(cockpit, pilot)
         lines = shown(cockpit.app)
         assert lines[1].startswith(" ✗ rank 4 (pp1 dp0 tp0 ep0) lost: killed by signal 9")
         assert any("r4 ····" in line and "· ✗" in line for line in lines[2:])
-        cockpit.feed.tell(Gone(rank, clean=True) for rank in range(8))
+        cockpit.source.send(Gone(rank, clean=True) for rank in range(8))
         await settle(cockpit, pilot)
         assert shown(cockpit.app)[0].startswith(" ✓ ENDED")
 
@@ -183,10 +183,10 @@ async def test_space_freezes_the_screen(make_cockpit: MakeCockpit) -> None:
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)
         await pilot.press("space")
-        cockpit.feed.tell(cockpit.run.step(160))
+        cockpit.source.send(cockpit.run.step(160))
         await settle(cockpit, pilot)
         assert shown(cockpit.app)[0].startswith(" ! FROZEN · demo · 160/300 steps")
-        await pilot.press("m")  # one may still look around in it
+        await pilot.press("m")  # keys that only change the display still work
         assert "step time" in str(cockpit.app.screen.query_one(RankGrid).border_title)
         await pilot.press("space")
         await settle(cockpit, pilot)
@@ -212,7 +212,7 @@ async def test_save_theme_help_and_palette(
         names = {command.title for command in cockpit.app.get_system_commands(cockpit.app.screen)}
         assert {"Knobs", "Theme", "Zoom", "Ranks: metric"} <= names
         await pilot.press("q")
-    assert cockpit.feed.stopped
+    assert cockpit.source.stopped
 
 
 async def test_keys_are_remapped_by_id(make_cockpit: MakeCockpit) -> None:
@@ -237,7 +237,7 @@ async def test_a_tiny_terminal_is_supported(make_cockpit: MakeCockpit, size: tup
 
 async def test_screens_before_the_first_update(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(steps=0)
-    cockpit.feed.story = iter(())
+    cockpit.source.story = iter(())
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)
         assert "WAITING" in shown(cockpit.app)[0]
@@ -253,7 +253,7 @@ async def test_ctrl_z_suspends_from_any_screen(
     async with cockpit.app.run_test(notifications=True, size=(80, 24)) as pilot:
         await pilot.press("ctrl+z")
         await settle(cockpit, pilot)
-        assert "no job control" in said(cockpit)
+        assert "no job control" in screen_text(cockpit)
         monkeypatch.setattr(HeadlessDriver, "can_suspend", True)
         await pilot.press("ctrl+z", "k", "ctrl+z", "question_mark", "ctrl+z")
     assert signals == [(0, signal.SIGTSTP)] * 3
@@ -279,4 +279,4 @@ async def test_u_names_the_change_that_undo_would_revert(make_cockpit: MakeCockp
         await pilot.press("u")
         await settle(cockpit, pilot)
         assert "press again to revert revision 1" in "".join(shown(cockpit.app))
-        assert cockpit.feed.requests == []
+        assert cockpit.source.requests == []

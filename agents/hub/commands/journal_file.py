@@ -67,7 +67,7 @@ class Found:
 
 
 class JournalFile:
-    """The open file; `found` is what it held. sqlite3.Error or msgspec.MsgspecError: it cannot be opened.
+    """The open file; `found` holds its contents at opening. sqlite3.Error or msgspec.MsgspecError: it cannot be opened.
 
     `earlier`: the file in which an earlier release kept the commands of this run.
     """
@@ -85,7 +85,7 @@ class JournalFile:
 
     @property
     def removed(self) -> bool:
-        """Whether somebody has removed the file."""
+        """Whether the file was removed."""
         return self._open_file.removed
 
     def put_back(self) -> None:

@@ -23,7 +23,7 @@ class _Pending:
 
 class PreviewQueries:
     """Pending queries, one per client. They are not stored: a client that gets no answer asks again. Their rate is
-    limited, since each costs the leader time."""
+    limited, because each takes time of the leader."""
 
     def __init__(self, update_log: UpdateLog, membership: Membership, send: Send) -> None:
         self._update_log, self._membership = update_log, membership

@@ -56,7 +56,7 @@ class EngineProcess:
         return []
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Terminate the engine, wait, and kill the rest of its session. Ctrl-C during the wait kills at once."""
+        """Terminate the engine, wait, and kill the rest of its session. Ctrl-C skips the wait."""
         try:
             if self.exit_status is None:
                 self._process.terminate()

@@ -73,7 +73,7 @@ class LiveSource:
                     if client.resets != resets:
                         resets = client.resets
                         if client.state.world >= MANY_RANKS and not self._low_bandwidth:
-                            client.want(MANY_RANKS_HZ)
+                            client.set_subscription(MANY_RANKS_HZ)
                         store.adopt(client.state)
                     elif updates:
                         store.note(updates)

@@ -45,7 +45,7 @@ def drained(outbox: Outbox) -> list[protocol.AnyMessage]:
 
 
 class SilentHub:
-    """A ROUTER socket of a test, which hears one agent and answers what the test says."""
+    """A ROUTER socket that receives from one agent and sends only what the test gives it."""
 
     def __init__(self, folder: Path) -> None:
         self.endpoint = f"ipc://{folder}/ranks"

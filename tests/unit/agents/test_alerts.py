@@ -133,7 +133,7 @@ def test_a_run_without_a_goodbye_is_reported_as_ended(
 
 def test_queued_alerts_are_sent_at_the_end_within_a_limit(tmp_path: Path) -> None:
     heard = tmp_path / "heard"
-    notifier = Notifier("r", f"sh -c 'cat >/dev/null; echo told >>{heard}'")
+    notifier = Notifier("r", f"sh -c 'cat >/dev/null; echo sent >>{heard}'")
     for _ in range(3):
         notifier.notify(ALERT)
     assert notifier.close() == [] and heard.read_text() == "told\n" * 3

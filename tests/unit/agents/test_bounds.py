@@ -82,7 +82,7 @@ def test_repeated_snapshot_requests_are_rate_limited(monkeypatch: pytest.MonkeyP
     assert len(built) == 5
     update_log.publish(make_step(0, 50))
     subscribers.credit(b"late", Credit(1, "", 0, 64), 104.95)
-    assert not subscribers.serve(104.95), "the hub does not hurry for who has to wait"
+    assert not subscribers.serve(104.95), "the hub does not wake up early for a client that has to wait"
     (newest,) = seen[b"late"]
     assert newest.begins and newest.seq == update_log.seq
     # A client that stops requesting snapshots follows on from the last one.
@@ -196,14 +196,14 @@ def test_a_record_is_decoded_on_first_read(tmp_path: Path, opened: Opened) -> No
     fields = msgspec.msgpack.decode(codec.pack(make_step(0, 3)))
     fields[5] = 2.0**1023 * 1.5  # `step_ms` above the limit of a duration
     taken.take_frame(b"a", codec.frame([whole]))
-    assert taken.update_log.state.steps[0].step == 1, "nobody has looked"
+    assert taken.update_log.state.steps[0].step == 1, "no record was read yet"
     taken.update_log.newest.read()
     assert taken.update_log.state.steps[0].step == 2
     taken.take_frame(b"a", msgspec.msgpack.encode([protocol.VERSION, [fields]]))
     first = taken.update_log.seq
     taken.update_log.newest.read()
     taken.ingest.report_malformed()
-    assert taken.update_log.state.steps[0].step == 2, "and a malformed one takes nobody's place"
+    assert taken.update_log.state.steps[0].step == 2, "a malformed record displaces no other"
     assert "rank 0 sent an invalid step" in taken.update_log.state.events[-1].text
     # A client that follows every update got its number, and learns that the update could not be read.
     (_, frame), *_ = taken.update_log.frames_after(first - 1)

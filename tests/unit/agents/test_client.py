@@ -39,7 +39,7 @@ class ScriptedHub:
         self.peer = b""
 
     def hear(self) -> Message:
-        assert self.router.poll(3000), "the client said nothing"
+        assert self.router.poll(3000), "the client sent nothing"
         self.peer, frame = self.router.recv_multipart()
         (message,) = codec.decode(frame)
         return message
@@ -216,7 +216,7 @@ def test_a_decision_on_a_trial_is_repeated_for_a_while(
     client.state.apply(TrialState("t", "after", {"lr": 1}, {}, 4, "", 0.0, True, 0.0))
     client.decide("", keep=False, who="me")
     client.decide("gone", keep=False, who="me")
-    client.try_out({"lr": 2}, 4, id="t")
+    client.start_trial({"lr": 2}, 4, id="t")
     client.poll(0.5)
     sent: list[Message] = []
     while hub.router.poll(0):

@@ -18,10 +18,10 @@ def test_a_long_command_is_applied_at_its_end_and_blocks_no_other(
         False,
     )
     command = controller.control.next_command(0.0)
-    assert command and command.revision == 2, "what is behind it in the queue goes on"
+    assert command and command.revision == 2, "the next command in the queue continues"
     controller.ack(2, 0, 1, 2)
     controller.ack(1, 1, state="rejected", why="disk full")
-    assert not controller.update_log.state.commands["save"].settled, "that is the leader's to say"
+    assert not controller.update_log.state.commands["save"].settled, "only the leader may reject it"
     controller.ack(1, 0, 2, state="rejected", why="disk full")
     state = controller.update_log.state.commands["save"]
     assert (state.state, state.why, controller.errors) == ("rejected", "disk full", [])
@@ -77,9 +77,9 @@ def test_ranks_that_differ_are_an_error(controller: ControlHarness) -> None:
     state = controller.update_log.state.commands["a"]
     assert (state.state, state.acks, state.settled) == ("applied", 2, False), "not on all ranks"
     assert state.why == "rank 2 reports rejected: micro_batches was not applied: no memory"
-    assert (state.failed, state.final) == (1, True), "every rank has answered: nobody needs to wait"
+    assert (state.failed, state.final) == (1, True), "every rank has answered, so no client waits longer"
     controller.restart()
-    assert controller.update_log.state.commands["a"] == state, "a log that is read later says the same"
+    assert controller.update_log.state.commands["a"] == state, "a log that is read later has the same text"
 
 
 def test_partial_acks_are_journalled(controller: ControlHarness) -> None:

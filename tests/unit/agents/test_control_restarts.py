@@ -20,7 +20,7 @@ def test_pending_commands_are_settled_when_the_leader_ends(controller: ControlHa
         controller.restart()
         controller.train(revision=1)
         command = controller.control.next_command(0.0)
-        assert command and command.revision == 1, "the leader says again how far it is"
+        assert command and command.revision == 1, "the leader reports its revision again"
         controller.ack(1, 0, state="agreed", why="it is being written")
         controller.ack(1, 0, 1, 2)
     else:
@@ -88,7 +88,7 @@ def test_a_restarted_hub_knows_ids_and_continues_the_revisions(controller: Contr
     )
     command = controller.control.next_command(0.0)
     assert command is not None and (command.revision, command.expires_step) == (2, 30), (
-        "what waited is delivered again"
+        "the waiting command is sent again"
     )
     assert controller.propose("a", {"micro_batches": 2}).revision == 1
     controller.ack(2, 0, 1, 2)

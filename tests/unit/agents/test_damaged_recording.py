@@ -39,7 +39,7 @@ def test_a_removed_recording_is_restored(make_run: MakeRun) -> None:
     run.until(run.written)
     run.recorder.close()
     replay = opened(run)
-    assert replay.recording.segments()[0].seq == 0, "what was recorded before is there too"
+    assert replay.recording.segments()[0].seq == 0, "earlier records are present too"
     replay.seek(replay.recording.at_end())
     assert [summary.step for summary in replay.state.summaries] == list(range(10))
 

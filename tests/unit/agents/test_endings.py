@@ -36,7 +36,7 @@ def curve(*numbers: int) -> list[Update]:
 
 def test_the_newest_hub_starts_with_a_leader_are_read(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
-    alone: list[Update] = [Event(0.0, "info", "hub", "nobody came")]
+    alone: list[Update] = [Event(0.0, "info", "hub", "no writer has opened the pipe")]
     tape(
         path, ("a", curve(1, 2)), ("b", alone), ("c", curve(3)), ("d", [make_hello(1, 2)]), ("now", curve(9))
     )

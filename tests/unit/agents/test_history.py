@@ -241,4 +241,6 @@ def test_history_raises_no_alerts() -> None:
     watch.learn(state, 0.0)
     assert watch.check(state, 1.0) == []
     state.apply(structs.replace(make_summary(100), loss=50.0))
-    assert [alert.name for alert in watch.check(state, 2.0)] == ["loss_spike"], "it has learned what is usual"
+    assert [alert.name for alert in watch.check(state, 2.0)] == ["loss_spike"], (
+        "the detector has learned the baseline"
+    )

@@ -242,8 +242,8 @@ def test_frames_to_a_client_are_never_too_large(hub: HubProcess, client: Client,
 
 def test_a_low_bandwidth_client_can_still_steer(hub: HubProcess, fleet: Fleet, opened: Opened) -> None:
     client, newest = opened(Client(hub.endpoints.clients)), opened(Client(hub.endpoints.clients))
-    client.want(10.0, ranks=False, frame_bytes=4096)
-    newest.want(20.0)
+    client.set_subscription(10.0, ranks=False, frame_bytes=4096)
+    newest.set_subscription(20.0)
     for one in (client, newest):
         poll_until(one, lambda one=one: one.state.board and one.state.summaries, fleet.turn)
     assert len(client.state.hellos) == 4 and not client.state.steps and not client.state.pulses

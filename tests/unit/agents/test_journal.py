@@ -114,7 +114,7 @@ def test_changes_are_refused_until_the_journal_is_restored(tmp_path: Path) -> No
     until(lambda: tells("warning"))
     assert journal.propose("after", {"micro_batches": 2}).state == "accepted"
     told += journal.journal.take_events()
-    assert [event.level for event in told] == ["error", "warning"], "each is said once"
+    assert [event.level for event in told] == ["error", "warning"], "each event is reported once"
     journal.journal.close()
     assert states(journal.path) == {"before": "accepted", "after": "accepted"}
 

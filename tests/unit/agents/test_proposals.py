@@ -1,4 +1,4 @@
-"""Which proposals are accepted, and what a refused one is told."""
+"""Which proposals are accepted, and how others are refused."""
 
 import time
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_refused_at_once(
     refused = controller.propose("a", changes, base, expires)
     assert (refused.state, refused.revision, refused.settled) == ("rejected", 0, True)
     assert why in refused.why
-    assert controller.propose("b", EIGHT, 0, 7).revision == 1, "a refusal takes no revision"
+    assert controller.propose("b", EIGHT, 0, 7).revision == 1, "a refusal uses no revision"
 
 
 def test_a_refusal_fits_a_frame_with_any_number_of_knobs(controller: ControlHarness) -> None:

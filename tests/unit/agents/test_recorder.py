@@ -59,7 +59,7 @@ def test_a_resumed_run_is_found_at_its_later_pass(make_run: MakeRun) -> None:
     assert [summary.step for summary in replay.state.summaries] == list(range(16))
     assert newest - 30 < replay.seq < newest, "not where step 15 was first"
     replay.seek(replay.recording.at_step(25))
-    assert replay.state.summaries[-1].step == 25, "never reached again: as it was before"
+    assert replay.state.summaries[-1].step == 25, "not reached again, so the earlier value stays"
 
 
 def test_a_step_before_a_hub_restart_is_found(make_run: MakeRun) -> None:
@@ -91,7 +91,9 @@ def test_old_segments_are_thinned_then_deleted(make_run: MakeRun) -> None:
     thinned = [segment for segment in segments if segment.thinned]
     assert segments[: len(thinned)] == thinned, "the oldest first"
     whole = segments[len(thinned)]
-    assert digest_at(replay, whole.seq) == run.states[whole.seq], "what is whole begins whole"
+    assert digest_at(replay, whole.seq) == run.states[whole.seq], (
+        "a complete segment begins with a full snapshot"
+    )
     middle = thinned[len(thinned) // 2]
     replay.seek(replay.recording.at_seq(middle.seq))
     assert replay.thinned and not replay.state.steps, "no data, rather than old data"

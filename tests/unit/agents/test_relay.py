@@ -145,7 +145,7 @@ def test_a_full_outbox_keeps_the_newest_record_of_each_rank() -> None:
             outbox.put(Pulse(1, step, "forward", 0.0))
             outbox.put(make_hello(1, 100, step=step))
     assert len(outbox) <= PATIENCE
-    assert outbox.flush(lambda _: False) == 0, "nothing went out, so nothing is told"
+    assert outbox.flush(lambda _: False) == 0, "nothing was sent, so nothing is reported"
     sent: list[bytes] = []
     lost = outbox.flush(lambda frame: sent.append(frame) is None)
     messages = [message for frame in sent for message in codec.decode(frame)]
@@ -168,7 +168,7 @@ def test_records_of_invalid_ranks_are_bounded_too() -> None:
 
 
 class RankSide:
-    """Stands for the socket of a relay's ranks: keeps what the relay answers."""
+    """A stand-in for the socket to the ranks; it keeps the relay's answers."""
 
     def __init__(self) -> None:
         self.said: deque[Received] = deque()
@@ -185,7 +185,7 @@ class RankSide:
 
 
 class HubSide:
-    """Stands for a relay's socket to the hub: keeps what the relay sends."""
+    """A stand-in for the socket to the hub; it keeps the sent frames."""
 
     refusal = None
 
@@ -209,7 +209,7 @@ class HubSide:
 
 
 class Within:
-    """A relay's node by itself: what ranks say to it, and what it sends to the hub."""
+    """A relay `Node` alone: messages of ranks go in, messages to the hub come out."""
 
     def __init__(self) -> None:
         self.sockets, self._hub = RankSide(), HubSide()

@@ -42,7 +42,7 @@ def replayed(path: Path) -> dict[Place, list[bytes]]:
         steps = iter((False, True))
         replay.forward(lambda _, steps=steps: next(steps))
         now = (replay.epoch, replay.seq)
-        assert now not in states or now == before, "a segment's snapshot is the state as it was"
+        assert now not in states or now == before, "a segment's snapshot equals the state at that number"
         states[now] = digest(replay.state)
     return states
 

@@ -135,10 +135,10 @@ def test_the_log_keeps_the_hubs_order_when_its_clock_jumps() -> None:
     rebuilt = RunState()
     for update in state.replay():
         rebuilt.apply(update)
-    assert list(rebuilt.log()) == told, "also for who comes late"
+    assert list(rebuilt.log()) == told, "also for a late client"
     later = CommandState("a", 1, "rolled_back", {}, {}, "", 7.0)
     rebuilt.apply(later)
-    assert list(rebuilt.log()) == [*told[:1], *told[2:], later], "where it was told last"
+    assert list(rebuilt.log()) == [*told[:1], *told[2:], later], "at the position of its last publication"
 
 
 def test_recalled_events_are_merged_with_the_journals_commands() -> None:

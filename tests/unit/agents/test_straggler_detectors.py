@@ -68,7 +68,7 @@ def test_a_straggler_stays_one_until_well_below_the_limit() -> None:
 def test_in_a_stage_of_two_the_slower_rank_is_named() -> None:
     (found,) = watched_steps({2: 90.0}, world=4)
     assert found.ranks == (2,) and "against the other rank with the same work" in found.text
-    assert watched_steps({2: 75.0}, world=4) == [], "one figure says less than a median"
+    assert watched_steps({2: 75.0}, world=4) == [], "one value is less certain than a median"
 
 
 def test_a_rank_without_peers_is_compared_with_its_own_baseline() -> None:

@@ -128,7 +128,7 @@ def test_several_collapsed_layers_are_one_finding_that_names_the_worst() -> None
         "the router of layer 0 collapses: expert 0 gets 86% of the tokens, evenness 0.10"
     )
     assert collapse.text.endswith(
-        "; so do those of 7 more of 9 layers: layer 1 0.12, layer 2 0.14, layer 3 0.16, layer 4 0.18, and 3 more layers"
+        "; also in 7 more of 9 layers: layer 1 0.12, layer 2 0.14, layer 3 0.16, layer 4 0.18, and 3 more layers"
     )
     assert drops.text.startswith("8 of 9 layers drop tokens at this capacity: layer 7 13.0%, layer 6 12.0%")
 

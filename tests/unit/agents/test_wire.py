@@ -125,7 +125,7 @@ HOSTILE = {
     "not UTF-8": b"\x92\x01\x91\x94\xa4gone\x00\xc3\xa2\xff\xfe",
     "a kind that is no text": msgpack.packb([1, [[7, 1]]]),
     "no kind": msgpack.packb([1, [[]]]),
-    "unknown kind, and one that is malformed": msgpack.packb([1, [["shutdown", 1], ["gone", "one", True]]]),
+    "an unknown kind and a malformed message": msgpack.packb([1, [["shutdown", 1], ["gone", "one", True]]]),
     "more unknown kinds than anyone sends": msgpack.packb([1, [["x"]] * (codec.UNKNOWN + 1)]),
     "updates that are not alone": msgpack.packb([1, [["updates", "e", 1, [["x"]]]] * 2]),
     "more proposals than anyone asks": msgpack.packb([1, [["propose", "a", {}]] * 65]),
@@ -156,7 +156,7 @@ def test_any_bytes_decode_or_are_refused(frame: bytes) -> None:
 
 def test_another_version_is_refused_with_advice() -> None:
     with pytest.raises(WireError, match="protocol version 7, this side has 1; install the same release"):
-        codec.decode(msgpack.packb([7, "whatever it says then"]))
+        codec.decode(msgpack.packb([7, "whatever the error text is"]))
 
 
 def test_a_message_too_large_for_a_frame_is_not_packed() -> None:

@@ -1,4 +1,4 @@
-"""The headless commands against a real hub and four ranks that train at a thread's pace."""
+"""The headless commands against a real hub and four ranks that train in a thread."""
 
 import json
 import subprocess
@@ -139,7 +139,7 @@ def test_no_live_run(capsys: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_watch_into_a_pipe_that_closes() -> None:
-    """And headless commands load no Textual."""
+    """It also checks that headless commands do not import Textual."""
     command = (
         "import sys; from cockpit.cli.main import run; status = run(['watch', '--json']);"
         "sys.stderr.write(f'{status} {\"textual\" in sys.modules}')"

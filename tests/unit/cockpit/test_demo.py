@@ -14,7 +14,7 @@ WHY = "rank 1 failed: no [/space]\x1b[2J left"
 
 
 class FakeEngine:
-    """What the demo asks of its engine; `status` is what it ends with by itself, `stopped` when it is told to."""
+    """A stand-in for the engine process. `status`: exit status if it ends by itself; `stopped`: status after `stop`."""
 
     status: int | None = None
     stopped = 0
@@ -54,14 +54,16 @@ def test_a_failed_run_is_reported_and_fails(
 ) -> None:
     engine: Any = type("Failed", (FakeEngine,), {"status": status, "stopped": 1})
     assert run(monkeypatch, engine, failed=True) == (status or 1)
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "the run failed: rank 1 failed: no [/space] [2J left"
-    assert said[-1].startswith("the complete output of the engine is in ") and said[-1].endswith("engine.log")
+    screen_text = capsys.readouterr().err.splitlines()
+    assert screen_text[0] == "the run failed: rank 1 failed: no [/space] [2J left"
+    assert screen_text[-1].startswith("the complete output of the engine is in ") and screen_text[
+        -1
+    ].endswith("engine.log")
 
 
 def test_quitting_is_not_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, FakeEngine, failed=False) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("stopping the run ...") and not said.err
+    screen_text = capsys.readouterr()
+    assert screen_text.out.startswith("stopping the run ...") and not screen_text.err

@@ -1,4 +1,4 @@
-"""The two status lines: each rule applies when it should, and the gravest finding comes first."""
+"""The two status lines: each rule applies when it should, and the most severe problem comes first."""
 
 import math
 from collections.abc import Iterable
@@ -44,14 +44,14 @@ def store_with(run: FakeRun, extra: Iterable[Update] = (), age_s: float = 0.1) -
     ],
 )
 def test_diagnosis(extra: list[Update], level: Level, words: str) -> None:
-    said = diagnosis(store_with(FakeRun(oversubscribed=False), extra))
-    assert said.level is level
-    assert words in said.text
+    screen_text = diagnosis(store_with(FakeRun(oversubscribed=False), extra))
+    assert screen_text.level is level
+    assert words in screen_text.text
 
 
 def test_shared_cores_come_first_and_no_bubble_advice_is_given() -> None:
-    said = diagnosis(store_with(FakeRun()))
-    assert said.text == "8 ranks share 2 cores: bubbles and times are not those of a cluster"
+    screen_text = diagnosis(store_with(FakeRun()))
+    assert screen_text.text == "8 ranks share 2 cores: bubbles and times are not those of a cluster"
     with_finding = diagnosis(store_with(FakeRun(), HOT))
     assert with_finding.text.startswith("8 ranks share 2 cores")
     assert with_finding.text.endswith("its share")
@@ -89,9 +89,9 @@ def test_a_loss_that_is_not_finite_is_bad() -> None:
     summary = store.summary
     assert summary
     store.apply([structs.replace(summary, step=10, loss=math.nan)])
-    said = diagnosis(store)
-    assert said.level is Level.BAD
-    assert "since step 10" in said.text
+    screen_text = diagnosis(store)
+    assert screen_text.level is Level.BAD
+    assert "since step 10" in screen_text.text
     store.apply(structs.replace(summary, step=step, loss=math.nan) for step in range(11, 5000))
     assert "since step 10" in diagnosis(store).text, "long before the newest summaries"
     store.apply([structs.replace(summary, step=5000, loss=2.0)])
@@ -99,7 +99,7 @@ def test_a_loss_that_is_not_finite_is_bad() -> None:
 
 
 def test_stalls_and_stragglers_are_what_the_hub_alerts_on() -> None:
-    """The cockpit has no thresholds beside the hub's: without an alert, a long pulse or a slow rank is none."""
+    """The cockpit has no own thresholds for these: without an alert, a long pulse or a slow rank is no problem."""
     store = store_with(FakeRun(oversubscribed=False), LONG)
     assert status_word(store)[0] == "LIVE" and "rank" not in diagnosis(store).text
     store.apply(STALLED)
@@ -134,7 +134,7 @@ def test_the_status_line_sums_up_the_run() -> None:
         "0.1 s old",
     ):
         assert word in text
-    assert "MFU" not in text  # not known is not shown as a number
+    assert "MFU" not in text  # an unknown value is not shown as a number
 
 
 def test_an_error_of_the_source_comes_first() -> None:
@@ -144,9 +144,9 @@ def test_an_error_of_the_source_comes_first() -> None:
 
 
 def test_bubble_advice_needs_a_run_without_slow_ranks() -> None:
-    said = diagnosis(store_with(FakeRun(oversubscribed=False, slow_rank=None)))
-    assert (said.level, said.text[:12]) == (Level.WARN, "bubble-bound")
-    assert said.text.endswith(
+    screen_text = diagnosis(store_with(FakeRun(oversubscribed=False, slow_rank=None)))
+    assert (screen_text.level, screen_text.text[:12]) == (Level.WARN, "bubble-bound")
+    assert screen_text.text.endswith(
         "with 4 micro-batches · cockpit try micro_batches=8 measures whether more helps"
     )
 
@@ -154,15 +154,15 @@ def test_bubble_advice_needs_a_run_without_slow_ranks() -> None:
 def test_advice_that_a_trial_refuted_is_not_repeated() -> None:
     run = FakeRun(oversubscribed=False, slow_rank=None)
     measured: dict[str, object] = {"ratio": 2.9, "low": 2.7, "high": 3.1, "before": {"micro_batches": 4}}
-    said = diagnosis(store_with(run, [run.trial("t", "reverted", 8, **measured)])).text
-    assert "try micro_batches" not in said
-    assert said.endswith(
+    screen_text = diagnosis(store_with(run, [run.trial("t", "reverted", 8, **measured)])).text
+    assert "try micro_batches" not in screen_text
+    assert screen_text.endswith(
         "a trial of micro_batches 4→8 was not faster: step time +190.0% (95 %: +170.0% to +210.0%)"
     )
     for other in (
         run.trial(
             "t", "reverted", 8, before={"micro_batches": 4}
-        ),  # taken back by hand before it had measured
+        ),  # reverted by an operator before it had measured
         run.trial("t", "reverted", 2, **measured),
         run.trial("t", "reverted", 16, **(measured | {"before": {"micro_batches": 8}})),
         run.trial("t", "kept", 8, **measured),
@@ -184,8 +184,8 @@ def test_waiting_is_not_shown_as_good(exposed_ms: float, level: Level) -> None:
             structs.replace(record, step=step, step_ms=412.0, comm=waits)
             for record in list(store.state.steps.values())
         )
-    said = diagnosis(store)
-    assert (said.level, said.text.split()[-1]) == (level, f"{exposed_ms / 412:.0%}")
+    screen_text = diagnosis(store)
+    assert (screen_text.level, screen_text.text.split()[-1]) == (level, f"{exposed_ms / 412:.0%}")
 
 
 def test_a_failed_run_is_not_shown_as_good() -> None:
@@ -210,7 +210,7 @@ def test_an_earlier_failure_is_not_the_cause_of_this_end() -> None:
 
 
 def test_no_phase_takes_more_than_a_whole_step() -> None:
-    """A joined loop votes after what it reports as its step."""
+    """In a joined loop, the vote comes after the reported step."""
     store = Store(lambda: 100.0)
     store.apply([Hello(1, "r", 0, 1, {"dp": 0}, "n", 1, "cpu", "d", 0, 0, True)])
     store.apply([Step(0, 5, 1, 0, 2.0, {"forward": 2.0, "agree": 6.0}, None, {})])

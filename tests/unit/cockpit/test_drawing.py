@@ -1,4 +1,4 @@
-"""Lines, arrangements and curves: exact widths, every rank placed once, nothing missing drawn as zero."""
+"""Lines, grid layouts and curves: exact widths, every rank drawn once, no missing value drawn as zero."""
 
 import math
 
@@ -170,16 +170,16 @@ def test_no_line_crosses_missing_or_non_finite_steps() -> None:
     assert sum(row.count("✗") for row in broken) == 20
     assert not any(ord(glyph) > 0x2800 for row in broken for glyph in row[29:47])
     tenths = pictured(Segment([(step, 1.0) for step in range(0, 600, 10)]))
-    assert any(" " not in row[8:] for row in tenths[:-1]), "a loop that reports each tenth step has no gaps"
+    assert any(" " not in row[8:] for row in tenths[:-1]), "a loop that reports every tenth step has no gaps"
 
 
 def test_bucketed_ranges_are_marked() -> None:
     buckets = Segment([(step, float(step)) for step in range(0, 512, 8)], width=32)
     newest = Segment([(step, 1.0) for step in range(512, 600)])
     assert "╌ lowest and highest of 32 steps" in pictured(buckets, newest)[-1]
-    assert pictured(buckets, newest, width=38)[-1].count("╌") > 10, "no room for words"
+    assert pictured(buckets, newest, width=38)[-1].count("╌") > 10, "the text does not fit"
     assert "╌" not in pictured(Segment(buckets.points, width=8), newest)[-1], "finer than a column"
-    assert "╌" not in pictured(Segment(newest.points[:10]))[-1], "every step is there"
+    assert "╌" not in pictured(Segment(newest.points[:10]))[-1], "every step is drawn"
 
 
 @pytest.mark.parametrize("name", THEMES)
@@ -219,7 +219,7 @@ def experts_drawn(layers: list[LayerLoad], width: int, height: int) -> list[str]
 
 
 def test_a_shared_cell_shows_hottest_and_coldest_and_its_size() -> None:
-    """Expert 5 of layer 1 is dead, and shares its cell with the hottest of all."""
+    """Expert 5 of layer 1 is dead, and shares its cell with the hottest expert."""
     even = LayerLoad(0, [100] * 64, 0)
     odd = LayerLoad(1, [100] * 4 + [500, 0] + [100] * 58, 0)
     lines = experts_drawn([even, odd, even, even], 64, 3)
@@ -240,7 +240,9 @@ def test_a_shared_cell_shows_hottest_and_coldest_and_its_size() -> None:
     assert lines[1].endswith("4.78×  0.00×   0.0 % !")
     assert lines[2].endswith("1.00×  1.00×   0.0 %") and "╳" not in lines[2]
     wide = experts_drawn([even, odd, even, even], 120, 5)
-    assert wide[0].split()[:2] == ["64", "experts"] and "a cell" not in wide[0], "each has its own"
+    assert wide[0].split()[:2] == ["64", "experts"] and "a cell" not in wide[0], (
+        "each expert has its own cell"
+    )
     assert wide[2].count("╳") == 1
 
 

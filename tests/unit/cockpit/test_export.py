@@ -1,4 +1,4 @@
-"""Every export, read back by the library it is for."""
+"""Every export, read back by the library that uses it."""
 
 import contextlib
 import csv
@@ -36,7 +36,7 @@ def export(runs: Path, form: str, out: Path) -> Path:
 
 
 def test_every_kind_has_a_table() -> None:
-    told_before = {protocol.Recalled}  # a row of it would be there twice
+    told_before = {protocol.Recalled}  # a row of it would appear twice
     assert {*TABLES, protocol.Unknown} | told_before == set(get_args(protocol.Update))
 
 
@@ -44,7 +44,7 @@ def test_ndjson(runs: Path, capsys: Said) -> None:
     assert run(["export", str(runs / "r-1"), "--format", "ndjson"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     numbers = [line["hub_seq"] for line in lines]
-    assert numbers == list(range(1, len(lines) + 1)), "each update once, though there are many segments"
+    assert numbers == list(range(1, len(lines) + 1)), "each update once, despite many segments"
     assert [line["step"] for line in lines if line["kind"] == "summary"] == list(range(STEPS))
     assert lines[0]["kind"] == "hello" and lines[0]["facts"] == {"steps": STEPS}
 
@@ -53,7 +53,7 @@ def test_csv(runs: Path, tmp_path: Path) -> None:
     out = export(runs, "csv", tmp_path / "csv")
     tables = {path.stem: list(csv.DictReader(path.open())) for path in out.iterdir()}
     assert [int(row["step"]) for row in tables["steps"]] == list(range(STEPS))
-    assert tables["steps"][0]["mfu"] == "", "no data is nothing, never zero"
+    assert tables["steps"][0]["mfu"] == "", "a missing value is never zero"
     assert len(tables["ranks"]) == 2 * STEPS and tables["ranks"][0]["comm.dp.bytes"] == "1024"
     assert [(row["expert"], row["load"]) for row in tables["experts"]] == [("0", "3"), ("1", "5")]
     assert json.loads(tables["commands"][0]["changes"]) == {"micro_batches": 8}
@@ -94,7 +94,7 @@ def records_of(path: Path) -> Iterator[bytes]:
         size, kind = struct.unpack_from("<HB", data, at + 4)
         whole += data[at + 7 : at + 7 + size]
         at += 7 + size
-        if kind in (1, 4):  # whole, or the last of its parts
+        if kind in (1, 4):  # a full record, or the last of its parts
             yield whole
             whole = b""
 
@@ -130,9 +130,9 @@ def test_prometheus_file(runs: Path, tmp_path: Path) -> None:
     found = samples(export(runs, "prometheus", tmp_path / "run.prom").read_text())
     assert found["cockpit_loss",] == 2.0 and found["cockpit_step",] == STEPS - 1
     assert found["cockpit_rank_step_seconds", "1"] == 0.01
-    assert found["cockpit_rank_up", "1"] == 0.0, "it has said goodbye"
+    assert found["cockpit_rank_up", "1"] == 0.0, "the rank has said goodbye"
     assert found["cockpit_knob", "micro_batches"] == 4
-    assert ("cockpit_mfu_ratio",) not in found, "no data is no sample"
+    assert ("cockpit_mfu_ratio",) not in found, "a missing value has no sample"
 
 
 def test_prometheus_of_a_live_run(own_hub: HubProcess, opened: Opened, capsys: Said) -> None:
@@ -181,7 +181,7 @@ def test_a_gap_is_bridged_once(make_run: MakeRun) -> None:
     steps = [
         update.step for _, update in updates(Recording(run.path)) if isinstance(update, protocol.Summary)
     ]
-    assert steps == list(range(100)), "those of the gap are in the snapshot after it"
+    assert steps == list(range(100)), "the updates of the gap are in the snapshot after it"
 
 
 @pytest.mark.parametrize("form", [name for name, form in FORMATS.items() if form.needs])
@@ -194,9 +194,7 @@ def test_a_missing_library_names_the_extra(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, FORMATS[form].needs, None)
     assert run(["export", str(runs / "r-1"), "--format", form, "--out", str(tmp_path / "x")]) == 2
-    assert capsys.readouterr().err.endswith(
-        f"install it with pip install '{EXTRA}'\n"
-    )
+    assert capsys.readouterr().err.endswith(f"install it with pip install '{EXTRA}'\n")
 
 
 def test_an_output_that_cannot_be_written_gets_one_sentence(runs: Path, tmp_path: Path, capsys: Said) -> None:
@@ -229,7 +227,7 @@ def test_slow_scrapers_are_closed_and_block_no_others(monkeypatch: pytest.Monkey
         assert most <= before + 1 + scraping.CONNECTIONS
         for one in slow:
             with contextlib.suppress(ConnectionResetError):
-                assert one.recv(100) == b"", "it is closed, by whichever limit"
+                assert one.recv(100) == b"", "it is closed by one of the limits"
         with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=30) as answer:
             assert answer.status == 200
     finally:

@@ -1,4 +1,4 @@
-"""`cockpit keys`, and coming to a hub over TCP from the command line."""
+"""`cockpit keys`, and connections to a hub over TCP from the command line."""
 
 import json
 import time
@@ -36,7 +36,7 @@ def listen(folder: Path) -> HubProcess:
 
 
 def hub_file(folder: Path, after: str = "") -> HubFile:
-    """Of the hub that starts, not of the one with the epoch `after`."""
+    """The file of the hub that starts, not of the hub with the epoch `after`."""
     deadline = time.monotonic() + 15
     while True:
         assert time.monotonic() < deadline, "the hub did not start"
@@ -120,7 +120,7 @@ def test_the_hub_of_another_machine_is_found_in_the_shared_folder(
 
 
 def test_a_viewer_may_query_a_preview(hub: HubProcess, opened: Opened, capsys: Said) -> None:
-    """Over TCP, with no other key than a viewer's."""
+    """Over TCP, with only a viewer key."""
     found = hub_file(hub.folder)
     assert found.tcp is not None
     run(["keys", "make", "ann", "--role", "viewer"])
@@ -149,7 +149,7 @@ def test_a_hub_on_another_machine_is_reported_with_its_host(
 def test_a_recording_that_another_machine_writes_is_refused(
     hub: HubProcess, capsys: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its write-ahead log has an index in the memory of the machine that writes; when the run is over there is none."""
+    """The index of its write-ahead log is in the memory of the writing machine; after the run there is none."""
     hub_file(hub.folder)
     here = this_host()
     monkeypatch.setattr(hub_file_module, "this_host", lambda: "the-login-node")
@@ -182,5 +182,5 @@ def test_a_hub_that_cannot_listen_reports_it(
     assert process.process.wait(15) == 2
     said = capfd.readouterr().err
     assert said.startswith("the hub cannot start: ") and place in said and said.count("\n") == 1
-    assert not list(process.endpoints.directory.glob("*")), "no socket is left behind"
+    assert not list(process.endpoints.directory.glob("*")), "no socket remains"
     process.clean_up()

@@ -1,4 +1,4 @@
-"""Typed words to values, and what comes next on the board."""
+"""Parsing of typed values, and the next value for the arrow keys."""
 
 from pathlib import Path
 

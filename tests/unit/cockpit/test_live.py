@@ -1,4 +1,4 @@
-"""Read-only holds below the keys, and a live feed follows a hub through its restart."""
+"""Viewers are refused below the key layer, and a live source follows a hub through its restart."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def hub(tmp_path: Path) -> Iterator[HubProcess]:
 def until(true: Callable[[], object], turn: Callable[[], None]) -> None:
     deadline = time.monotonic() + 15
     while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         turn()
         time.sleep(0.02)
 
@@ -93,7 +93,9 @@ def test_answers_go_only_to_the_source_that_asked(hub: HubProcess) -> None:
         until(lambda: "q" in store.previews, fleet.turn)
         assert "do not support previews" in store.previews["q"].why
         assert not other.previews
-        operator.ask(Try("t" * 49, {"micro_batches": 8}, 4))  # too long a name: refused before it is sent
+        operator.ask(
+            Try("t" * 49, {"micro_batches": 8}, 4)
+        )  # the name is too long, so it is refused before it is sent
         until(lambda: other.denied, fleet.turn)
         assert list(other.denied) == ["t" * 49] and not other.state.trials
         operator.ask(Try("t", {"micro_batches": 8}, 4))

@@ -1,4 +1,4 @@
-"""What a chart shows of a long run: every spike, live, after a hub restart, and every step of a recording."""
+"""The charts of a long run: every spike live and after a hub restart, and every step of a recording."""
 
 import math
 import threading
@@ -51,7 +51,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spike_is_drawn(found: list[Segment]) -> bool:
-    """Whether the picture reaches far above the curve where the spike is, and nowhere else."""
+    """Whether the drawn line is far above the curve at the spike, and only there."""
     points = [point for one in found for point in one.points]
     assert (SPIKE, at(SPIKE).loss) in points
     width, height = 108, 21
@@ -70,7 +70,7 @@ def test_a_spike_of_one_step_is_drawn_live_and_in_a_replay(recorded: Path) -> No
     replay.seek(replay.recording.at_end())
     assert extent(replay.state) == (0, STEPS - 1)
     assert spike_is_drawn(segments(replay.state, "loss"))
-    watcher = RunState()  # what the hub sends to one who comes late
+    watcher = RunState()  # the snapshot that the hub sends to a late client
     for update in replay.state.replay():
         watcher.apply(update)
     assert spike_is_drawn(segments(watcher, "loss"))
@@ -83,7 +83,7 @@ def test_a_spike_of_one_step_is_drawn_after_a_hub_restart(recorded: Path) -> Non
         sequence.publish(update)
     deadline = time.monotonic() + DEADLINE_S
     while not recall.tick(0):  # it reads
-        assert time.monotonic() < deadline, "it did not come true in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.005)
     assert extent(sequence.state) == (0, STEPS)
     assert spike_is_drawn(segments(sequence.state, "loss"))
@@ -130,7 +130,7 @@ def until(store: Store, true: object) -> None:
             if true():  # type: ignore[operator]
                 return
         pause.wait(0.01)
-    raise AssertionError("it did not come true in time")
+    raise AssertionError("the condition did not become true in time")
 
 
 def test_a_replay_shows_every_step_of_a_view(played: Store) -> None:
@@ -174,7 +174,7 @@ def test_lines_join_consecutive_points() -> None:
     joined = [[step for step, _ in run] for run in polylines([old, new], 10.0)]
     assert joined == [[0, 5, 31, 32, 60, 63], [128, 129], [131, 132], [150]]
     assert [len(run) for run in polylines([old, new], 0.001)] == [8, 3], (
-        "narrower than a column: no gap is to be seen"
+        "the gap is narrower than a column, so it is not drawn"
     )
 
 
@@ -185,4 +185,4 @@ def test_a_view_stays_within_the_run() -> None:
     assert clamp(pan(view, -0.25), whole) == (125, 625)
     assert clamp(pan(view, 3), whole) == (500, 1000)
     assert clamp(zoom(view, 2), whole) is None
-    assert zoom((100, 101), 0.5) == (92, 109), "never fewer than some"
+    assert zoom((100, 101), 0.5) == (92, 109), "a view has at least MIN_STEPS"

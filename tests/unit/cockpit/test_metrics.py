@@ -1,4 +1,4 @@
-"""What the grid offers: vital signs where there are any, and nothing where there are none."""
+"""The metrics of the rank grid: only those with data."""
 
 import pytest
 from msgspec import structs
@@ -32,13 +32,13 @@ def test_vital_signs_are_offered_if_any_rank_has_them() -> None:
     metrics = {metric.key: metric for metric in available(store)}
     assert {"device", "device_memory", "power", "temperature"} <= set(metrics) and "clock" not in metrics
     readings = read(store, metrics["temperature"])
-    assert readings[1].value == 88.0 and readings[0].value is None  # no data is not zero
+    assert readings[1].value == 88.0 and readings[0].value is None  # missing data is not zero
     assert read(store, metrics["device_memory"])[1].value == 70.0
 
 
 @pytest.mark.parametrize(("ms", "level"), [(21.0, Level.GOOD), (42.0, Level.GOOD), (70.0, Level.WARN)])
 def test_a_phase_is_marked_only_if_it_matters_to_the_step(ms: float, level: Level) -> None:
-    """Of steps of 412 ms: twice 21 ms is 5 % of a step at most, and no mark is worth that."""
+    """In steps of 412 ms, a phase of 21 ms that takes twice as long adds 5 % at most, so it is not marked."""
     store, run = Store(), FakeRun(slow_rank=None, oversubscribed=False)
     store.apply(run.begin())
     for step in range(8):
@@ -72,7 +72,7 @@ def test_a_lost_rank_has_no_number_to_compare() -> None:
         ("", "in an unnamed operation"),
     ],
 )
-def test_the_inspector_shows_the_operation_of_a_rank(operation: str, said: str) -> None:
+def test_the_inspector_shows_the_operation_of_a_rank(operation: str, screen_text: str) -> None:
     store = store_with()
     store.apply([Pulse(1, 5, operation, 2000.0)])
     metric = available(store)[0]
@@ -96,7 +96,7 @@ def test_the_inspector_and_scripts_show_vital_signs() -> None:
 
 
 def pair(slow_ms: float, waits: bool = True) -> Store:
-    """Stages of two ranks, of which rank 3 works for `slow_ms` and the others for 60; each step takes 100 ms."""
+    """Stages of two ranks. Rank 3 works for `slow_ms` and the others for 60 ms; each step takes 100 ms."""
     store = Store()
     run = FakeRun(dp=1, ep=2, oversubscribed=False, slow_rank=None)
     store.apply(run.story(8))

@@ -1,4 +1,4 @@
-"""A run's folder in which something else lies where a file should: one sentence, and nothing waits for ever."""
+"""A run folder with devices or pipes in place of files: each command reports one sentence and does not block."""
 
 import os
 import resource
@@ -17,7 +17,7 @@ FILES = [HUB_FILE, RECORD_FILE, COMMANDS_FILE, FAILURE_FILE, f"{RECORD_FILE}-wal
 
 @pytest.fixture
 def bounded() -> Iterator[None]:
-    """A device without an end must not take all memory."""
+    """Limits the memory, because a device may never end."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, limits[1]))
     yield

@@ -1,4 +1,4 @@
-"""What is printed does not steer the terminal, whatever the run calls its things."""
+"""Printed text contains no control characters, whatever the names of the run are."""
 
 import json
 import re
@@ -20,7 +20,7 @@ ESCAPE = "\x1b[2J"
 
 @pytest.fixture(autouse=True)
 def picture(monkeypatch: pytest.MonkeyPatch) -> Store:
-    """What every headless command sees: a run whose names are hostile."""
+    """A run with hostile names, as every headless command loads it."""
     store, run = Store(lambda: 100.0), HostileRun(oversubscribed=False, slow_rank=None)
     store.apply(run.story(12, change_at=5))
     board = store.state.board
@@ -41,7 +41,7 @@ def picture(monkeypatch: pytest.MonkeyPatch) -> Store:
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
     found = capsys.readouterr()
-    lines = (found.out + found.err).split("\n")  # not splitlines, which would hide what ends a line elsewhere
+    lines = (found.out + found.err).split("\n")  # not splitlines, which also splits at other characters
     assert lines.pop() == ""
     assert [line for line in lines if not line.isprintable()] == []
     return lines
@@ -59,7 +59,7 @@ def test_snapshot_with_its_diagnosis(capsys: pytest.CaptureFixture[str], picture
     picture.state.alerts.clear()
     picture.state.trials.clear()
     assert picture.summary
-    picture.apply([structs.replace(picture.summary, step=13, bubble=0.1)])  # nothing to complain of
+    picture.apply([structs.replace(picture.summary, step=13, bubble=0.1)])  # no problem remains
     assert headless.snapshot("r", None, as_json=False) == 0
     assert "phase" in printed(capsys)[1]
 
@@ -81,7 +81,7 @@ def test_every_way_of_printing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_line_is_printed_through_the_printing_module() -> None:
-    """But a demo's screen, which is Textual's, and an export, whose bytes are a file's."""
+    """Except Textual's screen and the bytes of an export."""
     package = Path(cockpit.__file__).parent
     direct = re.compile(r"\bprint\(|std(out|err)\.write\(")
     found = {path.name for path in package.rglob("*.py") if direct.search(path.read_text())}

@@ -1,4 +1,4 @@
-"""The headless commands on a run that is over: its recording answers."""
+"""The headless commands on an ended run, which read its recording."""
 
 import json
 import random
@@ -76,7 +76,7 @@ def test_a_missing_position_or_run_gets_one_sentence(capsys: Said, words: list[s
 
 @pytest.fixture
 def damaged(runs: Path, tmp_path: Path) -> Path:
-    """A folder of runs with a copy of `r-1` in it, to be damaged."""
+    """A folder of runs with a copy of `r-1` that a test may damage."""
     (tmp_path / "r-1").mkdir()
     shutil.copy(runs / "r-1" / "run.db", tmp_path / "r-1")
     return tmp_path
@@ -104,7 +104,7 @@ def test_a_flipped_bit_changes_nothing_or_is_reported(
             silent.append(bit)
         kept += len(told.out.splitlines()) > 0.5 * len(whole.splitlines())
     assert not silent, silent
-    assert kept > 30, "what is not damaged is shown"
+    assert kept > 30, "the undamaged part is shown"
 
 
 def test_a_recording_that_ends_too_early_is_reported(

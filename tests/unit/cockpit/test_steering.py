@@ -1,4 +1,4 @@
-"""preview, try, undo and log against a real hub; and a hub that is killed just before it is asked."""
+"""preview, try, undo and log against a real hub, also one that is killed just before the request."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""The store: what it derives, when it goes stale, and that a snapshot is a new beginning."""
+"""The store: derived values, staleness, and replacement by a snapshot."""
 
 import math
 
@@ -147,7 +147,7 @@ def test_1024_ranks() -> None:
 
 
 def test_ranks_that_report_in_turn_all_count_as_reporting() -> None:
-    """At 20 ms a step records of two ranks are several steps apart when they come."""
+    """With steps of 20 ms, records of two ranks arrive several steps apart."""
     store = Store(lambda: 0.0)
     run = FakeRun(pp=1, dp=2, tp=1, ep=1)
     store.apply(run.story(3))
@@ -157,7 +157,7 @@ def test_ranks_that_report_in_turn_all_count_as_reporting() -> None:
     store.apply([structs.replace(records[0], step=100), structs.replace(records[1], step=60)])
     assert store.coverage() == "2/2"
     store.apply([structs.replace(records[0], step=111)])
-    assert store.coverage() == "1/2", "a second later it has fallen behind"
+    assert store.coverage() == "1/2", "a second later it no longer counts as reporting"
     store.apply([structs.replace(summary, step=200, step_ms=2000.0)])
     store.apply([structs.replace(records[0], step=200), structs.replace(records[1], step=198)])
     assert store.coverage() == "1/2"
@@ -169,7 +169,7 @@ def test_the_log_is_computed_once_for_all_panels() -> None:
     once = log_entries(store)
     assert log_entries(store) is once
     store.apply(FakeRun().step(21))
-    assert log_entries(store) is once, "nothing of it is in the log"
+    assert log_entries(store) is once, "none of it is in the log"
     store.apply([Event(1.0, "info", "hub", "now")])
     assert [entry.text for entry in log_entries(store) if entry not in once] == ["now"]
 

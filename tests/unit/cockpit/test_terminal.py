@@ -1,4 +1,4 @@
-"""A terminal that is gone ends the cockpit and never blocks it."""
+"""A closed terminal ends the cockpit and never blocks it."""
 
 from io import StringIO
 
@@ -20,7 +20,7 @@ def test_writes_to_a_lost_terminal_are_dropped_and_reported_once() -> None:
     writer.start()
     for _ in range(
         10 * MAX_QUEUED_WRITES
-    ):  # a dead writer thread would block the first that finds the queue full
+    ):  # a dead writer thread would block the first write to a full queue
         writer.write("x")
     writer.stop()
     assert lost == [True]

@@ -55,10 +55,10 @@ class ScriptedSource:
 
     def answer(self, *estimates: Estimate, number: int = -1, why: str = "", neutral: bool = True) -> None:
         """Answer the newest preview query, or the one with this number."""
-        question = self.queries[number]
-        screen_text = Previewed(question.id, question.changes, 0, why, neutral, list(estimates))
+        query = self.queries[number]
+        answer = Previewed(query.id, query.changes, 0, why, neutral, list(estimates))
         with self._store.lock:
-            self._store.set_answers({**self._store.previews, question.id: screen_text}, self._store.denied)
+            self._store.set_answers({**self._store.previews, query.id: answer}, self._store.denied)
 
     def deny(self, id: str, why: str) -> None:
         with self._store.lock:

@@ -54,16 +54,16 @@ def test_a_failed_run_is_reported_and_fails(
 ) -> None:
     engine: Any = type("Failed", (FakeEngine,), {"status": status, "stopped": 1})
     assert run(monkeypatch, engine, failed=True) == (status or 1)
-    screen_text = capsys.readouterr().err.splitlines()
-    assert screen_text[0] == "the run failed: rank 1 failed: no [/space] [2J left"
-    assert screen_text[-1].startswith("the complete output of the engine is in ") and screen_text[
-        -1
-    ].endswith("engine.log")
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[0] == "the run failed: rank 1 failed: no [/space] [2J left"
+    assert printed[-1].startswith("the complete output of the engine is in ") and printed[-1].endswith(
+        "engine.log"
+    )
 
 
 def test_quitting_is_not_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, FakeEngine, failed=False) == 0
-    screen_text = capsys.readouterr()
-    assert screen_text.out.startswith("stopping the run ...") and not screen_text.err
+    printed = capsys.readouterr()
+    assert printed.out.startswith("stopping the run ...") and not printed.err

@@ -44,14 +44,14 @@ def store_with(run: FakeRun, extra: Iterable[Update] = (), age_s: float = 0.1) -
     ],
 )
 def test_diagnosis(extra: list[Update], level: Level, words: str) -> None:
-    screen_text = diagnosis(store_with(FakeRun(oversubscribed=False), extra))
-    assert screen_text.level is level
-    assert words in screen_text.text
+    found = diagnosis(store_with(FakeRun(oversubscribed=False), extra))
+    assert found.level is level
+    assert words in found.text
 
 
 def test_shared_cores_come_first_and_no_bubble_advice_is_given() -> None:
-    screen_text = diagnosis(store_with(FakeRun()))
-    assert screen_text.text == "8 ranks share 2 cores: bubbles and times are not those of a cluster"
+    found = diagnosis(store_with(FakeRun()))
+    assert found.text == "8 ranks share 2 cores: bubbles and times are not those of a cluster"
     with_finding = diagnosis(store_with(FakeRun(), HOT))
     assert with_finding.text.startswith("8 ranks share 2 cores")
     assert with_finding.text.endswith("its share")
@@ -89,9 +89,9 @@ def test_a_loss_that_is_not_finite_is_bad() -> None:
     summary = store.summary
     assert summary
     store.apply([structs.replace(summary, step=10, loss=math.nan)])
-    screen_text = diagnosis(store)
-    assert screen_text.level is Level.BAD
-    assert "since step 10" in screen_text.text
+    found = diagnosis(store)
+    assert found.level is Level.BAD
+    assert "since step 10" in found.text
     store.apply(structs.replace(summary, step=step, loss=math.nan) for step in range(11, 5000))
     assert "since step 10" in diagnosis(store).text, "long before the newest summaries"
     store.apply([structs.replace(summary, step=5000, loss=2.0)])
@@ -144,9 +144,9 @@ def test_an_error_of_the_source_comes_first() -> None:
 
 
 def test_bubble_advice_needs_a_run_without_slow_ranks() -> None:
-    screen_text = diagnosis(store_with(FakeRun(oversubscribed=False, slow_rank=None)))
-    assert (screen_text.level, screen_text.text[:12]) == (Level.WARN, "bubble-bound")
-    assert screen_text.text.endswith(
+    found = diagnosis(store_with(FakeRun(oversubscribed=False, slow_rank=None)))
+    assert (found.level, found.text[:12]) == (Level.WARN, "bubble-bound")
+    assert found.text.endswith(
         "with 4 micro-batches · cockpit try micro_batches=8 measures whether more helps"
     )
 
@@ -154,9 +154,9 @@ def test_bubble_advice_needs_a_run_without_slow_ranks() -> None:
 def test_advice_that_a_trial_refuted_is_not_repeated() -> None:
     run = FakeRun(oversubscribed=False, slow_rank=None)
     measured: dict[str, object] = {"ratio": 2.9, "low": 2.7, "high": 3.1, "before": {"micro_batches": 4}}
-    screen_text = diagnosis(store_with(run, [run.trial("t", "reverted", 8, **measured)])).text
-    assert "try micro_batches" not in screen_text
-    assert screen_text.endswith(
+    found = diagnosis(store_with(run, [run.trial("t", "reverted", 8, **measured)])).text
+    assert "try micro_batches" not in found
+    assert found.endswith(
         "a trial of micro_batches 4→8 was not faster: step time +190.0% (95 %: +170.0% to +210.0%)"
     )
     for other in (
@@ -184,8 +184,8 @@ def test_waiting_is_not_shown_as_good(exposed_ms: float, level: Level) -> None:
             structs.replace(record, step=step, step_ms=412.0, comm=waits)
             for record in list(store.state.steps.values())
         )
-    screen_text = diagnosis(store)
-    assert (screen_text.level, screen_text.text.split()[-1]) == (level, f"{exposed_ms / 412:.0%}")
+    found = diagnosis(store)
+    assert (found.level, found.text.split()[-1]) == (level, f"{exposed_ms / 412:.0%}")
 
 
 def test_a_failed_run_is_not_shown_as_good() -> None:

@@ -64,7 +64,7 @@ def test_a_lost_rank_has_no_number_to_compare() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "said"),
+    ("operation", "shown"),
     [
         (PAUSED, "paused"),
         ("waiting for the snapshot", "waiting for the snapshot"),
@@ -72,12 +72,12 @@ def test_a_lost_rank_has_no_number_to_compare() -> None:
         ("", "in an unnamed operation"),
     ],
 )
-def test_the_inspector_shows_the_operation_of_a_rank(operation: str, screen_text: str) -> None:
+def test_the_inspector_shows_the_operation_of_a_rank(operation: str, shown: str) -> None:
     store = store_with()
     store.apply([Pulse(1, 5, operation, 2000.0)])
     metric = available(store)[0]
     doing = inspector(store, metric, read(store, metric), 1, palette("cockpit-dark"))[-1]
-    assert doing.strip(doing.width, Style()).text == f"{said} for 2.0 s"
+    assert doing.strip(doing.width, Style()).text == f"{shown} for 2.0 s"
 
 
 def test_the_inspector_and_scripts_show_vital_signs() -> None:

@@ -26,13 +26,13 @@ def test_the_hugging_face_model_has_equal_sizes(name: str) -> None:
 
 def test_rows_of_the_table() -> None:
     layout = load(ROOT / "layouts/dense-1b.toml")
-    told = {"device": "NVIDIA H200", "ms": 500.0, "bytes": 3 * 2**30}
+    measured = {"device": "NVIDIA H200", "ms": 500.0, "bytes": 3 * 2**30}
     flops = 6 * 32768 * (parameter_count(layout.model) - 32768 * 2048 - 33 * 2048 + 16 * 2048 * 2048)
     assert (
-        row(layout, OURS, told)
+        row(layout, OURS, measured)
         == f"| dense-1b | ours | 500.0 | 65,536 | {flops / 0.5 / 989.4e12:.1%} | 3.0 |"
     )
-    assert row(layout, OURS, told | {"device": "cpu"}) == "| dense-1b | ours | 500.0 | 65,536 | · | 3.0 |"
+    assert row(layout, OURS, measured | {"device": "cpu"}) == "| dense-1b | ours | 500.0 | 65,536 | · | 3.0 |"
     assert row(layout, OURS, {"why": "out of memory"}) == "| dense-1b | ours | out of memory | | | |"
 
 
@@ -40,7 +40,7 @@ def test_rows_of_the_table() -> None:
 def test_one_configuration_on_the_cpu() -> None:
     command = [sys.executable, "-m", "tests.bench.gpu", OURS, "layouts/moe-1b.toml", *TINY]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout.splitlines()[-1])
+    measured = json.loads(done.stdout.splitlines()[-1])
     if not torch.cuda.is_available():
-        assert told["device"] == "cpu"
-    assert told["ms"] > 0 and told["bytes"] > 0
+        assert measured["device"] == "cpu"
+    assert measured["ms"] > 0 and measured["bytes"] > 0

@@ -166,7 +166,7 @@ class Client:
     def start_trial(
         self, changes: Mapping[str, Value], steps: int, who: str | None = None, reason: str = "", id: str = ""
     ) -> str:
-        """Start a trial of one knob over so many steps, and return its id; see `state.trials`."""
+        """Start a trial of one knob, with `steps` steps before and after, and return its id (see `state.trials`)."""
         return self.request(Try(id or os.urandom(8).hex(), dict(changes), steps, who or whoami(), reason))
 
     def decide(self, trial: str, keep: bool, who: str | None = None) -> None:

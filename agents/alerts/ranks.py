@@ -87,7 +87,7 @@ class Stall:
         if waiting:
             parts.append(f"{len(waiting)} of {state.world} ranks {_in(shown.doing)}")
         last_pulse = state.pulses.get(missing[0], shown)
-        why = "not heard, at last" if silent else "not arrived:"
+        why = "not heard, last" if silent else "not arrived:"
         parts.append(f"{names_of(state, missing)} {why} in {last_pulse.doing or 'an unnamed operation'}")
         evidence: dict[str, Value] = {
             "limit_s": round(limit_s, 1),

@@ -121,7 +121,7 @@ class Ingest:
                 if connection is None or not connection.relay:
                     return answers
             elif connection is None and isinstance(message, Unknown) and message.why:
-                raise WireError(f"not a frame of ours: {message.why}")
+                raise WireError(f"not a frame of this protocol: {message.why}")
             elif connection is None:
                 # The hub has restarted, or the rank was given up: ask for its hello, once per frame.
                 return [Welcome(self._update_log.epoch)]

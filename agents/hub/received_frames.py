@@ -1,4 +1,4 @@
-"""Frames that a hub receives: drained from its sockets in fair shares, checked against the peer's role, and passed to
+"""Frames that a hub receives: read with a limit per socket, checked against the peer's role, and passed to
 `Ingest` (from ranks) or `ClientRequests` (from clients)."""
 
 import time

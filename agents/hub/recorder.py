@@ -46,7 +46,7 @@ class Limits:
 
     @classmethod
     def of(cls, megabytes: int) -> "Limits | None":
-        """Limits for so many MB (10**6 bytes) of full segments; None for no recording."""
+        """Limits for `megabytes` (10**6 bytes) of full segments; None for no recording."""
         if megabytes <= 0:
             return None
         size = megabytes * 10**6

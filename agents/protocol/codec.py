@@ -207,7 +207,7 @@ def _decode(received: bytes | memoryview, strictly: bool) -> list[AnyMessage]:
         check_changes(messages, head.messages)
         return messages
     except _UNREADABLE as error:
-        raise WireError(f"not a frame of ours: {_short(str(error))}") from None
+        raise WireError(f"not a frame of this protocol: {_short(str(error))}") from None
 
 
 def _short(why: str) -> str:

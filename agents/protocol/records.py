@@ -234,7 +234,7 @@ class Alert(Message, frozen=True):
 
 
 class Gone(Message, frozen=True):
-    """A rank is lost, or has left in order (`clean`)."""
+    """A rank is lost, or has left cleanly (`clean`)."""
 
     rank: Rank
     clean: bool

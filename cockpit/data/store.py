@@ -259,7 +259,7 @@ class Store:
 
     @property
     def not_lost(self) -> list[int]:
-        """Ranks that have joined and were not lost; a rank that left in order keeps its last record."""
+        """Ranks that have joined and were not lost; a rank that left cleanly keeps its last record."""
         gone = self.state.gone
         return [rank for rank in self.state.hellos if rank not in gone or gone[rank].clean]
 

@@ -16,7 +16,7 @@ from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_hello, make_st
 pytestmark = pytest.mark.xdist_group("malformed_frames")  # its tests share a fixture
 
 DEEP = b"\x91" * 200_000 + b"\xc0"
-NOT_OURS = "not a frame of ours: "
+NOT_OURS = "not a frame of this protocol: "
 
 
 def packed(*message: object) -> bytes:

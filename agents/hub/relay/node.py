@@ -150,7 +150,7 @@ class Node:
                     return
             rank = self._by_peer.get(peer)
             if rank is None and isinstance(message, Unknown) and message.why:
-                self._send_to([peer], Refused(protocol.clip(f"not a frame of ours: {message.why}")))
+                self._send_to([peer], Refused(protocol.clip(f"not a frame of this protocol: {message.why}")))
                 return
             if rank is None:
                 self._send_to([peer], Welcome(self._epoch))

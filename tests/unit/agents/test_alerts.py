@@ -136,7 +136,7 @@ def test_queued_alerts_are_sent_at_the_end_within_a_limit(tmp_path: Path) -> Non
     notifier = Notifier("r", f"sh -c 'cat >/dev/null; echo sent >>{heard}'")
     for _ in range(3):
         notifier.notify(ALERT)
-    assert notifier.close() == [] and heard.read_text() == "told\n" * 3
+    assert notifier.close() == [] and heard.read_text() == "sent\n" * 3
     hangs = Notifier("r", "sleep 2")
     hangs.notify(ALERT)
     assert hangs.close(0.05) == ["sleep did not receive the last alerts within 0.05 s"]

@@ -112,7 +112,7 @@ def test_the_same_id_twice_asks_once(client: Client, fleet: Fleet) -> None:
 
 
 def test_an_unencodable_request_is_a_value_error(client: Client) -> None:
-    with pytest.raises(ValueError, match="not a frame of ours"):
+    with pytest.raises(ValueError, match="not a frame of this protocol"):
         client.propose({"x" * 65: 1})
 
 
@@ -131,7 +131,7 @@ def test_malformed_frames_at_both_sockets_affect_nobody(
         peer = opened(Peer(endpoint))
         peer.dealer.send(b"\x91" * 60_000)
         refused = peer.hear(Refused)
-        assert isinstance(refused, Refused) and "not a frame of ours" in refused.why
+        assert isinstance(refused, Refused) and "not a frame of this protocol" in refused.why
         peer.dealer.send(msgpack.packb([7, []]))
         assert "protocol version 7, this side has 1" in peer.hear(Refused).why  # type: ignore[union-attr]
         peer.dealer.send_multipart([b"one", b"two"])

@@ -224,7 +224,7 @@ class Within:
         self._node.turn(now)
 
     def batch(self) -> list[protocol.AnyMessage]:
-        """What the hub has got since the last call."""
+        """The messages that the hub received since the last call."""
         batch, self._hub.sent = self._hub.sent, []
         return batch
 
@@ -288,7 +288,7 @@ def test_a_relay_reports_malformed_messages() -> None:
     bad = make_hello(0, 4, coords={"x" * 70: 1})
     node.say(b"p", bad)
     ((_, answer),) = node.sockets.answers
-    assert isinstance(answer, Refused) and "not a frame of ours" in answer.why
+    assert isinstance(answer, Refused) and "not a frame of this protocol" in answer.why
     node.say(b"p", make_hello(0, 4), bad, bad)
     told = [event for event in node.batch() if isinstance(event, Event)]
     assert len(told) == 1 and "an invalid hello" in told[0].text and told[0].source == "rank 0"

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Callable
 
-from cockpit.data.connection import CockpitError
+from cockpit.data.sources.connection import CockpitError
 
 Options = argparse.Namespace
 Call = Callable[[Options], int]

@@ -13,8 +13,8 @@ from agents.requests import Request
 from agents.rundir.hub_file import read_hub_file
 from agents.rundir.runs import RunError
 from cockpit.data import format
-from cockpit.data.connection import CockpitError, runs_dir
 from cockpit.data.diagnosis import diagnosis
+from cockpit.data.sources.connection import CockpitError, runs_dir
 from cockpit.data.sources.engine_process import EngineProcess
 from cockpit.data.sources.live import LiveSource
 from cockpit.data.sources.source import ViewerError, faults_reported

@@ -6,10 +6,10 @@ from agents.protocol import Summary
 from agents.recording.format import RecordingError
 from cockpit.cli.exit_status import DONE, FAILED
 from cockpit.data import format, plain
-from cockpit.data.connection import CockpitError, Connection
 from cockpit.data.diagnosis import LOST, diagnosis
 from cockpit.data.metrics import OWN_TIME, STEP_TIME, read
 from cockpit.data.run_log import log_entries
+from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.data.sources.recorded import is_over, load_snapshot, open_recording, run_history
 from cockpit.data.status import status_fields, status_word
 from cockpit.data.store import LinkState, Store

@@ -12,7 +12,7 @@ from agents.transport.roles import Role
 from cockpit.cli.commands import OWN_PARSER, Options
 from cockpit.cli.exit_status import FAILED, INTERRUPTED, READER_LEFT, USAGE
 from cockpit.cli.parser import parser
-from cockpit.data.connection import CockpitError
+from cockpit.data.sources.connection import CockpitError
 from cockpit.printing import complain
 
 SCREEN_NEEDS = ("textual", "plotext")  # libraries that headless commands do not import

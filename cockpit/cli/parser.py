@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from agents.protocol import MOST_TRIAL_STEPS
 from cockpit.cli import commands
 from cockpit.cli.commands import HEADLESS
-from cockpit.data.connection import CockpitError
+from cockpit.data.sources.connection import CockpitError
 from cockpit.knobs.values import TRIAL_STEPS
 
 TARGET = "name, folder, or ipc:// or tcp:// URL of the run"
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         command = table.add_parser(name, help=about, description=about)
         _add_headless(name, command)
         command.set_defaults(call=call)
-    from cockpit.cli.keys import add_to
+    from cockpit.cli.curve_keys import add_to
 
     add_to(table.add_parser("keys", help="make, list and revoke keys for hubs over TCP"))
     hub = table.add_parser("hub", add_help=False, help="run a hub for ranks that are started separately")

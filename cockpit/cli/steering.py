@@ -10,8 +10,8 @@ from agents.protocol import CommandState, Estimate, KnobState, Previewed, TrialS
 from agents.waiting import RunOverError, wait_for_command, wait_for_preview, wait_for_trial
 from cockpit.cli.exit_status import DONE, FAILED, REFUSED
 from cockpit.data import format, plain
-from cockpit.data.connection import CockpitError, Connection
 from cockpit.data.outcomes import trial_text
+from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.knobs.values import NEUTRAL, fit, only_value, split_change
 from cockpit.printing import complain, print_json, print_line, print_table
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from agents.recording.format import RecordingError
 from agents.transport.addresses import every_address
 from cockpit.data import format
-from cockpit.data.connection import CockpitError
+from cockpit.data.sources.connection import CockpitError
 from cockpit.data.sources.recorded import folder_of, open_recording
 from cockpit.printing import print_json, print_line, report_missing
 

@@ -15,7 +15,7 @@ from agents.protocol import Step, Summary, Vitals
 from agents.recording.reader import Recording
 from agents.recording.replay import Replay
 from agents.state.run_state import RunState
-from cockpit.data.connection import CockpitError, Connection
+from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.data.store import LinkState, Store
 from cockpit.export.files import output
 from cockpit.export.scraping import ScrapeServer

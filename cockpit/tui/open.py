@@ -1,6 +1,6 @@
 """Open the screen for the commands `attach` and `replay`; errors are reported before Textual takes the terminal."""
 
-from cockpit.data.connection import CockpitError, address, target
+from cockpit.data.sources.connection import CockpitError, address, target
 from cockpit.data.sources.recorded import find_position, folder_of, open_recording
 from cockpit.data.store import Store
 from cockpit.printing import complain

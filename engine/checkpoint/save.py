@@ -1,4 +1,4 @@
-"""Saves and restores a run with torch.distributed.checkpoint. Saves run in the background (asynchronous checkpointing).
+"""Saves a run with torch.distributed.checkpoint. Saves run in the background (asynchronous checkpointing).
 
 A save copies the state to host memory between two steps. A thread with its own process group writes the copy while the
 next steps run. Training waits only if the previous save has not finished when the next save starts.
@@ -15,17 +15,14 @@ from typing import Literal
 import torch.distributed as dist
 from msgspec import structs
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from agents.protocol import Ack, Changes, clip
-from engine.checkpoint.manifest import PARTIAL, Checkpoint, Manifest, folder_name
-from engine.checkpoint.state import State
-from engine.checkpoint.storage import Planner, Reader, Writer
+from engine.checkpoint.layout_independent_state import State
+from engine.checkpoint.manifest import PARTIAL, Manifest, folder_name
+from engine.checkpoint.storage import Writer, first_line
 from engine.checkpoint.writing import prune, remove, remove_partial, seal
 from engine.config.layout import CheckpointSettings as Settings
-from engine.config.refusal import RefusedError
 
 REPORT_EVERY_S = 5.0  # how often a rank reports that it waits for a save
 
@@ -44,20 +41,6 @@ class Saved:
         if self.why:
             return f"the checkpoint of step {self.step} was not saved: {self.why}; training continues"
         return f"checkpoint of step {self.step}: {self.folder}, {self.bytes / 2**20:.1f} MiB in {self.seconds:.1f} s"
-
-
-def restore(checkpoint: Checkpoint, state: State) -> None:
-    """Load the state in `checkpoint`, which may have been saved in another layout. Collective over all ranks.
-
-    Raises RefusedError on all ranks if the checkpoint cannot be read or has another model.
-    """
-    group = dist.new_group(backend="gloo")
-    reader = Reader(checkpoint.folder, checkpoint.manifest.files)
-    try:
-        load(state.tensors(), storage_reader=reader, planner=Planner(), process_group=group)
-    except CheckpointException as error:
-        raise RefusedError(f"cannot resume from {checkpoint.folder}: {_first_line(error)}") from None
-    state.update_tied_copies()
 
 
 class Checkpoints:
@@ -154,7 +137,7 @@ class Checkpoints:
         try:
             sums = self.write(tensors, partial)
         except BaseException as error:  # noqa: BLE001 - torch's CheckpointException is not an Exception
-            why = _first_line(error)
+            why = first_line(error)
         try:
             by_rank: list[tuple[dict[str, int], str]] = [({}, "")] * dist.get_world_size()
             dist.all_gather_object(by_rank, (sums, why), group=self._group)
@@ -165,12 +148,12 @@ class Checkpoints:
                     size = sum(seal(partial, manifest, known).manifest.files.values())
                     prune(self.checkpoints_dir, self._settings.keep)
                 except OSError as error:
-                    why = _first_line(error)
+                    why = first_line(error)
             result = [why]
             dist.broadcast_object_list(result, src=0, group=self._group)
             why = result[0]
         except Exception as error:  # noqa: BLE001 - another rank has died
-            why = why or _first_line(error)
+            why = why or first_line(error)
         if why and self._leads:
             remove(partial)
         self._newest = Saved(manifest.step, folder, time.monotonic() - start, size, why)
@@ -214,12 +197,3 @@ class SaveAcks:
                 state: Literal["applied", "rejected"] = "rejected" if alone else "applied"
                 ack = structs.replace(ack, state=state, why=clip(str(saved)))
             self._settle(ack)
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of an error. If torch collected errors of several ranks, the error of the first failed rank."""
-    failures = getattr(error, "failures", None)
-    if failures:
-        rank, (cause, _) = next(iter(failures.items()))
-        return f"rank {rank}: {cause}"
-    return str(error).partition("\n")[0] or type(error).__name__

@@ -217,3 +217,12 @@ def _done(value: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(value)
     return future
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error. If torch collected errors of several ranks, the error of the first failed rank."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        rank, (cause, _) = next(iter(failures.items()))
+        return f"rank {rank}: {cause}"
+    return str(error).partition("\n")[0] or type(error).__name__

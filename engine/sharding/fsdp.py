@@ -20,8 +20,8 @@ from engine.model.transformer import Block, Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.local_shards import local_shard
 from engine.parallel.mesh import World
-from engine.sharding.fsdp_probe import probe
-from engine.sharding.gradient_reductions import FsdpUnit, GradientReductions
+from engine.sharding.fsdp_check import probe
+from engine.sharding.fsdp_hooks import FsdpUnit, GradientReductions
 
 EMBEDDING = "embedding.weight"
 

@@ -10,11 +10,12 @@ import torch
 
 from agents.protocol import CHECKPOINT_STEP, Ack, Changes, Event, Facts
 from agents.rank.agent import Agent
+from engine.checkpoint.layout_independent_state import State
 from engine.checkpoint.manifest import Applied, Manifest
 from engine.checkpoint.reading import read
+from engine.checkpoint.restore import restore
 from engine.checkpoint.resume import other_data
-from engine.checkpoint.save import Checkpoints, SaveAcks, Saved, restore
-from engine.checkpoint.state import State
+from engine.checkpoint.save import Checkpoints, SaveAcks, Saved
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.control.vote import LEADER

@@ -11,7 +11,7 @@ from agents.rundir.runs import COMMANDS_FILE, RECORD_FILE
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
-from tests.unit.agents.test_replay import recorded
+from tests.unit.agents.recording.test_replay import recorded
 
 
 def test_removed_sockets_and_hub_file_are_restored(own_hub: HubProcess, opened: Opened) -> None:

@@ -20,7 +20,7 @@ from agents.waiting import wait_for_command
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import SOURCE, Fleet, HubProcess, poll_until
-from tests.unit.agents.test_replay import recorded
+from tests.unit.agents.recording.test_replay import recorded
 
 
 def events(client: Client) -> list[str]:

@@ -6,7 +6,7 @@ from agents.protocol import Ack, Command, Legal
 from agents.rank.knob_board import Knob, KnobBoard, Values
 from engine.control.vote import KnobVote
 from engine.parallel.collectives import AsyncCollective
-from tests.unit.engine.thread_axis import ThreadAxis, on_each
+from tests.unit.engine.parallel.thread_axis import ThreadAxis, on_each
 
 
 class Ballot(ThreadAxis):

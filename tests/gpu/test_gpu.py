@@ -15,8 +15,8 @@ from engine.metering.clocks import CLOCKS
 from engine.parallel.context_parallel import ATTENTION_METHODS
 from engine.planner.hardware import peak_flops
 from tests.ranks.cases import SMALL
-from tests.unit.engine.test_context_parallel import near_the_truth
-from tests.unit.engine.test_layout import DEMO
+from tests.unit.engine.config.test_layout import DEMO
+from tests.unit.engine.parallel.test_context_parallel import near_the_truth
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs a GPU and NCCL"

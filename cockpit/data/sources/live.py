@@ -7,7 +7,7 @@ from agents.client import Client
 from agents.protocol import Preview
 from agents.requests import Request
 from agents.transport.curve_keys import Key
-from cockpit.data.connection import MANY_RANKS, MANY_RANKS_HZ, request_low_bandwidth
+from cockpit.data.sources.connection import MANY_RANKS, MANY_RANKS_HZ, request_low_bandwidth
 from cockpit.data.sources.source import ViewerError, faults_reported, viewer_text
 from cockpit.data.store import Store
 

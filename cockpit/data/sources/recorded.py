@@ -22,7 +22,7 @@ from agents.rundir.runs import (
     newest_live,
     resolve,
 )
-from cockpit.data.connection import CockpitError, Connection, runs_dir
+from cockpit.data.sources.connection import CockpitError, Connection, runs_dir
 from cockpit.data.store import PlaybackPosition, Store
 
 AT = "a step such as 120, or an update such as seq:4500 or EPOCH:4500"

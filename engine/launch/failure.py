@@ -208,5 +208,5 @@ def _line(outcome: Outcome, name: str) -> str:
     if outcome.failed:
         return sentence(outcome, name)
     position = f", last at step {outcome.where.step} in {outcome.where.text}" if outcome.where else ""
-    how = "had completed its work" if outcome.done else "was ended because of the failure"
+    how = "had ended without an error" if outcome.done else "was ended because of the failure"
     return f"{_who(outcome.rank, name)} {how}{position}"

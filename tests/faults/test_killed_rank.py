@@ -62,7 +62,7 @@ def test_a_killed_rank_is_reported_with_place_and_cause(driver: Driver, opened: 
     assert sentence.endswith(" in tp all-gather, layer 2") and file.startswith("reports of all ranks: ")
     reports = (driver.run_dir / "failure.txt").read_text()
     assert "\nrank 3 (dp3) was ended because of the failure, last at step " in reports
-    assert "\nrank 0 (dp0) had ended its work, last at step " in reports  # it ended cleanly on request
+    assert "\nrank 0 (dp0) had ended without an error, last at step " in reports
 
     poll_until(client, lambda: client.state.events and client.state.events[-1].text == "the hub has ended")
     told = [event for event in client.state.events if event.source == "run"]

@@ -81,7 +81,7 @@ def seeds(target: str) -> list[bytes]:
 def _files() -> list[bytes]:
     hub = HubFile("r", "e", Endpoints("ipc:///tmp/r", "ipc:///tmp/c"), 1, VERSION, 1.0)
     tcp = Endpoints("tcp://127.0.0.1:1", "tcp://127.0.0.1:1", keys="/tmp/keys", hub="x" * 40)
-    told = "2026-01-02 03:04:05 rank 2 (dp2) was killed by SIGKILL at step 5\n\nrank 0 had ended its work\n"
+    told = "2026-01-02 03:04:05 rank 2 (dp2) was killed by SIGKILL at step 5\n\nrank 0 had ended without an error\n"
     with tempfile.TemporaryDirectory() as folder:
         store = KeyStore(Path(folder) / "keys")
         key = store.make("mine", Role.VIEWER).read_bytes()

@@ -146,7 +146,7 @@ def test_a_failure_is_ignored_after_a_new_start(tmp_path: Path) -> None:
     file = tmp_path / FAILURE_FILE
     forget_failure(tmp_path)
     assert not file.exists()
-    file.write_text("2026-11-21 12:00:00 rank 2 was killed\n\nrank 3 had ended its work\n")
+    file.write_text("2026-11-21 12:00:00 rank 2 was killed\n\nrank 3 had ended without an error\n")
     assert last_failure(tmp_path) == "rank 2 was killed"
     forget_failure(tmp_path)
     assert last_failure(tmp_path) is None and "rank 2 was killed" in file.read_text()

@@ -45,7 +45,7 @@ fuzz: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --runs $(RUNS)
 
-# Every parity case, and the table of docs/parity.md anew.
+# Runs every parity case and rewrites the table of docs/parity.md.
 parity: setup
 	mkdir -p runs
 	$(BIN)/python -W ignore -m tests.ranks.parity runs/parity > runs/parity.md

@@ -1,4 +1,4 @@
-"""Carries telemetry out of a training run and commands in. Imports neither torch nor a screen.
+"""Carries telemetry out of a training run and commands into it. Imports neither torch nor Textual.
 
 `agents.join` joins a training loop that is not ours (docs/library.md).
 """

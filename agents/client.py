@@ -34,7 +34,7 @@ from agents.state.run_state import RunState
 from agents.transport.curve_keys import Key
 from agents.transport.reconnecting import ReconnectingSocket
 
-FRAMES = 64  # credit granted at a time; the hub may send a hundred frames a second
+FRAMES = 64  # credit per grant; the hub may send a hundred frames a second
 SILENCE_S = (
     2.5  # the client grants credit again after this long without a frame; the hub sends one each second
 )
@@ -66,7 +66,7 @@ class Client:
         self._received_s: float | None = None
         self._credited_s = -SILENCE_S
         self._credit = 0  # frames that the hub may still send
-        self._subscription = (0.0, True, 0)  # hz, ranks, frame_bytes: see `want`
+        self._subscription = (0.0, True, 0)  # hz, ranks, frame_bytes: see `set_subscription`
         self.previews: dict[str, Previewed] = {}  # the newest answers, by the id of the query
         self.denied: dict[str, str] = {}  # why the hub refused a request, by its id; the newest
         self._pending = PendingRequests()
@@ -79,22 +79,22 @@ class Client:
 
     @property
     def state(self) -> RunState:
-        """The run as the hub last described it; a new object after each snapshot."""
+        """The newest known state of the run; a new object after each snapshot."""
         return self._replica.state
 
     @property
     def epoch(self) -> str:
-        """Which start of the hub `state` comes from; empty without a state."""
+        """The hub start that `state` comes from; empty without a state."""
         return self._replica.epoch
 
     @property
     def seq(self) -> int:
-        """Number of the last update in `state`."""
+        """The number of the last update in `state`."""
         return self._replica.seq
 
     @property
     def resets(self) -> int:
-        """How often `state` was rebuilt."""
+        """The number of times that `state` was rebuilt."""
         return self._replica.resets
 
     @property
@@ -124,7 +124,7 @@ class Client:
             if applied or remaining <= 0:
                 return applied
 
-    def want(self, hz: float = 0.0, ranks: bool = True, frame_bytes: int = 0) -> None:
+    def set_subscription(self, hz: float = 0.0, ranks: bool = True, frame_bytes: int = 0) -> None:
         """From now on receive only the newest record of each rank, `hz` times a second (0: every update, one by one).
 
         Without `ranks`, no records of single ranks. `frame_bytes`: about the largest frame; the rest comes with the
@@ -163,10 +163,10 @@ class Client:
         id = os.urandom(8).hex()
         return self.request(Propose(id, {}, base_revision, None, who or whoami(), reason, undo=True))
 
-    def try_out(
+    def start_trial(
         self, changes: Mapping[str, Value], steps: int, who: str | None = None, reason: str = "", id: str = ""
     ) -> str:
-        """Start a trial of one knob over so many steps, and return its id; see `state.trials`."""
+        """Start a trial of one knob, with `steps` steps before and after, and return its id (see `state.trials`)."""
         return self.request(Try(id or os.urandom(8).hex(), dict(changes), steps, who or whoami(), reason))
 
     def decide(self, trial: str, keep: bool, who: str | None = None) -> None:
@@ -177,7 +177,7 @@ class Client:
         running = (one.id for one in self.state.trials.values() if not one.settled)
         trial = trial or next(running, "")
         if not trial:
-            raise ValueError("no trial is under way")
+            raise ValueError("no trial is running")
         self.request(Decide(keep, trial, who or whoami()))
 
     def preview(self, changes: Mapping[str, Value]) -> str:
@@ -196,7 +196,7 @@ class Client:
         """Stop repeating the query `preview`: its answer is not needed any more."""
         self._pending.withdraw(Preview, preview)
 
-    def look(self, *kinds: str, ranks: Sequence[int] = ()) -> None:
+    def request_samples(self, *kinds: str, ranks: Sequence[int] = ()) -> None:
         """Request full vectors ("experts", "timeline", "peers") more often, of `ranks` or all, while `poll` is called.
 
         Without kinds, end the request. The hub decides how often vectors are sent.
@@ -250,8 +250,8 @@ class Client:
     def _take(self, message: AnyMessage, applied: list[Update]) -> None:
         if isinstance(message, Refused):
             self._refused, self._refused_s = message.why, time.monotonic()
-            if message.asked:
-                self.denied[message.asked] = message.why
+            if message.request_id:
+                self.denied[message.request_id] = message.why
                 _drop_oldest(self.denied)
         elif isinstance(message, Previewed):
             self.previews[message.id] = message

@@ -9,11 +9,11 @@ from agents.protocol import Decide, Preview, Propose, Try
 from agents.state.run_state import RunState
 
 Request = Propose | Try | Decide | Preview
-"""A request of a client; each has an id."""
+"""A request of a client; it has an id."""
 
 RESEND_S = 1.0  # a pending request is sent again after this long
 REPEATED_S: dict[type, float] = {Decide: 30.0, Preview: 30.0}
-"""How long a request is repeated; one that is not listed is repeated until it is answered."""
+"""How long a request is repeated. Requests that are not listed are repeated until they are answered."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class _Pending:
 
 
 class PendingRequests:
-    """Requests that are not answered yet. A lost request or answer costs a repetition and nothing else."""
+    """Requests without an answer yet. If a request or an answer is lost, the request is repeated."""
 
     def __init__(self) -> None:
         self._pending: dict[tuple[type, str], _Pending] = {}

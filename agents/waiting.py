@@ -33,7 +33,7 @@ class _End:
 
 
 def wait_for_command(client: Client, id: str, timeout_s: float, settled: bool = True) -> CommandState:
-    """Poll until the proposal `id` is settled; with `settled=False`, until it is answered at all.
+    """Poll until the proposal `id` is settled; with `settled=False`, until it has any answer.
 
     TimeoutError says in one sentence how far it came. A proposal that this client's role does not allow is returned as
     rejected; it does not appear in the run's log.
@@ -63,8 +63,8 @@ def wait_for_trial(client: Client, id: str, timeout_s: float) -> TrialState:
             how = f"the trial is at {trial.state}" if trial else client.refused or "the hub did not answer"
             raise TimeoutError(f"{how} after {timeout_s:g} s")
         if end.over(client.state):
-            how = f"the trial stays at {trial.state}" if trial else "the trial was not begun"
-            raise RunOverError(f"the run ended, and its hub with it; {how}")
+            how = f"the trial stays at {trial.state}" if trial else "the trial did not start"
+            raise RunOverError(f"the run ended, and so did its hub; {how}")
         client.poll(WAIT_S)
     return trial
 
@@ -90,9 +90,11 @@ def _state_after_end(id: str, state: CommandState | None) -> CommandState:
             id, 0, "expired", {}, {}, "", time.time(), why="the run ended before this was answered"
         )
     if state.state == "accepted":
-        why = "the run ended before this was applied, as far as is known; the log says what became of it"
+        why = "the run ended before this was applied, as far as is known; see the log for its outcome"
         return structs.replace(state, state="expired", why=why)
-    return state if state.why else structs.replace(state, why="the run ended before every rank had said so")
+    return (
+        state if state.why else structs.replace(state, why="the run ended before every rank had acknowledged")
+    )
 
 
 def _unsettled(client: Client, state: CommandState | None, timeout_s: float) -> str:

@@ -1,6 +1,6 @@
-"""Output of headless commands. Every line to standard output and standard error is printed here.
+"""Output of headless commands. They print every line through this module.
 
-Text is cleaned of control characters here, because names, reasons and values come from runs and files.
+It removes control characters from text, because names, reasons and values come from runs and files.
 """
 
 import sys
@@ -43,9 +43,9 @@ def _write(line: str) -> None:
 
 
 def report_missing(missing: Sequence[str], note: str = "") -> int:
-    """Report on stderr what a recording lacks; returns the exit status of the command that shows the rest."""
+    """Report on stderr which parts of a recording are missing. Returns the exit status of the command."""
     for text in missing:
-        complain(f"this is not all: {text}")
+        complain(f"incomplete: {text}")
     if note:
         complain(note)
     return 1 if missing else 0

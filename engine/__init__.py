@@ -1,6 +1,6 @@
 """Trains Mixture-of-Experts transformers in 4D parallel, with `engine run` or as a library.
 
-`engine.config` and `engine.planner` work without torch, so the names below are imported on first use (PEP 562).
+`engine.config` and `engine.planner` work without torch, so this module imports the names below on first use (PEP 562).
 """
 
 from importlib import import_module

@@ -26,9 +26,10 @@ def usable_gpus() -> int:
 
 
 def choose_device(local_rank: int, local_world: int, wanted: str = "auto") -> torch.device:
-    """GPU number `local_rank` if this process sees at least `local_world` GPUs, else the CPU.
+    """The device of the rank: GPU number `local_rank` if this process can use at least `local_world` GPUs, else the
+    CPU.
 
-    `wanted` is "auto", "cpu" or "cuda". Raises RunError if "cuda" is wanted and there are too few GPUs.
+    `wanted` is "auto", "cpu" or "cuda". Raises RunError if it is "cuda" and there are too few GPUs.
     """
     if wanted == "cpu":
         return CPU
@@ -41,7 +42,7 @@ def choose_device(local_rank: int, local_world: int, wanted: str = "auto") -> to
 
 
 def group_device() -> torch.device:
-    """The device whose tensors the default process group communicates."""
+    """The device of the default process group: this process's current GPU for NCCL, the CPU for gloo."""
     if dist.get_backend() == BACKENDS["cuda"]:
         return torch.device("cuda", torch.cuda.current_device())
     return CPU
@@ -64,7 +65,7 @@ def set_device(device: torch.device) -> None:
 
 
 def to_device(x: Tensor, device: torch.device) -> Tensor:
-    """Copy the host tensor `x` to `device`; through pinned memory, so that the copy is asynchronous."""
+    """Copy the host tensor `x` to `device`. For a GPU the copy goes through pinned memory and is asynchronous."""
     return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
 
 
@@ -78,7 +79,7 @@ def matmul_peak(device: torch.device, precision: str) -> float | None:
 
 
 class DeviceMemory:
-    """Bytes in use. GPU: peak of allocated tensors since the last call. CPU: resident memory of the process now."""
+    """Measures memory in bytes. GPU: peak of allocated tensors since the last call. CPU: current resident memory."""
 
     def __init__(self, device: torch.device):
         self._device, self._process = device, psutil.Process()

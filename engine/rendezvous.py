@@ -1,4 +1,4 @@
-"""A rank's context in a run: its number, the store it shares with other ranks, its stop flag and its last operation.
+"""The context of a rank in a run: its number, the store that it shares with other ranks, stop flag, last operation.
 
 Imports torch only when `RankContext.store` is called, so that the parent of forked ranks runs without torch.
 """
@@ -28,16 +28,16 @@ def usable_cores() -> int:
 
 
 class LastOperation(NamedTuple):
-    """The step (as the trainer counts) and the operation that a rank recorded last."""
+    """The last operation that a rank recorded, and its training step."""
 
     step: int
     text: str
 
 
 class LastOperations:
-    """The last operation of each rank, in memory shared with the parent, which can read it after the rank has died.
+    """The last operation of each rank, in shared memory, so that the parent can read it after the rank has died.
 
-    The memory is anonymous: it needs no file name and is freed when its last process ends.
+    The memory is an anonymous mapping: it needs no file, and the kernel frees it when the last process ends.
     """
 
     _SLOT = struct.Struct("<q120s")  # the step + 1 (0 in an unused slot), UTF-8 text cut to 120 bytes
@@ -46,8 +46,8 @@ class LastOperations:
         self._memory = mmap.mmap(-1, ranks * self._SLOT.size)  # shared between parent and forked children
 
     def write(self, rank: int, step: int, text: str) -> None:
-        """Write the step and the text into the rank's slot of 128 bytes. Takes no lock, because the parent relies on a
-        slot only after the rank has died."""
+        """Write the step and the text into the rank's slot of 128 bytes. No lock is needed, because the parent uses a
+        slot's content only after the rank has died."""
         self._SLOT.pack_into(self._memory, rank * self._SLOT.size, step + 1, text.encode())
 
     def read(self, rank: int) -> LastOperation | None:
@@ -56,12 +56,13 @@ class LastOperations:
         return LastOperation(step - 1, text.rstrip(b"\0").decode(errors="ignore")) if step else None
 
     def all_slots(self) -> bytes:
-        """The raw bytes of all slots; two equal readings mean that no rank recorded anything in between."""
+        """The raw bytes of all slots. If two calls return equal bytes, no rank has recorded anything in between."""
         return self._memory[:]
 
 
 class StopFlag:
-    """A flag that a signal handler sets and the trainer reads. (An `Event` takes a lock, which a handler must not.)"""
+    """A flag that a signal handler sets and the trainer reads. (`threading.Event` takes a lock, which is not safe in a
+    signal handler.)"""
 
     def __init__(self) -> None:
         self.raised = False
@@ -83,14 +84,14 @@ class RankContext:
     open_store: "Callable[[], Store]" = field(repr=False)
     stop: StopFlag = field(default_factory=StopFlag, repr=False)
     last_operations: LastOperations = field(default_factory=lambda: LastOperations(1), repr=False)
-    slot: int = field(default=0, repr=False)  # of this rank in `last_operations`
+    slot: int = field(default=0, repr=False)  # this rank's slot in `last_operations`
     key: Key | None = field(default=None, repr=False)  # authenticates this rank to the hub over TCP
 
     def store(self) -> "Store":
-        """The store in which the ranks meet; every call returns the same one. Raises DistNetworkError if the
+        """The key-value store that all ranks share; every call returns the same object. Raises DistNetworkError if the
         store cannot be reached.
 
-        If rank 0 serves the store, rank 0 must end last: the other ranks may use the store until they end.
+        If rank 0 serves the store, rank 0 must end last, because the other ranks may use the store until they end.
         """
         return self.open_store()
 
@@ -99,11 +100,12 @@ class RankContext:
         return self.stop.raised
 
     def set_operation(self, step: int, text: str) -> None:
-        """Record what this rank is doing, e.g. ``set_operation(41, "tp all-gather, layer 2")``; takes about 1 us."""
+        """Record the current operation of this rank, such as ``set_operation(41, "tp all-gather, layer 2")``. Takes
+        about 1 us."""
         self.last_operations.write(self.slot, step, text)
 
     def last_operation(self) -> LastOperation | None:
-        """What `set_operation` recorded last."""
+        """The operation that `set_operation` recorded last."""
         return self.last_operations.read(self.slot)
 
 
@@ -125,8 +127,8 @@ def single_rank_context(run_dir: Path) -> RankContext:
 def local_store(rank: int, world: int, port: int, listening: int | None) -> "Callable[[], Store]":
     """A function that opens a store on the loopback; rank 0 serves it on the descriptor `listening`.
 
-    The parent binds `listening` before it forks: no other process can take the port, and connections of ranks that
-    start before rank 0 wait in the backlog.
+    The parent binds `listening` before it forks. So no other process can take the port, and ranks can connect before
+    rank 0 serves the store: their connections wait in the backlog.
     """
 
     def open_store() -> "Store":
@@ -146,10 +148,10 @@ def local_store(rank: int, world: int, port: int, listening: int | None) -> "Cal
 
 
 def environment_store(rank: int, world: int) -> "Callable[[], Store]":
-    """A function that opens the store at MASTER_ADDR and MASTER_PORT. Under torchrun its agent serves the store; under
-    Slurm rank 0 does.
+    """A function that opens the store at MASTER_ADDR and MASTER_PORT. Under torchrun, torchrun's agent serves the
+    store; under Slurm, rank 0 does.
 
-    The agent's store outlives ranks that the agent restarts, so each start prefixes its keys with its own number.
+    The agent's store keeps its keys when torchrun restarts the ranks, so the keys are prefixed with the restart count.
     """
 
     def open_store() -> "Store":

@@ -24,8 +24,8 @@ def all_detectors() -> list[Detector]:
 @dataclass
 class _Tracked:
     finding: Finding
-    found_in: int = 0  # consecutive checks that found it
-    missing_in: int = 0  # consecutive checks that did not
+    found_in: int = 0  # consecutive checks that returned the finding
+    missing_in: int = 0  # consecutive checks that did not return it
     published: Finding | None = None  # last published version; None: not an alert yet
     published_s: float = 0.0
 
@@ -43,7 +43,7 @@ class Detection:
         ] = []  # detectors that failed and are now disabled; the hub logs and clears them
 
     def learn(self, state: RunState, now_s: float) -> None:
-        """Let detectors learn typical values from restored history; findings in it are ignored."""
+        """Let detectors learn typical values from restored history; its findings are ignored."""
         for detector in self._detectors:
             with contextlib.suppress(
                 Exception
@@ -55,7 +55,7 @@ class Detection:
         return now_s >= self._next_s
 
     def check(self, state: RunState, now_s: float) -> list[Alert]:
-        """Alerts that are raised, updated or ended by this check."""
+        """The alerts that this check raises, updates or ends."""
         if not self.is_due(now_s):
             return []
         began = self._cpu_s()

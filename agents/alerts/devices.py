@@ -8,7 +8,7 @@ FULL, FULL_RELEASE = (
     0.95,
     0.92,
 )  # share of the memory in use that raises the alert, and below which the alert ends
-SLOWING_REASONS = ("thermal", "power")  # words in the throttle reasons that cost speed and can be fixed
+SLOWING_REASONS = ("thermal", "power")  # throttle reasons that slow the device down and can be fixed
 
 
 def _has_new(seen: dict[int, Vitals], vitals: dict[int, Vitals]) -> bool:
@@ -83,7 +83,7 @@ class Throttle:
             if value is not None
         ]
         at = f" ({', '.join(seen)}{'' if len(ranks) == 1 else f' on rank {ranks[0]}'})" if seen else ""
-        text = f"{names_of(state, ranks)}: clocks held down by {reason}{at}"
+        text = f"{names_of(state, ranks)}: clocks throttled by {reason}{at}"
         evidence: dict[str, Value] = {
             "temperature_c": first.temperature_c,
             "power_w": first.power_w,

@@ -12,7 +12,7 @@ from agents.state.run_state import RunState
 K = TypeVar("K", bound=Hashable)
 
 RANKS_NAMED = 64  # ranks listed in an alert; the text gives the full count
-AT_ONCE = 512  # most summaries judged in one check (the newest)
+AT_ONCE = 512  # a check reads at most this many of the newest summaries
 
 # Alerts of one level, most severe first. Names that are not listed sort last.
 SEVERITY_ORDER = (
@@ -41,21 +41,21 @@ class Detector(Protocol):
     releases: int
 
     def check(self, state: RunState, now_s: float) -> list[Finding] | None:
-        """The conditions that hold now; None if no new data arrived, so that this check does not count.
+        """The conditions that hold now. None: no new data arrived, so this check does not count.
 
         `now_s`: seconds on a clock that stops while the hub process is suspended.
         """
 
 
 def name_of(state: RunState, rank: int) -> str:
-    """``rank 5 (pp1 dp0 tp1)``."""
+    """The name of a rank: ``rank 5 (pp1 dp0 tp1)``."""
     hello = state.hellos.get(rank)
     coords = " ".join(f"{axis}{place}" for axis, place in hello.coords.items()) if hello else ""
     return f"rank {rank} ({coords})" if coords else f"rank {rank}"
 
 
 def names_of(state: RunState, ranks: Sequence[int]) -> str:
-    """One rank's name, or ``ranks 1, 3 and 14 more``."""
+    """The name of one rank, or several as ``ranks 1, 3 and 14 more``."""
     if len(ranks) == 1:
         return name_of(state, ranks[0])
     shown = ", ".join(map(str, ranks[:4]))

@@ -15,7 +15,7 @@ import msgspec
 from agents.protocol import Alert
 from agents.rundir.runs import RunError
 
-WAITING = 64  # queued alerts; more are dropped, since the log has them all
+WAITING = 64  # longest queue; further alerts are dropped here, but the log has all of them
 COMMAND_S = 10.0
 POST_S = 5.0
 FLUSH_S = 10.0  # longest wait for queued alerts when the hub ends
@@ -34,7 +34,7 @@ class Notifier:
             host = urllib.parse.urlsplit(target).hostname
             if not host:
                 raise RunError(
-                    f"{target} names no host to tell alerts; legal: http(s)://HOST/PATH, or a command"
+                    f"{target} names no host to send alerts to; legal: http(s)://HOST/PATH, or a command"
                 )
             self._target = [target]
             self._shown = host  # a URL may hold a secret, and every client can read the log
@@ -56,19 +56,19 @@ class Notifier:
             self._alerts.put_nowait(alert)
 
     def problems(self) -> list[str]:
-        """The deliveries that failed since the last call, a sentence each."""
+        """The deliveries that failed since the last call, one sentence each."""
         failures = []
         while not self._problems.empty():
             failures.append(self._problems.get())
         return failures
 
     def close(self, within_s: float = FLUSH_S) -> list[str]:
-        """Send what is queued within `within_s`; returns the failures since the last call, timeouts included."""
+        """Send the queued alerts within `within_s`. Returns the failures since the last call, including timeouts."""
         until = time.monotonic() + within_s
         with contextlib.suppress(queue.Full):
             self._alerts.put(None, timeout=within_s)
         self._thread.join(max(0.0, until - time.monotonic()))
-        late = [f"{self._shown} was not told of the last alerts within {within_s:g} s"]
+        late = [f"{self._shown} did not receive the last alerts within {within_s:g} s"]
         return self.problems() + (late if self._thread.is_alive() else [])
 
     def _work(self) -> None:
@@ -78,7 +78,7 @@ class Notifier:
             try:
                 self._deliver(body)
             except Exception as error:  # noqa: BLE001 - one failed delivery must not stop the next
-                self._problems.put(f"{self._shown} was not told of an alert: {type(error).__name__}")
+                self._problems.put(f"{self._shown} did not receive an alert: {type(error).__name__}")
 
     def _deliver(self, body: bytes) -> None:
         if self._post:

@@ -9,7 +9,7 @@ from agents.state.run_state import RunState
 
 STALL_S = 10.0  # a rank is stalled after this time in one operation,
 STALL_STEPS = 5  # or after the time of this many typical steps, whichever is longer
-SILENT_S = 4.0  # without a pulse; each rank's agent thread sends one per second
+SILENT_S = 4.0  # a rank without a pulse for this long is silent; each agent thread sends one per second
 AT_REST = (
     "paused",
     "starting",
@@ -19,7 +19,7 @@ AT_REST = (
 WAITS = ("waiting", "reduce", "agree", "all-", "gather", "scatter", "broadcast", "barrier", "exchange")
 
 
-# The process state of a missing rank -> the alert's name, and its words in the text.
+# By the process state of a missing rank: the name of the alert, and the words in its text.
 WORDS_BY_PROCESS = {
     "ended": ("lost", "lost"),
     "stopped": ("silent", "silent"),
@@ -54,7 +54,7 @@ def _missing(state: RunState) -> list[int]:
 
 
 class Stall:
-    """Detects a run that makes no progress; names the waiting ranks, their operation and the ranks they wait for."""
+    """Detects a run that makes no progress. Names the waiting ranks, their operation and the ranks they wait for."""
 
     holds, releases = 2, 1
 
@@ -87,7 +87,7 @@ class Stall:
         if waiting:
             parts.append(f"{len(waiting)} of {state.world} ranks {_in(shown.doing)}")
         last_pulse = state.pulses.get(missing[0], shown)
-        why = "not heard, at last" if silent else "not arrived:"
+        why = "not heard, last" if silent else "not arrived:"
         parts.append(f"{names_of(state, missing)} {why} in {last_pulse.doing or 'an unnamed operation'}")
         evidence: dict[str, Value] = {
             "limit_s": round(limit_s, 1),
@@ -99,7 +99,7 @@ class Stall:
 
 
 def _not_arrived(stuck: dict[int, Pulse]) -> list[int]:
-    """The stalled ranks that the others wait for: those at an earlier step; else those outside a collective; else
+    """The stalled ranks that the others wait for: ranks at an earlier step, else ranks outside a collective, else
     those in the least common operation."""
     first = min(pulse.step for pulse in stuck.values())
     if any(pulse.step != first for pulse in stuck.values()):

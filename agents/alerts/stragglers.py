@@ -1,7 +1,7 @@
 """Detectors for stragglers (a rank against its peers) and slowdowns (the run against its recent steps).
 
-A rank is judged by its own time: step time less the time it waited for others. With collectives all ranks have the
-step time of the slowest, and the slowest waits least.
+A rank is judged by its own time, the step time without the time it waited for others. With collectives, all ranks have
+the step time of the slowest rank, and the slowest rank waits least.
 """
 
 import re
@@ -16,9 +16,9 @@ NUMBER = re.compile(r"\Acuda:\d+ ?")  # of a device on its machine
 SPREADS = 5.0  # standard deviations above the peers' median that make a straggler
 RELEASE = 0.5  # factor on the limits: a straggler stays one until it is below them
 BASELINE_SPREADS = (
-    3.0  # standard deviations of single values; the median of several varies about half as much
+    3.0  # in standard deviations of single values; a median of several varies about half as much
 )
-USUAL = 32  # values in the baseline
+USUAL = 32  # number of values in the baseline
 ENOUGH = 8
 NEWEST = 5  # newest steps, whose median is compared with the baseline
 
@@ -28,15 +28,13 @@ class Limits:
     """Thresholds: the excess over the reference that counts as slow, and the number of records averaged."""
 
     records: int
-    peers: float  # above the median of several peers
-    pair: (
-        float  # above the only peer, or above a rank's own baseline: one value is less certain than a median
-    )
-    run: float  # step time of the run above its baseline
+    peers: float  # excess over the median of several peers
+    pair: float  # excess over the only peer or a rank's own baseline: one value is less certain than a median
+    run: float  # excess of the run's step time over its baseline
 
 
 OWN_CORES = Limits(records=5, peers=0.15, pair=0.3, run=0.25)
-SHARED_CORES = Limits(records=15, peers=0.3, pair=0.6, run=0.5)  # on shared cores ranks are slow in turns
+SHARED_CORES = Limits(records=15, peers=0.3, pair=0.6, run=0.5)  # if ranks share cores, each is slow at times
 
 
 def limits_of(state: RunState) -> Limits:
@@ -67,7 +65,7 @@ class Baseline:
         self.newest.append(value)
 
     def increase(self, share: float) -> tuple[float, float] | None:
-        """Medians of the newest values and of the baseline, if the newest are far above it."""
+        """The medians of the newest values and of the baseline, if the newest values are far above it."""
         if len(self.newest) < (self.newest.maxlen or 0):
             return None
         now = median(self.newest)
@@ -127,7 +125,7 @@ class Straggler:
         usual = peer_baseline(own)
         noise = (
             spread(list(own.values()), median(own.values())) if len(own) > 2 else 0.0
-        )  # two have none to tell
+        )  # two values have no useful spread
         slow = [
             rank
             for rank in own  # a reference of zero (peers that only wait) allows no ratio
@@ -147,7 +145,7 @@ class Straggler:
             rank: found for rank in sorted(alone) if (found := self._baselines[rank].increase(limits.pair))
         }
         if len(increase) == len(alone):
-            return []  # all are slower: a slowdown of the run, see `Slowdown`
+            return []  # all ranks are slower: this is a slowdown of the run, see `Slowdown`
         return [
             self._finding(state, rank, now, usual, f"its own {usual:.0f} ms before", 0)
             for rank, (now, usual) in increase.items()

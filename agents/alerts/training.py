@@ -10,14 +10,14 @@ from agents.state.run_state import RunState
 
 RECENT = 32  # steps in the baseline
 ENOUGH = 8
-LOSS_SPIKE_SPREADS = 8.0  # standard deviations above the median loss,
-LOSS_SPIKE = 0.2  # and this share of it
-GRADIENT_SPIKE = 10.0  # times the median gradient norm
+LOSS_SPIKE_SPREADS = 8.0  # a loss spike is this many standard deviations above the median,
+LOSS_SPIKE = 0.2  # and this share of the median
+GRADIENT_SPIKE = 10.0  # a spike of the gradient norm is this many times the median
 
-DEAD = 0.01  # of an expert's equal share of the load
-DEAD_SAMPLES = 3  # consecutive samples of its load
-DEAD_STEPS = 8  # steps that those samples must span
-COLLAPSE = 0.5  # of the entropy of an even load
+DEAD = 0.01  # an expert below this part of its equal share is dead
+DEAD_SAMPLES = 3  # in this many consecutive samples of the load
+DEAD_STEPS = 8  # that span at least this many steps
+COLLAPSE = 0.5  # a router below this part of the entropy of an even load has collapsed
 DROPPED, DROPPED_RELEASE = (
     0.05,
     0.025,
@@ -48,7 +48,7 @@ class Loss:
         step, loss, norm = summary.step, summary.loss, summary.grad_norm
         if _is_broken(loss) or _is_broken(norm):
             what = f"loss is {loss}" if _is_broken(loss) else f"gradient norm is {norm}"
-            kept = "; the weights were left as they were" if summary.skipped else ""
+            kept = "; the weights were not updated" if summary.skipped else ""
             text = f"{what} at step {step}{kept}"
             yield Finding(
                 "nan", "run", "error", text, {"step": step, "loss": repr(loss), "grad_norm": repr(norm)}
@@ -85,7 +85,7 @@ class Loss:
 
 
 def _is_broken(value: float | None) -> bool:
-    """Whether the value is not finite; missing data is not broken."""
+    """Whether the value is not finite; a missing value is not broken."""
     return value is not None and not math.isfinite(value)
 
 
@@ -200,7 +200,7 @@ def _collapse(layers: list[LoadSummary]) -> Iterator[Finding]:
     text = f"the router of layer {first.layer} collapses{top}, evenness {first.entropy:.2f} of 1"
     if len(worst) > 1:
         others = [f"layer {layer.layer} {layer.entropy:.2f}" for layer in worst[1:]]
-        text += f"; so do those of {len(others)} more of {len(layers)} layers: {_layers(others)}"
+        text += f"; also in {len(others)} more of {len(layers)} layers: {_layers(others)}"
     evidence: dict[str, Value] = {
         "evenness": round(first.entropy, 3),
         "idle": first.idle,

@@ -7,7 +7,7 @@ from msgspec import structs
 from agents.hub.commands.control import Control
 from agents.hub.commands.preview_queries import PreviewQueries
 from agents.hub.rate_limit import RateLimit
-from agents.hub.telemetry.allowed_records import OF_ITSELF, OF_THE_JOB
+from agents.hub.telemetry.allowed_records import OfItself, OfTheJob
 from agents.hub.telemetry.membership import Connection, Known, Membership
 from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.hub.telemetry.update_log import UpdateLog
@@ -39,14 +39,14 @@ from agents.protocol import (
 )
 from agents.protocol.codec import Skimmed
 
-WELCOME_RANKS = 4096  # ranks named in one welcome to a relay
-HELLOS_A_SECOND = 64  # from one rank on one connection; a rank sends one per applied change
-LARGE_WORLD = 256  # ranks; above this, most records are replaced by newer ones before they are read
-EVENTS_A_SECOND = 64  # from one rank; more are dropped
+WELCOME_RANKS = 4096  # most ranks named in one welcome to a relay
+HELLOS_A_SECOND = 64  # limit for one rank on one connection; a rank sends one hello per applied change
+LARGE_WORLD = 256  # with more ranks than this, newer records replace most records before they are read
+EVENTS_A_SECOND = 64  # limit for one rank; more are dropped
 
 
 def _by_our_clock(hello: Hello) -> Hello:
-    """The hello with its start time on this machine's clock, the clock of the command timestamps."""
+    """The hello with its start time converted to this machine's clock, which the command timestamps use."""
     return hello if hello.age_s is None else structs.replace(hello, began_s=time.time() - hello.age_s)
 
 
@@ -121,7 +121,7 @@ class Ingest:
                 if connection is None or not connection.relay:
                     return answers
             elif connection is None and isinstance(message, Unknown) and message.why:
-                raise WireError(f"not a frame of ours: {message.why}")
+                raise WireError(f"not a frame of this protocol: {message.why}")
             elif connection is None:
                 # The hub has restarted, or the rank was given up: ask for its hello, once per frame.
                 return [Welcome(self._update_log.epoch)]
@@ -160,16 +160,16 @@ class Ingest:
         return self._control.ack_missing(rank)
 
     def _welcome_unknown(self, unknown_senders: list[Message]) -> list[Message]:
-        """Ask for the hello of ranks that sent through this relay without one."""
-        ranks = {one.rank for one in unknown_senders if isinstance(one, OF_ITSELF)}
+        """Ask for the hellos of ranks that sent through this relay without one."""
+        ranks = {one.rank for one in unknown_senders if isinstance(one, OfItself)}
         if len(ranks) < len(unknown_senders):
-            self._peer_faults.add("rank", "a relay sent records for ranks that are not its own; dropped")
+            self._peer_faults.add("rank", "a relay sent records of ranks that it has not registered; dropped")
         return [Welcome(self._update_log.epoch, sorted(ranks)[:WELCOME_RANKS])] if ranks else []
 
     def _receive(self, sender: Known, message: AnyMessage, now: float) -> None:
         if sender.mark_heard(now):
             self._publish(sender.hello)
-            self._publish(Event(time.time(), "info", "hub", f"rank {sender.hello.rank} is heard again"))
+            self._publish(Event(time.time(), "info", "hub", f"rank {sender.hello.rank} sends again"))
         if self._check(sender.hello, message):
             if isinstance(message, Event) and not self._events.allows(sender.hello.rank, now):
                 self._peer_faults.add(
@@ -181,7 +181,7 @@ class Ingest:
     def _check(self, sender: Hello, message: AnyMessage) -> bool:
         me = f"rank {sender.rank}"
         kind = type(message).__name__.lower()
-        if isinstance(message, OF_ITSELF):
+        if isinstance(message, OfItself):
             if message.rank != sender.rank:
                 self._peer_faults.add(
                     "rank", f"{me} sent a {kind} in the name of rank {message.rank}; dropped"
@@ -190,7 +190,7 @@ class Ingest:
             if isinstance(message, Peers) and any(to.peer >= sender.world for to in message.sent):
                 self._peer_faults.add("peers", f"{me} sent to ranks that this run does not have; dropped")
                 return False
-        elif isinstance(message, OF_THE_JOB):
+        elif isinstance(message, OfTheJob):
             if sender.rank != 0 and not sender.leader:
                 self._peer_faults.add(
                     "rank", f"{me} sent a {kind}, which rank 0 or the leader sends; dropped"
@@ -212,7 +212,7 @@ class Ingest:
         return True
 
     def _report_malformed(self, rank: int, malformed: Unknown) -> None:
-        what = f"a {malformed.kind} that cannot be: {malformed.why}"
+        what = f"an invalid {malformed.kind}: {malformed.why}"
         self._peer_faults.add("number", f"rank {rank} sent {what}; dropped")
 
     def _accept(self, sender: Hello, message: AnyMessage) -> None:
@@ -247,11 +247,11 @@ def _sender(connection: Connection, message: AnyMessage) -> Known | None:
     """The rank that sent the message, if this connection may send for it; `_check` then validates the message."""
     if not connection.relay:
         return connection.only
-    if isinstance(message, OF_ITSELF):
+    if isinstance(message, OfItself):
         return connection.ranks.get(message.rank)
     if isinstance(message, Event):
         number = message.source.removeprefix("rank ")
         return connection.ranks.get(int(number)) if number.isdecimal() and len(number) < 9 else None
-    if isinstance(message, OF_THE_JOB):
+    if isinstance(message, OfTheJob):
         return next((one for rank, one in connection.ranks.items() if one.hello.leader or rank == 0), None)
     return next(iter(connection.ranks.values()), None)

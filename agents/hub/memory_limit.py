@@ -10,12 +10,15 @@ import os
 from pathlib import Path
 from typing import Final
 
-MEMORY_MB: Final = 1024  # 16,384 directly connected ranks take about 600
-LEAST_MB: Final = 64  # an idle hub has about 30
+MEMORY_MB: Final = 1024  # a hub with 16,384 directly connected ranks takes about 600
+LEAST_MB: Final = 64  # an idle hub takes about 30
 
 
 class MemoryLimit:
-    """Compares the resident memory of this process with a limit. Without /proc there is no limit."""
+    """Compares the resident memory of this process with a limit. Without /proc there is no limit.
+
+    The file stays open: psutil opens it at each reading, which fails in a process that has no descriptor left.
+    """
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
@@ -24,7 +27,7 @@ class MemoryLimit:
             self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
     def excess(self) -> str:
-        """One sentence when the limit is exceeded, else an empty string; takes a few microseconds."""
+        """One sentence if the limit is exceeded, else "". Takes a few microseconds."""
         if self._statm is None:
             return ""
         held = int(os.pread(self._statm, 128, 0).split()[1]) * mmap.PAGESIZE

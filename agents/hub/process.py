@@ -34,7 +34,7 @@ from agents.transport.open_files import open_lock, raise_file_limit
 
 
 def _lock(folder: Path) -> BinaryIO:
-    """Lock this run folder for one hub, until the process ends."""
+    """Lock the run folder for this hub until the process ends."""
     path = folder / ".hub.lock"
     try:
         lock = open_lock(path)
@@ -43,7 +43,7 @@ def _lock(folder: Path) -> BinaryIO:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise RunError(f"another hub serves {folder} already") from None
+        raise RunError(f"another hub already serves {folder}") from None
     return lock
 
 
@@ -59,7 +59,7 @@ def _endpoints(folder: Path, sockets: Path | None) -> Endpoints:
 
 
 def _places(listen: str | None, folder: Path) -> list[str]:
-    """TCP addresses to try, in order; with an automatic port, the previous hub's port first."""
+    """The TCP addresses to try, in order; with an automatic port, the previous hub's port comes first."""
     if listen is None:
         return []
     host, port = listen_address(listen)
@@ -85,7 +85,9 @@ def main(
         "--listen", metavar=LEGAL_LISTEN, help="listen on TCP too, for peers with a key; auto: loopback"
     )
     parser.add_argument(
-        "--keys", type=Path, help="key folder (default COCKPIT_KEYS, else ~/.config/cockpit/keys)"
+        "--keys",
+        type=Path,
+        help="key folder (default COCKPIT_KEYS, else cockpit/keys in the configuration folder)",
     )
     parser.add_argument("--parent", type=int, help="process id; the hub ends when this process ends")
     parser.add_argument(

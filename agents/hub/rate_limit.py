@@ -1,4 +1,4 @@
-"""Rate limit: at most so many events a second for each source."""
+"""Rate limit: a limit of events per second for each source."""
 
 from collections import Counter
 

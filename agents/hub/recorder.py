@@ -22,31 +22,35 @@ from agents.recording.writer import RecordingWriteError, RecordingWriter
 
 MIB = 1 << 20
 DEFAULT_RECORD_MB = 512
-RETRY_S = 30.0  # after a failure of the disk
+RETRY_S = 30.0  # pause after a disk failure
 
 
 @dataclass(frozen=True)
 class Limits:
     """Sizes and intervals of a recording. Bytes on disk are compressed bytes."""
 
-    full_bytes: int = DEFAULT_RECORD_MB * 10**6  # segments with every update; above it the oldest is thinned
-    thin_bytes: int = DEFAULT_RECORD_MB * 10**6 // 4  # thinned segments; above it the oldest is deleted
+    full_bytes: int = (
+        DEFAULT_RECORD_MB * 10**6
+    )  # limit of segments with every update; above it, the oldest is thinned
+    thin_bytes: int = (
+        DEFAULT_RECORD_MB * 10**6 // 4
+    )  # limit of thinned segments; above it, the oldest is deleted
     segment_bytes: int = 4 * MIB  # uncompressed updates between two snapshots
     snapshot_multiple: int = 4  # and at least this multiple of the snapshot's size
     queue_bytes: int = 16 * MIB  # uncompressed updates queued for the thread
-    commit_s: float = 0.5  # between two commits
+    commit_s: float = 0.5  # time between two commits
     gap_interval_s: float = (
-        10.0  # between two gaps at first; twice as long after each, up to `max_gap_interval_s`
+        10.0  # first interval between two gaps; it doubles after each, up to `max_gap_interval_s`
     )
     max_gap_interval_s: float = 300.0
 
     @classmethod
     def of(cls, megabytes: int) -> "Limits | None":
-        """Limits for so many MB (10**6 bytes) of full segments; None for no recording."""
+        """Limits for `megabytes` (10**6 bytes) of full segments; None for no recording."""
         if megabytes <= 0:
             return None
         size = megabytes * 10**6
-        # Small recordings use smaller segments, so that there is something to thin.
+        # Small recordings use smaller segments, so that there are several to thin.
         return cls(size, size // 4, min(cls.segment_bytes, max(size, MIB)))
 
 
@@ -58,13 +62,13 @@ class _Begin:
     seq: int
     time_s: float
     step: int | None
-    follows: bool  # directly on the previous segment
+    follows: bool  # whether it follows the previous segment without a gap
     state: list[Update]
 
 
 @dataclass(frozen=True)
 class _Follow:
-    """Work item: the next updates."""
+    """Work item: write the next updates."""
 
     first: int
     time_s: float
@@ -93,7 +97,7 @@ class Recorder:
         self._reported: str | None = None
         self._retry_s = 0.0
         self._lost = 0
-        self._next_gap_s = 0.0  # no snapshot for a gap before this
+        self._next_gap_s = 0.0  # earliest time of the next snapshot after a gap
         self._gap_interval_s = limits.gap_interval_s
         self._ending = threading.Event()
         self._begin()
@@ -108,7 +112,7 @@ class Recorder:
         while not self._warnings.empty():
             self._log("warning", self._warnings.get())
         if self._is_failing(now) or self._queued_bytes - self._written_bytes > self._limits.queue_bytes:
-            return  # the log keeps the updates meanwhile
+            return  # the log keeps the updates in the meantime
         update_log = self._update_log
         if not update_log.holds(update_log.epoch, self._seq):
             self._resume_after_gap(now)
@@ -128,26 +132,26 @@ class Recorder:
         if failure is None and not self._thread.is_alive():
             failure = "its thread has failed (see the hub's own log)"
         if failure and not self._reported:
-            self._log("error", f"the recording stops: {failure}; telemetry goes on")
+            self._log("error", f"the recording stops: {failure}; telemetry continues")
             self._reported, self._retry_s = failure, now + RETRY_S
         elif failure and now >= self._retry_s:
             self._retry_s = now + RETRY_S
             self._begin()
         elif self._reported and not failure:
             self._reported = None
-            self._log("info", "the recording goes on, after a gap")
+            self._log("info", "the recording continues after a gap")
             return False
         return failure is not None
 
     def _resume_after_gap(self, now: float) -> None:
-        """The log no longer has the next update: when the thread has caught up, continue with a snapshot."""
+        """Continue with a snapshot when the thread has caught up; the log no longer has the next update."""
         if self._queued_bytes > self._written_bytes or now < self._next_gap_s:
             return
         lost = self._update_log.seq - self._seq
         self._gap_interval_s = min(2 * self._gap_interval_s, self._limits.max_gap_interval_s)
         self._next_gap_s = now + self._gap_interval_s
         self._begin()
-        self._log("warning", f"the recording has a gap of {lost} updates: the disk did not keep up with them")
+        self._log("warning", f"the recording has a gap of {lost} updates, because the disk was too slow")
 
     def _begin(self, follows: bool = False) -> None:
         """Begin a segment with the current state. Messages are immutable, so the thread can pack them."""
@@ -179,7 +183,7 @@ class Recorder:
     def _work(self) -> None:
         writer: RecordingWriter | None = None
         while True:
-            ending = self._ending.wait(self._limits.commit_s)  # meanwhile updates gather
+            ending = self._ending.wait(self._limits.commit_s)  # more updates arrive in the meantime
             items: list[_Begin | _Follow] = []
             while not self._queue.empty():
                 items.append(self._queue.get())
@@ -188,17 +192,17 @@ class Recorder:
                     writer = RecordingWriter(self._path, self._limits.full_bytes, self._limits.thin_bytes)
                     if writer.lost:
                         self._warnings.put(
-                            f"what was recorded before this hub started is not whole: {writer.lost}"
+                            f"the recording from before this hub start is incomplete: {writer.lost}"
                         )
                 if writer is not None:
                     if writer.put_back():
                         self._warnings.put(
-                            f"the recording {self._path} was removed; it is put back, with all that was in it"
+                            f"the recording {self._path} was removed; it is restored with its whole content"
                         )
                     self._write(writer, items)
             except Exception as error:  # noqa: BLE001 - any failure is logged and retried
                 self._failure = (
-                    str(error) if isinstance(error, RecordingWriteError) else f"it had an error: {error!r}"
+                    str(error) if isinstance(error, RecordingWriteError) else f"internal error: {error!r}"
                 )
                 if writer is not None:
                     writer.close()

@@ -1,4 +1,4 @@
-"""Self-repair: restores a hub's ipc sockets and its `hub.json` if somebody removes them."""
+"""Self-repair: restores a hub's ipc sockets and its `hub.json` if they are removed."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ LogLine = tuple[Literal["info", "warning", "error"], str]
 
 
 class SelfRepair:
-    """Checks and restores the files. Without them open connections go on, but new clients cannot connect."""
+    """Checks and restores the files. Without them, open connections continue, but new clients cannot connect."""
 
     def __init__(
         self, folder: Path, ipc: Endpoints, sockets: ServerSockets, file: Callable[[], HubFile]
@@ -23,7 +23,7 @@ class SelfRepair:
         self._ipc = ipc
         self._sockets = sockets
         self._file = file
-        self._written = False  # hub.json was written, so its absence is an error
+        self._written = False  # hub.json was written, so it must exist
         self._problem = ""
 
     def write_file(self) -> HubFile:
@@ -34,7 +34,7 @@ class SelfRepair:
         return file
 
     def check(self) -> Iterator[LogLine]:
-        """Restore missing files; returns lines for the run's log. Costs a few calls of `stat` when nothing is wrong."""
+        """Restore missing files and return lines for the run's log. If no file is missing, it only calls `stat`."""
         problem = ""
         try:
             if not all(path.exists() for path in self._ipc.paths):
@@ -42,11 +42,11 @@ class SelfRepair:
                 self._sockets.bind_again()
                 yield (
                     "warning",
-                    f"the sockets in {self._ipc.directory} were removed; the hub listens there again",
+                    f"the sockets in {self._ipc.directory} were removed; they are restored",
                 )
             if self._written and not (self._folder / HUB_FILE).exists():
                 self.write_file()
-                yield "warning", f"{self._folder / HUB_FILE} was removed; it is written anew"
+                yield "warning", f"{self._folder / HUB_FILE} was removed; it is restored"
         except (RunError, OSError) as error:
             problem = f"new clients cannot find this hub: {error}"
         if problem and problem != self._problem:

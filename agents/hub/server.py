@@ -17,13 +17,16 @@ import zmq
 
 from agents import protocol
 from agents.alerts.notify import Notifier
+from agents.hub.client_requests import ClientRequests
 from agents.hub.commands.control import Control
 from agents.hub.commands.journal import Journal
 from agents.hub.commands.preview_queries import PreviewQueries
 from agents.hub.commands.trials import Trials
 from agents.hub.ingest import Ingest
 from agents.hub.memory_limit import MemoryLimit
+from agents.hub.received_frames import ReceivedFrames
 from agents.hub.recorder import Limits, Recorder
+from agents.hub.run_end import RunEnd
 from agents.hub.self_repair import SelfRepair
 from agents.hub.telemetry.alerting import Alerts
 from agents.hub.telemetry.history import History
@@ -32,50 +35,20 @@ from agents.hub.telemetry.peer_faults import PeerFaults
 from agents.hub.telemetry.sampling_leases import SamplingLeases
 from agents.hub.telemetry.subscribers import Subscribers
 from agents.hub.telemetry.update_log import UpdateLog
-from agents.protocol import (
-    SAMPLES,
-    AnyMessage,
-    Credit,
-    Decide,
-    Event,
-    Gone,
-    Message,
-    Preview,
-    Propose,
-    Refused,
-    Sample,
-    Try,
-    WireError,
-    clip,
-    codec,
-)
+from agents.protocol import SAMPLES, Event, Message, Refused, clip, codec
 from agents.rundir import runs
-from agents.rundir.failure_file import last_failure
 from agents.rundir.hub_file import HubFile, remove_hub_file
-from agents.rundir.local_machine import process_state, this_host
+from agents.rundir.local_machine import this_host
 from agents.rundir.socket_directory import remove_sockets
 from agents.transport.addresses import Endpoints
-from agents.transport.curve_keys import KeyStore, Role
-from agents.transport.server_sockets import (
-    ASKS,
-    LEAVE_S,
-    Received,
-    ServerSocket,
-    ServerSockets,
-    refusal,
-    signed,
-)
+from agents.transport.curve_keys import KeyStore
+from agents.transport.roles import Role
+from agents.transport.server_sockets import LEAVE_S, ServerSockets
 
-FLUSH_MS = 10  # between two rounds of frames to clients, so that a frame has many updates
+FLUSH_MS = 10  # time between two rounds of frames to clients, so that a frame has many updates
 IDLE_MS = 100
 TICK_S = 0.5
-FRAMES_PER_ROUND = 1024  # from one socket, so that others and the clients get their turn
-DRAIN_S = 0.01  # time for one socket in a round, since some frames cost more than others
-CLIENT_FRAME_BYTES = 64 << 10  # largest frame from a client
-CLIENT_MESSAGES = 64  # of one frame
-BUSY_FRAMES = (
-    8  # after this many frames in a round, sleep REST_S so that the next wake-up handles more of them
-)
+BUSY_FRAMES = 8  # after this many in a round, sleep REST_S so that the next wake-up handles more of them
 REST_S = 0.01
 
 
@@ -94,11 +67,10 @@ class Hub:
         record: Limits | None = None,
         memory: MemoryLimit | None = None,
     ) -> None:
-        self.outgrown = False  # the memory limit was exceeded, so the process must restart
+        self.outgrown = False  # whether the memory limit was exceeded, so that the process must restart
         self.run_name = run
         self.folder = folder
         self.endpoints = endpoints
-        self._parent = parent
         self._stopping = False
         self._began_s = time.time()
         self._update_log = UpdateLog()
@@ -118,10 +90,15 @@ class Hub:
         self._sockets = ServerSockets(self._context, endpoints, listen, keys)
         self._subscribers = Subscribers(self._update_log, self._sockets.send)
         self.self_repair = SelfRepair(folder, endpoints, self._sockets, self.file)
+        requests = ClientRequests(
+            self._subscribers, self._control, self._trials, self._preview_queries, self._sampling_leases
+        )
+        self._frames = ReceivedFrames(self._sockets, self._ingest, requests, self._peer_faults)
         self._alerts = Alerts(self._update_log, self._peer_faults, notifier, self._log)
+        self._run_end = RunEnd(
+            folder, self._began_s, parent, self._membership, self._update_log, self._alerts
+        )
         self._memory = memory
-        self._frames_received = 0  # in the last round
-        self._cut_short = False  # a socket had more frames than its share of the round
         self._served_s = 0.0
         self._ticked_s = 0.0
         self._active_s = 0.0  # seconds on a clock that stops while this process is suspended
@@ -146,7 +123,7 @@ class Hub:
         while not self._stopping:
             poller.poll(FLUSH_MS if more else IDLE_MS)
             more = self._round()
-            if self._frames_received >= BUSY_FRAMES and not self._cut_short:
+            if self._frames.count >= BUSY_FRAMES and not self._frames.cut_short:
                 time.sleep(REST_S)
             self._check_memory()
         if self.outgrown:
@@ -159,10 +136,8 @@ class Hub:
         now = time.monotonic()
         self._active_s += min(now - self._round_s, TICK_S)
         self._round_s = now
-        self._frames_received, self._cut_short = 0, False
         self._sockets.admit()
-        for server_socket in self._sockets:
-            self._frames_received += self._drain(server_socket)
+        self._frames.drain_all(self._active_s)
         for written in self._journal.take():
             self._control.journal_wrote(written)
         self._send_command(now)
@@ -182,7 +157,7 @@ class Hub:
             self._update_log.publish(gone)
             self._control.rank_lost(gone.rank)
             if gone.rank == self._membership.last_leader and gone.process == "ended":
-                self._control.leader_ended(f"rank {gone.rank}, which led, is gone")
+                self._control.leader_ended(f"the leader, rank {gone.rank}, is gone")
         self._check_journal()
         self._control.publish_waiting()
         self._control.journal_counts()
@@ -197,7 +172,7 @@ class Hub:
             self._ingest.report_malformed()
         self._alerts.check(self._active_s)
         self._request_samples()
-        if self._parent is not None and process_state(self._parent) == "ended":
+        if self._run_end.parent_ended:
             self.stop()
 
     def _check_journal(self) -> None:
@@ -225,9 +200,9 @@ class Hub:
             self._sockets.answer(peer, codec.encode([Refused(why)]))
         if count := self._sockets.turned_away():
             text = f"this process has too many files open (ulimit -n): {count} connections were turned away"
-            self._peer_faults.add("door", text)
-        while self._sockets.authenticator and self._sockets.authenticator.told:
-            self._peer_faults.add("door", self._sockets.authenticator.told.popleft())
+            self._peer_faults.add("connection", text)
+        while self._sockets.authenticator and self._sockets.authenticator.problems:
+            self._peer_faults.add("connection", self._sockets.authenticator.problems.popleft())
 
     def _check_memory(self) -> None:
         excess = self._memory.excess() if self._memory else ""
@@ -246,11 +221,9 @@ class Hub:
     def _finish(self) -> None:
         """Handle the remaining frames, publish the end, close, and remove the sockets and hub.json."""
         deadline = time.monotonic() + LEAVE_S
-        while (
-            any(self._drain(server_socket) for server_socket in self._sockets) and time.monotonic() < deadline
-        ):
+        while self._frames.drain_all(self._active_s) and time.monotonic() < deadline:
             pass
-        over = self._end_reason()
+        over = self._run_end.reason()
         if over is not None:
             self._control.leader_ended(over)
         self._journal.flush()
@@ -260,7 +233,7 @@ class Hub:
         self._control.journal_counts()
         if over is not None:
             self._trials.run_ended()
-        self._publish_end()
+        self._run_end.publish()
         self._log("info", "the hub has ended")
         while self._subscribers.serve(time.monotonic()) and time.monotonic() < deadline:
             pass
@@ -268,18 +241,6 @@ class Hub:
         remove_hub_file(self.folder, self._update_log.epoch)
         remove_sockets(self.endpoints)
         self._alerts.close()
-
-    def _end_reason(self) -> str | None:
-        """Why pending commands cannot be applied ("" if unknown); None if the ranks may continue without this hub."""
-        failure = last_failure(self.folder, self._began_s)
-        leader = self._membership.leader
-        if failure or leader is None:  # it left, is lost, or never connected
-            return failure or ""
-        if self._parent is not None and process_state(self._parent) == "ended":
-            return f"process {self._parent}, which had started it, is gone"
-        if leader.host == this_host() and process_state(leader.pid) == "ended":
-            return f"rank {leader.rank}, which led, is gone"
-        return None
 
     def _close(self) -> None:
         self._journal.close()
@@ -291,105 +252,6 @@ class Hub:
             self._memory.close()
         self._sockets.close()
         self._context.term()
-
-    def _publish_end(self) -> None:
-        """Publish the end of the run: ranks without a goodbye are gone, cleanly if the leader left cleanly."""
-        state = self._update_log.state
-        failure = last_failure(self.folder, self._began_s)
-        if failure:
-            self._update_log.publish(Event(time.time(), "error", "run", clip(failure)))
-        leader = self._membership.last_leader
-        goodbye = state.gone.get(leader) if leader is not None else None
-        well = failure is None and goodbye is not None and goodbye.clean
-        text = "" if well else clip(failure or "the run has ended without a goodbye")
-        if failure or (text and state.hellos and self._parent is not None):
-            self._alerts.run_failed(text)
-        for rank in [rank for rank in state.hellos if not (rank in state.gone and state.gone[rank].over)]:
-            self._update_log.publish(Gone(rank, clean=well, text=text, process="ended"))
-
-    # ------------------------------------------------------------------------------------------ frames
-
-    def _drain(self, server_socket: ServerSocket) -> int:
-        """Handle at most a round's share of frames from one socket; returns their number."""
-        taken = 0
-        until = time.monotonic() + DRAIN_S
-        try:
-            while taken < FRAMES_PER_ROUND and (not taken or time.monotonic() < until):
-                came = server_socket.receive()
-                taken += 1
-                for answer in self._take(came):
-                    self._sockets.answer(came.peer, codec.encode([answer]))
-            self._cut_short = True
-        except zmq.Again:
-            pass
-        self._ingest.flush()
-        return taken
-
-    def _take(self, came: Received) -> list[Message]:
-        try:
-            if len(came.frames) != 1:
-                raise WireError(f"a message has one frame, and this has {len(came.frames)}")
-            (frame,) = came.frames
-            if came.role is Role.RANK and self._ingest.take_records(came.peer, frame, self._active_s):
-                return []
-            if came.role is not Role.RANK and len(frame) > CLIENT_FRAME_BYTES:
-                raise WireError(f"a client's frame has at most {CLIENT_FRAME_BYTES} bytes, not {len(frame)}")
-            # A malformed message of a rank is skipped alone; a client's frame is refused as a whole.
-            messages = (codec.decode_each if came.role is Role.RANK else codec.decode)(frame)
-            if came.role is not Role.RANK and len(messages) > CLIENT_MESSAGES:
-                raise WireError(
-                    f"a client's frame has at most {CLIENT_MESSAGES} messages, not {len(messages)}"
-                )
-            answers = self._unauthorized(came, messages)
-            if answers is None and came.role is Role.RANK:
-                answers = self._ingest.take(came.peer, messages, self._active_s)
-            elif answers is None:
-                answers = self._from_client(came, messages)
-        except WireError as error:
-            self._peer_faults.add("frame", f"a peer sent a frame that was dropped: {error}")
-            answers = [Refused(protocol.clip(str(error)))]
-        return [
-            one for one in answers if not isinstance(one, Refused) or self._peer_faults.may_refuse(came.peer)
-        ]
-
-    def _unauthorized(self, came: Received, messages: list[AnyMessage]) -> list[Message] | None:
-        """The refusal if the peer's role does not allow one of the messages; None if all are allowed."""
-        if came.role is Role.RANK and not came.name:
-            return None
-        for message in messages:
-            why = refusal(came, message)
-            if why is None:
-                continue
-            self._peer_faults.add("key", why)
-            return [Refused(why, asked=message.id if isinstance(message, ASKS) else "")]
-        return None
-
-    def _from_client(self, came: Received, messages: list[AnyMessage]) -> list[Message]:
-        for message in (signed(came, message) for message in messages):
-            match message:
-                case Credit() if message.version != protocol.VERSION:
-                    raise WireError(codec.version_refusal(message.version))
-                case Credit():
-                    why = self._subscribers.credit(
-                        came.peer, message, time.monotonic(), came.name, came.role is Role.VIEWER
-                    )
-                    if why:
-                        return [Refused(why)]
-                case Propose():
-                    self._control.propose(message)
-                case Try():
-                    self._trials.start(message)
-                case Decide():
-                    self._trials.decide(message)
-                case Preview():
-                    self._preview_queries.ask(came.peer, message, time.monotonic())
-                case Sample():
-                    why = self._sampling_leases.ask(came.peer, message, time.monotonic())
-                    if why:
-                        return [Refused(why)]
-                case _:
-                    raise WireError(f"this hub does not take a {type(message).__name__.lower()}")
-        return []
 
     def _send_command(self, now: float) -> None:
         command = self._control.next_command(now)

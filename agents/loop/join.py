@@ -9,10 +9,11 @@ from pathlib import Path
 
 from agents.loop.loop import Loop, check_sendable
 from agents.loop.start_hub import endpoint_for, is_first_on_machine
-from agents.loop.vote import LEADER, Agree
+from agents.loop.vote import Agree
 from agents.protocol import VERSION, Hello, Value
 from agents.protocol.base import RunError
 from agents.rank.vitals import Sensors
+from agents.rank.vote import LEADER
 from agents.rundir.local_machine import this_host
 
 log = logging.getLogger("agents")
@@ -69,6 +70,6 @@ def join(
         if hub != "auto":
             raise
         log.exception("the run has no hub")
-    except Exception:  # a full disk or a failed collective must not end the training program
+    except Exception:  # errors such as a full disk or a failed collective must not end the training program
         log.exception("the run has no hub")
     return Loop(hello, reached, agree, Sensors(device, host=is_first_on_machine()), stack)

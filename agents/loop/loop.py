@@ -1,4 +1,4 @@
-"""One rank of a training loop that is not ours: reports its steps and switches its knobs.
+"""One rank of a joined training loop: reports its steps and switches its knobs.
 
 Nothing here blocks the loop or raises into it: the first failure of telemetry is logged, and training continues. Only
 mistakes in the set-up are raised, as ValueError with one sentence.
@@ -17,18 +17,19 @@ from msgspec import structs
 
 from agents.loop.declared_knobs import Legals, declared_knob
 from agents.loop.step import StepReport, summary_of
-from agents.loop.vote import LEADER, Agree, Agreement, Disagreement, RankStep
+from agents.loop.vote import Agree, Agreement, Disagreement, RankStep
 from agents.protocol import Ack, Event, Hello, Message, Step, Value, codec
 from agents.protocol import Board as BoardMessage
 from agents.rank.agent import Agent
 from agents.rank.errors import named
 from agents.rank.knob_board import Knob, KnobBoard, NotAppliedError
 from agents.rank.vitals import Sensors
+from agents.rank.vote import LEADER
 from agents.rundir.hub_supervisor import Reach
 
 log = logging.getLogger("agents")
 
-LAST_STEP = 2**53  # the highest step number that the wire takes
+LAST_STEP = 2**53  # the highest step number that the protocol allows
 
 
 class Loop:
@@ -42,10 +43,10 @@ class Loop:
         self._values: dict[str, Value] = {}
         self._board = KnobBoard([], {})
         self._agreement: Agreement | None = None
-        self._step: int | None = None  # the current or last step
+        self._step: int | None = None  # number of the current or last step
         self._warned = False
         self._interrupt: BaseException | None = (
-            None  # raised by an `apply`; raised again at the end of the step
+            None  # a BaseException from an `apply`, raised again at the end of the step
         )
         self.doing = (0, "starting", time.monotonic())
         endpoint, key = reached or (None, None)
@@ -119,7 +120,7 @@ class Loop:
         """Leave the run; rank 0 also ends the hub that it started. A second call does nothing."""
         atexit.unregister(self.close)
         if os.getpid() != self._hello.pid:
-            return  # a forked child, such as a data loader, must not end the run of its parent
+            return  # a forked process, such as a data loader, must not end the run of its parent
         self.quietly(self._leave)
         self.quietly(self._stack.close)
 
@@ -128,7 +129,7 @@ class Loop:
         self.doing = (step, text, time.monotonic())
 
     def quietly(self, work: Callable[[], object]) -> None:
-        """Call `work`, which must not harm the loop: log its first failure, raise none."""
+        """Call `work` without harm to the loop: log its first failure and raise no exception."""
         try:
             work()
         except Exception:  # noqa: BLE001 - training continues after any failure
@@ -227,7 +228,7 @@ class Loop:
 
 
 def check_sendable(message: Message) -> None:
-    """ValueError, with the field, if the hub would refuse this message."""
+    """Raise ValueError, with the name of the field, if the hub would refuse this message."""
     codec.decode(codec.encode([message]))
 
 
@@ -238,7 +239,7 @@ def _log_exception(text: str) -> None:
 
 
 def _counted(number: object, following: int) -> int:
-    """The step number given by the program, clipped to what the wire takes; `following` if it is not an integer."""
+    """The step number given by the program, clipped to the range of the protocol; `following` if it is no integer."""
     try:
         return min(max(0, operator.index(number)), LAST_STEP)  # type: ignore[arg-type]
     except TypeError:
@@ -246,5 +247,5 @@ def _counted(number: object, following: int) -> int:
 
 
 def _only_rank(own: bytes) -> list[bytes]:
-    """`agree` of a run with one rank."""
+    """The `agree` function of a run with one rank."""
     return [own]

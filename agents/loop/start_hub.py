@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from agents.loop.vote import LEADER, Agree
+from agents.loop.vote import Agree
+from agents.rank.vote import LEADER
 from agents.rundir.hub_supervisor import Reach, between_machines, hub_of, kept, listening, named_hub, reach
 from agents.rundir.local_machine import this_host
 from agents.rundir.runs import RunError
@@ -28,7 +29,7 @@ LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_
 def endpoint_for(
     stack: ExitStack, hub: str, run: str, run_dir: Path | None, rank: int, world: int, agree: Agree | None
 ) -> Reach | None:
-    """How this rank reaches the hub; None if there is no hub. Closing `stack` ends a hub that this rank started.
+    """The endpoint and key of the hub for this rank; None without a hub. Closing `stack` ends a hub that it started.
 
     RunError: `hub` is not legal. OSError: `run_dir` cannot be created.
     """
@@ -40,7 +41,7 @@ def endpoint_for(
         if world > 1 and agree:
             return _share_hub(stack, run, folder, rank, agree)
         return _start(stack, run, folder, None)[0]
-    # Without `agree` ranks exchange nothing, so the path of the sockets is derived from the folder, which all know.
+    # Without `agree`, ranks exchange no data, so each derives the path of the sockets from the run folder.
     folder = run_dir or runs_dir / run
     sockets = _sockets_for(folder)
     return _start(stack, run, folder, sockets)[0] if rank == LEADER else reach(endpoints_in(sockets))
@@ -49,7 +50,7 @@ def endpoint_for(
 def _start(
     stack: ExitStack, run: str, folder: Path, sockets: Path | None, listen: str | None = None
 ) -> tuple[Reach | None, Endpoints | None]:
-    """Start a hub; returns how this rank reaches it, and its TCP endpoints if it listens there."""
+    """Start a hub. Returns its endpoint and key for this rank, and its TCP endpoints if it listens on TCP."""
     folder.mkdir(parents=True, exist_ok=True)
     own, supervisor = stack.enter_context(hub_of("auto", run, folder, sockets, listen))
     tcp = listening(supervisor, folder) if supervisor and listen else None
@@ -58,11 +59,11 @@ def _start(
 
 
 class _HubAddress(Struct, array_like=True, frozen=True):
-    """Where rank 0's hub listens."""
+    """The endpoints of the hub that rank 0 started."""
 
     ipc: str | None = None
     tcp: Endpoints | None = None
-    why: str = ""  # why it does not listen for other machines
+    why: str = ""  # why the hub does not listen for other machines
 
 
 def _share_hub(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree) -> Reach | None:
@@ -73,7 +74,7 @@ def _share_hub(stack: ExitStack, run: str, folder: Path, rank: int, agree: Agree
     if rank == LEADER:
         try:
             address = _start_shared(stack, run, folder, elsewhere)
-        except (RunError, OSError) as error:  # raised after the exchange, in which the other ranks wait
+        except (RunError, OSError) as error:  # raised after the exchange, because the other ranks wait in it
             address, problem = _HubAddress(why=str(error)), error
     address = msgspec.msgpack.decode(agree(msgspec.msgpack.encode(address))[LEADER], type=_HubAddress)
     if problem:
@@ -101,7 +102,7 @@ def _start_shared(stack: ExitStack, run: str, folder: Path, elsewhere: str | Non
 def _sockets_for(folder: Path) -> Path:
     digest = hashlib.blake2b(os.fsencode(folder.resolve()), digest_size=8).hexdigest()
     sockets = Path(tempfile.gettempdir()) / f"cockpit-{os.getuid()}-{digest}"
-    check_socket_directory(sockets)  # another user may have guessed its name and created it
+    check_socket_directory(sockets)  # another user may have guessed the name and created the directory
     return sockets
 
 

@@ -2,24 +2,31 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from agents.loop.vote import RankStep
 from agents.protocol import Step, Summary, Value
 
-if TYPE_CHECKING:
-    from agents.loop.loop import Loop
+PHASES = 48  # the most named phases in one step; the protocol allows 64
 
-PHASES = 48  # the most named phases in one step; the wire takes 64
+
+class Watched(Protocol):
+    """What a step needs of its loop: the operation that the pulse names, and calls whose errors do not end training."""
+
+    doing: tuple[int, str, float]
+
+    def at(self, step: int, text: str) -> None: ...
+
+    def quietly(self, work: Callable[[], object]) -> None: ...
 
 
 class StepReport:
     """The current step; the loop reports its phases and metrics here."""
 
-    def __init__(self, loop: "Loop", step: int) -> None:
+    def __init__(self, loop: Watched, step: int) -> None:
         self._loop = loop
         self.number = step
         self.phases: dict[str, float] = {}  # ms

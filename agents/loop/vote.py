@@ -10,20 +10,17 @@ the others wait for it; only a failure of the exchange itself is raised.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
-from agents.protocol import Ack, Changes, Command, clip
-from agents.rank.errors import named, sentence
+from agents.protocol import Ack, Command
+from agents.rank.errors import named
 from agents.rank.knob_board import KnobBoard
+from agents.rank.vote import LEADER, VOTE_BYTES, Pending, Voter
 
 Agree = Callable[[bytes], Sequence[bytes]]
 """An all-gather: every rank passes its bytes and gets the bytes of all ranks, in order of rank. May raise."""
-
-LEADER = 0
-WHY_BYTES = 512
 
 
 class RankStep(Struct, array_like=True, frozen=True):
@@ -55,16 +52,17 @@ class Agreement:
         world: int,
         agree: Agree,
         board: KnobBoard,
-        pending: Callable[[], Command | None],
+        pending: Pending,
         settle: Callable[[Ack], None],
     ) -> None:
-        self._rank, self._world, self._agree, self._board = rank, world, agree, board
-        self._pending, self._settle = pending, settle
+        self._rank, self._world, self._agree = rank, world, agree
+        # No error of a knob may end training, not even one that is no Exception.
+        self._voter = Voter(rank, board, pending, settle, errors=BaseException)
 
     def step(self, own: RankStep) -> list[RankStep]:
         """End a step: exchange its measurements, and vote if a command is pending. Raises Disagreement."""
         if self._rank == LEADER:
-            own = msgspec.structs.replace(own, command=self._choose(own.step))
+            own = msgspec.structs.replace(own, command=self._voter.choose(own.step))
         gathered = self._exchange(msgspec.msgpack.encode(own))
         try:
             steps = [_decoder.decode(packed) for packed in gathered]
@@ -86,43 +84,10 @@ class Agreement:
             )
         return gathered
 
-    def _choose(self, step: int) -> Command | None:
-        """The pending command; None if it has expired or the leader rejects it."""
-        command = self._pending()
-        if command is None or command.revision <= self._board.revision:
-            return None
-        if command.expires_step is not None and step + 1 > command.expires_step:
-            self._settle(self._ack(command, "expired", step, f"step {command.expires_step} has passed"))
-            return None
-        try:
-            self._board.prepare(command.changes)
-        except BaseException as refusal:  # noqa: BLE001 - no error of a knob may end training
-            self._settle(self._ack(command, "rejected", step, sentence(refusal)))
-            return None
-        return command
-
     def _vote(self, command: Command, step: int) -> None:
-        why, prepared = "", []
-        try:
-            prepared = self._board.prepare(command.changes)
-        except BaseException as refusal:  # noqa: BLE001 - a rank that fails must still vote, or the others hang
-            why = sentence(refusal)
-        votes = [vote.decode(errors="replace") for vote in self._exchange(why.encode()[:WHY_BYTES])]
-        against = [f"rank {rank}: {vote}" for rank, vote in enumerate(votes) if vote]
-        if against:
-            if self._rank == LEADER:
-                self._settle(self._ack(command, "rejected", step, against[0]))
-            return
-        before = self._board.in_force(command.changes)
-        failed = self._board.commit(command.revision, command.changes, prepared)
-        self._settle(self._ack(command, "rejected" if failed else "applied", step + 1, failed, before))
+        prepared = self._voter.vote(command, step, self._exchange_votes)
+        if prepared is not None:
+            self._voter.commit(command, prepared, step)
 
-    def _ack(
-        self,
-        command: Command,
-        state: Literal["applied", "rejected", "expired"],
-        step: int,
-        why: str,
-        before: Changes | None = None,
-    ) -> Ack:
-        return Ack(self._rank, command.revision, state, step, self._board.digest(), clip(why), before or {})
+    def _exchange_votes(self, own: str) -> list[str]:
+        return [vote.decode(errors="replace") for vote in self._exchange(own.encode()[:VOTE_BYTES])]

@@ -1,4 +1,4 @@
-"""The messages that cross sockets. Each is typed, versioned and plain msgpack.
+"""The messages between processes. Each is typed, versioned and plain msgpack.
 
 A frame is one msgpack value ``[version, [message, ...]]``; a message is ``[kind, field, ...]`` (an array-like
 Struct), so a newer peer may append fields and an older one ignores them. Batches are lists inside one frame,
@@ -61,6 +61,10 @@ from agents.protocol.measurements import Loads as Loads
 from agents.protocol.measurements import LoadSummary as LoadSummary
 from agents.protocol.measurements import Sample as Sample
 from agents.protocol.measurements import Vitals as Vitals
+from agents.protocol.record_kinds import JOB_RECORDS as JOB_RECORDS
+from agents.protocol.record_kinds import RECORDS as RECORDS
+from agents.protocol.record_kinds import JobRecord as JobRecord
+from agents.protocol.record_kinds import Record as Record
 from agents.protocol.records import CHECKPOINT_STEP as CHECKPOINT_STEP
 from agents.protocol.records import Action as Action
 from agents.protocol.records import Alert as Alert

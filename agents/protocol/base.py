@@ -5,9 +5,9 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 VERSION: Final = 1
-MAX_FRAME_BYTES: Final = 1 << 20  # the most that a socket receives
-FRAME_BYTES: Final = 1 << 18  # the most that we put into one frame
-MESSAGE_BYTES: Final = FRAME_BYTES - 512  # one message; the rest is for the frame around it
+MAX_FRAME_BYTES: Final = 1 << 20  # the largest frame that a socket receives
+FRAME_BYTES: Final = 1 << 18  # the largest frame that we send
+MESSAGE_BYTES: Final = FRAME_BYTES - 512  # the largest message; the difference is for the frame around it
 
 Value = None | bool | int | float | Annotated[str, Meta(max_length=256)]
 """The value of a knob."""
@@ -48,7 +48,7 @@ class Unknown(Message, frozen=True):
 
 
 def spell(value: Value) -> str:
-    """A knob value as the command line writes it, without ambiguity: ``none``, ``true``, ``0.5``, ``full``."""
+    """A knob value in the notation of the command line: ``none``, ``true``, ``0.5``, ``full``."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -65,5 +65,5 @@ def clean(text: str) -> str:
 
 
 def clip(text: str) -> str:
-    """`text`, shortened to what a field of type `Text` takes."""
+    """`text`, shortened to the limit of a field of type `Text`."""
     return text if len(text) <= TEXT else f"{text[: TEXT - 1]}…"

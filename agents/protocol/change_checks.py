@@ -12,7 +12,7 @@ from agents.protocol import Command, Message, Preview, Propose, Try, WireError, 
 CHANGES_INDEX: Final[dict[type[Message], int]] = {
     kind: 1 + kind.__struct_fields__.index("changes") for kind in (Propose, Command, Try, Preview)
 }
-MOST: Final = 64  # messages in a frame that requests a change; clients send one
+MOST: Final = 64  # limit of messages in a frame that requests a change; clients send one
 
 
 class _Key:

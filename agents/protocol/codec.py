@@ -32,8 +32,8 @@ from agents.protocol import (
 )
 from agents.protocol.change_checks import check_changes
 
-QUOTED = 200  # characters of msgspec's error in a sentence of ours
-UNKNOWN = 16_384  # the most messages decoded one by one in a frame; real frames have fewer
+QUOTED = 200  # characters of msgspec's error that our error quotes
+UNKNOWN = 16_384  # limit of messages that are decoded one by one; real frames have fewer
 RECORD_BYTES = 4 << 10  # the largest record that is skimmed; real ones have a few hundred bytes
 
 
@@ -83,11 +83,11 @@ _each_decoder = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_le
 _kind_decoder = msgspec.msgpack.Decoder(_Kind)
 _KINDS = {kind.__struct_config__.tag for kind in get_args(AnyMessage)}
 _OF_UPDATES = {kind.__struct_config__.tag for kind in get_args(Update)}
-_UPDATES_INDEX = 3  # of `Updates.updates`, after kind, epoch and seq
+_UPDATES_INDEX = 3  # index of `Updates.updates`, after kind, epoch and seq
 _encoder = msgspec.msgpack.Encoder()
 _NOT_FINITE = re.compile(
     r"Expected `float` [<>]= -?1e\+300"
-)  # msgspec's error for a `Real` that is NaN or infinite
+)  # this is msgspec's error for a `Real` that is NaN or infinite
 
 
 def encode(messages: Iterable[Message]) -> bytes:
@@ -149,8 +149,10 @@ def updates_frame(
 
 
 def version_refusal(version: int) -> str:
-    """The sentence for a peer with another version of this protocol."""
-    return f"the peer speaks wire version {version}, this side {VERSION}; install the same release on both"
+    """The refusal for a peer with another version of this protocol."""
+    return (
+        f"the peer has protocol version {version}, this side has {VERSION}; install the same release on both"
+    )
 
 
 def decode(received: bytes | memoryview) -> list[AnyMessage]:
@@ -210,11 +212,11 @@ def _decode(received: bytes | memoryview, strictly: bool) -> list[AnyMessage]:
         check_changes(messages, head.messages)
         return messages
     except _UNREADABLE as error:
-        raise WireError(f"not a frame of ours: {_short(str(error))}") from None
+        raise WireError(f"not a frame of this protocol: {_short(str(error))}") from None
 
 
 def _short(why: str) -> str:
-    """An error text of msgspec on one line and shortened, since it may quote the frame."""
+    """An error text of msgspec as one shortened line, because it may quote the frame."""
     why = " ".join(why.split())
     return why if len(why) <= QUOTED else f"{why[:QUOTED]}…"
 

@@ -17,7 +17,7 @@ MOST_TRIAL_STEPS: Final = 10_000
 
 TrialName = Annotated[
     str, Meta(min_length=1, max_length=48)
-]  # shorter than a Name: its proposals append a suffix
+]  # shorter than a Name, because the trial's proposals append a suffix
 
 
 # ------------------------------------------------------------------------------------------------ changes
@@ -27,12 +27,12 @@ class Propose(Message, frozen=True):
     """A client proposes to change one or several knobs, all or none. With `undo` it proposes to undo the newest change
     that is not undone yet; the hub then fills in `changes`."""
 
-    id: Name  # chosen by the client, so that a repeated proposal is applied once
+    id: Name  # the client chooses it, so that a repeated proposal is applied once
     changes: Changes
     base_revision: Revision | None = None  # the hub refuses the proposal if the board has a newer revision
     expires_step: Count | None = None
     who: Text = ""
-    reason: Text = ""  # given by the operator, for the log
+    reason: Text = ""  # the operator's note for the log
     undo: bool = False
 
 
@@ -69,17 +69,17 @@ class CommandState(Message, frozen=True):
     revision: Revision
     state: Literal["accepted", "applied", "rejected", "expired", "rolled_back"]
     changes: Changes
-    before: Changes  # values before the change; until it is applied, those at the time of the proposal
+    before: Changes  # values before the change; until it is applied, the values at the time of the proposal
     who: Text
     time_s: float
     acks: Count = 0
     world: Count = 0
     applied_step: Count | None = None
-    why: Text = ""  # why it was refused; if it is accepted, what it waits for
+    why: Text = ""  # why it was refused or, if it is accepted, what it waits for
     reason: Text = ""
     asked_s: float = 0.0
     undoes: Revision = 0  # the revision that this one undoes
-    failed: Count = 0  # ranks that report that the change is not in force there
+    failed: Count = 0  # number of ranks that report that the change is not in force there
 
     @property
     def settled(self) -> bool:
@@ -128,12 +128,12 @@ class TrialState(Message, frozen=True):
     before: Changes
     steps: Count
     who: Text
-    time_s: float  # of this state
+    time_s: float  # time of this state
     loss_neutral: bool
     began_s: float
     reason: Text = ""
     measured: Count = 0  # steps measured in the current window
-    revision: Revision = 0  # of the tried change
+    revision: Revision = 0  # revision of the tried change
     before_ms: float | None = None
     after_ms: float | None = None
     ratio: float | None = None
@@ -159,7 +159,7 @@ class Preview(Message, frozen=True):
     changes: Changes
 
 
-NARROW: Final = 0.2  # width relative to the estimate; a wider interval is shown without a single value
+NARROW: Final = 0.2  # width relative to the estimate; a wider interval is shown without a point estimate
 
 
 class Estimate(Struct, array_like=True, frozen=True):
@@ -168,7 +168,7 @@ class Estimate(Struct, array_like=True, frozen=True):
     None in all three fields means no data.
     """
 
-    quantity: Name  # its unit is in its name: step_ms, bubble, memory_bytes, comm_bytes, dropped
+    quantity: Name  # the name includes the unit: step_ms, bubble, memory_bytes, comm_bytes, dropped
     now: Real | None = None
     after: Real | None = None
     low: Real | None = None

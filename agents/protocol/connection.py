@@ -108,11 +108,11 @@ class Updates(Message, frozen=True):
 
 class Refused(Message, frozen=True):
     """The hub refuses a peer or its request; `why` is one sentence. `rank`: to a relay, which of its ranks (None: the
-    relay itself). `asked`: to a client, the id of the refused request."""
+    relay itself). `request_id`: to a client, the id of the refused request."""
 
     why: Text
     rank: Rank | None = None
-    asked: Annotated[str, Meta(max_length=64)] = ""
+    request_id: Annotated[str, Meta(max_length=64)] = ""
 
 
 Control = Propose | Try | Decide | Preview | Previewed | Command | Ack

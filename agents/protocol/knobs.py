@@ -8,7 +8,7 @@ from agents.protocol.base import FiniteValue, Name, Text, Value, spell
 
 
 class Legal(Struct, array_like=True, frozen=True):
-    """Legal values of a knob: one of `choices`, or a number in [low, high]; also `none` if `optional`."""
+    """The legal values of a knob: `choices`, or numbers in [low, high], and `none` if `optional`."""
 
     choices: Annotated[list[Value], Meta(max_length=256)] = []
     low: float | None = None

@@ -1,4 +1,4 @@
-"""Measurements beside the step records: vital signs and expert load; and requests for full vectors."""
+"""Messages for vital signs, expert load and requests for full vectors."""
 
 from typing import Annotated, Final
 
@@ -30,7 +30,7 @@ class Vitals(Message, frozen=True):
     sm_mhz: Count | None = None
     memory_mhz: Count | None = None
     throttle: Reasons | None = None  # why the clocks are reduced; []: they are not
-    host_cpu_percent: Real | None = None  # of all cores together, 0..100
+    host_cpu_percent: Real | None = None  # use of all cores together, 0..100
     host_memory_bytes: Count | None = None
     host_memory_total: Count | None = None
 
@@ -49,7 +49,7 @@ class LoadSummary(Struct, array_like=True, frozen=True):
     pairs: Count  # (token, expert)
     max_over_mean: Real
     cv: Real  # standard deviation over mean
-    entropy: Real  # of the shares, divided by log(experts): 1 is even, 0 is a single expert
+    entropy: Real  # entropy of the shares over log(experts): 1 is even, 0 is a single expert
     top: Annotated[list[ExpertShare], Meta(max_length=16)]  # the most loaded experts, in descending order
     idle: Count  # experts without a token
     dropped: Count

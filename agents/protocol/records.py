@@ -89,7 +89,7 @@ class Step(Message, frozen=True):
 
     @property
     def waited_ms(self) -> float:
-        """Time that this rank waited for others in collectives and pipeline transfers, not hidden by compute."""
+        """Time that this rank waited for others in collectives and pipeline transfers, without what compute hides."""
         return sum(traffic.exposed_ms for traffic in self.comm.values())
 
     @property
@@ -107,7 +107,7 @@ class Summary(Message, frozen=True):
     time_s: Real
     loss: float | None
     grad_norm: float | None
-    step_ms: Real  # of the slowest rank
+    step_ms: Real  # step time of the slowest rank
     tokens_per_s: Real | None
     mfu: Real | None
     bubble: Real | None
@@ -194,7 +194,7 @@ class Event(Message, frozen=True):
 
     time_s: Real
     level: Literal["info", "warning", "error"]
-    source: Text  # "hub", "rank 3"
+    source: Text  # such as "hub" or "rank 3"
     text: Text
     facts: Facts = {}  # machine-readable details, such as CHECKPOINT_STEP
 
@@ -223,24 +223,26 @@ class Recalled(Message, frozen=True):
 class Alert(Message, frozen=True):
     """A condition found by a detector of the hub: raised, repeated from time to time, and finally not `active`."""
 
-    name: Name  # of the detector: "straggler", "stall", ...
+    name: Name  # name of the detector: "straggler", "stall", ...
     subject: Name  # "rank 3", "layer 2", "run"; name and subject identify the alert
     level: Literal["warning", "error"]
     active: bool
-    step: Count  # of the run when it was found
-    time_s: Real  # of this message
+    step: Count  # step of the run when the condition was found
+    time_s: Real  # time of this message
     text: Text  # one sentence, with its evidence
     evidence: Facts = {}  # the numbers behind the sentence
-    ranks: Annotated[list[Rank], Meta(max_length=64)] = []  # the first of the ranks concerned
+    ranks: Annotated[list[Rank], Meta(max_length=64)] = []  # the first of the affected ranks
 
 
 class Gone(Message, frozen=True):
-    """A rank is lost, or has left in order (`clean`)."""
+    """A rank is lost, or has left cleanly (`clean`)."""
 
     rank: Rank
     clean: bool
     text: Text = ""
-    process: Literal["unknown", "ended", "stopped", "alive"] = "unknown"  # known on the hub's machine
+    process: Literal["unknown", "ended", "stopped", "alive"] = (
+        "unknown"  # the hub knows this only on its own machine
+    )
 
     @property
     def over(self) -> bool:

@@ -17,7 +17,7 @@ from agents.rank.received_commands import ReceivedCommands
 from agents.rank.vitals import Sensors
 from agents.transport.curve_keys import Key
 
-PAUSE_S = 1.0  # after an internal error, which may recur at once
+PAUSE_S = 1.0  # pause after an internal error, which may recur at once
 
 
 class Agent:
@@ -62,7 +62,7 @@ class Agent:
             self.send(hello, *([board] if board else []))
 
     def send(self, *messages: Message) -> None:
-        """Queue messages; never blocks. A full queue drops its oldest; `Step.lost_records` counts them."""
+        """Queue messages without blocking. A full queue drops its oldest messages; `Step.lost_records` counts them."""
         if self._link is None or not self._unmuted.is_set():
             return
         for message in messages:
@@ -81,7 +81,7 @@ class Agent:
 
     @property
     def attached(self) -> bool:
-        """Whether messages are sent at all."""
+        """Whether the agent has an endpoint and sends messages."""
         return self._link is not None and self._unmuted.is_set()
 
     def wants(self, kind: str, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""Text of errors raised by foreign code, whose `str` and `repr` may fail too."""
+"""Text of errors from foreign code, whose `str` and `repr` may fail too."""
 
 
 def sentence(error: BaseException) -> str:

@@ -15,6 +15,8 @@ import msgspec
 from agents.protocol import Changes, KnobState, Legal, Value
 
 Values = Mapping[str, Value]
+Prepared = list[tuple[Callable[[Any], None], Any]]
+"""The `commit` of each changed knob, with what its `prepare` built."""
 
 
 class NotAppliedError(Exception):
@@ -76,7 +78,7 @@ class KnobBoard:
             for k in self._knobs.values()
         ]
 
-    def prepare(self, changes: Values) -> list[tuple[Callable[[Any], None], Any]]:
+    def prepare(self, changes: Values) -> Prepared:
         """Check `changes` together and build what they need; ValueError says in a sentence why they are refused."""
         would_be = self.check(changes)
         return [(self._knobs[name].commit, self._knobs[name].prepare(would_be)) for name in changes]
@@ -97,9 +99,7 @@ class KnobBoard:
                 raise ValueError(refusal)
         return would_be | {name: self._knobs[name].cast(would_be[name]) for name in changes}
 
-    def commit(
-        self, revision: int, changes: Values, prepared: list[tuple[Callable[[Any], None], Any]]
-    ) -> str:
+    def commit(self, revision: int, changes: Values, prepared: Prepared) -> str:
         """Apply prepared changes. Returns which were not applied and why, or an empty text.
 
         A change that is not applied makes this board, and its digest, differ from those of the other ranks.

@@ -12,8 +12,8 @@ from typing import Any
 
 from agents.protocol import clip
 
-# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h), in the order of the report. Bit 0, an idle GPU, is left out:
-# its low clocks slow nothing down.
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h), in the order of the report. Bit 0, an idle GPU, is omitted,
+# because the low clocks of an idle GPU do not slow training down.
 REASONS = {
     0x0008: "hw slowdown",
     0x0040: "hw thermal",

@@ -1,4 +1,4 @@
-"""The bounded queue between the trainer and its agent's thread: `put` never blocks; a full queue drops its oldest."""
+"""The bounded queue between trainer and agent thread. `put` never blocks; a full queue drops its oldest message."""
 
 import time
 from collections import deque
@@ -45,8 +45,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self._lanes: tuple[deque[Message], ...] = tuple(deque() for _ in CAPACITY)
-        self._displaced = 0  # counted by the threads that put
-        self._unsendable = 0  # counted by the thread that takes
+        self._displaced = 0  # count of the threads that put
+        self._unsendable = 0  # count of the thread that takes
         self.problem: str | None = None  # why a message could not be encoded
         self.began_s: float | None = None  # monotonic start of this process, if its Hello has it
         self._frames = FrameFiller(self._take)
@@ -79,7 +79,7 @@ class Outbox:
         return codec.frame(packed) if packed else None
 
     def _aged(self, message: Message) -> Message:
-        """`message`; a Hello, which may have waited in the queue, gets its age at this moment."""
+        """Set the current age of a Hello, because it may have waited in the queue. Other messages are unchanged."""
         if isinstance(message, Hello) and self.began_s is not None:
             return structs.replace(message, age_s=time.monotonic() - self.began_s)
         return message

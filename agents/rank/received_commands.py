@@ -5,8 +5,8 @@ from collections import OrderedDict
 
 from agents.protocol import Ack, Board, Command, Hello
 
-REMEMBERED = 256  # acknowledgements
-REPEATED = 16  # of these, sent again to a hub that does not know this rank
+REMEMBERED = 256  # number of acknowledgements kept
+REPEATED = 16  # number of them sent again to a hub that does not know this rank
 PENDING = 64
 
 
@@ -41,7 +41,7 @@ class ReceivedCommands:
                 return None
             known = self._acks.get(command.revision)
             if known is None and command.revision <= hello.revision:
-                # Settled by the process that this one resumes: the present knob values include it.
+                # The process that this one resumes has settled it; the current knob values include it.
                 known = Ack(
                     hello.rank, command.revision, "applied", hello.step, board.digest if board else "unknown"
                 )

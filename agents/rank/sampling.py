@@ -4,7 +4,7 @@ import time
 
 from agents.protocol import SAMPLES, Sample
 
-EVERY = 20  # steps, without a request
+EVERY = 20  # interval in steps without a request
 CAPABILITIES = (SAMPLES,)
 
 

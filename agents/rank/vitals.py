@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from agents.protocol import Vitals
 from agents.rank.nvml import Gpu
 
@@ -35,13 +37,13 @@ class Sensors:
 
 
 class Reader:
-    """Reads all sources; one that fails has no data that time."""
+    """Reads all sources. If a source fails, its data are missing in that reading."""
 
     def __init__(self, sources: list[Source]) -> None:
         self._sources = sources
 
     def read(self, rank: int, step: int) -> Vitals | None:
-        """The vital signs; None without any data."""
+        """Read the vital signs; None without any data."""
         fields: dict[str, Any] = {}
         for source in self._sources:
             try:
@@ -53,7 +55,7 @@ class Reader:
 
 
 def open_gpu(device: str | int, module: str = "pynvml") -> Gpu | None:
-    """The GPU; None without nvidia-ml-py, a driver or the device."""
+    """Open the GPU; None without nvidia-ml-py, a driver or the device."""
     try:
         return Gpu(importlib.import_module(module), device, os.environ)
     except Exception:  # noqa: BLE001 - not installed, no driver, no device, or another module of that name
@@ -61,11 +63,10 @@ def open_gpu(device: str | int, module: str = "pynvml") -> Gpu | None:
 
 
 def open_host() -> Source | None:
-    """A source of the machine's CPU and memory use."""
+    """A source of the machine's CPU and memory use; None where psutil cannot read it."""
     try:
-        psutil = importlib.import_module("psutil")
         psutil.cpu_percent(None)  # the first call returns a meaningless 0.0
-    except Exception:  # noqa: BLE001 - not installed, or a machine that it cannot read
+    except Exception:  # noqa: BLE001 - a machine that psutil cannot read
         return None
 
     def read() -> dict[str, Any]:

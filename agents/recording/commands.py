@@ -19,30 +19,30 @@ from agents.recording.database import open_to_read
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS commands (
-    id           TEXT PRIMARY KEY,   -- the client's own
-    revision     INTEGER NOT NULL,   -- 0: refused before it had one
+    id           TEXT PRIMARY KEY,   -- chosen by the client
+    revision     INTEGER NOT NULL,   -- 0: refused before it got one
     state        TEXT NOT NULL,      -- accepted | applied | rejected | expired | rolled_back
     changes      TEXT NOT NULL,      -- JSON, knob -> value
     before       TEXT NOT NULL,      -- JSON, knob -> value
     who          TEXT NOT NULL,
-    time_s       REAL NOT NULL,      -- of this state
+    time_s       REAL NOT NULL,      -- time of this state
     acks         INTEGER NOT NULL,
     world        INTEGER NOT NULL,
     applied_step INTEGER,
     why          TEXT NOT NULL,
     expires_step INTEGER,
-    reason       TEXT NOT NULL DEFAULT '',   -- in the operator's words
+    reason       TEXT NOT NULL DEFAULT '',   -- the operator's note
     asked_s      REAL NOT NULL DEFAULT 0,
-    undoes       INTEGER NOT NULL DEFAULT 0, -- the revision that this one takes back
-    failed       INTEGER NOT NULL DEFAULT 0, -- ranks that say that it is not in force
-    checksum     INTEGER                     -- of all of that; null in rows of an earlier release
+    undoes       INTEGER NOT NULL DEFAULT 0, -- the revision that this one reverts
+    failed       INTEGER NOT NULL DEFAULT 0, -- ranks that report that it is not in force
+    checksum     INTEGER                     -- of all columns above; null in rows of an earlier release
 )
 """
 TRIALS: Final = """
 CREATE TABLE IF NOT EXISTS trials (
-    id       TEXT PRIMARY KEY,  -- the client's own
+    id       TEXT PRIMARY KEY,  -- chosen by the client
     began_s  REAL NOT NULL,
-    entry    TEXT NOT NULL,     -- JSON: how it stands, and the step times before
+    entry    TEXT NOT NULL,     -- JSON: the state, and the step times before
     checksum INTEGER            -- of the entry
 )
 """

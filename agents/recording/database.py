@@ -16,15 +16,17 @@ from urllib.parse import quote
 
 from agents.rundir.bounded_read import check_ordinary
 
-BESIDE: Final = ("", "-wal", "-shm")  # the files of a database in WAL mode
+BESIDE: Final = ("", "-wal", "-shm")  # suffixes of the files of a database in WAL mode
 HEADER: Final = struct.Struct(
     ">8I"
-)  # of a log: magic, version, page size, checkpoint, two salts, two checksums
-FRAME: Final = struct.Struct(">6I")  # page number, pages after a commit or 0, two salts, two checksums
+)  # header of a log: magic, version, page size, checkpoint, two salts, two checksums
+FRAME: Final = struct.Struct(
+    ">6I"
+)  # of a frame: page number, pages after a commit or 0, two salts, two checksums
 RECOVERED_AT: Final = (
-    16  # in the index of the log: how many frames SQLite has found to be valid and committed
+    16  # in the index of the log: the number of frames that SQLite knows as valid and committed
 )
-READS: Final = 5  # reads of a log that a live writer may be about to commit
+READS: Final = 5  # attempts to read a log, because a live writer may be about to commit
 BETWEEN_S: Final = 0.1
 BUSY_S: Final = 5.0
 
@@ -49,11 +51,11 @@ def open_to_read(path: Path) -> tuple[sqlite3.Connection, str]:
         db = _opened(path, "mode=ro")
         return db, torn(db, path)
     except sqlite3.Error:
-        # SQLite needs a writable folder to share a file; nobody writes this one, so it can be opened as immutable.
+        # SQLite needs a writable folder to share a file. No process writes this one, so it can be opened as immutable.
         db = _opened(path, "mode=ro&immutable=1")
     log = path.with_name(f"{path.name}-wal")
     lost = log.exists() and log.stat().st_size
-    return db, f"what is in the write-ahead log {log} cannot be read here" if lost else ""
+    return db, f"the write-ahead log {log} cannot be read here" if lost else ""
 
 
 def check_files(path: Path) -> None:
@@ -113,8 +115,8 @@ def torn(db: sqlite3.Connection, path: Path) -> str:
     """
     log, first = path.with_name(f"{path.name}-wal"), None
     page = int(db.execute("PRAGMA page_size").fetchone()[0])
-    for look in range(READS):
-        if look:
+    for attempt in range(READS):
+        if attempt:
             time.sleep(BETWEEN_S)
         try:
             frames = list(_frames(log, page))
@@ -127,7 +129,9 @@ def torn(db: sqlite3.Connection, path: Path) -> str:
         first = lost[0].number
     commits = sum(frame.commits for frame in lost)
     if not commits:
-        return f"the last transaction in {log} is not whole: its writer was killed, or the file was cut off"
+        return (
+            f"the last transaction in {log} is incomplete: its writer was killed, or the file was truncated"
+        )
     return f"{log} is damaged: {commits} transaction{'s' * (commits > 1)} at its end cannot be read"
 
 

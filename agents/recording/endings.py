@@ -20,12 +20,12 @@ from agents.recording.reader import Recording
 from agents.state.metric_curve import Curve
 from agents.state.run_state import RunState
 
-STARTS = 64  # hub starts read, newest first,
-TOLD = 4  # until this many had a leader; one alone may have been killed before it restored its history
+STARTS = 64  # limit of hub starts that are read, newest first,
+LED_STARTS = 4  # and of those with a leader; the newest may have been killed before it restored its history
 MOST_S = 5.0
-ROW_BYTES = 64 << 20  # of a row, uncompressed
-KEPT_BYTES = 16 << 20  # of all updates read, packed
-STEPS_OF_SQLITE = 10_000  # between two checks of the time limit
+ROW_BYTES = 64 << 20  # limit of a row, uncompressed
+KEPT_BYTES = 16 << 20  # limit of all updates that are read, packed
+STEPS_OF_SQLITE = 10_000  # rows between two checks of the time limit
 
 LAST_SEGMENTS: Final = (
     "SELECT MAX(id) FROM segments WHERE epoch != ? AND wire = ? GROUP BY epoch ORDER BY MAX(id) DESC LIMIT ?"
@@ -67,13 +67,13 @@ class _Endings(Recording):
 
     def before(self, epoch: str) -> Iterator[Ending]:
         self.rows(tuple[()], "BEGIN")  # a consistent view of the file while the recorder writes
-        told = 0
+        led = 0
         for (segment,) in self.rows(tuple[int], LAST_SEGMENTS, epoch, VERSION, STARTS):
             ending = self._ending(segment)
             if ending:
-                told += 1
+                led += 1
                 yield ending
-            if told == TOLD:
+            if led == LED_STARTS:
                 return
 
     def _ending(self, segment: int) -> Ending | None:
@@ -102,7 +102,7 @@ class _Endings(Recording):
     def _check(self, size: int = 0) -> None:
         self._kept += size
         if self._kept > KEPT_BYTES:
-            raise RecordingError(f"{self.path} holds more of it than {KEPT_BYTES >> 20} MiB")
+            raise RecordingError(f"{self.path} holds more than {KEPT_BYTES >> 20} MiB of history")
         if self._is_over():
             raise RecordingError(f"{self.path} takes more than {MOST_S:g} s to read")
 

@@ -17,37 +17,37 @@ from typing import Annotated, Any, Final, get_args
 import msgspec
 from msgspec import Meta, Struct
 
-from agents.protocol import Count, Experts, Loads, Peers, Pulse, Step, Timeline, Unknown, Update, Vitals, clip
+from agents.protocol import JOB_RECORDS, RECORDS, Count, Unknown, Update, clip
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS segments (
     id       INTEGER PRIMARY KEY,
-    wire     INTEGER NOT NULL,   -- the wire version of what is in it
+    wire     INTEGER NOT NULL,   -- the protocol version of its messages
     epoch    TEXT NOT NULL,      -- the hub start
     seq      INTEGER NOT NULL,   -- the snapshot is the state as of this number; the updates follow it
-    time_s   REAL NOT NULL,      -- of the hub's clock
+    time_s   REAL NOT NULL,      -- by the hub's clock
     step     INTEGER,            -- the newest step summarised by then
-    follows  INTEGER NOT NULL,   -- 1: on the segment before, with nothing missing between
-    thinned  INTEGER NOT NULL,   -- 1: without what single ranks said from step to step
+    follows  INTEGER NOT NULL,   -- 1: it follows the previous segment without a gap
+    thinned  INTEGER NOT NULL,   -- 1: without the records of single ranks
     snapshot BLOB NOT NULL
 );
 CREATE TABLE IF NOT EXISTS feed (
     id       INTEGER PRIMARY KEY,
     segment  INTEGER NOT NULL,
-    first    INTEGER NOT NULL,   -- the numbers it covers
+    first    INTEGER NOT NULL,   -- first and last sequence number
     last     INTEGER NOT NULL,
-    time_s   REAL NOT NULL,      -- of its last
+    time_s   REAL NOT NULL,      -- of its last update
     step     INTEGER,            -- the newest step summarised by then
     data     BLOB NOT NULL       -- zlib of a msgpack list of [time_s, first, [update, ...]]
 );
 CREATE INDEX IF NOT EXISTS feed_by_segment ON feed (segment);
 """
 
-OF_A_MOMENT: Final = (Step, Loads, Experts, Timeline, Peers, Pulse, Vitals, Unknown)
+OF_A_MOMENT: Final = (*RECORDS, *JOB_RECORDS, Unknown)
 """Records of one rank at one step, superseded by the next: most of the volume of a recording."""
 
-MAX_ROW_BYTES: Final = 256 << 20  # uncompressed
-MAX_UPDATES: Final = 1 << 20  # in a batch; the largest snapshot has fewer
+MAX_ROW_BYTES: Final = 256 << 20  # limit of a row, uncompressed
+MAX_UPDATES: Final = 1 << 20  # limit of updates in a batch; the largest snapshot has fewer
 LEVEL: Final = (
     1  # zlib level: halves the size for 14 ms per megabyte; higher levels gain nothing on these data
 )
@@ -111,7 +111,7 @@ def _unzip(data: bytes, most_bytes: int) -> bytes:
     unzip = zlib.decompressobj()
     plain = unzip.decompress(data, most_bytes)
     if not unzip.eof:
-        raise RecordingError(f"a row of the recording is cut off, or has more than {most_bytes >> 20} MiB")
+        raise RecordingError(f"a row of the recording is truncated, or has more than {most_bytes >> 20} MiB")
     return plain
 
 

@@ -33,7 +33,7 @@ class Segment:
     time_s: float
     step: int | None
     thinned: int  # 1: without records of single ranks
-    follows: int  # 1: on the segment before, with nothing missing between
+    follows: int  # 1: it follows the previous segment without a gap
 
 
 class Moment(Struct, frozen=True):
@@ -82,8 +82,8 @@ class Recording:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.exists():
-            raise NothingRecordedError(f"there is no recording: {path} is not there")
-        self.damage: list[str] = []  # missing or unreadable parts found so far, a sentence each
+            raise NothingRecordedError(f"there is no recording: {path} does not exist")
+        self.damage: list[str] = []  # missing or unreadable parts found so far, one sentence each
         try:
             self._db, lost = open_to_read(path)
         except (sqlite3.Error, OSError) as error:
@@ -94,13 +94,13 @@ class Recording:
         try:
             tables = {name for (name,) in self.rows(tuple[str], TABLES)}
             if not tables & {"segments", "feed"}:
-                what = "commands only; its run was not recorded" if tables else "nothing yet"
+                what = "only commands; the run was not recorded" if tables else "nothing yet"
                 raise NothingRecordedError(f"{path} holds {what}")
             wire = self.rows(tuple[int], "SELECT wire FROM segments ORDER BY id DESC LIMIT 1")
             if not wire and self.rows(tuple[int], "SELECT id FROM feed LIMIT 1"):
-                raise RecordingError(f"{path} is damaged: it holds updates, and not where they belong")
+                raise RecordingError(f"{path} is damaged: its updates belong to no segment")
             if not wire:
-                why = f"{path} holds nothing yet; its run has only begun, or was not recorded"
+                why = f"{path} is empty; the run has just begun, or was not recorded"
                 raise NothingRecordedError(why)
             if wire[0][0] != VERSION:
                 raise RecordingError(f"{path}: {version_refusal(wire[0][0])}")
@@ -125,7 +125,7 @@ class Recording:
         with contextlib.suppress(sqlite3.Error):
             self._db.close()
 
-    # ------------------------------------------------------------------------------------------- what is there
+    # ------------------------------------------------------------------------------------------------ contents
 
     def segments(self) -> list[Segment]:
         """All segments, in order of time."""
@@ -147,7 +147,7 @@ class Recording:
 
     def moments(self, segment: int = 0) -> Iterator[Moment]:
         """All readable moments from segment `segment` on; unreadable ones are noted in `damage`."""
-        before: tuple[str, int] | None = None  # epoch and sequence number up to which nothing is missing
+        before: tuple[str, int] | None = None  # epoch and sequence number up to which no update is missing
         for one in [one for one in self.segments() if one.id >= segment]:
             if one.follows and before and before != (one.epoch, one.seq):
                 self._note_gap(one, before[1], one.seq + 1)
@@ -162,7 +162,7 @@ class Recording:
                 try:
                     for moment in self._row(one, id):
                         if moment.seq <= seq:
-                            raise RecordingError("they are out of order")
+                            raise RecordingError("the updates are out of order")
                         if moment.seq > seq + 1 and not one.thinned:
                             self._note_gap(one, seq, moment.seq)
                         seq = moment.seq
@@ -174,7 +174,7 @@ class Recording:
 
     def _rows_of(self, segment: Segment) -> list[tuple[int, int, int]]:
         """Number, first and last update of each row of a segment."""
-        for table in ("feed", "feed NOT INDEXED"):  # a damaged index can be bypassed
+        for table in ("feed", "feed NOT INDEXED"):  # reads without the index, which may be damaged
             query = f"SELECT id, first, last FROM {table} WHERE segment = ? ORDER BY id"
             try:
                 return self.rows(tuple[int, int, int], query, segment.id)
@@ -184,7 +184,7 @@ class Recording:
 
     def _note_gap(self, segment: Segment, after: int, before: int) -> None:
         now = self.rows(tuple[int], "SELECT thinned FROM segments WHERE id = ?", segment.id)
-        if now == [(0,)]:  # a live run may have thinned the segment meanwhile
+        if now == [(0,)]:  # a live run may have thinned the segment during this read
             self.note(f"the updates {after + 1} to {before - 1} of {segment.epoch} are missing")
 
     def _snapshot(self, segment: int) -> Iterator[Update]:
@@ -193,7 +193,7 @@ class Recording:
                 yield from map(unpack, batch.updates)
 
     def _row(self, segment: Segment, id: int, kinds: frozenset[str] | None = None) -> Iterator[Moment]:
-        # The row may have been removed by thinning meanwhile; then there is nothing to yield.
+        # Thinning may have removed the row during this read; then there is nothing to yield.
         data_of = "SELECT data FROM feed WHERE id = ? AND segment = ?"
         for (data,) in self.rows(tuple[bytes], data_of, id, segment.id):
             for batch in unpack_row(data):
@@ -208,7 +208,7 @@ class Recording:
         except RecordingError as error:
             self.note(f"the steps in row {id} cannot be read: {error}")
 
-    # -------------------------------------------------------------------------------------------------- places
+    # ----------------------------------------------------------------------------------------------- positions
 
     def at_end(self) -> Position:
         return Position(self.segments()[-1].id, lambda moment: False)
@@ -251,7 +251,7 @@ class Recording:
         if newest is None or newest < step or (not rows and first is not None and first > step):
             held = "no step yet" if newest is None else f"the steps {first or 0} to {newest}"
             raise RecordingError(f"{self.path} holds {held}, not {step}")
-        # A restarted hub has no step at first; that alone does not mean that the run went back.
+        # A restarted hub has no step at first; this does not mean that the run returned to an earlier step.
         crossings = [*rows, (0, -1, "")]
         row, last, epoch = next(
             (one for one in crossings if self._reached(one[0], step) == step), crossings[0]
@@ -277,7 +277,7 @@ class Recording:
         after = "SELECT id, segment FROM feed WHERE id > ? ORDER BY id"
         segments = {one.id: one for one in self.segments()}
         for id, segment in self.rows(tuple[int, int], after, row):
-            with contextlib.suppress(RecordingError):  # noted when that row is read for its moments
+            with contextlib.suppress(RecordingError):  # `moments` notes the damage when it reads that row
                 for moment in self._row(segments[segment], id) if segment in segments else ():
                     if isinstance(moment.update, Summary) and moment.update.step >= step:
                         return moment.update.step

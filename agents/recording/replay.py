@@ -50,7 +50,7 @@ class Replay:
         segments = self.recording.segments()
         start = next((one for one in segments if one.id >= place.segment), None)
         if start is None:
-            raise RecordingError(f"{self.recording.path} has lost what it holds from there on")
+            raise RecordingError(f"{self.recording.path} no longer holds this position")
         if start.thinned:
             # The curve up to there is in the earlier segments; these are thinned too, so reading them is quick.
             start = next(one for one in segments if one.epoch == start.epoch)
@@ -67,7 +67,7 @@ class Replay:
 
         If `resets` has grown, `state` was rebuilt from a snapshot, so these updates alone do not describe the change.
         """
-        came: list[Update] = []
+        applied: list[Update] = []
         while self._next is not None and not beyond(self._next):
             moment, self._next = self._next, next(self._moments, None)
             if moment.snapshot is not None:
@@ -77,9 +77,9 @@ class Replay:
             elif moment.update is not None:
                 with self._lock:
                     self.state.apply(moment.update)
-                came.append(moment.update)
+                applied.append(moment.update)
             self.epoch, self.seq, self.time_s = moment.epoch, moment.seq, moment.time_s
-        return came
+        return applied
 
     def _enter(self, moment: Moment, snapshot: tuple[Update, ...]) -> None:
         state = RunState()

@@ -23,7 +23,7 @@ INSERT_SEGMENT = (
     "INSERT INTO segments (id, wire, epoch, seq, time_s, step, follows, thinned, snapshot) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?)"
 )
-CURVE = frozenset({"summary", "recalled"})  # the kinds of updates that hold the curve
+CURVE = frozenset({"summary", "recalled"})  # kinds of updates that contain the curve
 SIZES = (
     "SELECT id, thinned, LENGTH(snapshot) + "
     "(SELECT COALESCE(SUM(LENGTH(data)), 0) FROM feed WHERE segment = segments.id) FROM segments ORDER BY id"
@@ -65,9 +65,11 @@ class RecordingWriter:
             return False
         try:
             put_back(self._db, self._path)
-            self._connect().execute("SELECT id FROM segments LIMIT 1").fetchall()  # opens its log too
+            self._connect().execute(
+                "SELECT id FROM segments LIMIT 1"
+            ).fetchall()  # also opens the write-ahead log
         except (sqlite3.Error, OSError) as error:
-            raise RecordingWriteError(f"{self._path} was removed and cannot be put back: {error}") from None
+            raise RecordingWriteError(f"{self._path} was removed and cannot be restored: {error}") from None
         self._file = OpenFile(self._path)
         return True
 
@@ -97,7 +99,7 @@ class RecordingWriter:
             self._added.append((INSERT_ROW, row))
 
     def commit(self) -> None:
-        """Write what was added. RecordingWriteError: none of it is on disk, and it is discarded."""
+        """Write what was added. After a RecordingWriteError nothing of it is on disk, and it is discarded."""
         added = list(self._added)
         try:
             self._transact(added)

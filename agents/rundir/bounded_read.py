@@ -14,8 +14,8 @@ def open_ordinary(path: Path, links: bool = True) -> FileIO:
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
-    except ValueError:  # a NUL in the name
-        raise OSError(0, "no file can have this name", str(path)) from None
+    except ValueError:  # the name contains a NUL
+        raise OSError(0, "not a legal file name", str(path)) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(0, "not an ordinary file", str(path))

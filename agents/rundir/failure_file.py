@@ -9,10 +9,10 @@ from pathlib import Path
 from agents.rundir.bounded_read import open_ordinary
 
 FAILURE_FILE = (
-    "failure.txt"  # the launcher writes a line with date, time and cause, then the reports of the ranks
+    "failure.txt"  # the launcher writes one line with date, time and cause, then the reports of the ranks
 )
-FAILURE_BYTES = 64 << 20  # read from its end: enough for the reports of a thousand ranks
-STARTED_AGAIN = "the run was started again"  # follows the cause of an earlier failure in the file
+FAILURE_BYTES = 64 << 20  # bytes read from the end: enough for the reports of a thousand ranks
+STARTED_AGAIN = "the run was started again"  # line that follows the cause of an earlier failure
 _FAILURE_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (.+)")
 
 

@@ -14,7 +14,7 @@ from agents.rundir.local_machine import process_state, this_host
 from agents.transport.addresses import Endpoints
 
 HUB_FILE = "hub.json"
-HUB_FILE_BYTES = 64 << 10  # the most that is read; a real one has a few hundred bytes
+HUB_FILE_BYTES = 64 << 10  # limit of bytes read; a real file has a few hundred
 
 
 class ElsewhereError(RunError):
@@ -25,7 +25,7 @@ class HubFile(Struct, frozen=True, omit_defaults=True):
     """Content of `hub.json`: all that is needed to reach the hub of a run."""
 
     run: str
-    epoch: str  # a new one at each hub start
+    epoch: str  # new at each hub start
     endpoints: Endpoints
     pid: int
     wire: int  # the hub's wire version

@@ -1,4 +1,4 @@
-"""Starts the hub process of a run and restarts it when it dies; the ranks continue in any case."""
+"""Starts the hub process of a run and restarts it when it dies. The ranks do not depend on it."""
 
 import os
 import signal
@@ -16,7 +16,8 @@ from agents.rundir.hub_file import read_hub_file
 from agents.rundir.runs import RunError, resolve
 from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
 from agents.transport.addresses import Endpoints, endpoint, is_tcp, listen_address, own_address
-from agents.transport.curve_keys import Key, Role, find_key, key_folder
+from agents.transport.curve_keys import Key, find_key, key_folder
+from agents.transport.roles import Role
 
 RESTARTS_A_MINUTE = 6
 FIRST_DELAY_S = 0.1  # doubled at each restart within the minute
@@ -90,7 +91,7 @@ class HubSupervisor:
                 self._warned = True
                 say(f"the hub {why} repeatedly; the run continues without it, see {self._log}\n")
 
-        self._note(f"the hub {why}; it is started again in {max(0.0, self._due - now):.1f} s")
+        self._note(f"the hub {why}; it restarts in {max(0.0, self._due - now):.1f} s")
 
     def _note(self, text: str) -> None:
         """Write a line to the log, because a killed hub writes nothing."""

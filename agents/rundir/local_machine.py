@@ -3,10 +3,15 @@
 import contextlib
 import os
 import socket
-from pathlib import Path
 from typing import Final, Literal
 
-_PROCESS_STATES: Final[dict[str, Literal["ended", "stopped"]]] = {"Z": "ended", "X": "ended", "T": "stopped"}
+import psutil
+
+_PROCESS_STATES: Final[dict[str, Literal["ended", "stopped"]]] = {
+    psutil.STATUS_ZOMBIE: "ended",  # it still accepts signals
+    psutil.STATUS_DEAD: "ended",
+    psutil.STATUS_STOPPED: "stopped",
+}
 
 
 def this_host() -> str:
@@ -22,8 +27,6 @@ def process_state(pid: int) -> Literal["ended", "stopped", "alive"]:
         return "ended"
     except PermissionError:
         return "alive"
-    with contextlib.suppress(OSError, IndexError):
-        # The field after the command's closing parenthesis. A zombie accepts signals although it has ended.
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return _PROCESS_STATES.get(letter, "alive")
+    with contextlib.suppress(psutil.Error, ValueError):  # hidden from this user, or pid 0 or less
+        return _PROCESS_STATES.get(psutil.Process(pid).status(), "alive")
     return "alive"

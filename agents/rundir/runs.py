@@ -19,7 +19,7 @@ COMMANDS_FILE = "commands.db"
 
 
 class Run(Struct, frozen=True):
-    """One run folder. `hub` is the content of its `hub.json`; None if the hub ended in order and removed the file."""
+    """One run folder. `hub` is the content of its `hub.json`; None if the hub ended cleanly and removed the file."""
 
     name: str
     folder: Path
@@ -52,7 +52,7 @@ def resolve(target: str | None, runs_dir: Path) -> Endpoints:
         newest = newest_live(runs_dir)
         if newest is None or newest.hub is None:
             ended = next((run.name for run in list_runs(runs_dir)), None)
-            newest_ended = f"; the newest that has ended is {ended}" if ended else ""
+            newest_ended = f"; the newest run that has ended is {ended}" if ended else ""
             raise RunError(
                 f"no run in {runs_dir.absolute()} is live{newest_ended}; start one, or name a run or its folder"
             )
@@ -82,7 +82,7 @@ def _at_url(url: str) -> Endpoints:
 
 def _reached(hub: HubFile, folder: Path) -> Endpoints:
     if hub.here:
-        # Another user may have written hub.json; commands must not go to sockets of theirs.
+        # Another user may have written hub.json; commands must not go to that user's sockets.
         check_socket_directory(hub.endpoints.directory, create=False)
         return hub.endpoints
     if hub.tcp is None:
@@ -98,7 +98,7 @@ def find_folder(target: str, runs_dir: Path) -> Path:
     try:
         folder = next((path for path in (runs_dir / target, Path(target)) if path.is_dir()), None)
     except OSError as error:
-        raise RunError(f"a run cannot be named {target[:40]}…: {error.strerror}") from None
+        raise RunError(f"not a legal name of a run: {target[:40]}…: {error.strerror}") from None
     if folder is None:
         names = [run.name for run in list_runs(runs_dir)]
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""

@@ -25,7 +25,11 @@ def endpoints_in(directory: Path) -> Endpoints:
 
 
 def make_socket_directory() -> Path:
-    """Create a private directory (mode 0700) with a short path."""
+    """Create a private directory (mode 0700) with a short path.
+
+    Not by platformdirs: without ``XDG_RUNTIME_DIR`` it takes ``/run/user/UID``, which is removed when the user logs
+    out.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     usable = runtime and os.access(runtime, os.W_OK | os.X_OK)
     for parent in (runtime, tempfile.gettempdir()) if usable else (tempfile.gettempdir(),):

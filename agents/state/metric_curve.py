@@ -175,7 +175,7 @@ def kept(values: "Sequence[float] | array[float]") -> list[int]:
     """Indices of the kept values of a bucket: first, last, lowest, highest, and the first that is not finite."""
     if len(values) <= 2:
         return list(range(len(values)))
-    if math.isfinite(sum(values)):  # so every value is finite
+    if math.isfinite(sum(values)):  # here every value is finite
         return sorted({0, len(values) - 1, values.index(min(values)), values.index(max(values))})
     places = {0, len(values) - 1}
     finite = [place for place, value in enumerate(values) if math.isfinite(value)]

@@ -36,7 +36,7 @@ class Replica:
         return done
 
     def _apply_live(self, frame: Updates, applied: list[Update]) -> bool:
-        # With `since`, the frame holds all that matters after it; otherwise its updates are numbered one by one.
+        # With `since`, the frame holds all newest values after it; otherwise its updates are numbered one by one.
         first = frame.seq - len(frame.updates) + 1 if frame.since is None else frame.since + 1
         if frame.epoch != self.epoch or first > self.seq + 1:
             return False  # from another hub start, or updates are missing in between

@@ -20,6 +20,7 @@ from agents.protocol import (
     Peers,
     Pulse,
     Recalled,
+    Record,
     Step,
     Summary,
     Timeline,
@@ -33,8 +34,6 @@ HISTORY = 1024  # newest summaries kept completely; older ones are kept as a cur
 COMMANDS = 1024  # commands kept; the oldest refused one is dropped first, then the oldest settled one
 TRIALS = 64  # trials kept
 EVENTS = 1024  # events kept
-Record = Step | Pulse | Vitals | Timeline | Peers
-"""Records that a rank sends repeatedly; only the newest of each kind is kept."""
 
 
 class RunState:
@@ -47,12 +46,19 @@ class RunState:
         self.vitals: dict[int, Vitals] = {}
         self.timelines: dict[int, Timeline] = {}
         self.peers: dict[int, Peers] = {}
+        self._records: dict[type[Update], dict[int, Record]] = {
+            Step: self.steps,  # type: ignore[dict-item]
+            Pulse: self.pulses,  # type: ignore[dict-item]
+            Vitals: self.vitals,  # type: ignore[dict-item]
+            Timeline: self.timelines,  # type: ignore[dict-item]
+            Peers: self.peers,  # type: ignore[dict-item]
+        }
         self.gone: dict[int, Gone] = {}
         self.board: Board | None = None
         self.experts: Experts | None = None
         self.loads: Loads | None = None
-        self.summaries: list[Summary] = []  # the newest, by step
-        self.curve = Curve()  # of the steps before `summaries`
+        self.summaries: list[Summary] = []  # the newest summaries, by step
+        self.curve = Curve()  # curve of the steps before `summaries`
         self.commands: dict[str, CommandState] = {}
         self.trials: dict[str, TrialState] = {}
         self.events: deque[Event] = deque(maxlen=EVENTS)
@@ -60,17 +66,11 @@ class RunState:
         self._places: dict[
             tuple[type, str], tuple[int, int]
         ] = {}  # of commands and trials in the log: see `log`
-        self.alerts: dict[tuple[str, str], Alert] = {}  # the active ones, by name and subject
+        self.alerts: dict[tuple[str, str], Alert] = {}  # active alerts, by name and subject
 
     def records(self) -> dict[type[Update], dict[int, Record]]:
         """The newest records by kind and rank; the live dictionaries, not copies."""
-        return {
-            Step: self.steps,  # type: ignore[dict-item]
-            Pulse: self.pulses,  # type: ignore[dict-item]
-            Vitals: self.vitals,  # type: ignore[dict-item]
-            Timeline: self.timelines,  # type: ignore[dict-item]
-            Peers: self.peers,  # type: ignore[dict-item]
-        }
+        return self._records
 
     @property
     def world(self) -> int:
@@ -90,17 +90,10 @@ class RunState:
         return self.curve.points(metric) + [(step, value) for step, value in newest if value is not None]
 
     def apply(self, update: Update) -> None:
+        if isinstance(update, Record):
+            self._records[type(update)][update.rank] = update
+            return
         match update:
-            case Step():
-                self.steps[update.rank] = update
-            case Pulse():
-                self.pulses[update.rank] = update
-            case Vitals():
-                self.vitals[update.rank] = update
-            case Timeline():
-                self.timelines[update.rank] = update
-            case Peers():
-                self.peers[update.rank] = update
             case Summary():
                 self._add_summary(update)
             case Experts():
@@ -207,11 +200,8 @@ class RunState:
             yield self.board
         yield from (Recalled(curve=[part]) for part in self.curve.parts())
         yield from self.summaries
-        yield from self.steps.values()
-        yield from self.pulses.values()
-        yield from self.vitals.values()
-        yield from self.timelines.values()
-        yield from self.peers.values()
+        for records in self._records.values():
+            yield from records.values()
         if self.experts:
             yield self.experts
         if self.loads:

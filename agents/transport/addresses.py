@@ -16,7 +16,7 @@ LEGAL = "tcp://ADDRESS:PORT, tcp://ADDRESS:auto, or auto"
 
 
 class Endpoints(Struct, frozen=True, omit_defaults=True):
-    """Where a hub listens: ranks connect to `ranks`, cockpits and scripts to `clients`."""
+    """The endpoints of a hub: ranks connect to `ranks`, cockpits and scripts to `clients`."""
 
     ranks: str
     clients: str

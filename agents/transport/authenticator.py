@@ -2,6 +2,10 @@
 
 A CURVE socket without ZAP accepts any key. The authenticator has its own thread, which also reads the list, so that a
 key folder on a slow network disk does not block the hub.
+
+pyzmq's authenticators (`zmq.auth`) are not used: their thread waits for requests without a time limit, so it cannot
+reread the list while nobody connects, which revocation needs; and their callback gets neither the peer's address nor a
+choice of the refusal's text, so the hub could not report who was refused and why.
 """
 
 import errno
@@ -18,15 +22,16 @@ from agents.transport.curve_keys import LIST_FILE, KeyStore, Listed
 
 DOMAIN = b"hub"
 REREAD_S = 0.25
-REFUSALS_KEPT = 16  # until the hub publishes them
+REFUSALS_KEPT = 16  # limit of reports until the hub publishes them
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 
 
 class ZapAuthenticator:
-    """The keys in force. `grant` is called for every message and costs one dictionary lookup."""
+    """The keys in force. `grant` is called for every message; it is one dictionary lookup."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], store: KeyStore) -> None:
-        self.told: deque[str] = deque(maxlen=REFUSALS_KEPT)  # refused keys, and errors in reading the list
+        # Refused keys, and errors in reading the list, until the caller takes them.
+        self.problems: deque[str] = deque(maxlen=REFUSALS_KEPT)
         self._store = store
         self._by_key: dict[bytes, Listed] = {}
         self._read: tuple[int, int, int] | None = None
@@ -34,7 +39,7 @@ class ZapAuthenticator:
         self._reread()
         self._zap = context.socket(
             zmq.REP
-        )  # bound before any CURVE socket, which would accept every key without it
+        )  # bound before any CURVE socket, because a CURVE socket without ZAP accepts every key
         self._zap.set(zmq.LINGER, 0)
         self._zap.bind(ZAP_ENDPOINT)
         self._thread = threading.Thread(target=self._work, name="zap", daemon=True)
@@ -59,7 +64,7 @@ class ZapAuthenticator:
         while not self._stopping.is_set():
             if self._zap.poll(int(1000 * REREAD_S)):
                 request = self._zap.recv_multipart()
-                self._reread()  # the key may have been made a moment ago
+                self._reread()  # the key may be new: read the list again
                 self._zap.send_multipart(self._answer(request))
             self._reread()
         self._zap.close()
@@ -74,7 +79,7 @@ class ZapAuthenticator:
                 return [version, asked, b"200", b"OK", key, b""]
             row = self.known(key)
             refusal = f"the key {row.name} is revoked" if row else "a key that is not listed"
-        self.told.append(f"{refusal}: refused, from {address.decode(errors='replace')}")
+        self.problems.append(f"{refusal}: refused, from {address.decode(errors='replace')}")
         return [version, asked, b"400", refusal.encode(), b"", b""]
 
     def _reread(self) -> None:
@@ -86,7 +91,7 @@ class ZapAuthenticator:
             rows = self._store.listed()
         except (RunError, OSError) as error:
             rows = []  # accept no key, because the list may have been tampered with
-            self.told.append(f"{error}; no key is accepted until the list can be read")
+            self.problems.append(f"{error}; no key is accepted until the list can be read")
         self._by_key = {row.public.encode(): row for row in rows}
         self._read = found
 

@@ -13,39 +13,32 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import platformdirs
 from msgspec import Meta, Struct, structs
 
 from agents.protocol.base import RunError
 from agents.transport.addresses import Endpoints
 from agents.transport.open_files import open_lock
+from agents.transport.roles import Role
 
 KEY_VARIABLE = "COCKPIT_KEY"  # key files, separated as in PATH
 FOLDER_VARIABLE = "COCKPIT_KEYS"  # the key folder
 LIST_FILE = "allowed.json"
-SHOWN = 20  # the most names in an error
+SHOWN = 20  # limit of names in an error
 HUB = "hub"  # reserved name
 LONGEST_KEY_FILE = 4096  # bytes
-MOST_KEYS = 1024  # the most keys in force
-REVOKED_KEPT = 256  # the newest revoked keys; an unlisted key is refused like a revoked one
+MOST_KEYS = 1024  # limit of keys in force
+REVOKED_KEPT = 256  # number of revoked keys kept; an unlisted key is refused too
 LONGEST_LIST = 16 << 20  # bytes; our list is below 1 MiB, but an older release never pruned it
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 KeyName = Annotated[str, Meta(pattern=f"^{_NAME.pattern}$", max_length=64)]
 Z85Key = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}$")]
-
-
-class Role(StrEnum):
-    """The role of a key: a rank reports, a viewer watches, and an operator watches and changes the run."""
-
-    RANK = "rank"
-    VIEWER = "viewer"
-    OPERATOR = "operator"
 
 
 class Key(Struct, frozen=True):
@@ -71,15 +64,13 @@ class Listed(Struct, frozen=True):
     revoked_s: float | None = None
 
 
-def keys_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def keys_folder() -> Path:
     """The folder that ``COCKPIT_KEYS`` names, else ``cockpit/keys`` in the user's configuration folder. Raise RunError
     if there is no home directory."""
-    if named := environ.get(FOLDER_VARIABLE):
+    if named := os.environ.get(FOLDER_VARIABLE):
         return Path(named)
-    if configuration := environ.get("XDG_CONFIG_HOME"):
-        return Path(configuration) / "cockpit" / "keys"
     try:
-        return Path.home() / ".config" / "cockpit" / "keys"
+        return platformdirs.user_config_path("cockpit") / "keys"
     except RuntimeError:  # a user id without a passwd entry, in a container
         raise RunError(f"there is no home directory; name a folder of keys with {FOLDER_VARIABLE}") from None
 
@@ -97,7 +88,9 @@ def load_key(path: Path) -> Key:
     try:
         key = msgspec.json.decode(raw, type=Key)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise RunError(f"{path} is not a key file; cockpit keys make NAME --role ROLE makes one") from None
+        raise RunError(
+            f"{path} is not a key file; make one with cockpit keys make NAME --role ROLE"
+        ) from None
     import zmq  # imported only when needed, to keep launchers light
 
     if zmq.curve_public(key.secret.encode()) != key.public.encode():

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-FILES = 65_536  # each connection takes one
+FILES = 65_536  # each connection takes one descriptor
 
 
 def raise_file_limit() -> None:
@@ -31,5 +31,5 @@ def open_lock(path: Path) -> BinaryIO:
         ) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, f"{path.name} is no file")
+        raise OSError(errno.EINVAL, f"{path.name} is not a regular file")
     return os.fdopen(descriptor, "rb+", buffering=0)

@@ -30,7 +30,7 @@ MONITORED = (
 
 
 class ReconnectingSocket:
-    """A DEALER socket to `endpoint`, with `key` if that is TCP. RunError: TCP without a key.
+    """A DEALER socket to `endpoint`, over TCP with `key`. Raises RunError for TCP without a key.
 
     `immediate`: nothing is queued for an absent hub. `high_water`: the most queued messages.
     """
@@ -41,9 +41,9 @@ class ReconnectingSocket:
         self.endpoint = endpoint
         self.refusal: str | None = None  # why the hub refuses the connection; None once it accepts it
         self._key = key
-        self._failures = 0  # in a row
+        self._failures = 0  # consecutive failures
         self._failed_s: float | None = None
-        self._in_handshake = False  # connected, but the handshake is not finished
+        self._in_handshake = False  # whether it is connected without a finished handshake
         self._monitor: zmq.Socket[bytes] | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
@@ -98,13 +98,13 @@ class ReconnectingSocket:
         own = f"the key {self._key.name}"
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.refusal = (
-                f"the hub at {self.endpoint} does not take {own}: it is revoked or on no list there; "
+                f"the hub at {self.endpoint} refuses {own}: it is revoked or not listed there; "
                 "ask the owner of the run for another"
             )
         elif self._failures >= FAILURES:
             self.refusal = (
-                f"what listens at {self.endpoint} is not the hub that {own} is for, or no hub at all; look at the "
-                "address, and use a key made in the hub's key folder"
+                f"{self.endpoint} is not the hub that {own} is for, or not a hub; check the address, and use a key "
+                "made in the hub's key folder"
             )
 
     def _reconnect(self) -> None:

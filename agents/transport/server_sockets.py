@@ -5,35 +5,25 @@ the role of the key is looked up for each message received and each frame sent, 
 """
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import zmq
-from msgspec import structs
 
 from agents import protocol
-from agents.protocol import AnyMessage, Credit, Decide, Message, Preview, Propose, Sample, Try, Unknown, clip
 from agents.protocol.base import RunError
 from agents.transport.addresses import Endpoints, endpoint, listen_address
 from agents.transport.admission import RESERVE_IPC, RESERVE_TCP, Admission
 from agents.transport.authenticator import DOMAIN, ZapAuthenticator
-from agents.transport.curve_keys import KeyStore, Role
+from agents.transport.curve_keys import KeyStore
+from agents.transport.roles import Role
 
 LEAVE_S = 0.5  # time to send the last frames on closing
 HANDSHAKE_MS = 5000  # time for a peer to finish its handshake
 HEARTBEAT_MS = 5000  # over TCP, to detect machines that have vanished
 DEAD_AFTER_MS = 20_000
 KEY_BYTES = 40  # size of a public key in Z85
-CHANGES = (Propose, Try, Decide)  # each has a field `who`
-ASKS = (Propose, Try, Preview)  # each has an `id` that its answer repeats
-OF_TRIALS = re.compile(r"\.(try|revert\d+)$")  # ids that `trials` gives to its own proposals
-MAY: dict[Role, tuple[type[Message], ...]] = {
-    Role.VIEWER: (Credit, Preview, Sample),
-    Role.OPERATOR: (Credit, Preview, Sample, *CHANGES),
-}
-"""Messages that a client may send. A rank may send all others; `Ingest` checks these."""
 
 
 class Received(NamedTuple):
@@ -58,7 +48,7 @@ class ServerSocket:
         self.socket.set(zmq.MAXMSGSIZE, protocol.MAX_FRAME_BYTES)
         self.socket.set(zmq.SNDHWM, 64)  # the most credit a client can grant at once
         self.socket.set(zmq.RCVHWM, 64)
-        self.socket.set(zmq.ROUTER_MANDATORY, 1)  # raise an error if a peer's queue is full or it has left
+        self.socket.set(zmq.ROUTER_MANDATORY, 1)  # `send` raises if a queue is full or a peer has left
         self.socket.set(zmq.BACKLOG, 1024)
 
     def bind(self, url: str) -> str:
@@ -241,33 +231,3 @@ class ServerSockets:
             server_socket.socket.close()
         if self.authenticator:
             self.authenticator.close()
-
-
-def refusal(came: Received, message: Message) -> str | None:
-    """One sentence that refuses `message` if the peer's role does not allow it, else None."""
-    if came.role is None:
-        return f"the key {came.name} is not in force any more; ask the owner of the run for another"
-    kind = message.kind if isinstance(message, Unknown) else type(message).__name__.lower()
-    key = f"the key {came.name} has the role {came.role}"
-    if came.role is Role.RANK:
-        if came.name and isinstance(message, MAY[Role.OPERATOR]):
-            return f"{key} and reports; watching takes the role viewer, changes take the role operator"
-        return None
-    if not isinstance(message, MAY[Role.OPERATOR]):
-        if came.name:
-            return f"{key}; only one with the role rank may send a {kind}"
-        return f"a client sends credit and proposals, and this is a {kind}"
-    if not isinstance(message, MAY[came.role]):
-        return f"{key} and only watches; changes take the role operator"
-    if isinstance(message, Propose) and OF_TRIALS.search(message.id):
-        return (
-            f"proposals of a name like {message.id} are the hub's own, of its trials; ask under another name"
-        )
-    return None
-
-
-def signed(came: Received, message: AnyMessage) -> AnyMessage:
-    """The message with its key's name put before `who`, because a client can set `who` to anything."""
-    if came.name and isinstance(message, CHANGES):
-        return structs.replace(message, who=clip(f"{came.name}: {message.who}"))
-    return message

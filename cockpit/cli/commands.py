@@ -1,9 +1,9 @@
-"""The table of commands: what each one calls, and its help. A command's module is imported when it is called."""
+"""The table of commands: the function and the help of each. A command's module is imported when it is called."""
 
 import argparse
 from collections.abc import Callable
 
-from cockpit.data.connection import CockpitError
+from cockpit.data.sources.connection import CockpitError
 
 Options = argparse.Namespace
 Call = Callable[[Options], int]
@@ -95,10 +95,10 @@ def _try(options: Options) -> int:
 
     if options.keep or options.revert:
         if options.changes:
-            raise CockpitError("--keep and --revert end the trial under way; they take no knob")
+            raise CockpitError("--keep and --revert end the running trial; they take no knob")
         return end_trial(options.run, options.keep, options.timeout, options.json)
     if len(options.changes) != 1:
-        raise CockpitError("a trial is of one knob: cockpit try knob=value [--steps N]")
+        raise CockpitError("a trial changes one knob: cockpit try knob=value [--steps N]")
     return start_trial(
         options.run, options.changes, options.steps, options.reason, options.timeout, options.json
     )
@@ -118,7 +118,7 @@ HEADLESS: dict[str, tuple[Call, str]] = {
     "knobs": (_knobs, "print the knobs: values and legal values"),
     "preview": (_preview, "print what a change would do, as estimated by the run"),
     "set": (_set, "change knobs of a live run, all or none; or pause, resume, stop, save, profile=N"),
-    "try": (_try, "try a knob for some steps: keep it if the run is clearly faster, else take it back"),
-    "undo": (_undo, "take back the newest change that is still in force"),
+    "try": (_try, "try a knob for some steps: keep the value if the run is clearly faster, else revert it"),
+    "undo": (_undo, "revert the newest change that is still in force"),
     "log": (_log, "print events, and every change with its outcome"),
 }

@@ -13,8 +13,8 @@ from agents.requests import Request
 from agents.rundir.hub_file import read_hub_file
 from agents.rundir.runs import RunError
 from cockpit.data import format
-from cockpit.data.connection import CockpitError, runs_dir
 from cockpit.data.diagnosis import diagnosis
+from cockpit.data.sources.connection import CockpitError, runs_dir
 from cockpit.data.sources.engine_process import EngineProcess
 from cockpit.data.sources.live import LiveSource
 from cockpit.data.sources.source import ViewerError, faults_reported
@@ -22,12 +22,12 @@ from cockpit.data.store import LinkState, Store
 from cockpit.printing import complain, print_line
 
 LAYOUT = "layouts/demo.toml"
-LOOK_S = 0.1
+POLL_S = 0.1
 SHOWN_LINES = 12
 
 
 class DemoSource:
-    """Source that waits for the hub of a starting run, then follows it; reports an engine that fails."""
+    """Source that waits for the hub of a starting run, then follows the run. It reports an engine that fails."""
 
     operator = True
     owns_run = True
@@ -56,11 +56,11 @@ class DemoSource:
         self._live.ask(asked)
 
     def _run(self, store: Store) -> None:
-        with faults_reported(store, f"the run goes on: cockpit attach {self.target}"):
+        with faults_reported(store, f"the run continues: cockpit attach {self.target}"):
             self._follow(store)
 
     def _follow(self, store: Store) -> None:
-        while not self._stop.wait(LOOK_S):
+        while not self._stop.wait(POLL_S):
             if self._live is None:
                 with contextlib.suppress(RunError):
                     self._live = LiveSource(
@@ -69,14 +69,14 @@ class DemoSource:
                     self._live.start(store)
             status = self.engine.exit_status
             if status:
-                last = self.engine.last_lines(1) or ["it printed nothing"]
+                last = self.engine.last_lines(1) or ["the engine printed nothing"]
                 with store.lock:
-                    store.trouble = f"the engine ended with exit {status}: {format.clean(last[0])}"
+                    store.source_error = f"the engine ended with exit {status}: {format.clean(last[0])}"
                 return
 
 
 def run_demo(words: Sequence[str]) -> int:
-    """Start the engine, open the screen, and end the engine with it. Returns 1 if no step was done."""
+    """Start the engine, open the screen, and stop the engine when the screen closes. Returns an exit status."""
     from cockpit.tui.app import CockpitApp
     from cockpit.tui.open import keymap, report_fault
     from cockpit.tui.screens.starting import Starting
@@ -96,7 +96,7 @@ def run_demo(words: Sequence[str]) -> int:
             report_fault(app.store)
             failed = app.return_code or app.store.link is LinkState.FAILED
             if failed:
-                engine.stop()  # its ranks are gone, and it may still print the cause
+                engine.stop()  # the ranks are gone; the engine may still print the cause
             status = engine.exit_status
             if status or failed:
                 _print_failure(app.store, engine)
@@ -114,14 +114,14 @@ def _print_failure(store: Store, engine: EngineProcess) -> None:
             complain(f"the run failed: {diagnosis(store).text}")
     for line in engine.last_lines(SHOWN_LINES):
         complain(line)
-    complain(f"the whole output of the engine is in {engine.log}")
+    complain(f"the complete output of the engine is in {engine.log}")
 
 
 def _split(words: Sequence[str]) -> tuple[Path, list[str]]:
-    """``[LAYOUT] [k=v ...]``"""
+    """Split the arguments ``[LAYOUT] [section.key=value ...]`` into the layout file and the overrides."""
     files = [word for word in words if "=" not in word]
     if len(files) > 1:
-        raise CockpitError(f"one layout at a time: {files[0]} and {files[1]} were given")
+        raise CockpitError(f"two layouts were given, {files[0]} and {files[1]}; give one")
     named = Path(files[0] if files else LAYOUT)
     for place in (named, Path(cockpit.__file__).parent.parent / named):
         if place.is_file():
@@ -131,7 +131,7 @@ def _split(words: Sequence[str]) -> tuple[Path, list[str]]:
 
 @contextlib.contextmanager
 def _signals_unwind() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP raise SystemExit, so that the engine is stopped on the way out."""
+    """Context in which SIGTERM and SIGHUP raise SystemExit, so that `finally` blocks stop the engine."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

@@ -6,14 +6,14 @@ from agents.protocol import Summary
 from agents.recording.format import RecordingError
 from cockpit.cli.exit_status import DONE, FAILED
 from cockpit.data import format, plain
-from cockpit.data.connection import CockpitError, Connection
 from cockpit.data.diagnosis import LOST, diagnosis
 from cockpit.data.metrics import OWN_TIME, STEP_TIME, read
 from cockpit.data.run_log import log_entries
-from cockpit.data.sources.recorded import is_over, look, open_recording, run_history
+from cockpit.data.sources.connection import CockpitError, Connection
+from cockpit.data.sources.recorded import is_over, load_snapshot, open_recording, run_history
 from cockpit.data.status import status_fields, status_word
 from cockpit.data.store import LinkState, Store
-from cockpit.knobs.values import actions, effect_text, held, legal_text, value_text
+from cockpit.knobs.values import actions, effect_text, legal_text, value_knobs, value_text
 from cockpit.printing import print_json, print_line, print_table, report_missing
 
 SILENT_S = 30.0  # `watch` ends after this long without a message from the hub
@@ -21,18 +21,18 @@ SILENT_S = 30.0  # `watch` ends after this long without a message from the hub
 
 def snapshot(run: str | None, at: str | None, as_json: bool) -> int:
     """Print the state of a run, now or at a position of its recording."""
-    picture = look(run, at)
-    store = picture.store
+    loaded = load_snapshot(run, at)
+    store = loaded.store
     if as_json:
-        print_json(plain.snapshot(store, picture.epoch, picture.seq) | {"missing": picture.missing})
-        return report_missing(picture.missing, picture.note)
+        print_json(plain.snapshot(store, loaded.epoch, loaded.seq) | {"missing": loaded.missing})
+        return report_missing(loaded.missing, loaded.note)
     word, level = status_word(store)
     fields = [field.text.strip() for field in status_fields(store, operator=False)]
     print_line(" · ".join([f"{level.value} {word}", *fields]))
     found = diagnosis(store)
     print_line(f"{found.level.value} {found.text}")
     print_table(_rank_rows(store), right=frozenset({0, 3, 4, 5}))
-    return report_missing(picture.missing, picture.note)
+    return report_missing(loaded.missing, loaded.note)
 
 
 def _rank_rows(store: Store) -> list[list[str]]:
@@ -59,13 +59,13 @@ def _rank_rows(store: Store) -> list[list[str]]:
 
 
 def watch(run: str | None, as_json: bool, low_bandwidth: bool = False) -> int:
-    """Follow a run until it is over; print the recording of one that is over already."""
+    """Follow a run until it is over. If the run is already over, print its recording."""
     if is_over(run):
         return _watch_recording(run, as_json)
     with Connection(run, low_bandwidth=low_bandwidth) as connection:
         if as_json and not low_bandwidth:
-            connection.client.look("experts", "timeline", "peers")
-        connection.until_known()
+            connection.client.request_samples("experts", "timeline", "peers")
+        connection.wait_for_snapshot()
         store, last, first = connection.store, -1, True
         while True:
             rebuilt = first or connection.poll()
@@ -128,18 +128,18 @@ def _summary_line(summary: Summary) -> str:
 
 def knobs(run: str | None, as_json: bool) -> int:
     """Print the knobs with their values and legal values."""
-    picture = look(run)
-    board = picture.store.state.board
-    status = report_missing(picture.missing, picture.note)
+    loaded = load_snapshot(run)
+    board = loaded.store.state.board
+    status = report_missing(loaded.missing, loaded.note)
     if board is None:
         raise CockpitError("no rank of this run has published its knobs")
     if as_json:
-        print_json(plain.knobs(picture.store))
+        print_json(plain.knobs(loaded.store))
         return status
     rows = [["knob", "value", "legal", "effect", "about"]]
     rows += [
         [knob.name, value_text(knob), legal_text(knob), effect_text(knob), knob.about]
-        for knob in (*held(board), *actions(board))
+        for knob in (*value_knobs(board), *actions(board))
     ]
     print_table(rows)
     print_line(f"revision {board.revision}")
@@ -147,12 +147,12 @@ def knobs(run: str | None, as_json: bool) -> int:
 
 
 def log(run: str | None, as_json: bool) -> int:
-    """Print events and commands: of a live run from its hub, of a run that is over from its folder."""
-    picture = run_history(run) if is_over(run) else look(run)
-    store = picture.store
-    status = report_missing(picture.missing, picture.note)
+    """Print events and commands of a run: from its hub if the run is live, else from its folder."""
+    loaded = run_history(run) if is_over(run) else load_snapshot(run)
+    store = loaded.store
+    status = report_missing(loaded.missing, loaded.note)
     if as_json:
-        for text in picture.missing:
+        for text in loaded.missing:
             print_json(plain.plain_entry(None, "error", "recording", text))
         for record in plain.log(store):
             print_json(record)

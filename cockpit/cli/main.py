@@ -1,4 +1,4 @@
-"""The command `cockpit`: parses the command line, calls the command, and turns errors into an exit status."""
+"""The command `cockpit`: parses the command line, calls the command, and converts errors to an exit status."""
 
 import os
 import sys
@@ -7,11 +7,12 @@ from pathlib import Path
 
 from agents.protocol.base import RunError
 from agents.rundir.standard_streams import discard_output, fit_output, open_streams, output_failure
-from agents.transport.curve_keys import KEY_VARIABLE, Role, load_key
+from agents.transport.curve_keys import KEY_VARIABLE, load_key
+from agents.transport.roles import Role
 from cockpit.cli.commands import OWN_PARSER, Options
 from cockpit.cli.exit_status import FAILED, INTERRUPTED, READER_LEFT, USAGE
 from cockpit.cli.parser import parser
-from cockpit.data.connection import CockpitError
+from cockpit.data.sources.connection import CockpitError
 from cockpit.printing import complain
 
 SCREEN_NEEDS = ("textual", "plotext")  # libraries that headless commands do not import
@@ -23,7 +24,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         try:
             return _call(list(sys.argv[1:] if arguments is None else arguments))
         finally:
-            sys.stdout.flush()  # here and not at exit, where a closed pipe would print a traceback
+            sys.stdout.flush()  # flush here: at interpreter exit, a closed pipe would print a traceback
     except CockpitError as error:
         complain(str(error))
         return USAGE
@@ -59,7 +60,7 @@ def _call(words: list[str]) -> int:
 
 
 def _use_key(file: str) -> None:
-    """Check the key file and set the variable that every command reads it from."""
+    """Check the key file and set the environment variable that every command reads."""
     try:
         role = load_key(Path(file)).role
     except RunError as error:

@@ -1,4 +1,4 @@
-"""Options of every command, and their help."""
+"""The argument parser: the options of every command, and their help."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from agents.protocol import MOST_TRIAL_STEPS
 from cockpit.cli import commands
 from cockpit.cli.commands import HEADLESS
-from cockpit.data.connection import CockpitError
+from cockpit.data.sources.connection import CockpitError
 from cockpit.knobs.values import TRIAL_STEPS
 
 TARGET = "name, folder, or ipc:// or tcp:// URL of the run"
@@ -23,7 +23,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def seconds(text: str) -> float:
-    """A positive, finite number."""
+    """Parse a positive, finite number of seconds."""
     value = float(text)
     if not 0 < value < float("inf"):
         raise ValueError
@@ -31,7 +31,7 @@ def seconds(text: str) -> float:
 
 
 def steps(text: str) -> int:
-    """A number of steps that a trial may measure."""
+    """Parse the number of steps that a trial measures."""
     value = int(text)
     if not 4 <= value <= MOST_TRIAL_STEPS:
         raise ValueError
@@ -39,7 +39,7 @@ def steps(text: str) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line; `call` of its result is the command."""
+    """The parser of the whole command line. Its result has the function of the command in `call`."""
     top = _Parser(
         prog="cockpit",
         description="See and steer a training run. Without a command: open the newest live run in ./runs.",
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
         command = table.add_parser(name, help=about, description=about)
         _add_headless(name, command)
         command.set_defaults(call=call)
-    from cockpit.cli.keys import add_to
+    from cockpit.cli.curve_keys import add_to
 
     add_to(table.add_parser("keys", help="make, list and revoke keys for hubs over TCP"))
     hub = table.add_parser("hub", add_help=False, help="run a hub for ranks that are started separately")
@@ -76,7 +76,7 @@ def _add_screens(table: Any) -> None:
     demo.set_defaults(call=commands.demo)
     replay = table.add_parser("replay", help="open the screen on a recorded run")
     replay.add_argument("run", nargs="?", help=f"name or folder; {NEWEST}, else the newest run")
-    replay.add_argument("--at", metavar="STEP|seq:N", help="start here, paused")
+    replay.add_argument("--at", metavar="STEP|seq:N", help="start at this position, paused")
     replay.add_argument("--speed", type=seconds, default=1.0, metavar="X", help="playback speed (default 1)")
     replay.set_defaults(call=commands.replay)
 
@@ -112,7 +112,8 @@ def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
     command.add_argument("--key", metavar="FILE", help=KEY)
     command.add_argument("--json", action="store_true", help="print JSON")
     if name not in WITH_CHANGES:
-        command.add_argument("named", nargs="?", metavar="RUN", help=argparse.SUPPRESS)  # RUN without --run
+        # the run may also be given as an argument without --run
+        command.add_argument("named", nargs="?", metavar="RUN", help=argparse.SUPPRESS)
     if name == "watch":
         command.add_argument("--low-bandwidth", action="store_true", help=LOW_BANDWIDTH)
     if name == "snapshot":
@@ -143,7 +144,7 @@ def _add_trial(command: argparse.ArgumentParser) -> None:
         help=f"steps to measure before, and again after (4 to 10,000; default {TRIAL_STEPS})",
     )
     ending = command.add_mutually_exclusive_group()
+    ending.add_argument("--keep", action="store_true", help="end the running trial and keep the new value")
     ending.add_argument(
-        "--keep", action="store_true", help="end the trial under way and keep the value it tries"
+        "--revert", action="store_true", help="end the running trial and revert the new value"
     )
-    ending.add_argument("--revert", action="store_true", help="end the trial under way and take it back")

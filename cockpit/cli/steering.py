@@ -10,12 +10,12 @@ from agents.protocol import CommandState, Estimate, KnobState, Previewed, TrialS
 from agents.waiting import RunOverError, wait_for_command, wait_for_preview, wait_for_trial
 from cockpit.cli.exit_status import DONE, FAILED, REFUSED
 from cockpit.data import format, plain
-from cockpit.data.connection import CockpitError, Connection
 from cockpit.data.outcomes import trial_text
-from cockpit.knobs.values import NEUTRAL, fit, only, split_change
+from cockpit.data.sources.connection import CockpitError, Connection
+from cockpit.knobs.values import NEUTRAL, fit, only_value, split_change
 from cockpit.printing import complain, print_json, print_line, print_table
 
-ANSWER_S = 10.0  # the longest wait for a preview; the leader rank answers between two turns of its agent
+ANSWER_S = 10.0  # longest wait for a preview; the leader rank answers between two turns of its agent's loop
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def steering(run: str | None, words: Sequence[str] = (), operator: bool = True) 
         parse_changes(words, {})
     with Connection(run, operator) as connection:
         try:
-            connection.until_known()
+            connection.wait_for_snapshot()
         except CockpitError:
             if not connection.answered:
                 raise
@@ -52,10 +52,10 @@ def parse_changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[
     twice."""
     changes: dict[str, Value] = {}
     for word in words:
-        value_of_action = only(board[word]) if word in board else None
+        value_of_action = only_value(board[word]) if word in board else None
         if value_of_action is None and word in board and board[word].action:
             ways = ", ".join(f"{word}={value}" for value in board[word].legal.choices)
-            raise CockpitError(f"{word} can be done in several ways; legal: {ways}")
+            raise CockpitError(f"{word} needs a value; legal: {ways}")
         try:
             name, value = split_change(word) if value_of_action is None else (word, value_of_action)
         except ValueError as error:
@@ -72,7 +72,7 @@ def parse_changes(words: Sequence[str], board: Mapping[str, KnobState]) -> dict[
 def change(
     run: str | None, words: Sequence[str], wait: bool, timeout_s: float, as_json: bool, reason: str = ""
 ) -> int:
-    """Propose changes; the hub and the ranks accept or refuse them. With `wait`, wait until every rank has
+    """Propose changes, which the hub and the ranks accept or refuse. With `wait`, wait until every rank has
     switched."""
     with steering(run, words) as connection:
         changes = requested_changes(connection, words)
@@ -81,7 +81,7 @@ def change(
 
 
 def undo(run: str | None, wait: bool, reason: str, timeout_s: float, as_json: bool) -> int:
-    """Take back the newest change that is still in force."""
+    """Revert the newest change that is still in force."""
     with steering(run) as connection:
         id = connection.client.undo(reason=reason)
         return _report_command(connection, id, wait, timeout_s, as_json)
@@ -113,7 +113,7 @@ def _report_command(connection: Connection, id: str, wait: bool, timeout_s: floa
 
 
 def _report_timeout(command: CommandState | None, why: str, as_json: bool) -> int:
-    """Report that a change is still pending; a change that no rank has applied stays in the queue."""
+    """Report that a change is still pending. A change that no rank has applied stays in the queue."""
     queued = command is None or command.state == "accepted"
     complain(f"{why}; it stays in the queue and may still be applied" if queued else why)
     if as_json:
@@ -167,16 +167,16 @@ def start_trial(
     """Start a trial of one knob and wait for its outcome; the hub continues the trial if this command ends."""
     with steering(run, words) as connection:
         changes = requested_changes(connection, words)
-        id = request(lambda: connection.client.try_out(changes, steps, reason=reason))
+        id = request(lambda: connection.client.start_trial(changes, steps, reason=reason))
         return _report_trial(connection, id, timeout_s, as_json)
 
 
 def end_trial(run: str | None, keep: bool, timeout_s: float, as_json: bool) -> int:
-    """End the trial under way: keep its value or take it back."""
+    """End the running trial: keep its value or revert it."""
     with steering(run) as connection:
         trials = [trial for trial in connection.client.state.trials.values() if not trial.settled]
         if not trials:
-            raise CockpitError("no trial is under way; try one with cockpit try knob=value --steps N")
+            raise CockpitError("no trial is running; start one with cockpit try knob=value --steps N")
         connection.client.decide(trials[0].id, keep)
         return _report_trial(connection, trials[0].id, timeout_s, as_json)
 

@@ -1,7 +1,7 @@
-"""Diagnosis: one sentence on how the run is doing, with its evidence.
+"""Diagnosis: one sentence that judges the state of the run, with its evidence.
 
-The hub's alerts (`agents.alerts`) judge stalls, stragglers, silent ranks, routing and loss; this module puts them into
-words. Its own thresholds judge only what no alert covers: a hot expert, a pipeline bubble, and the share of exposed
+The hub's alerts (`agents.alerts`) cover stalls, stragglers, silent ranks, routing and loss; this module shows their
+text. Its own thresholds cover only what has no alert: a hot expert, a pipeline bubble, and the share of exposed
 traffic.
 """
 
@@ -15,7 +15,7 @@ from agents.alerts.finding import by_severity
 from agents.protocol import PAUSED, Step, Summary, TrialState
 from cockpit.data import format
 from cockpit.data.metrics import median
-from cockpit.data.outcomes import ratio_text, tried
+from cockpit.data.outcomes import ratio_text, trial_changes
 from cockpit.data.store import LinkState, Store, Topic
 
 
@@ -46,27 +46,27 @@ class Diagnosis:
 
     level: Level
     text: str
-    rank: int | None = None  # the rank that it names
+    rank: int | None = None  # the rank that the sentence names
 
 
 Rule = Callable[[Store], Diagnosis | None]
 
 
 def _cockpit_fault(store: Store) -> Diagnosis | None:
-    """The source failed and no more updates arrive: a fault of this cockpit, not of the run."""
+    """The source failed and no more updates arrive. This is a fault of the cockpit, not of the run."""
     if store.fault is None:
         return None
-    text = f"this cockpit is detached by a fault of its own: {store.fault.error}"
-    return Diagnosis(Level.BAD, format.clean(f"{text} · {store.fault.go_on}"))
+    text = f"an internal error detached this cockpit: {store.fault.error}"
+    return Diagnosis(Level.BAD, format.clean(f"{text} · {store.fault.how_to_continue}"))
 
 
 def _refused(store: Store) -> Diagnosis | None:
-    reason = store.trouble or store.refused
+    reason = store.source_error or store.refused
     return Diagnosis(Level.BAD, format.clean(reason)) if reason else None
 
 
 def _waiting(store: Store) -> Diagnosis | None:
-    return Diagnosis(Level.NOTE, "waiting for the first rank to report") if not store.state.hellos else None
+    return Diagnosis(Level.NOTE, "waiting for the first rank to join") if not store.state.hellos else None
 
 
 def _lost_ranks(store: Store) -> Diagnosis | None:
@@ -82,10 +82,10 @@ def _lost_ranks(store: Store) -> Diagnosis | None:
 
 
 def _failed(store: Store) -> Diagnosis | None:
-    """The run ended with a failure: the launcher's event names the cause."""
+    """The run failed; the launcher's event names the cause."""
     if store.link is not LinkState.FAILED:
         return None
-    # The log may hold causes of earlier attempts; the cause of this end is also the reason its ranks are gone.
+    # The log may hold causes of earlier failures; the cause of this one is also the text of its lost ranks.
     reasons = {gone.text for gone in store.state.gone.values()}
     causes = [event for event in store.state.events if event.source == "run" and event.text in reasons]
     return Diagnosis(Level.BAD, format.clean(causes[-1].text)) if causes else None
@@ -119,7 +119,7 @@ def not_finite(summary: Summary) -> bool:
 
 
 def _loss_not_finite(store: Store) -> Diagnosis | None:
-    """The first step at which the loss was not finite: the hub's alert names only the newest."""
+    """Names the first step at which the loss was not finite; the hub's alert names only the newest."""
     if store.summary is None or not not_finite(store.summary):
         return None
     # `points` also covers steps before the newest summaries: a bucket keeps its first value that is not finite.
@@ -138,7 +138,7 @@ _ADVICE = {"drops": "try a higher capacity_factor, or none"}  # by the name of t
 
 
 def _alert(level: str) -> Rule:
-    """The gravest active alert of a level, in the hub's words."""
+    """A rule that shows the most severe active alert of a level, with the hub's text."""
 
     def rule(store: Store) -> Diagnosis | None:
         alerts = [alert for alert in store.state.alerts.values() if alert.level == level]
@@ -166,12 +166,12 @@ def alerted_ranks(store: Store, *names: str) -> set[int]:
     return {rank for alert in store.state.alerts.values() if alert.name in names for rank in alert.ranks}
 
 
-# ------------------------------------------------------------------------- what no alert of the hub covers
+# -------------------------------------------------------------------------------------- beyond the alerts
 
 
 def paused(store: Store) -> bool:
-    """Whether all ranks are paused by an operator."""
-    doing = [store.state.pulses[rank].doing for rank in store.here if rank in store.state.pulses]
+    """Whether an operator has paused all ranks."""
+    doing = [store.state.pulses[rank].doing for rank in store.present if rank in store.state.pulses]
     return bool(doing) and all(one == PAUSED for one in doing)
 
 
@@ -183,7 +183,7 @@ def _paused(store: Store) -> Diagnosis | None:
 
 
 def _hot_expert(store: Store) -> Diagnosis | None:
-    """The hub alerts when the load of a whole layer collapses; it has no alert for one hot expert."""
+    """Names the most loaded expert. The hub alerts when the load of a layer collapses, but not on one hot expert."""
     experts = store.state.experts
     hot = [
         (max(layer.load) * len(layer.load) / sum(layer.load), layer)
@@ -211,11 +211,11 @@ def _bubble_bound(store: Store) -> Diagnosis | None:
 
 
 def _more_micro_batches(store: Store, now: int) -> str:
-    """Advice against a bubble with `now` micro-batches, unless a trial in this run already refuted it."""
+    """Advice against a bubble with `now` micro-batches, or the trial of this run that showed no gain."""
     refuted = [trial for trial in store.state.trials.values() if _refutes_more(trial, now)]
     if refuted:
         trial = refuted[-1]
-        return f"a trial of {tried(trial)} was not faster: step time {ratio_text(trial)}"
+        return f"a trial of {trial_changes(trial)} was not faster: step time {ratio_text(trial)}"
     board = store.state.board
     legal = next((k.legal for k in board.knobs if k.name == "micro_batches"), None) if board else None
     more = [one for one in legal.choices if isinstance(one, int) and one > now] if legal else []
@@ -225,7 +225,7 @@ def _more_micro_batches(store: Store, now: int) -> str:
 
 
 def _refutes_more(trial: TrialState, now: int) -> bool:
-    """Whether the trial measured a larger number than `now`, alone, and was reverted."""
+    """Whether the trial changed only micro_batches, to more than `now`, and was reverted after measuring."""
     name, tried_with = "micro_batches", trial.changes.get("micro_batches")
     alone = set(trial.changes) == {name} and trial.before.get(name) == now
     more = isinstance(tried_with, int) and tried_with > now
@@ -233,13 +233,17 @@ def _refutes_more(trial: TrialState, now: int) -> bool:
 
 
 def _time_shares(store: Store) -> Diagnosis | None:
-    """No problem found: the phase that takes most of a step, and the share of exposed traffic."""
+    """The diagnosis without a problem: the longest phase of a step, and the share of exposed traffic."""
     step_ms = median(step.step_ms for step in store.state.steps.values())
     if not step_ms:
-        return Diagnosis(Level.NOTE, f"{len(store.here)}/{store.world} ranks are here; no step is done yet")
+        return Diagnosis(
+            Level.NOTE, f"{len(store.present)}/{store.world} ranks have joined; no step is done yet"
+        )
     names = dict.fromkeys(name for step in store.state.steps.values() for name in step.phases)
     phase_ms = {name: median(_phase_values(store, name)) or 0.0 for name in names}
-    whole_ms = max(step_ms, sum(phase_ms.values()))  # a joined loop votes after what it reports as its step
+    whole_ms = max(
+        step_ms, sum(phase_ms.values())
+    )  # in a joined loop, the vote comes after the reported step
     shares = {name: ms / whole_ms for name, ms in phase_ms.items()}
     phase = max(shares, key=lambda name: shares[name], default=None)
     waits = min(1.0, (median(step.waited_ms for step in store.state.steps.values()) or 0.0) / step_ms)
@@ -275,8 +279,8 @@ RULES: tuple[Rule, ...] = (
 
 
 def diagnosis(store: Store) -> Diagnosis:
-    """The most important statement: the first rule that applies, computed once for all panels."""
-    moment = (store.link, store.refused, store.trouble, int(store.clock() / REFRESH_S))
+    """The first rule that applies, in order of importance. It is computed once for all panels."""
+    moment = (store.link, store.refused, store.source_error, int(store.clock() / REFRESH_S))
     return store.once("diagnosis", tuple(Topic), lambda: _diagnosis(store), moment)
 
 
@@ -285,7 +289,7 @@ def _diagnosis(store: Store) -> Diagnosis:
     shown = store.link in (LinkState.LIVE, LinkState.PLAYBACK)
     if found.level is Level.BAD or not shown or not store.oversubscribed:
         return found
-    # Shared cores come first: they distort every time.
+    # Shared cores come first, because they distort every measured time.
     cores = store.number("cores")
     caveat = (
         f"{store.world} ranks share {cores or 'too few'} cores: bubbles and times are not those of a cluster"

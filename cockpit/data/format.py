@@ -27,7 +27,7 @@ def fixed(value: float | None, width: int, digits: int = 1) -> str:
 
 
 def si(value: float | None) -> str:
-    """``19.9 k``, ``1.2 M``, ``812``."""
+    """A number with an SI prefix: ``19.9 k``, ``1.2 M``, ``812``."""
     if value is None or math.isnan(value):
         return MISSING
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -54,8 +54,8 @@ def age(seconds: float) -> str:
     return f"{seconds / 3600:.0f} h"
 
 
-def doing(operation: str) -> tuple[str, str]:
-    """What a rank does, in two parts: ``in `` and ``backward, micro-batch 2``; "" before a state such as ``paused``."""
+def operation_text(operation: str) -> tuple[str, str]:
+    """The operation of a rank as (``in ``, ``backward, micro-batch 2``); the first is "" for a state."""
     text = clean(operation) or "an unnamed operation"
     return "" if text.startswith(STATES) else "in ", text
 
@@ -65,26 +65,26 @@ def percent(value: float | None, width: int = 4) -> str:
     return f"{fixed(None if value is None else 100 * value, width)} %"
 
 
-def parts(shares: Mapping[str, float]) -> str:
-    """``schedule 20.1 + wait 3.0 + overhead 0.9 %``."""
+def shares_text(shares: Mapping[str, float]) -> str:
+    """Named shares as text: ``schedule 20.1 + wait 3.0 + overhead 0.9 %``."""
     return " + ".join(f"{clean(name)} {100 * share:.1f}" for name, share in shares.items()) + " %"
 
 
 def grouped(value: int | None) -> str:
-    """``12 340``."""
+    """An integer with grouped digits: ``12 340``."""
     return MISSING if value is None else f"{value:,}".replace(",", " ")
 
 
 def coords(axes: Mapping[str, int]) -> str:
-    """``pp1 dp0 tp1``."""
+    """Grid coordinates as text: ``pp1 dp0 tp1``."""
     return " ".join(f"{clean(axis)}{at}" for axis, at in axes.items())
 
 
 def knob(value: Value) -> str:
-    """A knob's value, as typed and shown."""
+    """A knob's value as text, in the notation that the user types."""
     return clean(spell(value))
 
 
 def change(before: Value, after: Value) -> str:
-    """``4→8``."""
+    """A change of value: ``4→8``."""
     return f"{knob(before)}→{knob(after)}"

@@ -1,4 +1,4 @@
-"""Metrics of a rank: a table of what the rank grid can show, plus one metric per phase that ranks report."""
+"""Metrics of a rank: the table that the rank grid shows, plus one metric per phase that ranks report."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ GiB = 1 << 30
 
 @dataclass(frozen=True)
 class Metric:
-    """One number per rank, from its step records, or with `vital` from its vital signs (about once a second).
+    """One number per rank, from its step records or, if `vital` is set, from its vital signs (about once a second).
 
     `worse` +1: more is worse; -1: less is worse; 0: neither.
     """
@@ -40,17 +40,17 @@ def _over(get: Callable[[S], float | None], divisor: float) -> Callable[[S], flo
 
 
 def _phase(name: str, waits: bool) -> Metric:
-    """The time of a phase. A longer phase is not worse where ranks wait for each other within phases."""
+    """The time of a phase. If ranks wait for each other inside phases, a longer phase is not worse."""
     return Metric(
         f"phase:{name}", f"{name} time", "ms", lambda step: step.phases.get(name), worse=int(not waits)
     )
 
 
 STEP_TIME = Metric("step", "step time", "ms", lambda step: step.step_ms)
-# A rank without metered traffic cannot tell how long it waited.
+# Without metered traffic, the waiting time of a rank is unknown.
 OWN_TIME = Metric("own", "own time", "ms", lambda step: step.own_ms if step.comm else None)
 
-# The rank that others wait for waits least, so less bubble and less waiting are not better.
+# The slowest rank waits least, so less bubble and less waiting are not better.
 METRICS = (
     Metric("bubble", "bubble", "%", _over(lambda step: step.bubble, 0.01), 1, 0),
     Metric("comm", "time in collectives", "ms", lambda step: sum(t.ms for t in step.comm.values()), worse=0),
@@ -92,33 +92,31 @@ def _available(store: Store) -> list[Metric]:
 
 
 def peers(store: Store) -> dict[int, tuple[int, ...]]:
-    """Rank -> key of its peer group: the ranks of its own pipeline stage."""
+    """The key of each rank's peer group. The peers of a rank are the ranks of its pipeline stage."""
     return {rank: (hello.coords.get("pp", 0),) for rank, hello in store.state.hellos.items()}
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One rank's number, and the relative distance of its typical value from its peers (0.1: 10 % above): from their
-    median, or in a group of two from the other rank."""
+    """One rank's number, and the relative deviation of its typical value from its peers (0.1: 10 % above). The baseline
+    is the median of the peers, or in a group of two the other rank."""
 
     value: float | None
-    apart: float
-    weight: float = (
-        1.0  # of a time: the distance as a share of a step, since twice a phase of 1 % matters little
-    )
+    deviation: float
+    weight: float = 1.0  # for a time, its difference as a share of the step
 
 
-OUTLIER = 0.25  # distance from the peers from which the grid marks a rank in the metric it shows;
-OUTLIER_SHARED = 0.5  # where ranks share cores, and are slow in turn
+OUTLIER = 0.25  # deviation from which the grid marks a rank in the shown metric
+OUTLIER_SHARED = 0.5  # the same if ranks share cores, because then each is slow at times
 
 
 def outlier_distance(store: Store) -> float:
-    """Distance from its peers from which the grid marks a rank in any metric; slow ranks are the hub's alerts."""
+    """The deviation from which the grid marks a rank. It holds for any metric; slow ranks are alerts of the hub."""
     return OUTLIER_SHARED if store.oversubscribed else OUTLIER
 
 
 def median(values: Iterable[float]) -> float | None:
-    """The median of the finite values, as the hub's detectors compute it; None of nothing."""
+    """The median of the finite values, as the hub's detectors compute it; None if there are none."""
     middle = finding.median(values)
     return None if math.isnan(middle) else middle
 
@@ -139,7 +137,7 @@ def settled_step(store: Store) -> int | None:
 
 
 def read(store: Store, metric: Metric) -> dict[int, Reading]:
-    """A reading for every known rank; a lost one has no value."""
+    """A reading for every known rank; a lost rank has no value."""
     return store.once(
         ("read", metric.key), (Topic.GRID, Topic.RANKS, Topic.CURVES), lambda: _read(store, metric)
     )
@@ -150,7 +148,7 @@ def _read(store: Store, metric: Metric) -> dict[int, Reading]:
     groups: dict[tuple[int, ...], dict[int, float]] = {}
     values_by_rank: dict[int, float | None] = {}
     by_peer = peers(store)
-    for rank in store.unlost:
+    for rank in store.not_lost:
         value = values_by_rank[rank] = (
             _vital(store, rank, metric) if metric.vital else typical(store, rank, metric.get)
         )
@@ -185,7 +183,7 @@ def _vital(store: Store, rank: int, metric: Metric) -> float | None:
 
 
 def _now(metric: Metric, latest: Step | None, typical: float | None) -> float | None:
-    """The value at the settled step; a vital sign has no step, so its typical value."""
+    """The value at the settled step; for a vital sign, which has no step, the typical value."""
     if metric.vital:
         return typical
     return metric.get(latest) if latest else None

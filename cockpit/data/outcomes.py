@@ -32,12 +32,12 @@ def command_text(command: CommandState) -> str:
     if command.revision:
         text += f" · revision {command.revision}"
     if command.undoes:
-        text += f", which takes back {command.undoes}"
+        text += f", which reverts {command.undoes}"
     text += f" · {format.clean(command.why)}" if command.why else ""
     return f"{text} · “{format.clean(command.reason)}”" if command.reason else text
 
 
-def tried(trial: TrialState) -> str:
+def trial_changes(trial: TrialState) -> str:
     """The changes of a trial: ``micro_batches 4→8``."""
     return ", ".join(
         f"{format.clean(name)} {format.change(trial.before.get(name), value)}"
@@ -45,8 +45,8 @@ def tried(trial: TrialState) -> str:
     )
 
 
-def how_far(trial: TrialState) -> str:
-    """Progress of a trial: ``after 12/30`` while it measures a window, else its state."""
+def trial_progress(trial: TrialState) -> str:
+    """Progress of a trial: ``after 12/30`` while it measures, else its state."""
     if trial.state in ("before", "after"):
         return f"{trial.state} {trial.measured}/{trial.steps}"
     return trial.state
@@ -61,7 +61,7 @@ def ratio_text(trial: TrialState) -> str:
 
 def trial_text(trial: TrialState) -> str:
     """The state of a trial, in one line."""
-    text = f"trial {tried(trial)} · {trial.state}"
+    text = f"trial {trial_changes(trial)} · {trial.state}"
     if ratio := ratio_text(trial):
         text += f" · step time {ratio} over {trial.steps} steps"
     elif not trial.settled:

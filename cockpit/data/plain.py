@@ -1,4 +1,4 @@
-"""The run as plain data: what ``--json`` prints. A missing value is null, never zero."""
+"""The run as plain data for ``--json``. A missing value is null, never zero."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -43,7 +43,7 @@ def update(message: Update) -> dict[str, Any]:
 
 
 def knobs(store: Store) -> dict[str, Any]:
-    """The knobs with the revision and digest of their values."""
+    """The knobs, and the revision and digest of their values."""
     board = store.state.board
     return {
         "revision": board.revision if board else None,
@@ -75,7 +75,7 @@ def ranks(store: Store) -> list[dict[str, Any]]:
 
 
 def _own_ms(step: Step | None) -> float | None:
-    """None where the rank has no metered traffic and so cannot tell how long it waited."""
+    """The own time of a step; None without metered traffic, because the waiting time is then unknown."""
     return step.own_ms if step and step.comm else None
 
 

@@ -16,7 +16,7 @@ class LogEntry:
     level: str
     source: str
     text: str
-    command: CommandState | None = None  # that the line is about
+    command: CommandState | None = None  # the command or trial that the line describes
     trial: TrialState | None = None
 
 
@@ -50,7 +50,7 @@ def _entry(logged: Event | CommandState | TrialState) -> LogEntry:
 
 
 def marks(store: Store) -> list[Mark]:
-    """Applied knob changes, oldest first."""
+    """The applied knob changes, oldest first."""
     applied = [command for command in store.state.commands.values() if command.state == "applied"]
     return [
         Mark(command.applied_step, changes_text(command))

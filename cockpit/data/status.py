@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cockpit.data import format
 from cockpit.data.diagnosis import Level, alerted, not_finite, paused
-from cockpit.data.outcomes import how_far, tried
+from cockpit.data.outcomes import trial_changes, trial_progress
 from cockpit.data.store import LinkState, Store
 
 SIMULATED = "SIMULATED"
@@ -39,14 +39,14 @@ def status_word(store: Store, frozen: bool = False) -> tuple[str, Level]:
     link = store.link
     if store.fault:
         return "DETACHED", Level.BAD
-    if store.playing:
+    if store.playback_position:
         return LinkState.PLAYBACK.value, Level.NOTE
     age = store.age_s
     if link is LinkState.STALE:
         return f"STALE {format.age(age)}" if age is not None else "STALE", Level.WARN
     if link is LinkState.LIVE and paused(store):
         return "PAUSED", Level.WARN
-    if link is LinkState.LIVE and (alerted(store, "stall") or len(store.unlost) < len(store.state.hellos)):
+    if link is LinkState.LIVE and (alerted(store, "stall") or len(store.not_lost) < len(store.state.hellos)):
         return "STALLED", Level.BAD
     if frozen:
         return "FROZEN", Level.WARN
@@ -72,14 +72,16 @@ def status_fields(store: Store, operator: bool) -> Iterator[StatusField]:
         if summary.loss is not None:
             yield StatusField(f"loss {summary.loss:.3f}", 3, Level.BAD if not_finite(summary) else None)
         if store.trial:
-            yield StatusField(f"trial {tried(store.trial)} ({how_far(store.trial)})", 4, Level.WARN)
+            yield StatusField(
+                f"trial {trial_changes(store.trial)} ({trial_progress(store.trial)})", 4, Level.WARN
+            )
         if summary.bubble is not None:
             bound = f" (bound {format.percent(summary.bubble_bound).strip()})" if summary.bubble_bound else ""
             yield StatusField(f"bubble {format.percent(summary.bubble)}{bound}", 8)
     if store.link is not LinkState.ENDED:
         whole = len(store.reporting) == store.world
         yield StatusField(f"{store.coverage()} ranks", 4, None if whole else Level.WARN)
-    if not store.playing:
+    if not store.playback_position:
         yield StatusField("OPERATOR" if operator else "VIEWER", 7)
     if store.link is LinkState.LIVE and store.age_s is not None:
         yield StatusField(f"{format.age(store.age_s)} old", 9)

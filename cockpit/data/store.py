@@ -18,18 +18,20 @@ from agents.state.metric_curve import Curve
 from agents.state.run_state import RunState
 from cockpit.data import format
 from cockpit.data.metric_curves import View
-from cockpit.data.topics import TOPICS
-from cockpit.data.topics import Topic as Topic
+from cockpit.data.update_kinds import UPDATE_KINDS
+from cockpit.data.update_kinds import Topic as Topic
 
 T = TypeVar("T")
 
 STALE_AFTER_S = 3.0
-LAG_MS = 1000.0  # a rank this far behind the newest step still counts as reporting, as records of ranks arrive in turn
-RECENT_STEPS = 8  # step records kept per rank, so that one slow step does not make a slow rank
+LAG_MS = (
+    1000.0  # a rank this far behind the newest step still counts as reporting, because records arrive in turn
+)
+RECENT_STEPS = 8  # step records kept per rank, so that one slow step does not mark a rank as slow
 
 
 class LinkState(Enum):
-    """How the store relates to the run; the value is the state word in the status line."""
+    """State of the connection to the run; the value is the word in the status line."""
 
     WAITING = "WAITING"
     LIVE = "LIVE"
@@ -40,15 +42,15 @@ class LinkState(Enum):
 
 
 @dataclass(frozen=True)
-class Playing:
-    """A position in a recording. Times are in seconds since the epoch, by the hub's clock."""
+class PlaybackPosition:
+    """A position in a recording. Times are Unix times of the hub's clock."""
 
     at_s: float
     first_s: float
     last_s: float
     speed: float
     paused: bool
-    thinned: bool  # records of single ranks at this time are no longer kept
+    thinned: bool  # whether the recording no longer has the records of single ranks at this time
 
     @property
     def share(self) -> float:
@@ -59,15 +61,15 @@ class Playing:
 
 @dataclass(frozen=True)
 class Fault:
-    """An unexpected error that ended a source, with the error in one line, how to continue, and the traceback."""
+    """An unexpected error that ended a source: the error in one line, how to continue, and the traceback."""
 
     error: str
-    go_on: str
+    how_to_continue: str
     trace: str
 
 
 class Store:
-    """The run as screens and commands see it. `clock` returns monotonic seconds."""
+    """The state of a run for screens and commands. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -76,14 +78,14 @@ class Store:
         self.revisions: Counter[Topic] = Counter()
         self.recent: dict[int, deque[Step]] = {}
         self.refused: str | None = None  # why the hub refuses this client
-        self.trouble: str | None = None  # error of the source, such as an engine that ended
+        self.source_error: str | None = None  # error of the source, such as the exit of the engine
         self.fault: Fault | None = None  # unexpected error of the cockpit that ended the source
-        self.playing: Playing | None = None  # position in a recording; None: the run itself
+        self.playback_position: PlaybackPosition | None = None  # None: this is a live run
         self.previews: dict[str, Previewed] = {}  # answers to the preview queries of this client, by id
         self.denied: dict[str, str] = {}  # why the hub refused a request of this client, by its id
         self.view: View | None = None  # steps that curves show; None: all
         self.detail: Curve | None = None  # every step of `view`, where a recording has them
-        self.heard_at: float | None = None
+        self.last_message_at: float | None = None
         self._cache: dict[object, tuple[tuple[object, ...], Any]] = {}
 
     # ------------------------------------------------------------------------------------------- writing
@@ -96,9 +98,9 @@ class Store:
         self.note(updates)
 
     def note(self, updates: Iterable[Update]) -> None:
-        """Account for updates that are already part of `state`, which may belong to a client or a replay."""
+        """Renew topics and recent steps after updates that a client or a replay has already applied to `state`."""
         for update in updates:
-            for topic in TOPICS[type(update)]:
+            for topic in UPDATE_KINDS[type(update)].topics:
                 self.revisions[topic] += 1
             match update:
                 case Step():
@@ -107,7 +109,7 @@ class Store:
                     self.detail.cut(update.step)  # the step was repeated after a resume
 
     def adopt(self, state: RunState) -> None:
-        """Replace the state; recent step records of its ranks are kept."""
+        """Replace the state; keep the recent step records of its ranks."""
         self.state = state
         self.note(state.replay())
         for rank in [rank for rank in self.recent if rank not in state.hellos]:
@@ -115,16 +117,16 @@ class Store:
         self.revisions.update(Topic)
 
     def rebuild(self, updates: Iterable[Update]) -> None:
-        """Replace the state by a snapshot."""
+        """Replace the state by the updates of a snapshot."""
         state = RunState()
         for update in updates:
             state.apply(update)
         self.adopt(state)
 
-    def heard(self, age_s: float | None) -> None:
+    def set_message_age(self, age_s: float | None) -> None:
         """Set the age of the last message from the hub."""
         if age_s is not None:
-            self.heard_at = self.clock() - age_s
+            self.last_message_at = self.clock() - age_s
 
     def set_answers(self, previews: Mapping[str, Previewed], denied: Mapping[str, str]) -> None:
         """Set the answers that the hub sent to this client alone."""
@@ -148,7 +150,7 @@ class Store:
         if recent and step.step <= recent[-1].step:
             if step.step == recent[-1].step:
                 return
-            recent.clear()  # resumed from an earlier checkpoint
+            recent.clear()  # the run resumed from an earlier checkpoint
         recent.append(step)
 
     # -------------------------------------------------------------------------------------------- reading
@@ -156,7 +158,7 @@ class Store:
     def once(
         self, name: object, topics: tuple[Topic, ...], compute: Callable[[], T], also: object = None
     ) -> T:
-        """The cached result of `compute()`, renewed when a revision of `topics` or `also` has changed."""
+        """The cached result of `compute()`, computed again when `also` or a revision of `topics` has changed."""
         version = (also, *(self.revisions[topic] for topic in topics))
         cached = self._cache.get(name)
         if cached is None or cached[0] != version:
@@ -165,7 +167,7 @@ class Store:
         return value
 
     def frozen(self) -> "Store":
-        """A copy that updates no longer change (messages are immutable, so only containers are copied)."""
+        """A copy that later updates do not change (messages are immutable, so only containers are copied)."""
         still = copy.copy(self)
         still.state = copy.copy(self.state)
         for name, value in vars(self.state).items():
@@ -180,17 +182,17 @@ class Store:
     @property
     def age_s(self) -> float | None:
         """Seconds since the last message from the hub."""
-        return None if self.heard_at is None else max(0.0, self.clock() - self.heard_at)
+        return None if self.last_message_at is None else max(0.0, self.clock() - self.last_message_at)
 
     @property
     def link(self) -> LinkState:
-        """How the store relates to the run, by goodbyes, playback and the age of the last message."""
+        """State of the connection, from the goodbyes of ranks, the playback and the age of the last message."""
         state, age = self.state, self.age_s
         if not state.hellos:
             return LinkState.WAITING
         if len(state.gone) == len(state.hellos) and all(gone.over for gone in state.gone.values()):
             return LinkState.ENDED if all(gone.clean for gone in state.gone.values()) else LinkState.FAILED
-        if self.playing:
+        if self.playback_position:
             return LinkState.PLAYBACK
         if age is None or age > STALE_AFTER_S:
             return LinkState.ENDED if self.finished else LinkState.STALE
@@ -257,13 +259,13 @@ class Store:
         return bool(summary.oversubscribed if summary else self.fact("oversubscribed"))
 
     @property
-    def here(self) -> list[int]:
+    def present(self) -> list[int]:
         """Ranks that have joined and have not left."""
         return [rank for rank in self.state.hellos if rank not in self.state.gone]
 
     @property
-    def unlost(self) -> list[int]:
-        """Ranks that have joined and were not lost; a rank that left in order keeps its last record."""
+    def not_lost(self) -> list[int]:
+        """Ranks that have joined and were not lost; a rank that left cleanly keeps its last record."""
         gone = self.state.gone
         return [rank for rank in self.state.hellos if rank not in gone or gone[rank].clean]
 
@@ -278,10 +280,10 @@ class Store:
             return []
         steps, step_ms = self.state.steps, self.state.step_ms
         lag = max(1, int(LAG_MS / step_ms)) if step_ms else 1
-        return [rank for rank in self.here if rank in steps and steps[rank].step >= newest - lag]
+        return [rank for rank in self.present if rank in steps and steps[rank].step >= newest - lag]
 
     def coverage(self) -> str:
-        """How many of all ranks report, such as ``8/8``."""
+        """The number of reporting ranks over all ranks, such as ``8/8``."""
         width = len(str(self.world))
         return f"{len(self.reporting):>{width}}/{self.world}"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from agents.recording.format import RecordingError
 from agents.transport.addresses import every_address
 from cockpit.data import format
-from cockpit.data.connection import CockpitError
+from cockpit.data.sources.connection import CockpitError
 from cockpit.data.sources.recorded import folder_of, open_recording
 from cockpit.printing import print_json, print_line, report_missing
 
@@ -20,12 +20,12 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Format:
-    """One format: the function that writes it, the unit that it counts, and the library that it needs."""
+    """An export format: the function that writes it, the unit of the returned count, and the library it needs."""
 
     module: str
     function: str
     unit: str
-    folder: bool  # written as several files; otherwise as one file or to standard output
+    folder: bool  # writes several files into a folder; otherwise one file or standard output
     needs: str = ""
 
 
@@ -41,13 +41,13 @@ FORMATS = {
 
 @contextmanager
 def needing(library: str, what: str) -> Iterator[None]:
-    """Context that turns a missing `library` into a CockpitError that names the extra to install."""
+    """Context that converts the ImportError of `library` to a CockpitError that names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:
         if not library or (error.name or "").partition(".")[0] != library:
             raise
-        raise CockpitError(f"{what} needs {library}; pip install '{EXTRA}' brings it") from None
+        raise CockpitError(f"{what} needs {library}; install it with pip install '{EXTRA}'") from None
 
 
 def export(run: str | None, form: str, out: Path | None, as_json: bool) -> int:
@@ -87,18 +87,16 @@ def listen_address(text: str) -> tuple[str, int]:
     """``9464``, ``127.0.0.1:9464`` or ``[::1]:9464``; CockpitError for a wildcard or a malformed address."""
     host, colon, port = text.rpartition(":")
     host = host.strip("[]") if colon else LOOPBACK
-    legal = "legal: PORT, which listens on the loopback, or ADDRESS:PORT"
+    legal = "legal: PORT, which listens on the loopback address, or ADDRESS:PORT"
     try:
         ipaddress.ip_address(host)
         number = int(port)
     except ValueError:
         raise CockpitError(f"cannot listen on {text[:60]}; {legal}") from None
     if not 0 <= number < 65536:
-        raise CockpitError(f"there is no port {number}; {legal}")
+        raise CockpitError(f"{number} is not a port; {legal}")
     if every_address(host):
-        raise CockpitError(
-            f"{host} would be open to every network, and Prometheus has no key; name one address"
-        )
+        raise CockpitError(f"{host} would listen on every network without a key; name one address")
     return host, number
 
 

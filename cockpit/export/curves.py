@@ -1,4 +1,4 @@
-"""Export to TensorBoard and Weights & Biases: every number of the step summaries as a curve."""
+"""Export to TensorBoard and Weights & Biases: each number of the step summaries becomes a curve."""
 
 import os
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def to_wandb(recording: Recording, out: Path) -> int:
             x_disable_meta=True,
         ),
     )
-    # The counter of W&B must not decrease, but the step of a resumed run does.
+    # The step counter of W&B must not decrease, but the step of a resumed run does.
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
     count = 0
@@ -74,5 +74,5 @@ def to_wandb(recording: Recording, out: Path) -> int:
         run.log({"step": summary.step, **numbers})
         count += 1
     run.finish()
-    wandb.teardown()  # waits until the process of W&B has written everything
+    wandb.teardown()  # waits until the W&B process has written everything
     return count

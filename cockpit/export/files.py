@@ -15,7 +15,7 @@ from cockpit.export.updates import updates
 
 @contextmanager
 def output(out: Path | None) -> Iterator[IO[str]]:
-    """The file `out`, or standard output."""
+    """Context of the file `out`, or of standard output if it is None."""
     if out is None:
         yield sys.stdout
         return
@@ -55,7 +55,7 @@ def to_parquet(recording: Recording, out: Path) -> int:
     import pyarrow as pa
     from pyarrow import parquet
 
-    # A column without any value becomes text, because a Parquet column needs a type.
+    # A column without values becomes text, because a Parquet column needs a type.
     kinds = {
         int: pa.int64(),
         float: pa.float64(),

@@ -15,16 +15,16 @@ from agents.protocol import Step, Summary, Vitals
 from agents.recording.reader import Recording
 from agents.recording.replay import Replay
 from agents.state.run_state import RunState
-from cockpit.data.connection import CockpitError, Connection
+from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.data.store import LinkState, Store
 from cockpit.export.files import output
 from cockpit.export.scraping import ScrapeServer
 
-STALE_S = 10.0  # without a message from the hub for this long, only `cockpit_up 0` is exported
-LINGER_S = 60.0  # after the end of the run, so that the last values are scraped
+STALE_S = 10.0  # after this long without a message from the hub, only `cockpit_up 0` is exported
+LINGER_S = 60.0  # time to listen after the end of the run, so that the last values are scraped
 
 Number = float | int | None
-Samples = Iterable[tuple[list[str], Number]]  # the values of the labels, and the number
+Samples = Iterable[tuple[list[str], Number]]  # label values and the number
 
 
 def _seconds(ms: float | None) -> float | None:
@@ -35,43 +35,46 @@ OF_THE_JOB: dict[str, tuple[str, Callable[[Summary], Number]]] = {
     "step": ("the newest step", lambda s: s.step),
     "knob_revision": ("the knob revision in force", lambda s: s.revision),
     "loss": ("cross-entropy", lambda s: s.loss),
-    "grad_norm": ("norm of the gradient, before clipping", lambda s: s.grad_norm),
-    "step_seconds": ("of the slowest rank", lambda s: _seconds(s.step_ms)),
-    "tokens_per_second": ("of the whole job", lambda s: s.tokens_per_s),
+    "grad_norm": ("norm of the gradient before clipping", lambda s: s.grad_norm),
+    "step_seconds": ("step time of the slowest rank", lambda s: _seconds(s.step_ms)),
+    "tokens_per_second": ("throughput of the whole job", lambda s: s.tokens_per_s),
     "mfu_ratio": ("model FLOPs utilisation", lambda s: s.mfu),
-    "bubble_ratio": ("idle part of the pipeline", lambda s: s.bubble),
-    "bubble_bound_ratio": ("what the schedule makes idle at least", lambda s: s.bubble_bound),
-    "a2a_bytes": ("all-to-all bytes of the step, all ranks", lambda s: s.a2a_bytes),
+    "bubble_ratio": ("idle share of the pipeline", lambda s: s.bubble),
+    "bubble_bound_ratio": ("smallest idle share that the schedule allows", lambda s: s.bubble_bound),
+    "a2a_bytes": ("all-to-all bytes of the step, summed over all ranks", lambda s: s.a2a_bytes),
     "dropped_pairs": ("(token, expert) pairs dropped in the step", lambda s: s.dropped),
-    "load_max_over_mean": ("the most loaded expert over the mean", lambda s: s.load_max_over_mean),
-    "learning_rate": ("in force", lambda s: s.lr),
+    "load_max_over_mean": (
+        "load of the most loaded expert over the mean load",
+        lambda s: s.load_max_over_mean,
+    ),
+    "learning_rate": ("learning rate of the step", lambda s: s.lr),
 }
 OF_A_RANK: dict[str, tuple[str, Callable[[Step], Number]]] = {
     "rank_step": ("the newest step of a rank", lambda s: s.step),
-    "rank_step_seconds": ("of a rank", lambda s: _seconds(s.step_ms)),
+    "rank_step_seconds": ("step time of a rank", lambda s: _seconds(s.step_ms)),
     "rank_tokens": ("tokens of a rank's slice of the batch", lambda s: s.tokens),
-    "rank_bubble_ratio": ("idle part of a rank's pipeline window", lambda s: s.bubble),
-    "rank_memory_bytes": ("most memory of a rank", lambda s: s.memory_bytes),
+    "rank_bubble_ratio": ("idle share of a rank's pipeline window", lambda s: s.bubble),
+    "rank_memory_bytes": ("peak memory of a rank in the step", lambda s: s.memory_bytes),
     "rank_lost_records": ("records a rank dropped because its queue was full", lambda s: s.lost_records),
 }
 OF_A_DEVICE: dict[str, tuple[str, Callable[[Vitals], Number]]] = {
-    "device_busy_percent": ("time in which a kernel ran", lambda v: v.device_percent),
-    "device_memory_bytes": ("in use on the device, by anyone", lambda v: v.device_memory_bytes),
-    "device_power_watts": ("drawn", lambda v: v.power_w),
-    "device_temperature_celsius": ("of the device", lambda v: v.temperature_c),
+    "device_busy_percent": ("share of time in which a kernel ran", lambda v: v.device_percent),
+    "device_memory_bytes": ("memory in use on the device, by all processes", lambda v: v.device_memory_bytes),
+    "device_power_watts": ("power draw of the device", lambda v: v.power_w),
+    "device_temperature_celsius": ("temperature of the device", lambda v: v.temperature_c),
 }
-UP = "1: a rank is here; 0: it is gone"
+UP = "1: the rank has joined; 0: it is gone"
 
 
 class RunCollector(Collector):
-    """The gauges of one run; each scrape calls `current` for the store, None if the hub does not answer."""
+    """The gauges of one run. Each scrape calls `current` for the store; it is None if the hub does not answer."""
 
     def __init__(self, current: Callable[[], Store | None]) -> None:
         self._current = current
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         store = self._current()
-        up = GaugeMetricFamily("cockpit_up", "1: the hub of the run is heard")
+        up = GaugeMetricFamily("cockpit_up", "1: the hub of the run answers; 0: it does not")
         up.add_metric([], 0.0 if store is None else 1.0)
         yield up
         if store is not None:
@@ -94,10 +97,12 @@ def _families(state: RunState, run: str) -> Iterator[GaugeMetricFamily]:
         for name, (about, get) in OF_THE_JOB.items():
             yield family(name, about, [], [([], get(newest))])
         comm = (newest.comm or {}).items()
-        yield family("comm_bytes", "bytes of the step", ["axis"], [([a], t.bytes) for a, t in comm])
+        yield family(
+            "comm_bytes", "bytes sent in the step, by axis", ["axis"], [([a], t.bytes) for a, t in comm]
+        )
         yield family(
             "comm_exposed_seconds",
-            "time of the step in collectives that compute did not hide, mean over ranks",
+            "time in collectives that compute does not hide, mean over ranks",
             ["axis"],
             [([a], _seconds(t.exposed_ms)) for a, t in comm],
         )
@@ -109,14 +114,14 @@ def _families(state: RunState, run: str) -> Iterator[GaugeMetricFamily]:
         for r, step in state.steps.items()
         for phase, ms in step.phases.items()
     ]
-    yield family("rank_phase_seconds", "of a rank's step", ["rank", "phase"], phases)
+    yield family("rank_phase_seconds", "time of a phase of a rank's step", ["rank", "phase"], phases)
     for name, (about, at) in OF_A_DEVICE.items():
         yield family(name, about, ["rank"], [([str(r)], at(vitals)) for r, vitals in state.vitals.items()])
     knobs = state.board.knobs if state.board else []
     numbers = [([knob.name], knob.value) for knob in knobs if isinstance(knob.value, int | float)]
-    yield family("knob", "a knob that holds a number", ["knob"], numbers)
+    yield family("knob", "value of a knob, if it is a number", ["knob"], numbers)
     alerts = [([alert.name, alert.subject, alert.level], 1) for alert in state.alerts.values()]
-    yield family("alert", "an alert that is active", ["name", "subject", "level"], alerts)
+    yield family("alert", "1: the alert is active", ["name", "subject", "level"], alerts)
 
 
 def _registry(current: Callable[[], Store | None]) -> CollectorRegistry:
@@ -138,7 +143,7 @@ def to_prometheus(recording: Recording, out: Path | None) -> int:
 
 
 def serve(run: str | None, address: str, port: int, started: Callable[[int], None]) -> int:
-    """Serve a live run at `address` until `LINGER_S` after its end; `started` is called with the port."""
+    """Serve a live run at `address` until `LINGER_S` after its end. Calls `started` with the port."""
     connection = Connection(run)
     store = connection.store
 
@@ -147,7 +152,7 @@ def serve(run: str | None, address: str, port: int, started: Callable[[int], Non
 
     server = None
     try:
-        connection.until_known()
+        connection.wait_for_snapshot()
         try:
             server = ScrapeServer(address, port, _registry(current))
         except OSError as error:
@@ -158,7 +163,7 @@ def serve(run: str | None, address: str, port: int, started: Callable[[int], Non
             connection.poll()
             if store.link in (LinkState.ENDED, LinkState.FAILED):
                 over_s = over_s or time.monotonic()
-                store.heard(0.0)  # the last values stay valid until the last scrape
+                store.set_message_age(0.0)  # the last values stay valid until the last scrape
             else:
                 over_s = None
     finally:

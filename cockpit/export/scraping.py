@@ -11,8 +11,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from prometheus_client.exposition import make_wsgi_app
 from prometheus_client.registry import CollectorRegistry
 
-CONNECTIONS = 16  # one thread each; further connections are closed at once
-ANSWERED_S = 10.0  # a connection that is open for longer is closed: its client is too slow
+CONNECTIONS = 16  # one thread per connection; further connections are closed at once
+ANSWERED_S = 10.0  # a connection that stays open for longer is closed, because its client is too slow
 
 
 class _Quiet(WSGIRequestHandler):
@@ -21,13 +21,13 @@ class _Quiet(WSGIRequestHandler):
 
 
 class ScrapeServer(ThreadingMixIn, WSGIServer):
-    """Serves `registry` at an address from a thread of its own, until `close`. OSError: it cannot listen there."""
+    """Serves `registry` from its own thread until `close`. Raises OSError if it cannot listen at the address."""
 
     daemon_threads = True
 
     def __init__(self, address: str, port: int, registry: CollectorRegistry) -> None:
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._open: dict[Any, float] = {}  # connections, and since when
+        self._open: dict[Any, float] = {}  # open connections and when they began
         super().__init__((address, port), _Quiet)
         self.set_app(make_wsgi_app(registry))
         self._thread = threading.Thread(target=self.serve_forever, name="scrapes", daemon=True)
@@ -45,11 +45,13 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Close slow connections; called twice a second, because a socket timeout restarts with each byte."""
+        """Close slow connections, twice a second: a socket timeout would restart with each byte."""
         for request, since in list(self._open.items()):
             if time.monotonic() - since > ANSWERED_S:
                 try:
-                    request.shutdown(socket.SHUT_RDWR)  # its thread then reads the end of the stream
+                    request.shutdown(
+                        socket.SHUT_RDWR
+                    )  # the thread of the connection then reads the end of the stream
                 except OSError:
                     continue
 

@@ -10,31 +10,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from agents.protocol import (
-    Alert,
-    Board,
-    CommandState,
-    Event,
-    Experts,
-    Gone,
-    Hello,
-    Loads,
-    Peers,
-    Pulse,
-    Step,
-    Summary,
-    Timeline,
-    TrialState,
-    Update,
-    Vitals,
-)
+from agents.protocol import Experts, Update
 from agents.recording.reader import Moment, Recording
+from cockpit.data.update_kinds import UPDATE_KINDS, UpdateKind
 from cockpit.export.updates import updates
 
 Row = dict[str, Any]
 PLACE = ("hub_epoch", "hub_seq", "hub_time_s")
-AS_JSON = frozenset({"changes", "before", "evidence", "facts", "legal"})  # fields of varying content
-BLOCK = 4096  # rows of a table written together
+AS_JSON = frozenset({"changes", "before", "evidence", "facts", "legal"})  # fields without a fixed structure
+BLOCK = 4096  # rows of a table that are written together
 
 
 def _one(update: Struct) -> Iterator[Row]:
@@ -42,7 +26,7 @@ def _one(update: Struct) -> Iterator[Row]:
 
 
 def _each(field: str) -> Callable[[Struct], Iterator[Row]]:
-    """One row for each item of `field`, with the other fields repeated."""
+    """Returns a function that makes one row of each item of `field` and repeats the other fields."""
 
     def rows(update: Struct) -> Iterator[Row]:
         rest = flat(update, without=field)
@@ -60,22 +44,14 @@ def _loads(update: Struct) -> Iterator[Row]:
             yield {"step": update.step, "layer": layer.layer, "expert": expert, "load": load}
 
 
+def _maker(kind: type[Update], shown: UpdateKind) -> Callable[[Struct], Iterator[Row]]:
+    if kind is Experts:
+        return _loads
+    return _each(shown.items) if shown.items else _one
+
+
 TABLES: dict[type[Update], tuple[str, Callable[[Struct], Iterator[Row]]]] = {
-    Summary: ("steps", _one),
-    Step: ("ranks", _one),
-    Pulse: ("pulses", _one),
-    Vitals: ("vitals", _one),
-    Loads: ("loads", _each("layers")),
-    Experts: ("experts", _loads),
-    Timeline: ("timelines", _each("actions")),
-    Peers: ("peers", _each("sent")),
-    Event: ("events", _one),
-    Alert: ("alerts", _one),
-    CommandState: ("commands", _one),
-    TrialState: ("trials", _one),
-    Board: ("knobs", _each("knobs")),
-    Hello: ("hellos", _one),
-    Gone: ("gone", _one),
+    kind: (shown.table, _maker(kind, shown)) for kind, shown in UPDATE_KINDS.items() if shown.table
 }
 
 
@@ -146,7 +122,7 @@ def blocks(recording: Recording, known: dict[str, dict[str, type]]) -> Iterator[
     waiting: dict[str, list[Row]] = {}
     for table, row in rows(recording):
         if table not in known:
-            continue  # of a live run, recorded after its columns were read
+            continue  # the run is live, and this row was recorded after its columns were read
         block = waiting.setdefault(table, [])
         block.append({name: cell(row.get(name), kind) for name, kind in known[table].items()})
         if len(block) == BLOCK:

@@ -1,4 +1,4 @@
-"""Every update of a recording, once: the input of every export."""
+"""The updates of a recording, each once: the input of every export."""
 
 from collections.abc import Iterator
 

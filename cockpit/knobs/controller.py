@@ -23,7 +23,7 @@ from cockpit.knobs import values
 from cockpit.knobs.edits import Edits
 from cockpit.knobs.preview import PreviewQuery
 
-NOTHING_CHOSEN = "no change is chosen: choose a value with ← → or type one"
+NOTHING_CHOSEN = "nothing is edited: choose a value with ← → or type one"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Message:
 def _key(
     method: Callable[Concatenate["BoardController", P], T],
 ) -> Callable[Concatenate["BoardController", P], T]:
-    """A method that a key calls: holds the store's lock, clears the last message, and reports the change."""
+    """Decorator of the methods that keys call: holds the store's lock, clears the last message, reports the change."""
 
     @wraps(method)
     def run(self: "BoardController", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -64,17 +64,17 @@ class BoardController:
         self.edits = Edits()
         self.preview = PreviewQuery(source.ask)
         self.message: Message | None = None
-        self.had_message = False  # before the present key
-        self.request_id = ""  # of the newest proposal or trial
-        self.trial_id = ""  # of the trial that the board shows
-        self.decision: Decide | None = None  # on the trial, not yet applied by the hub
+        self.had_message = False  # whether a message was shown when the current key was pressed
+        self.request_id = ""  # id of the newest proposal or trial
+        self.trial_id = ""  # id of the trial that the board shows
+        self.decision: Decide | None = None  # a decision on the trial that the hub has not yet applied
         self.unconfirmed: dict[str, Value] = {}  # a proposal that ends the run, until the user confirms it
         self._changed = changed
-        self._undo_revision = 0  # the revision that a second press of the undo key takes back
-        self._armed_revision = 0  # the same, before the present key
+        self._undo_revision = 0  # the revision that a second press of the undo key reverts
+        self._armed_revision = 0  # its value before the current key
 
     def version(self) -> object:
-        """Everything that the board draws, apart from the store: compared to decide on a redraw."""
+        """All data that the board draws, apart from the store. The board redraws when it differs."""
         edits = self.edits
         return (
             (edits.row, edits.typed, tuple(edits.changes.items())),
@@ -83,7 +83,7 @@ class BoardController:
         )
 
     def update(self) -> None:
-        """Take outcomes from the store, and query a preview of the edits. Called with the store's lock held."""
+        """Read outcomes from the store and query a preview of the edits. The caller holds the store's lock."""
         store, trial = self.store, self.store.trial
         if trial:
             self.trial_id = trial.id
@@ -95,13 +95,13 @@ class BoardController:
 
     @_key
     def move_cursor(self, by: int) -> None:
-        """Move to another row; a typed value becomes an edit."""
+        """Move the cursor to another row; a typed value becomes an edit."""
         if self._accept_typed() and rows(self.store):
             self.edits.row = (self.edits.row + by) % len(rows(self.store))
 
     @_key
     def next_value(self, by: int) -> None:
-        """Choose the legal value `by` places further."""
+        """Choose the legal value that is `by` places further."""
         if rows(self.store):
             self.edits.next_value(rows(self.store), by, self._revision)
 
@@ -115,20 +115,20 @@ class BoardController:
 
     @_key
     def discard(self) -> bool:
-        """Discard edits, typed text and the message; False if there were none."""
+        """Discard edits, typed text and the message. Return False if there were none."""
         return self.edits.discard() or self.had_message
 
     # ------------------------------------------------------------------------------------ proposing
 
     @_key
     def propose(self) -> None:
-        """Propose the edits; with none, the action under the cursor. A change that ends the run is confirmed first."""
+        """Propose the edits or, without edits, the action under the cursor. Ending the run needs a confirmation."""
         if not (self._may_change() and self._accept_typed()):
             return
         here = rows(self.store)
         if not self.edits.changes and here:
             knob = self.edits.selected(here)
-            if (value := values.only(knob)) is not None:
+            if (value := values.only_value(knob)) is not None:
                 self.edits.set(knob, value, self._revision)
         if not self.edits.changes:
             self._warn(NOTHING_CHOSEN)
@@ -156,7 +156,7 @@ class BoardController:
 
     @_key
     def undo(self) -> None:
-        """Name the change that undo would take back; at the second press, take it back."""
+        """Name the change that undo would revert; on the second press, revert it."""
         if not self._may_change():
             return
         store = self.store
@@ -165,10 +165,10 @@ class BoardController:
             self._warn("there is no change to undo")
         elif (
             newest.revision != self._armed_revision
-        ):  # also if another operator made a change between the presses
+        ):  # true also if another operator made a change between the presses
             self._undo_revision = newest.revision
             ends = ", which ends the trial" if store.trial and newest.id.startswith(store.trial.id) else ""
-            text = f"press it again to take back revision {newest.revision}: {reverted_text(newest)}{ends}"
+            text = f"press again to revert revision {newest.revision}: {reverted_text(newest)}{ends}"
             self._warn(text)
         else:
             self._send(Propose(_new_id(), {}, self._revision, who=whoami(), undo=True))
@@ -189,28 +189,28 @@ class BoardController:
             self.edits.changes = {}
 
     def _trial_refusal(self) -> str:
-        """Why no trial can start now, in the words of the hub; "" if it can."""
+        """Why no trial can start now; "" if one can. The text is the same as the hub's."""
         edited = [knob for knob in rows(self.store) if knob.name in self.edits.changes]
         if trial := self.store.trial:
-            return f"another trial is under way, by {format.clean(trial.who) or 'someone'}"
+            return f"another trial is running, by {format.clean(trial.who) or 'someone'}"
         if not edited:
             return NOTHING_CHOSEN
         if len(edited) > 1:
-            return f"a trial is of one knob, and {len(edited)} are changed"
+            return f"a trial changes one knob, and {len(edited)} are edited"
         if edited[0].action:
-            return f"{format.clean(edited[0].name)} is an action, done once, and cannot be tried"
+            return f"{format.clean(edited[0].name)} is an action; only a knob can be tried"
         return ""
 
     @_key
     def end_trial(self, keep: bool) -> None:
-        """Keep the value under trial, or revert it now."""
+        """Keep the value on trial, or revert it now."""
         if not self._may_change():
             return
         trial = self.store.trial
         if trial is None:
-            self._warn("no trial is under way")
+            self._warn("no trial is running")
         elif trial.state == "reverting":
-            self._warn("the trial is being taken back already")
+            self._warn("the trial is already being reverted")
         elif keep and trial.state == "before":
             self._warn("the trial has not changed the knob yet, so there is nothing to keep")
         else:
@@ -228,9 +228,9 @@ class BoardController:
         self.message = Message(Level.WARN, text)
 
     def _may_change(self) -> bool:
-        """Whether this cockpit may change the run; otherwise the message says why not."""
-        if over(self.store):
-            self._warn("the run is over: nothing can be changed any more")
+        """Whether this cockpit may change the run; if not, set a message that says why."""
+        if run_ended(self.store):
+            self._warn("the run is over: no knob can be changed")
         elif not self.source.operator:
             self._warn(viewer_text(self.source))
         else:
@@ -255,16 +255,16 @@ class BoardController:
 
 def rows(store: Store) -> list[KnobState]:
     """The rows of the board: knobs, then actions."""
-    return [*values.held(store.state.board), *values.actions(store.state.board)]
+    return [*values.value_knobs(store.state.board), *values.actions(store.state.board)]
 
 
-def over(store: Store) -> bool:
+def run_ended(store: Store) -> bool:
     """Whether the run has ended, with or without a failure."""
     return store.link in (LinkState.ENDED, LinkState.FAILED)
 
 
 def undoable(store: Store) -> CommandState | None:
-    """The change that an undo would take back."""
+    """The change that an undo would revert."""
     return store.once("undoable", (Topic.BOARD,), lambda: newest_undoable(store.state.commands.values()))
 
 

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from agents.protocol import KnobState, Value
 from cockpit.knobs import values
 
-TYPED = 24  # the most characters of a typed value
+TYPED = 24  # longest typed value, in characters
 
 
 class Edits:
-    """Unsent edits of one board. Methods get the current rows, because a board may change while it is edited."""
+    """Unsent edits of one board. Methods take the current rows, because the board may change during editing."""
 
     def __init__(self) -> None:
         self.row = 0
         self.typed = ""
         self.changes: dict[str, Value] = {}
         self.base: int | None = (
-            None  # revision at the first edit: the hub refuses the proposal if it is outdated
+            None  # revision at the first edit: the hub refuses the proposal if a newer one is in force
         )
 
     def selected(self, rows: Sequence[KnobState]) -> KnobState:
@@ -24,7 +24,7 @@ class Edits:
         return rows[min(self.row, len(rows) - 1)]
 
     def set(self, knob: KnobState, value: Value, revision: int) -> None:
-        """Change `knob` to `value`; if that is the value in force, remove the edit."""
+        """Set `knob` to `value`; if that is the value in force, remove the edit."""
         if not self.changes:
             self.base = revision
         if same(value, knob.value):
@@ -44,7 +44,7 @@ class Edits:
             self.typed += character
 
     def accept_typed(self, rows: Sequence[KnobState], revision: int) -> str:
-        """Turn the typed text into a change; returns the refusal if it is not legal, else ""."""
+        """Convert the typed text to an edit. Returns why the value is not legal, or ""."""
         if not self.typed or not rows:
             return ""
         knob = self.selected(rows)

@@ -1,4 +1,4 @@
-"""Text for the confirmation before a run ends: the steps that no checkpoint holds. Textual-free."""
+"""Text for the confirmation before a run ends: the steps since the last checkpoint. Textual-free."""
 
 from agents.protocol import CHECKPOINT_STEP
 from cockpit.data import format
@@ -6,8 +6,8 @@ from cockpit.data.store import Store
 from cockpit.knobs import values
 
 
-def at_stake(store: Store) -> str:
-    """The number of steps done, and how many of them no checkpoint holds."""
+def unsaved_steps_text(store: Store) -> str:
+    """States the number of steps done, and how many of them no checkpoint holds."""
     done = 0 if store.step is None else store.step + 1  # steps are counted from 0
     planned = store.steps_planned
     of = f" of {format.grouped(planned)}" if planned else ""
@@ -16,14 +16,14 @@ def at_stake(store: Store) -> str:
 
 def _lost(store: Store, done: int) -> str:
     if saves_at_its_end(store):
-        return "It saves a last checkpoint before it ends: nothing is lost."
+        return "The run saves a checkpoint before it ends, so no step is lost."
     at = newest_checkpoint(store)
     if at is None:
-        return "There is no checkpoint of it: all of that is lost."
+        return "It has no checkpoint: all steps would be lost."
     if at >= done:
-        return f"The checkpoint of step {format.grouped(at)} holds all of that."
-    steps = "step since is" if done - at == 1 else f"{format.grouped(done - at)} steps since are"
-    return f"Its newest checkpoint is of step {format.grouped(at)}: the {steps} lost."
+        return f"The checkpoint of step {format.grouped(at)} holds all of them."
+    steps = "step" if done - at == 1 else f"{format.grouped(done - at)} steps"
+    return f"The newest checkpoint is of step {format.grouped(at)}: the {steps} since then would be lost."
 
 
 def newest_checkpoint(store: Store) -> int | None:
@@ -33,12 +33,12 @@ def newest_checkpoint(store: Store) -> int | None:
 
 
 def saves_at_its_end(store: Store) -> bool:
-    """Whether the run saves a last checkpoint before it ends."""
+    """Whether the run itself saves a checkpoint before it ends."""
     return (store.number("checkpoint_every") or 0) > 0
 
 
 def can_save(store: Store) -> bool:
-    """Whether a checkpoint can be requested before the end, and the run does not save one itself."""
+    """Whether the operator can request a checkpoint before the end and the run does not save one itself."""
     board = store.state.board
     save = next((knob for knob in board.knobs if knob.name == "save"), None) if board else None
-    return save is not None and values.only(save) is not None and not saves_at_its_end(store)
+    return save is not None and values.only_value(save) is not None and not saves_at_its_end(store)

@@ -1,4 +1,4 @@
-"""Preview query: asks the run what the pending changes would do, once they have been stable for a moment.
+"""Preview query: asks the run what the pending changes would do, once they are stable for a moment.
 
 Textual-free; times are those of the store's clock.
 """
@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping
 from agents.protocol import PREVIEWS, Preview, Previewed, Value
 from cockpit.data.store import Store
 
-STABLE_S = 0.25  # changes are queried after this long, so that values stepped over are not
-GAP_S = 0.5  # between two queries, at least
-REPEAT_S = 10.0  # the run goes on while a user thinks, so the estimates are renewed
-PATIENCE_S = 5.0  # without an answer, until the board says so
+STABLE_S = 0.25  # a query is sent when the edits have not changed for this long
+GAP_S = 0.5  # minimum time between two queries
+REPEAT_S = 10.0  # the estimates are renewed, because the run continues while the user decides
+ANSWER_TIMEOUT_S = 5.0  # after this long without an answer, the board reports it
 
 _Subject = tuple[int, tuple[tuple[str, type, Value], ...]]
-"""A revision and changes of it; 1, 1.0 and true differ."""
+"""A revision and the changes to it, with their types: 1, 1.0 and true differ."""
 
 
 class PreviewQuery:
-    """The preview query of one board. `answer` is for the present changes; while it is None, `status` says why."""
+    """The preview query of one board. `answer` is for the current changes; while it is None, `status` says why."""
 
     def __init__(self, ask: Callable[[Preview], None]) -> None:
         self.answer: Previewed | None = None
@@ -27,12 +27,12 @@ class PreviewQuery:
         self._ask = ask
         self._subject: _Subject | None = None
         self._since_s = 0.0  # when the subject last changed
-        self._id = ""  # of the open query
-        self._subject_asked_s: float | None = None  # newest query on the present subject
-        self._asked_s = -GAP_S  # newest query on any subject
+        self._id = ""  # id of the open query
+        self._subject_asked_s: float | None = None  # time of the newest query on the current subject
+        self._asked_s = -GAP_S  # time of the newest query on any subject
 
     def update(self, store: Store, changes: Mapping[str, Value]) -> None:
-        """Take the answer to the present `changes`, or send a query. Called with the store's lock held."""
+        """Read the answer for the current `changes`, or send a query. The caller holds the store's lock."""
         board, now = store.state.board, store.clock()
         subject = (board.revision if board else 0, _with_types(changes))
         if subject != self._subject:
@@ -54,8 +54,8 @@ class PreviewQuery:
             return "this run does not support previews"
         if self._id in store.denied:
             return store.denied[self._id]
-        if self._subject_asked_s is not None and now - self._subject_asked_s >= PATIENCE_S:
-            return f"no preview answer within {PATIENCE_S:.0f} s; the query is repeated"
+        if self._subject_asked_s is not None and now - self._subject_asked_s >= ANSWER_TIMEOUT_S:
+            return f"no preview answer within {ANSWER_TIMEOUT_S:.0f} s; the query is repeated"
         return "waiting for the run's preview"
 
 

@@ -9,25 +9,25 @@ from cockpit.data import format
 _WORDS: dict[str, Value] = {"none": None, "true": True, "false": False}
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
 _DECIMAL = re.compile(r"[+-]?(\d{1,18}\.?\d{0,18}|\.\d{1,18})([eE][+-]?\d{1,3})?")
-LONGEST = 200  # characters of a name or value: more than any knob needs
-TRIAL_STEPS = 30  # steps that a trial measures before the change, and again after, by default
+LONGEST = 200  # longest name or value, in characters; no knob needs more
+TRIAL_STEPS = 30  # default number of steps that a trial measures before the change, and again after it
 _STOPS = (0.0, 0.1, 0.2, 0.5, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0)
 
 
 def parse(text: str) -> Value:
-    """A value as typed: ``none``, ``true``, ``8``, ``1.25``, else a word."""
+    """Parse a typed value: ``none``, ``true``, ``8``, ``1.25``, else a string."""
     text = text.strip()
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
     if _INTEGER.fullmatch(text):
         return int(text)
     if _DECIMAL.fullmatch(text) and math.isfinite(number := float(text)):
-        return number + 0.0  # no -0
+        return number + 0.0  # converts -0.0 to 0.0
     return text
 
 
 def fit(knob: KnobState, value: Value) -> Value:
-    """`value` in the type of the knob, where they differ only in notation: 1 for 1.0, 8.0 for 8, none for "none"."""
+    """`value` in the type of the knob, if only the notation differs: 1 for 1.0, 8.0 for 8, none for "none"."""
     if knob.legal.admits(value):
         return value
     other: Value = value
@@ -41,7 +41,7 @@ def fit(knob: KnobState, value: Value) -> Value:
 
 
 def split_change(text: str) -> tuple[str, Value]:
-    """``name=value`` as typed; ValueError with one sentence if it is not of that form."""
+    """Split a typed ``name=value``. Raises ValueError with one sentence if the form is wrong."""
     name, equals, word = text.partition("=")
     if not equals or not name.strip() or not word.strip():
         raise ValueError(f"{text} is not a change; write it as knob=value, for instance micro_batches=8")
@@ -53,7 +53,7 @@ def split_change(text: str) -> tuple[str, Value]:
 
 
 def candidates(knob: KnobState) -> list[Value]:
-    """Values for the arrow keys: all choices, or round values of a range, and the present value."""
+    """Values for the arrow keys: all choices, or round values of a range, and the current value."""
     legal = knob.legal
     values: list[Value] = list(legal.choices)
     if legal.low is not None and legal.high is not None:
@@ -67,7 +67,7 @@ def candidates(knob: KnobState) -> list[Value]:
 
 
 def step(knob: KnobState, value: Value, by: int) -> Value:
-    """The candidate `by` places from `value`; it stops at the first and the last."""
+    """The candidate that is `by` places from `value`, at most the first or the last."""
     values = candidates(knob)
     if not values:
         return value
@@ -75,19 +75,19 @@ def step(knob: KnobState, value: Value, by: int) -> Value:
     return values[0] if at is None else values[max(0, min(len(values) - 1, at + by))]
 
 
-def only(knob: KnobState) -> Value:
-    """The value of an action with only one legal value; None if a value must be chosen."""
+def only_value(knob: KnobState) -> Value:
+    """The legal value of an action that has only one; None if the user must choose a value."""
     one = knob.action and len(knob.legal.choices) == 1 and knob.legal.low is None and not knob.legal.optional
     return knob.legal.choices[0] if one else None
 
 
-def held(board: Board | None) -> list[KnobState]:
+def value_knobs(board: Board | None) -> list[KnobState]:
     """The knobs that hold a value, without actions."""
     return [knob for knob in board.knobs if not knob.action] if board else []
 
 
 def actions(board: Board | None) -> list[KnobState]:
-    """The actions of a board: done once when requested."""
+    """The actions of a board, which a rank executes once per request."""
     return [knob for knob in board.knobs if knob.action] if board else []
 
 
@@ -97,16 +97,16 @@ def value_text(knob: KnobState) -> str:
 
 
 def change_text(knob: KnobState, to: Value) -> str:
-    """``micro_batches 4→8``; for an action, which has no value before, ``save`` or ``expert_placement load``."""
+    """A change as text: ``micro_batches 4→8``, or for an action ``save`` or ``expert_placement load``."""
     if not knob.action:
         return f"{knob.name} {format.change(knob.value, to)}"
-    return knob.name if only(knob) == to else f"{knob.name} {format.knob(to)}"
+    return knob.name if only_value(knob) == to else f"{knob.name} {format.knob(to)}"
 
 
 def legal_text(knob: KnobState) -> str:
     """The legal values: ``2 4 8 16`` or ``0.1 .. 8 | none``."""
     legal = knob.legal
-    if only(knob) is not None:
+    if only_value(knob) is not None:
         return "done once"
     words = [" ".join(spell(choice) for choice in legal.choices)] if legal.choices else []
     if legal.low is not None and legal.high is not None:
@@ -120,7 +120,7 @@ NEUTRAL = {True: "loss-neutral", False: "changes the loss"}
 
 
 def effect_text(knob: KnobState) -> str:
-    """``loss-neutral`` or ``changes the loss``; ``action`` for an action."""
+    """The effect as text: ``loss-neutral``, ``changes the loss``, ``ends the run`` or ``action``."""
     if knob.ends:
         return "ends the run"
     return "action" if knob.action else NEUTRAL[knob.loss_neutral]

@@ -21,7 +21,7 @@ from cockpit.data.format import clean
 from cockpit.data.plain import REFUSALS
 from cockpit.data.sources.source import Source
 from cockpit.data.store import Store
-from cockpit.knobs.controller import over
+from cockpit.knobs.controller import run_ended
 from cockpit.tui.keys import APP, APP_KEYS, BOARD, OVERVIEW, Action
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.ending import Answer, Ending
@@ -33,14 +33,14 @@ from cockpit.tui.theme import THEMES
 from cockpit.tui.widgets.panel import Panel
 
 REFRESHES_PER_S = 8
-SAVING_S = 120.0  # how long the notice about the final checkpoint stays
+SAVING_S = 120.0  # how long the notification about the final checkpoint stays
 
 
 _NOT_IN_PALETTE = {"app.palette", "panel.next", "panel.previous", "panel.back"}
 
 
 class CockpitApp(App[None]):
-    """See and steer one run."""
+    """The Textual application that shows and steers one run."""
 
     CSS_PATH = "cockpit.tcss"
     TITLE = "cockpit"
@@ -50,21 +50,21 @@ class CockpitApp(App[None]):
 
     def __init__(
         self,
-        feed: Source,
+        source: Source,
         store: Store | None = None,
         keymap: dict[str, str] | None = None,
         theme: str = "cockpit-dark",
         refreshes_per_s: int = REFRESHES_PER_S,
     ) -> None:
         super().__init__(driver_class=TerminalDriver)
-        self.feed = feed
+        self.source = source
         self.store = store or Store(time.monotonic)
-        self.opening: Starting | None = None  # a screen that dismisses itself at the first step
+        self.opening: Starting | None = None  # the start screen, which closes itself at the first step
         self._frozen_store: Store | None = None
         self._refreshes_per_s = refreshes_per_s
-        self._rung: set[tuple[str, str]] = set()  # alerts that have rung the bell
+        self._bell_rung: set[tuple[str, str]] = set()  # alerts for which the bell has rung
         self._tick = 0
-        self._leaving: Propose | None = (
+        self._final_save: Propose | None = (
             None  # the request to save and end the run, sent before the cockpit exits
         )
         for name in THEMES:
@@ -78,19 +78,19 @@ class CockpitApp(App[None]):
         self.push_screen(self.overview())
         if self.opening:
             self.push_screen(self.opening)
-        self.feed.start(self.store)
+        self.source.start(self.store)
         if not self.is_headless:
             self._exit_on_signals()
         self.set_interval(1 / self._refreshes_per_s, self.refresh_from_store)
 
     def overview(self) -> Overview:
-        return Overview(self.feed.operator)
+        return Overview(self.source.operator)
 
     def on_unmount(self) -> None:
-        self.feed.stop()
+        self.source.stop()
 
     def _exit_on_signals(self) -> None:
-        """Exit in order on SIGTERM, SIGHUP and SIGINT: restore the terminal, stop the processes we started."""
+        """Exit cleanly on SIGTERM, SIGHUP and SIGINT: restore the terminal and stop the processes we started."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             loop.add_signal_handler(number, self.exit)
@@ -98,7 +98,7 @@ class CockpitApp(App[None]):
     # ------------------------------------------------------------------------------------- refresh
 
     def refresh_from_store(self) -> None:
-        """Update each visible screen from the store; each draws only what changed."""
+        """Update each visible screen from the store. A screen draws only what has changed."""
         self._tick += 1
         store = self._frozen_store or self.store
         with store.lock:
@@ -106,28 +106,30 @@ class CockpitApp(App[None]):
                 if isinstance(screen, Overview):
                     screen.update_from(store, self._frozen_store is not None, self._tick)
                 elif isinstance(screen, BoardScreen | Starting | Ending):
-                    screen.update_from(self.store)  # dialogs that act on the run show its present state
-            self._leave_if_over()
+                    screen.update_from(
+                        self.store
+                    )  # dialogs that act on the run always show its current state
+            self._exit_if_ended()
             alerts = {key for key, alert in self.store.state.alerts.items() if alert.level == "error"}
-        if alerts - self._rung and not self.store.playing:
+        if alerts - self._bell_rung and not self.store.playback_position:
             self.bell()
-        self._rung = alerts
+        self._bell_rung = alerts
 
     # ------------------------------------------------------------------------------------- actions
 
     def action_knobs(self) -> None:
-        self.push_screen(BoardScreen(self.feed, self.store))
+        self.push_screen(BoardScreen(self.source, self.store))
 
     def action_undo(self) -> None:
         """Open the knob board and name the change that an undo would revert."""
-        board = BoardScreen(self.feed, self.store)
+        board = BoardScreen(self.source, self.store)
         self.push_screen(board)
         board.call_after_refresh(board.action_undo)
 
     def action_suspend_process(self) -> None:
-        """Suspend the whole process group: with `make` or a script as parent, the shell would not return otherwise."""
+        """Suspend the process group. If only this process stopped, a parent such as `make` would block the shell."""
         if self._driver is None or not self._driver.can_suspend:
-            self._notify_text("this terminal has no job control to suspend the cockpit with")
+            self._notify_text("cannot suspend the cockpit: this terminal has no job control")
             return
         self.app_suspend_signal.publish(self)
         os.killpg(0, signal.SIGTSTP)
@@ -135,24 +137,26 @@ class CockpitApp(App[None]):
     async def action_quit(self) -> None:
         """Exit; ask for confirmation first if that ends the run."""
         with self.store.lock:
-            ends = self.feed.owns_run and self.store.step is not None and not over(self.store)
+            ends = self.source.owns_run and self.store.step is not None and not run_ended(self.store)
         if not ends or isinstance(self.screen, Ending):
             self.exit()
         else:
             self.push_screen(Ending(again="q,ctrl+c"), self._end)
 
     def _end(self, answer: Answer | None) -> None:
-        """End the run of this cockpit. After a final checkpoint the run ends by itself; then the app exits."""
+        """Carry out the answer to the confirmation. After "save", the run ends itself and then the app exits."""
         if answer == "end":
             self.exit()
         elif answer == "save":
-            self._leaving = Propose(uuid.uuid4().hex, {"save": True, "stop": True}, who=whoami())
-            self.feed.ask(self._leaving)
-            self._notify_text("A checkpoint is saved, then the run ends; q leaves at once", timeout=SAVING_S)
+            self._final_save = Propose(uuid.uuid4().hex, {"save": True, "stop": True}, who=whoami())
+            self.source.ask(self._final_save)
+            self._notify_text(
+                "The run saves a checkpoint and then ends; press q to quit at once", timeout=SAVING_S
+            )
 
-    def _leave_if_over(self) -> None:
+    def _exit_if_ended(self) -> None:
         """Exit when the run has saved and ended; if the run rejected the request, show why and stay."""
-        request = self._leaving
+        request = self._final_save
         if request is None:
             return
         command = self.store.state.commands.get(request.id)
@@ -160,10 +164,10 @@ class CockpitApp(App[None]):
             command.why if command and command.state in REFUSALS else ""
         )
         if why:
-            self._leaving = None
+            self._final_save = None
             self.clear_notifications()
-            self._notify_text(f"the run goes on: {why}", severity="error")
-        elif over(self.store):
+            self._notify_text(f"the run continues: {why}", severity="error")
+        elif run_ended(self.store):
             self.exit()
 
     def action_freeze(self) -> None:
@@ -189,7 +193,7 @@ class CockpitApp(App[None]):
         severity: SeverityLevel = "information",
         timeout: float | None = None,
     ) -> None:
-        """Show a notice as plain text, not markup: names of runs and files may contain brackets."""
+        """Show a notification as plain text, not markup, because names of runs and files may contain brackets."""
         self.notify(clean(text), title=title, severity=severity, timeout=timeout, markup=False)
 
     def action_theme(self) -> None:
@@ -203,7 +207,7 @@ class CockpitApp(App[None]):
         title, about, own = (panel.TITLE, panel.HELP, panel.ACTIONS) if panel else ("Cockpit", "", ())
         board = (
             BOARD if any(action.id == "app.knobs" for action in self.ACTIONS) else ()
-        )  # only where the board can be opened
+        )  # only if this app can open the board
         self.push_screen(
             Help(
                 title, about, {title: own, "Panels": OVERVIEW, "Anywhere": self.ACTIONS, "Knob board": board}
@@ -211,7 +215,7 @@ class CockpitApp(App[None]):
         )
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
-        """Our actions, by name, for the command palette."""
+        """The actions of the app for the command palette."""
         for action in self.ACTIONS:
             if action.id not in _NOT_IN_PALETTE:
                 yield SystemCommand(action.label.capitalize(), action.about, self._run(action.action))

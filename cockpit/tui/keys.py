@@ -1,14 +1,14 @@
-"""Key bindings as data: a stable id, the keys, the action and a sentence that explains it.
+"""Key bindings as data: a stable id, the keys, the action and one sentence of help.
 
-A user remaps by id in ``keys.toml`` of the configuration directory, e.g. ``"app.knobs" = "b"``.
+A user remaps a key by id in ``keys.toml`` of the configuration directory, e.g. ``"app.knobs" = "b"``.
 No action has only ctrl+a or ctrl+b (prefix keys of screen and tmux) or an Alt key.
 """
 
-import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+import platformdirs
 from textual.binding import Binding
 
 from cockpit.data import format
@@ -16,7 +16,7 @@ from cockpit.data import format
 
 @dataclass(frozen=True)
 class Action:
-    """One key binding. `footer`: 0 is not in the footer; the lowest other number is dropped last on a narrow screen."""
+    """One key binding. `footer`: 0 hides it from the footer; on a narrow screen, high numbers are dropped first."""
 
     id: str
     keys: str
@@ -29,7 +29,7 @@ class Action:
 
 
 APP = (
-    Action("app.knobs", "k", "knobs", "knobs", "Open the knob board: values, what is legal, change them", 3),
+    Action("app.knobs", "k", "knobs", "knobs", "Open the knob board to see and change knobs", 3),
     Action(
         "app.undo",
         "u",
@@ -38,7 +38,7 @@ APP = (
         "Open the knob board and name the change that undo would revert",
         operator=True,
     ),
-    Action("app.freeze", "space", "freeze", "freeze", "Freeze the screen; press again to go on", 5),
+    Action("app.freeze", "space", "freeze", "freeze", "Freeze the screen; press again to continue", 5),
     Action("app.save", "s", "save", "save", "Save the screen as an SVG file"),
     Action("app.theme", "t", "theme", "theme", "Switch between dark and light"),
     Action("app.help", "question_mark,f1", "help", "help", "Explain the focused panel and list all keys", 2),
@@ -48,7 +48,7 @@ APP = (
         "ctrl+z",
         "suspend_process",
         "suspend",
-        "Suspend the cockpit; `fg` in the shell returns to it",
+        "Suspend the cockpit; `fg` in the shell resumes it",
         priority=True,
     ),
     Action(
@@ -56,7 +56,7 @@ APP = (
         "q,ctrl+c",
         "quit",
         "quit",
-        "Quit the cockpit; asks for confirmation if that ends the run",
+        "Quit the cockpit; it asks for confirmation if that ends the run",
         1,
     ),
 )
@@ -71,10 +71,10 @@ OVERVIEW = (
         "z",
         "zoom",
         "zoom",
-        "Show the focused panel on the whole screen; press again to go back",
+        "Show the focused panel on the whole screen; press again for all panels",
         6,
     ),
-    Action("panel.back", "escape", "back", "back", "Back from a maximised panel"),
+    Action("panel.back", "escape", "back", "back", "Return from the maximised panel to all panels"),
 )
 
 GRID = (
@@ -90,9 +90,13 @@ GRID = (
 
 CURVES = (
     Action(
-        "curves.in", "up,K", "scale(0.5)", "closer", "Show half as many steps, at the finest resolution known"
+        "curves.in",
+        "up,K",
+        "scale(0.5)",
+        "zoom in",
+        "Show half as many steps, at the finest known resolution",
     ),
-    Action("curves.out", "down,j", "scale(2)", "wider", "Show twice as many steps"),
+    Action("curves.out", "down,j", "scale(2)", "zoom out", "Show twice as many steps"),
     Action("curves.back", "left,h", "pan(-0.25)", "earlier", "Show earlier steps"),
     Action("curves.on", "right,l", "pan(0.25)", "later", "Show later steps"),
     Action("curves.all", "0", "all", "all steps", "Show the whole run"),
@@ -108,7 +112,7 @@ BOARD = (
         "enter",
         "propose",
         "propose",
-        "Propose the edited values to the run; all are applied, or none",
+        "Propose the edits to the run; all are applied, or none",
         3,
         operator=True,
     ),
@@ -117,7 +121,7 @@ BOARD = (
         "ctrl+t",
         "try",
         "try",
-        "Try the one edited knob: measure before and after, revert unless clearly faster",
+        "Try the edited knob: measure before and after, revert unless clearly faster",
         6,
         operator=True,
     ),
@@ -126,7 +130,7 @@ BOARD = (
         "ctrl+k",
         "decide(True)",
         "keep",
-        "Keep the value under trial",
+        "Keep the value on trial",
         4,
         operator=True,
     ),
@@ -135,7 +139,7 @@ BOARD = (
         "ctrl+r",
         "decide(False)",
         "end trial",
-        "End the trial and revert it now",
+        "End the trial and revert its value now",
         5,
         operator=True,
     ),
@@ -144,7 +148,7 @@ BOARD = (
         "ctrl+u",
         "undo",
         "undo",
-        "Name the change that would be reverted; press again to revert it",
+        "Name the change that undo would revert; press again to revert it",
         7,
         operator=True,
     ),
@@ -155,7 +159,7 @@ BOARD = (
 ENDING = (
     Action("ending.save", "s", "save", "save, then end", "Save a checkpoint, then end the run", 3),
     Action("ending.end", "y", "end", "end", "End the run now", 2),
-    Action("ending.stay", "escape,n", "stay", "let it go on", "Let the run continue", 1),
+    Action("ending.stay", "escape,n", "stay", "continue", "Let the run continue", 1),
 )
 
 REPLAY = (
@@ -168,7 +172,7 @@ REPLAY = (
         3,
     ),
     Action("replay.back", "comma", "step(-1)", "step back", "Go back one training step and pause", 7),
-    Action("replay.on", "full_stop", "step(1)", "step on", "Go forward one training step and pause", 8),
+    Action("replay.on", "full_stop", "step(1)", "step forward", "Go forward one training step and pause", 8),
     Action("replay.slower", "minus", "faster(-1)", "slower", "Halve the speed", 9),
     Action("replay.faster", "plus,equals_sign", "faster(1)", "faster", "Double the speed", 9),
     Action(
@@ -182,7 +186,7 @@ REPLAY = (
         "Go forward a twentieth of the recording",
     ),
     Action("replay.begin", "home", "ends(-1)", "beginning", "Go to the beginning"),
-    Action("replay.end", "end", "ends(1)", "end", "Go to the end of the recording so far"),
+    Action("replay.end", "end", "ends(1)", "end", "Go to the current end of the recording"),
 )
 
 
@@ -229,7 +233,7 @@ _NAMES = {
 
 
 def spelled(keys: str) -> str:
-    """The text of keys on screen: ``← h`` for ``left,h``."""
+    """Keys as shown on the screen: ``← h`` for ``left,h``."""
     return " ".join(_NAMES.get(key, key) for key in keys.split(","))
 
 
@@ -238,8 +242,11 @@ class KeymapError(ValueError):
 
 
 def load_keymap(path: Path | None = None) -> dict[str, str]:
-    """The user's keys by action id; empty without a file. KeymapError: invalid file or unknown id."""
-    path = path or config_dir() / "keys.toml"
+    """The user's keys by action id; empty without a file. Raises KeymapError for an invalid file or unknown id."""
+    try:
+        path = path or platformdirs.user_config_path("cockpit") / "keys.toml"
+    except RuntimeError:  # a user without a home directory has no keymap
+        return {}
     try:
         keymap = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -253,8 +260,3 @@ def load_keymap(path: Path | None = None) -> dict[str, str]:
                 f'{path}: {format.clean(name)} must be one of {legal}, with keys such as "x" or "f2,x"'
             )
     return keymap
-
-
-def config_dir() -> Path:
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "cockpit"

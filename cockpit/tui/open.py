@@ -1,7 +1,7 @@
 """Open the screen for the commands `attach` and `replay`; errors are reported before Textual takes the terminal."""
 
-from cockpit.data.connection import CockpitError, address, target
-from cockpit.data.sources.recorded import folder_of, open_recording, place
+from cockpit.data.sources.connection import CockpitError, address, target
+from cockpit.data.sources.recorded import find_position, folder_of, open_recording
 from cockpit.data.store import Store
 from cockpit.printing import complain
 
@@ -16,12 +16,12 @@ def keymap() -> dict[str, str]:
 
 
 def report_fault(store: Store) -> bool:
-    """Print the traceback if an error in the cockpit itself stopped its updates; return whether there was one."""
+    """If an internal error stopped the updates, print its traceback. Return whether there was one."""
     if store.fault is None:
         return False
     for line in store.fault.trace.splitlines():
         complain(line)
-    complain(f"an internal error detached this cockpit; {store.fault.go_on}")
+    complain(f"an internal error detached this cockpit; {store.fault.how_to_continue}")
     return True
 
 
@@ -31,8 +31,8 @@ def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
     from cockpit.data.sources.live import LiveSource
     from cockpit.tui.app import CockpitApp
 
-    feed = LiveSource(hub.endpoint, operator, target(run), hub.key, low_bandwidth)
-    app = CockpitApp(feed, keymap=keymap())
+    source = LiveSource(hub.endpoint, operator, target(run), hub.key, low_bandwidth)
+    app = CockpitApp(source, keymap=keymap())
     app.run()
     return 1 if report_fault(app.store) else app.return_code or 0
 
@@ -40,7 +40,7 @@ def attach(run: str | None, operator: bool, low_bandwidth: bool = False) -> int:
 def replay(run: str | None, at: str | None, speed: float) -> int:
     """Open the screen on a recorded run."""
     recording = open_recording(run)  # raises its errors before Textual takes the screen
-    begin = place(recording, at) if at is not None else None
+    begin = find_position(recording, at) if at is not None else None
     from cockpit.data.sources.playback import Playback
     from cockpit.tui.replay import ReplayApp
 

@@ -1,4 +1,4 @@
-"""The application for a recorded run: the overview with a position line and keys that move in time."""
+"""The application for a recorded run: the overview with a position line and playback keys."""
 
 from typing import ClassVar
 
@@ -10,19 +10,19 @@ from cockpit.tui.app import CockpitApp
 from cockpit.tui.keys import APP, REPLAY, Action, bindings
 from cockpit.tui.screens.overview import Overview
 
-NOT_HERE = {
+NOT_IN_REPLAY = {
     "app.knobs",
     "app.undo",
     "app.freeze",
-}  # a recording has no knobs to change, and pause replaces freeze
+}  # a recording has no knobs to change, and the pause key replaces freeze
 
 
 class ReplayApp(CockpitApp, inherit_bindings=False):
-    """Replay one recorded run."""
+    """The Textual application that replays one recorded run."""
 
     TITLE = "cockpit replay"
     ACTIONS: ClassVar[tuple[Action, ...]] = (
-        *(action for action in APP if action.id not in NOT_HERE),
+        *(action for action in APP if action.id not in NOT_IN_REPLAY),
         *REPLAY,
     )
     BINDINGS: ClassVar[list[Binding]] = bindings(ACTIONS)

@@ -1,4 +1,4 @@
-"""Build one line of terminal cells from text and styles, as a Textual `Strip` of an exact width."""
+"""Builder for one line of terminal cells: text and styles become a Textual `Strip` of an exact width."""
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -12,7 +12,7 @@ LEFT_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 class StripLine:
-    """A line under construction; neighbours of equal style are merged."""
+    """Builder of one line; adjacent parts of equal style are merged."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[str, Style]] = []
@@ -31,7 +31,7 @@ class StripLine:
         return self
 
     def pad_to(self, width: int, style: Style, fill: str = " ") -> "StripLine":
-        """Fill up to column `width`."""
+        """Add spaces up to column `width`."""
         return self.add(fill * max(0, width - self.width), style)
 
     def extend(self, other: "StripLine") -> "StripLine":
@@ -40,7 +40,7 @@ class StripLine:
         return self
 
     def strip(self, width: int, style: Style) -> Strip:
-        """The line as exactly `width` cells: longer text ends in `…`, shorter text is filled in `style`."""
+        """The line as exactly `width` cells: longer text is cut with `…`, shorter text is padded in `style`."""
         if self.width > width > 0:
             strip = Strip([Segment(text, part) for text, part in self._parts], self.width).crop(0, width - 1)
             return Strip.join([strip, Strip([Segment("…", style)], 1)])
@@ -55,7 +55,7 @@ def rule(title: str, width: int, label: Style, line: Style) -> StripLine:
 
 
 def blank(width: int, style: Style) -> Strip:
-    """An empty line. It has a style because Textual's NO_COLOR filter fails on a Strip without one."""
+    """An empty line. It has a style, because Textual's NO_COLOR filter fails on a Strip without one."""
     return Strip.blank(width, style)
 
 
@@ -67,6 +67,6 @@ def bar(share: float, width: int) -> str:
 
 
 def column(share: float, rows: int) -> list[str]:
-    """A vertical bar, `share` 0..1 of `rows` cells, top first; at least an eighth: zero is not missing data."""
+    """A vertical bar, `share` 0..1 of `rows` cells, top first. It shows at least an eighth, because zero is data."""
     eighths = max(1, round(max(0.0, min(1.0, share)) * rows * 8))
     return [EIGHTHS[max(0, min(8, eighths - 8 * row))] for row in range(rows - 1, -1, -1)]

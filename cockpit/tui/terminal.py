@@ -1,7 +1,7 @@
-"""The terminal as Textual's driver writes to it; one that is gone ends the cockpit instead of hanging it.
+"""Textual driver that exits the cockpit when its terminal is closed, instead of blocking.
 
-A closed terminal (a lost SSH connection, a killed tmux) fails every write. Textual's writer thread ends with the first
-failure, its queue then fills, and the main thread waits for room in it without end, deaf to SIGHUP.
+If the terminal is closed (a lost SSH connection, a killed tmux), every write fails. Textual's writer thread ends at the
+first failure. Its queue then fills, and the main thread blocks on the full queue and does not handle SIGHUP.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from textual.drivers.linux_driver import LinuxDriver
 
 
 class LosableFile:
-    """A text file whose first failed write calls `on_lost`; that write and all later ones are dropped."""
+    """A text file that calls `on_lost` at the first failed write and drops this write and all later ones."""
 
     def __init__(self, file: IO[str], on_lost: Callable[[], None]) -> None:
         self._file, self._on_lost = file, on_lost
@@ -32,18 +32,18 @@ class LosableFile:
             return
         try:
             action()
-        except (OSError, ValueError):  # the terminal is gone, or its file is closed
+        except (OSError, ValueError):  # the terminal or its file is closed
             self._lost = True
             self._on_lost()
 
 
 class TerminalDriver(LinuxDriver):
-    """Textual's driver, which ends the application when the terminal is gone."""
+    """Textual's driver, which exits the application when the terminal is closed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._file: Any = LosableFile(self._file, self._on_lost)
 
     def _on_lost(self) -> None:
-        """Called by the writer thread."""
+        """Exit the application. The writer thread calls this."""
         self._loop.call_soon_threadsafe(self._app.exit)

@@ -1,6 +1,6 @@
-"""Colours: two themes, and for each the table of styles that all panels use.
+"""Colours: two themes, each with the table of styles that all panels use.
 
-Drawing looks styles up and computes none. Each status colour also has a glyph, and the ramps are ordered by
+Panels look styles up in this table. Each status colour also has a glyph, and the ramps are ordered by
 lightness, so that a screen without colour stays readable: brighter is worse.
 """
 
@@ -63,9 +63,9 @@ LIGHT = Theme(
 THEMES = {theme.name: theme for theme in (DARK, LIGHT)}
 
 
-# Lower edges of the bins of `Palette.apart`, as deviation from the median of the peers. They are constants, so that
+# Lower edges of the bins of `Palette.deviation`, as deviation from the median of the peers. They are constants, so that
 # a colour keeps its meaning while the numbers change.
-APART_EDGES = (-0.25, -0.10, -0.04, 0.04, 0.10, 0.25, 0.50)
+DEVIATION_EDGES = (-0.25, -0.10, -0.04, 0.04, 0.10, 0.25, 0.50)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Palette:
     faint: Style
     accent: Style
     level: dict[Level, Style]
-    apart: tuple[Style, ...]  # blue .. neutral .. orange, one more than APART_EDGES
+    deviation: tuple[Style, ...]  # blue .. neutral .. orange, one more than DEVIATION_EDGES
     ramp: tuple[Style, ...]  # cividis-like, dark to bright
     forward: tuple[Style, Style]  # alternating by micro-batch
     backward: tuple[Style, Style]
@@ -90,14 +90,14 @@ class Palette:
 
     @staticmethod
     def bin(deviation: float) -> int:
-        """Index into `apart` for a deviation (0.1 = ten per cent above the median)."""
-        return sum(deviation >= edge for edge in APART_EDGES)
+        """Index into `deviation` for a deviation (0.1 = ten per cent above the median)."""
+        return sum(deviation >= edge for edge in DEVIATION_EDGES)
 
 
 _HUES: dict[str, dict[str, list[str]]] = {
     "cockpit-dark": {
         "ink": ["#cdd4dc", "#ffffff", "#8591a0", "#465160"],
-        "apart": ["#3f74b8", "#456892", "#47597a", "#4a5562", "#8a6f4a", "#bf8440", "#e8973a", "#ffb35c"],
+        "deviation": ["#3f74b8", "#456892", "#47597a", "#4a5562", "#8a6f4a", "#bf8440", "#e8973a", "#ffb35c"],
         "ramp": [
             "#1f3a63",
             "#37476b",
@@ -116,7 +116,7 @@ _HUES: dict[str, dict[str, list[str]]] = {
     },
     "cockpit-light": {
         "ink": ["#22272e", "#000000", "#626a75", "#b5b8bb"],
-        "apart": ["#1f5fa8", "#5a8bbf", "#93b1cf", "#c3c7cb", "#dcb98a", "#d58f3c", "#c46a10", "#9c4600"],
+        "deviation": ["#1f5fa8", "#5a8bbf", "#93b1cf", "#c3c7cb", "#dcb98a", "#d58f3c", "#c46a10", "#9c4600"],
         "ramp": [
             "#fdf0a6",
             "#e8d67f",
@@ -138,7 +138,7 @@ _HUES: dict[str, dict[str, list[str]]] = {
 
 @lru_cache(maxsize=8)
 def palette(theme_name: str) -> Palette:
-    """The styles of a theme; the dark styles for a theme that is not ours."""
+    """The styles of a theme; for a theme of Textual, the dark styles."""
     theme = THEMES.get(theme_name, DARK)
     hues = _HUES[theme.name]
     background = theme.background or "#000000"
@@ -164,7 +164,7 @@ def palette(theme_name: str) -> Palette:
             Level.WARN: ink(theme.warning or text),
             Level.BAD: ink(theme.error or text, bold=True),
         },
-        apart=tuple(ink(colour) for colour in hues["apart"]),
+        deviation=tuple(ink(colour) for colour in hues["deviation"]),
         ramp=tuple(ink(colour) for colour in hues["ramp"]),
         forward=(blocks[0], blocks[1]),
         backward=(blocks[2], blocks[3]),

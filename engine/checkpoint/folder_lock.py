@@ -1,4 +1,4 @@
-"""Locks on a run's folder and on its folder of checkpoints, so that no two runs write to one folder. Torch-free."""
+"""Locks a run's folder and its checkpoints folder, so that two runs never write to the same folder. Torch-free."""
 
 import errno
 import fcntl
@@ -11,24 +11,24 @@ from pathlib import Path
 
 from agents.rundir.runs import RunError
 
-LOCK = ".lock"  # its content names the process that holds the folder
-WAIT_S = 3.0  # how long to wait for another run to release a folder: a killed run takes a moment to end
+LOCK = ".lock"  # the file's content names the process that holds the lock
+WAIT_S = 3.0  # how long to wait for the lock: a killed run takes a moment to end
 
 
 @contextmanager
 def lock_folder(
     folder: Path, wait_s: float = WAIT_S, warn: Callable[[str], None] = lambda _: None
 ) -> Iterator[None]:
-    """Lock the folder for this run, and make it if it does not exist. RunError, one sentence, if it cannot.
+    """Lock the folder for this run; create it if it does not exist. Raises RunError, one sentence, on failure.
 
-    The kernel releases the lock when the last process of the run ends, however it ends: forked processes hold the lock
-    too. `warn` gets a sentence if this file system has no locks.
+    Forked processes hold the lock too. The kernel releases it when the last process of the run ends, even if it is
+    killed. `warn` is called with a sentence if the file system has no locks.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK).open("a+")
     except OSError as error:
-        raise RunError(f"nothing can be saved in {folder}: {error.strerror}") from None
+        raise RunError(f"cannot save in {folder}: {error.strerror}") from None
     with lock:
         end = time.monotonic() + wait_s
         while not _locked(lock.fileno(), folder, warn):
@@ -36,7 +36,7 @@ def lock_folder(
                 lock.seek(0)
                 holder = lock.read().strip() or "another process"
                 raise RunError(
-                    f"{folder} is in use by {holder}, a run that is still alive; end it first, "
+                    f"{folder} is in use by {holder}, whose run has not ended; end it first, "
                     "or choose another folder with --run-dir"
                 )
             time.sleep(0.05)
@@ -53,5 +53,7 @@ def _locked(descriptor: int, folder: Path, warn: Callable[[str], None]) -> bool:
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False
-        warn(f"the file system of {folder} has no locks ({error.strerror}), so keep other runs off it")
+        warn(
+            f"the file system of {folder} has no locks ({error.strerror}), so make sure that no other run uses it"
+        )
     return True

@@ -12,14 +12,14 @@ from engine.config.bounds import Digest
 from engine.config.layout import Layout
 from engine.config.refusal import RefusedError
 
-FORMAT = 2  # format 1 had a pickle as its index and is not read
+FORMAT = 2  # format 1 is not read, because its index was a pickle
 MANIFEST = "manifest.json"
 MANIFEST_SUM = "manifest.crc32"  # of the manifest's bytes, in hexadecimal
 PARTIAL = ".partial"  # suffix of a folder that is being written
 
 
 class IncompleteError(RefusedError):
-    """Why a folder is not a whole checkpoint: one sentence."""
+    """The folder does not have a whole checkpoint. The message is one sentence with the reason."""
 
 
 class OtherFormatError(IncompleteError):

@@ -1,8 +1,8 @@
-"""Finds checkpoints on disk and checks that they are whole and undamaged. Torch-free, so that a refusal is quick.
+"""Finds checkpoints on disk and checks that they are whole and undamaged. Torch-free, so that it starts fast.
 
-A checkpoint is first written under a temporary name (`step-5.partial`); the manifest is written last, and then the
-folder is renamed. So a folder with a manifest was complete once. The sizes in the manifest show whether it still is;
-the checksums, which need a read of all files, show whether it is undamaged.
+A checkpoint is first written under a temporary name (`step-5.partial`). The manifest is written last, then the folder
+is renamed. So a folder with a manifest was complete when it was written. The file sizes in the manifest show whether it
+is still complete; the checksums show whether it is undamaged, but checking them reads all files.
 """
 
 import re
@@ -39,7 +39,8 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 def read(folder: Path) -> Checkpoint:
-    """The checkpoint in `folder`; IncompleteError if it is not whole or has another format. Reads no content."""
+    """The checkpoint in `folder`, without reading its tensors. IncompleteError if it is not whole or has another
+    format."""
     try:
         raw = read_ordinary(folder / MANIFEST, MAX_MANIFEST_BYTES, links=False)
     except OSError as error:
@@ -66,14 +67,14 @@ def read(folder: Path) -> Checkpoint:
             f"{folder} is not a whole checkpoint: {MANIFEST_SUM}: {error.strerror}"
         ) from None
     if written_sum != manifest_sum(raw):
-        raise IncompleteError(f"{folder} is damaged: {MANIFEST} is not what was written")
+        raise IncompleteError(f"{folder} is damaged: {MANIFEST} has changed since it was written")
     return Checkpoint(folder, manifest)
 
 
 def damage(folder: Path) -> str | None:
-    """One sentence on why the content of the checkpoint in `folder` must not be used, or None.
+    """One sentence on why the checkpoint in `folder` is damaged, or None.
 
-    Reads all files at the speed of the disk: checksums run without the interpreter lock.
+    Reads all files. The checksums are computed without the interpreter lock, so the disk limits the speed.
     """
     manifest = read(folder).manifest
     sums = manifest.sums
@@ -81,7 +82,7 @@ def damage(folder: Path) -> str | None:
         found = readers.map(lambda name: _checksum_or_none(folder / name), sums)
         damaged = [name for name, now in zip(sums, found, strict=True) if now != sums[name]]
     if damaged:
-        return f"{folder} is damaged: {damaged[0]} is not what was written"
+        return f"{folder} is damaged: {damaged[0]} has changed since it was written"
     try:
         read_index(folder, manifest.files)
     except RefusedError as why:
@@ -90,7 +91,7 @@ def damage(folder: Path) -> str | None:
 
 
 def checksum(path: Path) -> int:
-    """CRC-32 of a file's content. It detects accidents such as a flipped bit, and does not protect from malice."""
+    """CRC-32 of a file's content. It detects accidental damage such as a flipped bit, not deliberate changes."""
     value = 0
     with open_ordinary(path, links=False) as file:
         while chunk := file.read(CHUNK):
@@ -115,10 +116,10 @@ def _size(path: Path) -> int:
 def whole_checkpoints(
     checkpoints_dir: Path, on_incomplete: Callable[[str], None] = lambda _: None
 ) -> list[Checkpoint]:
-    """The whole checkpoints in a folder, oldest first. `on_incomplete` gets one sentence on each of the others.
+    """The whole checkpoints in a folder, in the order in which they were saved. `on_incomplete` is called with one
+    sentence for each incomplete checkpoint.
 
-    The newest is the one saved last, which need not have most steps: a run resumed from an older checkpoint trains its
-    later steps again.
+    The newest checkpoint may have fewer steps than an older one, if the run was resumed from an earlier step.
     """
     found = []
     for folder in checkpoint_folders(checkpoints_dir):
@@ -130,7 +131,7 @@ def whole_checkpoints(
 
 
 def checkpoint_folders(checkpoints_dir: Path) -> Iterator[Path]:
-    """All folders with the name of a checkpoint, whole or not."""
+    """All folders that are named like a checkpoint, whether it is whole or not."""
     with suppress(OSError):
         yield from (
             path

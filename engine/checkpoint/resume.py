@@ -1,4 +1,4 @@
-"""How a run resumes: from which checkpoint, in which folder, with which knob values. Torch-free.
+"""Decides how a run resumes: from which checkpoint, in which folder, with which knob values. Torch-free.
 
 The layout may differ from the checkpoint's in everything except the model, the data, the seed and the optimizer.
 """
@@ -34,7 +34,7 @@ _MUST_MATCH = ("model", "data.tokenizer", "run.seed", "train.optimizer")
 
 @dataclass(frozen=True)
 class Start:
-    """How a run starts. Without a checkpoint it starts at step 0."""
+    """How a run starts: its layout, folder and checkpoint. Without a checkpoint it starts at step 0."""
 
     layout: Layout  # with the knob values of the checkpoint
     run_dir: Path | None  # the folder of the resumed run; None: the run is a new one
@@ -53,7 +53,7 @@ def start_value(layout: Layout, knob: str) -> Value:
 
 
 def with_knob_values(layout: Layout, values: Mapping[str, Value]) -> Layout:
-    """The layout with other start values of knobs; LayoutError if they are not legal with the rest of it."""
+    """The layout with other start values of knobs. LayoutError if the result is not a legal layout."""
     return check_layout(_with_unchecked(layout, values))
 
 
@@ -68,7 +68,8 @@ def _with_unchecked(layout: Layout, values: Mapping[str, Value]) -> Layout:
 
 
 def start_time(environ: Mapping[str, str], parent: int) -> float:
-    """When this run started, seconds since the epoch. Under torchrun, which restarts ranks: when torchrun started."""
+    """Start time of this run in seconds since the epoch. Under torchrun, which may restart ranks, torchrun's own start
+    time."""
     return psutil.Process(parent).create_time() if "TORCHELASTIC_RUN_ID" in environ else time.time()
 
 
@@ -88,22 +89,24 @@ def find_start(
     damage: Callable[[Path], str | None] = damage,
     data: str | None = None,
 ) -> Start:
-    """How the run starts, from the arguments of `engine run`; LayoutError, one sentence, if it cannot.
+    """Decide how the run starts, from the arguments of `engine run`. LayoutError, one sentence, if it cannot start.
 
-    `resume`: True continues the run in the folder `run_dir` or, without one, the newest run of this name; a path starts
-    a new run from the newest whole checkpoint there. `restarted`: torchrun has restarted the ranks, so the run in
-    `run_dir` or `named` continues, from step 0 if it has no checkpoint yet. `fixed` are keys set on the command
-    line, such as ``knobs.micro_batches``, whose values in `layout` take precedence over the checkpoint's: always where
-    a run starts from a path, elsewhere if the run did not start with them. `warn` gets one sentence on each
-    checkpoint that is skipped and each knob value that `layout` does not accept. `damage` checks the content of a
-    checkpoint. `data` is the digest of the text of this run, where it is known.
+    - `resume`: True continues the run in `run_dir` or, without `run_dir`, the newest run of this name. A path starts a
+      new run from the newest whole checkpoint at that path.
+    - `restarted`: torchrun has restarted the ranks. The run in `run_dir` or `named` continues, from step 0 if it has no
+      checkpoint yet.
+    - `fixed`: keys set on the command line, such as ``knobs.micro_batches``. Their values in `layout` take precedence
+      over the checkpoint's, if the run starts from a path or did not start with these values.
+    - `warn`: called with one sentence for each skipped checkpoint and each knob value that `layout` does not accept.
+    - `damage`: checks the content of a checkpoint; returns a sentence if it is damaged.
+    - `data`: the digest of this run's text, if known.
     """
 
     def begin(checkpoint: Checkpoint, run_dir: Path | None, new: bool = False) -> Start:
         return _start_from(checkpoint, layout, run_dir, fixed, data, warn, new)
 
     def skip(why: str) -> None:
-        warn(f"passed over: {why}")
+        warn(f"skipped a checkpoint: {why}")
 
     def newest(checkpoints: list[Checkpoint]) -> Checkpoint | None:
         for checkpoint in reversed(checkpoints):
@@ -119,7 +122,7 @@ def find_start(
     if kept and resume is not True:
         raise LayoutError(
             f"{own_dir} holds checkpoints up to {kept[-1].folder.name}; "
-            "go on from there with --resume, or choose another folder"
+            "continue from there with --resume, or choose another folder"
         )
     if (
         not kept
@@ -127,7 +130,7 @@ def find_start(
         and (others := other_format_folders(checkpoints_folder(layout, own_dir)))
     ):
         raise LayoutError(
-            f"{others[-1]} is in the format of another engine; choose another folder for the run"
+            f"{others[-1]} has the format of another engine version; choose another folder for the run"
         )
     if isinstance(resume, Path):
         chosen = _checkpoint_in(resume, skip, newest, damage)
@@ -157,9 +160,9 @@ def _checkpoint_in(
     newest: Callable[[list[Checkpoint]], Checkpoint | None],
     damage: Callable[[Path], str | None],
 ) -> Checkpoint:
-    """The checkpoint that `--resume DIR` names: DIR is a checkpoint, a folder of checkpoints, or a run's folder."""
+    """The checkpoint for `--resume DIR`, where DIR is a checkpoint, a folder of checkpoints, or a run's folder."""
     if not folder.is_dir():
-        raise LayoutError(f"there is nothing to resume: {folder} is no folder")
+        raise LayoutError(f"there is nothing to resume: {folder} is not a folder")
     if found := newest(whole_checkpoints(folder, skip) or whole_checkpoints(folder / "checkpoints", skip)):
         return found
     if not is_checkpoint_name(folder.name) and not (folder / MANIFEST).exists():
@@ -174,18 +177,18 @@ def _checkpoint_in(
 
 
 def other_data(checkpoint: Checkpoint, layout: Layout, data: str) -> str | None:
-    """One sentence on why a run on the text with the digest `data` cannot resume from `checkpoint`, or None."""
+    """One sentence if `checkpoint` was trained on another text than the one with the digest `data`, else None."""
     if data in (checkpoint.manifest.data, layout.data.digest):
         return None
     return (
-        f"{checkpoint.folder} was trained on another text: it had the digest {checkpoint.manifest.data}, and what "
-        f"data.source = {shown(layout.data.source)} names here has {data} (other files, or for stdlib another release "
-        f"of Python); legal: the text it began with, or data.digest={data} to go on with this one"
+        f"{checkpoint.folder} was trained on another text: its digest is {checkpoint.manifest.data}, but the digest of "
+        f"data.source = {shown(layout.data.source)} on this machine is {data} (other files, or for stdlib another "
+        f"release of Python); legal: the text of the checkpoint, or data.digest={data} to continue with this one"
     )
 
 
 def _invalid_knobs(checkpoint: Checkpoint) -> str | None:
-    """One sentence on why the knob values of `checkpoint` are impossible, or None."""
+    """One sentence if a layout cannot have the knob values of `checkpoint`, else None."""
     for knob, value in checkpoint.manifest.knobs.items():
         try:
             _with_unchecked(checkpoint.manifest.layout, {knob: value})
@@ -195,7 +198,7 @@ def _invalid_knobs(checkpoint: Checkpoint) -> str | None:
 
 
 def _unfinished(checkpoint: Checkpoint, layout: Layout) -> Checkpoint:
-    """The checkpoint; LayoutError if no step is left to train."""
+    """Return the checkpoint. LayoutError if no step is left to train after it."""
     if checkpoint.manifest.step >= layout.train.steps:
         raise LayoutError(
             f"{checkpoint.folder} is of step {checkpoint.manifest.step}, and train.steps = {layout.train.steps}; "
@@ -219,16 +222,14 @@ def _start_from(
         if key.startswith(_MUST_MATCH) and saved.get(key) != ours.get(key):
             raise LayoutError(
                 f"{checkpoint.folder} has {key} = {spell(saved.get(key))}, the layout says {spell(ours.get(key))}; "
-                "a run goes on with the model, tokenizer, seed and optimizer it began with"
+                "legal: the model, tokenizer, seed and optimizer of the checkpoint"
             )
     if data and data != manifest.data:
         if refusal := other_data(checkpoint, layout, data):
             raise LayoutError(refusal)
-        warn(
-            f"{checkpoint.folder} goes on with another text than it was trained on, as data.digest = {data} says"
-        )
-    # Keep the knob values that operators changed; other knobs have the layout's values. torchrun repeats the command
-    # line at each restart, so when a run continues, its own start values do not undo changes. For a new run they do.
+        warn(f"{checkpoint.folder} was trained on another text; the run continues with data.digest = {data}")
+    # Keep the knob values that operators changed; all other knobs get the layout's values. torchrun repeats the command
+    # line at each restart, so start values that a continued run already had do not undo changes; in a new run they do.
     changed = {}
     for knob, value in manifest.knobs.items():
         before, now = start_value(manifest.layout, knob), start_value(layout, knob)
@@ -241,7 +242,7 @@ def _start_from(
 def _with_legal_values(
     checkpoint: Checkpoint, layout: Layout, values: Mapping[str, Value], warn: Callable[[str], None]
 ) -> Layout:
-    """The layout with these knob values: all of them, or those that are legal with it; `warn` gets the others."""
+    """The layout with those of the knob values that are legal in it; `warn` is called for each of the others."""
     legal, rejected = layout, dict(values)
     with suppress(LayoutError):
         return with_knob_values(layout, rejected)
@@ -255,12 +256,12 @@ def _with_legal_values(
                 why[knob] = error
     for knob, value in rejected.items():
         key, ours = ".".join(layout_key(knob)), spell(start_value(layout, knob))
-        warn(f"{checkpoint.folder} goes on with {key} = {ours} instead of {spell(value)}: {why[knob]}")
+        warn(f"{checkpoint.folder} has {key} = {spell(value)}, the run continues with {ours}: {why[knob]}")
     return legal
 
 
 def _flat(layout: Layout) -> dict[str, Any]:
-    """The layout as dotted key -> value."""
+    """The layout as a flat dict: dotted key -> value."""
     flat: dict[str, Any] = {}
 
     def add(prefix: str, tree: Any) -> None:

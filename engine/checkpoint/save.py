@@ -1,7 +1,7 @@
-"""Saves and restores a run with torch.distributed.checkpoint, in the background of training.
+"""Saves a run with torch.distributed.checkpoint. Saves run in the background (asynchronous checkpointing).
 
 A save copies the state to host memory between two steps. A thread with its own process group writes the copy while the
-next steps run. A step waits only if the previous save is still being written when the next one starts.
+next steps run. Training waits only if the previous save has not finished when the next save starts.
 """
 
 import threading
@@ -15,19 +15,16 @@ from typing import Literal
 import torch.distributed as dist
 from msgspec import structs
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from agents.protocol import Ack, Changes, clip
-from engine.checkpoint.manifest import PARTIAL, Checkpoint, Manifest, folder_name
-from engine.checkpoint.state import State
-from engine.checkpoint.storage import Planner, Reader, Writer
+from engine.checkpoint.layout_independent_state import State
+from engine.checkpoint.manifest import PARTIAL, Manifest, folder_name
+from engine.checkpoint.storage import Writer, first_line
 from engine.checkpoint.writing import prune, remove, remove_partial, seal
 from engine.config.layout import CheckpointSettings as Settings
-from engine.config.refusal import RefusedError
 
-REPORT_EVERY_S = 5.0  # how often a rank that waits for a save reports that it waits
+REPORT_EVERY_S = 5.0  # how often a rank reports that it waits for a save
 
 
 @dataclass(frozen=True)
@@ -42,29 +39,16 @@ class Saved:
 
     def __str__(self) -> str:
         if self.why:
-            return f"the checkpoint of step {self.step} was not saved: {self.why}; training goes on"
+            return f"the checkpoint of step {self.step} was not saved: {self.why}; training continues"
         return f"checkpoint of step {self.step}: {self.folder}, {self.bytes / 2**20:.1f} MiB in {self.seconds:.1f} s"
 
 
-def restore(checkpoint: Checkpoint, state: State) -> None:
-    """Load the state in `checkpoint`, which may have been saved in another layout. Collective over all ranks.
-
-    Raises RefusedError on all ranks if the checkpoint cannot be read or holds another model.
-    """
-    group = dist.new_group(backend="gloo")
-    reader = Reader(checkpoint.folder, checkpoint.manifest.files)
-    try:
-        load(state.tensors(), storage_reader=reader, planner=Planner(), process_group=group)
-    except CheckpointException as error:
-        raise RefusedError(f"{checkpoint.folder} cannot be resumed from: {_first_line(error)}") from None
-    state.update_tied_copies()
-
-
 class Checkpoints:
-    """The checkpoints of one run, in the folder `checkpoints_dir`. All ranks make the same calls.
+    """Saves the checkpoints of one run in the folder `checkpoints_dir`. All ranks make the same calls.
 
-    Create it before the first step; it creates a process group. `describe` makes the manifest of a save. `report` is
-    called every few seconds while a rank waits for a save, because a stopping run without reports counts as stuck.
+    Construct it before the first step: the constructor creates a process group. `describe` makes the manifest of a
+    save. `report` is called every few seconds while a rank waits for a save, because the parent kills a stopping run
+    that reports no progress.
     """
 
     def __init__(
@@ -78,7 +62,7 @@ class Checkpoints:
         self.checkpoints_dir, self._settings, self._state = checkpoints_dir, settings, state
         self._describe, self._report = describe, report
         self._requested = False
-        self._saved_at: int | None = None  # steps done at the newest save
+        self._saved_at: int | None = None  # number of steps done at the newest save
         self._rank, self._leads = dist.get_rank(), dist.get_rank() == 0
         self._group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
@@ -96,11 +80,11 @@ class Checkpoints:
         return self._requested
 
     def due(self, done: int, last: bool) -> bool:
-        """Whether to save a checkpoint after `done` steps; `last` is true if this is the final step. All ranks get the
-        same result.
+        """Whether to save a checkpoint after `done` steps; `last` is true after the final step. The result is equal on
+        all ranks.
 
-        A paused run stays at one step. There a second save is due only if the first has failed; every rank waits for
-        the first, so all know its result.
+        At one step, for example in a paused run, a second save is due only if the first one has failed. All ranks wait
+        for the first save to learn its result.
         """
         if done == self._saved_at:
             if not self._requested:
@@ -112,7 +96,7 @@ class Checkpoints:
         return self._requested or (every > 0 and (last or done % every == 0))
 
     def save(self, done: int) -> None:
-        """Start to save the state after `done` steps. Waits only for an earlier save."""
+        """Start to save the state after `done` steps. If an earlier save is still running, wait for it first."""
         self._requested, self._saved_at = False, done
         self.wait()
         tensors, manifest = self._state.copy(), self._describe(done)
@@ -122,7 +106,7 @@ class Checkpoints:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until no save is under way."""
+        """Wait until no save is running."""
         if not self._thread:
             return
         start = time.monotonic()
@@ -134,7 +118,7 @@ class Checkpoints:
         self._thread = None
 
     def result_of(self, step: int) -> Saved | None:
-        """The result of the newest finished save if that save is of `step`; the same on every rank."""
+        """The result of the newest finished save if it saved `step`, else None; equal on all ranks."""
         if self._thread and self._thread.is_alive():
             return None
         return self._newest if self._newest and self._newest.step == step else None
@@ -144,7 +128,7 @@ class Checkpoints:
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def _save(self, tensors: dict[str, Tensor], manifest: Manifest) -> None:
-        """Write the files, then seal the checkpoint on rank 0. Runs in the thread. Every rank gets the result."""
+        """Write the files, complete the checkpoint on rank 0, and share the result. Runs in the background thread."""
         start = time.monotonic()
         folder = self.checkpoints_dir / folder_name(manifest.step)
         partial = folder.with_name(folder.name + PARTIAL)
@@ -153,7 +137,7 @@ class Checkpoints:
         try:
             sums = self.write(tensors, partial)
         except BaseException as error:  # noqa: BLE001 - torch's CheckpointException is not an Exception
-            why = _first_line(error)
+            why = first_line(error)
         try:
             by_rank: list[tuple[dict[str, int], str]] = [({}, "")] * dist.get_world_size()
             dist.all_gather_object(by_rank, (sums, why), group=self._group)
@@ -164,27 +148,27 @@ class Checkpoints:
                     size = sum(seal(partial, manifest, known).manifest.files.values())
                     prune(self.checkpoints_dir, self._settings.keep)
                 except OSError as error:
-                    why = _first_line(error)
+                    why = first_line(error)
             result = [why]
             dist.broadcast_object_list(result, src=0, group=self._group)
             why = result[0]
-        except Exception as error:  # noqa: BLE001 - another rank is gone
-            why = why or _first_line(error)
+        except Exception as error:  # noqa: BLE001 - another rank has died
+            why = why or first_line(error)
         if why and self._leads:
             remove(partial)
         self._newest = Saved(manifest.step, folder, time.monotonic() - start, size, why)
         self._finished.append(self._newest)
 
     def write(self, tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
-        """Write this rank's part and return the checksums of its files. On return all ranks' files are on disk."""
+        """Write this rank's files and return their checksums. Returns when the files of all ranks are on disk."""
         writer = Writer(partial, self._rank)
         save(tensors, storage_writer=writer, process_group=self._group)
         return writer.sums
 
 
 class SaveAcks:
-    """Acks of changes that request a save. They wait until the save is on disk or has failed, so that applied means
-    saved."""
+    """Holds the acks of changes that request a save until the save is on disk or has failed. So an operator who sees
+    `applied` knows that the checkpoint is saved."""
 
     def __init__(self, checkpoints: Checkpoints, settle: Callable[[Ack], None]):
         self._checkpoints, self._settle = checkpoints, settle
@@ -192,16 +176,16 @@ class SaveAcks:
         self._leads = dist.get_rank() == 0
 
     def hold(self, ack: Ack, changes: Changes) -> None:
-        """Hold the ack of a change with `save` that was applied at a step boundary; meanwhile report `agreed`."""
+        """Hold the ack of a change with `save` that was applied at a step boundary, and send `agreed` now."""
         self._held.append((ack, len(changes) == 1))
         if self._leads:
             text = f"the checkpoint of step {ack.step} is being written"
             self._settle(structs.replace(ack, state="agreed", why=text))
 
     def settle_finished(self) -> None:
-        """Settle the acks of finished saves.
+        """Send the held acks of finished saves.
 
-        A change that contains more than the save is applied even if the save failed.
+        If the save failed but the change also sets knobs, the ack is `applied`, because the knobs are in force.
         """
         for held in list(self._held):
             ack, alone = held
@@ -213,12 +197,3 @@ class SaveAcks:
                 state: Literal["applied", "rejected"] = "rejected" if alone else "applied"
                 ack = structs.replace(ack, state=state, why=clip(str(saved)))
             self._settle(ack)
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of an error; if torch reports the errors of all ranks, the cause on the first failed rank."""
-    failures = getattr(error, "failures", None)
-    if failures:
-        rank, (cause, _) = next(iter(failures.items()))
-        return f"rank {rank}: {cause}"
-    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,7 +1,7 @@
 """Storage for torch.distributed.checkpoint (DCP): tensors as plain bytes, with a JSON index.
 
-torch's own storage keeps its index as a pickle and passes other items to `torch.load`. A pickle can run any code, so
-neither is used here: DCP plans which rank saves and loads what, and this module writes and reads the bytes.
+torch's own storage has a pickle as its index and reads other items with `torch.load`. A pickle can run any code, so
+this module uses neither: DCP plans what each rank saves and loads, and this module writes and reads the bytes.
 """
 
 import math
@@ -122,7 +122,7 @@ class Reader(StorageReader):
         try:
             self._index = read_index(self._folder, self._files)
         except RefusedError as refusal:
-            # Raised later: DCP would log it here with a traceback, and look for an index of one rank.
+            # Raise it later, in `set_up_storage_reader`: raised here, DCP would log it with a traceback.
             self._refusal = refusal
         for name, stored in self._index.items():
             self._chunks |= {MetadataIndex(name, chunk.offsets): chunk for chunk in stored.chunks}
@@ -165,7 +165,7 @@ class Reader(StorageReader):
 
 
 class Planner(DefaultLoadPlanner):
-    """Plans what a rank reads. Raises RefusedError if the checkpoint's tensors are not those of the run."""
+    """Plans what a rank reads. Raises RefusedError if the checkpoint lacks a tensor of the run or its shape differs."""
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
@@ -175,7 +175,7 @@ class Planner(DefaultLoadPlanner):
                 raise RefusedError(f"it has no tensor {name}")
             if entry.size != tensor.size():
                 raise RefusedError(
-                    f"its {name} is {list(entry.size)}, and the layout's {list(tensor.size())}"
+                    f"its {name} has the shape {list(entry.size)}, the layout's {list(tensor.size())}"
                 )
         return super().create_local_plan()
 
@@ -196,7 +196,7 @@ def _entry(stored: Stored) -> TensorStorageMetadata:
 
 
 def _bytes_of(tensor: Tensor) -> npt.NDArray[np.uint8]:
-    """A tensor's bytes, as an array that shares its memory."""
+    """The tensor's bytes as an array that shares the tensor's memory."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
@@ -208,7 +208,7 @@ def _read(file: FileIO, chunk: Chunk, dtype: torch.dtype) -> Tensor:
     while len(rest):
         count = file.readinto(rest)
         if not count:
-            raise OSError(0, "it ends too early", chunk.file)
+            raise OSError(0, "the file is too short", chunk.file)
         rest = rest[count:]
     return tensor
 
@@ -217,3 +217,12 @@ def _done(value: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(value)
     return future
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error. If torch collected errors of several ranks, the error of the first failed rank."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        rank, (cause, _) = next(iter(failures.items()))
+        return f"rank {rank}: {cause}"
+    return str(error).partition("\n")[0] or type(error).__name__

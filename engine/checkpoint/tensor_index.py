@@ -1,7 +1,7 @@
 """Index of a checkpoint's tensors: the file and offset of each part of each tensor. Torch-free.
 
-The index is JSON of fixed types. Its content may be hostile, so it is checked before anything is read or allocated
-from it. The other files hold only numbers, little-endian and in C order.
+The index is JSON with a fixed schema. Its content may be malicious, so it is checked before anything is read or
+allocated according to it. The other files have only tensor data, little-endian and in C order.
 """
 
 import math
@@ -42,7 +42,7 @@ class Chunk(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stored(Struct, frozen=True, forbid_unknown_fields=True):
-    """A tensor, stored in the chunks that the ranks have written."""
+    """A tensor: its dtype, its shape and the chunks that the ranks have written."""
 
     dtype: str
     shape: Shape
@@ -78,14 +78,14 @@ def _refusal(stored: Stored, files: Mapping[str, int]) -> str | None:
         return f"has an unknown dtype; legal: {', '.join(ITEM_BYTES)}"
     for chunk in stored.chunks:
         if not len(chunk.offsets) == len(chunk.sizes) == len(stored.shape):
-            return "has a chunk of other dimensions than its own"
+            return "has a chunk with a different number of dimensions"
         ends = (offset + size for offset, size in zip(chunk.offsets, chunk.sizes, strict=True))
         if any(end > whole for end, whole in zip(ends, stored.shape, strict=True)):
             return "has a chunk that reaches beyond its shape"
         if chunk.at + math.prod(chunk.sizes) * item_bytes > files.get(chunk.file, 0):
             return f"has a chunk that reaches beyond the end of {chunk.file}"
     if len({chunk.offsets for chunk in stored.chunks}) < len(stored.chunks):
-        return "has two chunks at one place"
+        return "has two chunks at the same offsets"
     if sum(math.prod(chunk.sizes) for chunk in stored.chunks) != math.prod(stored.shape):
-        return "has chunks that do not fill its shape"
+        return "has chunks that do not add up to its shape"
     return None

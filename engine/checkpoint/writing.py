@@ -21,10 +21,10 @@ from engine.checkpoint.reading import checkpoint_folders, checksum, has_other_fo
 
 
 def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = None) -> Checkpoint:
-    """Turn the files in the folder `partial` into a checkpoint. It is atomic: if the machine fails meanwhile, no
+    """Turn the files in the folder `partial` into a checkpoint, atomically: if the machine fails before the rename, no
     checkpoint exists.
 
-    `sums` are known checksums, by file name; other files are read to compute theirs.
+    `sums` has known checksums by file name; the checksums of other files are computed by reading them.
     """
     checkpoints_dir = partial.parent
     folder = checkpoints_dir / folder_name(manifest.step)
@@ -40,7 +40,7 @@ def seal(partial: Path, manifest: Manifest, sums: Mapping[str, int] | None = Non
     _write(partial / MANIFEST, raw)
     _sync(partial)
     replaced = folder.with_name(f"{folder.name}.old{PARTIAL}")
-    if folder.exists():  # saved before the run was resumed from an older checkpoint
+    if folder.exists():  # the run was resumed from an older checkpoint and saves this step again
         folder.rename(replaced)
     partial.rename(folder)
     _sync(checkpoints_dir)
@@ -57,7 +57,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Sync a folder, which holds the names of its files, to the disk."""
+    """Sync a folder to the disk, so that the names of its files are on disk too."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -66,7 +66,7 @@ def _sync(folder: Path) -> None:
 
 
 def prune(checkpoints_dir: Path, keep: int) -> None:
-    """Remove all but the `keep` newest whole checkpoints, and incomplete ones with fewer steps than those."""
+    """Remove all but the `keep` newest whole checkpoints, and incomplete checkpoints with fewer steps than these."""
     checkpoints = whole_checkpoints(checkpoints_dir)
     kept = checkpoints[-keep:]
     for checkpoint in checkpoints[:-keep]:
@@ -85,7 +85,7 @@ def remove_partial(checkpoints_dir: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint, its manifest first, so that a half-removed checkpoint is not taken for a whole one."""
+    """Remove a checkpoint. Its manifest is removed first, so a partly removed checkpoint does not count as whole."""
     with suppress(OSError):
         (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)

@@ -16,8 +16,8 @@ from engine.config.trainable import untrained
 from engine.launch.forked_rank import signal_with_parent
 
 FOLDER = (
-    "A run's folder is run.dir/NAME-DATE-TIME, such as runs/demo-20261121-120000. It holds layout.toml (the complete "
-    "layout), engine.log (the output), hub.json (while a hub serves the run), hub.log, run.db (the recording), "
+    "A run's folder is run.dir/NAME-DATE-TIME, such as runs/demo-20261121-120000. It has layout.toml (the complete "
+    "layout), engine.log (the output), hub.json (while the run has a hub), hub.log, run.db (the recording), "
     "checkpoints, and failure.txt if a rank failed."
 )
 
@@ -39,7 +39,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
     run.add_argument(
         "--listen",
         metavar="tcp://ADDRESS:PORT|auto",
-        help="TCP address on which the hub also listens (requires a key)",
+        help="TCP address on which the hub also listens, for clients with a key",
     )
     run.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="the run's folder (default: a new folder in run.dir)"
@@ -55,7 +55,7 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="default auto: one GPU per rank if the machine has enough, else the CPU",
+        help="auto (default): one GPU per rank if this machine has enough GPUs, else the CPU",
     )
     run.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
 
@@ -86,11 +86,11 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
 def _run(layout: Layout, options: argparse.Namespace, overrides: Sequence[str]) -> int:
     if importlib.util.find_spec("torch") is None:
         refuse("training needs torch; pip install torch, then 'train-cockpit[engine]'")
-    from engine.launch.outlet import STDERR, STDOUT, outlet
     from engine.launch.output import Output
     from engine.launch.run import run_layout
+    from engine.launch.standard_output import STDERR, STDOUT, standard_stream
 
-    sys.stdout, sys.stderr = outlet(STDOUT), outlet(STDERR)
+    sys.stdout, sys.stderr = standard_stream(STDOUT), standard_stream(STDERR)
     output = Output(layout, options.json)
     return run_layout(
         layout,

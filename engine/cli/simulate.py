@@ -83,8 +83,8 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _simulate(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    from engine.launch.outlet import STDERR, STDOUT, outlet
     from engine.launch.output import Output
+    from engine.launch.standard_output import STDERR, STDOUT, standard_stream
     from engine.simulate.run import simulate_layout
     from engine.simulate.scenario import Scenario, load_scenario
 
@@ -94,7 +94,7 @@ def _simulate(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     speed = _speed(options.speed)
     scenario = load_scenario(options.scenario) if options.scenario else Scenario()
     hardware = _hardware(layout, options.hardware)
-    sys.stdout, sys.stderr = outlet(STDOUT), outlet(STDERR)
+    sys.stdout, sys.stderr = standard_stream(STDOUT), standard_stream(STDERR)
     output = Output(layout, options.json, simulated=True)
     return simulate_layout(
         layout,

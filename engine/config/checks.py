@@ -1,4 +1,4 @@
-"""Checks of a layout as a whole. Each refusal is one sentence: the key, its value, the reason, the legal values."""
+"""Checks a layout as a whole. Each refusal is one sentence: the key, its value, the reason, the legal values."""
 
 from collections.abc import Callable, Iterator
 from math import gcd
@@ -16,17 +16,17 @@ from engine.config.schedule_traits import (
 )
 from engine.config.sizes import parameter_count
 
-# Larger than any published run, so that a typing error is refused here and not by a later traceback.
+# Larger than any published run, so that a mistyped number is refused here and does not cause a traceback later.
 MOST_RANKS = 65_536  # four times Llama 3's 16,384 GPUs
 MOST_PARAMETERS = 10**13  # six times Switch-C's 1.6 trillion
 MOST_TOKENS = 2**30  # per step: sixteen times DeepSeek-V3's 15,360 sequences of 4,096
 
-GEMM_ALIGN = {"fp32": 4, "bf16": 8}  # elements in 16 bytes, the alignment of a row
+GEMM_ALIGN = {"fp32": 4, "bf16": 8}  # number of elements in 16 bytes, the alignment that a row needs
 BYTES = 256  # vocabulary of the byte tokenizer
 
 
 def refusals(layout: Layout) -> Iterator[str]:
-    """Every refusal of the layout."""
+    """Yield the refusals of the layout; none if it is legal."""
     yield from size_refusals(layout)
     yield from divisor_refusals(layout)
     if refusal := layout.ranks.refusal():
@@ -41,7 +41,7 @@ def refusals(layout: Layout) -> Iterator[str]:
 
 
 def advice(layout: Layout) -> Iterator[str]:
-    """Warnings about legal values that are probably mistakes, one sentence each."""
+    """Yield warnings about legal values that are probably mistakes, one sentence each."""
     train = layout.train
     if train.warmup > train.steps:
         yield (
@@ -51,7 +51,7 @@ def advice(layout: Layout) -> Iterator[str]:
 
 
 def size_refusals(layout: Layout) -> Iterator[str]:
-    """Refuses sizes whose product is larger than in any run. This check runs first, so that later checks stay fast."""
+    """Refuse sizes whose product is larger than in any run. This check runs first, so that later checks stay fast."""
     tokens = layout.train.global_batch * layout.model.seq_len
     for what, size, most in (
         ("pp x dp_replicate x dp_shard x cp x tp of [grid]", layout.ranks.world, MOST_RANKS),
@@ -63,8 +63,8 @@ def size_refusals(layout: Layout) -> Iterator[str]:
 
 
 def divisor_refusals(layout: Layout) -> Iterator[str]:
-    """Refuses sizes that do not divide others. Lists the divisors that fit all of them, or a multiple for the other
-    size."""
+    """Refuse sizes that do not divide other sizes. The legal values are the common divisors, or a multiple for the
+    other size."""
     grid, model = layout.ranks, layout.model
     data_axes = "grid.dp_shard" if grid.dp_replicate == 1 else "grid.dp_replicate x grid.dp_shard"
     heads = ("model.heads", model.heads, {"model.d_model": model.d_model})
@@ -106,7 +106,7 @@ def _split_over_tp(layout: Layout) -> dict[str, int]:
 
 
 def context_refusals(layout: Layout) -> Iterator[str]:
-    """Refuses sizes that context parallelism cannot split: a sequence has 2 cp chunks (zigzag); Ulysses distributes
+    """Refuse sizes that context parallelism cannot split: a sequence has 2 cp chunks (zigzag); Ulysses distributes
     heads over cp ranks."""
     grid, model = layout.ranks, layout.model
     pieces = 2 * grid.cp * grid.tp
@@ -132,7 +132,7 @@ def model_refusals(layout: Layout) -> Iterator[str]:
             align = GEMM_ALIGN.get(precision, 1)
             if width % align:
                 yield (
-                    f"{name} = {width} does not suit the grouped GEMM of experts in {precision}; "
+                    f"{name} = {width} is not aligned for the grouped GEMM of experts in {precision}; "
                     f"legal: a multiple of {align}"
                 )
     yield from attention_refusals(model)
@@ -272,7 +272,7 @@ def pipeline_refusals(layout: Layout) -> Iterator[str]:
 
 
 def _micro_batches_refusal(layout: Layout, legal: list[int]) -> str:
-    """The refusal names both numbers, because either may be wrong."""
+    """The refusal of knobs.micro_batches. It names the batch too, because either number may be wrong."""
     given, batch, dp = layout.knobs.micro_batches, layout.train.global_batch, layout.ranks.dp
     if not accepts_micro_batches(layout.schedule.name, layout.grid.pp, layout.virtual_stages, given):
         return (

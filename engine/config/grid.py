@@ -1,7 +1,7 @@
 """Converts ranks to coordinates on the parallel axes and back. Torch-free.
 
-The world is pp x dp_replicate x dp_shard x cp x tp, row-major in that order (tp fastest, pp slowest). Expert
-parallelism is not a factor of the world: it reuses the ranks of other axes. So the same ranks have two views:
+The world size is pp x dp_replicate x dp_shard x cp x tp; ranks are numbered row-major in that order (tp fastest, pp
+slowest). Expert parallelism reuses the ranks of other axes, so ep is not a factor. The same ranks have two views:
 
     dense   [pp, dp_replicate, fsdp = dp_shard * cp, tp]
     expert  [pp, dp_replicate, efsdp = dp_shard * cp * tp / ep, ep]
@@ -98,7 +98,7 @@ class Grid:
         return list(together.values())
 
     def shown(self, rank: int) -> dict[str, int]:
-        """The coordinates to display, outermost first; `ep` follows from the others."""
+        """The coordinates to display, outermost first; without `ep`, which follows from the others."""
         at = self.coords(rank)
         axes = ["pp", "dp", *(["cp"] if self.cp > 1 else []), "tp", *(["ep"] if self.ep > 1 else [])]
         return {axis: at[axis] for axis in axes}

@@ -1,6 +1,6 @@
 """Schema of a layout: the description of a run as typed sections and keys. Torch-free.
 
-A schedule, method or mode is added to a Literal below together with its parity test.
+To add a schedule, method or mode, add it to a Literal below and add a parity test.
 """
 
 import hashlib
@@ -278,7 +278,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def ep_inner(self) -> int | None:
-        """Ranks in the inner hop of a hierarchical all-to-all; None if the all-to-all is direct."""
+        """The number of ranks in the inner hop of a hierarchical all-to-all; None if the all-to-all is direct."""
         ep = self.grid.ep
         if self.grid.ep_method == "direct":
             return None
@@ -317,6 +317,6 @@ class Layout(Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 
     def whole_digest(self) -> str:
-        """Digest that must be equal on all ranks of a run: covers all keys but the run's name and folder."""
+        """Digest of all keys but the run's name and folder. It must be equal on all ranks of a run."""
         same = msgspec.structs.replace(self, run=Run(seed=self.run.seed))
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()

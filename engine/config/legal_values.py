@@ -1,4 +1,4 @@
-"""Legal values of a knob, given the layout's partition and batch. Used by checks and by live knobs."""
+"""Legal values of knobs for the layout's partition and batch. Used by the checks of layouts and by live knobs."""
 
 from engine.config.grid import divisors
 from engine.config.layout import Layout
@@ -18,13 +18,13 @@ def legal_micro_batches(layout: Layout, schedule: str) -> list[int]:
 
 
 def can_compile(layout: Layout, schedule: str) -> bool:
-    """Whether `schedule` can run the compiled model. A compiled backward frees its inputs as it runs, so a split
-    backward could not compute the weight gradients afterwards."""
+    """Whether `schedule` can run the compiled model. A compiled backward frees its saved tensors, which the second part
+    of a split backward would need."""
     return not (layout.train.compile and SCHEDULES[schedule].split_backward)
 
 
 def shards_by_block(layout: Layout) -> bool:
-    """Whether each block is an FSDP unit of its own: to overlap communication, or to free weights after use."""
+    """Whether each block is its own FSDP unit, to overlap communication or to free weights after use."""
     return layout.grid.pp == 1 or layout.train.zero == 3
 
 

@@ -1,4 +1,4 @@
-"""Errors for a user's mistakes: one printable sentence of bounded length, whatever the refused value was."""
+"""Errors for a user's mistakes: one printable sentence of bounded length, for any refused value."""
 
 import reprlib
 from typing import Any
@@ -24,15 +24,16 @@ class LayoutError(RefusedError):
 
 
 def one_sentence(text: str) -> str:
-    """`text` without control characters; cut in the middle if too long, since the end lists what is legal."""
+    """`text` without control characters. If it is too long, its middle is cut, because the end lists the legal
+    values."""
     if len(text) > MOST:
         text = f"{text[: MOST // 2]} ... {text[-MOST // 2 :]}"
     return clean(text)
 
 
 def shown(value: Any) -> str:
-    """repr of a value, cut in the middle if too long."""
+    """repr of a value; if it is too long, its middle is cut."""
     try:
         return _short.repr(value)
     except ValueError:  # an integer with more digits than Python converts to text
-        return "a number of thousands of digits"
+        return "a number with thousands of digits"

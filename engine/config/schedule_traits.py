@@ -14,9 +14,11 @@ class ScheduleTraits:
     """Properties of one schedule."""
 
     placement: Literal["loop", "v"] = "loop"
-    virtual_stages: int | None = 1  # stages per rank, exactly; None: two or more
-    split_backward: bool = False  # input gradients first (I), weight gradients later (W), to fill the bubble
-    least: Literal["any", "stages"] = "any"  # minimum of micro-batches: 1, or the number of stages
+    virtual_stages: int | None = 1  # exact number of stages per rank; None: two or more
+    split_backward: bool = (
+        False  # computes input gradients first (I), weight gradients later (W) to fill the bubble
+    )
+    least: Literal["any", "stages"] = "any"  # minimum number of micro-batches: 1, or the number of stages
     in_rounds: bool = False  # micro-batches go in max(1, m // p) rounds of equal size
 
 
@@ -31,7 +33,7 @@ SCHEDULES: dict[str, ScheduleTraits] = {
 
 
 def accepts_micro_batches(name: str, ranks: int, virtual_stages: int, micro_batches: int) -> bool:
-    """Whether the schedule `name` can run that many micro-batches.
+    """Whether the schedule `name` can run `micro_batches` micro-batches.
 
     1F1B fills every stage once before it drains. Interleaved schedules run in rounds of equal size (Narayanan et al.
     2021, relaxed as in torch: the number of rounds must divide the number of micro-batches).
@@ -54,8 +56,8 @@ def legal_recompute(name: str) -> tuple[str, ...]:
 
 
 def compatible_zero_stages(name: str) -> tuple[int, ...]:
-    """ZeRO stages that work under the schedule `name`. The second part of a split backward needs weights that ZeRO 3
-    has already resharded."""
+    """ZeRO stages that work under the schedule `name`. A split backward does not work with ZeRO 3: its second part
+    needs weights that are already resharded."""
     return (0, 1, 2) if SCHEDULES[name].split_backward else (0, 1, 2, 3)
 
 
@@ -67,7 +69,7 @@ def stages_of_rank(name: str, rank: int, ranks: int, virtual_stages: int) -> lis
 
 
 def same_partition(name: str) -> list[str]:
-    """Schedules with the same assignment of stages to ranks as `name`, which is included."""
+    """Schedules with the same assignment of stages to ranks as `name`, including `name`."""
     own = SCHEDULES[name]
     same = (own.placement, own.virtual_stages)
     return [other for other, traits in SCHEDULES.items() if (traits.placement, traits.virtual_stages) == same]

@@ -1,4 +1,4 @@
-"""Reads layouts from TOML files, applies command-line overrides, and writes layouts as TOML."""
+"""Reads layouts from TOML, applies command-line overrides, and writes layouts as TOML."""
 
 import difflib
 import tomllib
@@ -16,7 +16,7 @@ from engine.config.refusal import LayoutError, shown
 from engine.config.types import choices, keys, legal, section_in
 
 LAYOUT_FILE = "layout.toml"  # in the run's folder
-MOST_BYTES = 2**20  # of a layout file
+MOST_BYTES = 2**20  # maximum size of a layout file
 RENAMED = {"snapshot": "checkpoint"}  # section names of earlier releases
 
 
@@ -137,7 +137,7 @@ def write_layout(layout: Layout, folder: Path) -> None:
         )
         unfinished.replace(path)
     except OSError as error:
-        say(f"{path} cannot be written: {error.strerror}; the run continues without it\n")
+        say(f"cannot write {path}: {error.strerror}; the run continues without it\n")
 
 
 def _sections(name: str, tree: dict[str, Any]) -> Iterator[list[str]]:
@@ -150,5 +150,5 @@ def _sections(name: str, tree: dict[str, Any]) -> Iterator[list[str]]:
 
 
 def _value(value: str | float | bool) -> str:
-    """A value in JSON syntax, which TOML shares except for DEL: TOML requires DEL to be escaped."""
+    """A value in JSON syntax, which is also TOML, except that TOML requires DEL to be escaped."""
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")

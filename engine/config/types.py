@@ -1,4 +1,4 @@
-"""Reads the meaning of a layout key and its legal values, as text, from the key's type.
+"""Reads the description of a layout key and its legal values, as text, from the key's type.
 
 The meaning is a plain string in the key's `Annotated` type, next to the bounds: ``Annotated[Positive, "tokens"]``.
 """
@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 
 def keys(kind: type[Struct]) -> dict[str, tuple[Any, str]]:
-    """For each key of a section: its type without the meaning, and the meaning."""
+    """For each key of a section: its type without the description, and the description."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {key: (_without_meaning(hint), _meaning(hint)) for key, hint in hints.items()}
 

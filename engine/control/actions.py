@@ -8,7 +8,8 @@ from agents.rank.knob_board import Knob
 
 
 class RunActions:
-    """The requested state of the run on one rank. All ranks set it at the same step boundary; the trainer obeys it."""
+    """Whether an operator has paused or stopped the run. All ranks set it at the same step boundary; the trainer reads
+    it."""
 
     def __init__(self) -> None:
         self.paused = False
@@ -27,18 +28,21 @@ class RunActions:
         return [
             action(
                 "pause",
-                "pause when the step ends; the run still accepts commands, resume continues it",
+                "pause after this step; the run still accepts commands; resume continues it",
                 pause,
             ),
             action("resume", "continue after a pause", resume),
             action(
-                "stop", "end the run when the step ends, with a last checkpoint if it saves any", stop, True
+                "stop",
+                "end the run after this step, with a last checkpoint if checkpoints are on",
+                stop,
+                True,
             ),
         ]
 
 
 def action(name: str, about: str, do: Callable[[Any], None], ends: bool = False) -> Knob:
-    """An action without a choice of values. `ends`: it ends the run."""
+    """A knob that is an action without a choice of values. `ends` marks an action that ends the run."""
     return Knob(
         name, lambda _: Legal(choices=[True]), True, about, do, lambda _: None, action=True, ends=ends
     )

@@ -1,7 +1,7 @@
-"""Expert placement: on an operator's request, experts move to other ranks between two steps, on all ranks or on none.
+"""Expert placement: moves experts to other ranks between two steps, on an operator's request.
 
-All ranks compute the same new maps from the same recent loads (one all-reduce), allocate buffers and vote. One vote
-against leaves all experts where they are. Moved values are bit-identical, so the placement does not change training.
+All ranks compute the same new maps from the same recent loads (one all-reduce), allocate buffers and vote. If one rank
+votes against, no expert moves. Moved values are bit-identical, so the placement does not change training.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ WINDOW = 16  # steps in the exponential moving average of an expert's load
 
 
 class ExpertPlacement:
-    """Expert placement on one rank. `request` is a goal of the planner; the next `carry_out` carries it out."""
+    """Expert placement on one rank. `request` is the planner's goal that the next `carry_out` carries out."""
 
     def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, world: World):
         self.request: str | None = None
@@ -33,7 +33,7 @@ class ExpertPlacement:
         self._recent: Tensor | None = None
 
     def record_load(self, load: Tensor) -> None:
-        """Add a step's (token, expert) pairs of this rank, [layer, expert], to the recent load."""
+        """Add the load of a step to the recent load: this rank's (token, expert) pairs, [layer, expert]."""
         if self._recent is None:
             self._recent = torch.zeros_like(load, dtype=torch.float64, device="cpu")
         self._recent.mul_(1.0 - 1.0 / WINDOW).add_(load.cpu(), alpha=1.0 / WINDOW)
@@ -54,18 +54,18 @@ class ExpertPlacement:
             why = str(refusal) or type(refusal).__name__
         refused, total = self._agree(why, figures)
         if refused:
-            return Event(time.time(), "warning", "engine", f"experts stay where they are: {refused}")
+            return Event(time.time(), "warning", "engine", f"experts do not move: {refused}")
         if move:
             move.run()
         return Event(time.time(), "info", "engine", placement_text(goal, total))
 
     def _sent(self) -> dict[int, Sent]:
-        """Layer -> recent pairs of the whole job, [ep rank of the token, expert]."""
+        """For each layer, the recent (token, expert) pairs of the whole job, [ep rank of the token, expert]."""
         world = self._world
         recent = self._recent
         assert recent is not None, "no step has been recorded"
         from_E = torch.zeros(world.grid.ep, *recent.shape, dtype=torch.float64)
-        from_E[world.at["ep"]] = recent
+        from_E[world.coords["ep"]] = recent
         whole = world.control.all_reduce(from_E)
         return {n: whole[:, n].numpy() for n in self._layers}
 
@@ -87,7 +87,7 @@ class ExpertPlacement:
         )
 
     def _agree(self, why: str, figures: Figures) -> tuple[str, Figures]:
-        """Vote. The first objection of a rank, or ""; and the figures of all stages together."""
+        """Vote. Returns the first objection of a rank, or "", and the summed figures of all stages."""
         mine = torch.tensor(astuple(figures), dtype=torch.float64)
         rows = self._world.control.all_gather(torch.cat((Vote(why).packed(), mine.view(torch.uint8))))
         figures_by_rank = rows[:, -mine.nbytes :].contiguous().view(torch.float64)

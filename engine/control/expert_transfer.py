@@ -17,8 +17,8 @@ from engine.planner.expert_placement import Map, slots_per_rank
 
 
 class Move:
-    """A prepared move of experts: its buffers are allocated, and nothing is sent yet. `maps` has each layer's new
-    map."""
+    """A prepared move of experts to the new `maps` of the layers. The constructor allocates all buffers; `run`
+    sends."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Move:
         P, rank_here = self._axis.size, self._axis.rank
         self._sends: list[list[tuple[int, int]]] = [
             [] for _ in range(P)
-        ]  # by destination: (layer, row on this rank)
+        ]  # by destination rank: (layer, row on this rank)
         self._receives: list[list[tuple[int, int]]] = [[] for _ in range(P)]
         for n, layer in layers.items():
             now = layer.placement.logical
@@ -71,7 +71,7 @@ def _shards(experts: nn.Module, optimizer: torch.optim.Optimizer) -> Sequence[Te
     shards: list[Tensor] = []
     optimized = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for _, parameter in sorted(experts.named_parameters()):
-        assert id(parameter) in optimized, "FSDP holds the experts gathered: values written now would be lost"
+        assert id(parameter) in optimized, "FSDP has gathered the experts: values written now would be lost"
         state = optimizer.state.get(parameter, {})
         moments = [
             x for _, x in sorted(state.items()) if isinstance(x, Tensor) and x.shape == parameter.shape
@@ -81,12 +81,12 @@ def _shards(experts: nn.Module, optimizer: torch.optim.Optimizer) -> Sequence[Te
 
 
 def _width(shard: Tensor) -> int:
-    """The number of bytes that one expert has in `shard`."""
+    """The number of bytes of one expert in `shard`."""
     return shard.shape[1:].numel() * shard.element_size()
 
 
 def _packed(shards: Sequence[Tensor], row: int) -> Tensor:
-    """Everything stored for the expert in `row`, as bytes."""
+    """The parameters and optimizer state of the expert in `row`, as bytes."""
     return torch.cat([shard[row].contiguous().view(-1).view(torch.uint8) for shard in shards])
 
 

@@ -1,8 +1,8 @@
-"""Predicts the effect of a change of knobs from measurements of this run; without a basis it gives no number.
+"""Predicts the effect of a change of knobs from measurements of this run. Without such measurements it gives no number.
 
-A prediction is an interval, and a single value if the interval is narrow (`Estimate.point`). The sources, in order:
-the knob does not affect the quantity; earlier steps of this run had the requested values; the schedule, simulated with
-the current times of the pipeline's actions (`engine.planner.schedule`).
+A prediction is an interval, and also a single value if the interval is narrow (`Estimate.point`). The sources, in order
+of preference: the knob does not affect the quantity; earlier steps of this run had the requested values; a simulation
+of the schedule with the current times of the pipeline's actions (`engine.planner.schedule`).
 """
 
 import threading
@@ -20,20 +20,20 @@ from engine.config.schedule_traits import SCHEDULES
 from engine.planner.idle_time import mean_times
 from engine.planner.schedule import ScheduleClock
 
-SETTLING = 2  # steps after a change that are ignored
-KEPT = 128  # newest steps kept of each set of values
-SETS = 64  # of values, the oldest forgotten first
-MIN_STEPS = 4  # measured steps that a prediction needs
+SETTLING = 2  # number of steps ignored after a change
+KEPT = 128  # number of newest steps kept per set of knob values
+SETS = 64  # maximum number of sets of knob values; the oldest set is dropped first
+MIN_STEPS = 4  # minimum number of measured steps for a prediction
 
 QUANTITIES = ("step_ms", "bubble", "bubble_bound", "memory_bytes", "comm_bytes", "a2a_bytes", "dropped")
 WALL_TIMES = {"step_ms", "bubble"}
 TIMES = {*WALL_TIMES, "bubble_bound"}
-SHARED_CORES = "no data: ranks share cores, so a step's time follows the other ranks; a trial tells"
+SHARED_CORES = "no data: ranks share cores, so a step's time depends on the other ranks; a trial measures it"
 ROUTED = {"a2a_bytes", "dropped"}
 OPTIMIZER_KNOBS = {
     "lr_scale",
     "grad_clip",
-}  # only the optimizer reads them: the work of a step does not change
+}  # only the optimizer reads these: the time of a step does not change
 
 Values = Mapping[str, Value]
 Costs = dict[str, dict[int, float]]
@@ -58,7 +58,7 @@ class Previewer:
 
     def __init__(self, layout: Layout, board: KnobBoard, oversubscribed: bool) -> None:
         self._layout, self._board, self._oversubscribed = layout, board, oversubscribed
-        self._lock = threading.Lock()  # held for a few dictionary operations
+        self._lock = threading.Lock()  # held only during a few dictionary operations
         self._seen: dict[tuple[tuple[str, Value], ...], _Seen] = {}
         self._memory: float | None = None
         self._costs: dict[tuple[bool, int], Costs] = {}  # by (split backward, micro-batches), the newest
@@ -84,7 +84,7 @@ class Previewer:
                 self._costs[_splits(clock), micro_batches] = mean_times(clock, durations)
 
     def __call__(self, changes: Changes) -> Previewed:
-        """The predicted effect of `changes`. ValueError, one sentence, if they are not legal."""
+        """Predict the effect of `changes`. ValueError, one sentence, if they are not legal."""
         self._board.check(changes)
         values = self._board.values
         would_be = values | {name: value for name, value in changes.items() if name in values}
@@ -99,10 +99,10 @@ class Previewer:
         for quantity in QUANTITIES:
             here = now.get(quantity)
             if actions := [name for name in changes if name not in values]:
-                found = Estimate(quantity, here, source=f"no data: what {actions[0]} costs is not predicted")
+                found = Estimate(quantity, here, source=f"no data: the cost of {actions[0]} is not predicted")
             elif self._untouched(quantity, turned, would_be):
                 found = Estimate(
-                    quantity, here, here, source=f"{', '.join(sorted(turned)) or 'it'} does not touch it"
+                    quantity, here, here, source=f"{', '.join(sorted(turned)) or 'it'} does not affect it"
                 )
             elif quantity in WALL_TIMES and self._oversubscribed:
                 found = Estimate(quantity, here, source=SHARED_CORES)
@@ -116,13 +116,13 @@ class Previewer:
     def _untouched(self, quantity: str, turned: set[str], would_be: Values) -> bool:
         """Whether the changed knobs `turned` have no immediate effect on `quantity`."""
         if turned <= OPTIMIZER_KNOBS:
-            return quantity != "dropped"  # dropping follows the weights, which change
+            return quantity != "dropped"  # dropping depends on the weights, which change
         cut = turned <= {"micro_batches", "schedule"}
         if quantity in ROUTED:
             return cut or (
                 turned <= {"micro_batches", "schedule", "recompute", "zero"} and quantity == "dropped"
             )
-        # Micro-batches send the same bytes in total, unless each of them also gathers or reduces weights.
+        # The number of micro-batches does not change the bytes, unless each micro-batch gathers or reduces weights.
         once = self._zero(would_be) <= (2 if self._layout.grid.pp > 1 else 1)
         return quantity == "comm_bytes" and cut and once
 
@@ -153,7 +153,8 @@ class Previewer:
             for name, m in (before, after)
         ]
         shrink = before[1] / after[1]
-        # An action's time lies between one in proportion to its micro-batch and one that does not depend on it.
+        # The time of an action with another micro-batch size is between two bounds: proportional to the size, and
+        # equal.
         ends = [_window(clocks[1], _scaled(measured, by)) for by in (shrink, 1.0)]
         bound, bound_now = (clock.bubble(measured) for clock in (clocks[1], clocks[0]))
         source = "the schedule, simulated with this run's action times"
@@ -163,7 +164,8 @@ class Previewer:
             return nothing
         if quantity == "bubble":
             rest = max(0.0, here - bound_now)
-            # Idle time outside the schedule stays as it is, or grows with the number of micro-batches.
+            # Idle time outside the schedule is between two bounds: unchanged, and proportional to the number of
+            # micro-batches.
             likely, most = bound + rest, bound + rest * max(1.0, after[1] / before[1])
             return Estimate(quantity, here, likely, bound, most, f"{source}; other idle time as now, or more")
         base = here - 1e3 * _window(clocks[0], measured)
@@ -199,14 +201,14 @@ def _means(seen: _Seen | None) -> dict[str, float]:
 
 
 def _measured(quantity: str, now: float | None, steps: list[float]) -> Estimate:
-    """Interval of the middle 95 % of steps, or of all if there are fewer than 40."""
+    """Interval of the middle 95 % of the steps; with fewer than 40 steps, of all."""
     ordered, out = sorted(steps), len(steps) // 40
     source = f"measured in this run: {len(steps)} steps with these values"
     return Estimate(quantity, now, fmean(steps), ordered[out], ordered[-1 - out], source)
 
 
 def _window(clock: ScheduleClock, costs: Costs) -> float:
-    """Step time of the whole pipeline, in seconds."""
+    """Time of the pipeline in a step, in seconds."""
     return clock.idle([[costs[act.kind][act.stage] for act in its] for its in clock.acts])[0]
 
 

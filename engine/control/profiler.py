@@ -1,4 +1,4 @@
-"""Profiles of steps with torch.profiler, on an operator's request."""
+"""Profiles steps with torch.profiler, on an operator's request."""
 
 import threading
 from collections import deque
@@ -11,7 +11,7 @@ import torch
 from agents.protocol import Legal
 from agents.rank.knob_board import Knob, Values
 
-PROFILED_STEPS = (1, 2, 3, 5, 10, 20, 50)  # the trace of a step of a small model has some megabytes
+PROFILED_STEPS = (1, 2, 3, 5, 10, 20, 50)  # the trace of one step of a small model takes a few megabytes
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class Traced:
     def __str__(self) -> str:
         steps = f"step {self.first}" if self.first == self.last else f"steps {self.first} to {self.last}"
         if self.why:
-            return f"the trace of {steps} was not written: {self.why}; training goes on"
+            return f"the trace of {steps} was not written: {self.why}; training continues"
         return f"trace of {steps}: {self.path}"
 
 
 class Profiler:
     """Traces steps of this rank into `folder`, in the format of chrome://tracing and Perfetto.
 
-    No profiler code runs outside the requested steps. A thread writes the trace.
+    No profiler code runs outside the requested steps. A background thread writes the trace.
 
-    A trace must not begin or end while a collective is under way. When a collective ends, gloo's thread writes the time
-    into the profiler's event of it, but `stop` has freed that event (torch 2.13: SIGSEGV in `onFunctionExit` below
-    `Work::finish`, or silent corruption of memory).
+    A trace must not start or stop while a collective runs: when the collective ends, gloo's thread writes the end time
+    into the profiler's event, which `stop` has freed (torch 2.13: SIGSEGV in `onFunctionExit` below `Work::finish`, or
+    silent memory corruption).
     """
 
     def __init__(self, folder: Path, rank: int, world: int, device: torch.device) -> None:
@@ -85,20 +85,20 @@ class Profiler:
         steps, rank = values.get("profile"), values.get("profile_rank", 0)
         if not isinstance(steps, int):
             raise ValueError(
-                "profile_rank says whose steps profile traces; set both: profile=5 profile_rank=0"
+                "profile_rank selects the rank that profile traces; set both, such as profile=5 profile_rank=0"
             )
         if isinstance(rank, float):
             raise ValueError(f"profile_rank = {rank} is not a rank; legal: 0 to {self._world - 1}, all")
         return TraceRequest(steps, rank if isinstance(rank, int) else None)
 
     def request(self, request: TraceRequest) -> None:
-        """Trace from the next step on. A trace under way ends first."""
+        """Trace from the next step on. A running trace ends first."""
         if request.rank in (None, self._rank):
             self._request = request
 
     @property
     def due(self) -> bool:
-        """Whether a trace begins with the next step; a trace under way ends there."""
+        """Whether a trace starts with the next step. A running trace then ends."""
         return self._request is not None
 
     def start_step(self, step: int) -> None:
@@ -115,7 +115,7 @@ class Profiler:
                 self.end(step)
 
     def end(self, step: int | None = None) -> None:
-        """End the trace under way, if any, and write it. `step` is the last step traced (default: the first one)."""
+        """End the running trace, if any, and write it. `step` is the last traced step (default: the first one)."""
         profile, self._profile = self._profile, None
         if profile is None:
             return

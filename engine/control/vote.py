@@ -1,39 +1,34 @@
-"""The vote on a change of knobs at a step boundary: ZeroMQ proposes, the collective disposes.
+"""Vote on a change of knobs at a step boundary: a two-phase commit over the ranks' own process group.
 
 At the start of a step the leader (rank 0) starts a broadcast of 24 bytes, which the ranks complete at the end of the
-step: the newest pending revision, the size of its command, and whether to stop. If the revision is new, the ranks
-broadcast the command, prepare it, gather all votes, and commit on all ranks or on none. So all ranks apply a change
-between the same two steps, and no rank can keep an old value.
+step: the newest pending revision, the size of its command, and whether to stop. If the revision is new, the leader
+broadcasts the command; all ranks prepare it and gather all votes; then all ranks commit, or none. So all ranks apply a
+change between the same two steps, and no rank keeps an old value.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import msgspec
 import torch
 from torch import Tensor
 
-from agents.protocol import Ack, Changes, Command
-from agents.rank.errors import sentence
+from agents.protocol import Ack, Command
 from agents.rank.knob_board import KnobBoard
+from agents.rank.vote import LEADER as LEADER
+from agents.rank.vote import VOTE_BYTES, Pending, Voter
 from engine.checkpoint.manifest import Applied
 from engine.parallel.collectives import AsyncCollective, Axis
-
-LEADER = 0
-_VOTE_BYTES = 512
-
-Pending = Callable[[], Command | None]
 
 
 @dataclass(frozen=True)
 class Vote:
-    """One rank's vote on a command. An empty `why` is a vote in favour; otherwise `why` is the objection."""
+    """One rank's vote on a command: `why` is the objection, or empty for a vote in favour."""
 
     why: str
 
     def packed(self) -> Tensor:
-        raw = self.why.encode()[:_VOTE_BYTES].ljust(_VOTE_BYTES, b"\0")
+        raw = self.why.encode()[:VOTE_BYTES].ljust(VOTE_BYTES, b"\0")
         return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
     @staticmethod
@@ -45,7 +40,8 @@ class KnobVote:
     """The vote on one rank. Call `begin` at the start and `end` at the end of each step."""
 
     def __init__(self, control: Axis, board: KnobBoard, pending: Pending, settle: Callable[[Ack], None]):
-        self._control, self._board, self._pending, self._settle = control, board, pending, settle
+        self._control, self._board = control, board
+        self._voter = Voter(control.rank, board, pending, settle)
         self._rank = control.rank
         self._payload = b""
         self._header = torch.zeros(3, dtype=torch.int64)  # revision, bytes of the command, stop
@@ -53,32 +49,17 @@ class KnobVote:
         self.history: list[Applied] = []
 
     def begin(self, step: int, stop: bool) -> None:
-        """Start the broadcast of the header. `stop` counts on the leader only."""
+        """Start the broadcast of the header. Only the leader's `stop` counts."""
         if self._rank == LEADER:
-            # No vote after the last step: the change would apply to a step that never runs.
-            command = None if stop else self._choose(step)
+            # There is no vote after the last step, because no later step would use the change.
+            command = None if stop else self._voter.choose(step)
             self._payload = msgspec.msgpack.encode(command) if command else b""
             revision = command.revision if command else self._board.revision
             self._header = torch.tensor([revision, len(self._payload), int(stop)])
         self._broadcast = self._control.start_broadcast(self._header, LEADER)
 
-    def _choose(self, step: int) -> Command | None:
-        """The pending command. The leader settles an expired or illegal one at once, without a vote."""
-        command = self._pending()
-        if command is None or command.revision <= self._board.revision:
-            return None
-        if command.expires_step is not None and step + 1 > command.expires_step:
-            self._settle(self._ack(command, "expired", step, f"step {command.expires_step} has passed"))
-            return None
-        try:
-            self._board.prepare(command.changes)
-        except Exception as refusal:  # noqa: BLE001 - whatever a proposal does to a knob, training goes on
-            self._settle(self._ack(command, "rejected", step, sentence(refusal)))
-            return None
-        return command
-
     def end(self, step: int) -> bool:
-        """Vote on the command of `begin` and apply it if all agree. True if the run must stop after this step."""
+        """Vote on the command of `begin` and apply it if all ranks agree. True if the run must stop after this step."""
         if self._broadcast:
             self._broadcast.wait()
         revision, size, stop = self._header.tolist()
@@ -87,7 +68,7 @@ class KnobVote:
         return bool(stop)
 
     def _share(self, size: int) -> Command:
-        """Broadcast the command, which has `size` bytes, from the leader."""
+        """Broadcast the command of `size` bytes from the leader."""
         payload = torch.zeros(size, dtype=torch.uint8)
         if self._rank == LEADER:
             payload = torch.frombuffer(bytearray(self._payload), dtype=torch.uint8)
@@ -95,29 +76,11 @@ class KnobVote:
         return msgspec.msgpack.decode(bytes(payload.tolist()), type=Command)
 
     def _decide(self, command: Command, step: int) -> None:
-        """Prepare the command, gather the votes, and commit if no rank objects."""
-        why, prepared = "", []
-        try:
-            prepared = self._board.prepare(command.changes)
-        except Exception as refusal:  # noqa: BLE001 - a rank that cannot prepare must still vote, or the others hang
-            why = sentence(refusal)
-        votes = [Vote.unpacked(row) for row in self._control.all_gather(Vote(why).packed())]
-        objections = [f"rank {rank}: {vote.why}" for rank, vote in enumerate(votes) if vote.why]
-        if objections:
-            if self._rank == LEADER:
-                self._settle(self._ack(command, "rejected", step, objections[0]))
-            return
-        before = self._board.in_force(command.changes)
-        self._board.commit(command.revision, command.changes, prepared)
-        self.history.append(Applied(command.revision, step + 1, command.changes))
-        self._settle(self._ack(command, "applied", step + 1, "", before))
+        """Prepare the command, gather the votes, and commit it if no rank objects."""
+        prepared = self._voter.vote(command, step, self._exchange_votes)
+        if prepared is not None:
+            self.history.append(Applied(command.revision, step + 1, command.changes))
+            self._voter.commit(command, prepared, step)
 
-    def _ack(
-        self,
-        command: Command,
-        state: Literal["applied", "rejected", "expired"],
-        step: int,
-        why: str,
-        before: Changes | None = None,
-    ) -> Ack:
-        return Ack(self._rank, command.revision, state, step, self._board.digest(), why, before or {})
+    def _exchange_votes(self, own: str) -> list[str]:
+        return [Vote.unpacked(row).why for row in self._control.all_gather(Vote(own).packed())]

@@ -1,7 +1,7 @@
-"""Flash attention over one block of keys, forward and backward, and the merge of blocks by log-sum-exp.
+"""Flash attention over one block of keys, forward and backward, and merging of blocks by log-sum-exp.
 
 Given the output and log-sum-exp over *all* keys, `backward` computes one block's exact share of the gradients (Dao et
-al. 2022, algorithm 4). So a long sequence is processed block by block and its full score matrix never exists.
+al. 2022, algorithm 4). So a long sequence is processed block by block, without its full score matrix.
 
 Shapes: B sequences, H query heads, G KV heads (G divides H), Q queries, K keys, C head width.
 """
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from engine.kernels.precision import at_least_fp32
 
 HALF = (torch.float16, torch.bfloat16)
-ROWS = 512  # queries per chunk of the path without a fused kernel
+ROWS = 512  # number of queries per chunk if there is no fused kernel
 
 
 def causal_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def forward(q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, causal: bool) -> tup
 def backward(
     grad: Tensor, q_BHQC: Tensor, k_BGKC: Tensor, v_BGKC: Tensor, out: Tensor, lse: Tensor, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """This block's share of the gradients of q, k and v; `out` and `lse` are the output and log-sum-exp over all
+    """This block's contribution to the gradients of q, k and v. `out` and `lse` are the output and log-sum-exp over all
     blocks."""
     if q_BHQC.device.type == "cpu":
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

@@ -1,4 +1,4 @@
-"""The precision of softmax and of sums over tokens."""
+"""Precision of softmax and of sums over tokens: at least fp32."""
 
 import torch
 from torch import Tensor

@@ -20,8 +20,8 @@ from engine.rendezvous import LastOperation
 MAX_TRACEBACK_CHARS = 60_000  # a report must fit the pipe's buffer even if its reader is stopped
 MAX_MESSAGE_CHARS = 1000
 
-# Error texts of torch, gloo and NCCL when another rank has died (compared in lower case).
-_OF_A_PEER = (
+# Texts of the errors that torch, gloo and NCCL raise when another rank has died (compared in lower case).
+_PEER_ERRORS = (
     "connection closed by peer",
     "connection reset by peer",
     "connection refused",
@@ -41,7 +41,7 @@ _OF_A_PEER = (
 
 
 class FailureReport(msgspec.Struct, frozen=True):
-    """The report that a failing rank sends before it exits."""
+    """What a failing rank sends to its parent before it exits."""
 
     rank: int
     step: int | None  # None: not known
@@ -50,16 +50,16 @@ class FailureReport(msgspec.Struct, frozen=True):
     message: str
     traceback: str
     time: float  # seconds since the epoch
-    of_a_peer: bool  # the error is a consequence of another rank's death
+    caused_by_peer: bool  # the error follows from the death of another rank
     refused: bool = False  # the message is a sentence for the user and needs no traceback
 
 
 def report_of(rank: int, where: LastOperation | None, error: BaseException) -> FailureReport:
-    """The report of an error that ended the rank's work."""
+    """Build the report of an error that ended the rank's work."""
     chain = list(_chain(error))
     first = chain[-1]
-    # A peer's error during the teardown after the rank's own error must not hide the latter.
-    shown = first if _is_of_a_peer(error) else error
+    # After the rank's own error, the teardown may also fail because of a peer. Report the rank's own error.
+    shown = first if _is_peer_error(error) else error
     text = "".join(traceback.format_exception(error))
     return FailureReport(
         rank=rank,
@@ -69,13 +69,13 @@ def report_of(rank: int, where: LastOperation | None, error: BaseException) -> F
         message=_one_line(str(shown)),
         traceback=text[-MAX_TRACEBACK_CHARS:],
         time=time.time(),
-        of_a_peer=_is_of_a_peer(first),
+        caused_by_peer=_is_peer_error(first),
         refused=isinstance(error, RefusedError | RunError),
     )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes and contexts, back to the first."""
+    """Yield the error, then its causes and contexts back to the first one."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -84,9 +84,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
-def _is_of_a_peer(error: BaseException) -> bool:
+def _is_peer_error(error: BaseException) -> bool:
     text = f"{type(error).__name__}: {error}".lower()
-    return any(words in text for words in _OF_A_PEER)
+    return any(words in text for words in _PEER_ERRORS)
 
 
 def _one_line(message: str) -> str:
@@ -99,13 +99,15 @@ class Outcome:
     """How one rank ended, as observed by its parent."""
 
     rank: int
-    seen: float = 0.0  # when the parent noticed its end, seconds since the epoch
-    status: int | None = None  # exit status, or minus the signal; None while it lives
-    done: bool = False  # its work returned
+    seen: float = 0.0  # when the parent noticed the end, seconds since the epoch
+    status: int | None = None  # exit status, or minus the signal number; None while the rank runs
+    done: bool = False  # the work function returned
     report: FailureReport | None = None
-    where: LastOperation | None = None  # its last reported operation, also for a killed rank
-    overdue: str = ""  # why the parent killed it after a timeout: "did not stop when asked ..."
-    ended_by_us: bool = False  # the parent ended it because of another rank
+    where: LastOperation | None = None  # the last recorded operation, also for a killed rank
+    overdue: str = (
+        ""  # which timeout the parent killed the rank for: "did not stop after the stop request ..."
+    )
+    ended_by_us: bool = False  # the parent ended the rank because another rank failed
     stacks: str = ""  # Python stacks from the fault handler, after a crash or a timeout
 
     @property
@@ -116,29 +118,30 @@ class Outcome:
 
 
 def root_cause(outcomes: Sequence[Outcome]) -> Outcome:
-    """The failed outcome that explains the others; at least one must have failed."""
-    return min((outcome for outcome in outcomes if outcome.failed), key=_suspicion)
+    """The failed outcome that most likely caused the other failures. At least one outcome must have failed."""
+    return min((outcome for outcome in outcomes if outcome.failed), key=_cause_order)
 
 
-def _suspicion(outcome: Outcome) -> tuple[int, float]:
-    """Sort key of root causes, most likely first: the kind of end, then its time."""
+def _cause_order(outcome: Outcome) -> tuple[int, float]:
+    """Sort key that puts the most likely root cause first: the kind of failure, then its time."""
     if outcome.report:
-        return (4 if outcome.report.of_a_peer else 1), outcome.report.time
+        return (4 if outcome.report.caused_by_peer else 1), outcome.report.time
     if outcome.overdue:
         return 5, outcome.seen
     if outcome.status is not None and outcome.status < 0:
-        # gloo aborts a rank whose peer sent invalid data; any other signal is a crash or came from outside.
+        # gloo aborts a rank that receives invalid data from a peer. Any other signal is a crash or was sent from
+        # outside.
         return (2 if outcome.status == -signal.SIGABRT else 0), outcome.seen
     return 3, outcome.seen
 
 
 def sentence(outcome: Outcome, name: str) -> str:
-    """One sentence on a failed rank, without a line end: ``rank 3 (pp1 dp0) failed at step 41 in ...``."""
+    """One sentence about a failed rank, without a line end: ``rank 3 (pp1 dp0) failed at step 41 in ...``."""
     return f"{_who(outcome.rank, name)} {_what(outcome)}"
 
 
 def sentence_of_report(report: FailureReport, name: str) -> str:
-    """The same for a rank without a parent process of the engine."""
+    """The sentence for a rank that torchrun or Slurm started, which has no parent process of the engine."""
     where = None if report.step is None else LastOperation(report.step, report.where)
     return sentence(Outcome(report.rank, report=report, where=where), name)
 
@@ -162,7 +165,7 @@ def _what(outcome: Outcome) -> str:
         return f"{outcome.overdue} and was killed {position}"
     if outcome.status is not None and outcome.status < 0:
         return f"was killed by {_signal_name(-outcome.status)} {position}"
-    return f"exited with status {outcome.status} {position}, its work unfinished"
+    return f"exited with status {outcome.status} {position} without completing its work"
 
 
 def _signal_name(number: int) -> str:
@@ -172,16 +175,18 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def tell(root: Outcome, outcomes: Sequence[Outcome], name_of_rank: Callable[[int], str], file: Path) -> None:
-    """Write the root cause and its traceback to stderr, and the reports of all ranks to `file`."""
+def report_failure(
+    root: Outcome, outcomes: Sequence[Outcome], name_of_rank: Callable[[int], str], file: Path
+) -> None:
+    """Write the root cause with its traceback to stderr and the reports of all ranks to `file`."""
     text = sentence(root, name_of_rank(root.rank)) + "\n"
     if root.report and not root.report.refused:
         text += root.report.traceback
     try:
         _write_reports(root, outcomes, name_of_rank, file)
-        text += f"what every rank reported: {file}\n"
+        text += f"reports of all ranks: {file}\n"
     except OSError as error:
-        text += f"the reports of the other ranks could not be written: {error}\n"
+        text += f"cannot write the reports of all ranks: {error}\n"
     say(text)
 
 
@@ -202,6 +207,6 @@ def _write_reports(
 def _line(outcome: Outcome, name: str) -> str:
     if outcome.failed:
         return sentence(outcome, name)
-    place = f", last at step {outcome.where.step} in {outcome.where.text}" if outcome.where else ""
-    how = "had ended its work" if outcome.done else "was ended because of the failure"
-    return f"{_who(outcome.rank, name)} {how}{place}"
+    position = f", last at step {outcome.where.step} in {outcome.where.text}" if outcome.where else ""
+    how = "had ended without an error" if outcome.done else "was ended because of the failure"
+    return f"{_who(outcome.rank, name)} {how}{position}"

@@ -1,4 +1,4 @@
-"""What `engine run` prints: NDJSON for scripts, or aligned lines for people. Only rank 0 prints."""
+"""Prints the output of `engine run`: NDJSON, or aligned text lines. Rank 0 prints the steps."""
 
 import mmap
 import struct
@@ -12,14 +12,14 @@ import msgspec
 from agents.protocol import Summary, spell
 from engine.config.grid import ORDER
 from engine.config.layout import Layout
-from engine.launch.outlet import copy_to
+from engine.launch.standard_output import copy_to
 
 if TYPE_CHECKING:
     from engine.checkpoint.save import Saved
 
 
-class Tally:
-    """Progress of the run, in memory that rank 0 shares with its parent."""
+class Progress:
+    """Number of steps and last loss of the run, in memory that rank 0 shares with its parent."""
 
     _FORM = struct.Struct("<qd")
 
@@ -31,29 +31,30 @@ class Tally:
         self._FORM.pack_into(self._memory, 0, steps, loss)
 
     def read(self) -> tuple[int, float | None]:
-        """Steps done, and the last loss or None."""
+        """The number of steps done and the last loss (None before the first step)."""
         steps, loss = self._FORM.unpack_from(self._memory)
         return steps, loss if steps else None
 
 
 class Output:
-    """Prints a run: `start` and `step` on rank 0, `end` in the process that knows the exit status."""
+    """Prints the events of a run. Rank 0 calls `start`, `step` and `saved`; the process that knows the exit status
+    calls `begin` and `end`."""
 
     def __init__(self, layout: Layout, as_json: bool, simulated: bool = False):
         self._layout, self._json, self._simulated = layout, as_json, simulated
-        self._tally = Tally()
+        self._progress = Progress()
         self._folder: Path | None = None
         self._began = time.monotonic()
         self._knobs: dict[str, Any] = {}
 
     def begin(self, folder: Path) -> None:
-        """Set the run's folder, which gets a copy of the output. Call it before the ranks start."""
+        """Set the run's folder and start to copy the output there. Call this before the ranks start."""
         self._folder = folder
         copy_to(folder)
 
     @property
     def _where(self) -> dict[str, str]:
-        """The run and its folder, as events name them."""
+        """The run's name and folder, as fields of an event."""
         return {"run": self._folder.name, "folder": str(self._folder)} if self._folder else {}
 
     def start(self, run: str, resumed: int | None = None) -> None:
@@ -70,7 +71,7 @@ class Output:
         mark = "SIMULATED " * self._simulated
         _say(f"{mark}{run}: {ranks}, {self._layout.schedule.name}")
         if self._folder:
-            _say(f"folder {self._folder}: layout.toml, engine.log, and what is recorded and saved")
+            _say(f"folder {self._folder}: layout.toml, engine.log, recording and checkpoints")
         if resumed is not None:
             _say(f"resumed at step {resumed}")
         _say("  step      loss  grad norm   ms/step     tok/s   bubble (bound)   all-to-all   dropped")
@@ -79,7 +80,7 @@ class Output:
         loss, norm, rate = summary.loss, summary.grad_norm, summary.tokens_per_s
         sent, dropped = summary.a2a_bytes, summary.dropped
         assert loss is not None and sent is not None and None not in (norm, rate, dropped), "always sent"
-        self._tally.write(summary.step + 1, loss)
+        self._progress.write(summary.step + 1, loss)
         if self._json:
             _line(event_of(summary))
             return
@@ -116,7 +117,7 @@ class Output:
             _say(f"        {saved}")
 
     def end(self, status: int) -> None:
-        steps, loss = self._tally.read()
+        steps, loss = self._progress.read()
         wall = round(time.monotonic() - self._began, 3)
         if self._json:
             event = {"event": "end", "steps": steps, "loss": loss, "wall_s": wall, "exit": status}
@@ -128,7 +129,7 @@ class Output:
 
 
 def event_of(summary: Summary) -> dict[str, Any]:
-    """The step event of the interface contract."""
+    """The step event that `engine run --json` prints."""
     event = {"event": "step"} | msgspec.structs.asdict(summary)
     event["comm"] = {axis: msgspec.structs.asdict(traffic) for axis, traffic in summary.comm.items()}
     return event

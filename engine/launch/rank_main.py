@@ -1,4 +1,4 @@
-"""The work of each rank of `engine run`: join the process group, train, shut down in order."""
+"""The main function of each rank of `engine run`: joins the process group, trains, shuts down in order."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,11 +27,11 @@ START_KEY = (
     "engine/start"  # in the store: rank 0's layout, its checkpoints folder, the checkpoint to resume from
 )
 TRACES = "profile"  # folder of traces, in the run's folder
-STOP_KEY = "engine/stop"  # in the store: some rank has received a stop request
+STOP_KEY = "engine/stop"  # in the store: set when a rank other than rank 0 has received a stop request
 
 
 def train(
-    place: RankContext,
+    context: RankContext,
     layout: Layout,
     corpus: Corpus,
     on_step: Callable[[Step], None],
@@ -42,38 +42,38 @@ def train(
     given: Layout,
     device: str = "auto",
 ) -> None:
-    """Train `layout` to its end as the rank that `place` says, from the checkpoint `resume` if there is one.
+    """Train `layout` until its last step, as the rank of `context`. If `resume` is given, start from that checkpoint.
 
-    `layout` is the layout `given` with the knob values of the checkpoint. Checkpoints are saved in `checkpoints_dir`.
-    All ranks use rank 0's folders and knob values. `device` is "cpu", "cuda", or "auto": a GPU if this machine has one
-    for each of its ranks. Raises RefusedError if the layout or the device type of this rank differs from that of rank
-    0, because the ranks would then wait for each other.
+    `given` is the layout as the user wrote it; `layout` is the same with the knob values of the checkpoint. Checkpoints
+    are saved in `checkpoints_dir`. All ranks use the folders and knob values of rank 0. `device` is "cpu", "cuda" or
+    "auto"; "auto" uses GPUs if this machine has one for each of its ranks. Raises RefusedError if the layout or the
+    device type differs from that of rank 0: otherwise the ranks would hang in their first collective.
     """
-    store = place.store()
-    agree_on(given, place, store)
-    layout, checkpoints_dir, resume, folder = told_by_leader(layout, checkpoints_dir, resume, place, store)
-    mine = choose_device(place.local_rank, place.local_world, device)
-    agree_on_device(mine, place, store)
+    store = context.store()
+    check_same_layout(given, context, store)
+    layout, checkpoints_dir, resume, folder = leader_settings(layout, checkpoints_dir, resume, context, store)
+    mine = choose_device(context.local_rank, context.local_world, device)
+    check_same_device(mine, context, store)
     set_device(mine)
     dist.init_process_group(
         BACKENDS[mine.type],
         store=PrefixStore("engine/group", store),
-        rank=place.rank,
-        world_size=place.world,
+        rank=context.rank,
+        world_size=context.world,
         device_id=mine if mine.type == "cuda" else None,
     )
     moe = layout.model.moe
-    meter = Meter(layout.model.layers, moe.experts if moe else 0, place.set_operation, mine)
-    sensors = Sensors(device_uuid(mine), host=place.local_rank == 0)
-    agent = Agent(place.hub, lambda: meter.doing, sensors, place.key)
+    meter = Meter(layout.model.layers, moe.experts if moe else 0, context.set_operation, mine)
+    sensors = Sensors(device_uuid(mine), host=context.local_rank == 0)
+    agent = Agent(context.hub, lambda: meter.operation, sensors, context.key)
     trainer = Trainer(
         layout,
         meter,
         agent,
-        StopWord(place, store),
+        StopRequested(context, store),
         on_step=on_step,
         on_summary=on_summary,
-        local_world=place.local_world,
+        local_world=context.local_world,
         corpus=corpus,
         on_checkpoint=on_checkpoint,
         checkpoints_dir=checkpoints_dir,
@@ -85,65 +85,67 @@ def train(
     if agent.pending:
         command, board = agent.pending, trainer.board
         agent.settle(
-            Ack(place.rank, command.revision, "expired", meter.step, board.digest(), "the run has ended")
+            Ack(context.rank, command.revision, "expired", meter.step, board.digest(), "the run has ended")
         )
     agent.close()
     # Without this, gloo aborts at exit.
     dist.destroy_process_group()
 
 
-def agree_on(layout: Layout, place: RankContext, store: Store) -> None:
+def check_same_layout(layout: Layout, context: RankContext, store: Store) -> None:
     """Raise RefusedError on any rank whose layout differs from that of rank 0."""
     mine = layout.whole_digest()
-    if place.rank == LEADER:
+    if context.rank == LEADER:
         store.set(LAYOUT_KEY, mine)
     elif (theirs := store.get(LAYOUT_KEY).decode()) != mine:
         raise RefusedError(
-            f"rank {place.rank} was started with another layout than rank 0 ({mine}, not {theirs})"
+            f"rank {context.rank} has a different layout than rank 0 (digest {mine}, not {theirs}); "
+            "legal: the same layout on all ranks"
         )
 
 
-def agree_on_device(mine: torch.device, place: RankContext, store: Store) -> None:
+def check_same_device(mine: torch.device, context: RankContext, store: Store) -> None:
     """Raise RefusedError on any rank whose device type differs from that of rank 0."""
-    if place.rank == LEADER:
+    if context.rank == LEADER:
         store.set(DEVICE_KEY, mine.type)
     elif (theirs := store.get(DEVICE_KEY).decode()) != mine.type:
         raise RefusedError(
-            f"rank {place.rank} computes on {mine.type}, but rank 0 on {theirs}; legal: a GPU in sight of each "
-            "rank, as many as a machine has ranks, or --device cpu"
+            f"rank {context.rank} computes on {mine.type}, but rank 0 on {theirs}; legal: a visible GPU for each rank "
+            "on every machine, or --device cpu"
         )
 
 
-def told_by_leader(
-    layout: Layout, checkpoints_dir: Path, resume: Path | None, place: RankContext, store: Store
+def leader_settings(
+    layout: Layout, checkpoints_dir: Path, resume: Path | None, context: RankContext, store: Store
 ) -> tuple[Layout, Path, Path | None, Path]:
-    """The layout, folders and checkpoint of rank 0, which all ranks use.
+    """Rank 0's layout, checkpoints folder, checkpoint to resume from, and run folder. All ranks use these.
 
-    Another rank may have named the run's folder a second later, may not see the newest checkpoint yet, or may not know
-    that it is damaged.
+    The values of another rank may differ: it may have started in a later second and so named the run's folder
+    differently, and it may not see the newest checkpoint or not know that it is damaged.
     """
-    if place.rank == LEADER:
-        found = layout, checkpoints_dir, resume, place.run_dir
-        places = [str(path.resolve()) if path else None for path in found[1:]]
-        store.set(START_KEY, msgspec.json.encode((layout, *places)).decode())
+    if context.rank == LEADER:
+        found = layout, checkpoints_dir, resume, context.run_dir
+        paths = [str(path.resolve()) if path else None for path in found[1:]]
+        store.set(START_KEY, msgspec.json.encode((layout, *paths)).decode())
         return found
-    layout, *told = msgspec.json.decode(store.get(START_KEY), type=tuple[Layout, str, str | None, str])
-    kept, begun, folder = told
-    return layout, Path(str(kept)), Path(begun) if begun else None, Path(str(folder))
+    layout, *paths = msgspec.json.decode(store.get(START_KEY), type=tuple[Layout, str, str | None, str])
+    checkpoints, checkpoint, folder = paths
+    return layout, Path(str(checkpoints)), Path(checkpoint) if checkpoint else None, Path(str(folder))
 
 
-class StopWord:
-    """Whether the run must stop. SIGTERM may reach any single rank, which then sets a key in the store for rank 0."""
+class StopRequested:
+    """Returns whether the run must stop. SIGTERM may reach any rank; a rank other than 0 then informs rank 0 through a
+    key in the store."""
 
-    def __init__(self, place: RankContext, store: Store):
-        self._place, self._store = place, store
-        self._told = False
+    def __init__(self, context: RankContext, store: Store):
+        self._context, self._store = context, store
+        self._sent = False
 
     def __call__(self) -> bool:
-        asked = self._place.stop_requested()
-        if self._place.rank == LEADER:
-            return asked or self._store.check([STOP_KEY])
-        if asked and not self._told:
+        requested = self._context.stop_requested()
+        if self._context.rank == LEADER:
+            return requested or self._store.check([STOP_KEY])
+        if requested and not self._sent:
             self._store.set(STOP_KEY, "1")
-            self._told = True
-        return asked
+            self._sent = True
+        return requested

@@ -1,7 +1,7 @@
-"""Starts the ranks of a run: forked on this machine, or (`engine.launch.torchrun`) started by torchrun or Slurm.
+"""Forks the ranks of a run on this machine. (`engine.launch.torchrun` joins ranks that torchrun or Slurm started.)
 
-The order of a local launch is its speed: the hub starts first and by itself, torch is imported once, then
-every rank is a fork of the parent that has it. The parent has no threads and runs no torch code.
+Two things make the start fast: the hub starts in its own process while the parent imports torch, and each rank is a
+fork of the parent, so torch is imported only once. The parent has no threads and runs no torch code.
 """
 
 import gc
@@ -15,15 +15,15 @@ from pathlib import Path
 
 from agents.rundir.failure_file import forget_failure
 from agents.rundir.hub_supervisor import Reach, hub_of, say
-from engine.launch.failure import Outcome, tell
-from engine.launch.forked_rank import Tie, flush
+from engine.launch.failure import Outcome, report_failure
+from engine.launch.forked_rank import ParentConnection, flush
 from engine.launch.forked_rank import run as run_forked
 from engine.launch.signals import Signals, StopNow
-from engine.launch.supervisor import Patience, RankProcess, Supervisor
-from engine.launch.torchrun import REFUSED, join, joined_place
+from engine.launch.supervisor import RankProcess, Supervisor, Timeouts
+from engine.launch.torchrun import REFUSED, context_from_environment, join
 from engine.rendezvous import LOOPBACK, LastOperations, RankContext, StopFlag, Work, local_store
 
-__all__ = ["Patience", "RankContext", "Work", "join", "joined_place", "launch"]
+__all__ = ["RankContext", "Timeouts", "Work", "context_from_environment", "join", "launch"]
 
 
 def launch(
@@ -36,50 +36,53 @@ def launch(
     run_dir: Path,
     listen: str | None = None,
     preload: Sequence[str] = ("torch", "torch.distributed"),
-    patience: Patience | None = None,
+    timeouts: Timeouts | None = None,
 ) -> int:
-    """Fork `world` ranks that each do `work`, watch them to their end, and give the exit status of the run.
+    """Fork `world` ranks, run `work` in each, wait until all have ended, and return the exit status of the run.
 
-    0: all work returned, or SIGTERM or SIGHUP asked for the stop. 130: Ctrl-C asked. 2: a rank refused what was asked
-    for, in the one sentence that stderr gets. 1: a rank failed; then
-    stderr has one sentence on the first cause, and ``run_dir/failure.txt`` every rank's report. A second
-    Ctrl-C kills at once. A rank must write to `sys.stdout`; if its reader leaves, the run goes on.
+    - 0: `work` returned on all ranks, or SIGTERM or SIGHUP stopped the run.
+    - 130: Ctrl-C stopped the run. A second Ctrl-C kills the ranks at once.
+    - 2: a rank refused to start; stderr has its sentence.
+    - 1: a rank failed; stderr has one sentence about the root cause, ``run_dir/failure.txt`` the reports of all ranks.
 
-    `hub` is "auto" (start one and keep it alive, at `listen` over TCP too), "none", or the URL of one. `preload` names
-    the modules to import before the fork. Call it from the main thread, with no other thread and before any CUDA call.
-    Raises ValueError for a `hub` that cannot be, OSError for a `run_dir` that cannot.
+    Ranks must print through `sys.stdout`: if its reader exits, the run continues.
+
+    `hub` is "auto" (start a hub and restart it if it dies; with `listen`, it also listens on that TCP address), "none",
+    or the URL of a hub. `preload` names the modules to import before the fork. Call this from the main thread, with no
+    other threads and before any CUDA call. Raises ValueError if `hub` or `listen` is invalid, OSError if `run_dir`
+    cannot be created.
     """
     assert threading.active_count() == 1, "a fork copies one thread only"
     run_dir.mkdir(parents=True, exist_ok=True)
     forget_failure(run_dir)
-    # Read once, when torch is loaded. Its warnings about a peer that is gone would bury our one sentence, and its
-    # profiler writes two lines to stderr for each trace.
+    # torch reads these variables once, when it is imported. Its warnings about a dead peer would hide the sentence
+    # about the root cause, and its profiler writes two lines to stderr for each trace.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    with Signals() as signals, hub_of(hub, run, run_dir, listen=listen) as (reached, keeper):
+    with Signals() as signals, hub_of(hub, run, run_dir, listen=listen) as (reached, hub_supervisor):
         try:
-            with signals.eager():
+            with signals.raising():
                 for module in preload:
                     importlib.import_module(module)
         except StopNow:
             return signals.exit_status
         last_operations = LastOperations(world)
         try:
-            ranks = _fork(world, work, reached, run_dir, last_operations, signals)
+            ranks = fork_ranks(world, work, reached, run_dir, last_operations, signals)
         except StopNow:
             return signals.exit_status
         except OSError as error:
-            say(f"{world} ranks could not be started: {error}\n")
+            say(f"cannot start {world} ranks: {error}\n")
             return 1
-        supervisor = Supervisor(ranks, last_operations, signals, keeper, patience or Patience())
+        supervisor = Supervisor(ranks, last_operations, signals, hub_supervisor, timeouts or Timeouts())
         root = supervisor.watch()
         if root:
-            tell(root, supervisor.outcomes, name_of_rank, run_dir / "failure.txt")
+            report_failure(root, supervisor.outcomes, name_of_rank, run_dir / "failure.txt")
             return REFUSED if root.report and root.report.refused else 1
         return signals.exit_status
 
 
-def _fork(
+def fork_ranks(
     world: int,
     work: Work,
     hub: Reach | None,
@@ -87,25 +90,25 @@ def _fork(
     last_operations: LastOperations,
     signals: Signals,
 ) -> list[RankProcess]:
-    """All ranks, or none and an OSError, or StopNow where a stop signal came meanwhile."""
+    """Fork all ranks. If a fork fails (OSError) or a stop signal arrives (StopNow), kill the forked ranks and raise."""
     parent = os.getpid()
     meeting = socket.create_server((LOOPBACK, 0), backlog=world + 8)
     port = meeting.getsockname()[1]
     ranks: list[RankProcess] = []
-    gc.freeze()  # ranks that collect garbage would otherwise copy every page of torch's objects
-    flush()  # or every rank would print it once more
-    with meeting, signals.held():
+    gc.freeze()  # otherwise garbage collection in the ranks would copy every memory page with torch's objects
+    flush()  # otherwise every rank would print the buffered output again
+    with meeting, signals.blocked():
         try:
             for rank in range(world):
-                if signals.waiting():
+                if signals.pending():
                     raise StopNow
                 ours, theirs = socket.socketpair()
-                stacks = tempfile.TemporaryFile()  # noqa: SIM115 - both processes keep it
+                stacks = tempfile.TemporaryFile()  # noqa: SIM115 - both processes keep it open
                 pid = os.fork()
                 if pid == 0:
                     try:
                         for sibling in ranks:
-                            sibling.line.close()
+                            sibling.channel.close()
                             sibling.stacks.close()
                         ours.close()
                         signals.close()
@@ -113,7 +116,7 @@ def _fork(
                         meeting.close()
                         open_store = local_store(rank, world, port, listening)
                         endpoint, key = hub or (None, None)
-                        place = RankContext(
+                        context = RankContext(
                             rank,
                             world,
                             rank,
@@ -126,14 +129,14 @@ def _fork(
                             rank,
                             key,
                         )
-                        run_forked(place, work, Tie(parent, theirs, stacks))
+                        run_forked(context, work, ParentConnection(parent, theirs, stacks))
                     finally:
-                        os._exit(1)  # whatever happened: never on into the parent's code
+                        os._exit(1)  # after any exception: never continue in the parent's code
                 theirs.close()
                 ours.setblocking(False)
                 ranks.append(RankProcess(rank, pid, ours, stacks, Outcome(rank)))
         except (OSError, StopNow):
             for forked in ranks:
-                forked.abandon()
+                forked.kill_and_close()
             raise
     return ranks

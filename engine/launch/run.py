@@ -1,4 +1,5 @@
-"""Runs a layout as a whole: prepares the folder, the corpus and the hub, and forks the ranks or joins them."""
+"""Runs a layout: prepares the run's folder and the corpus, then forks the ranks; under torchrun or Slurm, runs one rank
+in this process."""
 
 import os
 import time
@@ -21,7 +22,7 @@ from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.config.toml import write_layout
 from engine.config.trainable import untrained
-from engine.launch.ranks import join, joined_place, launch
+from engine.launch.ranks import context_from_environment, join, launch
 from engine.launch.run_folder import make_folder
 from engine.preflight.compiler import compiler_refusal
 from engine.preflight.memory import device_refusal, memory_refusal
@@ -31,7 +32,7 @@ from engine.train.corpus import read_corpus
 if TYPE_CHECKING:
     from engine.checkpoint.save import Saved
 
-# Modules that every rank needs, imported once before the fork. They are named, so that this module needs no torch.
+# Modules to import once, before the fork. They are strings, so that importing this module does not import torch.
 PRELOAD = ("torch", "torch.distributed", "engine.launch.rank_main")
 
 
@@ -55,25 +56,25 @@ def run_layout(
     on_checkpoint: Callable[["Saved"], None] = nothing,
     on_end: Callable[[int], None] = nothing,
 ) -> int:
-    """Train `layout` and return the exit status: 0 done, 1 a rank failed, 2 a rank refused it, 130 Ctrl-C.
+    """Train `layout` and return the exit status: 0 done, 1 a rank failed, 2 a rank refused to start, 130 Ctrl-C.
 
-    The ranks are forked from this process; if torchrun or Slurm started it, it is a rank itself. `hub` is "auto"
-    (start one, so that a cockpit can attach; with `listen`, ``tcp://ADDRESS:PORT`` or "auto", over TCP too, for
-    whoever has a key), "none", or a URL; `run_dir` is the run's folder, a new one under
-    `layout.run.dir` if left out. `resume` continues from a checkpoint: True means one of this run, a path the
-    run or checkpoint at that path (docs/checkpoints.md). `fixed` then lists keys such as "knobs.recompute" whose values
-    take precedence over those of the checkpoint.
+    Forks the ranks from this process. If torchrun or Slurm started this process, it runs as one rank instead.
 
-    `device` is "cpu", "cuda", or "auto": a GPU for each rank if the machine has enough GPUs, else the CPU.
+    - `hub`: "auto" (start a hub), "none", or the URL of a hub.
+    - `listen`: TCP address on which the new hub also listens for clients with a key, ``tcp://ADDRESS:PORT`` or "auto".
+    - `run_dir`: the run's folder; by default a new one under `layout.run.dir`.
+    - `resume`: False starts at step 0. True continues the run in `run_dir` or, without `run_dir`, the newest run of
+      this name. A path starts from the run or checkpoint at that path (docs/checkpoints.md).
+    - `fixed`: keys such as "knobs.recompute" whose values in `layout` take precedence over those of the checkpoint.
+    - `device`: "cpu", "cuda", or "auto": a GPU for each rank if the machine has enough GPUs, else the CPU.
 
-    `on_step` is called in every rank after each of its steps, with that rank's own record. The others are called for
-    the run as a whole: in rank 0 `on_start` with the run's name and the step it was resumed from, `on_summary` with
-    each step of the whole job, one step late, and `on_checkpoint` when one was saved or failed; in the process that
-    outlives the ranks or, joined, in rank 0, `on_folder` with the run's folder before the first step, and `on_end` with
-    the exit status.
+    Callbacks: `on_step` is called on every rank after each of its steps, with the rank's own record. Rank 0 calls
+    `on_start` with the run's name and the step it resumes from (or None), `on_summary` with each step of the whole job
+    (one step late), and `on_checkpoint` with the result of each save. The parent process (under torchrun or Slurm:
+    rank 0) calls `on_folder` with the run's folder before the first step and `on_end` with the exit status.
 
-    Call it from the main thread, before any CUDA call or other torch work, because it forks the ranks. Raises
-    LayoutError or `agents.rundir.runs.RunError`, with one sentence, if the run is impossible.
+    Call this from the main thread, before any CUDA call or other torch work, because it forks. Raises LayoutError or
+    `agents.rundir.runs.RunError`, with one sentence, if the run cannot start.
     """
     if refusal := untrained(layout):
         raise LayoutError(refusal)
@@ -83,10 +84,10 @@ def run_layout(
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(start_time(os.environ, os.getppid())))
     named = Path(layout.run.dir) / f"{layout.run.name}-{stamp}"
     try:
-        place = joined_place(named)
+        context = context_from_environment(named)
     except ValueError as error:
         raise RunError(str(error)) from None
-    leads = place is None or place.rank == 0
+    leads = context is None or context.rank == 0
     find = partial(
         find_start,
         layout,
@@ -95,34 +96,38 @@ def run_layout(
         restarted=is_restart(os.environ),
         fixed=fixed,
         data=corpus.digest,
-        damage=cache(damage) if leads else nothing,  # only rank 0 reads the content, and only once
+        damage=cache(damage)
+        if leads
+        else nothing,  # only rank 0 reads the checkpoint's content, and only once
     )
-    # Printed once the folders are locked: until then another run may save and prune there.
+    # Print the warnings only after the folders are locked: until then another run may save and prune there.
     warnings: list[str] = []
     try:
         start = find(run_dir, warn=warnings.append)
     except LayoutError:
         say("".join(f"{line}\n" for line in warnings))
         raise
-    named_hub(hub, start.run_dir or named, listen)  # refused before a folder is made
-    if place:
-        place = replace(place, run_dir=start.run_dir or named)
+    named_hub(hub, start.run_dir or named, listen)  # refuse invalid values before a folder is created
+    if context:
+        context = replace(context, run_dir=start.run_dir or named)
     grid = layout.ranks
-    if place and place.world != grid.world:
-        raise LayoutError(f"the layout has {grid.world} ranks, but {place.world} were started; legal: equal")
-    if place is None and (refusal := memory_refusal(layout) or device_refusal(grid.world, device)):
+    if context and context.world != grid.world:
+        raise LayoutError(
+            f"the layout has {grid.world} ranks, but {context.world} were started; legal: equal"
+        )
+    if context is None and (refusal := memory_refusal(layout) or device_refusal(grid.world, device)):
         raise LayoutError(refusal)
-    folder = place.run_dir if place else start.run_dir or named
+    folder = context.run_dir if context else start.run_dir or named
     if leads:
         if layout.checkpoint.dir:
             make_folder(Path(layout.checkpoint.dir), named, "the folder of checkpoints")
-        folder = make_folder(place.run_dir if place else start.run_dir, named)
+        folder = make_folder(context.run_dir if context else start.run_dir, named)
     checkpoints_dir = checkpoints_folder(layout, folder)
     with ExitStack() as locks:
         for own_dir in (folder, checkpoints_dir) if leads else ():
             locks.enter_context(lock_folder(own_dir, warn=lambda why: say(f"{why}\n")))
         if leads and start.run_dir:
-            # Search again: another run may have saved a checkpoint while this one waited for the lock.
+            # Search again: another run may have saved a checkpoint while this run waited for the lock.
             warnings.clear()
             start = find(start.run_dir, warn=warnings.append)
         if leads:
@@ -131,14 +136,14 @@ def run_layout(
             write_layout(layout, folder)
         checkpoint = start.checkpoint
 
-        def work(place: RankContext) -> None:
+        def work(context: RankContext) -> None:
             from engine.launch.rank_main import train
 
-            if place.rank == 0:
-                on_start(place.run_dir.name, checkpoint.manifest.step if checkpoint else None)
+            if context.rank == 0:
+                on_start(context.run_dir.name, checkpoint.manifest.step if checkpoint else None)
             resumed = checkpoint.folder if checkpoint else None
             train(
-                place,
+                context,
                 start.layout,
                 corpus,
                 on_step,
@@ -150,7 +155,7 @@ def run_layout(
                 device,
             )
 
-        if place is None:
+        if context is None:
             status = launch(
                 grid.world,
                 work,
@@ -163,13 +168,13 @@ def run_layout(
             )
         else:
             status = join(
-                place,
+                context,
                 work,
                 name_of_rank=grid.name,
                 hub=hub,
                 listen=listen,
                 run=layout.run.name,
-                on_failure=(lambda: on_end(1)) if place.rank == 0 else None,
+                on_failure=(lambda: on_end(1)) if context.rank == 0 else None,
             )
     if leads:
         on_end(status)

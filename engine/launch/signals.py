@@ -1,4 +1,4 @@
-"""Signals of a run's parent: handlers record them, and the parent's loop acts on them."""
+"""Signal handling in the parent of forked ranks: handlers record signals, and the parent's loop acts on them."""
 
 import signal
 import socket
@@ -15,13 +15,13 @@ class StopNow(BaseException):
 
 
 class Signals:
-    """SIGTERM, SIGHUP, SIGINT and SIGCHLD during a run; leaving the context restores the previous handlers."""
+    """Context manager that handles SIGTERM, SIGHUP, SIGINT and SIGCHLD, and restores the previous handlers on exit."""
 
     def __init__(self) -> None:
         self.stop: signal.Signals | None = None  # the first stop signal
         self.interrupts = 0  # number of Ctrl-C
         self.woken, self._waker = socket.socketpair()  # readable after any signal
-        self._eager = False
+        self._raising = False
         self._former: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> Self:
@@ -31,10 +31,12 @@ class Signals:
         for number in STOP_SIGNALS:
             former = signal.getsignal(number)
             if number == signal.SIGHUP and former == signal.SIG_IGN:
-                continue  # under nohup the run outlives its terminal
+                continue  # under nohup the run continues when its terminal closes
             self._former[number] = former
             signal.signal(number, self._stopped)
-        self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # for the wake-up
+        self._former[signal.SIGCHLD] = signal.signal(
+            signal.SIGCHLD, lambda *_: None
+        )  # only to wake the parent
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -44,39 +46,40 @@ class Signals:
         self.close()
 
     def close(self) -> None:
-        """Close the wake-up sockets. A forked rank needs only this."""
+        """Close the wake-up sockets. A forked rank calls this instead of leaving the context."""
         self.woken.close()
         self._waker.close()
 
     def _stopped(self, number: int, _: FrameType | None) -> None:
         self.stop = self.stop or signal.Signals(number)
         self.interrupts += number == signal.SIGINT
-        if self._eager:
+        if self._raising:
             raise StopNow
 
     @contextmanager
-    def eager(self) -> Iterator[None]:
+    def raising(self) -> Iterator[None]:
         """Context in which a stop signal raises `StopNow` at once, even during an import."""
-        self._eager = True
+        self._raising = True
         try:
             if self.stop:
                 raise StopNow
             yield
         finally:
-            self._eager = False
+            self._raising = False
         if self.stop:
-            raise StopNow  # other code has swallowed the first exception
+            raise StopNow  # other code has caught the first one
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Context that blocks stop signals, so that none arrives between a fork and the record of the child."""
+    def blocked(self) -> Iterator[None]:
+        """Context in which stop signals are blocked, so that none arrives between a fork and the record of the
+        child."""
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
-    def waiting(self) -> bool:
+    def pending(self) -> bool:
         """Whether a blocked stop signal is pending."""
         return not signal.sigpending().isdisjoint(STOP_SIGNALS)
 

@@ -1,4 +1,7 @@
-"""The parent of forked ranks: watches them, ends them, and finds the cause of a failure. Runs no torch code."""
+"""Supervises forked ranks from their parent: detects failures and hangs, finds the root cause, ends the ranks.
+
+Runs no torch code.
+"""
 
 import os
 import selectors
@@ -18,9 +21,9 @@ from engine.launch.forked_rank import DONE, STACKS_SIGNAL
 from engine.launch.signals import Signals
 from engine.rendezvous import LastOperations
 
-COLLECT_S = 0.5  # wait for the reports of other failing ranks
-TERM_S = 2.0  # between SIGTERM and SIGKILL for ranks whose run has failed
-STACKS_S = 0.2  # wait for the Python stacks of a hanging rank
+COLLECT_S = 0.5  # after a failure: how long to wait for the reports of other failing ranks
+TERM_S = 2.0  # after a failure: time between SIGTERM and SIGKILL
+STACKS_S = 0.2  # how long to wait for the Python stacks of a hanging rank
 TICK_S = 0.5  # longest sleep of the parent
 
 
@@ -30,10 +33,10 @@ class RankProcess:
 
     rank: int
     pid: int
-    line: socket.socket  # not blocking; to the rank's `Tie.line`
+    channel: socket.socket  # non-blocking; the other end is the rank's `ParentConnection.channel`
     stacks: IO[bytes]
     outcome: Outcome
-    heard: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
     released: bool = False
 
     @property
@@ -41,7 +44,7 @@ class RankProcess:
         return self.outcome.status is None
 
     def kill(self, number: signal.Signals) -> None:
-        """Send a signal. A rank that is not reaped keeps its process id, so no other process can get the signal."""
+        """Send a signal. A rank keeps its process id until it is reaped, so no other process can get the signal."""
         if self.alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -52,42 +55,42 @@ class RankProcess:
         self.kill(signal.SIGCONT)
 
     def release(self) -> None:
-        """Let rank 0, which serves the store, exit."""
+        """Permit rank 0 to exit. Rank 0 serves the store, so it waits for this."""
         if not self.released:
             self.released = True
             with suppress(OSError):
-                self.line.send(b".")
+                self.channel.send(b".")
 
-    def listen(self) -> None:
-        """Read the rank's messages."""
+    def read_messages(self) -> None:
+        """Read the messages that the rank has sent, without waiting."""
         with suppress(OSError):
-            while chunk := self.line.recv(1 << 16):
-                self.heard += chunk
-        while b"\n" in self.heard:
-            word, _, rest = self.heard.partition(b"\n")
-            self.heard = bytearray(rest)
-            if word == DONE.strip():
+            while chunk := self.channel.recv(1 << 16):
+                self.received += chunk
+        while b"\n" in self.received:
+            message, _, rest = self.received.partition(b"\n")
+            self.received = bytearray(rest)
+            if message == DONE.strip():
                 self.outcome.done = True
             else:
-                with suppress(msgspec.DecodeError):  # incomplete: the exit status of the rank is enough
-                    self.outcome.report = msgspec.json.decode(bytes(word), type=FailureReport)
+                with suppress(msgspec.DecodeError):  # a truncated report: use the exit status instead
+                    self.outcome.report = msgspec.json.decode(bytes(message), type=FailureReport)
 
     def reap(self) -> None:
-        """Check whether the rank has ended; if so, read its last messages. Leaves no zombie."""
+        """Check whether the rank has ended; if so, reap it and read its last messages."""
         if self.alive:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.outcome.seen = time.time()
-                self.listen()
+                self.read_messages()
                 self.outcome.status = os.waitstatus_to_exitcode(status)
 
-    def abandon(self) -> None:
-        """Kill the rank, wait for its end, close the shared files."""
+    def kill_and_close(self) -> None:
+        """Kill the rank, wait until it has ended, and close the files shared with it."""
         self.kill(signal.SIGKILL)
         if self.alive:
             os.waitpid(self.pid, 0)
             self.outcome.status = -signal.SIGKILL
-        self.line.close()
+        self.channel.close()
         self.stacks.close()
 
     def read_stacks(self) -> str:
@@ -96,11 +99,11 @@ class RankProcess:
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """Timeouts for ranks, in seconds."""
 
-    straggler_s: float = 30.0  # after the first rank is done: for ranks that report no progress
-    stuck_s: float = 300.0  # after a stop request: for ranks of which none ends or reports progress
+    straggler_s: float = 30.0  # once a rank is done: how long the other ranks may report no progress
+    stuck_s: float = 300.0  # after a stop request: how long no rank may end or report progress
 
 
 class Supervisor:
@@ -112,17 +115,17 @@ class Supervisor:
         last_operations: LastOperations,
         signals: Signals,
         hub: HubSupervisor | None,
-        patience: Patience,
+        timeouts: Timeouts,
     ):
         self._ranks = ranks
         self._last_operations = last_operations
         self._signals = signals
         self._hub = hub
-        self._patience = patience
+        self._timeouts = timeouts
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals.woken, selectors.EVENT_READ)
         for rank in ranks:
-            self._selector.register(rank.line, selectors.EVENT_READ, rank)
+            self._selector.register(rank.channel, selectors.EVENT_READ, rank)
 
     @property
     def _living(self) -> list[RankProcess]:
@@ -134,29 +137,30 @@ class Supervisor:
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """The outcome of each rank, in order of rank; complete after `watch`."""
+        """The outcome of each rank, ordered by rank; complete after `watch`."""
         return [rank.outcome for rank in self._ranks]
 
     def watch(self) -> Outcome | None:
         """Wait until all ranks have ended. Returns the root cause if the run failed, else None."""
         root = None
         try:
-            self._until_ended_or_failed()
+            self._wait_for_end_or_failure()
             if any(outcome.failed for outcome in self.outcomes):
                 self._collect()
-                # Choose the cause before ending the other ranks, which may fail because of that.
+                # Find the cause before ending the other ranks: being ended may make them fail too.
                 root = root_cause(self.outcomes)
-            self._end_the_others()
+            self._end_other_ranks()
         finally:
-            self._end_at_once()
+            self._kill_remaining()
             self._selector.close()
         return None if self._signals.interrupts > 1 else root
 
-    def _until_ended_or_failed(self) -> None:
+    def _wait_for_end_or_failure(self) -> None:
         stop_sent = False
-        progress, since = (b"", 0), 0.0  # operations of all ranks and number of ended ranks, and since when
+        # `progress`: the last operations of all ranks and the number of ranks that are done, unchanged `since`.
+        progress, since = (b"", 0), 0.0
         while self._working and not any(outcome.failed for outcome in self.outcomes):
-            self._turn(TICK_S)
+            self._poll(TICK_S)
             now = time.monotonic()
             if self._signals.interrupts > 1:
                 return
@@ -166,23 +170,23 @@ class Supervisor:
                     rank.stop()
             ended = sum(outcome.done for outcome in self.outcomes)
             latest = self._last_operations.all_slots(), ended
-            if latest != progress:  # a rank that waits for its checkpoint reports that every few seconds
+            if latest != progress:  # a rank that waits for a checkpoint also reports this every few seconds
                 progress, since = latest, now
-            elif ended and now - since > self._patience.straggler_s:
-                self._lose_patience(
-                    f"said nothing for {self._patience.straggler_s:g} s after others had ended"
+            elif ended and now - since > self._timeouts.straggler_s:
+                self._kill_overdue(
+                    f"reported no progress for {self._timeouts.straggler_s:g} s after other ranks had ended"
                 )
-            elif stop_sent and now - since > self._patience.stuck_s:
-                self._lose_patience(
-                    f"did not stop when asked, no rank moved for {self._patience.stuck_s:g} s,"
+            elif stop_sent and now - since > self._timeouts.stuck_s:
+                self._kill_overdue(
+                    f"did not stop after the stop request (no progress on any rank for {self._timeouts.stuck_s:g} s)"
                 )
 
-    def _turn(self, seconds: float) -> None:
-        """Sleep until an event, at most `seconds`, and handle it."""
+    def _poll(self, seconds: float) -> None:
+        """Wait for an event, at most `seconds`, and handle it."""
         for key, _ in self._selector.select(self._sleep(seconds)):
             if key.data is None:
                 self._signals.drain()
-            elif not self._listen(key.data):
+            elif not self._read_messages(key.data):
                 self._selector.unregister(key.fileobj)
         for rank in self._ranks:
             rank.reap()
@@ -194,54 +198,54 @@ class Supervisor:
         restart = self._hub.seconds_to_restart() if self._hub else None
         return max(0.0, min(seconds, TICK_S, seconds if restart is None else restart))
 
-    def _listen(self, rank: RankProcess) -> bool:
-        rank.listen()
+    def _read_messages(self, rank: RankProcess) -> bool:
+        rank.read_messages()
         try:
-            return bool(rank.line.recv(1, socket.MSG_PEEK))
+            return bool(rank.channel.recv(1, socket.MSG_PEEK))
         except BlockingIOError:
             return True
         except OSError:
             return False
 
-    def _for(self, seconds: float, ranks: Callable[[], Iterable[RankProcess]]) -> None:
-        """Handle events for `seconds`, or until `ranks` is empty, or until a second Ctrl-C."""
+    def _poll_while_any(self, seconds: float, ranks: Callable[[], Iterable[RankProcess]]) -> None:
+        """Handle events for `seconds`, or until `ranks` returns no ranks, or until a second Ctrl-C."""
         end = time.monotonic() + seconds
         while any(True for _ in ranks()) and self._signals.interrupts <= 1:
             remaining = end - time.monotonic()
             if remaining <= 0:
                 return
-            self._turn(remaining)
+            self._poll(remaining)
 
     def _collect(self) -> None:
-        """Wait for the reports of other ranks that fail from the same cause."""
-        self._for(COLLECT_S, lambda: [rank for rank in self._working if not rank.outcome.report])
+        """Wait for the reports of other ranks that fail at the same time."""
+        self._poll_while_any(COLLECT_S, lambda: [rank for rank in self._working if not rank.outcome.report])
 
-    def _lose_patience(self, why: str) -> None:
+    def _kill_overdue(self, why: str) -> None:
         late = self._working
         for rank in late:
             rank.kill(STACKS_SIGNAL)
             rank.kill(signal.SIGCONT)
-        self._for(STACKS_S, lambda: self._working)
+        self._poll_while_any(STACKS_S, lambda: self._working)
         for rank in late:
             if rank.alive:
                 rank.outcome.overdue = why
                 rank.outcome.seen = time.time()
                 rank.kill(signal.SIGKILL)
 
-    def _end_the_others(self) -> None:
-        """After a failure: SIGTERM, then SIGKILL after `TERM_S`. After a normal end: let rank 0 exit."""
+    def _end_other_ranks(self) -> None:
+        """Send SIGTERM to the ranks that still run after a failure, let rank 0 exit, and wait up to `TERM_S`."""
         if self._working:
             for rank in self._living:
                 rank.outcome.ended_by_us = True
                 rank.stop()
         for rank in self._living:
             rank.release()
-        self._for(TERM_S, lambda: self._living)
+        self._poll_while_any(TERM_S, lambda: self._living)
 
-    def _end_at_once(self) -> None:
+    def _kill_remaining(self) -> None:
         for rank in self._living:
             rank.outcome.ended_by_us = True
         for rank in self._ranks:
             rank.outcome.where = self._last_operations.read(rank.rank)
             rank.outcome.stacks = rank.read_stacks()
-            rank.abandon()
+            rank.kill_and_close()

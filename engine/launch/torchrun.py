@@ -1,4 +1,4 @@
-"""A rank that torchrun or Slurm has started: the same work as a forked rank, without a parent of the engine."""
+"""Runs a rank that torchrun or Slurm has started. Unlike a forked rank, it has no parent process of the engine."""
 
 import faulthandler
 import os
@@ -32,26 +32,25 @@ from agents.transport.addresses import Endpoints
 from engine.config.refusal import RefusedError
 from engine.launch.failure import report_of, sentence_of_report
 from engine.launch.forked_rank import flush, listen_on_loopback, share_cores
-from engine.launch.outlet import outlet
+from engine.launch.standard_output import standard_stream
 from engine.rendezvous import RankContext, Work, environment_store
 
-HUB_KEY = "engine/hub"  # in the store: the hub's endpoints as JSON, or nothing
-ENDED_KEY = "engine/ended"  # in the store: how many ranks have ended their work
-PARENT_LOOK_S = 1.0
-REFUSED = 2  # exit status
-LEAVE_S = 30.0  # how long the store's host waits for the others
+HUB_KEY = "engine/hub"  # in the store: the hub's endpoints as JSON; empty without a hub
+ENDED_KEY = "engine/ended"  # in the store: how many ranks have completed their work
+PARENT_POLL_S = 1.0
+REFUSED = 2  # exit status of a rank that refuses to start
+END_WAIT_S = 30.0  # how long rank 0, if it serves the store, waits for the other ranks to end
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def joined_place(run_dir: Path, environ: Mapping[str, str] = os.environ) -> RankContext | None:
-    """The place that torchrun or Slurm gave this process; None when neither started it.
+def context_from_environment(run_dir: Path, environ: Mapping[str, str] = os.environ) -> RankContext | None:
+    """The rank context from the environment variables of torchrun or Slurm; None if neither started this process.
 
-    Its `hub` is not known yet: `join` fills it in. Raises ValueError, one sentence, if the environment is
-    there by half.
+    Its `hub` is None until `join` sets it. Raises ValueError, one sentence, if a variable is missing or invalid.
     """
     if "RANK" in environ and "WORLD_SIZE" in environ:
-        numbers = _numbers(environ, _TORCHRUN, "started by torchrun, so it seems")
+        numbers = _numbers(environ, _TORCHRUN, "RANK and WORLD_SIZE are set, as by torchrun")
         rank, world, local_rank, local_world = numbers
     elif _in_slurm_step(environ):
         known = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "MASTER_ADDR", "MASTER_PORT")
@@ -61,17 +60,18 @@ def joined_place(run_dir: Path, environ: Mapping[str, str] = os.environ) -> Rank
         return None
     if not (0 <= rank < world and 0 <= local_rank < local_world <= world):
         raise ValueError(
-            f"the environment gives rank {rank} of {world}, on its machine {local_rank} of {local_world}: "
-            "that cannot be"
+            f"the environment has rank {rank} of {world} ranks, on this machine rank {local_rank} of {local_world}; "
+            "legal: each rank below its number of ranks, and no more ranks on a machine than in all"
         )
     return RankContext(rank, world, local_rank, local_world, None, run_dir, environment_store(rank, world))
 
 
 def _numbers(environ: Mapping[str, str], names: tuple[str, ...], who: str) -> list[int]:
-    """The values of all `names` but MASTER_ADDR and MASTER_PORT, which need only be there and be legal."""
+    """The values of `names` as numbers, without MASTER_ADDR and MASTER_PORT, which are only checked. ValueError if a
+    variable is missing or invalid; `who` begins the sentence."""
     missing = [name for name in names if not environ.get(name)]
     if missing:
-        raise ValueError(f"{who}, but {' and '.join(missing)} must be set too, the same way for every rank")
+        raise ValueError(f"{who}, but {' and '.join(missing)} must be set too, on every rank")
     numbers = {}
     for name in names:
         if name != "MASTER_ADDR":
@@ -79,14 +79,17 @@ def _numbers(environ: Mapping[str, str], names: tuple[str, ...], who: str) -> li
                 raise ValueError(f"{who}, but {name} = {environ[name]!r} is not a whole number")
             numbers[name] = int(environ[name])
     if not 0 < numbers.pop("MASTER_PORT") < 65536:
-        raise ValueError(f"{who}, but MASTER_PORT = {environ['MASTER_PORT']} is no port; legal: 1 to 65535")
+        raise ValueError(
+            f"{who}, but MASTER_PORT = {environ['MASTER_PORT']} is not a port; legal: 1 to 65535"
+        )
     return list(numbers.values())
 
 
 def _in_slurm_step(environ: Mapping[str, str]) -> bool:
-    """Whether srun started this process beside others.
+    """Whether srun started this process as one of several tasks.
 
-    A batch script has a rank too, but is in a job and in no step; and a step of one task is someone's shell.
+    SLURM_PROCID alone does not show this: a batch script has it too, outside any job step, and so has an interactive
+    shell, a step with one task.
     """
     if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" not in environ:
         return False
@@ -94,19 +97,22 @@ def _in_slurm_step(environ: Mapping[str, str]) -> bool:
 
 
 def _tasks_on_this_node(environ: Mapping[str, str], world: int) -> int:
-    """From Slurm's list of tasks a node, e.g. ``4(x2),3``; all tasks are here if it names no nodes."""
+    """The number of tasks on this node, from Slurm's list of tasks per node, such as ``4(x2),3``. Without a list, all
+    tasks are on this node."""
     listed = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world)
     counts: list[int] = []
     for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", listed):
         counts += [int(tasks)] * int(times or 1)
     node = int(environ.get("SLURM_NODEID", "0"))
     if node >= len(counts):
-        raise ValueError(f"started by Slurm, but node {node} is not in its tasks per node, {listed!r}")
+        raise ValueError(
+            f"started by Slurm, but SLURM_NODEID = {node} is not in its list of tasks per node, {listed!r}"
+        )
     return counts[node]
 
 
 def join(
-    place: RankContext,
+    context: RankContext,
     work: Work,
     *,
     name_of_rank: Callable[[int], str],
@@ -115,39 +121,38 @@ def join(
     listen: str | None = None,
     on_failure: Callable[[], None] | None = None,
 ) -> int:
-    """Do `work` in this process as the rank that `place` says, and give its exit status, 0.
+    """Run `work` in this process as the rank of `context` and return the exit status 0.
 
-    SIGTERM and SIGINT ask for the stop. When the work fails, one sentence goes to stderr, with the traceback,
-    and the process ends here with status 1, after `on_failure`: to unwind the interpreter around a broken
-    group could hang.
-    A rank that refuses what was asked for, or has no key to the hub of another machine, ends with status 2, and one
-    sentence.
-    Raises ValueError for a `hub` or `listen` that cannot be, OSError for a `run_dir` that cannot.
+    SIGTERM and SIGINT request a stop. If `work` fails, this prints one sentence and the traceback on stderr, calls
+    `on_failure` and exits the process with status 1 without returning, because a normal interpreter exit with a broken
+    process group could hang. If the rank refuses to start, or has no key for the hub of another machine, this prints
+    one sentence and exits with status 2. Raises ValueError if `hub` or `listen` is invalid, OSError if rank 0 cannot
+    create `run_dir`.
     """
-    if place.rank == 0:  # the folder of the others may be named a second later
-        place.run_dir.mkdir(parents=True, exist_ok=True)
-        forget_failure(place.run_dir)
-    named_hub(hub, place.run_dir, listen)  # refused before anything is begun
+    if context.rank == 0:  # the other ranks get the folder's name from rank 0
+        context.run_dir.mkdir(parents=True, exist_ok=True)
+        forget_failure(context.run_dir)
+    named_hub(hub, context.run_dir, listen)  # refuse invalid values before anything starts
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, place.stop)
+        signal.signal(number, context.stop)
     threading.Thread(target=_end_with, args=(os.getppid(),), name="parent-watch", daemon=True).start()
     faulthandler.enable()
-    sys.stdout = outlet()
-    if place.local_world == place.world:
+    sys.stdout = standard_stream()
+    if context.local_world == context.world:
         listen_on_loopback()
     failed, status = False, 1
     try:
-        with _hub(place, hub, run, listen) as place:
-            share_cores(place.local_world)
-            work(place)
+        with _hub(context, hub, run, listen) as context:
+            share_cores(context.local_world)
+            work(context)
             sys.stdout.flush()
-            _leave_together(place)
+            _wait_for_other_ranks(context)
     except (RunError, RefusedError) as error:
         failed, status = True, REFUSED
-        say(f"rank {place.rank}: {error}\n")
-    except BaseException as error:  # noqa: BLE001 - whatever ended the work, SystemExit too, is reported
+        say(f"rank {context.rank}: {error}\n")
+    except BaseException as error:  # noqa: BLE001 - report every exception, also SystemExit
         failed = True
-        _tell(place, error, name_of_rank)
+        _report(context, error, name_of_rank)
     try:
         if failed and on_failure:
             on_failure()
@@ -159,70 +164,75 @@ def join(
 
 
 def _end_with(parent: int) -> None:
-    """torchrun ends its ranks when it ends; when it is killed, nobody does."""
+    """Exit when the process `parent` dies. (torchrun ends its ranks when it exits, but not when it is killed.)"""
     while os.getppid() == parent:
-        time.sleep(PARENT_LOOK_S)
+        time.sleep(PARENT_POLL_S)
     os._exit(1)
 
 
-def _tell(place: RankContext, error: BaseException, name_of_rank: Callable[[int], str]) -> None:
-    report = report_of(place.rank, place.last_operation(), error)
-    text = sentence_of_report(report, name_of_rank(place.rank)) + "\n"
-    # Of a rank that only lost its peer, the sentence is enough: the peer's own traceback matters.
-    say(text if report.of_a_peer else text + report.traceback)
+def _report(context: RankContext, error: BaseException, name_of_rank: Callable[[int], str]) -> None:
+    report = report_of(context.rank, context.last_operation(), error)
+    text = sentence_of_report(report, name_of_rank(context.rank)) + "\n"
+    # A rank that failed because of a peer prints no traceback: the peer's traceback shows the cause.
+    say(text if report.caused_by_peer else text + report.traceback)
     if "TORCHELASTIC_ERROR_FILE" in os.environ and isinstance(error, Exception):
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-        get_error_handler().record_exception(error)  # torchrun's own summary then names the error
+        get_error_handler().record_exception(error)  # so that torchrun's summary shows the error
 
 
-def _leave_together(place: RankContext) -> None:
-    """Where rank 0 serves the store (not torchrun's agent), it waits until nobody needs it any more."""
-    if place.world == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+def _wait_for_other_ranks(context: RankContext) -> None:
+    """Let rank 0 wait until all ranks have ended, if it serves the store. Under torchrun, its agent serves the
+    store."""
+    if context.world == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
-    store = place.store()
-    if store.add(ENDED_KEY, 1) == place.world:
+    store = context.store()
+    if store.add(ENDED_KEY, 1) == context.world:
         store.set(f"{ENDED_KEY}/all", "")
-    if place.rank == 0:
+    if context.rank == 0:
         try:
-            store.wait([f"{ENDED_KEY}/all"], timedelta(seconds=LEAVE_S))
+            store.wait([f"{ENDED_KEY}/all"], timedelta(seconds=END_WAIT_S))
         except RuntimeError:
-            say(f"rank 0 has waited {LEAVE_S:g} s for the other ranks to end, and leaves\n")
+            say(f"the other ranks have not ended within {END_WAIT_S:g} s; rank 0 exits\n")
 
 
 @contextmanager
-def _hub(place: RankContext, hub: str, run: str, listen: str | None) -> Iterator[RankContext]:
-    """The place with its hub: rank 0 starts one, and tells the others where it is."""
-    if hub == "auto" and place.rank != 0:
-        told = place.store().get(HUB_KEY)
-        yield _with(place, reach(msgspec.json.decode(told, type=Endpoints)) if told else None)
+def _hub(context: RankContext, hub: str, run: str, listen: str | None) -> Iterator[RankContext]:
+    """Yield `context` with its hub. With "auto", rank 0 starts the hub and shares its endpoints through the store."""
+    if hub == "auto" and context.rank != 0:
+        endpoints = context.store().get(HUB_KEY)
+        yield _with(context, reach(msgspec.json.decode(endpoints, type=Endpoints)) if endpoints else None)
         return
-    spread = hub == "auto" and place.local_world != place.world
-    if spread:
+    several_machines = hub == "auto" and context.local_world != context.world
+    if several_machines:
         try:
             listen = between_machines(os.environ["MASTER_ADDR"], listen)
         except RunError as error:
-            say(f"the ranks are on several machines, and go without a hub: {error}\n")
+            say(f"the ranks are on several machines, and the run has no hub: {error}\n")
             hub = "none"
-    with hub_of(hub, run, place.run_dir, listen=listen) as (mine, keeper):
-        if place.world > 1 and place.rank == 0 and (hub == "auto" or spread):
-            place.store().set(HUB_KEY, _word(mine, keeper, place.run_dir, spread).decode())
-        with kept(keeper):
-            yield _with(place, mine)
+    with hub_of(hub, run, context.run_dir, listen=listen) as (mine, supervisor):
+        if context.world > 1 and context.rank == 0 and (hub == "auto" or several_machines):
+            context.store().set(
+                HUB_KEY, _encoded_endpoints(mine, supervisor, context.run_dir, several_machines).decode()
+            )
+        with kept(supervisor):
+            yield _with(context, mine)
 
 
-def _word(mine: Reach | None, keeper: HubSupervisor | None, run_dir: Path, spread: bool) -> bytes:
-    """For the store: the hub's endpoints, or nothing. No key travels there, for it asks nobody who they are."""
-    if mine is None or keeper is None:
+def _encoded_endpoints(
+    mine: Reach | None, supervisor: HubSupervisor | None, run_dir: Path, several_machines: bool
+) -> bytes:
+    """The hub's endpoints as JSON for the store; empty without a hub. Never a key: the store has no authentication."""
+    if mine is None or supervisor is None:
         return b""
-    if not spread:
+    if not several_machines:
         return msgspec.json.encode(Endpoints(mine.endpoint, ""))
     try:
-        return msgspec.json.encode(listening(keeper, run_dir))
+        return msgspec.json.encode(listening(supervisor, run_dir))
     except RunError as error:
-        say(f"the ranks of other machines go without a hub: {error}\n")
+        say(f"the ranks of other machines have no hub: {error}\n")
         return b""
 
 
-def _with(place: RankContext, hub: Reach | None) -> RankContext:
-    return replace(place, hub=hub.endpoint, key=hub.key) if hub else replace(place, hub=None)
+def _with(context: RankContext, hub: Reach | None) -> RankContext:
+    return replace(context, hub=hub.endpoint, key=hub.key) if hub else replace(context, hub=None)

@@ -1,7 +1,7 @@
-"""The clocks of a meter: wall time on the CPU, and CUDA events on a GPU, because the host runs ahead of the GPU.
+"""Clocks of the meter: wall time on the CPU, CUDA events on a GPU, because the host runs ahead of the GPU.
 
-A clock sets marks. It passes the seconds between two marks to a callback, at once or when the device has reached both
-marks. No caller ever waits for the device.
+A clock makes marks and passes the seconds between two marks to a callback: at once on the CPU, on a GPU when it has
+passed both marks. The host does not wait for the GPU.
 """
 
 import time
@@ -19,16 +19,16 @@ Callback = Callable[[float], object]
 
 class Clock(Protocol):
     def mark(self) -> Mark:
-        """A mark at this moment."""
+        """Make a mark at the current time."""
 
     def idle_mark(self) -> Mark:
-        """A mark on the clock that counts idle time only."""
+        """Make a mark at the current idle time."""
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
         """Call `callback` with the seconds from `begin` to `end`, now or later."""
 
     def start_step(self) -> None:
-        """Begin a step. New measurements use no marks of earlier steps."""
+        """Start a step. Marks of earlier steps must not be used afterwards."""
 
     def collect(self) -> None:
         """Call the callbacks of all measurements that are complete."""
@@ -41,7 +41,8 @@ class WallClock:
         return time.perf_counter()
 
     def idle_mark(self) -> Mark:
-        """Wall time minus CPU time of this thread: between actions a rank sleeps only in sends and receives."""
+        """Idle time is wall time minus CPU time of this thread. Between actions, a rank sleeps only in sends and
+        receives."""
         return time.perf_counter() - time.thread_time()
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:
@@ -71,10 +72,10 @@ class _Step:
 
 
 class EventClock:
-    """Measures time on GPU streams. A mark is an event recorded on the current stream, read once the GPU has passed it.
+    """Measures time on GPU streams: a mark is an event recorded on the current stream.
 
-    Events are reused when all measurements of their step are complete. If the GPU is more than `STEPS` steps behind,
-    the measurements of the oldest step are dropped, so that the number of events is bounded.
+    Events are reused when all measurements of their step are complete. If the GPU is more than `STEPS` steps behind the
+    host, the measurements of the oldest step are dropped, so that the number of events stays bounded.
     """
 
     STEPS = 4
@@ -91,7 +92,7 @@ class EventClock:
         return event
 
     def idle_mark(self) -> Mark:
-        """A stream with no work between two marks is idle: it waits for other ranks or for the host."""
+        """The same as `mark`: a stream without work between two marks is idle, waiting for other ranks or the host."""
         return self.mark()
 
     def between(self, begin: Mark, end: Mark, callback: Callback) -> None:

@@ -1,11 +1,12 @@
-"""Measures one step of one rank: phases, collectives by axis, pipeline actions, routing counts.
+"""Measures each step of one rank: phases, collectives by axis, pipeline actions, routing counts.
 
-*Bytes* are those that a rank sends to other ranks under a bandwidth-optimal algorithm, with P ranks and n bytes in all:
-all-reduce 2 (P-1)/P n, reduce-scatter (P-1)/P n, all-gather (P-1) n_local, all-to-all the rows for other ranks, send n
-(Thakur, Rabenseifner and Gropp 2005). The meter only adds up; the formulas are in `engine/parallel/collectives.py`.
-The `ms` of a lane count from start to completion of its collectives; `exposed_ms` is the time the rank waits for them,
-which is all of it for a blocking collective and less for one that overlaps with computation. The device's clock times
-actions and collectives (`engine/metering/clocks.py`); wall time measures phases, which are the host's work.
+*Bytes* are the bytes that a rank sends to other ranks under a bandwidth-optimal algorithm. With P ranks and n bytes in
+total: all-reduce 2 (P-1)/P n, reduce-scatter (P-1)/P n, all-gather (P-1) n_local, all-to-all the rows for other ranks,
+send n (Thakur, Rabenseifner and Gropp 2005). The formulas are in `engine/parallel/collectives.py`; the meter only adds
+up the results. `Lane.ms` is the time from start to completion of collectives; `Lane.exposed_ms` is the part in which
+the rank waits for them: all of it for a blocking collective, less for a collective that overlaps with computation.
+Actions and collectives are timed with the device's clock (`engine/metering/clocks.py`), phases with wall time because
+they are work of the host.
 """
 
 import time
@@ -34,7 +35,7 @@ ACTION_NAMES: dict[ActionKind, str] = {
 }
 
 OperationCallback = Callable[[int, str], None]
-"""Called with (step, operation) at each operation, so that the last operation of a killed rank is recorded."""
+"""Called with (step, operation) at the start of each operation, so that a killed rank's last operation is known."""
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Lane:
         self.exposed_ms += seconds * 1e3
 
     def add_hidden(self, seconds: float) -> None:
-        """Add time of a collective that overlapped with other work; it counts in the total, but not as exposed."""
+        """Add time of a collective that overlapped with other work: to the total, not to the exposed time."""
         self.ms += seconds * 1e3
 
 
@@ -76,17 +77,17 @@ class Readings:
     lanes: dict[str, Lane] = field(default_factory=lambda: {axis: Lane() for axis in AXES})
     phases: dict[str, float] = field(default_factory=dict)  # seconds
     spans: list[Span] = field(default_factory=list)
-    waited: float = 0.0  # seconds idle between actions, waiting for a pipeline neighbour
+    waited: float = 0.0  # seconds between actions in which the rank waited for a pipeline neighbour
     a2a_to: dict[int, int] = field(default_factory=dict)  # global rank -> all-to-all bytes sent to it
-    load: Tensor = field(init=False)  # [layer, expert], (token, expert) pairs routed from this rank's tokens
-    dropped: Tensor = field(init=False)  # [layer], the pairs over capacity
+    load: Tensor = field(init=False)  # [layer, expert], number of (token, expert) pairs of this rank's tokens
+    dropped: Tensor = field(init=False)  # [layer], number of pairs dropped over capacity
 
     def __post_init__(self) -> None:
         self.load = torch.zeros(self.layers, self.experts, dtype=torch.int64, device=self.device)
         self.dropped = torch.zeros(self.layers, dtype=torch.int64, device=self.device)
 
     def settle(self) -> None:
-        """Copy the counts to the host. This waits for the device, so call it where the host has waited already."""
+        """Copy the counts to the host. This waits for the device, so call it after the host has waited anyway."""
         self.load, self.dropped = self.load.cpu(), self.dropped.cpu()
 
     def add_wait(self, seconds: float) -> None:
@@ -99,7 +100,7 @@ class Readings:
         return sum(self.a2a_to.values())
 
     def busy(self, *kinds: ActionKind) -> float:
-        """Seconds in actions, only those of `kinds` if given."""
+        """Seconds spent in actions; with `kinds`, only in actions of these kinds."""
         return sum(span.end - span.start for span in self.spans if not kinds or span.kind in kinds)
 
     @property
@@ -109,38 +110,38 @@ class Readings:
 
 
 class Meter:
-    """Adds up the measurements of a rank; `start_step` resets them. The meter is cheap enough to be always on."""
+    """Adds up the measurements of a rank's step; `start_step` resets them. The meter is always on."""
 
     def __init__(
         self,
         layers: int = 0,
         experts: int = 0,
-        where: OperationCallback | None = None,
+        on_operation: OperationCallback | None = None,
         device: torch.device = CPU,
     ):
         self.layers, self.experts, self.device = layers, experts, device
         self.step = 0
         self.clock = CLOCKS[device.type]()
         self.readings = Readings(layers, experts, device)
-        self._where = where
-        self._doing = ("starting", time.monotonic())
-        self._holding = ""
+        self._on_operation = on_operation
+        self._operation = ("starting", time.monotonic())
+        self._override = ""
         self.layer: int | None = None
         self._micro_batch: int | None = None
         self._opened: Mark = None
         self._idle_since: Mark = None  # start of the current wait for the pipeline, None outside one
 
     @property
-    def doing(self) -> tuple[int, str, float]:
-        """The current step, its current operation, and time.monotonic() when that began; the pulse thread reads
-        them."""
-        text, since = self._doing
-        return self.step, self._holding or text, since
+    def operation(self) -> tuple[int, str, float]:
+        """The current step, the current operation, and time.monotonic() at its start. The pulse thread reads this."""
+        text, since = self._operation
+        return self.step, self._override or text, since
 
-    def at(self, text: str) -> None:
-        self._doing = (text, time.monotonic())
-        if self._where:
-            self._where(self.step, text)
+    def set_operation(self, text: str) -> None:
+        """Set the current operation, which pulses report, to `text`."""
+        self._operation = (text, time.monotonic())
+        if self._on_operation:
+            self._on_operation(self.step, text)
 
     def start_step(self, step: int) -> None:
         self.step = step
@@ -148,20 +149,21 @@ class Meter:
         self.readings = Readings(self.layers, self.experts, self.device)
 
     def settle(self) -> None:
-        """Copy counts to the host and collect complete times; call it where the host has waited for the device."""
+        """Copy counts to the host and collect completed times. Call it after the host has waited for the device."""
         self.readings.settle()
         self.clock.collect()
 
     @contextmanager
-    def holding(self, text: str) -> Iterator[None]:
-        """Report `text` as the operation while this rank is paused, whatever collective it polls with."""
-        self._holding = text
+    def overriding_operation(self, text: str) -> Iterator[None]:
+        """Context in which `operation` is `text`, even if collectives set another one. For paused runs, which poll with
+        collectives."""
+        self._override = text
         yield
-        self._holding = ""
+        self._override = ""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self.at(name)
+        self.set_operation(name)
         start = time.perf_counter()
         yield
         phases = self.readings.phases
@@ -172,7 +174,7 @@ class Meter:
         outside, self.layer = self.layer, layer
         try:
             yield
-        finally:  # torch ends a recomputed forward early with an exception
+        finally:  # torch stops a recomputed forward early by raising an exception
             self.layer = outside
 
     # --------------------------------------------------------------------------------------- collectives
@@ -186,17 +188,17 @@ class Meter:
         to: Mapping[int, int] | None = None,
         clock: Clock | None = None,
     ) -> Iterator[None]:
-        """Meter one collective. `sent_bytes` go to other ranks; `to` splits the bytes of an all-to-all by rank. `clock`
-        defaults to the device's clock."""
+        """Meter one collective that sends `sent_bytes` to other ranks. For an all-to-all, `to` has the bytes by
+        destination rank. `clock` defaults to the device's clock."""
         clock = clock or self.clock
         text = f"{axis} {kind}"
         if self.layer is not None:
             text += f", layer {self.layer}"
         if self._micro_batch is not None:
             text += f", micro-batch {self._micro_batch}"
-        before = self._doing[0]
-        self.at(text)
-        was_idle = self._end_wait()  # the rank now waits for a collective, not for the pipeline
+        before = self._operation[0]
+        self.set_operation(text)
+        was_idle = self._end_wait()  # time in the collective does not count as waiting for the pipeline
         start = clock.mark()
         yield
         lane = self.readings.lanes[axis]
@@ -206,25 +208,25 @@ class Meter:
             self._idle_since = self.clock.idle_mark()
         for peer, sent in (to or {}).items():
             self.readings.a2a_to[peer] = self.readings.a2a_to.get(peer, 0) + sent
-        self.at(before)
+        self.set_operation(before)
 
     def sent(self, axis: str, sent_bytes: int) -> None:
-        """Add the bytes of a pipeline send; the schedule waits for it elsewhere."""
+        """Add the bytes of a pipeline send. Its time is measured as waiting between actions."""
         self.readings.lanes[axis].bytes += sent_bytes
 
     # ------------------------------------------------------------------------------------------ pipeline
 
     @contextmanager
     def pipeline(self) -> Iterator[None]:
-        """The pipeline window of a step, up to its last action; time in it outside actions is idle."""
+        """Context of a step's pipeline window, which ends with the last action. Time outside actions is idle."""
         self._opened, self._idle_since = self.clock.mark(), self.clock.idle_mark()
         yield
-        self._idle_since = None  # a rank that finishes early does not wait here
+        self._idle_since = None  # the time after the last action does not count as waiting
 
     @contextmanager
     def action(self, kind: ActionKind, stage: int, micro_batch: int) -> Iterator[None]:
         self._micro_batch = micro_batch
-        self.at(f"{ACTION_NAMES[kind]}, micro-batch {micro_batch}")
+        self.set_operation(f"{ACTION_NAMES[kind]}, micro-batch {micro_batch}")
         self._end_wait()
         clock, span = self.clock, Span(kind, stage, micro_batch)
         clock.between(self._opened, clock.mark(), partial(setattr, span, "start"))
@@ -236,8 +238,8 @@ class Meter:
 
     @contextmanager
     def action_goes_on(self) -> Iterator[None]:
-        """Extend the last action by work that the schedule runs after it: the loss after the last stage's forward."""
-        self.at("loss")
+        """Add work that the schedule runs after an action to that action: the loss after the last stage's forward."""
+        self.set_operation("loss")
         self._idle_since = None
         yield
         self._idle_since = self.clock.idle_mark()
@@ -255,6 +257,6 @@ class Meter:
     # ------------------------------------------------------------------------------------------- routing
 
     def routed(self, layer: int, load_E: Tensor, dropped: Tensor) -> None:
-        """Count the routing of one micro-batch at `layer`; called once per logical forward."""
+        """Add the routing counts of one micro-batch at `layer`. Not called again when a forward is recomputed."""
         self.readings.load[layer] += load_E
         self.readings.dropped[layer] += dropped

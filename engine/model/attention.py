@@ -15,8 +15,8 @@ from engine.parallel.parameters import ParameterFactory
 
 
 def rope_table(seq_len: int, head_dim: int, theta: float) -> Tensor:
-    """The factors of `rotate` for a head and its swapped halves, [2, S, 1, C]: cos and -+sin of the angles of each
-    position (Su et al. 2021)."""
+    """The two factors of `rotate`, [2, S, 1, C]: cos for the head and -+sin for its swapped halves, at the angles of
+    each position (Su et al. 2021)."""
     inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(seq_len, dtype=torch.float64), inverse)
     cos, sin = angles.cos(), angles.sin()
@@ -53,7 +53,8 @@ class Attention(nn.Module):
 
     def forward(self, x_BsD: Tensor) -> Tensor:
         x_BSD = gather_sequence(x_BsD, self.tp)
-        # Three products: joining the weights would copy them per layer and micro-batch and keep the copy for backward.
+        # q, k and v have separate products: concatenating their weights would copy them in each layer and micro-batch
+        # and keep the copy for backward.
         q, k, v = (
             F.linear(x_BSD, local_weight(weight)).view(*x_BSD.shape[:2], -1, self.head_dim)
             for weight in (self.q, self.k, self.v)

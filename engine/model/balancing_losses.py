@@ -1,6 +1,6 @@
 """Load balancing of experts: auxiliary loss, z-loss, and the bias of loss-free balancing.
 
-The losses have gradients to the router and, through its input, to all earlier layers. The bias has none.
+The losses send gradients to the router and, through its input, to all earlier layers. The bias has no gradient.
 
 Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence, E experts.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def sequence_balance(scores_BSE: Tensor, share_BE: Tensor, whole: int) -> Tensor:
-    """Auxiliary loss E sum_e f_e P_e, summed over sequences: the part of this slice.
+    """Auxiliary loss E sum_e f_e P_e of this rank's slice, summed over sequences.
 
     f_e is the share of expert e in all choices of a sequence of W = `whole` tokens, P_e the mean probability of e over
     its tokens (Fedus et al. 2022, eq. 4; per sequence and with normalised scores, DeepSeek-V3 2024, eq. 17-20). A
@@ -23,8 +23,8 @@ def sequence_balance(scores_BSE: Tensor, share_BE: Tensor, whole: int) -> Tensor
 
 
 def z_loss(logits_BSE: Tensor, whole: int) -> Tensor:
-    """Z-loss: the mean over a sequence's `whole` tokens of log^2 sum_e exp(logit_e), summed over sequences: the part of
-    this slice. It keeps the router's logits small (Zoph et al. 2022, eq. 5).
+    """Z-loss of this rank's slice: the mean of log^2 sum_e exp(logit_e) over a sequence's `whole` tokens, summed over
+    sequences. It keeps the router's logits small (Zoph et al. 2022, eq. 5).
     """
     return logits_BSE.logsumexp(-1).square().sum() / whole
 

@@ -1,4 +1,4 @@
-"""Token embedding over a sharded vocabulary."""
+"""Token embedding with the vocabulary sharded over tp."""
 
 from torch import Tensor, nn
 

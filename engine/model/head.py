@@ -1,4 +1,4 @@
-"""Output head over a sharded vocabulary."""
+"""Output head with the vocabulary sharded over tp."""
 
 from torch import Tensor, nn
 
@@ -8,11 +8,11 @@ from engine.parallel.parameters import ParameterFactory
 
 
 class Head(nn.Module):
-    """Maps this rank's slice [B, S/tp, D] to logits of the whole sequence and a share of the vocabulary, [B, S, V/tp].
+    """Maps this rank's slice [B, S/tp, D] to logits of the whole sequence for a part of the vocabulary, [B, S, V/tp].
 
-    `tied` is the weight of the embedding, when the head shares it (Press and Wolf 2017); both are sharded alike. If the
-    embedding is on another stage, `copied` is True: the head has a copy of the weight with the same initial values, and
-    the optimizer keeps the two equal.
+    If the head shares the embedding's weight (Press and Wolf 2017), `tied` is that weight; both are sharded in the same
+    way. If the embedding is on another stage, `copied` is True: the head has a copy of the weight with the same initial
+    values, and the optimizer keeps the two equal.
     """
 
     def __init__(

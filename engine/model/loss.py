@@ -1,4 +1,4 @@
-"""Cross-entropy over a sharded vocabulary."""
+"""Cross-entropy with the vocabulary sharded over tp."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from engine.parallel.collectives import Axis
 def cross_entropy(logits_BSV: Tensor, targets_BS: Tensor, tp: Axis) -> Tensor:
     """Sum over tokens of -log p(target), with the vocabulary sharded over tp; equal on all tensor ranks.
 
-    It gathers three numbers a token instead of full logits. Targets below 0 are ignored.
+    The tensor ranks exchange three numbers per token instead of full logits. Targets below 0 are ignored.
     """
     loss: Tensor = _CrossEntropy.apply(logits_BSV, targets_BS, tp)  # type: ignore[no-untyped-call]
     return loss

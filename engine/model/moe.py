@@ -47,9 +47,9 @@ class Experts(nn.Module):
 class SharedExperts(nn.Module):
     """The experts that process every token (Dai et al. 2024), concatenated to one SwiGLU: [T, D] -> [T, D].
 
-    They are replicated over tp, and each rank applies them to its slice of the sequence. Split over tp, they would
-    gather and scatter the sequence at every micro-batch. That costs more bytes than summing their gradients once a step
-    if a step has more than 1.5 tokens for each unit of their width (docs/bytes.md).
+    They are replicated over tp, and each rank applies them to its slice of the sequence. The alternative, to shard them
+    over tp, would gather and scatter the sequence at every micro-batch. That sends more bytes than summing their
+    gradients once per step, if a step has more than 1.5 tokens per unit of their width (docs/bytes.md).
     """
 
     def __init__(self, factory: ParameterFactory, name: str, moe: Moe, d_model: int, out_std: float):
@@ -70,7 +70,7 @@ GROUPED = {"cpu": {torch.float32, torch.bfloat16}}
 
 
 def grouped(rows_RX: Tensor, weights_EXY: Tensor, offsets: Tensor) -> Tensor:
-    """Multiply the rows up to each offset by the matrix of that expert, [R, Y]."""
+    """Grouped GEMM: multiply each expert's rows by its matrix, [R, Y]. `offsets` are the ends of the experts' rows."""
     if rows_RX.dtype not in GROUPED.get(rows_RX.device.type, {torch.bfloat16}):
         parts = rows_RX.tensor_split(offsets[:-1].cpu().long())
         return torch.cat([part @ weight for part, weight in zip(parts, weights_EXY, strict=True)])
@@ -104,7 +104,7 @@ class MoeLayer(nn.Module):
         self.placement = Placement(self.placement.hops, logical, self.placement.device)
 
     def forward(self, x_BSD: Tensor, cache: dict[str, Routing]) -> Tensor:
-        """`cache` is empty in the first forward, which stores its routing there for the recomputed one."""
+        """Forward pass. The first forward stores its routing in `cache`; a recomputed forward reads it from there."""
         logits_BSE, scores_BSE = self.router(x_BSD)
         if "routing" not in cache:
             cache["routing"] = self._route(scores_BSE.detach())

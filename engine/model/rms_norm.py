@@ -1,4 +1,4 @@
-"""RMSNorm, with its own backward on the CPU: torch has no CPU kernel for it, and is half as fast."""
+"""RMSNorm. On the CPU it has its own backward, because torch has no fused CPU kernel and is half as fast."""
 
 from typing import Any
 

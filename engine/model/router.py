@@ -43,7 +43,7 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
 
 class Router(nn.Module, ABC):
     """Scores tokens for experts and chooses (token, expert) pairs. `pair_weights` and `with_losses` have gradients,
-    `choose` has none."""
+    `choose` does not."""
 
     bias: Tensor | None
 
@@ -54,7 +54,7 @@ class Router(nn.Module, ABC):
         bias = (
             at_least_fp32(torch.zeros(moe.experts, device=factory.device)) if "bias" in moe.balances else None
         )
-        self.register_buffer("bias", bias)  # a buffer: checkpoints contain it
+        self.register_buffer("bias", bias)  # a buffer, so that checkpoints contain it
         self._score = factory.compiled(SCORES[moe.score])
         self._balance, self._z_loss = factory.compiled(sequence_balance), factory.compiled(z_loss)
 
@@ -65,12 +65,12 @@ class Router(nn.Module, ABC):
 
     @abstractmethod
     def choose(self, scores_BSE: Tensor) -> Choice:
-        """Choose the (token, expert) pairs. The decision is made over whole sequences, not over this rank's slices
-        alone."""
+        """Choose the (token, expert) pairs. The choice takes whole sequences into account, not only this rank's
+        slices."""
 
     @abstractmethod
     def pair_weights(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
-        """The weight of each pair's output in the sum of its token, [T, K]."""
+        """The weight of each pair's output in its token's sum, [T, K]."""
 
     def with_losses(self, out_TD: Tensor, logits_BSE: Tensor, scores_BSE: Tensor, choice: Choice) -> Tensor:
         """Return `out_TD` unchanged; backward adds the gradients of the auxiliary loss and the z-loss."""
@@ -121,22 +121,21 @@ class TokenChoice(Router):
 
     def pair_weights(self, scores_BSE: Tensor, choice: Choice) -> Tensor:
         top_TK = scores_BSE.flatten(0, 1).gather(1, choice.experts_TK)
-        if self.moe.top_k == 1:  # p / p is 1, and a top-1 router would get no gradient from the loss
+        if self.moe.top_k == 1:  # do not normalise: p / p = 1 would have no gradient to the router
             return top_TK
         return top_TK / top_TK.sum(-1, keepdim=True)
 
     def _pairs_by_expert(self, scores_BSE: Tensor, chosen_BSE: Tensor, total_BE: Tensor | None) -> Tensor:
-        """How often the tokens of a sequence chose each expert, [B, E]. With a bias, this counts each token's K highest
-        scores, without bias and groups (DeepSeek-V3 2024, eq. 18)."""
+        """The number of tokens of a sequence that chose each expert, [B, E]. With a bias, each token's K highest scores
+        without bias and groups count instead (DeepSeek-V3 2024, eq. 18)."""
         if self.bias is not None:
             top_BSK = highest(scores_BSE, self.moe.top_k)
             chosen_BSE, total_BE = torch.zeros_like(chosen_BSE).scatter_(-1, top_BSK, 1), None
         return self.slices.earlier_choices(chosen_BSE)[1] if total_BE is None else total_BE
 
     def _in_best_groups(self, biased_BSE: Tensor) -> Tensor:
-        """Set scores outside a token's best groups to minus infinity. The score of a group is the sum of its best
-        K / top_groups expert scores (DeepSeek-V3 2024, section 2.1.2), or its best one if that is 1 (DeepSeek-V2
-        2024)."""
+        """Set scores outside a token's best groups to minus infinity. The score of a group is the sum of its
+        K / top_groups best expert scores (DeepSeek-V3 2024, section 2.1.2; for one score, DeepSeek-V2 2024)."""
         moe = self.moe
         if moe.top_groups is None or moe.top_groups == moe.groups:
             return biased_BSE
@@ -152,8 +151,8 @@ class TokenChoice(Router):
 class ExpertChoice(Router):
     """Each expert chooses its C best tokens of a sequence (Zhou et al. 2022), so the load is always balanced.
 
-    The choice depends on later tokens of the sequence. A causal model trained this way uses some information from the
-    future and cannot make the same choices when it generates.
+    The choice depends on later tokens of the sequence. So a causal model trained this way uses information from future
+    tokens, and it cannot make the same choices when it generates text.
     """
 
     @torch.no_grad()

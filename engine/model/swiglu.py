@@ -11,7 +11,7 @@ from engine.kernels.compiled import Compiler
 
 
 def gated_function(compiled: Compiler, any_size: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
-    """`gated` compiled, or without compilation the version with its own backward."""
+    """The function to use for `gated`: compiled if compilation is on, else `gated_saving_inputs`."""
     return compiled(gated, any_size) if compiled.on else gated_saving_inputs
 
 
@@ -20,7 +20,7 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def gated_saving_inputs(gate: Tensor, up: Tensor) -> Tensor:
-    """`gated` that saves its inputs only. Autograd also saves silu(gate), which takes longer than recomputing."""
+    """`gated` that saves only its inputs for backward. Autograd also saves silu(gate); recomputing it is faster."""
     out: Tensor = _Gated.apply(gate, up)  # type: ignore[no-untyped-call]
     return out
 

@@ -13,7 +13,8 @@ from engine.parallel.sequence_split import SequenceSlices
 
 
 def expert_capacity(moe: Moe, factor: float, whole: int) -> int:
-    """Pairs that an expert takes of a sequence of `whole` tokens: `factor` times an even share, at most one a token."""
+    """Maximum number of pairs of an expert in a sequence of `whole` tokens: `factor` times an even share, but not more
+    than one per token."""
     return min(whole, math.ceil(factor * whole * moe.top_k / moe.experts))
 
 
@@ -31,10 +32,10 @@ HALF = {torch.float64: torch.float32, torch.float32: torch.float16}
 
 
 def in_half(x_BSE: Tensor) -> Tensor:
-    """Scores in half precision, for comparisons between tokens of a sequence that rounding must not decide.
+    """Scores in half precision, to compare tokens of a sequence without rounding errors deciding the order.
 
-    If a sequence starts with a run of equal tokens, their scores differ in the last digits only, and these digits
-    depend on the layout. In half precision the scores tie, and the position decides.
+    If a sequence has equal tokens, their scores differ only in the last digits, and these digits depend on the layout.
+    In half precision the scores are equal, and the position decides.
     """
     return x_BSE.to(HALF[x_BSE.dtype])
 

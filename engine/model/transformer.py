@@ -5,12 +5,8 @@ D model, H heads, C head width.
 Parameter names contain global layer numbers, so a stage's state is a subset of the model's state.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Model
@@ -19,6 +15,7 @@ from engine.model.attention import Attention
 from engine.model.embedding import Embedding
 from engine.model.head import Head
 from engine.model.moe import MoeLayer, Routing
+from engine.model.recompute import recomputed
 from engine.model.rms_norm import RMSNorm
 from engine.model.swiglu import gated_function
 from engine.parallel.autograd_collectives import gather_sequence, scatter_sequence
@@ -44,14 +41,14 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer. Each forward reads from the knob values what to recompute in backward."""
+    """One layer: attention, then a dense MLP or experts. Each forward reads the knob `recompute`."""
 
     def __init__(
         self, factory: ParameterFactory, layer: int, model: Model, knob_values: KnobValues, meter: Meter
     ):
         super().__init__()
         self.layer, self.knob_values, self.meter = layer, knob_values, meter
-        # Scale residual outputs down with depth, so that their sum over the layers keeps its size (GPT-2).
+        # Scale the initial output weights down with depth, so that the residual sum does not grow with it (GPT-2).
         out_std = 0.02 / (2 * model.layers) ** 0.5
         name = f"layers.{layer}"
         self.attention_norm = RMSNorm(factory, model.d_model, model.norm_eps)
@@ -68,9 +65,10 @@ class Block(nn.Module):
             cache: dict[str, Routing] = {}
             match self.knob_values.recompute:
                 case "full":
-                    return self._recomputed(self._layer, x, cache)
+                    return recomputed(self._layer, x, cache, meter=self.meter, layer=self.layer)
                 case "selective":
-                    return self._mlp_block(self._recomputed(self._attention_block, x), cache)
+                    attended = recomputed(self._attention_block, x, meter=self.meter, layer=self.layer)
+                    return self._mlp_block(attended, cache)
                 case _:
                     return self._layer(x, cache)
 
@@ -85,17 +83,6 @@ class Block(nn.Module):
 
     def _layer(self, x: Tensor, cache: dict[str, Routing]) -> Tensor:
         return self._mlp_block(self._attention_block(x), cache)
-
-    def _recomputed(self, run: Callable[..., Tensor], *args: object) -> Tensor:
-        """Run without saving activations; backward runs it again."""
-
-        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), self.meter.in_layer(self.layer)
-
-        out: Tensor = checkpoint(
-            run, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts
-        )
-        return out
 
 
 class Stage(nn.Module):

@@ -1,4 +1,4 @@
-"""Collectives with a backward: backward runs the inverse collective and meters it in the layer of the forward.
+"""Collectives with a backward, which runs the inverse collective and meters it in the layer of the forward.
 
 Shapes: B sequences, S tokens of a slice, D model, P ranks of the axis. On an axis of size 1 each returns its input.
 """

@@ -1,11 +1,11 @@
-"""Collectives over one mesh axis; every byte that a rank sends goes through `Axis`, which meters it.
+"""Collectives over one mesh axis. All communication of a rank goes through `Axis`, which meters it.
 
-gloo runs an all-gather or a reduce-scatter as a ring and pays its latency P - 1 times. One all-to-all of the same bytes
-plus a local copy or sum waits up to 5 times less (docs/measurements.md), so `Axis` uses an all-to-all on gloo. On NCCL
-it uses the native collectives.
+gloo runs an all-gather or a reduce-scatter as a ring, whose latency is that of P - 1 messages. One all-to-all of the
+same bytes plus a local copy or sum is up to 5 times as fast (docs/measurements.md), so `Axis` uses an all-to-all on
+gloo. On NCCL it uses the native collectives.
 
-These collectives have no backward; `engine/parallel/autograd_collectives.py` has those that do. P is the number of
-ranks. An axis of size 1 communicates nothing.
+These collectives have no backward; for collectives with a backward see `engine/parallel/autograd_collectives.py`. P is
+the number of ranks. An axis of size 1 communicates nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +19,16 @@ from torch.distributed import ProcessGroup
 from engine.metering.clocks import Clock, Mark, WallClock
 from engine.metering.meter import Meter
 
-# A gloo all-reduce below this size is bound by latency: one all-to-all with P times the bytes is faster.
+# Below this size, latency dominates a gloo all-reduce: one all-to-all with P times the bytes is faster.
 SMALL_ALL_REDUCE_BYTES = 1 << 20
 
 
 class AsyncCollective:
-    """A collective that runs in the background. `wait` meters it: the time in `wait` is exposed, earlier time hidden.
+    """A collective that runs in the background. `wait` meters it: the time in `wait` is exposed, earlier time is
+    hidden.
 
-    `wait` calls `finish` when the data has arrived. With no `works` there is nothing to wait for. gloo's sends have no
-    future that reports completion: with `has_future` False the collective counts as running until `wait` is called.
+    `wait` calls `finish` when the data has arrived. Without `works`, `wait` returns at once. gloo's sends have no
+    future that reports completion: if `has_future` is False, the collective counts as running until `wait` is called.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Axis:
         self.rank = group.rank() if group else 0
         self.peers = dist.get_process_group_ranks(group) if group else []  # global ranks
         self._gloo = group is not None and dist.get_backend(group) == "gloo"
-        # gloo blocks the host, also when the tensors are on a GPU.
+        # gloo blocks the host, even if the tensors are on a GPU.
         self.clock: Clock = WallClock() if self._gloo else meter.clock
 
     def metered(
@@ -145,15 +146,15 @@ class Axis:
         return out
 
     def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
-        """Start to copy `x` of group rank `root` into `x` of every rank."""
+        """Start to broadcast `x` of group rank `root` into `x` of every rank."""
         if self.size == 1:
             return AsyncCollective(self, "broadcast", 0, ())
         work = dist.broadcast(x, group_src=root, group=self.group, async_op=True)
         return AsyncCollective(self, "broadcast", x.nbytes if self.rank == root else 0, (work,))
 
     def start_gather(self, x: Tensor, root: int) -> tuple[AsyncCollective, list[Tensor]]:
-        """Start to send `x` of every rank to `root`. The list holds the rows on `root` after the wait; elsewhere it is
-        empty."""
+        """Start to gather `x` of every rank on `root`. After the wait, the list has the rows on `root`; on other ranks
+        it is empty."""
         if self.size == 1:
             return AsyncCollective(self, "gather", 0, ()), [x]
         rows = [torch.empty_like(x) for _ in range(self.size)] if self.rank == root else []
@@ -161,7 +162,7 @@ class Axis:
         return AsyncCollective(self, "gather", 0 if self.rank == root else x.nbytes, (work,)), rows
 
     def start_ring(self, x: Tensor) -> tuple[AsyncCollective, Tensor]:
-        """Start to send `x` to the next rank. The returned tensor holds the previous rank's after the wait."""
+        """Start to send `x` to the next rank. After the wait, the returned tensor has the previous rank's `x`."""
         if self.size == 1:
             return AsyncCollective(self, "ring", 0, ()), x
         x = x.contiguous()
@@ -176,7 +177,7 @@ class Axis:
         ), received
 
     def start_all_gather(self, out: Tensor, x: Tensor) -> AsyncCollective:
-        """Start to gather [n] of every rank into `out` [P n], complete after the wait."""
+        """Start to gather [n] of every rank into `out` [P n]. `out` is complete after the wait."""
         sent = (self.size - 1) * x.nbytes
         if self._gloo:
             copies = x.expand(self.size, -1).contiguous()
@@ -187,7 +188,8 @@ class Axis:
         return AsyncCollective(self, "all-gather", sent, ())
 
     def start_reduce_scatter(self, out: Tensor, x: Tensor) -> AsyncCollective:
-        """Start to sum this rank's part of `x` [P n] over the ranks into `out` [n], complete after the wait."""
+        """Start to sum this rank's part of `x` [P n] over the ranks into `out` [n], which is complete after the
+        wait."""
         sent = x.nbytes // self.size * (self.size - 1)
         if self._gloo:
             rows = torch.empty_like(x).view(self.size, -1)
@@ -198,7 +200,8 @@ class Axis:
         return AsyncCollective(self, "reduce-scatter", sent, ())
 
     def start_all_reduce(self, x: Tensor) -> AsyncCollective:
-        """Start to sum `x` [n] over the ranks in place, complete after the wait; bit-identical on all ranks."""
+        """Start to sum `x` [n] over the ranks in place. The sum is complete after the wait and bit-identical on all
+        ranks."""
         sent = 2 * x.nbytes * (self.size - 1) // self.size
         if not self._gloo:
             with self.metered("all-reduce", sent):
@@ -213,8 +216,8 @@ class Axis:
         return AsyncCollective(self, "all-reduce", sent, (work,), lambda: torch.sum(rows, 0, out=x))
 
     def start_exchange(self, x: Tensor, peers: list[int]) -> tuple[AsyncCollective, list[Tensor]]:
-        """Start to send `x` of each of `peers` (global ranks, this one included) to all of them. The list holds the
-        rows in the order of `peers` after the wait."""
+        """Start to exchange `x` among `peers` (global ranks, including this one). After the wait, the list has the
+        `x` of each peer, in the order of `peers`."""
         me = self.peers[self.rank]
         rows = [x if peer == me else torch.empty_like(x) for peer in peers]
         works = [

@@ -3,10 +3,10 @@
 The rows take one or two hops, each over one axis. The direct method has one hop over the ep axis. The hierarchical
 method has two, for an ep axis that spans nodes: the first within the node, to the rank with the same local index as the
 destination; the second between nodes, among ranks of equal local index. So each node sends fewer and larger messages.
-With both methods the rows of an expert arrive in the order of their source ranks, and results are bit-identical.
+With both methods, an expert gets its rows in the order of their source ranks, so the results are bit-identical.
 
-`plan_dispatch` computes everything that has no gradient (the counts and the orders of rows) once a logical forward;
-`Dispatch.run` moves the rows. With ep = 1 nothing synchronises with the host.
+`plan_dispatch` computes everything without a gradient (counts and orders of rows); a recomputed forward reuses it.
+`Dispatch.run` moves the rows. With ep = 1 the host never waits for the device.
 
 Shapes: T tokens of this rank, N kept (token, expert) pairs, R rows received, E experts, P ranks of a hop's axis.
 """
@@ -43,7 +43,8 @@ class Placement:
 
 @dataclass(frozen=True)
 class Hop:
-    """One all-to-all of rows over one axis, and the order that the next hop or the experts need received rows in."""
+    """One all-to-all of rows over one axis, and the order in which the next hop or the experts need the received
+    rows."""
 
     axis: Axis
     send: list[int]
@@ -62,8 +63,9 @@ class Dispatch:
     offsets: Tensor  # [local experts], the end of each expert's rows
 
     def run(self, x_TD: Tensor, experts: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """The expert output of each kept pair, [N, D]. `experts` gets rows sorted by local expert, and the offsets."""
-        rows = x_TD.index_select(0, self.tokens_N)  # its backward is one kernel; that of x[i] adds row by row
+        """The expert output of each kept pair, [N, D]. `experts` is called with the rows sorted by local expert and
+        with the offsets."""
+        rows = x_TD.index_select(0, self.tokens_N)  # its backward is one kernel; x[i] would add row by row
         for hop in self.hops:
             rows = reordered(all_to_all(rows, hop.send, hop.receive, hop.axis), hop.order_R, hop.back_R)
         rows = experts(rows, self.offsets)
@@ -79,7 +81,7 @@ class Dispatch:
 
 
 def plan_dispatch(experts_TK: Tensor, keep_TK: Tensor | None, placement: Placement) -> Dispatch:
-    """Plan how the pairs `experts_TK`, or those that `keep_TK` marks, reach their experts under `placement`."""
+    """Plan the dispatch of the pairs `experts_TK`, or only of those that `keep_TK` marks, under `placement`."""
     keys = experts_TK.flatten()
     if placement.keys_E is not None:
         keys = placement.keys_E[keys]
@@ -90,7 +92,7 @@ def plan_dispatch(experts_TK: Tensor, keep_TK: Tensor | None, placement: Placeme
         pairs = kept[torch.argsort(keys[kept], stable=True)]
     tokens = pairs // experts_TK.shape[1]
     kept_keys = keys[pairs]
-    # Not bincount: on a GPU it synchronises to read the largest key.
+    # bincount would synchronise on a GPU, to read the largest key.
     counts = keys.new_zeros(len(placement.logical)).scatter_add_(0, kept_keys, torch.ones_like(kept_keys))
     counts = counts.view(*placement.sizes, -1)
     # Each hop turns one dim of `counts` from destination to source: [d1, d2, e], [d2, s1, e], [e, s2, s1].
@@ -117,7 +119,7 @@ def _source_order(counts: Tensor, dim: int, rows: int) -> Tensor:
 
 
 def reordered(rows_RD: Tensor, order_R: Tensor, back_R: Tensor) -> Tensor:
-    """`rows_RD[order_R]`, a permutation with the inverse `back_R`; so backward is a gather, without additions."""
+    """`rows_RD[order_R]` for a permutation with the inverse `back_R`. Backward is a gather instead of additions."""
     out: Tensor = _Reordered.apply(rows_RD, order_R, back_R)  # type: ignore[no-untyped-call]
     return out
 

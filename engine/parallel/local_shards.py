@@ -1,4 +1,4 @@
-"""This rank's shard of a DTensor: with gradients for the forward pass, without for everything else."""
+"""Accesses this rank's shard of a DTensor: with gradients for the forward pass, without gradients otherwise."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def local_weight(weight: Tensor) -> Tensor:
-    """This rank's shard of a weight, for the forward pass: gradients reach the weight."""
+    """This rank's shard of a weight for the forward pass, with gradients to the weight."""
     if not isinstance(weight, DTensor):
         return weight
     part: Tensor = _Local.apply(weight)  # type: ignore[no-untyped-call]
@@ -21,10 +21,10 @@ def local_weight(weight: Tensor) -> Tensor:
 
 
 class _Local(torch.autograd.Function):
-    """`DTensor.to_local` whose backward wraps the gradient in a DTensor once a step, not once a micro-batch.
+    """`DTensor.to_local` whose backward wraps the gradient in a DTensor once per step, not once per micro-batch.
 
-    Wrapping and adding DTensors cost more than the gradients of a small layer. So later micro-batches add to the shard
-    of the existing gradient, and backward returns that gradient.
+    Wrapping and adding DTensors takes longer than computing the gradients of a small layer. So later micro-batches add
+    to the local tensor of the existing gradient, and backward returns that gradient.
     """
 
     @staticmethod

@@ -14,7 +14,7 @@ class World:
     """Process groups and meshes of one rank. Needs an initialised default process group of `grid.world` ranks.
 
     With `ep_inner`, expert rows cross the ep axis in two hops: within groups of `ep_inner` ranks, then between groups.
-    With `ends`, the first and the last rank of each pipeline share an axis of their own.
+    With `ends`, the first and the last rank of each pipeline share an additional axis.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class World:
     ):
         self.grid, self.device = grid, device
         self.rank = dist.get_rank()
-        self.at = grid.coords(self.rank)
+        self.coords = grid.coords(self.rank)
         self.dense = _mesh(device, grid.dense)
         self.expert = _mesh(device, grid.expert)
         self.pp = Axis("pp", _group(self.dense, "pp"), meter)
@@ -37,7 +37,7 @@ class World:
         self.replicas = Axis("dp", _group(self.dense, "dp_replicate"), meter)
         self.tp = Axis("tp", _group(self.dense, "tp"), meter)
         self.cp = Axis("cp", _group_along(grid, "cp"), meter)
-        # All ranks that share a sequence. Gathers of a router over cp and tp together are metered as cp.
+        # All ranks that share a sequence. A router's gathers over cp and tp together are metered as cp.
         self.sequence = self.cp if grid.cp > 1 else self.tp
         if grid.cp > 1 and grid.tp > 1:
             self.sequence = Axis("cp", _group_along(grid, "cp", "tp"), meter)

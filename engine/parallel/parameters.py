@@ -1,4 +1,4 @@
-"""Creates model parameters: initial values that do not depend on the layout, cut to the shard of this rank."""
+"""Creates model parameters: initial values that do not depend on the layout, sliced to the shard of this rank."""
 
 import hashlib
 from collections.abc import Sequence
@@ -50,7 +50,8 @@ class ParameterFactory:
         self._tp_mesh, self._ep_mesh = tp_mesh, ep_mesh
 
     def replicated(self, name: str, shape: tuple[int, ...], std: float) -> nn.Parameter:
-        """A parameter that all tensor ranks hold. Each sees a slice of the sequence, so gradients sum over tp."""
+        """A parameter that all tensor ranks have. Each processes a slice of the sequence, so its gradient must be
+        summed over tp."""
         return nn.Parameter(initial_values(name, shape, std, self.seed).to(self.device))
 
     def ones(self, shape: tuple[int, ...]) -> nn.Parameter:
@@ -62,7 +63,7 @@ class ParameterFactory:
         return nn.Parameter(_on_mesh(part.to(self.device), self._tp_mesh, dim))
 
     def experts(self, name: str, count: int, shape: tuple[int, ...], std: float) -> nn.Parameter:
-        """The experts of this rank, not split further: [count / ep, *shape]."""
+        """The whole weights of this rank's experts, stacked: [count / ep, *shape]."""
         local = count // self.ep.size
         first = self.ep.rank * local
         stack = [initial_values(f"{name}.{e}", shape, std, self.seed) for e in range(first, first + local)]

@@ -1,4 +1,4 @@
-"""Ring attention (Liu et al. 2023): queries stay on their rank, keys and values travel around the ring of cp ranks.
+"""Ring attention (Liu et al. 2023): queries stay on their rank, keys and values are sent around the ring of cp ranks.
 
 Blocks that the causal mask hides completely are not computed.
 
@@ -26,8 +26,8 @@ class VisibleBlock:
 
 
 def visible_block(rank: int, owner: int, S: int) -> VisibleBlock:
-    """The block of S x S that queries of `rank` see in the keys of `owner`. Each rank holds two chunks (zigzag split),
-    so every pair of ranks has half of S x S to compute."""
+    """The block of S x S that queries of `rank` see in the keys of `owner`. Each rank has two chunks (zigzag split), so
+    each rank computes half of S x S for each owner."""
     if owner == rank:
         return VisibleBlock(slice(0, S), slice(0, S), causal=True)
     if owner < rank:  # the owner's first chunk precedes both of ours, its second follows both
@@ -42,7 +42,7 @@ def ring_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> 
 
 
 class _Ring(torch.autograd.Function):
-    """Attention over the ring. Backward sends keys and values around again; the sums of their gradients travel one hop
+    """Attention over the ring. Backward sends keys and values around again. The sums of their gradients follow one hop
     behind them and end at the rank that owns the keys."""
 
     @staticmethod
@@ -50,7 +50,7 @@ class _Ring(torch.autograd.Function):
         out = lse = torch.empty(0)
         for block, (k, v) in _visible_keys_and_values(k_BGSC, v_BGSC, cp):
             more, more_lse = flash_attention.forward(q_BHSC[:, :, block.queries], k, v, block.causal)
-            if block.causal:  # the rank's own block comes first: each query sees at least its own key
+            if block.causal:  # the rank's own block is first, and there each query sees at least its own key
                 out, lse = more.to(more_lse.dtype), more_lse
             else:
                 flash_attention.merge(out[:, :, block.queries], lse[:, :, block.queries], more, more_lse)
@@ -91,7 +91,7 @@ def _visible_keys_and_values(
 ) -> Iterator[tuple[VisibleBlock, Tensor]]:
     """Yield the visible keys and values, [2, B, G, keys, C], of this rank and then of each previous rank.
 
-    The transfer of the next ones overlaps with the use of these.
+    The transfer of the next block overlaps with the computation on the current block.
     """
     kv = torch.stack((k_BGSC, v_BGSC))
     for hop in range(cp.size):

@@ -1,9 +1,9 @@
-"""The split of a sequence over the ranks that share it, and what a router needs to know of tokens on other ranks.
+"""Splits a sequence over the ranks that share it, and gathers a router's statistics over these ranks.
 
 Over cp the split is load-balanced (zigzag): the sequence has 2 cp chunks, and rank r holds chunks r and 2 cp - 1 - r,
 so that all ranks have equal work under a causal mask (Dubey et al. 2024, section 3.3.2). Over tp, the two chunks of a
-cp rank are split further, in order. A tp slice may contain the border between the two chunks, but each *half* of it is
-contiguous: these halves are the pieces below.
+cp rank are split further, in order. A tp slice may contain parts of both chunks, but each *half* of the slice is
+contiguous; these halves are called pieces below.
 
 Shapes: B sequences, S tokens of this rank's slice, W tokens of a whole sequence, E experts.
 """
@@ -31,7 +31,7 @@ def positions(seq_len: int, cp: int, rank: int) -> Tensor:
 
 
 class SequenceSlices:
-    """Router statistics over all ranks that share a sequence. Nothing here has a gradient.
+    """Router statistics over all ranks that share a sequence, without gradients.
 
     `axis` spans these cp x tp ranks, tp fastest, and meters the gathers.
     """
@@ -45,8 +45,8 @@ class SequenceSlices:
         self._sequence_order = [by_piece[piece] for piece in range(len(by_piece))]
 
     def earlier_choices(self, chosen_BSE: Tensor) -> tuple[Tensor, Tensor]:
-        """For 0/1 choices: how many earlier tokens of the whole sequence chose the same expert, [B, S, E], and the
-        totals of the whole sequence, [B, E]."""
+        """For 0/1 choices: the number of earlier tokens of the whole sequence that chose the same expert, [B, S, E],
+        and the totals of the whole sequence, [B, E]."""
         parts = chosen_BSE.chunk(len(self._own_pieces), 1)
         counts = torch.stack([part.sum(1, dtype=torch.int32) for part in parts], 1)
         ends = self.gather(counts).cumsum(1, dtype=torch.int32)

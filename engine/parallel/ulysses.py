@@ -1,6 +1,6 @@
-"""Ulysses attention (Jacobs et al. 2023): an all-to-all gives each cp rank whole sequences of a part of the heads.
+"""Ulysses attention (Jacobs et al. 2023): an all-to-all gives each cp rank whole sequences of some of the heads.
 
-Each rank computes attention for its heads, and a second all-to-all brings the outputs back to the ranks of the tokens.
+Each rank computes attention for its heads. A second all-to-all sends the outputs back to the ranks of the tokens.
 
 Shapes: B sequences, H query heads and G key heads of this tensor rank, S tokens of this cp rank, W = P S tokens of a
 whole sequence, C head width, P = cp.
@@ -15,8 +15,8 @@ from engine.parallel.collectives import Axis
 
 
 def ulysses_attention(q_BHSC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, cp: Axis) -> Tensor:
-    """Causal attention over whole sequences, [B, H, S, C]. P divides H, and either of P and G divides the other: with
-    G < P a key head goes to every rank that needs it."""
+    """Causal attention over whole sequences, [B, H, S, C]. P must divide H, and either P divides G or G divides P. If
+    G < P, each key head is sent to all ranks that need it."""
     P, (B, _, S, C), G = cp.size, q_BHSC.shape, k_BGSC.shape[1]
     if G < P:
         k_BGSC, v_BGSC = (x.repeat_interleave(P // G, 1) for x in (k_BGSC, v_BGSC))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-SLACK = 1.05  # the maximum load of a map for traffic may be this times that of the balanced map
+SLACK = 1.05  # maximum load of a map for the goal traffic, relative to the balanced map
 
 Map = list[int]
 Sent = NDArray[np.float64]
@@ -20,9 +20,9 @@ Sent = NDArray[np.float64]
 
 
 def plan_map(goal: str, now: Map, sent: Sent) -> Map:
-    """The map for `goal`, a key of GOALS; deterministic, so that ranks with the same counts plan the same map.
+    """The map for `goal`, a key of GOALS. It is deterministic: ranks with the same counts plan the same map.
 
-    With goals load and traffic the maximum load per rank is at most that of `now`; few experts move.
+    For the goals load and traffic, the maximum load of a rank is at most that of the map `now`, and few experts move.
     """
     return GOALS[goal](now, sent)
 
@@ -96,10 +96,10 @@ def _balanced(now: list[int], sent: Sent) -> list[int]:
 
 
 def _localized(now: list[int], sent: Sent) -> list[int]:
-    """The rank of each expert, chosen so that few (token, expert) pairs cross ranks. It starts from the balanced map
-    and repeats the swap of two experts that makes the most pairs local.
+    """The rank of each expert, chosen so that few (token, expert) pairs cross ranks. Starting from the balanced map, it
+    repeatedly swaps the two experts whose swap makes the most pairs local.
 
-    Each swap makes more pairs local, so the loop ends; the maximum load stays within SLACK.
+    Each swap makes more pairs local, so the loop ends. The maximum load stays within SLACK.
     """
     rank_of = np.array(_balanced(now, sent))
     load, experts = sent.sum(0), np.arange(len(now))
@@ -134,7 +134,7 @@ def _matched_to_ranks(rank_of: list[int], now: list[int], ranks: int) -> list[in
 
 
 def _to_map(rank_of: Sequence[int], now: Map, ranks: int) -> Map:
-    """A map with each expert on its rank: an expert that stays on its rank keeps its slot, others fill free slots."""
+    """A map with each expert on its rank. An expert that stays on its rank keeps its slot; others get free slots."""
     per_rank = len(now) // ranks
     settled = [expert if rank_of[expert] == slot // per_rank else -1 for slot, expert in enumerate(now)]
     stays = set(settled)

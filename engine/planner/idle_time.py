@@ -1,10 +1,10 @@
 """Splits a rank's idle time in the pipeline by cause, from the times that all ranks of the pipeline measured.
 
-The window is from the start of the pipeline to the end of the last action of its last rank, the same for all its
-ranks. A rank is idle when it runs no action in the window. Three causes add up to the idle time:
+The window lasts from the start of the pipeline to the end of the last action on any of its ranks, and is the same for
+all its ranks. A rank is idle while it runs no action in the window. Three causes add up to the idle time:
 
 - *schedule*: the idle time in a simulation of the schedule with the measured duration of each action and no other cost;
-- *wait*: further time asleep, in sends and receives or after the rank's last action, waiting for other stages;
+- *wait*: further time in which the rank waits for other stages, in sends and receives or after its last action;
 - *overhead*: the rest, such as Python code and gradient reductions between actions.
 """
 

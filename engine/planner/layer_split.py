@@ -1,4 +1,4 @@
-"""Splits layers into pipeline stages: consecutive layers per stage, with stage costs as equal as possible.
+"""Splits the layers into pipeline stages of consecutive layers, so that the stages' costs are as equal as possible.
 
 The weight of a layer is the number of multiply-adds per token in its forward; backward takes twice as many in every
 layer, so the split does not depend on it. The embedding is a lookup and costs little. The head costs D V, which can be

@@ -105,7 +105,7 @@ def _in_rounds(rank: int, p: int, v: int, m: int, hop: int, backward: str) -> li
 
 def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
     """Two stages per rank in a V, split backward (ZB-V of Qi et al. 2023, section 6). Has no bubble if F, I and W take
-    equal times. With fewer than 2 p - 1 micro-batches, the actions of the missing ones are left out."""
+    equal times. With m < 2 p - 1 micro-batches, the order is that of 2 p - 1 without the actions beyond m."""
     acts, n = _Acts(m), max(2 * p - 1, m)
     down, up = rank, 2 * p - 1 - rank
     acts.run("F" * (2 * (p - rank) - 1), down)
@@ -128,8 +128,8 @@ def _zbv(rank: int, p: int, v: int, m: int) -> list[Turn]:
 
 
 def _dualpipev(rank: int, p: int, v: int, m: int) -> list[Turn]:
-    """Two stages per rank in a V; in the steady state a turn is the forward of one stage and the backward of the other
-    (half of DeepSeek-AI's DualPipe, 2024)."""
+    """Two stages per rank in a V. In the steady state, a turn is the forward of one stage and the backward of the other
+    (one half of DualPipe, DeepSeek-AI 2024)."""
     acts = _Acts()
     down, up = rank, 2 * p - 1 - rank
     late: list[int] = []  # stages whose weight gradients are pending, oldest first
@@ -151,7 +151,7 @@ def _dualpipev(rank: int, p: int, v: int, m: int) -> list[Turn]:
         weight_gradient()
         acts.run("F", up)
     for n in range(m - 2 * p + rank + 1):
-        if n == 0 and rank == p - 1:  # in separate turns, for a smaller bubble
+        if n == 0 and rank == p - 1:  # separate turns make the bubble smaller
             acts.run("F", down)
             acts.run("B", up)
         else:
@@ -186,7 +186,7 @@ assert _ORDERS.keys() == SCHEDULES.keys()
 
 
 class ScheduleClock:
-    """Simulates a schedule over all ranks with given durations of actions; messages and all else take no time."""
+    """Simulates a schedule over all ranks from the durations of actions. Messages and everything else take no time."""
 
     def __init__(self, name: str, ranks: int, virtual_stages: int, micro_batches: int):
         turns = [action_order(name, rank, ranks, virtual_stages, micro_batches) for rank in range(ranks)]
@@ -271,5 +271,5 @@ class ScheduleClock:
 
 
 def _output(act: Act) -> Act:
-    """The action as its receiver names it: I sends the same input gradient as B."""
+    """The action under the name that its receiver waits for: I sends the same input gradient as B."""
     return act._replace(kind="B") if act.kind == "I" else act

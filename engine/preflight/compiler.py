@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def compiler_refusal() -> str | None:
-    """Whether the C++ compiler or Python's headers, which torch.compile needs on the CPU, are missing; one sentence or
-    None."""
+    """One sentence if the C++ compiler or Python's headers are missing, else None. torch.compile needs them on the
+    CPU."""
     compiler = os.environ.get("CXX", "g++")  # the same default as torch's
     if shutil.which(compiler) is None:
         return (

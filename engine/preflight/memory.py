@@ -17,7 +17,8 @@ MIN_RANK_BYTES = 32 * 2**20  # bytes: minimum private memory of a forked rank
 
 
 def memory_refusal(layout: Layout) -> str | None:
-    """Why this machine has too little memory for the run, or None. A lower bound that ignores activations."""
+    """One sentence if this machine has too little memory for the run, else None. Ignores activations, so a run that
+    passes may still run out of memory."""
     available, world = psutil.virtual_memory().total, layout.ranks.world
     if world * MIN_RANK_BYTES > available:
         return (
@@ -26,7 +27,7 @@ def memory_refusal(layout: Layout) -> str | None:
         )
     count = parameter_count(layout.model)
     least = least_bytes(Job.of(layout))
-    if least > available and not _sees_gpu():
+    if least > available and not sees_gpu():
         return (
             f"the model's {count:,} parameters take at least {_gib(least)} with gradients and the optimizer's state, "
             f"but this machine's memory is {_gib(available)}; legal: a smaller model, a GPU, or several machines"
@@ -35,7 +36,7 @@ def memory_refusal(layout: Layout) -> str | None:
 
 
 def device_refusal(ranks: int, wanted: str) -> str | None:
-    """Why this machine does not have a GPU for each of `ranks`, if `wanted` is "cuda"; else None."""
+    """One sentence if `wanted` is "cuda" and this machine has fewer than `ranks` GPUs, else None."""
     if wanted != "cuda":
         return None
     gpus = _usable_gpus()
@@ -51,7 +52,8 @@ def too_few_gpus(gpus: int, ranks: int) -> str:
 
 
 def _usable_gpus() -> int | None:
-    """GPUs that torch counts, in a subprocess (a process that initialised CUDA must not fork); None: failed."""
+    """Number of GPUs that torch can use, or None if it cannot be found. Runs torch in a subprocess, because a process
+    that has initialised CUDA must not fork."""
     command = [sys.executable, "-c", "from engine.device import usable_gpus; print(usable_gpus())"]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with suppress(OSError, subprocess.SubprocessError, ValueError):
@@ -63,6 +65,6 @@ def _gib(size: float) -> str:
     return f"{size / 2**30:,.0f} GiB"
 
 
-def _sees_gpu() -> bool:
+def sees_gpu() -> bool:
     """Whether a GPU's device file exists. Does not use CUDA: a process that has initialised CUDA must not fork."""
     return any(Path("/dev").glob("nvidia[0-9]*"))

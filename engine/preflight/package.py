@@ -11,7 +11,7 @@ SIGNATURE = b"Carries telemetry out of a training run"  # the first words of thi
 
 
 def package_refusal() -> str | None:
-    """Why `import agents` does not find this project's package, in one sentence, or None."""
+    """One sentence if `import agents` does not find this project's package, else None."""
     found = util.find_spec("agents")
     origin = Path(found.origin) if found and found.origin else None
     if origin and origin.is_file() and SIGNATURE in origin.read_bytes()[:200]:

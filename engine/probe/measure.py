@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from engine.config.layout import Layout
 from engine.device import BACKENDS, choose_device, device_name, matmul_peak, set_device
-from engine.launch.rank_main import agree_on, agree_on_device
+from engine.launch.rank_main import check_same_device, check_same_layout
 from engine.metering.meter import Meter
 from engine.parallel.mesh import World
 from engine.planner.hardware.description import (
@@ -49,9 +49,9 @@ def probe(
     that of rank 0.
     """
     store = place.store()
-    agree_on(layout, place, store)
+    check_same_layout(layout, place, store)
     mine = choose_device(place.local_rank, place.local_world, device)
-    agree_on_device(mine, place, store)
+    check_same_device(mine, place, store)
     set_device(mine)
     dist.init_process_group(
         BACKENDS[mine.type],

@@ -9,7 +9,7 @@ import msgspec
 from agents.rundir.runs import RunError
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
-from engine.launch.ranks import join, joined_place, launch
+from engine.launch.ranks import context_from_environment, join, launch
 from engine.planner.hardware.description import Hardware
 from engine.preflight.memory import device_refusal, memory_refusal
 from engine.rendezvous import RankContext
@@ -29,7 +29,7 @@ def run_probe(
     """
     with tempfile.TemporaryDirectory(prefix="engine-probe-") as folder:
         try:
-            place = joined_place(Path(folder))
+            place = context_from_environment(Path(folder))
         except ValueError as error:
             raise RunError(str(error)) from None
         world = layout.ranks.world

@@ -1,7 +1,7 @@
-"""Synchronises CUDA streams when gradients are reduced; on the CPU these functions do nothing.
+"""Synchronises CUDA streams around gradient reductions. On the CPU these functions do nothing.
 
-FSDP2 reduces on a separate stream, and the compute stream waits for it only after the last backward. So the engine
-itself must order reads of earlier reductions.
+FSDP2 reduces on a separate stream, and the compute stream waits for it only after the last backward. To read the
+results of earlier reductions, the engine must synchronise the streams itself.
 """
 
 import torch
@@ -11,7 +11,7 @@ WriteEvent = torch.cuda.Event | None
 
 
 def mark_write(x: Tensor) -> WriteEvent:
-    """An event after the current stream's writes to `x`."""
+    """Record an event after the current stream's writes to `x`."""
     return torch.cuda.current_stream().record_event() if x.is_cuda else None
 
 

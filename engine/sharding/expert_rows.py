@@ -1,4 +1,4 @@
-"""The experts that this rank holds."""
+"""Finds the MoE layers of this rank and the experts in its shards."""
 
 from collections.abc import Iterable
 
@@ -19,4 +19,4 @@ def local_experts(layer: MoeLayer, world: World) -> list[int]:
     """The logical experts in the rows of this rank's shard, in row order."""
     logical = layer.placement.logical
     held = slots_per_rank(len(logical), world.grid.ep, world.grid.efsdp)
-    return [logical[slot] for slot in held[world.at["efsdp"] * world.grid.ep + world.at["ep"]]]
+    return [logical[slot] for slot in held[world.coords["efsdp"] * world.grid.ep + world.coords["ep"]]]

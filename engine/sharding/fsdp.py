@@ -1,9 +1,9 @@
-"""Data parallelism: FSDP2 shards parameters, gradients and optimizer state; the ZeRO stage says when it communicates.
+"""Data parallelism: FSDP2 shards parameters, gradients and optimizer state; the ZeRO stage sets when it communicates.
 
-Gradients are reduced as sums; the loss is divided once, by the global count of valid tokens. Experts are sharded on the
-expert mesh, everything else on the dense one. Replicas (HSDP) hold equal shards: each replica reduces gradients among
-its ranks, and the results are summed over the replicas once a step. A rank has the same index within its replica in the
-dense and in the expert view, so one replica axis serves both.
+Gradients are reduced as sums, because the loss is already divided by the global number of tokens. Experts are sharded
+on the expert mesh, everything else on the dense mesh. Replicas (HSDP) have equal shards: each replica reduces gradients
+among its ranks, and the results are summed over the replicas once per step. A rank has the same index within its
+replica in the dense and in the expert view, so one replica axis serves both.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,12 @@ from engine.model.transformer import Block, Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.local_shards import local_shard
 from engine.parallel.mesh import World
-from engine.sharding.fsdp_probe import probe
-from engine.sharding.gradient_reductions import FsdpUnit, GradientReductions
+from engine.sharding.fsdp_check import probe
+from engine.sharding.fsdp_hooks import FsdpUnit, GradientReductions
 
 EMBEDDING = "embedding.weight"
 
-# Each rank keeps and updates its shard in fp32; with bf16, gathered weights are rounded to it.
+# Each rank keeps and updates its shard in fp32. With bf16, FSDP2 casts weights to bf16 when it gathers them.
 POLICIES = {
     "fp32": MixedPrecisionPolicy(),
     "bf16": MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False),
@@ -33,18 +33,19 @@ POLICIES = {
 
 
 class Shards:
-    """All stages of a rank, sharded in place: experts on the expert mesh, everything else on the dense one.
+    """Shards all stages of a rank in place: experts on the expert mesh, everything else on the dense mesh.
 
-    With `by_block`, each block, its experts and the head are separate units. So their traffic overlaps with the
-    computation of other units, and ZeRO 3 can free gathered units. The embedding, the last norm and a tied head belong
-    to the stage's own unit. Without `by_block`, a stage is one unit and its experts another: a pipeline reduces once a
-    step, with no computation left to overlap with, and fewer units are faster.
+    With `by_block`, each block, its experts and the head are separate FSDP units. So the communication of a unit
+    overlaps with the computation of others, and ZeRO 3 can free gathered units. The embedding, the last norm and a tied
+    head belong to the stage's own unit. Without `by_block`, a stage is one unit and its experts another: a pipeline
+    reduces once per step, when no computation is left to overlap with, and then fewer units are faster.
 
-    A stage is sharded on a mesh of size 1 too, because torch's pipelining reduces the gradients of FSDP modules only. A
-    rank without pipeline and with parameters of its own is not sharded; this saves a tenth of a small step.
+    A stage is wrapped by FSDP on a mesh of size 1 too, because torch's pipelining reduces only the gradients of FSDP
+    modules. Exception: a single rank in fp32, where all axes have size 1, is not wrapped; a small step is then 10 %
+    faster.
 
-    The ZeRO stage decides when units are gathered and reduced, and can change between steps: 0 and 1 gather and reduce
-    once a step; 2 gathers once a step and, without a pipeline, reduces each micro-batch; 3 gathers at each use.
+    The ZeRO stage sets when units are gathered and reduced, and can change between steps: 0 and 1 gather and reduce
+    once per step; 2 gathers once per step and, without a pipeline, reduces each micro-batch; 3 gathers at each use.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Shards:
                 if isinstance(module, Block) or (isinstance(module, Head) and not stage.tied):
                     self._shard([module], "fsdp", world.dp)
             self._roots.append(self._shard([stage], "fsdp", world.dp))
-        # Listed now: between forward and backward, a stage's own list has the gathered parameters.
+        # List the shards now: between forward and backward, `stage.parameters()` has the gathered parameters.
         self._parameters = [parameter for _, parameter in named_parameters(stages)]
         self._embeddings = [parameter for name, parameter in named_parameters(stages) if name == EMBEDDING]
         self.use_zero(zero)
@@ -82,20 +83,21 @@ class Shards:
         return sharded
 
     def use_zero(self, zero: int) -> None:
-        """Set the ZeRO stage for the next step. A stage's own unit stays gathered: every operation needs it."""
+        """Set the ZeRO stage for the next step. A stage's own unit stays gathered in every ZeRO stage."""
         self.zero = zero
         for unit in self._units:
             if unit.module not in self._roots:
                 unit.module.set_reshard_after_forward(zero == 3, recurse=False)
 
     def gather(self) -> None:
-        """Start all gathers at the start of a step (below ZeRO 3); each unit waits for its own when it runs."""
+        """Below ZeRO 3, start to gather all units, at the start of a step. Each unit waits for its gather when it
+        runs."""
         if self.zero < 3:
             for unit in self._units:
                 unit.module.unshard(async_op=True)
 
     def before_backward(self, last: bool) -> None:
-        """Prepare a backward, without a pipeline: call it between forward and backward of each micro-batch."""
+        """Prepare a backward. Only without a pipeline: call it between forward and backward of each micro-batch."""
         reduces = last or self.zero >= 2
         for root in self._roots:
             root.set_is_last_backward(last)
@@ -107,21 +109,22 @@ class Shards:
                 parameter.grad = None
 
     def accumulate(self) -> None:
-        """Sum weight gradients of a split backward in the reduction dtype; call it after each of them."""
+        """Add the weight gradients of a split backward to sums in the reduction dtype. Call it after each such
+        backward."""
         if self._policy.reduce_dtype:
             for unit in self._units:
                 unit.accumulate()
 
     def complete(self) -> None:
-        """Wait, after the last backward, until all gradients are summed over data ranks, pipeline ends and tp."""
+        """Complete the gradients after the last backward: sum them over data ranks, pipeline ends and tp."""
         self._reductions.complete()
         sum_over_ends(self._embeddings, self._world)
         sum_over_tp(self._stages, self._world)
 
 
 def named_parameters(stages: Sequence[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-    """Names and parameters of all stages of a rank. Names contain global layer numbers and are unique, except that a
-    head's copy of the embedding's weight has the embedding's name."""
+    """Names and parameters of all stages of a rank. Names contain global layer numbers and are unique, with one
+    exception: the head's copy of the embedding's weight has the same name as the embedding."""
     copies = {id(parameter) for parameter in copied(stages)}
     for name, parameter in chain.from_iterable(stage.named_parameters() for stage in stages):
         yield EMBEDDING if id(parameter) in copies else name, parameter
@@ -156,8 +159,8 @@ def replicated_over_tp(stages: Sequence[nn.Module]) -> Iterator[nn.Parameter]:
 
 
 def sum_over_ends(embeddings: Sequence[nn.Parameter], world: World) -> None:
-    """Sum the gradients of the embedding's weight and of the head's copy, on this rank or another. Both get the same
-    bits, so the optimizer keeps the two weights bit-identical."""
+    """Sum the gradients of the embedding's weight and of its copy in the head, which may be on another rank. Both get
+    bit-identical sums, so the optimizer keeps the two weights bit-identical."""
     grads = [local_shard(p.grad) for p in embeddings if p.grad is not None]
     if not grads or (len(grads) == 1 and world.ends.size == 1):
         return

@@ -1,7 +1,8 @@
-"""The all-gather and the reduce-scatter that FSDP2 calls, run and metered by an `Axis`.
+"""Custom all-gather and reduce-scatter for FSDP2, run and metered by an `Axis`.
 
-On gloo they are asynchronous: a gather is awaited when its unit runs, and `GradientReductions` awaits a reduce-scatter
-before its gradients are used. On NCCL, FSDP2 itself overlaps them on CUDA streams, and the axis only meters them.
+On gloo they are asynchronous: FSDP2 waits for a gather when the unit runs, and `GradientReductions` waits for a
+reduce-scatter before it uses the gradients. On NCCL, FSDP2 overlaps them on CUDA streams, and the axis only meters
+them.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from engine.parallel.collectives import AsyncCollective, Axis
 
 
 class _CustomCollective:
-    """A custom collective of FSDP2: allocates a buffer and is called. torch does not export the base class."""
+    """A custom collective of FSDP2, which can allocate a buffer and be called. torch does not export the base class."""
 
     def __init__(self, axis: Axis):
         self.axis = axis

@@ -1,4 +1,5 @@
-"""Pipeline parallelism: torch's schedules (GPipe, 1F1B, zero-bubble ...) over metered stages, or a loop for one stage.
+"""Pipeline parallelism: torch's schedules (GPipe, 1F1B, zero-bubble ...) over metered stages; a loop if there is one
+stage.
 
 Shapes: B sequences in a micro-batch, S tokens in a cp slice, s = S/tp, D model, V vocabulary.
 """
@@ -36,7 +37,7 @@ SCHEDULES: dict[str, Callable[..., Any]] = {
     "dualpipev": ScheduleDualPipeV,
 }
 
-ACTIVATIONS = {"bf16": torch.bfloat16}  # else torch's default dtype
+ACTIVATIONS = {"bf16": torch.bfloat16}  # dtype by precision; other precisions use torch's default dtype
 
 LossOf = Callable[[Tensor, Tensor], Tensor]
 """(logits [B, S, V/tp], targets [B, S]) -> the micro-batch's share of the step's loss."""
@@ -45,7 +46,7 @@ WAITING = "waiting for a pipeline neighbour"
 
 
 class MeteredStage(PipelineStage):
-    """A stage that meters its actions and sends, and sums gradients in the same way under every schedule."""
+    """A pipeline stage that meters its actions and sends, and sums gradients in the same way under every schedule."""
 
     def __init__(self, meter: Meter, shards: Shards, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -54,7 +55,7 @@ class MeteredStage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with self._meter.action("F", self.stage_index, fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        self._meter.at(WAITING)
+        self._meter.set_operation(WAITING)
         return output
 
     def backward_one_chunk(
@@ -62,13 +63,13 @@ class MeteredStage(PipelineStage):
     ) -> None:
         with self._meter.action("B" if full_backward else "I", self.stage_index, bwd_chunk_id):
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        self._meter.at(WAITING)
+        self._meter.set_operation(WAITING)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         with self._meter.action("W", self.stage_index, bwd_chunk_id):
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
             self._shards.accumulate()
-        self._meter.at(WAITING)
+        self._meter.set_operation(WAITING)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._metered(super().get_fwd_send_ops(fwd_chunk_id))
@@ -180,15 +181,15 @@ class _Scheduled:
         self.clock = ScheduleClock(schedule, world.pp.size, layout.virtual_stages, micro_batches)
         self._meter = meter
         model, B = layout.model, layout.local_batch // micro_batches
-        # Static shapes: torch infers shapes by running the module on garbage, which each tensor rank would route
-        # differently.
+        # Give torch the shapes. Otherwise it infers them by running the module on uninitialised data, which each tensor
+        # rank would route differently.
         S = model.seq_len // world.cp.size
         tokens = torch.empty(B, S, dtype=torch.int64, device="meta")
         slice_, share = S // world.tp.size, model.vocab // world.tp.size
         dtype = ACTIVATIONS.get(layout.train.precision)
         hidden = torch.empty(B, slice_, model.d_model, device="meta", dtype=dtype, requires_grad=True)
         logits = torch.empty(B, S, share, device="meta", dtype=dtype, requires_grad=True)
-        numbers = stages_of_rank(schedule, world.at["pp"], world.pp.size, layout.virtual_stages)
+        numbers = stages_of_rank(schedule, world.coords["pp"], world.pp.size, layout.virtual_stages)
         end = layout.stages - 1
         self._first, self._last = 0 in numbers, end in numbers
         metered = [
@@ -226,7 +227,7 @@ class _Scheduled:
         def run(logits: Tensor, targets: Tensor) -> Tensor:
             with self._meter.action_goes_on():
                 loss = loss_of(logits, targets)
-            self._meter.at(WAITING)
+            self._meter.set_operation(WAITING)
             return loss
 
         return run

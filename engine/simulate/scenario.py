@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from engine.config.layout import Layout, Natural, Positive
+from engine.config.bounds import Natural, Positive
+from engine.config.layout import Layout
 from engine.config.refusal import LayoutError, shown
 from engine.config.toml import parse, read_struct, read_text
 

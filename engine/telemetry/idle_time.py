@@ -1,4 +1,5 @@
-"""Idle time of a pipeline: its ranks exchange the durations of their actions, and each derives why it was idle."""
+"""Idle time of a pipeline: its ranks exchange the durations of their actions, and each rank computes why it was
+idle."""
 
 import torch
 from torch import Tensor
@@ -11,11 +12,12 @@ from engine.planner.schedule import ScheduleClock
 
 
 class IdleTimes:
-    """Exchange of durations: `send` after the pipeline of a step, without waiting; `split` at the end of the step."""
+    """Exchanges durations between the ranks of a pipeline: `send` starts it after the pipeline, `split` completes
+    it."""
 
     def __init__(self, world: World):
         self._world = world
-        # Seconds by rank and action, of the last step that was split.
+        # Durations of the actions in the last split step, in seconds, by rank.
         self.durations: list[list[float]] | None = None
         self._exchange: tuple[AsyncCollective, list[Tensor], ScheduleClock, float] | None = None
 
@@ -32,7 +34,7 @@ class IdleTimes:
         self._exchange = (started, rows, clock, readings.waited)
 
     def split(self) -> Idle | None:
-        """Why this rank was idle in the step sent last; None without a pipeline, or if no durations are known yet."""
+        """Idle time of this rank in the last sent step, by cause. None without a pipeline or without durations yet."""
         self.durations = None
         if self._exchange is None:
             return None
@@ -41,7 +43,7 @@ class IdleTimes:
         started.wait()
         table = [row.tolist() for row in rows]
         if not any(row[0] for row in table):
-            return None  # the devices are so far behind that they have no times yet
+            return None  # a GPU is still behind and has no times yet
         durations = [row[1 : 1 + len(acts)] for row, acts in zip(table, clock.acts, strict=True)]
         self.durations = durations
         return split_idle(clock, self._world.pp.rank, durations, [row[0] for row in table], waited)

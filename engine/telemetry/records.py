@@ -44,7 +44,7 @@ class StepRecords:
         )
 
     def _mfu(self, step_s: float, pairs: int) -> float | None:
-        """Model FLOPs utilisation: FLOPs that the model needs for this rank's tokens, over the peak of its device.
+        """Model FLOPs utilisation: FLOPs that the model needs for this rank's tokens, divided by its device's peak.
 
         Summed over ranks, the FLOPs are those of the whole job: ranks of a tp axis share tokens and matrix products,
         and the (token, expert) pairs of a rank count there, on whichever rank the expert is.
@@ -54,7 +54,7 @@ class StepRecords:
         return self.model_flops(pairs) / step_s / self._peak
 
     def model_flops(self, pairs: int) -> float:
-        """FLOPs of the model on this rank in a step in which `pairs` of its (token, expert) pairs ran."""
+        """Model FLOPs of this rank in a step, if `pairs` of its (token, expert) pairs ran."""
         shared = self._tokens / self._world.tp.size
         return step_flops(self._layout.model, shared, pairs, self._layers, self._head)
 

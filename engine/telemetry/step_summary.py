@@ -26,7 +26,7 @@ from engine.telemetry.expert_load import experts_message, loads_message
 
 @dataclass(frozen=True)
 class StepConditions:
-    """The conditions of a step, which are the same on every rank: its number, the knobs in force, the learning rate."""
+    """Values of a step that are equal on all ranks: its number, the knobs in force, the learning rate."""
 
     step: int
     revision: int
@@ -37,7 +37,7 @@ class StepConditions:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a rank measures in a step besides the meter's readings; the job's loss is the sum of all ranks' `loss`."""
+    """Measurements of a rank's step besides the meter's readings. The job's loss is the sum of all ranks' `loss`."""
 
     loss: float
     grad_norm: float
@@ -86,7 +86,7 @@ class StepSummaries:
         return self._summary(torch.stack(rows).numpy(), conditions) if rows else None
 
     def _mfu(self, step_s: float, pairs: int) -> float | None:
-        """Model FLOPs utilisation of the job; None where the peak of the devices is not known, as for CPUs."""
+        """Model FLOPs utilisation of the job; None if the peak of a device is unknown, for example of a CPU."""
         if self._peak is None:
             return None
         model = self._layout.model
@@ -94,7 +94,7 @@ class StepSummaries:
         return flops / step_s / (self._peak * self._world.grid.world)
 
     def _summary(self, table: NDArray[np.float64], conditions: StepConditions) -> "Collected":
-        """The summary of a step from `table`, one row a rank. Small operations are faster in numpy than in torch."""
+        """The summary of a step from `table`, one row per rank. numpy is faster than torch for such small arrays."""
         layers = self._layout.model.layers
         head = dict(zip(_HEAD, table[:, : len(_HEAD)].T, strict=True))
         start = len(_HEAD)

@@ -1,4 +1,4 @@
-"""What a training step computes on one rank: batch, forward and backward, gradient norm, optimizer update."""
+"""Computes a training step on one rank: batch, forward and backward, gradient norm, optimizer update."""
 
 import math
 import time
@@ -26,15 +26,16 @@ from engine.planner.layer_split import split_layers
 from engine.sharding.fsdp import Shards
 from engine.sharding.pipeline import Pipeline
 from engine.train.corpus import Corpus, read_corpus
-from engine.train.data import Samples, agree_on_corpus
+from engine.train.data import Samples, check_same_corpus
 from engine.train.expert_bias import LossFreeBalancing
 from engine.train.optimizer import GradientNorm, make_optimizer
 
 
 class Computation:
-    """Model stages, data, pipeline and optimizer of one rank. Reads `knob_values` anew in each step.
+    """Model stages, data, pipeline and optimizer of one rank. Each step reads the current `knob_values`.
 
-    Creating one is collective over the default process group: it creates process groups and compares the corpus.
+    The constructor is collective over the default process group: it creates process groups and compares the ranks'
+    corpora.
     """
 
     def __init__(self, layout: Layout, meter: Meter, agent: Agent, corpus: Corpus | None):
@@ -55,13 +56,15 @@ class Computation:
             Compiler(train.compile),
         )
         layers = split_layers(model, layout.stages)
-        stage_numbers = stages_of_rank(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
+        stage_numbers = stages_of_rank(
+            layout.schedule.name, world.coords["pp"], grid.pp, layout.virtual_stages
+        )
         self.stages = [Stage(weights, model, layers[n], self.knob_values, meter) for n in stage_numbers]
         self.layers = [layer for n in stage_numbers for layer in layers[n]]
         self.has_head = layout.stages - 1 in stage_numbers
         self.shards = Shards(self.stages, world, train.zero, shards_by_block(layout), train.precision)
         self.corpus = read_corpus(layout) if corpus is None else corpus
-        agree_on_corpus(self.corpus, layout.data.source, world.control)
+        check_same_corpus(self.corpus, layout.data.source, world.control)
         positions = context.positions(model.seq_len)
         sizes = model.seq_len, train.global_batch
         self.samples = Samples(self.corpus, *sizes, layout.run.seed, positions, world.device)
@@ -75,9 +78,9 @@ class Computation:
         return learning_rate(self._layout.train, step, self.knob_values.lr_scale)
 
     def forward_backward(self, step: int) -> Tensor:
-        """Run all micro-batches of a step and return this rank's loss. The gradients are then complete, not clipped.
+        """Run all micro-batches of a step and return this rank's loss. Afterwards gradients are complete, not clipped.
 
-        A requested expert placement is carried out first.
+        Carries out a requested expert placement first.
         """
         if self.expert_placement:
             with self._meter.phase("expert placement"):
@@ -85,7 +88,7 @@ class Computation:
             if event and self.world.rank == LEADER:
                 self._agent.send(event)
         with self._meter.phase("data"):
-            first = self.world.at["dp"] * self._layout.local_batch
+            first = self.world.coords["dp"] * self._layout.local_batch
             tokens, targets = self.samples.batch(step, first, self._layout.local_batch)
         self.shards.gather()
         loss = self.pipeline.plan.run(tokens, targets)
@@ -94,17 +97,18 @@ class Computation:
         return loss
 
     def _loss_of(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Sum of cross-entropies over the token count of the global batch; the loss is normalised only here."""
-        # Every token counts: a corpus has no padding.
+        """Sum of cross-entropies divided by the number of tokens in the global batch. No other code normalises it."""
+        # The corpus has no padding, so all tokens count.
         tokens = self._layout.train.global_batch * self._layout.model.seq_len
         return cross_entropy(logits, targets, self.world.tp) / tokens
 
     def counted_loss(self, loss: Tensor) -> float:
-        """This rank's share of the job's loss. Ranks of a tp axis compute the same loss, so only tp rank 0 counts."""
-        return float(loss) if self.world.at["tp"] == 0 else 0.0
+        """This rank's part of the job's loss: 0 on tp ranks other than 0, because all ranks of a tp axis compute the
+        same loss."""
+        return float(loss) if self.world.coords["tp"] == 0 else 0.0
 
     def gradient_norm(self) -> float:
-        """Norm of the whole model's gradient before clipping. The host waits for the device here, once a step."""
+        """Norm of the whole model's gradient before clipping. The host waits for the device here, once per step."""
         with self._meter.phase("optimizer"):
             norm = float(self.norm())
             self._meter.settle()
@@ -113,7 +117,7 @@ class Computation:
     def update(self, step: int, norm: float) -> None:
         """Clip the gradient, whose norm is `norm`, and step the optimizer.
 
-        If `norm` is not finite, which is the same on every rank, weights and biases stay unchanged.
+        If `norm` is not finite, leave weights and biases unchanged. `norm` is equal on all ranks.
         """
         with self._meter.phase("optimizer"):
             if math.isfinite(norm):
@@ -124,7 +128,7 @@ class Computation:
                 self.optimizer.step()
                 self.balancing(self._meter.readings.load)
             elif self.world.rank == LEADER:
-                text = f"step {step}: the gradient norm is {norm}, so the weights were left as they are"
+                text = f"step {step}: the gradient norm is {norm}, so the weights stay unchanged"
                 self._agent.send(Event(time.time(), "error", "engine", text))
             self.optimizer.zero_grad()
         if self.expert_placement:

@@ -1,4 +1,5 @@
-"""The training text as bytes, from files on this machine. Torch-free: the parent reads it once and then forks ranks."""
+"""Reads the training text as bytes from files on this machine. Torch-free: the parent reads it before it forks
+ranks."""
 
 import glob
 import hashlib
@@ -24,7 +25,7 @@ class Corpus:
 
     @cached_property
     def digest(self) -> str:
-        """Equal for equal text. About 1 GB/s; computed once if the parent reads it before it forks the ranks."""
+        """Digest of the text, cached. Read it before the fork, so that it is computed only once (about 1 GB/s)."""
         return f"blake2b-{hashlib.blake2b(self.text.data, digest_size=8).hexdigest()}"
 
 

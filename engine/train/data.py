@@ -1,6 +1,6 @@
-"""Makes batches from the corpus. A sample depends only on (seed, step, index), never on the layout.
+"""Makes batches from the corpus. A sample depends only on (seed, step, index), not on the layout.
 
-So the loader has no state except the step number, and a run can resume in any other layout.
+So a run can resume at any step in any other layout without saved state of the loader.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from engine.train.corpus import Corpus
 
 
 class Samples:
-    """Random windows of a corpus, with bytes as token ids. `positions` selects tokens of each window (default: all)."""
+    """Random windows of a corpus; each byte is a token id. `positions` selects tokens of each window (default: all)."""
 
     def __init__(
         self,
@@ -40,12 +40,11 @@ class Samples:
         )
 
 
-def agree_on_corpus(corpus: Corpus, source: str, control: Axis) -> None:
-    """Compare the digests of all ranks. Raise LayoutError, the same on every rank, if two ranks have read different
-    texts.
+def check_same_corpus(corpus: Corpus, source: str, control: Axis) -> None:
+    """Check that all ranks have read the same text; if not, raise the same LayoutError on all ranks.
 
-    Such ranks would train on different windows of text. In a pipeline the first stage reads the inputs and the last
-    stage the targets, so inputs and targets would not match. Collective over `control`.
+    In a pipeline, the first stage reads the inputs and the last stage the targets: with different texts, inputs and
+    targets would not match. Collective over `control`.
     """
     mine = torch.frombuffer(bytearray(corpus.digest.encode()), dtype=torch.uint8)
     digests = [bytes(row.tolist()).decode() for row in control.all_gather(mine)]

@@ -1,4 +1,4 @@
-"""Loss-free load balancing: once a step, each router's bias follows the load of the whole job (Wang et al. 2024)."""
+"""Loss-free load balancing: updates each router's bias once per step from the whole job's load (Wang et al. 2024)."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,8 @@ from engine.parallel.mesh import World
 
 
 class LossFreeBalancing:
-    """Updates the router biases of a rank's stages, equally on all ranks of a stage. Does nothing without biases."""
+    """Updates the router biases of a rank's stages, identically on all ranks of a stage. Does nothing without
+    biases."""
 
     def __init__(self, stages: Sequence[nn.Module], world: World):
         self._device = world.device

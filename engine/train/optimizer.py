@@ -14,10 +14,10 @@ from engine.sharding.fsdp import copied, named_parameters, replicated_over_tp
 
 
 def make_optimizer(stages: Sequence[nn.Module], train: Train) -> torch.optim.Optimizer:
-    """AdamW or SGD over the shards that FSDP keeps, so that its state is sharded the same way.
+    """AdamW or SGD over the FSDP shards of the parameters, so the optimizer state is sharded in the same way.
 
-    Weight decay applies to matrices, not to vectors. Each parameter group has one mesh, because the fused kernels take
-    a list of tensors and such a list cannot span meshes.
+    Weight decay applies to matrices, not to vectors. The parameters of a group are on one mesh, because the fused
+    kernels take a list of tensors that must all be on one mesh.
     """
     by_kind: dict[tuple[bool, DeviceMesh | None], list[nn.Parameter]] = {}
     for _, p in named_parameters(stages):
@@ -32,7 +32,7 @@ def make_optimizer(stages: Sequence[nn.Module], train: Train) -> torch.optim.Opt
 
 
 class GradientNorm:
-    """Norm of the whole model's gradient. A value that several ranks hold counts once."""
+    """Computes the norm of the whole model's gradient. A gradient that several ranks hold counts once."""
 
     def __init__(self, stages: Sequence[nn.Module], world: World):
         self._world = world
@@ -41,7 +41,7 @@ class GradientNorm:
         copies = (
             (p, grid.dp_replicate * (grid.tp if id(p) in over_tp else 1)) for _, p in named_parameters(stages)
         )
-        # A copied embedding has the gradient of the original, which counts already.
+        # The head's copy of the embedding has the same gradient as the embedding, which is counted already.
         duplicates = {id(p) for p in copied(stages)}
         self._weighted = [(p, 0.0 if id(p) in duplicates else 1.0 / count) for p, count in copies]
 
@@ -58,7 +58,7 @@ class GradientNorm:
         return self._world.control.all_gather(squares.cpu()).sum().sqrt()
 
     def clip(self, norm: float, max_norm: float) -> None:
-        """Scale all gradients so that their norm, now `norm`, is at most `max_norm`."""
+        """Scale all gradients, whose norm is `norm`, so that it becomes at most `max_norm`."""
         factor = max_norm / (norm + 1e-6)
         if factor < 1.0:
             grads = [local_shard(p.grad) for p, _ in self._weighted if p.grad is not None]

@@ -14,7 +14,7 @@ from engine.telemetry.records import StepRecords
 from engine.telemetry.step_summary import Measured, StepConditions, StepSummaries
 from engine.train.computation import Computation
 
-LOADS_EVERY_S = 0.05  # at least, between two messages on the experts' load
+LOADS_EVERY_S = 0.05  # minimum time between two messages with the experts' load
 
 
 class Reporting:
@@ -37,12 +37,12 @@ class Reporting:
         self.idle_times = IdleTimes(world)
         self.summaries = StepSummaries(layout, world, oversubscribed)
         self._records = StepRecords(layout, world, computation.layers, computation.has_head)
-        # One rank of each pipeline stage sends timelines: the others run the same actions.
-        self._sends_timeline = not any(world.at[axis] for axis in ("dp", "cp", "tp"))
+        # Only one rank of each pipeline stage sends timelines, because the others run the same actions.
+        self._sends_timeline = not any(world.coords[axis] for axis in ("dp", "cp", "tp"))
         self._loads_sent_s = 0.0
 
     def step(self, measured: Measured, conditions: StepConditions, clock: ScheduleClock) -> None:
-        """Send this rank's record of a step, with traffic by peer and timeline where the hub samples them."""
+        """Send this rank's record of a step; if the hub samples this step, with bytes by peer and the timeline."""
         readings, number = self._meter.readings, conditions.step
         record = self._records.step(readings, measured, conditions)
         self._agent.send(record)
@@ -59,7 +59,8 @@ class Reporting:
         self.summaries.gather(self._meter.readings, measured, conditions)
 
     def publish(self) -> Summary | None:
-        """Complete the summary under way and send it; returned on rank 0, None elsewhere or if there is none."""
+        """Complete the summary that `start_summary` began, send it, and return it on rank 0; None on other ranks or if
+        there is none."""
         collected = self.summaries.collect()
         if collected is None:
             return None

@@ -10,11 +10,12 @@ import torch
 
 from agents.protocol import CHECKPOINT_STEP, Ack, Changes, Event, Facts
 from agents.rank.agent import Agent
+from engine.checkpoint.layout_independent_state import State
 from engine.checkpoint.manifest import Applied, Manifest
 from engine.checkpoint.reading import read
+from engine.checkpoint.restore import restore
 from engine.checkpoint.resume import other_data
-from engine.checkpoint.save import Checkpoints, SaveAcks, Saved, restore
-from engine.checkpoint.state import State
+from engine.checkpoint.save import Checkpoints, SaveAcks, Saved
 from engine.config.layout import Layout
 from engine.config.refusal import LayoutError
 from engine.control.vote import LEADER
@@ -24,7 +25,7 @@ from engine.train.computation import Computation
 
 @dataclass(frozen=True)
 class KnobState:
-    """The knobs as a checkpoint keeps them."""
+    """The knobs' values, revision and history, as a checkpoint stores them."""
 
     values: Changes
     revision: int
@@ -55,17 +56,17 @@ class Saving:
         self._acks: SaveAcks | None = None
         if checkpoints_dir:
             self.checkpoints = Checkpoints(
-                checkpoints_dir, layout.checkpoint, self._state(), self._manifest, meter.at
+                checkpoints_dir, layout.checkpoint, self._state(), self._manifest, meter.set_operation
             )
             self._acks = SaveAcks(self.checkpoints, agent.settle)
 
     @property
     def action(self) -> Callable[[Any], None] | None:
-        """The knob board's action `save`; None where nothing can be saved."""
+        """The function of the knob board's action `save`; None if the run saves nothing."""
         return self.checkpoints.request if self.checkpoints else None
 
     def restore(self, folder: Path) -> Manifest:
-        """Load the checkpoint in `folder` and return its manifest. LayoutError if the corpus is another one."""
+        """Load the checkpoint in `folder` and return its manifest. LayoutError if it was trained on another text."""
         checkpoint = read(folder)
         manifest = checkpoint.manifest
         if refusal := other_data(checkpoint, self._layout, self._computation.corpus.digest):
@@ -77,7 +78,7 @@ class Saving:
         return manifest
 
     def save_if_due(self, done: int, last: bool) -> None:
-        """Start a save if one is due after `done` steps; `last`: no step follows."""
+        """Start a save if one is due after `done` steps; `last` is True if no step follows."""
         if self.checkpoints and self.checkpoints.due(done, last):
             with self._meter.phase("checkpoint"):
                 self.checkpoints.save(done)
@@ -106,7 +107,7 @@ class Saving:
             self._acks.settle_finished()
 
     def wait(self) -> None:
-        """Wait until no save is under way."""
+        """Wait until no save is in progress."""
         if self.checkpoints:
             self.checkpoints.wait()
 

@@ -18,16 +18,16 @@ from engine.telemetry.hello import hello, knob_board
 from engine.train.computation import Computation
 from engine.train.saving import KnobState, Saving
 
-PAUSED_VOTE_S = 0.25  # between two votes of a paused run
+PAUSED_VOTE_S = 0.25  # time between two votes of a paused run
 POLL_S = 0.02
 
 
 class Steering:
     """Applies operators' commands to a `Computation`, on all ranks at the same step boundary.
 
-    `traces` is the folder for profiles of steps; without it the board has no profile action. `oversubscribed`: the
-    ranks of this machine share cores, so predicted times would be wrong. `began_s`: when this rank began, seconds since
-    the epoch.
+    `traces` is the folder for profiles; if it is None, the board has no profile action. `oversubscribed` is True if
+    ranks of this machine share cores; predicted times would then be wrong. `began_s` is the start time of this rank in
+    seconds since the epoch.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Steering:
         return KnobState(self.board.values, self.board.revision, list(self.vote.history))
 
     def continue_from(self, manifest: Manifest) -> None:
-        """Take over revision and history of a restored checkpoint; the layout already has its knob values."""
+        """Set revision and history from a restored checkpoint. The layout already has its knob values."""
         self.board.revision = manifest.revision
         self.vote.history += manifest.history
 
@@ -77,7 +77,7 @@ class Steering:
         self._agent.introduce(rank, board)
 
     def wait_paused(self, stop_requested: Callable[[], bool]) -> None:
-        """On the leader of a paused run: return when a command is pending, or when the next vote is due."""
+        """Wait on the leader of a paused run until a command is pending or the next vote is due."""
         if self._world.rank != LEADER:
             return
         deadline = time.monotonic() + PAUSED_VOTE_S
@@ -91,7 +91,7 @@ class Steering:
             self._agent.send(Event(time.time(), level, "engine", str(trace)))
 
     def end_traces(self) -> None:
-        """End the trace under way and wait until it is written."""
+        """End the running trace, if any, and wait until it is written."""
         if self.profiler:
             self.profiler.end()
             self.profiler.wait()

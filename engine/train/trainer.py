@@ -21,15 +21,18 @@ from engine.train.steering import Steering
 
 
 class Trainer:
-    """One rank's run. It needs an initialised default process group of the layout's world size. With an NCCL group it
-    computes on this process's current GPU, else on the CPU.
+    """Trains a layout on one rank. Needs an initialised default process group of the layout's world size. With an NCCL
+    group the trainer computes on this process's current GPU, else on the CPU.
 
-    `on_step` gets this rank's own record after each of its steps; `on_summary`, on rank 0, each step of the whole job,
-    one step late; `on_checkpoint`, on rank 0, the result of each save. Each of them may call `stop`.
-    `stop_requested` is polled at each step; only its result on rank 0 counts. `local_world` is the number of ranks on
-    this machine (default: all). Without `checkpoints_dir` the trainer saves nothing; without `traces` (a folder) it
-    profiles nothing. `resume` is the folder of a checkpoint to continue from; `layout` then has the knob values of that
-    checkpoint, and `given` is the layout as the user wrote it (`engine.checkpoint.resume`).
+    - `on_step`: called with this rank's own record after each step.
+    - `on_summary`: called on rank 0 with each step of the whole job, one step late.
+    - `on_checkpoint`: called on rank 0 with the result of each save. All three callbacks may call `stop`.
+    - `stop_requested`: polled at each step; only its result on rank 0 counts.
+    - `local_world`: the number of ranks on this machine (default: all).
+    - `checkpoints_dir`: the folder for checkpoints; None: the trainer saves nothing.
+    - `traces`: the folder for profiles; None: the trainer profiles nothing.
+    - `resume`: the folder of a checkpoint to continue from. `layout` must then have the knob values of the checkpoint,
+      and `given` is the layout as the user wrote it (`engine.checkpoint.resume`).
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Trainer:
             experts = layout.model.moe.experts if layout.model.moe else 0
             meter = Meter(layout.model.layers, experts, device=group_device())
         if agent is None:
-            agent = Agent(None, lambda: meter.doing)
+            agent = Agent(None, lambda: meter.operation)
         self.layout, self.meter, self.agent = layout, meter, agent
         self._stop_requested, self._stopping = stop_requested, False
         oversubscribed = (local_world or layout.ranks.world) > usable_cores()
@@ -107,7 +110,7 @@ class Trainer:
         computation, vote, profiler = self.computation, self.steering.vote, self.steering.profiler
         if profiler:
             if profiler.due:
-                self.reporting.publish()  # a trace must not begin or end with a collective under way
+                self.reporting.publish()  # a trace must not start or end while a collective runs
             profiler.start_step(step)
         self.meter.start_step(step)
         revision, knobs = self.board.revision, self.board.values
@@ -116,7 +119,7 @@ class Trainer:
         vote.begin(step, last or self._must_stop())
 
         clock = computation.pipeline.plan.clock
-        # Read the loss before the update, which runs on the device without the host.
+        # Read the loss before the update: this waits for the device, and the update then runs asynchronously.
         loss = computation.counted_loss(computation.forward_backward(step))
         norm = computation.gradient_norm()
         self.reporting.idle_times.send(self.meter.readings, clock)
@@ -139,19 +142,19 @@ class Trainer:
     def hold(self, step: int) -> bool:
         """Wait after `step` while the run is paused. True if it must stop.
 
-        The ranks vote again and again, as at the end of a step: so commands are received, and no collective waits for
-        longer than `engine.train.steering.PAUSED_VOTE_S`.
+        The ranks repeat the vote of a step's end every `engine.train.steering.PAUSED_VOTE_S`. So they receive commands,
+        and no collective waits long enough to time out.
         """
         steering = self.steering
         if not steering.run_actions.paused:
             return False
         self.reporting.publish()
         stop = False
-        with self.meter.holding(PAUSED):
+        with self.meter.overriding_operation(PAUSED):
             while steering.run_actions.paused and not stop:
                 self._report_files()
                 steering.wait_paused(self._must_stop)
-                self.meter.at(PAUSED)
+                self.meter.set_operation(PAUSED)
                 steering.vote.begin(step, self._must_stop())
                 stop = steering.vote.end(step) or steering.run_actions.stopping
                 self.saving.save_while_paused(step + 1, last=stop)
@@ -162,10 +165,10 @@ class Trainer:
         self._stopping = True
 
     def close(self) -> Summary | None:
-        """Complete what is under way: saves, traces and the last step's summary, which is returned on rank 0.
+        """Complete saves, traces and the last step's summary. Returns the summary on rank 0.
 
-        Every rank calls it before the process group is destroyed: gloo aborts a process that destroys a group with a
-        collective under way. A second call does nothing.
+        All ranks must call this before they destroy the process group: gloo aborts a process that destroys a group
+        while a collective runs. A second call does nothing.
         """
         summary = self.reporting.publish()
         self.steering.end_traces()
@@ -177,7 +180,7 @@ class Trainer:
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is None:  # after an error a wait for the other ranks could hang and hide it
+        if error is None:  # after an error, waiting for the other ranks could hang and hide the error
             self.close()
 
     def _must_stop(self) -> bool:

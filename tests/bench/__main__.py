@@ -1,4 +1,4 @@
-"""`make bench`: what docs/measurements.md records. Ratios within one run; nothing here is ever asserted.
+"""`make bench`: the measurements of docs/measurements.md, as ratios within one run. Nothing is asserted.
 
 python -m tests.bench [NAME ...] [--quick | --memory]   (the options are those of scale; --quick of plan: no refits)
 """

@@ -1,9 +1,8 @@
-"""Where two balanced stages idle, one core each, beside the schedule's simulation and the textbook.
+"""Measures the idle time of two balanced stages with one core each, beside the simulation and the bubble formula.
 
-Medians over the least disturbed steps of each run, RUNS runs for each number of micro-batches: those whose actions
-together took least time, since what a neighbour on the same host does lengthens some actions and not others. A
-micro-batch is one sequence and takes a stage about 50 ms, there and back; both stages have the same layers, and the
-head adds a little to the last one.
+Prints medians over the steps of each run whose actions took the least total time, because other load on the host makes
+some actions longer. There are RUNS runs per number of micro-batches. A micro-batch is one sequence and takes a stage
+about 50 ms for forward and backward. Both stages have the same layers; the head makes the last one slightly slower.
 """
 
 from statistics import median

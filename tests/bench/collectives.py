@@ -1,4 +1,5 @@
-"""gloo's ring collectives against the same bytes by all-to-all, as `engine/parallel/collectives.py` takes them."""
+"""Compares gloo's ring collectives with an all-to-all of the same bytes, which `engine/parallel/collectives.py`
+uses."""
 
 import tempfile
 import time
@@ -13,19 +14,19 @@ NUMBERS = 4096  # fp32: 16 KiB
 ROUNDS = 60
 
 
-def measure(place: RankContext) -> None:
+def measure(context: RankContext) -> None:
     import torch
     import torch.distributed as dist
 
     from engine.metering.meter import Meter
     from engine.parallel.collectives import Axis
 
-    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+    dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
     world = dist.group.WORLD
     axis = Axis("tp", world, Meter())
     x = torch.randn(NUMBERS)
-    rows = torch.randn(place.world, NUMBERS // place.world)
-    part, everything = torch.empty(NUMBERS // place.world), torch.empty(place.world * NUMBERS)
+    rows = torch.randn(context.world, NUMBERS // context.world)
+    part, everything = torch.empty(NUMBERS // context.world), torch.empty(context.world * NUMBERS)
     pairs = {
         "all-reduce": (lambda: dist.all_reduce(x), lambda: axis.all_reduce(x)),
         "reduce-scatter": (
@@ -42,9 +43,10 @@ def measure(place: RankContext) -> None:
                 form()
                 times.append(time.perf_counter() - begin)
         ring, direct = (median(times[5:]) * 1e6 for times in took)
-        if place.rank == 0:
+        if context.rank == 0:
             print(
-                f"  {place.world} ranks  {name:14}  ring {ring:7.0f} us   all-to-all {direct:7.0f} us", end=""
+                f"  {context.world} ranks  {name:14}  ring {ring:7.0f} us   all-to-all {direct:7.0f} us",
+                end="",
             )
             print(f"   ratio {ring / direct:.2f}", flush=True)
     dist.destroy_process_group()

@@ -1,12 +1,12 @@
-"""Fake ranks that cost next to nothing: one process holds thousands, and sends frames that were packed beforehand.
+"""Simulates ranks cheaply: one process stands for thousands of ranks and sends frames that were packed beforehand.
 
     python -m tests.bench.fleet ENDPOINT WORLD FIRST LAST HZ [--relays | --singly]
 
-Ranks FIRST to LAST - 1 of a run of WORLD say hello and send a step at HZ each, evenly spread over time, until the
-process is told to end. As agents do, each sends what it has five times a second, or `--singly` a frame a step.
-`Step.step_ms` holds the time of sending (`time.monotonic()`, ms), so that whoever receives it knows how long it was on
-its way. With `--relays` the same steps come from relays of 64 ranks, a frame for all of them; of these only the first
-step has its time.
+Ranks FIRST to LAST - 1 of a run of WORLD ranks send a hello and then HZ steps per second each, evenly spread over time,
+until the process gets SIGTERM. Like an agent, each rank sends its steps in frames five times per second; with
+`--singly`, one frame per step. `Step.step_ms` is the time of sending (`time.monotonic()`, ms), so that a receiver can
+compute the delay. With `--relays` the same steps come from relays of 64 ranks, in one frame for all of them, where only
+the first step has its time.
 """
 
 import struct
@@ -23,14 +23,14 @@ from agents.rank.hub_link import POLL_MS
 
 NODE = 64  # ranks of one relay
 TICK_S = 0.005
-AGENT_S = POLL_MS / 1000  # between two frames of an agent
-HEAR_S = 1.0  # between two looks at what the hub says to one rank
+AGENT_S = POLL_MS / 1000  # time between two frames of an agent
+HEAR_S = 1.0  # time between two checks for messages of the hub to one rank
 MARK = (
     0xA1B2C3D4,
     0xA2B2C3D4,
     0xA3B2C3D4,
     1e-300,
-)  # stand for rank, step, seq and step_ms in the packed step
+)  # placeholders for rank, step, seq and step_ms in the packed step
 
 
 def make_hello(rank: int, world: int) -> Hello:
@@ -41,7 +41,7 @@ def make_hello(rank: int, world: int) -> Hello:
 
 
 def make_step() -> Step:
-    """What a rank of a large run measures: four axes, four phases, the parts of its bubble."""
+    """A step record like that of a rank in a large run: four axes, four phases, the parts of the bubble."""
     comm = {axis: Traffic(1 << 20, 1.5, 0.25) for axis in ("dp", "tp", "pp", "ep")}
     phases = {"data": 0.1, "forward": 40.5, "backward": 81.25, "optimizer": 5.5}
     parts = {"schedule": 0.05, "wait": 0.03, "overhead": 0.02}
@@ -49,7 +49,7 @@ def make_step() -> Step:
 
 
 class Template:
-    """A packed step in which rank, step, number and time are written where they stand."""
+    """A packed step in which rank, step, number and time can be overwritten in place."""
 
     def __init__(self) -> None:
         self.packed = bytearray(codec.pack(make_step()))
@@ -64,7 +64,7 @@ class Template:
 
 
 class Batch:
-    """A relay's frame with a step of each of its ranks; two are sent in turn, so that what comes is new."""
+    """A relay's frame with a step of each of its ranks. Two frames alternate, so that consecutive frames differ."""
 
     def __init__(self, template: Template, ranks: Sequence[int]) -> None:
         others = [template.fill(rank, 0, 0.0) for rank in ranks[1:]]
@@ -84,7 +84,7 @@ class Sender:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
         self.dealer = context.socket(zmq.DEALER)
-        for option, value in (  # as an agent's, see agents/rank/hub_link.py
+        for option, value in (  # as an agent sets them, see agents/rank/hub_link.py
             (zmq.IMMEDIATE, 1),
             (zmq.SNDHWM, 16),
             (zmq.LINGER, 0),
@@ -104,7 +104,7 @@ class Sender:
         return True
 
     def is_asked(self) -> bool:
-        """Whether the hub has said anything: it can only be that it wants to know who this is."""
+        """Whether the hub has sent a message. The hub sends only requests for a hello here."""
         asked = False
         while self.dealer.get(zmq.EVENTS) & zmq.POLLIN:
             self.dealer.recv()
@@ -131,7 +131,7 @@ def main(endpoint: str, world: int, first: int, last: int, hz: float, relays: bo
     hz /= steps_a_frame
     hear_every = max(1, round(HEAR_S * hz))
     began = time.monotonic()
-    turn = 0  # sends that have been due so far, over all connections
+    turn = 0  # number of sends due so far, over all connections
     while True:
         due = int((time.monotonic() - began) * hz * len(groups))
         while turn < due:

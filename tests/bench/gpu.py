@@ -1,12 +1,12 @@
-"""One GPU: our step in bf16 beside Hugging Face's of equal sizes: tokens/s, model FLOPs utilisation, peak memory.
+"""Compares a training step in bf16 on one GPU with Hugging Face's model of equal size: tokens/s, MFU, peak memory.
 
-Ours is the whole trainer's step, with its data, meter, agreement and records, over fp32 weights. Theirs is as its users
-write it: bf16 weights, SDPA, fused AdamW, the same micro-batches and clipping. So weight, gradient and moments take 8
-bytes a parameter there and 16 here.
-Each configuration has a process of its own: what one leaves in the GPU's memory, or dies of, is not the next one's.
+Ours is the whole step of the trainer with data, meter, vote and records, with fp32 weights. Theirs is a usual training
+step: bf16 weights, SDPA, fused AdamW, the same micro-batches and clipping. So weight, gradient and moments take 16
+bytes per parameter in ours and 8 in theirs. Each configuration runs in its own process, so that memory and failures of
+one do not affect the next.
 
-python -m tests.bench gpu                              all of them; skipped where there is no GPU
-python -m tests.bench.gpu "HF" LAYOUT [KEY=VALUE ...]  one of them, here, on the CPU if need be, as a line of JSON
+python -m tests.bench gpu                              all configurations; skipped without a GPU
+python -m tests.bench.gpu "HF" LAYOUT [KEY=VALUE ...]  one configuration, on the CPU without a GPU, as a line of JSON
 """
 
 import importlib.util
@@ -30,19 +30,19 @@ LAYOUTS = ("dense-1b", "moe-1b")
 OURS, COMPILED, THEIRS, THEIRS_COMPILED = "ours", "ours compiled", "HF", "HF compiled"
 WHO = (OURS, COMPILED, THEIRS, THEIRS_COMPILED)
 WARM_UP, STEPS = 4, 10
-ALL_S, ONE_S = 460.0, 120.0  # the longest that all of them take, and that one does
+ALL_S, ONE_S = 460.0, 120.0  # time limits: all configurations, one configuration
 
 Step = Callable[[int], object]
 Peak = Callable[[], int]
 
 
 def measure(who: str, layout: Layout) -> dict[str, Any]:
-    """Of one configuration, in this process: the median step, and the most memory that tensors took."""
+    """Measure one configuration in this process: the median step time and the peak memory of tensors."""
     import torch
 
     gpu = torch.cuda.is_available()
     device = torch.device("cuda", 0) if gpu else torch.device("cpu")
-    told: dict[str, Any] = {"device": torch.cuda.get_device_name(device) if gpu else "cpu"}
+    measured: dict[str, Any] = {"device": torch.cuda.get_device_name(device) if gpu else "cpu"}
     try:
         make = ours if who in (OURS, COMPILED) else theirs
         step, peak = make(layout, device, who in (COMPILED, THEIRS_COMPILED))
@@ -53,16 +53,16 @@ def measure(who: str, layout: Layout) -> dict[str, Any]:
             if n < WARM_UP + STEPS:
                 step(n)
         if gpu:
-            torch.cuda.synchronize()  # once, at the end: between steps the host may run ahead
-        told["ms"] = median(between(*pair) for pair in pairwise(marks))
-        told["bytes"] = peak()
+            torch.cuda.synchronize()  # only once, at the end, so that the host may run ahead between steps
+        measured["ms"] = median(between(*pair) for pair in pairwise(marks))
+        measured["bytes"] = peak()
     except torch.OutOfMemoryError:
-        told["why"] = "out of memory"
-    return told
+        measured["why"] = "out of memory"
+    return measured
 
 
 def mark(gpu: bool) -> Any:
-    """A place in time: of a GPU an event on its stream."""
+    """A time mark: on a GPU an event on its stream."""
     if not gpu:
         return time.perf_counter() * 1e3
     import torch
@@ -73,7 +73,7 @@ def mark(gpu: bool) -> Any:
 
 
 def between(first: Any, second: Any) -> float:
-    """Milliseconds."""
+    """The milliseconds between two marks."""
     return float(second - first if isinstance(first, float) else first.elapsed_time(second))
 
 
@@ -90,7 +90,7 @@ def ours(layout: Layout, device: Any, compiled: bool) -> tuple[Step, Peak]:
     bound = device if device.type == "cuda" else None
     dist.init_process_group(BACKENDS[device.type], store=store, rank=0, world_size=1, device_id=bound)
     train = msgspec.structs.replace(layout.train, compile=compiled)
-    sizes: list[int] = []  # a step each: the trainer begins to count anew in each
+    sizes: list[int] = []  # by step: the trainer resets its counts in each
     trainer = Trainer(
         msgspec.structs.replace(layout, train=train), on_step=lambda record: sizes.append(record.memory_bytes)
     )
@@ -121,7 +121,7 @@ def theirs(layout: Layout, device: Any, compiled: bool) -> tuple[Step, Peak]:
 
 
 def hugging_face(layout: Layout) -> Any:
-    """Their model of the layout's sizes."""
+    """Hugging Face's model with the layout's sizes."""
     from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
     model = layout.model
@@ -151,7 +151,7 @@ def hugging_face(layout: Layout) -> Any:
 
 
 def apart(who: str, path: str, seconds: float) -> dict[str, Any]:
-    """What `measure` tells, from a process of its own, or why it told nothing."""
+    """The result of `measure` in its own process, or why there is none."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.bench.gpu", who, path]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
@@ -159,28 +159,30 @@ def apart(who: str, path: str, seconds: float) -> dict[str, Any]:
         return {"why": f"not done in {seconds:.0f} s"}
     if done.returncode:
         return {"why": (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1][:100]}
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return told
+    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return measured
 
 
-def row(layout: Layout, who: str, told: dict[str, Any]) -> str:
+def row(layout: Layout, who: str, measured: dict[str, Any]) -> str:
     """A row of the table."""
     head = f"| {layout.run.name} | {who} |"
-    if "ms" not in told:
-        return f"{head} {told['why']} | | | |"
-    model, seconds = layout.model, told["ms"] / 1e3
+    if "ms" not in measured:
+        return f"{head} {measured['why']} | | | |"
+    model, seconds = layout.model, measured["ms"] / 1e3
     tokens = layout.train.global_batch * model.seq_len
     pairs = tokens * sum(model.moe.top_k for n in range(model.layers) if model.moe and model.has_experts(n))
-    peak = peak_flops(told["device"], layout.train.precision)
+    peak = peak_flops(measured["device"], layout.train.precision)
     mfu = f"{step_flops(model, tokens, pairs) / seconds / peak:.1%}" if peak else "·"
-    return f"{head} {told['ms']:.1f} | {tokens / seconds:,.0f} | {mfu} | {told['bytes'] / 2**30:.1f} |"
+    return (
+        f"{head} {measured['ms']:.1f} | {tokens / seconds:,.0f} | {mfu} | {measured['bytes'] / 2**30:.1f} |"
+    )
 
 
 def main() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        print("  skipped: no GPU in sight")
+        print("  skipped: no GPU")
         return
     if importlib.util.find_spec("transformers") is None:
         print("  needs transformers: pip install -e '.[bench]'")
@@ -191,8 +193,8 @@ def main() -> None:
         path = str(ROOT / f"layouts/{name}.toml")
         for who in WHO:
             left = end - time.monotonic()
-            told = apart(who, path, min(left, ONE_S)) if left > 0 else {"why": "no time was left"}
-            print(row(load(path), who, told), flush=True)
+            measured = apart(who, path, min(left, ONE_S)) if left > 0 else {"why": "not run: time limit"}
+            print(row(load(path), who, measured), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What telemetry and the control path cost a step: each turned on and off in blocks, ABBA, within one run.
+"""Measures the overhead of telemetry and control: each is turned on and off in blocks (ABBA) within one run.
 
-One run for each number of ranks and size of a step. On: what every rank tells by default, to a hub on the same machine;
-off: agents that are mute, their threads asleep. Then the agreement at a step's boundary against none, the same way. The
-ratio of mean step times is the median over ABBA groups, its interval a bootstrap over them. Beside it, what is counted
-and not compared: the CPU time that the trainer's thread spends telling when there is somebody to tell, less what it
-spends on its own reports when there is none, as a share of its step; and the CPU time of agent and hub.
+There is one run per number of ranks and step size. Telemetry on: all ranks send the default records to a hub on the
+same machine. Telemetry off: agents send nothing and their threads sleep. Control on and off: with and without the vote
+at each step boundary. The ratio of mean step times is the median over ABBA groups, with a bootstrap interval. Also
+measured: the CPU time in which the trainer's thread prepares and sends messages, with telemetry on minus off, as a
+share of the step; and the CPU time of agent and hub.
 """
 
 import json
@@ -34,15 +34,15 @@ knobs = {{micro_batches = {6}}}
 grid = {{{7}}}
 """  # noqa: E501 - TOML's inline tables stand on one line
 ABBA = (True, False, False, True)
-BLOCK_S = 1.0  # of one block, at least two steps
-SETTLE_S = 0.25  # of it, in which the state before may still end: an agent's thread sleeps for 0.2 s
+BLOCK_S = 1.0  # length of a block; at least two steps
+SETTLE_S = 0.25  # ignored at the start of a block: an agent's thread may still sleep for 0.2 s
 WARM_UP = 6
 SECONDS = {"telemetry": 26.0, "control": 12.0}
 RESAMPLES = 10_000
 
 
-class NoSwitch:
-    """In the place of the agreement at a step's boundary: nothing is told, nothing agreed on."""
+class NoVote:
+    """Replaces the vote at a step boundary by nothing."""
 
     def begin(self, step: int, stop: bool) -> None:
         self._stop = stop
@@ -51,7 +51,7 @@ class NoSwitch:
         return self._stop
 
 
-def measure(place: RankContext, size: str) -> None:
+def measure(context: RankContext, size: str) -> None:
     import torch
     import torch.distributed as dist
 
@@ -62,16 +62,16 @@ def measure(place: RankContext, size: str) -> None:
     from engine.train.trainer import Trainer
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+    dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
     numbers = SIZES[size]
-    layout = from_toml(LAYOUT.format(*numbers, 2 if place.world == 8 else 1, GRIDS[place.world]))
+    layout = from_toml(LAYOUT.format(*numbers, 2 if context.world == 8 else 1, GRIDS[context.world]))
     meter = Meter(layout.model.layers, numbers[3])
-    agent = Agent(place.hub, lambda: meter.doing, Sensors(host=place.rank == 0))
-    trainer = Trainer(layout, meter, agent, local_world=place.world)
+    agent = Agent(context.hub, lambda: meter.operation, Sensors(host=context.rank == 0))
+    trainer = Trainer(layout, meter, agent, local_world=context.world)
     switch = trainer.steering.vote
     step = 0
 
-    told_s = timed(trainer.reporting, "step", "publish")
+    sending_s = timed(trainer.reporting, "step", "publish")
 
     def run(steps: int) -> list[float]:
         nonlocal step
@@ -84,7 +84,7 @@ def measure(place: RankContext, size: str) -> None:
         return took
 
     def agreed(value: float) -> float:
-        """Rank 0's word."""
+        """Broadcast rank 0's value."""
         word = torch.tensor([value], dtype=torch.float64)
         dist.broadcast(word, 0)
         return float(word)
@@ -93,29 +93,29 @@ def measure(place: RankContext, size: str) -> None:
         agent.mute(not on)
 
     def turn_control(on: bool) -> None:
-        trainer.steering.vote = switch if on else NoSwitch()  # type: ignore[assignment]
+        trainer.steering.vote = switch if on else NoVote()  # type: ignore[assignment]
 
     run(WARM_UP)
     step_s = agreed(median(run(WARM_UP)))
     block = max(2, round(BLOCK_S / step_s))
-    hub = psutil.Process(read_hub_file(place.run_dir).pid) if place.rank == 0 else None
+    hub = psutil.Process(read_hub_file(context.run_dir).pid) if context.rank == 0 else None
     result: dict[str, Any] = {"step_ms": step_s * 1e3}
     turns: dict[str, Callable[[bool], None]] = {"telemetry": turn_telemetry, "control": turn_control}
     for what, turn in turns.items():
         groups = max(3, round(SECONDS[what] / (4 * block * step_s)))
         cpu_s, hub_s, on_s = agent.cpu_s, cpu_of(hub), 0.0
-        told = {True: [0.0, 0.0], False: [0.0, 0.0]}  # CPU seconds, and seconds in which
+        cpu_and_wall = {True: [0.0, 0.0], False: [0.0, 0.0]}  # CPU seconds and wall seconds, by on or off
         ratios, differences = [], []
         for _ in range(groups):
             took: dict[bool, list[float]] = {True: [], False: []}
             for on in ABBA:
                 turn(on)
-                before_s = sum(told_s.values())
+                before_s = sum(sending_s.values())
                 times = run(block)
                 took[on] += times[min(round(SETTLE_S / step_s), block - 2) :]
                 on_s += sum(times) * on
-                told[on][0] += sum(told_s.values()) - before_s
-                told[on][1] += sum(times)
+                cpu_and_wall[on][0] += sum(sending_s.values()) - before_s
+                cpu_and_wall[on][1] += sum(times)
             with_it, without = mean(took[True]), mean(took[False])
             ratios.append(with_it / without)
             differences.append(with_it - without)
@@ -123,18 +123,21 @@ def measure(place: RankContext, size: str) -> None:
         result[what] = {"ratios": ratios, "us": median(differences) * 1e6}
         if what == "telemetry":
             result |= {"agent": (agent.cpu_s - cpu_s) / on_s, "hub": (cpu_of(hub) - hub_s) / on_s}
-            result["telling"] = told[True][0] / told[True][1] - told[False][0] / told[False][1]
-    means = torch.tensor([result["agent"], result["telling"]], dtype=torch.float64)
+            result["sending"] = (
+                cpu_and_wall[True][0] / cpu_and_wall[True][1]
+                - cpu_and_wall[False][0] / cpu_and_wall[False][1]
+            )
+    means = torch.tensor([result["agent"], result["sending"]], dtype=torch.float64)
     dist.all_reduce(means)
-    if place.rank == 0:
-        result["agent"], result["telling"] = (means / place.world).tolist()
-        (place.run_dir / "overhead.json").write_text(json.dumps(result))
+    if context.rank == 0:
+        result["agent"], result["sending"] = (means / context.world).tolist()
+        (context.run_dir / "overhead.json").write_text(json.dumps(result))
     agent.close()
     dist.destroy_process_group()
 
 
 def timed(owner: Any, *names: str) -> dict[str, float]:
-    """From now on, the CPU seconds that this thread spends in methods of `owner`, by name."""
+    """Replace methods of `owner` by timed ones. The returned dict collects this thread's CPU seconds by name."""
     spent = dict.fromkeys(names, 0.0)
 
     def wrap(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,7 +156,7 @@ def timed(owner: Any, *names: str) -> dict[str, float]:
 
 
 def cpu_of(process: psutil.Process | None) -> float:
-    """CPU seconds of the hub so far, in rank 0, which has it in sight."""
+    """CPU seconds of the hub so far, on rank 0; 0 on other ranks, which have no handle of the hub's process."""
     if process is None:
         return 0.0
     times = process.cpu_times()
@@ -161,7 +164,7 @@ def cpu_of(process: psutil.Process | None) -> float:
 
 
 def interval(ratios: list[float]) -> str:
-    """The median, and the 95 % bootstrap of it."""
+    """The median and its 95 % bootstrap interval, as text."""
     rng = random.Random(0)
     medians = sorted(median(rng.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
     low, high = medians[RESAMPLES // 40], medians[-RESAMPLES // 40]
@@ -179,7 +182,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 run_dir = Path(folder)
                 status = launch(
-                    world, lambda place, size=size: measure(place, size), name_of_rank=str, hub="auto", run="bench",
+                    world, lambda context, size=size: measure(context, size), name_of_rank=str, hub="auto", run="bench",
                     run_dir=run_dir, preload=("torch", "torch.distributed", "engine.launch.rank_main"),
                 )  # fmt: skip
                 if status:

@@ -1,4 +1,4 @@
-"""What recording costs, and how soon any moment of a recording is found.
+"""Measures the cost of recording, and the time to seek in a recording.
 
 python -m tests.bench.recording [RANKS] [STEPS]
 """
@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 from agents.hub.recorder import Recorder
 from agents.hub.telemetry.update_log import UpdateLog
@@ -51,8 +52,7 @@ def main(ranks: int = 1024, steps: int = 150) -> None:
             replay.seek(replay.recording.at_step(number))
             times.append(1e3 * (time.perf_counter() - began))
         segments = len(replay.recording.segments())
-        middle = sorted(times)[len(times) // 2]
-        print(f"seeking in {segments} segments: median {middle:.0f} ms, longest {max(times):.0f} ms")
+        print(f"seeking in {segments} segments: median {median(times):.0f} ms, longest {max(times):.0f} ms")
 
 
 def record(path: Path, ranks: int, steps: int) -> None:

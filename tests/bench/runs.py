@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def demo(*arguments: str) -> tuple[float, list[dict[str, Any]]]:
-    """(seconds since the epoch at the command, step events) of one run of the demo."""
+    """Run the demo. Returns the start time in seconds since the epoch, and the step events."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "engine", "run", "layouts/demo.toml", "--json"]
         began = time.time()

@@ -1,6 +1,6 @@
-"""The hub under thousands of ranks: its share of a core, how old a record is when a watcher has it, its memory.
+"""Measures the hub with thousands of ranks: CPU, memory, and the delay of records until a subscriber has them.
 
-python -m tests.bench scale [--quick | --memory]      (--memory: two of the loads alone, for ten minutes each)
+python -m tests.bench scale [--quick | --memory]      (--memory: only two loads, ten minutes each)
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import quantiles
 
 import msgspec
 import zmq
@@ -26,8 +27,8 @@ from agents.rundir.socket_directory import endpoints_in, make_socket_directory, 
 ROOT = Path(__file__).parents[2]
 TICKS_S = os.sysconf("SC_CLK_TCK")
 FLEETS = 2  # processes of fake ranks
-SECONDS, QUICK_S, SHORT_S, MEMORY_S = 30.0, 8.0, 20.0, 600.0  # of a measurement
-SAMPLE = 16  # one update in so many is opened for its age
+SECONDS, QUICK_S, SHORT_S, MEMORY_S = 30.0, 8.0, 20.0, 600.0  # length of a measurement
+SAMPLE = 16  # one in SAMPLE updates is decoded for its delay
 FILES = 20_000
 
 
@@ -44,7 +45,7 @@ def memory_mib(pid: int) -> float:
 
 
 class Head(msgspec.Struct, array_like=True):
-    """The beginning of a step, which is all that this bench reads of it."""
+    """The first fields of a step, which are all that this benchmark decodes."""
 
     kind: str
     rank: int
@@ -69,7 +70,8 @@ _head = msgspec.msgpack.Decoder(Head)
 
 @dataclass
 class Watcher:
-    """A subscriber that reads everything it is sent and opens little of it; with `hz`, the newest so often."""
+    """A subscriber that reads all updates and decodes few of them. With `hz`, it gets the latest values at that
+    rate."""
 
     endpoint: str
     hz: float = 0.0
@@ -122,12 +124,12 @@ class Watcher:
         self._context.term()
 
 
-def percentile(values: list[float], share: float) -> float:
-    return sorted(values)[int(share * (len(values) - 1))] if values else float("nan")
+def percentile(values: list[float], percent: int) -> float:
+    return quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else float("nan")
 
 
 class Hub:
-    """A hub as a process, on the same folder and sockets at each start."""
+    """A hub process that can be restarted with the same folder and sockets."""
 
     def __init__(self, *options: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -178,12 +180,12 @@ def fleet(endpoint: str, world: int, hz: float, *flags: str, processes: int = FL
 @dataclass
 class Measured:
     seconds: float
-    core: float  # share of one, of all its threads
+    core: float  # CPU time of all threads, as a share of one core
     memory: list[float]  # MiB
 
 
 def measure(pid: int, watcher: Watcher, seconds: float) -> Measured:
-    """A process while `watcher` watches."""
+    """Measure a process while `watcher` is subscribed."""
     watcher.forget()
     memory = [memory_mib(pid)]
     began_cpu, began = cpu_s(pid), time.monotonic()
@@ -194,12 +196,12 @@ def measure(pid: int, watcher: Watcher, seconds: float) -> Measured:
     return Measured(took, (cpu_s(pid) - began_cpu) / took, memory)
 
 
-def tell(what: str, measured: Measured, watcher: Watcher) -> None:
+def print_measured(what: str, measured: Measured, watcher: Watcher) -> None:
     memory, seconds = measured.memory, measured.seconds
     sevenths = [memory[round(place * (len(memory) - 1) / 6)] for place in range(7)]
     print(
-        f"  {what}: {measured.core:6.1%} of a core, age p50 {percentile(watcher.ages_ms, 0.5):.0f}"
-        f" p99 {percentile(watcher.ages_ms, 0.99):.0f} ms, {watcher.updates / seconds:.0f} updates/s"
+        f"  {what}: {measured.core:6.1%} of a core, age p50 {percentile(watcher.ages_ms, 50):.0f}"
+        f" p99 {percentile(watcher.ages_ms, 99):.0f} ms, {watcher.updates / seconds:.0f} updates/s"
         f" in {watcher.received / seconds / 1e6:.2f} MB/s, {watcher.resets} snapshots,"
         f" memory {', '.join(f'{mib:.0f}' for mib in sevenths)} MiB from begin to end",
         flush=True,
@@ -213,7 +215,7 @@ def load(
     with contextlib.closing(hub), running(*fleet(hub.endpoints.ranks, world, hz, *flags)):
         watcher = Watcher(hub.endpoints.clients, watch_hz)
         watcher.watch(6.0 + world / 2000)
-        tell(what, measure(hub.process.pid, watcher, seconds), watcher)
+        print_measured(what, measure(hub.process.pid, watcher, seconds), watcher)
         watcher.close()
 
 
@@ -226,7 +228,7 @@ def node(ranks: int, seconds: float) -> None:
         with running(*fleet(endpoint, ranks, 10, processes=1)):
             watcher = Watcher(hub.endpoints.clients)
             watcher.watch(4.0)
-            tell(f"relay of {ranks} ranks at 10 Hz", measure(relay.pid, watcher, seconds), watcher)
+            print_measured(f"relay of {ranks} ranks at 10 Hz", measure(relay.pid, watcher, seconds), watcher)
             watcher.close()
         relay.terminate()
 

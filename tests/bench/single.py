@@ -1,8 +1,8 @@
-"""Our step in one process against Hugging Face's Mixtral of equal sizes, in turn: forward, backward, clip, AdamW.
+"""Compares a training step in one process with Hugging Face's Mixtral of equal size: forward, backward, clip, AdamW.
 
-Ours is the whole trainer's step with its data, meter, agreement and records, as it is and with `train.compile`. Mixtral
-runs with each of its experts' implementations; all have fp32, SDPA attention, the balancing loss, and batches of the
-same size.
+Ours is the whole step of the trainer with data, meter, vote and records, with and without `train.compile`. Mixtral runs
+with each implementation of its experts. All use fp32, SDPA attention, the balancing loss and batches of the same size,
+and run alternately.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ train = {{steps = 1000, global_batch = {6}, grad_clip = 1.0}}
 """  # noqa: E501 - TOML's inline tables stand on one line
 
 
-def measure(place: RankContext) -> None:
+def measure(context: RankContext) -> None:
     import torch
     import torch.distributed as dist
 
@@ -36,7 +36,7 @@ def measure(place: RankContext) -> None:
     from engine.train.trainer import Trainer
 
     torch.set_num_threads(2)
-    dist.init_process_group("gloo", store=place.store(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=context.store(), rank=0, world_size=1)
     for sizes in SIZES:
         text = LAYOUT.format(*sizes)
         contestants: dict[str, Callable[[int], object]] = {
@@ -70,7 +70,7 @@ def measure(place: RankContext) -> None:
 def mixtral(
     kind: str, layers: int, width: int, heads: int, length: int, experts: int, d_expert: int, batch: int
 ) -> Callable[[int], object]:
-    """One training step of Mixtral, as its users write it."""
+    """A usual training step of Mixtral."""
     import torch
     from transformers import MixtralConfig, MixtralForCausalLM
 

@@ -1,9 +1,10 @@
-"""Whether the memory of hub, `watch` and app levels off: an hour of a run of 2 ranks, faster.
+"""Measures whether the memory of hub, `watch` and app stops growing: an hour of a run with 2 ranks, in three minutes.
 
-python -m tests.bench soak      (three minutes)
+python -m tests.bench soak
 
-An hour at 20 steps and about one change a second has 72,000 steps and 3,600 changes. Both are told here at some 500
-steps a second, each step with all that a trainer sends of it: records, summary, loads and, now and then, full vectors.
+An hour at 20 steps and about one change per second has 72,000 steps and 3,600 changes. The benchmark sends them at
+about 500 steps per second. For each step it sends the messages of a trainer: records, summary, loads and sometimes full
+vectors.
 """
 
 import contextlib
@@ -32,7 +33,7 @@ CockpitApp(LiveSource(sys.argv[1], operator=True)).run(headless=True, size=(200,
 
 
 class Run(Fleet):
-    """Ranks that tell as much of a step as a trainer's do."""
+    """Simulated ranks that send the same messages per step as a trainer."""
 
     def turn(self) -> None:
         super().turn()
@@ -85,5 +86,5 @@ def main() -> None:
                     changes += 1
                     client.propose({"micro_batches": (8, 4)[changes % 2]}, who="soak", reason="to and fro")
                 client.poll(PAUSE_S)
-            told = "".join(f"{memory_mib(pid):8.1f}" for pid in pids)
-            print(f"{run.step:8}{changes:9}{told}", flush=True)
+            columns = "".join(f"{memory_mib(pid):8.1f}" for pid in pids)
+            print(f"{run.step:8}{changes:9}{columns}", flush=True)

@@ -1,4 +1,4 @@
-"""From the command to the first training step of the 8-rank demo, hub and all."""
+"""Measures the time from the command to the first training step of the 8-rank demo with its hub."""
 
 from statistics import median
 

@@ -1,4 +1,4 @@
-"""The demo's step time with agents and hub against without, as pairs run back to back, in ABBA order."""
+"""Compares the demo's step time with and without agents and hub, in pairs of runs in ABBA order."""
 
 import random
 from statistics import median

@@ -1,4 +1,4 @@
-"""Our blocks at tp=2 against torch's `parallelize_module` on the same blocks, sequence parallel both, step by step."""
+"""Compares our blocks at tp=2 with torch's `parallelize_module` on the same blocks, both with sequence parallelism."""
 
 import tempfile
 import time
@@ -69,7 +69,7 @@ class TorchMlp(nn.Module):
 
 
 class TorchBlock(nn.Module):
-    """The same block as a user of `parallelize_module` writes it."""
+    """The same block, written for `parallelize_module`."""
 
     def __init__(self, model: Model):
         super().__init__()
@@ -84,7 +84,7 @@ class TorchBlock(nn.Module):
 
 
 def with_torch(model: Model, mesh: DeviceMesh) -> nn.Sequential:
-    """torchtitan's plan: the residual sharded along the sequence, columns then rows inside."""
+    """torchtitan's plan: the residual is sharded along the sequence; weights column-wise, then row-wise."""
     blocks = nn.Sequential(*(TorchBlock(model) for _ in range(model.layers)))
     whole = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
     columns = ColwiseParallel()
@@ -113,16 +113,16 @@ def same_weights(ours: nn.Module, theirs: nn.Module) -> None:
             there.to_local().copy_(local_weight(weight))
 
 
-def measure(place: RankContext) -> None:
+def measure(context: RankContext) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+    dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
     mesh = init_device_mesh("cpu", (TP,), mesh_dim_names=("tp",))
     tp = Axis("tp", mesh.get_group("tp"), Meter(LAYERS))
     for name, (width, heads, length) in SIZES.items():
         model = Model(LAYERS, width, heads, length, kv_heads=heads // 2)
         ours, theirs = with_ours(model, tp, mesh), with_torch(model, mesh)
         same_weights(ours, theirs)
-        x = torch.randn(BATCH, length // TP, width, generator=torch.Generator().manual_seed(place.rank))
+        x = torch.randn(BATCH, length // TP, width, generator=torch.Generator().manual_seed(context.rank))
 
         def step_of_ours(x: Tensor = x, blocks: nn.Module = ours) -> Tensor:
             for _ in range(MICRO_BATCHES):
@@ -145,7 +145,7 @@ def measure(place: RankContext) -> None:
                 begin = time.perf_counter()
                 step()
                 took[who].append(time.perf_counter() - begin)
-        if place.rank == 0:
+        if context.rank == 0:
             ms = {who: median(times[3:]) * 1e3 for who, times in took.items()}
             ratios = sorted(b / a for a, b in zip(took["ours"][3:], took["theirs"][3:], strict=True))
             print(

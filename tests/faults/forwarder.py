@@ -1,4 +1,4 @@
-"""A cable between two ends of a connection, which a test may cut, heal and tear out."""
+"""A TCP or Unix socket forwarder that a test may cut, heal and disconnect."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ def _address(endpoint: str) -> tuple[socket.AddressFamily, Address]:
 
 
 class Forwarder:
-    """Passes bytes between those who connect to `endpoint` and `target`, an ``ipc://`` or ``tcp://`` URL.
+    """Forwards bytes between `endpoint` and `target`, an ``ipc://`` or ``tcp://`` URL.
 
     `cut` is a partition: nothing passes, and no connection ends; what was sent meanwhile comes after `heal`, as
     TCP would have it. `tear` ends every connection.
@@ -78,7 +78,7 @@ class Forwarder:
         there = socket.socket(family)
         try:
             there.connect(address)
-        except OSError:  # nobody listens there now: who connected finds out by its end
+        except OSError:  # the target does not listen now: close the connection
             here.close()
             return
         self._sockets += [here, there]

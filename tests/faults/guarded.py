@@ -1,4 +1,4 @@
-"""A hub that listens on TCP, and what may come in there."""
+"""A hub that listens on TCP, with keys, ranks and clients."""
 
 import socket
 import time
@@ -7,17 +7,18 @@ from pathlib import Path
 
 from agents.client import Client
 from agents.rundir.hub_file import HUB_FILE, read_hub_file
-from agents.transport.curve_keys import Key, KeyStore, Role, load_key
-from tests.faults.conftest import Opened
+from agents.transport.curve_keys import Key, KeyStore, load_key
+from agents.transport.roles import Role
 from tests.faults.scaled import Constants, program
+from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import DEADLINE_S, Fleet, HubProcess, poll_until
 
 
 class Guarded:
-    """A hub that listens on the loopback, its keys, and four ranks that came over TCP."""
+    """A hub on the loopback address, its keys, and four ranks that connect over TCP."""
 
     def __init__(self, folder: Path, constants: Constants | None = None, options: Sequence[str] = ()) -> None:
-        """`constants` of the hub that are other than usual, and more `options` of its command."""
+        """`constants`: changed constants of the hub; `options`: more options of its command."""
         self.store = KeyStore(folder / "keys")
         self.rank = self.make("node", Role.RANK)
         self.viewer = self.make("ann", Role.VIEWER)
@@ -36,7 +37,7 @@ class Guarded:
         return load_key(self.store.make(name, role))
 
     def connect(self) -> socket.socket:
-        """A bare TCP connection."""
+        """Open a bare TCP connection to the hub."""
         host, port = self.url.removeprefix("tcp://").split(":")
         return socket.create_connection((host, int(port)), timeout=10)
 
@@ -54,7 +55,7 @@ def wait(true: Callable[[], object], turn: Callable[[], None] = lambda: None) ->
 
 
 def watch(guarded: Guarded, opened: Opened, key: Key | None = None) -> Client:
-    """A client that sees the whole fleet."""
+    """A client that knows all ranks of the fleet."""
     client = opened(Client(guarded.url, key or guarded.viewer))
     poll_until(client, lambda: len(client.state.steps) == 4 and client.state.board, guarded.fleet.turn)
     return client

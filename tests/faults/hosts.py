@@ -1,4 +1,4 @@
-"""Two machines on one: network namespaces with a cable between them."""
+"""Two simulated machines: network namespaces with a virtual link between them."""
 
 import contextlib
 import ctypes
@@ -13,24 +13,24 @@ CLONE_NEWNET = 0x40000000
 
 
 class NoHosts(Exception):
-    """This machine makes no network namespaces for us."""
+    """This machine does not allow network namespaces."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """One namespace, and its end of the cable."""
+    """One namespace and its end of the link."""
 
     name: str
     address: str
     device: str
 
     def command(self, *words: str) -> list[str]:
-        """`words`, to be run there."""
+        """The command line that runs `words` in the namespace."""
         return ["ip", "netns", "exec", self.name, *words]
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """This thread, and the threads that are started meanwhile, belong to that host: their sockets too."""
+        """Context in which this thread and new threads, with their sockets, belong to that host."""
         libc = ctypes.CDLL(None, use_errno=True)
         with Path("/proc/thread-self/ns/net").open() as home, Path(f"/run/netns/{self.name}").open() as there:
             for namespace in (there, home):
@@ -40,13 +40,13 @@ class Host:
                     yield
 
     def plug(self, state: str) -> None:
-        """The cable is in (`up`) or out (`down`)."""
+        """Set the link `up` or `down`."""
         _ip("-n", self.name, "link", "set", self.device, state)
 
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """NoHosts where that takes rights that we have not."""
+    """Create two connected hosts. Raises NoHosts without the needed rights."""
     if shutil.which("ip") is None:
         raise NoHosts("there is no `ip` here")
     ours = os.getpid()
@@ -66,7 +66,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             with contextlib.suppress(NoHosts):
                 _ip("netns", "del", host.name)
         with contextlib.suppress(NoHosts):
-            _ip("link", "del", hosts[0].device)  # if it had not moved yet
+            _ip("link", "del", hosts[0].device)  # if it was not moved yet
 
 
 def _ip(*words: str) -> None:

@@ -1,4 +1,4 @@
-"""One light rank as a process of its own: an agent, and steps that take their time. It settles what it is asked.
+"""A lightweight rank in its own process: an agent, timed steps, and commands that it settles.
 
 python -m tests.faults.rank --hub ENDPOINT --rank N --world N [--step-s S]
 """
@@ -58,7 +58,7 @@ def main() -> None:
         if options.rank == 0:
             agent.send(make_summary(step))
         command = agent.pending
-        if command:  # of a world of one; several ranks would have to agree
+        if command:  # only for a world of one; several ranks would have to vote
             board.commit(command.revision, command.changes, board.prepare(command.changes))
             introduce()
             agent.settle(Ack(options.rank, command.revision, "applied", step, board.digest()))

@@ -1,4 +1,4 @@
-"""A module of ours as a process with some of its constants changed, so that a wait of minutes takes a moment.
+"""Runs a module with some constants changed, so that a wait of minutes takes a moment.
 
 python -m tests.faults.scaled agents.hub.process agents.hub.telemetry.membership.LOST_AFTER_S=0.5 -- --run r --dir DIR
 """
@@ -24,7 +24,7 @@ def main() -> None:
         name, _, value = change.partition("=")
         home, _, constant = name.rpartition(".")
         owner = importlib.import_module(home)
-        kind = type(getattr(owner, constant))  # a constant that has been renamed must not go unnoticed
+        kind = type(getattr(owner, constant))  # fails if a constant was renamed
         setattr(owner, constant, kind(float(value)))
     importlib.import_module(module).main()
 

@@ -2,7 +2,7 @@
 
 python -m tests.faults.storm [--proposals 1000] [--kills 50] [--seed 0]
 
-Hubs are real processes, ranks real agents and operators real clients; only the training is left out.
+Hubs are real processes, ranks are real agents and operators are real clients; only the training is omitted.
 """
 
 import argparse
@@ -21,20 +21,20 @@ from tests.unit.agents.fleet import Fleet, HubProcess
 
 OUTSTANDING = 6  # proposals of one operator
 OPERATORS = 2
-TWICE = 0.1  # of the proposals are sent again, later, by somebody else
-DEADLINE_S = 60.0  # for the last ones to settle
+TWICE = 0.1  # share of the proposals that another operator sends again later
+DEADLINE_S = 60.0  # time for the last proposals to settle
 
 ASKS: tuple[tuple[str, float], ...] = (("legal", 0.8), ("illegal", 0.1), ("illegal together", 0.1))
 
 
 @dataclass
 class Outcome:
-    """What was asked, and what became of it."""
+    """The proposals and their results."""
 
     asked: dict[str, Changes]
     states: dict[str, CommandState]
     carried_out: list[int]
-    values: Changes  # of the ranks, at the end
+    values: Changes  # final boards of the ranks
     kills: int
     seconds: float
     wrong: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Storm:
 
     def run(self) -> Outcome:
         began = time.monotonic()
-        while not self._clients[0].state.board:  # so that a refusal is a refusal of the value
+        while not self._clients[0].state.board:  # so that only the value can be refused
             self._turn()
         at = sorted(self._chance.sample(range(self._proposals), self._kills))
         killed = 0
@@ -71,7 +71,7 @@ class Storm:
                 time.sleep(self._chance.random() * 0.03)
                 self._hub.kill()
                 for _ in range(self._chance.randrange(3)):
-                    self._turn()  # ranks and operators go on without it
+                    self._turn()  # ranks and operators continue without it
                 self._hub.start()
                 killed += 1
         deadline = time.monotonic() + DEADLINE_S
@@ -109,7 +109,7 @@ class Storm:
                 self._asked[id] = changes
             if self._final and self._chance.random() < TWICE:
                 id = self._chance.choice(list(self._final))
-                client.propose({"micro_batches": 1}, id=id)  # whoever uses a name again changes nothing by it
+                client.propose({"micro_batches": 1}, id=id)  # a proposal with a used id has no effect
 
     def _changes(self) -> Changes:
         legal: Changes = {"micro_batches": self._chance.choice([1, 2, 4, 8])}
@@ -117,7 +117,7 @@ class Storm:
         kind = self._chance.choices(kinds, weights)[0]
         if kind == "illegal":
             return {"micro_batches": 3}
-        if kind == "illegal together":  # which only the ranks can tell
+        if kind == "illegal together":  # only the ranks can judge this
             return {"micro_batches": 3, "recompute": "full"}
         return legal | (
             {"recompute": self._chance.choice(["none", "full"])} if self._chance.random() < 0.5 else {}
@@ -135,7 +135,7 @@ class Storm:
 
 
 def wrongs(outcome: Outcome, journal: list[CommandState]) -> list[str]:
-    """What is not as it must be, a sentence each."""
+    """The violations found, one sentence each."""
     states = outcome.states
     wrong = [f"{id} was never settled" for id in outcome.asked if id not in states]
     applied = sorted((s for s in states.values() if s.state == "applied"), key=lambda s: s.revision)
@@ -146,7 +146,7 @@ def wrongs(outcome: Outcome, journal: list[CommandState]) -> list[str]:
     wrong += [f"revision {r} is called applied and was not" for r in set(revisions) - set(done)]
     refused = {s.revision for s in states.values() if s.state == "rejected"} - {0}
     wrong += [
-        f"the ranks did revision {r}, of which nobody heard"
+        f"the ranks did revision {r}, which no client received"
         for r in set(outcome.carried_out) - set(done) - refused
     ]
     if done != sorted(done):

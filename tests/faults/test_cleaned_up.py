@@ -1,4 +1,4 @@
-"""Somebody cleans up under a live hub: who is connected stays, and the hub can be found again."""
+"""Files of a live hub are removed: connections stay open, and the hub restores the files."""
 
 import shutil
 import sqlite3
@@ -11,10 +11,10 @@ from agents.rundir.runs import COMMANDS_FILE, RECORD_FILE
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
-from tests.unit.agents.test_replay import recorded
+from tests.unit.agents.recording.test_replay import recorded
 
 
-def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: Opened) -> None:
+def test_removed_sockets_and_hub_file_are_restored(own_hub: HubProcess, opened: Opened) -> None:
     own_hub.kill()
     own_hub.program = program("agents.hub.process", {"agents.hub.server.TICK_S": 0.1})
     own_hub.start()
@@ -25,8 +25,8 @@ def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: 
     shutil.rmtree(own_hub.endpoints.directory)
     (own_hub.folder / "hub.json").unlink()
     said = lambda what: any(what in event.text for event in client.state.events)  # noqa: E731
-    poll_until(client, lambda: said("the hub listens there again") and said("it is written anew"), fleet.turn)
-    assert client.resets == 1, "who is connected stays so"
+    poll_until(client, lambda: said("they are restored") and said("it is restored"), fleet.turn)
+    assert client.resets == 1, "open connections stay open"
     assert read_hub_file(own_hub.folder) == before and before.live
     assert stat.S_IMODE(own_hub.endpoints.directory.stat().st_mode) == 0o700
     late, more = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks, 2))
@@ -43,7 +43,7 @@ def test_removed_sockets_and_hub_file_are_put_back(own_hub: HubProcess, opened: 
     assert own_hub.stop() == 0 and not (own_hub.folder / "hub.json").exists()
 
 
-def test_removed_files_of_the_run_are_put_back(own_hub: HubProcess, opened: Opened) -> None:
+def test_removed_files_of_the_run_are_restored(own_hub: HubProcess, opened: Opened) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks, 2))
     poll_until(client, lambda: client.state.board and client.state.summaries, fleet.turn)
     asked = client.propose({"micro_batches": 8})
@@ -54,7 +54,7 @@ def test_removed_files_of_the_run_are_put_back(own_hub: HubProcess, opened: Open
     for name in (RECORD_FILE, COMMANDS_FILE):
         for beside in ("", "-wal", "-shm"):
             (own_hub.folder / f"{name}{beside}").unlink()
-    said = lambda: sum("removed; it is put back" in event.text for event in client.state.events)  # noqa: E731
+    said = lambda: sum("removed; it is restored" in event.text for event in client.state.events)  # noqa: E731
     poll_until(client, lambda: said() == 2, fleet.turn)
     epoch, seq = client.epoch, client.seq
     poll_until(client, lambda: recorded(own_hub.folder / RECORD_FILE) >= seq, fleet.turn)
@@ -66,7 +66,7 @@ def test_removed_files_of_the_run_are_put_back(own_hub: HubProcess, opened: Open
     assert said() == 2
 
 
-def test_a_locked_recording_keeps_no_command_waiting(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_locked_recording_delays_no_command(own_hub: HubProcess, opened: Opened) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks, 2))
     poll_until(client, lambda: client.state.board and client.state.summaries, fleet.turn)
     path = own_hub.folder / RECORD_FILE

@@ -1,4 +1,4 @@
-"""Fault 12: clocks that are off by an hour. What comes first is told by steps and numbers, never by a clock."""
+"""Fault 12: clocks that are off by an hour. Order depends on steps and sequence numbers, never on a clock."""
 
 import time
 
@@ -16,10 +16,10 @@ HOUR = 3600.0
 
 
 class OffFleet(Fleet):
-    """Ranks whose machines' clocks are off: they say so in all that has a time."""
+    """Ranks of machines with a wrong clock, which appears in every time that they send."""
 
     def __init__(self, endpoint: str, off_s: float) -> None:
-        self.began_s = time.time() + off_s  # as the ranks' own clock says
+        self.began_s = time.time() + off_s  # by the clock of the ranks
         self.off_s = off_s
         super().__init__(endpoint, 2)
 
@@ -29,7 +29,7 @@ class OffFleet(Fleet):
             agent.introduce = lambda hello, board, agent=agent: introduce[agent](  # type: ignore[method-assign, misc]
                 structs.replace(hello, began_s=self.began_s), board
             )
-            # An agent finds out how old its process is by the clock of its own machine, like this one's but off.
+            # An agent computes the age of its process from the clock of its machine, which is off.
             agent._outbox.began_s = time.monotonic() - max(0.0, time.time() + self.off_s - self.began_s)
         super().introduce()
         for agent in self.agents:
@@ -37,10 +37,10 @@ class OffFleet(Fleet):
 
 
 @pytest.mark.parametrize("off_s", [HOUR, -HOUR])
-def test_a_command_outlives_a_hub_restart_whatever_the_clocks(
+def test_a_command_survives_a_hub_restart_with_wrong_clocks(
     off_s: float, own_hub: HubProcess, opened: Opened
 ) -> None:
-    """The hub must not take a command for one of an earlier process because the leader's clock is ahead of its own."""
+    """The hub must not assign a command to an earlier process because the leader's clock is ahead."""
     fleet, client = (
         opened(OffFleet(own_hub.endpoints.ranks, off_s)),
         opened(Client(own_hub.endpoints.clients)),
@@ -51,9 +51,7 @@ def test_a_command_outlives_a_hub_restart_whatever_the_clocks(
         client, lambda: client.state.commands.get(first) and client.state.commands[first].settled, fleet.turn
     )
     asked = client.propose({"recompute": "full"})
-    poll_until(
-        client, lambda: asked in client.state.commands
-    )  # accepted; nobody turns the fleet, so it waits
+    poll_until(client, lambda: asked in client.state.commands)  # accepted; the ranks do not run, so it waits
     assert client.state.commands[asked].state == "accepted"
     own_hub.kill()
     own_hub.start()
@@ -70,7 +68,7 @@ def test_a_command_outlives_a_hub_restart_whatever_the_clocks(
 
 
 @pytest.mark.parametrize("off_s", [HOUR, -HOUR])
-def test_the_log_is_in_the_order_of_what_happened(off_s: float, own_hub: HubProcess, opened: Opened) -> None:
+def test_the_log_is_in_order_of_events(off_s: float, own_hub: HubProcess, opened: Opened) -> None:
     fleet, client = (
         opened(OffFleet(own_hub.endpoints.ranks, off_s)),
         opened(Client(own_hub.endpoints.clients)),
@@ -94,7 +92,7 @@ def test_the_log_is_in_the_order_of_what_happened(off_s: float, own_hub: HubProc
     assert [place for pair in zip(places, changes, strict=True) for place in pair] == sorted(places + changes)
 
 
-def test_steps_are_in_order_though_the_clock_went_back(own_hub: HubProcess, opened: Opened) -> None:
+def test_steps_are_in_order_after_a_clock_reset(own_hub: HubProcess, opened: Opened) -> None:
     fleet, client = opened(Fleet(own_hub.endpoints.ranks)), opened(Client(own_hub.endpoints.clients))
     for step in range(1, 6):
         clock = 1e9 - HOUR * step

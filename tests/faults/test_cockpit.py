@@ -1,4 +1,4 @@
-"""Fault 4: a cockpit that is killed or suspended costs itself, and neither the hub nor the training."""
+"""Fault 4: a killed or suspended cockpit affects neither the hub nor the training."""
 
 import contextlib
 import os
@@ -10,19 +10,16 @@ import sys
 import threading
 from pathlib import Path
 
-import psutil
-
 from agents.client import Client
-from agents.protocol import Action, Timeline
 from tests.faults.rank import RankProcess
 from tests.unit.agents.conftest import Opened
-from tests.unit.agents.fleet import HubProcess, Peer, environment, make_hello, poll_until
+from tests.unit.agents.fleet import HubProcess, environment, poll_until
 
 COCKPIT = [sys.executable, "-m", "cockpit"]
 
 
 class Watcher:
-    """`cockpit watch`, and the step it has told of last."""
+    """`cockpit watch`, and the last step that it printed."""
 
     def __init__(self, folder: Path) -> None:
         command = [*COCKPIT, "watch", "--run", str(folder)]
@@ -41,35 +38,20 @@ class Watcher:
         self.process.wait()
 
 
-def test_a_suspended_watcher_costs_itself_alone(own_hub: HubProcess, opened: Opened) -> None:
-    """It has granted credit, and there is much that it wants and does not read."""
-    rank = opened(RankProcess(own_hub.endpoints.ranks, 0, 2, step_s=0.002))
-    verbose = opened(Peer(own_hub.endpoints.ranks))
-    verbose.say(make_hello(1, 2))
+def test_a_suspended_watcher_affects_only_itself(own_hub: HubProcess, opened: Opened) -> None:
+    """Other clients lose no update, and it catches up. (`test_scale` measures the memory of a hub.)"""
+    rank = opened(RankProcess(own_hub.endpoints.ranks, 0, 1, step_s=0.002))
     client = opened(Client(own_hub.endpoints.clients))
-    poll_until(client, lambda: client.state.summaries and client.state.board and 1 in client.state.hellos)
-
-    def told_of(steps: range) -> int:
-        """Bytes that the hub has once so many timelines, of 190 KB each, have reached another watcher."""
-        for step in steps:
-            verbose.say(Timeline(1, step, 1.0, [Action("F", 0, 0.5, 1.5)] * 6000))
-            client.poll(0.0)
-        poll_until(
-            client, lambda: 1 in client.state.timelines and client.state.timelines[1].step == steps[-1]
-        )
-        return int(psutil.Process(own_hub.process.pid).memory_info().rss)
-
-    told_of(range(100))  # more than the hub keeps for anybody
+    poll_until(client, lambda: client.state.summaries and client.state.board)
     watcher = opened(Watcher(own_hub.folder))
     poll_until(client, lambda: watcher.step > 0)
     watcher.process.send_signal(signal.SIGSTOP)
-    step, memory = client.state.summaries[-1].step, told_of(range(100, 200))
-    assert told_of(range(200, 800)) - memory < 56 << 20, "what was kept for it would be 110 MB"
-    poll_until(client, lambda: client.state.summaries[-1].step > step + 500)
+    step = client.state.summaries[-1].step
+    poll_until(client, lambda: client.state.summaries[-1].step > step + 1000)
     assert client.resets == 1, "another watcher has missed nothing"
     assert watcher.step < step + 250, "it was suspended in earnest"
     watcher.process.send_signal(signal.SIGCONT)
-    poll_until(client, lambda: watcher.step > step + 500)  # it catches up
+    poll_until(client, lambda: watcher.step > step + 1000)  # it catches up
 
     watcher.process.kill()
     step = client.state.summaries[-1].step
@@ -77,7 +59,7 @@ def test_a_suspended_watcher_costs_itself_alone(own_hub: HubProcess, opened: Ope
     assert rank.process.poll() is None and own_hub.process.poll() is None
 
 
-def test_a_killed_screen_costs_nothing(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_killed_screen_affects_nothing(own_hub: HubProcess, opened: Opened) -> None:
     rank = opened(RankProcess(own_hub.endpoints.ranks, 0, 1))
     client = opened(Client(own_hub.endpoints.clients))
     poll_until(client, lambda: client.state.summaries and client.state.board)

@@ -1,4 +1,4 @@
-"""Faults 3, 9, 14 to 18: what is asked is done once, on all ranks or on none, and the answer is true."""
+"""Faults 3, 9, 15 to 18: a command is applied once, on all ranks or on none, and its result is true."""
 
 import threading
 import time
@@ -6,26 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
 from agents.client import Client
-from agents.protocol import Ack, Command, CommandState, Legal, Propose, Pulse, Welcome
+from agents.protocol import Ack, Command, CommandState, Propose, Pulse, Welcome
 from agents.protocol import Board as BoardMessage
-from agents.rank.knob_board import Knob, KnobBoard, Values
 from agents.waiting import wait_for_command
-from engine.control.vote import KnobVote
-from engine.parallel.collectives import AsyncCollective
 from tests.faults.conftest import Opened
 from tests.faults.scaled import Constants, program
+from tests.faults.test_vote import paired_board
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_board, make_hello, poll_until
-from tests.unit.engine.thread_axis import ThreadAxis, on_each
 
 SOON: Constants = {"agents.hub.telemetry.membership.LOST_AFTER_S": 0.6}
 
 
 @pytest.fixture
 def hasty_hub(tmp_path: Path) -> Iterator[HubProcess]:
-    """A hub that gives a silent rank up at once."""
+    """A hub that reports a silent rank as lost at once."""
     hub = HubProcess(tmp_path / "run")
     hub.program = program("agents.hub.process", SOON)
     hub.start()
@@ -51,7 +47,7 @@ def known(client: Client, fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     "carried_out", [False, True], ids=["before the ranks did it", "before it heard of it"]
 )
-def test_a_hub_killed_in_mid_command(own_hub: HubProcess, opened: Opened, carried_out: bool) -> None:
+def test_a_hub_killed_during_a_command(own_hub: HubProcess, opened: Opened, carried_out: bool) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     known(client, fleet)
     asked = client.propose({"micro_batches": 8})
@@ -65,7 +61,7 @@ def test_a_hub_killed_in_mid_command(own_hub: HubProcess, opened: Opened, carrie
     assert fleet.carried_out == [command.revision]
 
 
-def test_a_replayed_command_does_nothing_whoever_was_restarted(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_repeated_command_has_no_effect_after_restarts(own_hub: HubProcess, opened: Opened) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     known(client, fleet)
     first = settled(client, fleet, client.propose({"micro_batches": 8}, id="once"))
@@ -84,75 +80,7 @@ def test_a_replayed_command_does_nothing_whoever_was_restarted(own_hub: HubProce
     assert fleet.agents[0].pending is None
 
 
-# ------------------------------------------------------------------------------------ 14, 18: votes of the ranks
-
-
-class Ballot(ThreadAxis):
-    """Ranks as threads that can be told things, too."""
-
-    def start_broadcast(self, x: Tensor, root: int) -> AsyncCollective:
-        x.copy_(self._all(x)[root]) if x.numel() else None
-        return AsyncCollective(self, "broadcast", 0, ())
-
-
-def paired_board(refuses: bool = False) -> KnobBoard:
-    """Two knobs of which the one allows what the other asks for."""
-
-    def prepare(values: Values) -> object:
-        if refuses:
-            raise ValueError("no memory left")
-        return values["width"]
-
-    def legal(values: Values) -> Legal:
-        return Legal([1, 2] if values["mode"] == "narrow" else [1, 2, 4])
-
-    return KnobBoard(
-        [
-            Knob("width", legal, True, "", lambda _: None, prepare),
-            Knob("mode", lambda _: Legal(["narrow", "wide"]), True, "", lambda _: None, lambda _: None),
-        ],
-        {"width": 1, "mode": "narrow"},
-    )
-
-
-def vote(command: Command, refuses: int | None = None, ranks: int = 4) -> list[tuple[KnobBoard, list[Ack]]]:
-    """One step boundary on each rank, of which one may refuse: its board, and what it said."""
-
-    def rank(axis: ThreadAxis) -> tuple[KnobBoard, list[Ack]]:
-        board, said = paired_board(axis.rank == refuses), []
-        axis = Ballot(axis.rank, axis.size, axis._box, axis._barrier)
-        switch = KnobVote(axis, board, lambda: None if said else command, said.append)
-        switch.begin(7, stop=False)
-        assert not switch.end(7)
-        return board, said
-
-    return on_each(ranks, rank)
-
-
-def test_one_vote_against_and_no_rank_switches() -> None:
-    ranks = vote(Command(1, "a", {"width": 2, "mode": "wide"}), refuses=2)
-    assert {board.digest() for board, _ in ranks} == {paired_board().digest()}
-    (ack,) = ranks[0][1]
-    assert (ack.state, ack.why) == ("rejected", "rank 2: no memory left")
-    assert not any(said for _, said in ranks[1:])
-
-
-def test_with_all_votes_all_switch_at_one_step() -> None:
-    ranks = vote(Command(1, "a", {"width": 4, "mode": "wide"}))
-    assert len({board.digest() for board, _ in ranks}) == 1 and ranks[0][0].values["width"] == 4
-    assert [(ack.state, ack.step, ack.before) for _, (ack,) in ranks] == [
-        ("applied", 8, {"width": 1, "mode": "narrow"})
-    ] * 4
-
-
-def test_what_is_illegal_together_never_reaches_a_vote() -> None:
-    ranks = vote(Command(1, "a", {"width": 4, "mode": "narrow"}))
-    (ack,) = ranks[0][1]
-    assert (ack.state, ack.why) == ("rejected", "width = 4 is not legal; legal: 1, 2")
-    assert {board.digest() for board, _ in ranks} == {paired_board().digest()}
-
-
-def test_an_illegal_combination_is_refused_as_one_whole(own_hub: HubProcess, opened: Opened) -> None:
+def test_an_illegal_combination_is_refused_as_a_whole(own_hub: HubProcess, opened: Opened) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     fleet.boards = [paired_board() for _ in fleet.boards]
     fleet.introduce()
@@ -190,26 +118,26 @@ def test_a_rank_that_dies_between_vote_and_apply(hasty_hub: HubProcess, opened: 
     assert half.why == "rank 3 was lost before its ack"
     with pytest.raises(TimeoutError, match="applied on 3 of 4 ranks"):
         wait_for_command(client, asked, 0.1)
-    # The run ends in its next collective; one that goes on does so from before the command, on every rank.
+    # The run ends in its next collective; a resumed run starts before the command, on every rank.
     ranks[0].say(make_hello(0, 4, began_s=time.time()))
     poll_until(client, lambda: client.state.commands[asked].settled, lambda: alive(3))
     assert client.state.commands[asked].state == "rolled_back"
 
 
-# ---------------------------------------------------------------------------------- 16: while it saves or restores
+# ---------------------------------------------------------------------------------- 16: during a save or a restore
 
 
-def test_a_command_during_restore_waits_and_says_so(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_command_during_a_restore_waits_and_reports_it(own_hub: HubProcess, opened: Opened) -> None:
     client = opened(Client(own_hub.endpoints.clients))
     asked = client.propose({"micro_batches": 8})
     waits = wait_for_command(client, asked, 5.0, settled=False)
-    assert waits.state == "accepted" and "waits for the ranks, which have not shown their knobs" in waits.why
+    assert waits.state == "accepted" and "waits for the ranks, which have not sent their knobs" in waits.why
     fleet = opened(Fleet(own_hub.endpoints.ranks))  # restored
     command = settled(client, fleet, asked)
     assert (command.state, command.acks, command.why) == ("applied", 4, "")
 
 
-def test_a_command_during_a_save_waits_and_says_so(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_command_during_a_save_waits_and_reports_it(own_hub: HubProcess, opened: Opened) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     known(client, fleet)
     since = time.monotonic() - 20
@@ -225,7 +153,7 @@ def test_a_command_during_a_save_waits_and_says_so(own_hub: HubProcess, opened: 
 # --------------------------------------------------------------------------------------------- 17: two operators
 
 
-def test_of_two_operators_with_one_base_one_loses_cleanly(own_hub: HubProcess, opened: Opened) -> None:
+def test_one_of_two_operators_with_one_base_is_refused(own_hub: HubProcess, opened: Opened) -> None:
     clients = [opened(Client(own_hub.endpoints.clients)) for _ in range(2)]
     fleet = opened(Fleet(own_hub.endpoints.ranks))
     for client in clients:
@@ -257,11 +185,11 @@ def test_of_two_operators_with_one_base_one_loses_cleanly(own_hub: HubProcess, o
 # ------------------------------------------------------------------------------- a trial whose operator is killed
 
 
-def test_a_trial_outlives_who_asked_for_it(own_hub: HubProcess, opened: Opened) -> None:
+def test_a_trial_continues_without_its_operator(own_hub: HubProcess, opened: Opened) -> None:
     watcher, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     known(watcher, fleet)
     operator = Client(own_hub.endpoints.clients)
-    trial = operator.try_out({"micro_batches": 8}, 6)
+    trial = operator.start_trial({"micro_batches": 8}, 6)
     try:
         poll_until(operator, lambda: trial in operator.state.trials, fleet.turn)
     finally:
@@ -278,10 +206,8 @@ def test_a_trial_outlives_who_asked_for_it(own_hub: HubProcess, opened: Opened) 
     assert fleet.boards[0].values["micro_batches"] == 4
 
 
-def test_ranks_that_introduce_themselves_to_a_new_hub_are_asked_what_they_said_to_the_old_one(
-    own_hub: HubProcess, opened: Opened
-) -> None:
-    """A rank that applies a command says hello unasked; all its acknowledgements may be in that hub's grave."""
+def test_a_new_hub_requests_acks_sent_to_the_old_hub(own_hub: HubProcess, opened: Opened) -> None:
+    """A rank that applies a command sends a hello unasked. All its acks may have gone to the killed hub."""
     client, board = opened(Client(own_hub.endpoints.clients)), make_board()
     ranks = [opened(Peer(own_hub.endpoints.ranks)) for _ in range(2)]
     shown = BoardMessage(0, 0, board.digest(), board.states())
@@ -291,7 +217,7 @@ def test_ranks_that_introduce_themselves_to_a_new_hub_are_asked_what_they_said_t
     asked = client.propose({"micro_batches": 8})
     poll_until(client, lambda: asked in client.state.commands)
     assert isinstance(ranks[0].hear(Command), Command)
-    own_hub.kill()  # before a word of theirs
+    own_hub.kill()  # before any message of the ranks
     own_hub.start()
     ranks[0].say(make_hello(0, 2, revision=1), shown, Ack(0, 1, "applied", 1, "d1"))
     poll_until(client, lambda: client.state.commands[asked].acks == 1)

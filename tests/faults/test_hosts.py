@@ -1,4 +1,4 @@
-"""Several machines: ranks and cockpits reach a hub on another one over TCP, under a key, and a network may go away."""
+"""Several machines: ranks and cockpits reach a hub on another machine over TCP with a key, and the network may fail."""
 
 import os
 import socket
@@ -14,7 +14,8 @@ from agents.client import Client
 from agents.protocol.base import RunError
 from agents.rundir.hub_file import HUB_FILE, read_hub_file
 from agents.transport.addresses import own_address
-from agents.transport.curve_keys import Key, KeyStore, Role, load_key
+from agents.transport.curve_keys import Key, KeyStore, load_key
+from agents.transport.roles import Role
 from agents.waiting import wait_for_command
 from tests.faults.conftest import Opened
 from tests.faults.hosts import Host, NoHosts, two_hosts
@@ -60,7 +61,7 @@ def url(hosts: tuple[Host, Host], keys: dict[Role, Key], tmp_path: Path) -> Iter
     assert hub.wait(10) == 0
 
 
-def test_a_run_on_another_machine_is_seen_and_steered(
+def test_a_run_on_another_machine_is_watched_and_steered(
     hosts: tuple[Host, Host], url: str, keys: dict[Role, Key], opened: Opened
 ) -> None:
     with hosts[1].inside():
@@ -72,14 +73,14 @@ def test_a_run_on_another_machine_is_seen_and_steered(
         assert wait_for_command(client, asked, 1.0).acks == 4
 
 
-def test_a_cable_pulled_and_put_back(
+def test_a_link_goes_down_and_up(
     hosts: tuple[Host, Host],
     url: str,
     keys: dict[Role, Key],
     opened: Opened,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Heartbeats give the dead connection up, so that a new one is there as soon as the network is."""
+    """Heartbeats close the dead connection, so that a new one opens as soon as the network is back."""
     monkeypatch.setattr("agents.transport.reconnecting.HEARTBEAT_MS", 100)
     monkeypatch.setattr("agents.transport.reconnecting.DEAD_AFTER_MS", 500)
     with hosts[1].inside():
@@ -93,10 +94,10 @@ def test_a_cable_pulled_and_put_back(
         back = time.monotonic()
         poll_until(client, lambda: client.state.steps[3].step > trained, fleet.turn)
         assert time.monotonic() - back < 10
-        assert client.refused is None and trained > 20, "and training went on meanwhile"
+        assert client.refused is None and trained > 20, "and training continued in the meantime"
 
 
-def test_the_address_by_which_others_reach_us(hosts: tuple[Host, Host]) -> None:
+def test_the_address_for_other_machines(hosts: tuple[Host, Host]) -> None:
     with hosts[0].inside():
         assert own_address(hosts[0].address) == hosts[0].address
         assert own_address(hosts[1].address) == hosts[0].address
@@ -107,23 +108,23 @@ def test_the_address_by_which_others_reach_us(hosts: tuple[Host, Host]) -> None:
 JOINED = """
 import sys
 from pathlib import Path
-from engine.launch.ranks import join, joined_place
+from engine.launch.ranks import join, context_from_environment
 folder = Path(sys.argv[1])
 
-def work(place):
-    (folder / f"hub.{place.rank}").write_text(f"{place.hub} {place.key.name if place.key else None}")
-    place.store().add("seen", 1)
-    while place.store().add("seen", 0) < place.world:
+def work(context):
+    (folder / f"hub.{context.rank}").write_text(f"{context.hub} {context.key.name if context.key else None}")
+    context.store().add("seen", 1)
+    while context.store().add("seen", 0) < context.world:
         pass
 
-sys.exit(join(joined_place(folder / "run"), work, name_of_rank=str, hub="auto", run="r"))
+sys.exit(join(context_from_environment(folder / "run"), work, name_of_rank=str, hub="auto", run="r"))
 """
 
 
-def test_rank_0_tells_the_other_machine_where_its_hub_is(
+def test_rank_0_shares_its_hubs_address(
     hosts: tuple[Host, Host], keys: dict[Role, Key], tmp_path: Path
 ) -> None:
-    """Nothing is typed: the address is found, the endpoint published, the key taken from the shared folder."""
+    """Without any option, the address is found, the endpoint published and the key read from the shared folder."""
     script = tmp_path / "joined.py"
     script.write_text(JOINED)
     with hosts[0].inside(), socket.create_server((hosts[0].address, 0)) as free:

@@ -1,4 +1,4 @@
-"""Ctrl-C on a hub or a relay that a person has started in a terminal: it ends in order, and the ranks train on."""
+"""Ctrl-C on a hub or a relay in a terminal: it ends cleanly, and the ranks continue to train."""
 
 import os
 import pty
@@ -21,7 +21,7 @@ CTRL_C = b"\x03"
 
 
 class Terminal:
-    """`cockpit ...` in a terminal of its own, of which a key reaches whatever runs there."""
+    """`cockpit ...` in its own pseudo-terminal, to which a test can send keys."""
 
     def __init__(self, *words: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -36,14 +36,14 @@ class Terminal:
         os.close(theirs)
 
     def interrupt(self) -> tuple[int, str]:
-        """Press Ctrl-C: the exit status, and all that stood in the terminal."""
+        """Press Ctrl-C. Returns the exit status and the output."""
         os.write(self._ours, CTRL_C)
         status = self.process.wait(DEADLINE_S)
         said = b""
         try:
             while more := os.read(self._ours, 1 << 16):
                 said += more
-        except OSError:  # how the end of a terminal is told
+        except OSError:  # Linux reports the end of a terminal like this
             pass
         return status, said.decode()
 

@@ -1,4 +1,4 @@
-"""Fault 1: a rank that is killed is named, with its place and the cause, to everyone; the others end with it."""
+"""Fault 1: every client learns which rank was killed, with its coordinates and the cause; the other ranks end too."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
     driver.clean()
 
 
-def test_who_where_and_why(driver: Driver, opened: Opened) -> None:
+def test_a_killed_rank_is_reported_with_place_and_cause(driver: Driver, opened: Opened) -> None:
     driver.run_dir.mkdir(parents=True, exist_ok=True)
     (driver.run_dir / "failure.txt").write_text("2026-11-21 12:00:00 rank 1 failed in an earlier attempt\n")
     run = driver.start(WORK, 4, hub="auto")
@@ -59,13 +59,13 @@ def test_who_where_and_why(driver: Driver, opened: Opened) -> None:
     assert status == 1 and time.monotonic() - killed < 5
     sentence, file = stderr.splitlines()
     assert sentence.startswith("rank 2 (dp2) was killed by SIGKILL at step ")
-    assert sentence.endswith(" in tp all-gather, layer 2") and file.startswith("what every rank reported: ")
+    assert sentence.endswith(" in tp all-gather, layer 2") and file.startswith("reports of all ranks: ")
     reports = (driver.run_dir / "failure.txt").read_text()
     assert "\nrank 3 (dp3) was ended because of the failure, last at step " in reports
-    assert "\nrank 0 (dp0) had ended its work, last at step " in reports  # it left in good order when asked
+    assert "\nrank 0 (dp0) had ended without an error, last at step " in reports
 
     poll_until(client, lambda: client.state.events and client.state.events[-1].text == "the hub has ended")
     told = [event for event in client.state.events if event.source == "run"]
     assert [(event.level, event.text) for event in told] == [("error", sentence)]
     assert client.state.gone[2].over and client.state.gone[2].text == sentence
-    assert last_failure(driver.run_dir) == sentence  # for whoever comes too late
+    assert last_failure(driver.run_dir) == sentence  # for a client that connects later

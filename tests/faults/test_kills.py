@@ -1,4 +1,4 @@
-"""Fault 3 and 9, at length: proposals in a storm of hub kills. `python -m tests.faults.storm` is the whole of it."""
+"""Faults 3 and 9 with many proposals and hub kills. `python -m tests.faults.storm` runs the full size."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ PROPOSALS = int(os.environ.get("COCKPIT_STORM", "100"))
 
 
 @pytest.mark.parametrize("proposals", [16, pytest.param(PROPOSALS, marks=pytest.mark.exhaustive, id="storm")])
-def test_no_command_is_lost_or_doubled(tmp_path: Path, proposals: int) -> None:
+def test_no_command_is_lost_or_applied_twice(tmp_path: Path, proposals: int) -> None:
     storm = Storm(tmp_path / "run", proposals, kills=max(2, proposals // 12), seed=1)
     try:
         outcome = storm.run()

@@ -1,4 +1,4 @@
-"""Connections that say nothing, say too much, or are dead without an end: either side gives them up by itself."""
+"""Connections that are silent, send too much, or are dead: both sides close them by themselves."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +12,9 @@ from zmq.utils.monitor import recv_monitor_message
 from agents import protocol
 from agents.protocol import Credit, Updates
 from agents.transport.authenticator import ZapAuthenticator
-from agents.transport.curve_keys import Key, KeyStore, Role, load_key
+from agents.transport.curve_keys import Key, KeyStore, load_key
 from agents.transport.reconnecting import ReconnectingSocket
+from agents.transport.roles import Role
 from agents.transport.server_sockets import CurveSocket
 from tests.faults.conftest import Opened
 from tests.faults.forwarder import Forwarder
@@ -35,7 +36,7 @@ def line_to(endpoint: str, key: Key | None = None) -> ReconnectingSocket:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """A hub that gives a connection up soon."""
+    """A hub with short connection timeouts."""
     guarded = Guarded(tmp_path_factory.mktemp("hasty"), HASTY)
     yield guarded
     guarded.close()
@@ -46,8 +47,8 @@ def connections(guarded: Guarded) -> int:
     return sum(one.status == psutil.CONN_ESTABLISHED for one in hub.net_connections("tcp"))
 
 
-def test_a_hub_gives_up_a_peer_whose_machine_has_vanished(hasty: Guarded, opened: Opened) -> None:
-    """Nothing comes from there any more, not even an end: heartbeats alone can tell."""
+def test_a_hub_drops_a_peer_whose_machine_vanished(hasty: Guarded, opened: Opened) -> None:
+    """A vanished machine sends nothing, not even an end of stream; only heartbeats detect it."""
     wait(lambda: connections(hasty) == 4)
     cable = opened(Forwarder(hasty.url))
     peer = opened(Peer(cable.endpoint, hasty.viewer))
@@ -58,14 +59,14 @@ def test_a_hub_gives_up_a_peer_whose_machine_has_vanished(hasty: Guarded, opened
     wait(lambda: connections(hasty) == 4)
 
 
-def test_a_hub_gives_up_who_never_says_who_it_is(hasty: Guarded) -> None:
+def test_a_hub_drops_a_peer_without_a_handshake(hasty: Guarded) -> None:
     with hasty.connect() as stranger:
-        stranger.settimeout(20)  # libzmq by itself waits for half a minute
+        stranger.settimeout(20)  # without heartbeats, libzmq waits for half a minute
         while stranger.recv(4096):
             pass
 
 
-def test_a_line_gives_up_a_hub_whose_machine_has_vanished(
+def test_a_client_socket_drops_a_hub_whose_machine_vanished(
     hasty: Guarded, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agents.transport.reconnecting.HEARTBEAT_MS", 100)
@@ -83,8 +84,8 @@ def test_a_line_gives_up_a_hub_whose_machine_has_vanished(
     wait(lambda: happened(zmq.EVENT_DISCONNECTED))
 
 
-def test_what_a_hub_may_not_send_is_never_held(opened: Opened, tmp_path: Path) -> None:
-    """libzmq drops the connection at the length that is announced, whatever it is that listens there."""
+def test_an_oversized_frame_of_a_hub_is_never_buffered(opened: Opened, tmp_path: Path) -> None:
+    """libzmq drops the connection at the announced length, whatever the peer is."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
         other.set(zmq.LINGER, 0)
         other.bind(f"ipc://{tmp_path / 'other'}")
@@ -106,8 +107,8 @@ def test_what_a_hub_may_not_send_is_never_held(opened: Opened, tmp_path: Path) -
             monitor.close(0)
 
 
-def test_without_a_gate_nobody_comes_in(opened: Opened, tmp_path: Path) -> None:
-    """CURVE by itself takes any key: who would check it must be there."""
+def test_without_an_authenticator_no_peer_is_admitted(opened: Opened, tmp_path: Path) -> None:
+    """CURVE without ZAP accepts any key, so the authenticator must be running."""
     store = KeyStore(tmp_path / "keys")
     own = store.hub_key()
     key = load_key(store.make("ann", Role.VIEWER))

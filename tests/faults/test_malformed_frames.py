@@ -1,4 +1,4 @@
-"""Fault 7: malformed frames, at both doors of a real hub: one sentence to who sent it, and nothing else happens."""
+"""Fault 7: malformed frames at both sockets of a real hub: the sender gets one sentence, and nothing else happens."""
 
 import time
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 
 from agents import protocol
 from agents.client import Client
-from agents.hub.server import CLIENT_FRAME_BYTES
+from agents.hub.client_requests import CLIENT_FRAME_BYTES
 from agents.protocol import Refused
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_hello, make_step, poll_until
@@ -16,7 +16,7 @@ from tests.unit.agents.fleet import Fleet, HubProcess, Peer, make_hello, make_st
 pytestmark = pytest.mark.xdist_group("malformed_frames")  # its tests share a fixture
 
 DEEP = b"\x91" * 200_000 + b"\xc0"
-NOT_OURS = "not a frame of ours: "
+NOT_OURS = "not a frame of this protocol: "
 
 
 def packed(*message: object) -> bytes:
@@ -24,7 +24,7 @@ def packed(*message: object) -> bytes:
 
 
 def twice(kind: str) -> bytes:
-    """A message whose changes name one knob twice, which no honest packer writes."""
+    """A packed message whose changes name one knob twice; no correct encoder writes this."""
     head = b"\x92\x01\x91\x93" + msgpack.packb(kind) + msgpack.packb("id")
     return (
         head + b"\x82" + b"".join(msgpack.packb("micro_batches") + msgpack.packb(value) for value in (2, 8))
@@ -62,7 +62,7 @@ def followed(hub: HubProcess, fleet: Fleet) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize(("frame", "sentence"), FRAMES.values(), ids=FRAMES.keys())
-def test_one_sentence_and_nothing_else(
+def test_malformed_frames_get_one_sentence(
     frame: bytes, sentence: str, hub: HubProcess, fleet: Fleet, followed: Client, opened: Opened
 ) -> None:
     for endpoint in (hub.endpoints.ranks, hub.endpoints.clients):
@@ -80,14 +80,14 @@ def test_one_sentence_and_nothing_else(
     assert followed.state.board is not None and followed.state.board.revision == 0
 
 
-def test_numbers_that_cannot_be_are_not_believed(hub: HubProcess, fleet: Fleet, opened: Opened) -> None:
-    """A frame that is well formed, from a rank of the run, with one number that is none."""
+def test_invalid_numbers_are_rejected(hub: HubProcess, fleet: Fleet, opened: Opened) -> None:
+    """A well-formed frame of a rank of the run, with one invalid number."""
     client, rank = opened(Client(hub.endpoints.clients)), opened(Peer(hub.endpoints.ranks))
     poll_until(client, lambda: client.state.steps, fleet.turn)
     nan = float("nan")
     rank.say(make_hello(3, 4, began_s=nan))
     assert "rank 3 began at nan" in rank.hear(Refused).why  # type: ignore[union-attr]
-    rank.say(make_hello(3, 4))  # of this very process, so it takes the place of the fleet's
+    rank.say(make_hello(3, 4))  # of the same process, so it replaces the rank of the fleet
     step = make_step(3, 2**52)
     for wrong in ({"step_ms": nan}, {"phases": {"forward": float("inf")}}, {"bubble": nan}):
         rank.dealer.send(packed(*({"tag": "step"} | _fields(step) | wrong).values()))
@@ -100,7 +100,7 @@ def _fields(message: protocol.Step) -> dict[str, object]:
     return {name: getattr(message, name) for name in message.__struct_fields__} | {"comm": comm}
 
 
-def test_a_client_is_told_before_it_asks(hub: HubProcess, opened: Opened) -> None:
+def test_a_client_is_refused_before_it_sends(hub: HubProcess, opened: Opened) -> None:
     client = opened(Client(hub.endpoints.clients))
     with pytest.raises(ValueError, match="lr = nan is not a legal value of a knob"):
         client.propose({"lr": float("nan")})

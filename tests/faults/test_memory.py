@@ -20,21 +20,19 @@ from tests.unit.agents.fleet import Peer, poll_until
 
 MIB = 1 << 20
 MOST_MB = 128
-PART = bytes(MIB - 4096)  # with its encryption still a part that may be
+PART = bytes(MIB - 4096)  # with encryption, still a legal part
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Guarded]:
-    """A hub that may hold little."""
+    """A hub with a low memory limit."""
     guarded = Guarded(tmp_path, options=("--memory-mb", str(MOST_MB)))
     yield guarded
     guarded.close()
 
 
-def test_a_message_of_many_parts_costs_no_more_memory_than_a_hub_may_have(
-    small: Guarded, opened: Opened
-) -> None:
-    """It starts again, as the same process at the same address, and knows what it had accepted."""
+def test_a_message_of_many_parts_stays_within_the_memory_limit(small: Guarded, opened: Opened) -> None:
+    """It restarts as the same process at the same address, and still knows the accepted commands."""
     client = watch(small, opened, small.operator)
     before = client.propose({"micro_batches": 8})
     poll_until(
@@ -61,8 +59,8 @@ def test_a_message_of_many_parts_costs_no_more_memory_than_a_hub_may_have(
     )
 
 
-def test_connections_take_no_more_descriptors_than_a_hub_can_spare(tmp_path: Path, opened: Opened) -> None:
-    """libzmq would try to accept without end, with a core of its own, and the list of keys could not be read."""
+def test_connections_leave_a_reserve_of_descriptors(tmp_path: Path, opened: Opened) -> None:
+    """Otherwise libzmq would retry in a busy loop, and the list of keys could not be read."""
     guarded = Guarded(tmp_path)
     strangers: list[socket.socket] = []
     try:

@@ -1,4 +1,4 @@
-"""Output that cannot go out: a full disk, a reader that left, a closed stream, an encoding without our signs."""
+"""Output that fails: a full disk, a closed pipe, a closed stream, an encoding without our characters."""
 
 import json
 import os
@@ -39,15 +39,15 @@ def cockpit(words: str, run: Path, after: str = "", **variables: str) -> subproc
 
 @needs_full
 @pytest.mark.parametrize("words", ["watch --json", "snapshot", "knobs --json"])
-def test_a_full_disk_is_one_sentence(live: Path, words: str) -> None:
+def test_a_full_disk_gets_one_sentence(live: Path, words: str) -> None:
     done = cockpit(words, live, ">/dev/full")
     assert done.stderr == b"standard output cannot be written: No space left on device\n"
     assert done.returncode == 1
 
 
 @pytest.mark.parametrize("words", ["watch --json", "watch", "snapshot", "knobs"])
-def test_a_reader_that_leaves_ends_a_command_as_it_ends_others(live: Path, words: str) -> None:
-    """Without a word, and with the status that a shell gives to ``yes | true``."""
+def test_a_closed_pipe_ends_a_command_quietly(live: Path, words: str) -> None:
+    """Without a message, and with the exit status of ``yes | true`` in a shell."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "cockpit", *words.split(), "--run", str(live)]
@@ -69,7 +69,7 @@ LOCALES = {
 
 
 @pytest.mark.parametrize("variables", LOCALES.values(), ids=LOCALES.keys())
-def test_an_encoding_without_our_signs(live: Path, variables: dict[str, str]) -> None:
+def test_an_encoding_without_our_characters(live: Path, variables: dict[str, str]) -> None:
     plain = cockpit("snapshot", live, **variables)
     assert plain.returncode == 0, plain.stderr
     assert b"LIVE" in plain.stdout and not plain.stderr
@@ -82,11 +82,11 @@ def test_an_encoding_without_our_signs(live: Path, variables: dict[str, str]) ->
 RUN = """
 import os, sys
 from agents.rundir.standard_streams import open_streams
-from engine.launch.outlet import outlet
+from engine.launch.standard_output import standard_stream
 open_streams()
-sys.stdout = outlet()
-if os.fork() == 0:  # a rank, which has an outlet of its own
-    sys.stdout = outlet()
+sys.stdout = standard_stream()
+if os.fork() == 0:  # a rank, which has its own standard stream
+    sys.stdout = standard_stream()
     for step in range(3):
         sys.stdout.write(f"step {step}\\n")
     sys.stdout.flush()
@@ -106,20 +106,20 @@ def engine(after: str) -> subprocess.CompletedProcess[bytes]:
 
 
 @needs_full
-def test_a_run_goes_on_without_its_output(live: Path) -> None:
+def test_a_run_continues_without_its_output(live: Path) -> None:
     done = engine(">/dev/full")
-    told = b"standard output is closed, it cannot be written: No space left on device; the run continues without it\n"
-    assert (done.returncode, done.stderr) == (0, told), "once, for the run and all its ranks"
+    warning = b"cannot write to standard output: No space left on device; the run continues without it\n"
+    assert (done.returncode, done.stderr) == (0, warning), "once, for the run and all its ranks"
 
 
-def test_a_run_goes_on_without_its_reader() -> None:
+def test_a_run_continues_without_its_reader() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-c", RUN]
     done = subprocess.run(command, env=environment(), stdout=writer, stderr=subprocess.PIPE, timeout=60)
     os.close(writer)
-    told = b"standard output is closed, its reader has left; the run continues without it\n"
-    assert (done.returncode, done.stderr) == (0, told), "once, for the run and all its ranks"
+    warning = b"cannot write to standard output: its reader has closed it; the run continues without it\n"
+    assert (done.returncode, done.stderr) == (0, warning), "once, for the run and all its ranks"
 
 
 def test_a_run_without_an_output() -> None:

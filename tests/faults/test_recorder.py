@@ -1,4 +1,4 @@
-"""Fault 13: the disk is full. Telemetry goes on, the recording stops and says so, and commands are refused."""
+"""Fault 13: the disk is full. Telemetry continues, the recording stops with an event, and commands are refused."""
 
 import os
 import resource
@@ -20,7 +20,7 @@ from agents.waiting import wait_for_command
 from tests.faults.scaled import program
 from tests.unit.agents.conftest import Opened
 from tests.unit.agents.fleet import SOURCE, Fleet, HubProcess, poll_until
-from tests.unit.agents.test_replay import recorded
+from tests.unit.agents.recording.test_replay import recorded
 
 
 def events(client: Client) -> list[str]:
@@ -28,7 +28,7 @@ def events(client: Client) -> list[str]:
 
 
 class SmallDisk(HubProcess):
-    """A hub whose run folder is a file system of 300 KiB, in a mount namespace of its own."""
+    """A hub whose run folder is a file system of 300 KiB, in its own mount namespace."""
 
     def start(self, *options: str) -> "SmallDisk":
         self.folder.mkdir()
@@ -63,14 +63,14 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     except FileNotFoundError:
         pytest.skip("this machine has no unshare to make a small file system with")
     if refused.returncode:
-        pytest.skip(f"this machine lets nobody mount a small file system: {refused.stderr.strip()}")
+        pytest.skip(f"this machine does not allow mounting a small file system: {refused.stderr.strip()}")
     hub = SmallDisk(tmp_path / "run").start()
     yield hub
     hub.clean_up()
 
 
-def test_a_disk_that_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: Path) -> None:
-    """A real one: the recording itself fills it."""
+def test_a_disk_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: Path) -> None:
+    """The recording fills a real file system."""
     client = opened(Client(small_disk.endpoints.clients))
     fleet = opened(Fleet(small_disk.endpoints.ranks, 8))
 
@@ -79,7 +79,7 @@ def test_a_disk_that_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: P
             fleet.turn()
 
     poll_until(client, lambda: any("the recording stops" in text for text in events(client)), turns)
-    assert any("disk is full" in text and "telemetry goes on" in text for text in events(client))
+    assert any("disk is full" in text and "telemetry continues" in text for text in events(client))
     (small_disk.inside / "rest").write_bytes(b"")
     with (
         (small_disk.inside / "rest").open("ab", buffering=0) as rest,
@@ -87,7 +87,7 @@ def test_a_disk_that_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: P
     ):
         while True:
             rest.write(bytes(4096))
-    # SQLite may have some pages left within its files: what is journalled there is carried out as ever.
+    # SQLite may have free pages in its files; a command that fits there is applied as usual.
     accepted: list[str] = []
     while True:
         turn = len(accepted) % 2
@@ -111,8 +111,8 @@ def test_a_disk_that_fills_up(small_disk: SmallDisk, opened: Opened, tmp_path: P
     assert sum("the recording stops" in text for text in events(client)) == 1
 
 
-def test_a_disk_that_has_room_again(tmp_path: Path, opened: Opened) -> None:
-    """The same by a limit on the size of files, which any machine has; the recording goes on by itself."""
+def test_a_disk_has_space_again(tmp_path: Path, opened: Opened) -> None:
+    """The same with a limit on file sizes, which works on any machine; the recording continues by itself."""
     hub = HubProcess(tmp_path / "run")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     scaled = {"agents.hub.recorder.RETRY_S": 0.3}
@@ -138,7 +138,7 @@ def test_a_disk_that_has_room_again(tmp_path: Path, opened: Opened) -> None:
         refused = wait_for_command(client, client.propose({"micro_batches": 8}), 10.0)
         assert refused.state == "rejected" and "the journal cannot be written" in refused.why
         resource.prlimit(hub.process.pid, resource.RLIMIT_FSIZE, limits)
-        poll_until(client, lambda: "the recording goes on, after a gap" in events(client), fleet.turn)
+        poll_until(client, lambda: "the recording continues after a gap" in events(client), fleet.turn)
         accepted = client.propose({"micro_batches": 8})
         poll_until(
             client,

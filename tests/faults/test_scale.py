@@ -1,4 +1,4 @@
-"""Faults 5, 6 and 19: a partition, a subscriber that stalls, and a storm of ranks that come back at once."""
+"""Faults 5, 6 and 19: a partition, a subscriber that stalls, and many ranks that reconnect at once."""
 
 import subprocess
 import sys
@@ -24,13 +24,13 @@ from tests.unit.agents.fleet import (
     poll_until,
 )
 
-LOST_AFTER_S = 1.5  # of 5: a partition of 4 s then is one of 13
+LOST_AFTER_S = 1.5  # scaled by 5: a partition of 4 s acts like one of 13
 PARTITION_S = 4.0
-STORM = 1024  # ranks
+STORM = 1024  # number of ranks
 
 
 def memory_bytes(pid: int, what: str = "VmRSS") -> int:
-    """What a process has in memory; `VmHWM`: the most it ever had."""
+    """Memory of a process; `VmHWM`: its peak."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(what)).split()[1]) << 10
 
@@ -70,7 +70,7 @@ def test_a_partition_delays_and_loses_no_command(impatient_hub: HubProcess, open
     poll_until(client, lambda: client.state.steps[3].step >= fleet.step - 3, fleet.turn)
     cable.cut()
     id = client.propose({"micro_batches": 8})
-    train_for(0.7 * LOST_AFTER_S)  # before the hub has noticed; after that it would have refused
+    train_for(0.7 * LOST_AFTER_S)  # before the hub notices; later it would refuse
     assert client.state.commands[id].state == "accepted"
     cable.heal()
     poll_until(client, lambda: client.state.commands[id].settled, fleet.turn)
@@ -80,8 +80,8 @@ def test_a_partition_delays_and_loses_no_command(impatient_hub: HubProcess, open
     assert longest < 0.5, "training never waits"
 
 
-def test_a_stalled_subscriber_costs_only_itself(own_hub: HubProcess, opened: Opened) -> None:
-    """Large updates, many times what the hub keeps, past watchers that have granted credit and never read."""
+def test_a_stalled_subscriber_affects_only_itself(own_hub: HubProcess, opened: Opened) -> None:
+    """Large updates, many times what the hub keeps, for watchers that grant credit and never read."""
     client, rank = opened(Client(own_hub.endpoints.clients)), opened(Peer(own_hub.endpoints.ranks))
     rank.say(make_hello(0, 1))
     poll_until(client, lambda: client.state.hellos)
@@ -95,11 +95,11 @@ def test_a_stalled_subscriber_costs_only_itself(own_hub: HubProcess, opened: Ope
         if step % 200 == 0:
             poll_until(client, lambda: 0 in client.state.steps and client.state.steps[0].step == step)  # noqa: B023
             sizes.append(memory_bytes(own_hub.process.pid))
-    assert sizes[2] - sizes[1] < 32 << 20, "what was kept for those who do not read would be 300 MB more"
+    assert sizes[2] - sizes[1] < 32 << 20, "frames kept for stalled subscribers would take 300 MB more"
     asleep = stalled[0]
     asleep.say(Credit(protocol.VERSION, client.epoch, 2, 64))
     seen = 0
-    for _ in range(64 + 64):  # what it was granted before is there, and then the newest
+    for _ in range(64 + 64):  # first the frames of its earlier credit, then the newest state
         updates = asleep.hear(protocol.Updates)
         assert isinstance(updates, protocol.Updates)
         seen = max([seen, *(u.step for u in updates.updates if isinstance(u, protocol.Step))])
@@ -108,7 +108,7 @@ def test_a_stalled_subscriber_costs_only_itself(own_hub: HubProcess, opened: Ope
     assert seen == 600
 
 
-def test_a_storm_of_ranks_that_come_back_at_once(own_hub: HubProcess, opened: Opened) -> None:
+def test_many_ranks_reconnect_at_once(own_hub: HubProcess, opened: Opened) -> None:
     command = [sys.executable, "-m", "tests.bench.fleet", own_hub.endpoints.ranks]
     fleet = subprocess.Popen([*command, str(STORM), "0", str(STORM), "1"], env=environment())
     try:
@@ -125,9 +125,7 @@ def test_a_storm_of_ranks_that_come_back_at_once(own_hub: HubProcess, opened: Op
         fleet.wait()
 
 
-def test_a_message_of_200_mib_costs_its_sender_the_connection_alone(
-    own_hub: HubProcess, opened: Opened
-) -> None:
+def test_a_message_of_200_mib_closes_only_its_connection(own_hub: HubProcess, opened: Opened) -> None:
     client, fleet = opened(Client(own_hub.endpoints.clients)), opened(Fleet(own_hub.endpoints.ranks))
     poll_until(client, lambda: client.state.board and len(client.state.steps) == 4, fleet.turn)
     before = memory_bytes(own_hub.process.pid, "VmHWM")

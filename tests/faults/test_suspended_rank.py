@@ -1,4 +1,4 @@
-"""Fault 2: a rank that is suspended is stalled, not dead; it is told apart, and heals by itself."""
+"""Fault 2: a suspended rank is reported as suspended, not dead, and recovers by itself."""
 
 import signal
 
@@ -16,7 +16,7 @@ QUICK = {"agents.hub.telemetry.membership.LOST_AFTER_S": 1.5, "agents.hub.server
 def as_seen(client: Client) -> Store:
     store = Store()
     store.rebuild(list(client.state.replay()))
-    store.heard(0.0)
+    store.set_message_age(0.0)
     return store
 
 
@@ -35,20 +35,20 @@ def test_suspended_is_not_dead(own_hub: HubProcess, opened: Opened) -> None:
     assert gone.text.endswith(f"process {ranks[1].process.pid} is suspended (kill -CONT resumes it)")
     assert "suspended" in diagnosis(as_seen(client)).text and as_seen(client).link is LinkState.LIVE
     step = client.state.steps[0].step
-    poll_until(client, lambda: client.state.steps[0].step > step + 5)  # the others go on
+    poll_until(client, lambda: client.state.steps[0].step > step + 5)  # the others continue
 
     ranks[1].signal(signal.SIGCONT)
     poll_until(client, lambda: not client.state.gone)
     step = client.state.steps[1].step
     poll_until(client, lambda: client.state.steps[1].step > step)
-    assert any("rank 1 is heard again" in event.text for event in client.state.events)
+    assert any("rank 1 sends again" in event.text for event in client.state.events)
 
-    for rank in ranks:  # the whole run suspended is no run that has ended
+    for rank in ranks:  # a run that is suspended as a whole has not ended
         rank.signal(signal.SIGSTOP)
     poll_until(client, lambda: len(client.state.gone) == 2)
     assert as_seen(client).link is LinkState.LIVE
 
-    ranks[1].process.kill()  # and one that dies while it is suspended is dead
+    ranks[1].process.kill()  # a rank that dies while suspended is dead
     poll_until(client, lambda: client.state.gone[1].process == "ended")
     assert client.state.gone[1].over and not client.state.gone[0].over
     ranks[0].process.kill()

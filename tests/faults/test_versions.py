@@ -1,6 +1,6 @@
-"""Fault 20: an older agent with a newer hub, and the reverse: they work together as far as both know how.
+"""Fault 20: an older agent with a newer hub, and the reverse: they work together as far as both releases allow.
 
-The other release is played by bare sockets: what it does not have is left out, what only it has is made up.
+Bare sockets act as the other release: fields that it lacks are omitted, new ones are invented.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ NEWER = ["sparkle", {"depth": [1, 2]}, "of a later release"]
 
 
 def old_hello(rank: int, world: int) -> list[object]:
-    """The Hello of the first release that had one: nothing after `leader`."""
+    """The Hello of the first release: no fields after `leader`."""
     fields = (
         "run",
         "rank",
@@ -45,7 +45,7 @@ def packed(*messages: object, version: int = protocol.VERSION) -> bytes:
     return data
 
 
-def test_a_newer_agent_is_heard_as_far_as_it_is_understood(own_hub: HubProcess, opened: Opened) -> None:
+def test_known_fields_of_a_newer_agent_are_read(own_hub: HubProcess, opened: Opened) -> None:
     client, newer = opened(Client(own_hub.endpoints.clients)), opened(Peer(own_hub.endpoints.ranks))
     step = msgpack.unpackb(codec.pack(make_step(0, 7)))
     newer.dealer.send(packed([*old_hello(0, 1), {}, ["sparkles"], 0.0, None, "appended"], NEWER, step))
@@ -58,7 +58,7 @@ def test_a_newer_agent_is_heard_as_far_as_it_is_understood(own_hub: HubProcess, 
         newer.hear(Refused, timeout_s=0.3)
 
 
-def test_an_older_agent_is_never_told_what_it_cannot_read(own_hub: HubProcess, opened: Opened) -> None:
+def test_an_older_agent_gets_no_unknown_messages(own_hub: HubProcess, opened: Opened) -> None:
     client, older, newer = (
         opened(Client(own_hub.endpoints.clients)),
         opened(Peer(own_hub.endpoints.ranks)),
@@ -69,7 +69,7 @@ def test_an_older_agent_is_never_told_what_it_cannot_read(own_hub: HubProcess, o
     older.say(make_step(0, 1), make_summary(1))
     poll_until(client, lambda: len(client.state.hellos) == 2 and client.state.summaries)
     assert client.state.hellos[0].capabilities == [] and client.state.hellos[0].age_s is None
-    client.look("peers")
+    client.request_samples("peers")
     poll_until(client, lambda: newer.dealer.poll(0))
     assert isinstance(newer.hear(Sample), Sample)
     with pytest.raises(AssertionError, match="no Sample"):
@@ -77,7 +77,7 @@ def test_an_older_agent_is_never_told_what_it_cannot_read(own_hub: HubProcess, o
 
 
 class OtherHub:
-    """A hub of another release, as far as a socket can tell."""
+    """A bare socket that acts as a hub of another release."""
 
     def __init__(self) -> None:
         self.endpoints = endpoints_in(make_socket_directory())
@@ -87,7 +87,7 @@ class OtherHub:
         self.router.bind(self.endpoints.ranks)
 
     def hear(self, timeout_ms: int = 5000) -> tuple[bytes, list[object]]:
-        assert self.router.poll(timeout_ms), "nobody spoke"
+        assert self.router.poll(timeout_ms), "no message arrived"
         identity, frame = self.router.recv_multipart()
         return identity, msgpack.unpackb(frame)[1]
 
@@ -102,14 +102,16 @@ def other_hub(opened: Opened) -> Iterator[OtherHub]:
     yield opened(OtherHub())
 
 
-def test_an_agent_passes_over_what_only_a_newer_hub_says(other_hub: OtherHub, opened: Opened) -> None:
+def test_an_agent_ignores_unknown_messages_of_a_newer_hub(other_hub: OtherHub, opened: Opened) -> None:
     agent = opened(Agent(other_hub.endpoints.ranks, lambda: (3, "forward", 0.0)))
     agent.introduce(make_hello(0, 1), None)
     identity, _ = other_hub.hear()
     other_hub.router.send_multipart([identity, packed(NEWER, ["welcome", "e", [], "appended"])])
-    for _ in range(20):  # records go on, and the Welcome in the same frame was heard: it says hello again
+    for _ in range(
+        20
+    ):  # records continue, and after the Welcome in the same frame the agent sends its hello again
         agent.send(make_step(0, 4))
-        _, said = other_hub.hear(1500)  # one who thinks itself refused is silent for 2 s
+        _, said = other_hub.hear(1500)  # an agent that is refused is silent for 2 s
         assert agent.refused is None
         if any(message[0] == "hello" for message in said if isinstance(message, list)):
             break
@@ -117,7 +119,7 @@ def test_an_agent_passes_over_what_only_a_newer_hub_says(other_hub: OtherHub, op
         raise AssertionError("the Welcome was not heard")
 
 
-def test_a_client_counts_updates_that_it_does_not_know(other_hub: OtherHub, opened: Opened) -> None:
+def test_a_client_counts_unknown_updates(other_hub: OtherHub, opened: Opened) -> None:
     client = opened(Client(other_hub.endpoints.ranks))
     client.poll(0.1)
     identity, said = other_hub.hear()
@@ -134,14 +136,14 @@ def test_a_client_counts_updates_that_it_does_not_know(other_hub: OtherHub, open
 def test_another_major_version_is_refused_on_every_side(
     own_hub: HubProcess, other_hub: OtherHub, opened: Opened
 ) -> None:
-    sentence = "the peer speaks wire version 2, this side 1; install the same release on both"
+    sentence = "the peer has protocol version 2, this side has 1; install the same release on both"
     for endpoint in (own_hub.endpoints.ranks, own_hub.endpoints.clients):
         peer = opened(Peer(endpoint))
         peer.dealer.send(packed(["whatever"], version=2))
         refused = peer.hear(Refused)
         assert isinstance(refused, Refused) and refused.why == sentence
     rank, client = opened(Peer(own_hub.endpoints.ranks)), opened(Peer(own_hub.endpoints.clients))
-    rank.say(make_hello(0, 1, version=2))  # a frame that can be read, from one who says otherwise
+    rank.say(make_hello(0, 1, version=2))  # a readable frame from a peer of another version
     client.say(Credit(2, "", 0, 1))
     for peer in (rank, client):
         refused = peer.hear(Refused)
@@ -155,8 +157,8 @@ def test_another_major_version_is_refused_on_every_side(
     assert agent.refused == sentence
 
 
-def test_a_fleet_of_this_release_is_not_complained_of(own_hub: HubProcess, opened: Opened) -> None:
-    """The control: none of the above is said of who speaks alike."""
+def test_ranks_of_this_release_cause_no_faults(own_hub: HubProcess, opened: Opened) -> None:
+    """The control: ranks of the same release cause none of these events."""
     fleet, client = opened(Fleet(own_hub.endpoints.ranks)), opened(Client(own_hub.endpoints.clients))
     poll_until(client, lambda: len(client.state.steps) == 4, fleet.turn)
     assert isinstance(client.state.steps[0], Step)

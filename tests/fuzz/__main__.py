@@ -1,7 +1,7 @@
-"""Fuzz everything that reads what others have written, and print what came of it.
+"""Fuzz all code that reads untrusted input, and print the results.
 
 python -m tests.fuzz --runs N [--target NAME ...] [--seconds N] [--seed N] [--out DIR]     (pip install -e '.[fuzz]')
-python -m tests.fuzz --again FILE      the inputs that a target took until something was found
+python -m tests.fuzz --again FILE      repeat the inputs of a finding
 
 Each target has a process of its own, in which atheris leads inputs to code not reached before. A finding ends it, with
 exit 1 and a file to have it again. So does an input of over 10 s, or memory that grows.
@@ -71,14 +71,14 @@ def _fuzz(name: str, runs: int, seconds: int, seed: int, out: Path) -> bool:
 def _lines(name: str, out: Path) -> str:
     try:
         files = covered(name, out / f"corpus-{name}").values()
-    except Exception as error:  # noqa: BLE001 - an input that breaks the target is told as a finding, not here
+    except Exception as error:  # noqa: BLE001 - an input that breaks the target is a finding
         return repr(error)[:40]
     reached, lines = (sum(len(file[which]) for file in files) for which in (0, 1))
     return f"{reached} of {lines}"
 
 
 def again(path: Path) -> int:
-    """Feed what a target took until something was found; the traceback is Python's own."""
+    """Feed the inputs of a finding again; the error appears as a normal traceback."""
     target, data, place = targets.TARGETS[path.stem](), path.read_bytes(), 0
     while place < len(data):
         size = int.from_bytes(data[place : place + 4])

@@ -1,4 +1,4 @@
-"""A clock that only an input moves, so that minutes of waiting cost nothing and a failure can be had again."""
+"""A clock that only inputs advance, so that waiting takes no time and a failure is reproducible."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 class Clock:
-    """In place of the module `time`."""
+    """A stand-in for the module `time`."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -25,7 +25,7 @@ class Clock:
 
 @contextmanager
 def scripted() -> Iterator[Clock]:
-    """Within, every loaded module of `agents` and `cockpit` reads this clock."""
+    """Context in which every loaded module of `agents` and `cockpit` reads this clock."""
     clock = Clock()
     readers: list[ModuleType] = [
         module

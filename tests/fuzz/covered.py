@@ -1,4 +1,4 @@
-"""Which lines of `agents` a corpus reaches, by Python's own tracing: a figure that needs no fuzzer.
+"""Measures which lines of `agents` a corpus reaches, with Python's tracing and without a fuzzer.
 
 python -m tests.fuzz.covered TARGET CORPUS
 """
@@ -19,7 +19,7 @@ RENEWED = 250
 
 
 def lines_of(code: CodeType) -> set[int]:
-    """The lines of all functions in a module's code; those of modules and classes run at import, and do not count."""
+    """The lines of all functions in a module's code; lines of modules and classes run at import and are not counted."""
     inner = [one for one in code.co_consts if isinstance(one, CodeType)]
     functions = [one for one in inner if one.co_flags & inspect.CO_NEWLOCALS]
     found = {
@@ -32,7 +32,7 @@ def lines_of(code: CodeType) -> set[int]:
 
 
 def covered(name: str, corpus: Path) -> dict[str, tuple[set[int], set[int]]]:
-    """By file: the lines reached, and all there are, of each module of which any was reached."""
+    """By file: the reached lines and all lines of each module that was reached."""
     reached: dict[str, set[int]] = defaultdict(set)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The files that whoever wants to connect reads: of a run's folder, of a key folder, and recordings."""
+"""Fuzz targets for files that a connecting process reads: run folders, key folders and recordings."""
 
 import contextlib
 import itertools
@@ -21,13 +21,14 @@ from agents.rundir import runs
 from agents.rundir.failure_file import FAILURE_FILE, last_failure
 from agents.rundir.hub_file import HUB_FILE
 from agents.rundir.runs import RunError
-from agents.transport.curve_keys import KeyStore, Role, load_key
+from agents.transport.curve_keys import KeyStore, load_key
+from agents.transport.roles import Role
 
-FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # where files cost no disk
+FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a file system in memory
 
 
 class Files:
-    """What is read from a run's folder and a key folder by whoever wants to connect."""
+    """The target for files of a run folder and a key folder."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -72,12 +73,12 @@ class Files:
         list(self._keys.files(list(Role)))
 
     def _rows(self) -> None:
-        """A journal that SQLite can read, with rows that we never wrote."""
+        """A journal that SQLite can read, with arbitrary rows."""
         self._fill(SCHEMA, ("commands",))
         self._journal()
 
     def _recording(self) -> None:
-        """A recording that SQLite can read, with segments and rows that we never wrote."""
+        """A recording that SQLite can read, with arbitrary segments and rows."""
         opened = Recording(self._fill(format.SCHEMA, ("segments", "feed")))
         try:
             opened.segments()
@@ -90,7 +91,7 @@ class Files:
             opened.close()
 
     def _fill(self, schema: str, tables: Iterable[str]) -> Path:
-        """A data base of `tables`, whose rows are those of the input, turn by turn."""
+        """A database with `tables`, filled in turn with the rows of the input."""
         path = self._folder / "run" / runs.RECORD_FILE
         data = path.read_bytes()
         for beside in ("", "-wal", "-shm"):

@@ -1,4 +1,4 @@
-"""One target under a coverage-guided fuzzer (atheris, libFuzzer inside), as a process of its own.
+"""Runs one target under a coverage-guided fuzzer (atheris, based on libFuzzer) in its own process.
 
 python -m tests.fuzz.guided TARGET --runs N --seed N --out DIR
 """
@@ -16,7 +16,7 @@ import atheris
 with atheris.instrument_imports(include=["agents", "cockpit"]):
     from tests.fuzz import inputs, targets
 
-RENEWED = 250  # inputs to one hub; then a new one
+RENEWED = 250  # inputs per target object; then a new one is made
 HANGS_S = 10
 MIB = 1 << 20
 
@@ -27,12 +27,12 @@ def resident_mib() -> float:
 
 
 class Run:
-    """Feeds inputs to a target, and writes down how it goes."""
+    """Feeds inputs to a target and logs the progress."""
 
     def __init__(self, name: str, runs: int, out: Path) -> None:
         self._name, self._runs, self._out = name, runs, out
         self._target = targets.TARGETS[name]()
-        self._since: list[bytes] = []  # inputs to this target, to be had again
+        self._since: list[bytes] = []  # inputs to this target, to reproduce a finding
         self._fed = self._count = 0
         self._slowest_s = self._early_mib = 0.0
         self._began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Inputs for the targets: valid ones to begin with, and what becomes of them."""
+"""Inputs for the targets: valid seeds and their mutations."""
 
 import sqlite3
 import tempfile
@@ -16,7 +16,8 @@ from agents.recording.commands import SCHEMA
 from agents.rundir import runs
 from agents.rundir.hub_file import HubFile
 from agents.transport.addresses import Endpoints
-from agents.transport.curve_keys import KeyStore, Role
+from agents.transport.curve_keys import KeyStore
+from agents.transport.roles import Role
 from tests.fuzz import mutate
 from tests.fuzz.values import KINDS, WORLD, frame, message
 from tests.unit.agents.fleet import make_board, make_hello, make_summary
@@ -35,9 +36,9 @@ PLAIN: Final = {
 
 
 def spoken(kind: type[Message], who: int, random: Random) -> bytes:
-    """A frame of one message, mostly of the rank that says it."""
+    """A frame with one message, mostly with the rank of its sender."""
     made = message(kind, random)
-    if random.random() < 0.7:  # what keeps the run alive, so that more can happen to it
+    if random.random() < 0.7:  # messages that keep the run alive, so that later steps reach more code
         if kind is Hello:
             made = make_hello(who % WORLD, WORLD, revision=random.choice((0, 0, 1, 5)))
         elif kind is Board:
@@ -55,7 +56,7 @@ def step(kind: type[Message], random: Random) -> list[object]:
 
 
 def seeds(target: str) -> list[bytes]:
-    """Valid inputs; of every kind of message where the target takes messages."""
+    """Valid inputs, with every kind of message if the target takes messages."""
     random = Random(target)
     if target == "decode":
         single = [frame([kind], random) for kind in KINDS for _ in range(2)]
@@ -64,7 +65,7 @@ def seeds(target: str) -> list[bytes]:
         return _files()
     stepped = [msgpack.packb([step(kind, random)]) for kind in KINDS for _ in range(3)]
     several = [[step(random.choice(KINDS), random) for _ in range(6)] for _ in range(20)]
-    for steps in several:  # and time that passes between
+    for steps in several:  # and time passes between them
         steps.insert(3, [3, random.randrange(6), b""])
     if target == "client":
         stepped += [msgpack.packb([step(Updates, random) for _ in range(3)]) for _ in range(20)]
@@ -80,7 +81,7 @@ def seeds(target: str) -> list[bytes]:
 def _files() -> list[bytes]:
     hub = HubFile("r", "e", Endpoints("ipc:///tmp/r", "ipc:///tmp/c"), 1, VERSION, 1.0)
     tcp = Endpoints("tcp://127.0.0.1:1", "tcp://127.0.0.1:1", keys="/tmp/keys", hub="x" * 40)
-    told = "2026-01-02 03:04:05 rank 2 (dp2) was killed by SIGKILL at step 5\n\nrank 0 had ended its work\n"
+    told = "2026-01-02 03:04:05 rank 2 (dp2) was killed by SIGKILL at step 5\n\nrank 0 had ended without an error\n"
     with tempfile.TemporaryDirectory() as folder:
         store = KeyStore(Path(folder) / "keys")
         key = store.make("mine", Role.VIEWER).read_bytes()

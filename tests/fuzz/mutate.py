@@ -1,4 +1,4 @@
-"""Mutations of msgpack values that keep most of their shape, so that what is wrong is wrong deep inside."""
+"""Mutations of msgpack values that keep most of the structure, so that errors lie deep inside."""
 
 import copy
 import struct
@@ -10,19 +10,19 @@ import msgspec
 
 from tests.fuzz.values import HOSTILE, KINDS, message
 
-DEEPEST = 2000  # of nested arrays; more only make frames longer
+DEEPEST = 2000  # limit of nested arrays; more only make frames longer
 
 
 class Pairs(list[object]):
-    """A map as its keys and values in turn: unlike a dict it may hold a key twice."""
+    """A map as a list of keys and values; unlike a dict, it may hold a key twice."""
 
 
 class Packed(bytes):
-    """Bytes that are msgpack already, honest or not."""
+    """Bytes that are packed already, valid or not."""
 
 
 def unpack(data: bytes) -> object:
-    """The tree of one msgpack value; ValueError if it is none."""
+    """The tree of one msgpack value. Raises ValueError if the data are not msgpack."""
 
     def pairs(items: list[tuple[object, object]]) -> Pairs:
         return Pairs(one for item in items for one in item)
@@ -52,7 +52,7 @@ def _head(short: int, long: int, count: int) -> bytes:
 
 
 def mutated(data: bytes, random: Random) -> bytes:
-    """`data`, somewhat changed: mostly one node of its tree, at times its bytes."""
+    """`data` with a mutation: mostly of one node of its tree, sometimes of its bytes."""
     try:
         tree = [unpack(data)]
     except ValueError:
@@ -65,7 +65,7 @@ def mutated(data: bytes, random: Random) -> bytes:
             return b""
     try:
         packed = pack(tree[0])
-    except (ValueError, OverflowError, TypeError, RecursionError):  # an integer of more than 64 bits, say
+    except (ValueError, OverflowError, TypeError, RecursionError):  # such as an integer of more than 64 bits
         return scrambled(data, random)
     return scrambled(packed, random) if random.random() < 0.05 else packed
 
@@ -97,7 +97,7 @@ def _nearby(holder: list[object], place: int, random: Random) -> None:
 
 
 def _twice(holder: list[object], place: int, random: Random) -> None:
-    if isinstance(holder, Pairs):  # a key twice, with a value of its own
+    if isinstance(holder, Pairs):  # a repeated key with another value
         place -= place % 2
         holder[place:place] = [holder[place], hostile(random)]
     else:
@@ -141,7 +141,7 @@ MUTATIONS = (
 
 
 def scrambled(data: bytes, random: Random) -> bytes:
-    """`data`, changed without regard to what it says."""
+    """`data` with random changes of bytes."""
     changed = bytearray(data)
     for _ in range(random.choice((1, 1, 2, 8))):
         place = random.randrange(len(changed) + 1)

@@ -1,4 +1,4 @@
-"""ZeroMQ sockets without a network: what a test puts in comes out of `recv`, what is sent is kept for it to see."""
+"""Fake ZeroMQ sockets: `recv` returns what a test puts in, and sent frames are kept."""
 
 import time
 from collections import deque
@@ -10,7 +10,7 @@ KEPT = 64
 
 
 class Frame:
-    """As `zmq.Frame`, with the properties that libzmq would have verified."""
+    """A fake `zmq.Frame` with the properties that libzmq verifies."""
 
     def __init__(self, data: bytes, properties: dict[str, str]) -> None:
         self.bytes = data
@@ -21,7 +21,7 @@ class Frame:
 
 
 class Socket:
-    """Any kind of socket. `refuses` is how many sends fail first: a full queue, or a peer that has left."""
+    """A fake socket of any type. `refuses`: the number of sends that fail first, as with a full queue."""
 
     def __init__(self, kind: int) -> None:
         self.kind = kind
@@ -30,12 +30,12 @@ class Socket:
         self.sent: deque[list[bytes]] = deque(maxlen=KEPT)
         self.refuses: deque[int] = deque()
         self.closed = False
-        self._parts: deque[Frame] = deque()  # of the message that is being received
+        self._parts: deque[Frame] = deque()  # remaining parts of the message that is being received
 
     def put(self, *frames: bytes, **properties: str) -> None:
         self.came.append((list(frames), properties))
 
-    # ----------------------------------------------------------------------------------- what zmq.Socket has
+    # ----------------------------------------------------------------------------------- interface of zmq.Socket
 
     def set(self, option: int, value: object) -> None: ...
 
@@ -61,7 +61,7 @@ class Socket:
 
     def poll(self, timeout: int | None = None, flags: int = zmq.POLLIN) -> int:
         if self.kind == zmq.REP and not self.came:
-            time.sleep(0.01)  # the gate's thread asks again and again
+            time.sleep(0.01)  # the authenticator's thread polls repeatedly
         return zmq.POLLIN if self.came else 0
 
     def recv(self, flags: int = 0, copy: bool = True) -> Any:
@@ -94,7 +94,7 @@ class Socket:
 
 
 class Context:
-    """As `zmq.Context`; `sockets` are in the order they were made."""
+    """A fake `zmq.Context`; `sockets` are in order of creation."""
 
     def __init__(self) -> None:
         self.sockets: list[Socket] = []

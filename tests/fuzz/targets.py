@@ -1,4 +1,4 @@
-"""What is fuzzed, each as a thing that takes inputs until it is closed.
+"""The fuzz targets. Each takes inputs until it is closed.
 
 An input is msgpack: a list of steps ``[what, who, bytes]``, or for single frames and files their bytes alone. Whatever
 it holds, nothing but the errors that callers are promised may be raised; and what is kept stays bounded.
@@ -18,17 +18,18 @@ import zmq
 
 from agents import protocol
 from agents.client import Client
+from agents.hub import ingest
 from agents.hub.recorder import Limits
 from agents.hub.relay.node import Node
 from agents.hub.server import Hub
-from agents.hub.telemetry import ingest
 from agents.protocol import Ack, Board, Unknown, WireError, codec
 from agents.rank.hub_link import HubLink
 from agents.rank.outbox import Outbox
 from agents.rank.received_commands import ReceivedCommands
 from agents.transport.addresses import Endpoints
-from agents.transport.curve_keys import KeyStore, Role, load_key
+from agents.transport.curve_keys import KeyStore, load_key
 from agents.transport.reconnecting import ReconnectingSocket
+from agents.transport.roles import Role
 from agents.transport.server_sockets import ServerSocket
 from cockpit.data import plain
 from cockpit.data.diagnosis import diagnosis
@@ -41,12 +42,12 @@ from tests.fuzz.values import EPOCH, RUN, WORLD
 from tests.unit.agents.fleet import make_board, make_hello
 
 PEERS = 6
-STEPS = 12  # of one input, at most
-LARGEST = 70_000  # items in anything that is kept
+STEPS = 12  # limit of steps in one input
+LARGEST = 70_000  # limit of items in any container
 
 
 class Target(Protocol):
-    """Takes inputs; `fed` counts frames or files, of which an input may hold several."""
+    """A fuzz target. `fed` counts frames or files; one input may hold several."""
 
     fed: int
 
@@ -56,7 +57,7 @@ class Target(Protocol):
 
 
 def steps_of(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """The steps of an input; anything else is a single frame."""
+    """The steps of an input. An input that is not a list of steps is a single frame."""
     try:
         steps = msgpack.unpackb(data)
         for what, who, payload in steps[:STEPS]:
@@ -68,7 +69,7 @@ def steps_of(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def bounded(root: object) -> None:
-    """Nothing that `root` holds has grown without a limit; AssertionError names what has."""
+    """Check that no container in `root` exceeds its limit; the AssertionError names the container."""
     seen: set[int] = set()
     stack: list[tuple[str, object]] = [(type(root).__name__, root)]
     while stack:
@@ -86,7 +87,7 @@ def bounded(root: object) -> None:
 
 
 def sent_well(frame: bytes) -> None:
-    """A frame of ours must be one that the other side takes, whatever we were sent before."""
+    """Check that the peer accepts a frame that we send, whatever we received before."""
     assert len(frame) <= protocol.FRAME_BYTES, f"a frame of {len(frame)} bytes"
     assert not any(isinstance(one, Unknown) for one in codec.decode(frame))
 
@@ -95,7 +96,7 @@ def sent_well(frame: bytes) -> None:
 
 
 class Decode:
-    """`codec.decode`: messages that can be said again, or one sentence; and `codec.skim` finds the same."""
+    """`codec.decode` returns messages that can be encoded again, or raises one sentence; `codec.skim` agrees."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -119,7 +120,7 @@ class Decode:
             return
         try:
             messages = codec.decode_each(data)
-        except WireError:  # too many to be looked at one by one
+        except WireError:  # too many to decode one by one
             assert any(isinstance(codec.read(one), Unknown) for one in skimmed)
             return
         for one, message in zip(skimmed, messages, strict=True):
@@ -138,7 +139,7 @@ FROM_RANK, FROM_CLIENT, OVER_TCP, LATER, REFUSE, PARTS = range(6)
 
 
 class HubTarget:
-    """The hub's dispatch with everything behind it: intake, roster, control, audience, journal, doors, gate."""
+    """The hub with all parts: ingest, membership, control, subscribers, journal, sockets, authenticator."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -190,7 +191,7 @@ class HubTarget:
         for what, who, payload in steps_of(data):
             self._say(what % 6, who, payload)
         self._round()
-        if self.hub._control._being_written:  # or what follows would be left to chance
+        if self.hub._control._being_written:  # otherwise the next steps would be random
             select.select([self.hub._journal.wake_fd], [], [], 1.0)
         self._round()
         for router in self._routers:
@@ -216,7 +217,7 @@ class HubTarget:
 
 
 class ClientTarget:
-    """A client and a cockpit's store, under a hub that says anything."""
+    """A client and a cockpit's store, with a hub that sends anything."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -244,7 +245,7 @@ class ClientTarget:
                 self._store.rebuild(updates)
             else:
                 self._store.apply(updates)
-        self._store.heard(self._client.age_s)
+        self._store.set_message_age(self._client.age_s)
         self._store.refused = self._client.refused
         for said in (
             diagnosis(self._store).text,
@@ -263,7 +264,7 @@ class ClientTarget:
 
 
 class LinkTarget:
-    """An agent's end of its connection, under a hub that says anything."""
+    """An agent's hub link, with a hub that sends anything."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -308,7 +309,7 @@ class LinkTarget:
 
 
 class RelayTarget:
-    """A relay between ranks and a hub that both say anything."""
+    """A relay between ranks and a hub that both send anything."""
 
     def __init__(self) -> None:
         self.fed = 0
@@ -329,7 +330,7 @@ class RelayTarget:
             match what % 6:
                 case 3:  # LATER
                     self._clock.now_s += (0.02, 0.5, 1.1, 6.0, 61.0, 3600.0)[who]
-                    self._node._round(self._clock.now_s)
+                    self._node.turn(self._clock.now_s)
                 case 4:  # REFUSE
                     hub.refuses += [zmq.EAGAIN] * (who + 1)
                     ranks.refuses += [zmq.EHOSTUNREACH] * (who + 1)
@@ -341,13 +342,13 @@ class RelayTarget:
                     self.fed += 1
         for _ in range(2):
             self._clock.now_s += 0.03
-            self._node._round(self._clock.now_s)
+            self._node.turn(self._clock.now_s)
         for side in (ranks, hub):
             assert not side.came, "frames that nobody takes"
             while side.sent:
                 frame = side.sent.popleft()[-1]
                 assert len(frame) <= protocol.MAX_FRAME_BYTES
-                codec.decode(frame)  # what a newer peer said may be passed on
+                codec.decode(frame)  # messages of a newer peer may be passed on
 
     def close(self) -> None:
         bounded(self._node)
@@ -369,6 +370,6 @@ SHARE: Final = {
     "link": 0.04,
     "relay": 0.04,
     "files": 0.02,
-}  # of all runs
+}  # the runs folder
 FRAMES: Final = ("decode",)  # an input is one frame
 BYTES: Final = ("files",)  # an input is a file

@@ -1,4 +1,4 @@
-"""A short fuzz with fixed seeds, and every input that once broke something. `python -m tests.fuzz` does it for long."""
+"""A short fuzz run with fixed seeds, and all inputs of earlier findings. `python -m tests.fuzz` runs longer."""
 
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +17,7 @@ SHORT = {"decode": 4000, "hub": 400, "client": 400, "link": 400, "relay": 400, "
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_inputs_changed_by_chance(name: str) -> None:
+def test_random_mutations(name: str) -> None:
     random, target = Random(1), TARGETS[name]()
     pool = inputs.seeds(name)
     for data in pool:
@@ -30,13 +30,13 @@ def test_inputs_changed_by_chance(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_inputs_that_hypothesis_makes(name: str) -> None:
+def test_hypothesis_inputs(name: str) -> None:
     pool = inputs.seeds(name)
 
     @settings(max_examples=30, derandomize=True, database=None)
     @given(st.randoms(use_true_random=False))
     def holds(random: Random) -> None:
-        # Its own, so that a failure is that of its inputs alone; closed also where hypothesis ends an example early.
+        # A new target per example, so that a failure depends on its inputs only; closed even if hypothesis stops early.
         with closing(TARGETS[name]()) as target:
             for _ in range(5):
                 target.feed(inputs.changed(name, random.choice(pool), random))
@@ -47,13 +47,13 @@ def test_inputs_that_hypothesis_makes(name: str) -> None:
 @pytest.mark.parametrize(
     "path", sorted(FOUND.glob("*/*")), ids=lambda path: f"{path.parent.name}-{path.name}"
 )
-def test_what_once_broke_something(path: Path) -> None:
+def test_inputs_of_earlier_findings(path: Path) -> None:
     target = TARGETS[path.parent.name]()
     target.feed(path.read_bytes())
     target.close()
 
 
-def test_a_finding_can_be_had_again(tmp_path: Path) -> None:
+def test_a_finding_is_reproducible(tmp_path: Path) -> None:
     data = inputs.seeds("hub")[:3]
     finding = tmp_path / "hub.found"
     finding.write_bytes(b"".join(len(one).to_bytes(4) + one for one in data))

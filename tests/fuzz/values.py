@@ -1,4 +1,4 @@
-"""Messages made from their own types: as an honest peer would send them, and as no honest peer would."""
+"""Messages generated from their types: valid ones, and ones that no correct peer sends."""
 
 import math
 from random import Random
@@ -14,7 +14,7 @@ KINDS: Final[tuple[type[Message], ...]] = get_args(AnyMessage)
 RUN, WORLD, EPOCH = "r", 4, "the-epoch"
 KNOBS: Final = ("micro_batches", "recompute", "capacity_factor", "save")
 
-# What a field of that name mostly is, so that messages get past the first check and into the code behind it.
+# Typical values by field name, so that messages pass the first checks.
 PLAUSIBLE: Final[dict[str, tuple[object, ...]]] = {
     "run": (RUN,),
     "version": (VERSION,),
@@ -52,7 +52,7 @@ HOSTILE: Final[tuple[object, ...]] = (
 
 
 def sample(kind: inspect.Type, random: Random, name: str = "") -> object:
-    """A value of a msgspec type, within its limits; mostly one that a field of that name would have."""
+    """A value of a msgspec type within its limits, mostly a typical value for the field name."""
     if name in PLAUSIBLE and random.random() < 0.9:
         return random.choice(PLAUSIBLE[name])
     match kind:
@@ -95,12 +95,12 @@ _TYPES: Final = {kind: inspect.type_info(kind) for kind in KINDS}
 
 
 def message(kind: type[Message], random: Random) -> Message:
-    """One well formed message."""
+    """One well-formed message."""
     made = sample(_TYPES[kind], random)
     assert isinstance(made, Message)
     return made
 
 
 def frame(kinds: list[type[Message]], random: Random) -> bytes:
-    """One frame of well formed messages."""
+    """One frame of well-formed messages."""
     return msgspec.msgpack.encode([VERSION, [message(kind, random) for kind in kinds]])

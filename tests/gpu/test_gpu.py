@@ -1,4 +1,4 @@
-"""What only a GPU can show. Skipped where there is none, as wherever these were written."""
+"""Tests that need a GPU; skipped on a machine without one."""
 
 import json
 import subprocess
@@ -15,13 +15,13 @@ from engine.metering.clocks import CLOCKS
 from engine.parallel.context_parallel import ATTENTION_METHODS
 from engine.planner.hardware.peaks import peak_flops
 from tests.ranks.cases import SMALL
-from tests.unit.engine.test_context_parallel import near_the_truth
-from tests.unit.engine.test_layout import DEMO
+from tests.unit.engine.config.test_layout import DEMO
+from tests.unit.engine.parallel.test_context_parallel import near_the_truth
 
 pytestmark = pytest.mark.skipif(
     not (torch.cuda.is_available() and dist.is_nccl_available()), reason="needs a GPU and NCCL"
 )
-ROUNDING = 1e-4  # relative, of an fp32 loss after a few steps: sums are taken in another order
+ROUNDING = 1e-4  # relative difference of an fp32 loss after a few steps, because sums have another order
 MIXES = {
     "dense": ["model.moe=none"],
     "drops": ["knobs.capacity_factor=1.0", "knobs.recompute=full"],
@@ -74,22 +74,22 @@ def test_a_run_in_bf16(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ATTENTION_METHODS)
 def test_context_parallel_attention_in_bf16(method: str) -> None:
-    """The only place where the fused kernel runs under a ring: it wants a log-sum-exp without gaps."""
+    """Only here the CUDA kernel runs in a ring; it needs a contiguous log-sum-exp."""
     near_the_truth(method, "cuda")
 
 
-def test_events_agree_with_the_wall() -> None:
-    clock, told = CLOCKS["cuda"](), list[float]()
+def test_cuda_events_agree_with_wall_time() -> None:
+    clock, measured = CLOCKS["cuda"](), list[float]()
     torch.cuda.synchronize()
     began = time.perf_counter()
     first = clock.mark()
     x = torch.randn(4096, 4096, device="cuda")
     for _ in range(50):
         x = (x @ x).clamp(-1, 1)
-    clock.between(first, clock.mark(), told.append)
+    clock.between(first, clock.mark(), measured.append)
     clock.collect()
-    assert not told  # 50 products take longer than their launch
+    assert not measured  # 50 products take longer than their launch
     torch.cuda.synchronize()
     wall = time.perf_counter() - began
     clock.collect()
-    assert told[0] == pytest.approx(wall, rel=0.2)
+    assert measured[0] == pytest.approx(wall, rel=0.2)

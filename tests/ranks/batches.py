@@ -1,4 +1,5 @@
-"""Cases in batches: one process imports torch once and runs a batch; the batches of a test file run in parallel."""
+"""Runs cases in batches: a process imports torch once and runs one batch; the batches of a test file run in
+parallel."""
 
 import subprocess
 import sys
@@ -9,11 +10,11 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SIZE = 4  # cases in a batch
+SIZE = 4  # maximum number of cases in a batch
 
 
 def batched(subject: str, names: Sequence[str], quick: Collection[str]) -> dict[str, str]:
-    """The batch of each case. Quick cases share batches, so that `make test` starts no process for a slow one."""
+    """The batch of each case. Quick cases share batches with quick cases only, so that `make test` runs no slow one."""
     batches = {}
     for kind, of_kind in (
         ("quick", [name for name in names if name in quick]),
@@ -37,7 +38,8 @@ def marked(names: Sequence[str], batches: dict[str, str]) -> list[Any]:
 def runner(
     module: str, batches: dict[str, str], folder_of: Callable[[str], Path], timeout_s: float
 ) -> Callable[[str], Path]:
-    """A function that runs the batch of a case, once, by `python -m MODULE FOLDER CASE ...`; the case's folder."""
+    """A function that returns the folder of a case, and runs the case's batch first if it has not run yet, by
+    `python -m MODULE FOLDER CASE ...`."""
     done: dict[str, Path] = {}
 
     def run(name: str) -> Path:

@@ -1,4 +1,5 @@
-"""docs/bytes.md as arithmetic, and a driver that holds the meter of each rank to it.
+"""Computes the bytes of a step by the formulas of docs/bytes.md, and a driver that compares them with each rank's
+meter.
 
 python -m tests.ranks.bytes FOLDER NAME ...
 """
@@ -78,7 +79,7 @@ CASES = {
         "grid.pp=3",
         "grid.dp_shard=2",
         "model.layers=3",
-        "model.vocab=257",  # which two data ranks share unevenly
+        "model.vocab=257",  # odd, so two data ranks have shards of different sizes
         "train.zero=3",
         "knobs.micro_batches=4",
         *TIED,
@@ -110,12 +111,13 @@ CASES = {
 def expected(
     layout: Layout, trainer: Trainer, routings: list[Routing], before: dict[int, list[int]]
 ) -> dict[str, Any]:
-    """Bytes by axis of this rank in one step, after docs/bytes.md; `before` it, experts were placed so."""
+    """Bytes by axis that this rank sends in one step, by the formulas of docs/bytes.md. `before` is the expert
+    placement before the step, if experts move in it."""
     model, grid, world = layout.model, layout.ranks, trainer.world
     m = trainer.computation.pipeline.plan.micro_batches
     t, c, e, W = grid.tp, grid.cp, grid.ep, grid.world
     b, S, D = layout.local_batch // m, model.seq_len // c, model.d_model
-    mine = stages_of_rank(layout.schedule.name, world.at["pp"], grid.pp, layout.virtual_stages)
+    mine = stages_of_rank(layout.schedule.name, world.coords["pp"], grid.pp, layout.virtual_stages)
     first, last = 0 in mine, layout.stages - 1 in mine
     recompute = trainer.knob_values.recompute
     blocks = [module for stage in trainer.stages for module in stage.modules() if isinstance(module, Block)]
@@ -127,8 +129,8 @@ def expected(
     attention = {"none": 4, "selective": 5, "full": 6}[recompute]
     dense = {"none": 4, "selective": 4, "full": 5}[recompute]
     tp = m * (len(blocks) * attention * X + (len(blocks) - moe) * dense * X)
-    asked = m * moe * b * _asked_of_slices(layout, model.moe) if model.moe else 0
-    tp += asked * (t - 1) if c == 1 else 0
+    router = m * moe * b * _router_bytes_per_slice(layout, model.moe) if model.moe else 0
+    tp += router * (t - 1) if c == 1 else 0
     tp += m * (first * 2 * X + last * (2 * X + (t - 1) * 3 * b * S * 4))
     if t > 1:
         r = sum(local_shard(p).numel() for p in replicated_over_tp(trainer.stages))
@@ -140,7 +142,7 @@ def expected(
         attended = (2 + again) * (c - 1) * b * (2 * H // c + 2 * max(G // c, 1)) * S * C * w
     else:
         attended = ((2 + again) * w + 4) * (c - 1) * 2 * b * G * S * C
-    cp = m * len(blocks) * attended + (asked * (c * t - 1) if c > 1 else 0)
+    cp = m * len(blocks) * attended + (router * (c * t - 1) if c > 1 else 0)
 
     forth = sum(stage + 1 < layout.stages and stage + 1 not in mine for stage in mine)
     back = sum(stage > 0 and stage - 1 not in mine for stage in mine)
@@ -165,11 +167,12 @@ def expected(
     ep = sum(a2a.values()) + m * moe * sum((n - 1) * E * 8 // n for n in hops)
 
     control = (W - 1) * 4 + (24 if world.rank == 0 else 0) if W > 1 else 0
-    # F and B of each stage and micro-batch, B in two parts where a schedule splits it: the longest list of a rank.
+    # Number of actions on the rank with the most: F and B of each stage and micro-batch, and a second part of B if the
+    # schedule splits it.
     split = sum(act.kind == "I" for act in max(trainer.computation.pipeline.plan.clock.acts, key=len))
     control += (grid.pp - 1) * 8 * (1 + 2 * m * len(mine) + split)
     if before:
-        assert before != maps(trainer), "nothing was moved"
+        assert before != maps(trainer), "no expert has moved"
         moved = _moved_to(layout, trainer, before)
         a2a = {peer: a2a.get(peer, 0) + moved.get(peer, 0) for peer in a2a | moved}
         ep += sum(moved.values())
@@ -186,25 +189,26 @@ def planned(layout: Layout, trainer: Trainer, routings: list[Routing]) -> dict[s
     return {axis: counted[axis] for axis in counted if axis != "control"}
 
 
-def _asked_of_slices(layout: Layout, moe: Moe) -> int:
+def _router_bytes_per_slice(layout: Layout, moe: Moe) -> int:
     """Bytes that a layer's router tells each other slice of one sequence."""
     cp, tp = layout.grid.cp, layout.grid.tp
     counts = moe.experts * 4 * (2 if cp > 1 else 1)
     scores = layout.model.seq_len // (cp * tp) * moe.experts * 2
     limited = layout.knobs.capacity_factor is not None
-    would = counts if moe.balances == ["aux", "bias"] else 0  # what the loss counts is not what was chosen
+    would = counts if moe.balances == ["aux", "bias"] else 0  # the loss needs counts of its own
     if moe.router == "expert_choice" or (limited and moe.drop == "probability"):
         return scores + would
     return would + (counts if limited or moe.balances == ["aux"] else 0)
 
 
 def _rows_to(me: int, ranks: int, inner: int | None, hops: list[Hop]) -> dict[int, int]:
-    """Rank of the world -> rows this one sends it, there and back (ep is the fastest axis of the expert view)."""
-    place = me % ranks
-    group = list(range(me - place, me - place + ranks))
+    """The number of rows that rank `me` sends to each global rank, in both directions of the all-to-all (ep is the
+    fastest axis of the expert view)."""
+    position = me % ranks
+    group = list(range(me - position, me - position + ranks))
     inner = inner or ranks
-    within = group[place // inner * inner :][:inner]
-    turns = [within] if inner == ranks else [within, group[place % inner :: inner]]
+    within = group[position // inner * inner :][:inner]
+    turns = [within] if inner == ranks else [within, group[position % inner :: inner]]
     rows: dict[int, int] = {}
     for n, hop in enumerate(hops):
         for peer, out, back in zip(turns[n % len(turns)], hop.send, hop.receive, strict=True):
@@ -215,7 +219,7 @@ def _rows_to(me: int, ranks: int, inner: int | None, hops: list[Hop]) -> dict[in
 
 @dataclass(frozen=True)
 class Unit:
-    """What is gathered and reduced as a whole: its numbers, padded, and how many ranks shard them."""
+    """An FSDP unit: its padded number of parameters, and the number of ranks that shard it."""
 
     numbers: int
     ranks: int
@@ -225,12 +229,14 @@ class Unit:
 
 def _units(layout: Layout, trainer: Trainer) -> list[Unit]:
     grid = layout.ranks
-    mine = stages_of_rank(layout.schedule.name, trainer.world.at["pp"], grid.pp, layout.virtual_stages)
+    mine = stages_of_rank(layout.schedule.name, trainer.world.coords["pp"], grid.pp, layout.virtual_stages)
     experts = is_expert(trainer.stages)
     sizes: dict[tuple[int, str, int], int] = defaultdict(int)
     for number, stage in zip(mine, whole_stages(layout, trainer), strict=True):
         for name, parameter in stage.named_parameters():
-            expert = experts.get(name, False)  # a copy of the embedding's weight has another name there
+            expert = experts.get(
+                name, False
+            )  # a whole stage names its copy of the embedding's weight differently
             ranks = grid.efsdp if expert else grid.fsdp
             padded = -(-parameter.shape[0] // ranks) * ranks * parameter.shape[1:].numel()
             unit = ".".join(name.split(".")[:2]) if name.startswith("layers.") else name.split(".")[0]
@@ -260,7 +266,8 @@ def _unit_bytes(layout: Layout, trainer: Trainer, unit: Unit) -> int:
 
 
 def _moved_to(layout: Layout, trainer: Trainer, before: dict[int, list[int]]) -> dict[str, int]:
-    """Rank of the world -> bytes of experts this one sends it, with AdamW's two moments (efsdp divides a stack)."""
+    """The bytes of moved experts that this rank sends to each global rank, with AdamW's two moments. efsdp splits the
+    stack of an ep rank's experts."""
     model, grid, me = layout.model, layout.ranks, trainer.world.rank
     assert model.moe
     E, of_a_stage = model.moe.experts, grid.efsdp * grid.ep
@@ -295,7 +302,7 @@ def step(trainer: Trainer, number: int) -> None:
 
 
 def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:
-    """This rank's stages before FSDP sharded them: its tensor shard and its experts."""
+    """This rank's stages without FSDP: its tensor shards and its experts."""
     weights = ParameterFactory(0, trainer.world.tp, trainer.world.ep)
     layers = [[int(n) for n in stage.layers] for stage in trainer.stages]
     meter = Meter(layout.model.layers, 8)
@@ -304,10 +311,10 @@ def whole_stages(layout: Layout, trainer: Trainer) -> list[nn.Module]:
     ]
 
 
-def compare(place: RankContext, layout: Layout, out: Path, moving: bool) -> None:
-    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+def compare(context: RankContext, layout: Layout, out: Path, moving: bool) -> None:
+    dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
-    trainer = Trainer(layout, meter, Agent(None, lambda: meter.doing))
+    trainer = Trainer(layout, meter, Agent(None, lambda: meter.operation))
     routings: list[Routing] = []
     for module in (module for stage in trainer.stages for module in stage.modules()):
         if isinstance(module, MoeLayer):
@@ -321,7 +328,7 @@ def compare(place: RankContext, layout: Layout, out: Path, moving: bool) -> None
     step(trainer, 1)
     metered: dict[str, Any] = {axis: lane.bytes for axis, lane in meter.readings.lanes.items()}
     metered["a2a"] = {str(peer): sent for peer, sent in meter.readings.a2a_to.items()}
-    (out / f"{place.rank}.json").write_text(
+    (out / f"{context.rank}.json").write_text(
         json.dumps([expected(layout, trainer, routings, before), metered, planned(layout, trainer, routings)])
     )
     dist.destroy_process_group()
@@ -334,9 +341,9 @@ def main(folder: Path, names: list[str]) -> None:
         out.mkdir(parents=True)
 
         def work(
-            place: RankContext, layout: Layout = layout, out: Path = out, moving: bool = name == "placed"
+            context: RankContext, layout: Layout = layout, out: Path = out, moving: bool = name == "placed"
         ) -> None:
-            compare(place, layout, out, moving)
+            compare(context, layout, out, moving)
 
         name_of_rank = layout.ranks.name
         if launch(layout.ranks.world, work, name_of_rank=name_of_rank, hub="none", run="bytes", run_dir=out):

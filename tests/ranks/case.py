@@ -1,4 +1,4 @@
-"""What a parity case is, and the words and scripts that cases are made of."""
+"""Defines a parity case, and the overrides and scripts from which cases are composed."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +43,7 @@ GROUPS = ["model.moe.groups=4", "model.moe.top_groups=2", "model.moe.top_k=3"]
 SURE = [*DROPS, "model.moe.drop=probability"]
 SHARED = ["model.moe.shared_experts=2"]
 EXPERT_CHOICE = ["model.moe.router=expert_choice", "model.moe.balance=none"]
-# What DeepSeek-V3 routes with, and then all that it puts together.
+# DEEPSEEK is the routing of DeepSeek-V3; V3 adds its two balancing methods, scaling and dense layer.
 DEEPSEEK = [*BIAS, *GROUPS, *SHARED, "model.moe.score=sigmoid", "knobs.z_loss_coef=0.1"]
 V3 = [
     *DEEPSEEK,
@@ -55,7 +55,7 @@ V3 = [
 
 
 Script = dict[int, dict[str, Value]]
-"""What an operator proposes while a step runs."""
+"""Step -> the change that an operator proposes while that step runs."""
 
 SWITCHED: Script = {
     4: {"micro_batches": 8},
@@ -81,7 +81,7 @@ ZEROED: Script = {
 
 
 PLACED: Script = {
-    1: {"expert_placement": "load"},  # refused by one rank: it has no room
+    1: {"expert_placement": "load"},  # refused by one rank, which has no memory for it
     4: {"expert_placement": "load"},
     7: {"expert_placement": "traffic"},
     10: {"expert_placement": "load"},
@@ -106,14 +106,14 @@ REORDERED: Script = {
 }
 REORDERED_LOOP: Script = {
     2: {"schedule": "interleaved_zb"},
-    5: {"recompute": "full"},  # refused: the backward comes in two parts
+    5: {"recompute": "full"},  # refused: the schedule has a split backward
     7: {"schedule": "interleaved", "recompute": "full", "micro_batches": 2},
-    9: {"schedule": "interleaved_zb"},  # refused likewise
+    9: {"schedule": "interleaved_zb"},  # refused: it cannot recompute
     11: {"schedule": "interleaved_zb", "recompute": "none", "micro_batches": 1},
 }
 REORDERED_V: Script = {
     2: {"schedule": "dualpipev"},
-    5: {"micro_batches": 2},  # refused: DualPipeV needs as many as there are stages
+    5: {"micro_batches": 2},  # refused: DualPipeV needs at least as many as stages
     8: {"schedule": "zbv", "micro_batches": 2},
     12: {"schedule": "dualpipev", "micro_batches": 4},
 }
@@ -121,7 +121,7 @@ REORDERED_V: Script = {
 
 @dataclass(frozen=True)
 class Case:
-    """One layout, by its overrides of the demo's."""
+    """One layout, as overrides of the demo's layout, and the changes that are proposed while it runs."""
 
     overrides: list[str]
     fp64: bool = False

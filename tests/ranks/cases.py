@@ -1,4 +1,4 @@
-"""The layouts that parity is proven for, as overrides of the demo's: each axis alone, and mixes."""
+"""The layouts of the parity tests, as overrides of the demo's layout: each axis alone, and combinations."""
 
 from tests.ranks.case import (
     ADAMW,
@@ -164,7 +164,7 @@ CASES |= {
     f"{name} fp64": Case([*SMALL, *overrides.split(), *SGD], fp64=True) for name, overrides in OVER_CP.items()
 }
 
-# What `make test` runs: each axis, schedule, ZeRO stage, recompute level and lever once, in small cases.
+# Cases that `make test` runs: each axis, schedule, ZeRO stage, recompute mode and knob once, in small cases.
 QUICK = (
     "mix pp dp tp drops switched fp64",
     "dp",
@@ -179,13 +179,14 @@ QUICK = (
     "ep placed fp64",
     "v3 mix drops fp64",
     "bf16 dense",
-    "compiled dp ep drops fp64",
+    "compiled one layer ep fp64",
 )
-# What `make test-all` runs; `make parity` runs all cases.
+# Cases that `make test-all` runs; `make parity` runs all cases.
 TELLING = {
     name: CASES[name]
     for name in (
         *QUICK,
+        "compiled dp ep drops fp64",
         "demo switched",
         "demo drops switched fp64",
         "bf16 zbv ep",
@@ -212,3 +213,15 @@ TELLING = {
         "mix dp cp ep zero 3 drops fp64",
     )
 }
+
+STEPS = 20
+AFTER_SCRIPT = 4  # steps of a quick case after the last proposal of its script
+UNSCRIPTED = 8  # steps of a quick case without a script
+
+
+def steps_of(name: str) -> int:
+    """The steps of a case when it is run by its name."""
+    if name not in QUICK:
+        return STEPS
+    script = CASES[name].script
+    return max(script) + AFTER_SCRIPT if script else UNSCRIPTED

@@ -1,4 +1,4 @@
-"""Small driver scripts around `launch` and `join`, run as real processes, and what they leave behind."""
+"""Runs small driver scripts around `launch` and `join` as real processes, and reads the notes that they write."""
 
 import os
 import signal
@@ -16,53 +16,53 @@ ROOT = Path(__file__).parents[2]
 HEAD = """
 import json, os, signal, sys, time
 from pathlib import Path
-from engine.launch.ranks import Patience, join, joined_place, launch
+from engine.launch.ranks import Timeouts, join, context_from_environment, launch
 
 HERE = Path(__file__).parent
 RUN = HERE / "run"
 
-def note(place, name, text=""):
-    "A file for the test to see, whole or not at all."
-    unfinished = HERE / f".{name}.{place.rank}"
+def note(context, name, text=""):
+    "Write a file for the test, atomically."
+    unfinished = HERE / f".{name}.{context.rank}"
     unfinished.write_text(str(text))
-    unfinished.rename(HERE / f"{name}.{place.rank}")
+    unfinished.rename(HERE / f"{name}.{context.rank}")
 
-def meet(place):
+def meet(context):
     import torch.distributed as dist
-    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+    dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
     return dist
 
-def steps(place, until=lambda: False):
-    "A trainer without a model: steps until it is asked to stop."
-    note(place, "pid", os.getpid())
+def steps(context, until=lambda: False):
+    "A trainer without a model: runs steps until a stop is requested."
+    note(context, "pid", os.getpid())
     step = 0
-    while not place.stop_requested() and not until():
-        place.set_operation(step, "tp all-gather, layer 2")
+    while not context.stop_requested() and not until():
+        context.set_operation(step, "tp all-gather, layer 2")
         time.sleep(0.02)
         step += 1
-    note(place, "finished", step)
+    note(context, "finished", step)
 """
 
 LAUNCH = """
 if __name__ == "__main__":
     sys.exit(launch({world}, work, name_of_rank=lambda rank: f"dp{{rank}}", hub={hub!r}, run="a-run",
-                    run_dir=RUN, preload={preload!r}, patience=Patience(**{patience!r})))
+                    run_dir=RUN, preload={preload!r}, timeouts=Timeouts(**{timeouts!r})))
 """
 
 JOIN = """
 if __name__ == "__main__":
-    place = joined_place(RUN)
-    sys.exit(join(place, work, name_of_rank=lambda rank: f"dp{{rank}}", hub={hub!r}, run="a-run",
-                  on_failure=lambda: print("last word")))
+    context = context_from_environment(RUN)
+    sys.exit(join(context, work, name_of_rank=lambda rank: f"dp{{rank}}", hub={hub!r}, run="a-run",
+                  on_failure=lambda: print("on_failure was called")))
 """
 
 TORCH = ("torch", "torch.distributed")
 
 
-PATIENCE_S = 120.0  # a busy machine takes its time
+TIMEOUT_S = 120.0  # long enough for a busy machine
 
 
-def eventually(what: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+def eventually(what: Callable[[], object], seconds: float = TIMEOUT_S) -> None:
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, f"not within {seconds} s"
@@ -77,7 +77,7 @@ def gone(pid: int) -> bool:
 
 
 class Driver:
-    """A driver script in its own folder, and what it left there."""
+    """A driver script in its own folder, with the notes that its ranks write there."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -91,13 +91,13 @@ class Driver:
         *,
         hub: str = "none",
         preload: tuple[str, ...] = (),
-        patience: dict[str, float] | None = None,
+        timeouts: dict[str, float] | None = None,
         tail: str = LAUNCH,
         python: tuple[str, ...] = (),
         environ: dict[str, str] | None = None,
     ) -> subprocess.Popen[str]:
         script = self.folder / "driver.py"
-        tail = tail.format(world=world, hub=hub, preload=preload, patience=patience or {})
+        tail = tail.format(world=world, hub=hub, preload=preload, timeouts=timeouts or {})
         script.write_text(HEAD + textwrap.dedent(work) + tail)
         path = os.pathsep.join([str(ROOT), str(self.folder), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(
@@ -115,14 +115,14 @@ class Driver:
         return {int(file.suffix[1:]): file.read_text() for file in self.folder.glob(f"{name}.*")}
 
     def pids(self, world: int) -> list[int]:
-        """The ranks' processes, once all of them are at work."""
+        """The process ids of the ranks; waits until all ranks have started their work."""
         eventually(lambda: len(self.notes("pid")) == world)
         return [int(pid) for _, pid in sorted(self.notes("pid").items())]
 
-    def end(self, process: subprocess.Popen[str], seconds: float = PATIENCE_S) -> tuple[int, str, str]:
+    def end(self, process: subprocess.Popen[str], seconds: float = TIMEOUT_S) -> tuple[int, str, str]:
         out, err = process.communicate(timeout=seconds)
         left = [rank for rank, pid in self.notes("pid").items() if not gone(int(pid))]
-        assert not left, f"ranks {left} outlived their run"
+        assert not left, f"ranks {left} still run after the end of their run"
         return process.returncode, out, err
 
     def clean(self) -> None:

@@ -1,4 +1,4 @@
-"""Cases whose parts are compiled, held to one process that compiles nothing."""
+"""Parity cases with torch.compile, compared with one process without it."""
 
 from tests.ranks.case import BF16, DROPS, FULL, SELECTIVE, SGD, SWITCHED, Case, alone
 
@@ -6,6 +6,14 @@ ON = "train.compile=true"
 SIGMOID = ["model.moe.score=sigmoid", "model.moe.balance=bias", "knobs.bias_rate=0.02"]
 
 COMPILED: dict[str, Case] = {
+    "compiled one layer ep fp64": Case(  # the fewest functions to compile
+        [
+            *alone(ON, "grid.dp_shard=2", "grid.ep=2", "model.layers=1", "model.moe.balance=none"),
+            *SGD,
+            *DROPS,
+        ],
+        fp64=True,
+    ),
     "compiled tp fp64": Case([*alone(ON, "grid.tp=2"), *SGD], fp64=True),
     "compiled dp ep drops fp64": Case(
         [*alone(ON, "grid.dp_shard=2", "grid.ep=2"), *SGD, *DROPS, "knobs.z_loss_coef=0.1"], fp64=True

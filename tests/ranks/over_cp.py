@@ -1,6 +1,6 @@
-"""Cases over cp, as overrides of the small layout: each method alone, then mixes. All in fp64, with SGD.
+"""Parity cases over cp, as overrides of the small layout: each method alone, then combinations. All in fp64, with SGD.
 
-Where ep is more than dp_shard, experts borrow cp and tp ranks.
+If ep is larger than dp_shard, experts use cp and tp ranks too.
 """
 
 OVER_CP = {

@@ -1,4 +1,4 @@
-"""Cases of the way to the experts: in one hop or two, and to experts that moved."""
+"""Parity cases of the all-to-all to the experts: direct and hierarchical, and after experts have moved."""
 
 from tests.ranks.case import (
     ADAMW,

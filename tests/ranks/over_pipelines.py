@@ -1,4 +1,4 @@
-"""Cases of schedules with several stages a rank or a backward in two parts, and of schedules changed live."""
+"""Parity cases of schedules with several stages per rank or a split backward, and of schedules that change live."""
 
 from tests.ranks.case import (
     ADAMW,

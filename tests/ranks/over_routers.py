@@ -1,4 +1,4 @@
-"""Cases of what a router decides: who chooses, from which groups, how load is evened out, what is dropped."""
+"""Parity cases of routers: token and expert choice, groups, load balancing, dropping."""
 
 from tests.ranks.case import (
     BALANCED,

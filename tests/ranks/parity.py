@@ -1,21 +1,25 @@
-"""The parity harness: a layout against one process, in loss, unclipped gradient norm and every gradient.
+"""The parity harness: compares a layout with one process in loss, unclipped gradient norm and every gradient.
 
-One process here is the whole model on one rank, with no process group, no FSDP, no pipeline and a single micro-batch.
-A driver imports torch once and forks the ranks of one case after the other:
+The reference is the whole model on one rank, without process group, FSDP and pipeline, in a single micro-batch. A
+driver imports torch once and forks the ranks of one case after the other:
 
     python -m tests.ranks.parity FOLDER [NAME ...]
 
-Tolerances are derived, not chosen. In fp64 nothing but rounding (1e-16 an operation) may differ, so after 20 steps
-every gradient agrees to 1e-11; a wrong scale anywhere shows at once. In fp32, rounding grows along the trajectory, so
-a layout is held to what rounding does to one process: the reference is run JOLTS times more with each initial weight
-off by half a unit in its last place (2^-24 relative, up or down at random), and the layout may be off by MARGIN times
-the most that those are off up to that step. In bf16 the margin is smaller: the jolts, half a unit of bf16 in each
-weight, are more than what another order of the same sums brings.
+All cases take STEPS steps with `make parity`; `make test` names a case of QUICK and runs the steps that its script
+needs.
 
-Rounding may also break a near-tie in the router the other way (about one decision in a million). The expert loads tell:
-from that step on, two runs are on different trajectories, each as right as the other, and only loss and norm are still
-compared, within FLIPPED. The same cases in fp64 have no such steps. In bf16 some near-tie breaks at every step, so
-there a token's place in its sequence chooses its experts in all runs (`fix_routing`), and all steps are compared.
+Tolerances are derived, not tuned. In fp64 only rounding (1e-16 per operation) may differ, so after 20 steps every
+gradient agrees to 1e-11, and a wrong scale is detected at once. In fp32, rounding errors grow over the steps, so the
+tolerance is measured on one process: the reference is run JOLTS more times with each initial weight changed by half a
+unit in the last place (2^-24 relative, random sign). A layout may differ by MARGIN times the largest difference of
+these runs up to that step. In bf16 the margin is smaller: half a unit of bf16 in each weight is a larger change than
+another order of the same sums.
+
+Rounding may also change the router's choice between two almost equal scores (about one decision in a million). The
+expert loads show this: from that step on, the two runs are on different, equally valid trajectories, and only loss and
+norm are compared, within FLIPPED. The same cases in fp64 have no such steps. In bf16 this happens at every step, so
+there the position of a token in its sequence selects its experts in all runs (`fix_routing`), and all steps are
+compared.
 """
 
 import json
@@ -49,20 +53,19 @@ from engine.train.corpus import read_corpus
 from engine.train.data import Samples
 from engine.train.trainer import Trainer
 from tests.ranks.case import SMALL, Case, Script
-from tests.ranks.cases import CASES
+from tests.ranks.cases import CASES, STEPS, steps_of
 from tests.ranks.routing import fix_routing
 
-STEPS = 20
 JOLTS = 3
 MARGIN = {"fp32": 8.0, "bf16": 2.0}
 FP64_TOLERANCE = 1e-11
 HALF_UNIT = {"fp32": 2.0**-24, "bf16": 2.0**-8}  # in the last place, relative
-FLIPPED = {"loss": 1e-3, "norm": 1e-2}  # one token of some thousands took another expert
+FLIPPED = {"loss": 1e-3, "norm": 1e-2}  # one token of some thousands goes to another expert
 
 
 @dataclass
 class Trace:
-    """What a run did, step by step."""
+    """The results of a run, step by step."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -75,15 +78,15 @@ class Trace:
     biases: list[dict[str, Tensor]] = field(default_factory=list)  # of the routers, after the update
     embeddings: dict[str, Tensor] = field(default_factory=dict)  # the embedding's weight after the last step
     acks: list[Ack] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     knobs: dict[str, Value] = field(default_factory=dict)
 
 
 class Operator(Agent):
-    """An agent without a hub, to whose leader a script proposes."""
+    """An agent without a hub; on the leader it proposes the changes of a script."""
 
     def __init__(self, script: Script, meter: Meter, trace: Trace):
-        super().__init__(None, lambda: meter.doing)
+        super().__init__(None, lambda: meter.operation)
         self._script, self._meter, self._trace = script, meter, trace
 
     @property
@@ -95,13 +98,13 @@ class Operator(Agent):
         self._trace.acks.append(ack)
 
     def send(self, *messages: Message) -> None:
-        self._trace.said += [message.text for message in messages if isinstance(message, Event)]
+        self._trace.events += [message.text for message in messages if isinstance(message, Event)]
 
 
-def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trace:
-    """The reference; it follows what `script` does to the loss, and need not know of neutral knobs.
+def one_process(layout: Layout, script: Script, steps: int, jolt: int | None = None) -> Trace:
+    """The reference run. It applies the changes of `script` that affect the loss, and ignores loss-neutral knobs.
 
-    With `jolt`, a seed, each initial weight is off by half a unit in the last place of what it is computed with.
+    With `jolt`, a seed, each initial weight is changed by half a unit in the last place of the precision.
     """
     meter = Meter(layout.model.layers, layout.model.moe.experts if layout.model.moe else 0)
     tp, ep = Axis("tp", None, meter), Axis("ep", None, meter)
@@ -133,7 +136,7 @@ def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trac
     else:
         optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=(0.9, 0.95))
     trace = Trace()
-    for step in range(STEPS):
+    for step in range(steps):
         meter.start_step(step)
         tokens, targets = samples.batch(step, 0, train.global_batch)
         for name, p in stage.named_parameters():
@@ -165,23 +168,23 @@ def one_process(layout: Layout, script: Script, jolt: int | None = None) -> Trac
     return trace
 
 
-def as_laid_out(place: RankContext, layout: Layout, script: Script, out: Path) -> None:
-    """The same run on the ranks of `layout`; each stage's first rank saves its part of the trace."""
-    dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
+def as_laid_out(context: RankContext, layout: Layout, script: Script, steps: int, out: Path) -> None:
+    """The same run on the ranks of `layout`. The first rank of each stage saves its part of the trace."""
+    dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
     meter = Meter(
-        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.set_operation
+        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, context.set_operation
     )
     trace = Trace()
     trainer = Trainer(layout, meter, Operator(script, meter, trace))
     if layout.train.precision == "bf16":
         fix_routing(trainer.stages)
-    if script and place.rank == 5:
+    if script and context.rank == 5:
         trainer.board.prepare = lambda changes, prepare=trainer.board.prepare: (
             _only_small(changes) or prepare(changes)
         )
-    if place.rank == 1:
+    if context.rank == 1:
         expert_placement.Move = _no_room_at_first(expert_placement.Move)
-    for step in range(STEPS):
+    for step in range(steps):
         meter.start_step(step)
         trainer.steering.vote.begin(step, stop=False)
         loss = trainer.computation.forward_backward(step)
@@ -203,7 +206,7 @@ def as_laid_out(place: RankContext, layout: Layout, script: Script, out: Path) -
         if name == EMBEDDING:
             alike(trace.embeddings, {name: whole(p.detach())})
     trace.knobs = trainer.board.values
-    at = trainer.world.at
+    at = trainer.world.coords
     if at["dp"] == at["cp"] == at["tp"] == 0:
         torch.save(trace, out / f"stage{at['pp']}.pt")
     dist.destroy_process_group()
@@ -214,18 +217,18 @@ def router_biases(stage: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _only_small(changes: dict[str, Value]) -> None:
-    """One rank out of memory, say: it alone refuses."""
+    """Make this rank refuse 16 micro-batches, as if only it were out of memory."""
     if changes.get("micro_batches") == 16:
         raise ValueError("this rank has no room for 16 micro-batches")
 
 
 def _no_room_at_first(move: Callable[..., object]) -> Callable[..., object]:
-    """The first move of experts fails on this rank alone, before anything is sent."""
-    asked: list[object] = []
+    """Make the first move of experts fail on this rank, before anything is sent."""
+    calls: list[object] = []
 
     def refuse_once(*args: object) -> object:
-        asked.append(args)
-        if len(asked) == 1:
+        calls.append(args)
+        if len(calls) == 1:
             raise MemoryError("this rank has no room for experts")
         return move(*args)
 
@@ -238,7 +241,7 @@ def whole(grad: Tensor | None) -> Tensor:
 
 
 def logical(trainer: Trainer) -> dict[str, Tensor]:
-    """Every gradient whole, those of experts in the order of their logical numbers, wherever they are placed."""
+    """All gradients as whole tensors, with experts in the order of their logical numbers, in any placement."""
     grads: dict[str, Tensor] = {}
     for name, p in named_parameters(trainer.stages):
         alike(grads, {name: whole(p.grad)})
@@ -250,14 +253,14 @@ def logical(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def alike(tensors: dict[str, Tensor], more: dict[str, Tensor]) -> None:
-    """Add `more` to `tensors`; what both have, a tied embedding, is equal to the bit."""
+    """Add `more` to `tensors`. A tensor that both have (a tied embedding) must be bit-identical."""
     for name in tensors.keys() & more.keys():
         assert torch.equal(tensors[name], more[name]), f"copies of {name} differ"
     tensors |= more
 
 
 def merged(folder: Path) -> Trace:
-    """The trace of all stages as one model's."""
+    """Merge the traces of all stages into the trace of the whole model."""
     stages = [torch.load(path, weights_only=False) for path in sorted(folder.glob("stage*.pt"))]
     trace: Trace = stages[0]
     for other in stages[1:]:
@@ -276,10 +279,11 @@ def merged(folder: Path) -> Trace:
 
 
 def distance(a: Trace, b: Trace) -> dict[str, list[float]]:
-    """Relative differences by step: of loss, of norm, and the largest of any one parameter's gradient.
+    """Relative differences by step: of the loss, of the norm, and the largest of all parameters' gradients.
 
-    A gradient is measured against the larger of its parameter's own norm and 1e-3 of the whole gradient's, since the
-    rounding of a sum is relative to its terms: a gradient that all but cancels out is no worse a sum for that.
+    The difference of a gradient is relative to the larger of its norm and 1e-3 of the whole gradient's norm. The
+    rounding error of a sum is relative to its terms, so a gradient whose terms almost cancel has a large error relative
+    to its own norm.
     """
     assert all(x.keys() == y.keys() for x, y in zip(a.grads, b.grads, strict=True)), "other parameters"
     return {
@@ -293,43 +297,43 @@ def distance(a: Trace, b: Trace) -> dict[str, list[float]]:
 
 
 def same_routing(a: Trace, b: Trace) -> int:
-    """The number of steps before any expert was chosen by another number of tokens, or has another bias."""
+    """The number of steps in which all experts have equal loads and biases in both runs."""
     same = [
         torch.equal(load, other) and all(torch.equal(mine[n], theirs[n]) for n in theirs)
         for load, other, mine, theirs in zip(a.loads, b.loads, a.biases, b.biases, strict=True)
     ]
-    return same.index(False) if False in same else STEPS
+    return same.index(False) if False in same else len(same)
 
 
 # ------------------------------------------------------------------------------------------------- the driver
 
 
-def run_case(case: Case, folder: Path) -> None:
-    """Run `case` and write its `result.json`: distances by step, and what rounding alone does (fp32)."""
+def run_case(case: Case, folder: Path, steps: int = STEPS) -> None:
+    """Run `case` and write its `result.json`: differences by step, and in fp32 those due to rounding alone."""
     layout = case.layout
     dtype = torch.float64 if case.fp64 else torch.float32
 
-    def reference(place: RankContext) -> None:
+    def reference(context: RankContext) -> None:
         torch.set_default_dtype(dtype)
-        torch.set_num_threads(1)  # two wait for each other for ever where others want the cores too
+        torch.set_num_threads(1)  # with two threads, ranks that share cores would slow each other down
         folder.mkdir(parents=True, exist_ok=True)
-        truth = one_process(layout, case.script)
-        jolted = [] if case.fp64 else [one_process(layout, case.script, seed) for seed in range(JOLTS)]
+        truth = one_process(layout, case.script, steps)
+        jolted = [] if case.fp64 else [one_process(layout, case.script, steps, seed) for seed in range(JOLTS)]
         rounding = [(same_routing(jolt, truth), distance(jolt, truth)) for jolt in jolted]
         torch.save((truth, rounding), folder / "truth.pt")
 
-    def laid_out(place: RankContext) -> None:
+    def laid_out(context: RankContext) -> None:
         torch.set_default_dtype(dtype)
-        logging.disable(logging.WARNING)  # torch warns of the gathers that full_tensor makes
-        as_laid_out(place, layout, case.script, folder)
+        logging.disable(logging.WARNING)  # torch warns about the gathers of full_tensor
+        as_laid_out(context, layout, case.script, steps, folder)
 
-    def compare(place: RankContext) -> None:
+    def compare(context: RankContext) -> None:
         truth, jolted = torch.load(folder / "truth.pt", weights_only=False)
         trace = merged(folder)
         rounding = {
             what: [
                 max((jolt[what][step] for same, jolt in jolted if step < same), default=0.0)
-                for step in range(STEPS)
+                for step in range(steps)
             ]
             for what in ("loss", "norm", "gradient")
             if jolted
@@ -341,7 +345,7 @@ def run_case(case: Case, folder: Path) -> None:
             "dropped": trace.dropped,
             "dropped_in_one_process": truth.dropped,
             "losses": trace.losses,
-            "said": trace.said,
+            "events": trace.events,
             "placed": [sum(m != sorted(m) for m in maps.values()) for maps in trace.maps],
             "acks": [[ack.revision, ack.state, ack.step, ack.why] for ack in trace.acks],
             "knobs": trace.knobs,
@@ -357,7 +361,7 @@ def run_case(case: Case, folder: Path) -> None:
 
 
 def report(folder: Path, names: list[str]) -> str:
-    """What the cases in `folder` showed, as a table in Markdown."""
+    """The results of the cases in `folder` as a Markdown table."""
     lines = [
         "| case | ranks | overrides of the demo | | loss | norm | gradient | allowed | steps | drops a step |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -371,7 +375,7 @@ def report(folder: Path, names: list[str]) -> str:
         if not case.fp64:
             allowed = MARGIN[precision] * max(result["rounding"]["gradient"][:same])
         figures = " | ".join(f"{figure:.1e}" for figure in (*worst, allowed))
-        drops = f"{sum(result['dropped']) / STEPS:.0f}" if any(result["dropped"]) else "none"
+        drops = f"{sum(result['dropped']) / len(result['dropped']):.0f}" if any(result["dropped"]) else "none"
         world = case.layout.ranks.world
         overrides = " ".join(case.overrides).replace(" ".join(SMALL), "*small*")
         lines.append(f"| {name} | {world} | {overrides} | {precision} | {figures} | {same} | {drops} |")
@@ -380,10 +384,10 @@ def report(folder: Path, names: list[str]) -> str:
 
 def main(folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)  # the parent forks, so it must not have started torch's thread pool
-    for name in names:
-        run_case(CASES[name], folder / name)
-    sys.stdout.write(report(folder, names))
+    for name in names or CASES:
+        run_case(CASES[name], folder / name, steps_of(name) if names else STEPS)
+    sys.stdout.write(report(folder, names or list(CASES)))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or list(CASES))
+    main(Path(sys.argv[1]), sys.argv[2:])

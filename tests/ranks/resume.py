@@ -1,9 +1,10 @@
-"""Runs that are saved, resumed and switched, for test_resume.py to compare. In fp64, so that only rounding may differ.
+"""Runs whose state is saved, resumed and switched, for the comparisons of test_resume.py. In fp64, so that differences
+are small.
 
     python -m tests.ranks.resume FOLDER
 
-One driver imports torch once and forks the ranks of one scenario after the other; each leaves a `.json` with its losses
-and norms by step, and its checkpoints, of which the last holds parameters and optimizer state.
+One driver imports torch once and forks the ranks of one scenario after the other. Each run writes a `.json` with losses
+and norms by step, and checkpoints; the last checkpoint has the final parameters and optimizer state.
 """
 
 import json
@@ -52,16 +53,14 @@ SIXES = [
 BEGUN = load(
     LAYOUT, [*SIXES, "grid.pp=2", "grid.dp_shard=2", "grid.ep=2", "train.steps=10", "checkpoint.every=5"]
 )
-MOVED: Script = {
-    2: {"expert_placement": "load"}
-}  # experts lie elsewhere than where they began when the checkpoint is saved
+MOVED: Script = {2: {"expert_placement": "load"}}  # experts have moved before the checkpoint is saved
 RESUMED = {
     "tp ep": ["grid.tp=2", "grid.ep=2"],
     "one rank": [],
     "dp 4 zero 3": ["grid.dp_shard=4", "train.zero=3"],  # six experts over four ranks: one has none
     "cp interleaved": ["grid.pp=2", "grid.cp=2", "schedule.name=interleaved", "schedule.virtual_stages=2"],
 }
-TIES = {  # each goes on from the one before; the last has the weight and its copy on one rank
+TIES = {  # each run resumes from the previous one; in the last, the weight and its copy are on one rank
     "two stages": ["grid.pp=2", "grid.dp_shard=2"],
     "one rank": [],
     "v": ["grid.pp=2", "schedule.name=zbv"],
@@ -85,7 +84,7 @@ SWITCHES = 100
 
 @dataclass
 class Run:
-    """What a run did."""
+    """The results of a run."""
 
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -102,11 +101,11 @@ class Run:
         self.dropped.append(summary.dropped)
 
 
-OF_THE_RUN = ("pause", "resume", "stop", "profile", "profile_rank")  # it would stand, or end
+OF_THE_RUN = ("pause", "resume", "stop", "profile", "profile_rank")  # these would pause or end the run
 
 
 class Fickle(Agent):
-    """An operator without a plan: each step a random legal change of what is loss-neutral, several at times."""
+    """An operator that proposes a random legal change of one or more loss-neutral knobs at each step."""
 
     def __init__(self, seed: int):
         super().__init__(None, lambda: (0, "", 0.0))
@@ -134,24 +133,24 @@ class Fickle(Agent):
         return Command(self._revision, f"{self._revision}", changes)
 
     def settle(self, ack: Ack) -> None:
-        # Two values, each legal beside the board in force, may not be together: then all ranks say no.
-        # A save is agreed at the boundary, and applied when it is on disk.
+        # Two values that are legal one by one may be illegal together: then all ranks refuse the change.
+        # A save is `agreed` at the step boundary and `applied` when it is on disk.
         if ack.state in ("agreed", "applied"):
             self._switched.add(ack.revision)
 
 
 def train(
-    place: RankContext,
+    context: RankContext,
     layout: Layout,
     out: Path,
     resume: Path | None = None,
     script: Script | None = None,
     fickle: bool = False,
 ) -> Run:
-    """Train in an initialised group; the run, on rank 0, and a JSON file of it."""
+    """Train in an initialised process group and return the results; rank 0 also writes them as JSON."""
     run = Run()
     meter = Meter(
-        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, place.set_operation
+        layout.model.layers, layout.model.moe.experts if layout.model.moe else 0, context.set_operation
     )
     agent = Fickle(layout.run.seed) if fickle else Operator(script or {}, meter, Trace())
     trainer = Trainer(
@@ -163,71 +162,71 @@ def train(
     run.revision = trainer.board.revision
     run.history = [(applied.revision, applied.step) for applied in trainer.steering.vote.history]
     run.switches = agent.applied if isinstance(agent, Fickle) else 0
-    if place.rank == 0:
+    if context.rank == 0:
         out.with_suffix(".json").write_text(json.dumps(vars(run)))
     return run
 
 
 def resumed(folder: Path) -> None:
-    """Ten steps at once, and the last five again in other layouts."""
-    scenario(BEGUN.ranks.world, folder, lambda place: train(place, BEGUN, folder / "begun", script=MOVED))
+    """One run of ten steps, and the last five steps again in other layouts."""
+    scenario(BEGUN.ranks.world, folder, lambda context: train(context, BEGUN, folder / "begun", script=MOVED))
     for name, overrides in RESUMED.items():
         layout = load(LAYOUT, [*SIXES, *overrides, "train.steps=10", "checkpoint.every=5"])
 
-        def work(place: RankContext, layout: Layout = layout, name: str = name) -> None:
-            train(place, layout, folder / name, folder / "begun/checkpoints/step-5")
+        def work(context: RankContext, layout: Layout = layout, name: str = name) -> None:
+            train(context, layout, folder / name, folder / "begun/checkpoints/step-5")
 
         scenario(layout.ranks.world, folder, work)
 
 
 def tied(folder: Path) -> None:
-    """Six steps of a model with a tied head; in the next layout the last four of them, in the next the last two."""
+    """Six steps of a model with a tied head. The second layout resumes after two of them, the third after four."""
     before: Path | None = None
     for n, (name, overrides) in enumerate(TIES.items()):
         layout = load(LAYOUT, [*SIXES, *TIED, *overrides, "train.steps=6", "checkpoint.every=2"])
         resume = before / f"checkpoints/step-{2 * n}" if before else None
 
         def work(
-            place: RankContext, layout: Layout = layout, name: str = name, resume: Path | None = resume
+            context: RankContext, layout: Layout = layout, name: str = name, resume: Path | None = resume
         ) -> None:
-            train(place, layout, folder / name, resume)
+            train(context, layout, folder / name, resume)
 
         scenario(layout.ranks.world, folder, work)
         before = folder / name
 
 
 def each_knob(folder: Path) -> None:
-    """Every knob of the board: see `switched_and_launched`."""
+    """`switched_and_launched` for all knobs of the board."""
     switched_and_launched(folder)
 
 
 def one_knob(folder: Path) -> None:
-    """The capacity factor: see `switched_and_launched`."""
+    """`switched_and_launched` for the capacity factor only."""
     switched_and_launched(folder, only="capacity_factor")
 
 
 def switched_and_launched(folder: Path, only: str | None = None) -> None:
-    """For each knob, a run switched before a step, and a run launched with the new value from that step."""
+    """For each knob, a run in which the knob changes before a step, and a run that starts with the new value there."""
 
-    def work(place: RankContext) -> None:
+    def work(context: RankContext) -> None:
         begun = folder / "knobs"
-        train(place, KNOBS, begun)
+        train(context, KNOBS, begun)
         meter = Meter(KNOBS.model.layers, 8)
-        board = Trainer(KNOBS, meter, Agent(None, lambda: meter.doing)).board
+        board = Trainer(KNOBS, meter, Agent(None, lambda: meter.operation)).board
         for knob in board.states():
             if knob.action or (only and knob.name != only):
                 continue
             value = another(knob)
             script: Script = {SWITCHED_AT - 1: {knob.name: value}}
             before, at = (begun / f"checkpoints/step-{step}" for step in (SWITCHED_AT - 1, SWITCHED_AT))
-            train(place, KNOBS, folder / f"switched-{knob.name}", before, script)
-            train(place, with_knob_values(KNOBS, {knob.name: value}), folder / f"launched-{knob.name}", at)
+            train(context, KNOBS, folder / f"switched-{knob.name}", before, script)
+            train(context, with_knob_values(KNOBS, {knob.name: value}), folder / f"launched-{knob.name}", at)
 
     scenario(KNOBS.ranks.world, folder, work)
 
 
 def another(knob: KnobState) -> Value:
-    """A legal value that is not the present one, and tells."""
+    """A legal value that differs from the current one and affects the run."""
     others = [choice for choice in knob.legal.choices if choice != knob.value]
     if others:
         return others[-1]
@@ -238,17 +237,18 @@ def another(knob: KnobState) -> Value:
 
 
 def random_switches(folder: Path) -> None:
-    """A hundred switches in one run, and the same run untouched."""
+    """One run with a hundred switches, and the same run without."""
 
-    def work(place: RankContext) -> None:
-        train(place, FICKLE, folder / "untouched")
-        train(place, FICKLE, folder / "fickle", fickle=True)
+    def work(context: RankContext) -> None:
+        train(context, FICKLE, folder / "untouched")
+        train(context, FICKLE, folder / "fickle", fickle=True)
 
     scenario(FICKLE.ranks.world, folder, work)
 
 
 def cut_short(folder: Path) -> None:
-    """The save of step 6 never comes to an end: `writing` appears once it has begun, `step-N` as steps begin."""
+    """A run whose save of step 6 never finishes. It creates the file `writing.RANK` when that save has begun, and
+    `step-N` when step N begins."""
 
     class Slow(Checkpoints):
         def write(self, tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
@@ -260,8 +260,8 @@ def cut_short(folder: Path) -> None:
 
     layout = load(LAYOUT, [*SMALL, *SGD, "grid.dp_shard=2", "train.steps=1000", "checkpoint.every=3"])
 
-    def work(place: RankContext) -> None:
-        meter = Meter(2, 8, place.set_operation)
+    def work(context: RankContext) -> None:
+        meter = Meter(2, 8, context.set_operation)
         trainer = Trainer(layout, meter, checkpoints_dir=folder / "run/checkpoints")
         assert trainer.saving.checkpoints
         trainer.saving.checkpoints.__class__ = Slow
@@ -275,11 +275,11 @@ def cut_short(folder: Path) -> None:
 def scenario(
     world: int, folder: Path, work: Callable[[RankContext], object], dtype: torch.dtype = torch.float64
 ) -> None:
-    def in_a_group(place: RankContext) -> None:
+    def in_a_group(context: RankContext) -> None:
         torch.set_default_dtype(dtype)
         logging.disable(logging.WARNING)
-        dist.init_process_group("gloo", store=place.store(), rank=place.rank, world_size=place.world)
-        work(place)
+        dist.init_process_group("gloo", store=context.store(), rank=context.rank, world_size=context.world)
+        work(context)
         dist.destroy_process_group()
 
     if launch(world, in_a_group, name_of_rank=str, hub="none", run="resume", run_dir=folder):
@@ -287,13 +287,13 @@ def scenario(
 
 
 def tensors_in(checkpoint: Path) -> dict[str, Tensor]:
-    """Every tensor of a checkpoint, whole."""
+    """All tensors of a checkpoint, as whole tensors."""
     files = read(checkpoint).manifest.files
     tensors = {
         name: torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
         for name, stored in read_index(checkpoint, files).items()
     }
-    with warnings.catch_warnings(action="ignore"):  # that there is no process group
+    with warnings.catch_warnings(action="ignore"):  # torch warns that there is no process group
         load_tensors(tensors, storage_reader=Reader(checkpoint, files), no_dist=True)
     return tensors
 

@@ -10,9 +10,10 @@ from engine.sharding.expert_rows import moe_layers
 
 
 def fix_routing(stages: Sequence[nn.Module]) -> None:
-    """Let a token's place in its sequence choose its experts, in whatever layout; weights and losses stay as scored.
+    """Let the position of a token in its sequence select its experts, in every layout. Weights and losses still depend
+    on the scores.
 
-    In bf16 some near-tie breaks the other way at every step, and what that does hides all else.
+    In bf16, rounding changes the choice between almost equal scores at every step, and this would hide other errors.
     """
     for n, layer in moe_layers(stages).items():
         router = layer.router

@@ -1,4 +1,4 @@
-"""The meter counts what docs/bytes.md derives by hand, to the byte, on every rank."""
+"""On every rank, the metered bytes equal the formulas of docs/bytes.md exactly."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("name", marked(list(CASES), BATCHES))
-def test_bytes_are_what_the_derivation_says(name: str, results: Callable[[str], Path]) -> None:
+def test_metered_bytes_equal_the_derivation(name: str, results: Callable[[str], Path]) -> None:
     ranks = sorted(results(name).glob("[0-9]*.json"), key=lambda path: int(path.stem))
     assert ranks
     for path in ranks:

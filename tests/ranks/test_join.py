@@ -9,35 +9,36 @@ from pathlib import Path
 
 import pytest
 
-from agents.transport.curve_keys import KeyStore, Role
-from engine.launch.ranks import joined_place
+from agents.transport.curve_keys import KeyStore
+from agents.transport.roles import Role
+from engine.launch.ranks import context_from_environment
 from tests.ranks.driver import JOIN, Driver, eventually, gone
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def test_joined_to_torchrun_with_a_hub(driver: Driver) -> None:
+def test_ranks_of_torchrun_with_a_hub(driver: Driver) -> None:
     run = driver.start(
         """
-        def work(place):
-            dist = meet(place)
-            note(place, "pid", os.getpid())
-            note(place, "place", json.dumps([place.world, place.local_rank, place.local_world, place.hub]))
-            while not place.stop_requested():
+        def work(context):
+            dist = meet(context)
+            note(context, "pid", os.getpid())
+            note(context, "context", json.dumps([context.world, context.local_rank, context.local_world, context.hub]))
+            while not context.stop_requested():
                 time.sleep(0.02)
             dist.destroy_process_group()
-            note(place, "finished")
+            note(context, "finished")
         """,
         tail=JOIN,
         python=TORCHRUN,
         hub="auto",
     )
-    eventually(lambda: len(driver.notes("place")) == 2)
+    eventually(lambda: len(driver.notes("context")) == 2)
     eventually((driver.run_dir / "hub.json").exists)
-    places = {rank: json.loads(text) for rank, text in driver.notes("place").items()}
+    contexts = {rank: json.loads(text) for rank, text in driver.notes("context").items()}
     hub = json.loads((driver.run_dir / "hub.json").read_text())
     ranks = hub["endpoints"]["ranks"]
-    assert places == {0: [2, 0, 2, ranks], 1: [2, 1, 2, ranks]}
+    assert contexts == {0: [2, 0, 2, ranks], 1: [2, 1, 2, ranks]}
     for pid in driver.pids(2):
         os.kill(pid, signal.SIGTERM)
     status, _, err = driver.end(run)
@@ -49,26 +50,26 @@ def test_joined_to_torchrun_with_a_hub(driver: Driver) -> None:
 def test_a_failure_under_torchrun(driver: Driver) -> None:
     run = driver.start(
         """
-        def work(place):
-            note(place, "pid", os.getpid())
-            place.set_operation(5, "pp receive")
-            if place.rank == 1:
+        def work(context):
+            note(context, "pid", os.getpid())
+            context.set_operation(5, "pp receive")
+            if context.rank == 1:
                 raise ValueError("mine")
-            steps(place)
+            steps(context)
         """,
         tail=JOIN,
         python=TORCHRUN,
     )
     status, out, err = driver.end(run)
-    assert (status, out) == (1, "last word\n")
+    assert (status, out) == (1, "on_failure was called\n")
     assert "\nrank 1 (dp1) failed at step 5 in pp receive: ValueError: mine\nTraceback" in f"\n{err}"
 
 
 def test_no_rank_outlives_a_killed_torchrun(driver: Driver) -> None:
     run = driver.start(
         """
-        def work(place):
-            note(place, "pid", os.getpid())
+        def work(context):
+            note(context, "pid", os.getpid())
             time.sleep(60)
         """,
         tail=JOIN,
@@ -76,21 +77,21 @@ def test_no_rank_outlives_a_killed_torchrun(driver: Driver) -> None:
     )
     eventually(lambda: len(driver.notes("pid")) == 2)
     run.kill()
-    eventually(lambda: all(gone(pid) for pid in driver.pids(2)), 30)  # they would sleep for 60 s
+    eventually(lambda: all(gone(pid) for pid in driver.pids(2)), 30)  # otherwise they sleep for 60 s
 
 
-def test_joined_to_slurm(driver: Driver) -> None:
+def test_ranks_of_slurm(driver: Driver) -> None:
     work = """
-        def work(place):
+        def work(context):
             import torch
-            dist = meet(place)
+            dist = meet(context)
             total = torch.ones(1)
             dist.all_reduce(total)
-            note(place, "total", int(total))
+            note(context, "total", int(total))
             dist.destroy_process_group()
-            if place.rank:
+            if context.rank:
                 time.sleep(1)
-                place.store().add("late", 1)
+                context.store().add("late", 1)
         """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
@@ -117,10 +118,10 @@ def _slurm(rank: int) -> dict[str, str]:
 
 
 SPREAD = JOIN.replace('run="a-run",', 'run="a-run", listen="tcp://127.0.0.1:auto",')
-TOLD = """
-        def work(place):
-            dist = meet(place)
-            note(place, "hub", f"{place.hub} {place.key.name if place.key else None}")
+NOTE_HUB = """
+        def work(context):
+            dist = meet(context)
+            note(context, "hub", f"{context.hub} {context.key.name if context.key else None}")
             dist.barrier()
             dist.destroy_process_group()
         """
@@ -129,7 +130,7 @@ TOLD = """
 def _two_machines(
     driver: Driver, keys: Path, tail: str = SPREAD, second: dict[str, str] | None = None
 ) -> list[subprocess.Popen[str]]:
-    """A rank on each, as Slurm starts them; `second` is the environment of the second machine alone."""
+    """Start one rank on each of two simulated machines, as Slurm does. `second` is extra environment of the second."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     spread = {
@@ -142,13 +143,13 @@ def _two_machines(
     environs = [spread, spread | (second or {})]
     return [
         driver.start(
-            TOLD, tail=tail, hub="auto", environ=_slurm(rank) | environ | {"SLURM_NODEID": str(rank)}
+            NOTE_HUB, tail=tail, hub="auto", environ=_slurm(rank) | environ | {"SLURM_NODEID": str(rank)}
         )
         for rank, environ in enumerate(environs)
     ]
 
 
-def test_ranks_of_two_machines_reach_one_hub_under_a_key(driver: Driver, tmp_path: Path) -> None:
+def test_ranks_of_two_machines_connect_to_one_hub_with_a_key(driver: Driver, tmp_path: Path) -> None:
     KeyStore(tmp_path / "keys").make("cluster", Role.RANK)
     ended = [driver.end(run) for run in _two_machines(driver, tmp_path / "keys")]
     assert [status for status, _, _ in ended] == [0, 0], ended
@@ -161,7 +162,7 @@ def test_ranks_of_two_machines_reach_one_hub_under_a_key(driver: Driver, tmp_pat
     ("key", "sentence"),
     [("absent.key", "absent.key cannot be read: No such file"), ("theirs.key", "is a key for another hub")],
 )
-def test_a_machine_without_the_key_refuses_in_a_sentence(
+def test_a_rank_without_the_key_refuses_in_one_sentence(
     driver: Driver, tmp_path: Path, key: str, sentence: str
 ) -> None:
     KeyStore(tmp_path / "keys").make("cluster", Role.RANK)
@@ -178,8 +179,10 @@ def test_no_key_no_hub_between_machines(driver: Driver, tmp_path: Path) -> None:
     ended = [driver.end(run) for run in _two_machines(driver, tmp_path / "none", JOIN)]
     assert [status for status, _, _ in ended] == [0, 0], ended
     assert driver.notes("hub") == {0: "None None", 1: "None None"}
-    said = "the ranks are on several machines, and go without a hub: this hub requires a key of role rank"
-    assert ended[0][2].startswith(said) and "cockpit keys make NAME --role rank" in ended[0][2]
+    warning = (
+        "the ranks are on several machines, and the run has no hub: this hub requires a key of role rank"
+    )
+    assert ended[0][2].startswith(warning) and "cockpit keys make NAME --role rank" in ended[0][2]
     assert ended[1][2] == ""
 
 
@@ -199,15 +202,15 @@ TORCHRUN_ENVIRON = MASTER | {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", 
             | {"SLURM_NTASKS": "9", "SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "1"},
             (1, 9, 1, 4),
         ),
-        (_slurm(0) | {"SLURM_NTASKS": "1"}, None),  # a shell in a step of one task
-        ({k: v for k, v in _slurm(0).items() if k != "SLURM_STEP_ID"}, None),  # a batch script, without srun
+        (_slurm(0) | {"SLURM_NTASKS": "1"}, None),  # an interactive shell: a step of one task
+        ({k: v for k, v in _slurm(0).items() if k != "SLURM_STEP_ID"}, None),  # a batch script outside srun
     ],
 )
-def test_place_in_an_environment(
+def test_context_from_environment(
     tmp_path: Path, environ: dict[str, str], expected: tuple[int, int, int, int] | None
 ) -> None:
-    place = joined_place(tmp_path, environ)
-    assert expected == (place and (place.rank, place.world, place.local_rank, place.local_world))
+    context = context_from_environment(tmp_path, environ)
+    assert expected == (context and (context.rank, context.world, context.local_rank, context.local_world))
 
 
 @pytest.mark.parametrize(
@@ -218,12 +221,12 @@ def test_place_in_an_environment(
         (TORCHRUN_ENVIRON | {"WORLD_SIZE": "many"}, "WORLD_SIZE = 'many'"),
         (TORCHRUN_ENVIRON | {"MASTER_PORT": "70000"}, "MASTER_PORT = 70000"),
         (TORCHRUN_ENVIRON | {"RANK": "8"}, "rank 8 of 8"),
-        (_slurm(1) | MASTER | {"SLURM_NODEID": "3"}, "node 3"),
+        (_slurm(1) | MASTER | {"SLURM_NODEID": "3"}, "SLURM_NODEID = 3"),
     ],
 )
-def test_half_an_environment_is_refused_in_a_sentence(
+def test_an_incomplete_environment_is_refused_in_one_sentence(
     tmp_path: Path, environ: dict[str, str], named: str
 ) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]*$") as refusal:
-        joined_place(tmp_path, environ)
+        context_from_environment(tmp_path, environ)
     assert named in str(refusal.value)

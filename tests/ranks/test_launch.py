@@ -1,4 +1,4 @@
-"""Ranks come to life, are watched, and end: small drivers as real processes, hurt in every way we know."""
+"""Start, supervision and end of forked ranks: small drivers as real processes, with signals and failures."""
 
 import json
 import os
@@ -12,24 +12,24 @@ import pytest
 from agents.rundir.hub_supervisor import RESTARTS_A_MINUTE, HubSupervisor
 from engine.launch.failure import Outcome, report_of, root_cause, sentence
 from engine.rendezvous import LastOperation, single_rank_context
-from tests.ranks.driver import PATIENCE_S, TORCH, Driver, eventually, gone
+from tests.ranks.driver import TIMEOUT_S, TORCH, Driver, eventually, gone
 
 
-def test_ranks_meet_work_and_end(driver: Driver) -> None:
+def test_ranks_start_work_and_end(driver: Driver) -> None:
     run = driver.start(
         """
         sys.stdout.write("before;")  # in the parent's buffer at the fork
-        def work(place):
-            dist = meet(place)
+        def work(context):
+            dist = meet(context)
             import torch
             total = torch.ones(1)
             dist.all_reduce(total)
-            if place.rank == 0:
+            if context.rank == 0:
                 print(int(total), torch.get_num_threads() >= 1)
             dist.destroy_process_group()
-            if place.rank:
-                time.sleep(0.3)  # rank 0 serves the store and must have stayed
-                place.store().add("late", 1)
+            if context.rank:
+                time.sleep(0.3)  # rank 0 serves the store and must still run
+                context.store().add("late", 1)
         """,
         world=3,
         preload=TORCH,
@@ -38,7 +38,7 @@ def test_ranks_meet_work_and_end(driver: Driver) -> None:
 
 
 def test_sigterm_lets_every_rank_finish_its_step(driver: Driver) -> None:
-    run = driver.start("def work(place): steps(place)")
+    run = driver.start("def work(context): steps(context)")
     driver.pids(2)
     run.send_signal(signal.SIGTERM)
     assert driver.end(run) == (0, "", "")
@@ -48,23 +48,23 @@ def test_sigterm_lets_every_rank_finish_its_step(driver: Driver) -> None:
 def test_sigterm_to_one_rank_is_that_ranks_flag_only(driver: Driver) -> None:
     run = driver.start(
         """
-        def work(place):
-            steps(place, until=lambda: place.rank == 0 and (HERE / "over").exists())
-            note(place, "asked", place.stop_requested())
+        def work(context):
+            steps(context, until=lambda: context.rank == 0 and (HERE / "over").exists())
+            note(context, "stop_requested", context.stop_requested())
         """
     )
     os.kill(driver.pids(2)[1], signal.SIGTERM)
-    eventually(lambda: 1 in driver.notes("asked"))
+    eventually(lambda: 1 in driver.notes("stop_requested"))
     assert run.poll() is None
     (driver.folder / "over").touch()
     assert driver.end(run) == (0, "", "")
-    assert driver.notes("asked") == {0: "False", 1: "True"}
+    assert driver.notes("stop_requested") == {0: "False", 1: "True"}
 
 
 def test_ctrl_c_ends_in_order_with_130(driver: Driver) -> None:
-    run = driver.start("def work(place): steps(place)")
+    run = driver.start("def work(context): steps(context)")
     driver.pids(2)
-    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: parent and ranks alike
+    os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to the parent and the ranks
     assert driver.end(run) == (130, "", "")
     assert set(driver.notes("finished")) == {0, 1}
 
@@ -72,11 +72,11 @@ def test_ctrl_c_ends_in_order_with_130(driver: Driver) -> None:
 def test_a_second_ctrl_c_kills_at_once(driver: Driver) -> None:
     run = driver.start(
         """
-        def work(place):
-            note(place, "pid", os.getpid())
-            while not place.stop_requested():
+        def work(context):
+            note(context, "pid", os.getpid())
+            while not context.stop_requested():
                 time.sleep(0.01)
-            note(place, "stubborn")
+            note(context, "stubborn")
             time.sleep(60)
         """
     )
@@ -91,46 +91,49 @@ def test_a_stop_while_torch_is_imported(driver: Driver) -> None:
     (driver.folder / "slow_import.py").write_text(
         f"import pathlib, time\npathlib.Path({str(driver.folder)!r}, 'importing').touch()\ntime.sleep(60)"
     )
-    run = driver.start("def work(place): steps(place)", preload=("slow_import",))
+    run = driver.start("def work(context): steps(context)", preload=("slow_import",))
     eventually((driver.folder / "importing").exists)
     run.send_signal(signal.SIGTERM)
     assert driver.end(run, 30) == (0, "", "")
     assert not driver.notes("pid")
 
 
-def test_a_suspended_rank_hears_the_stop(driver: Driver) -> None:
-    run = driver.start("def work(place): steps(place)")
+def test_a_suspended_rank_gets_the_stop(driver: Driver) -> None:
+    run = driver.start("def work(context): steps(context)")
     os.kill(driver.pids(2)[1], signal.SIGSTOP)
     run.send_signal(signal.SIGTERM)
     assert driver.end(run) == (0, "", "")
 
 
-def test_a_reader_that_leaves_does_not_end_the_run(driver: Driver) -> None:
+def test_a_closed_pipe_does_not_end_the_run(driver: Driver) -> None:
     run = driver.start(
         """
-        def work(place):
-            note(place, "pid", os.getpid())
+        def work(context):
+            note(context, "pid", os.getpid())
             step = 0
-            while not place.stop_requested() and not (HERE / "end").exists():
-                if place.rank == 0:
+            while not context.stop_requested() and not (HERE / "end").exists():
+                if context.rank == 0:
                     (HERE / "written").write_text(str(step))
                     print(json.dumps({"step": step}))
                 step += 1
                 time.sleep(0.01)
-            note(place, "finished", step)
+            note(context, "finished", step)
         """
     )
     assert run.stdout and run.stderr
     assert json.loads(run.stdout.readline()) == {"step": 0}
     run.stdout.close()
-    written = driver.folder / "written"  # before its line is printed; empty for a moment at each step
+    written = (
+        driver.folder / "written"
+    )  # written before the step's line is printed; briefly empty at each step
     left = int(written.read_text() or 0)
     eventually(lambda: int(written.read_text() or 0) > left + 20)
     (driver.folder / "end").touch()
     assert (
-        run.stderr.read() == "standard output is closed, its reader has left; the run continues without it\n"
+        run.stderr.read()
+        == "cannot write to standard output: its reader has closed it; the run continues without it\n"
     )
-    assert run.wait(PATIENCE_S) == 0
+    assert run.wait(TIMEOUT_S) == 0
     assert int(driver.notes("finished")[0]) > left + 20
 
 
@@ -140,13 +143,13 @@ def test_a_reader_that_leaves_does_not_end_the_run(driver: Driver) -> None:
 def test_an_error_in_one_rank_among_many_in_a_collective(driver: Driver) -> None:
     run = driver.start(
         """
-        def work(place):
-            dist = meet(place)
+        def work(context):
+            dist = meet(context)
             import torch
-            note(place, "pid", os.getpid())
+            note(context, "pid", os.getpid())
             for step in range(100):
-                place.set_operation(step, "tp all-gather, layer 2")
-                if place.rank == 1 and step == 3:
+                context.set_operation(step, "tp all-gather, layer 2")
+                if context.rank == 1 and step == 3:
                     raise ValueError("an odd number of heads\\nand more")
                 dist.all_reduce(torch.ones(1))
         """,
@@ -160,20 +163,20 @@ def test_an_error_in_one_rank_among_many_in_a_collective(driver: Driver) -> None
     )
     assert rest[0] == "Traceback (most recent call last):" and rest.count(rest[0]) == 1
     reports = driver.run_dir / "failure.txt"
-    assert rest[-1] == f"what every rank reported: {reports}"
+    assert rest[-1] == f"reports of all ranks: {reports}"
     assert all(f"\nrank {rank} (dp{rank}) " in reports.read_text() for rank in range(3))
     assert (status, out) == (1, "")
 
 
-def test_a_killed_rank_is_named_not_those_it_left_behind(driver: Driver) -> None:
+def test_a_killed_rank_is_the_root_cause(driver: Driver) -> None:
     run = driver.start(
         """
-        def work(place):
-            dist = meet(place)
+        def work(context):
+            dist = meet(context)
             import torch
-            note(place, "pid", os.getpid())
+            note(context, "pid", os.getpid())
             for step in range(10_000):
-                place.set_operation(step, "dp all-reduce")
+                context.set_operation(step, "dp all-reduce")
                 dist.all_reduce(torch.ones(1))
         """,
         world=3,
@@ -187,14 +190,14 @@ def test_a_killed_rank_is_named_not_those_it_left_behind(driver: Driver) -> None
     assert "Traceback" not in err
 
 
-def test_a_rank_that_dies_before_the_others_have_met(driver: Driver) -> None:
+def test_a_rank_that_dies_before_the_process_group_exists(driver: Driver) -> None:
     run = driver.start(
         """
-        def work(place):
-            note(place, "pid", os.getpid())
-            if place.rank == 0:
+        def work(context):
+            note(context, "pid", os.getpid())
+            if context.rank == 0:
                 raise MemoryError
-            meet(place)
+            meet(context)
         """,
         preload=TORCH,
     )
@@ -202,73 +205,77 @@ def test_a_rank_that_dies_before_the_others_have_met(driver: Driver) -> None:
     assert (status, err.splitlines()[0]) == (1, "rank 0 (dp0) failed before its first step: MemoryError")
 
 
-def test_a_rank_that_slips_away(driver: Driver) -> None:
+def test_a_rank_that_exits_with_status_0_too_early(driver: Driver) -> None:
     run = driver.start(
         """
-        def work(place):
-            if place.rank == 1:
+        def work(context):
+            if context.rank == 1:
                 os._exit(0)
-            steps(place)
+            steps(context)
         """
-    )
-    status, _, err = driver.end(run)
-    assert status == 1
-    assert err.startswith("rank 1 (dp1) exited with status 0 before its first step, its work unfinished\n")
-
-
-def test_a_straggler_is_killed_named_and_asked_for_its_stack(driver: Driver) -> None:
-    run = driver.start(
-        """
-        def hang_here():
-            time.sleep(60)
-        def work(place):
-            note(place, "pid", os.getpid())
-            place.set_operation(7, "a checkpoint")
-            if place.rank == 1:
-                hang_here()
-        """,
-        patience={"straggler_s": 0.3},
     )
     status, _, err = driver.end(run)
     assert status == 1
     assert err.startswith(
-        "rank 1 (dp1) said nothing for 0.3 s after others had ended and was killed at step 7 in a checkpoint\n"
+        "rank 1 (dp1) exited with status 0 before its first step without completing its work\n"
+    )
+
+
+def test_a_straggler_is_killed_and_its_stack_reported(driver: Driver) -> None:
+    run = driver.start(
+        """
+        def hang_here():
+            time.sleep(60)
+        def work(context):
+            note(context, "pid", os.getpid())
+            context.set_operation(7, "a checkpoint")
+            if context.rank == 1:
+                hang_here()
+        """,
+        timeouts={"straggler_s": 0.3},
+    )
+    status, _, err = driver.end(run)
+    assert status == 1
+    assert err.startswith(
+        "rank 1 (dp1) reported no progress for 0.3 s after other ranks had ended and was killed at step 7 "
+        "in a checkpoint\n"
     )
     assert "in hang_here" in (driver.run_dir / "failure.txt").read_text()
 
 
-def test_a_rank_that_says_what_it_waits_for_is_waited_for(driver: Driver) -> None:
-    """Rank 0 seals the last checkpoint by itself, for as long as that takes."""
+def test_a_rank_that_reports_its_waiting_is_not_killed(driver: Driver) -> None:
+    """Rank 0 completes the last checkpoint alone, which may take longer than the timeout."""
     run = driver.start(
         """
-        def work(place):
-            if place.rank == 0:
+        def work(context):
+            if context.rank == 0:
                 for n in range(20):
-                    place.set_operation(7, f"waiting for the checkpoint, {n} s")
+                    context.set_operation(7, f"waiting for the checkpoint, {n} s")
                     time.sleep(0.1)
         """,
-        patience={"straggler_s": 0.8},
+        timeouts={"straggler_s": 0.8},
     )
     status, _, err = driver.end(run)
     assert (status, err) == (0, "")
 
 
-def test_ranks_that_ignore_a_stop_and_stand_still(driver: Driver) -> None:
+def test_ranks_that_hang_after_a_stop_request_are_killed(driver: Driver) -> None:
     run = driver.start(
         """
-        def work(place):
-            note(place, "pid", os.getpid())
-            place.set_operation(7, "ep all-to-all")
+        def work(context):
+            note(context, "pid", os.getpid())
+            context.set_operation(7, "ep all-to-all")
             time.sleep(60)
         """,
-        patience={"stuck_s": 0.5},
+        timeouts={"stuck_s": 0.5},
     )
     driver.pids(2)
     run.send_signal(signal.SIGTERM)
     status, _, err = driver.end(run)
     assert status == 1
     assert (
-        "did not stop when asked, no rank moved for 0.5 s, and was killed at step 7 in ep all-to-all" in err
+        "did not stop after the stop request (no progress on any rank for 0.5 s) and was killed at step 7 "
+        "in ep all-to-all" in err
     )
 
 
@@ -279,7 +286,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own wat
     "busy",
     [
         pytest.param("time.sleep(60)", id="at work"),
-        pytest.param("place.rank and time.sleep(60)", id="serving the store"),
+        pytest.param("context.rank and time.sleep(60)", id="serving the store"),
         pytest.param("ctypes.PyDLL(None).sleep(60)", id="in C, with the interpreter's lock", marks=LINUX),
         pytest.param("(ctypes.CDLL(None).prctl(1, 0), time.sleep(60))", id="without the kernel", marks=LINUX),
     ],
@@ -287,9 +294,9 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own wat
 def test_no_process_outlives_a_killed_parent(driver: Driver, busy: str) -> None:
     run = driver.start(
         f"""
-        def work(place):
+        def work(context):
             import ctypes
-            note(place, "pid", os.getpid())
+            note(context, "pid", os.getpid())
             {busy}
         """,
         hub="auto",
@@ -326,12 +333,12 @@ def test_root_cause() -> None:
 # ------------------------------------------------------------------------------------------------------- hub
 
 
-def test_a_killed_hub_comes_back_at_the_same_place(driver: Driver) -> None:
+def test_a_killed_hub_comes_back_at_the_same_address(driver: Driver) -> None:
     run = driver.start(
         """
-        def work(place):
-            note(place, "hub", place.hub)
-            steps(place)
+        def work(context):
+            note(context, "hub", context.hub)
+            steps(context)
         """,
         hub="auto",
     )
@@ -346,9 +353,7 @@ def test_a_killed_hub_comes_back_at_the_same_place(driver: Driver) -> None:
     eventually(lambda: now()["pid"] != first["pid"])
     second = now()
     assert second["endpoints"] == first["endpoints"]
-    assert (
-        "the hub was killed by SIGKILL; it is started again in 0." in (driver.run_dir / "hub.log").read_text()
-    )
+    assert "the hub was killed by SIGKILL; it restarts in 0." in (driver.run_dir / "hub.log").read_text()
     assert set(driver.notes("hub").values()) == {first["endpoints"]["ranks"]}
     assert not any(gone(pid) for pid in pids)
     run.send_signal(signal.SIGTERM)
@@ -357,27 +362,29 @@ def test_a_killed_hub_comes_back_at_the_same_place(driver: Driver) -> None:
     assert not Path(first["endpoints"]["ranks"].removeprefix("ipc://")).parent.exists()
 
 
-def test_a_hub_that_cannot_live_is_let_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hub_that_keeps_failing_is_not_restarted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     log = tmp_path / "hub.log"
-    keeper = HubSupervisor([sys.executable, "-S", "-c", "raise SystemExit('no room')"], log)
-    keeper.start()
-    end = time.monotonic() + PATIENCE_S
-    while (keeper.seconds_to_restart() or 0) < 10 and time.monotonic() < end:
-        keeper.tick()
+    supervisor = HubSupervisor([sys.executable, "-S", "-c", "raise SystemExit('no room')"], log)
+    supervisor.start()
+    end = time.monotonic() + TIMEOUT_S
+    while (supervisor.seconds_to_restart() or 0) < 10 and time.monotonic() < end:
+        supervisor.tick()
         time.sleep(0.02)
-    keeper.close()
+    supervisor.close()
     assert log.read_text().count("no room") == RESTARTS_A_MINUTE
-    assert log.read_text().count("the hub ended with status 1; it is started again in") == RESTARTS_A_MINUTE
+    assert log.read_text().count("the hub ended with status 1; it restarts in") == RESTARTS_A_MINUTE
     assert capsys.readouterr().err.count("the run continues without it") == 1
 
 
 # ---------------------------------------------------------------------------------------- torchrun and Slurm
 
 
-def test_where_a_rank_is(tmp_path: Path) -> None:
-    place = single_rank_context(tmp_path)
-    assert place.last_operation() is None
-    place.set_operation(0, "é" * 200)
-    assert place.last_operation() == LastOperation(0, "é" * 60)
-    place.set_operation(41, "tp all-gather, layer 2")
-    assert place.last_operation() == LastOperation(41, "tp all-gather, layer 2")
+def test_last_operations(tmp_path: Path) -> None:
+    context = single_rank_context(tmp_path)
+    assert context.last_operation() is None
+    context.set_operation(0, "é" * 200)
+    assert context.last_operation() == LastOperation(0, "é" * 60)
+    context.set_operation(41, "tp all-gather, layer 2")
+    assert context.last_operation() == LastOperation(41, "tp all-gather, layer 2")

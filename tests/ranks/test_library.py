@@ -1,4 +1,4 @@
-"""The examples of docs/library.md, run as they stand."""
+"""Runs the examples of docs/library.md as they are printed there."""
 
 import os
 import re
@@ -15,7 +15,11 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "library.md").rea
 @pytest.mark.timeout(180)
 def test_a_run_with_callbacks(tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
-    script.write_text(EXAMPLES[0].replace('"run.name=mine"', f'"run.name=mine", "run.dir={tmp_path}"'))
+    script.write_text(
+        EXAMPLES[0].replace(
+            '"run.name=mine"', f'"run.name=mine", "run.dir={tmp_path}", "grid.tp=1", "grid.ep=2"'
+        )
+    )
     done = run(sys.executable, "-W", "error::DeprecationWarning", str(script))
     assert re.findall(r"step (\d): loss \d\.\d+, \d+ tokens/s", done) == list("012345")
     assert re.findall(r"rank 3: step (\d), \d+ ms", done) == list("012345")
@@ -24,7 +28,7 @@ def test_a_run_with_callbacks(tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(180)
-def test_a_trainer_in_a_process_group_of_ones_own(tmp_path: Path) -> None:
+def test_a_trainer_in_an_own_process_group(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
     script.write_text(EXAMPLES[1])
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8")
@@ -38,7 +42,7 @@ def run(*command: str, **variables: str) -> str:
     return done.stdout
 
 
-def test_a_loop_of_ones_own(tmp_path: Path) -> None:
+def test_an_own_training_loop(tmp_path: Path) -> None:
     script = tmp_path / "loop.py"
     script.write_text(EXAMPLES[2])
     done = run(sys.executable, "-W", "error", str(script), COCKPIT_RUNS=str(tmp_path))

@@ -9,10 +9,10 @@ import pytest
 
 from tests.ranks.batches import batched, marked, runner
 from tests.ranks.case import PLACED, SWITCHED, ZEROED
-from tests.ranks.cases import QUICK, TELLING
-from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN, STEPS
+from tests.ranks.cases import QUICK, TELLING, steps_of
+from tests.ranks.parity import FLIPPED, FP64_TOLERANCE, MARGIN
 
-# Half a unit in the last place: where the jolted references happen to agree, a result may still round once.
+# Half a unit in the last place: even if the jolted references are equal, a result may differ by one rounding.
 ROUND_ONCE = 2.0**-23
 
 
@@ -38,12 +38,13 @@ def test_equals_one_process(name: str, results: Results) -> None:
     result = results(name)
     same = result["same_routing"]
     in_fp32 = not TELLING[name].fp64 and TELLING[name].layout.train.precision == "fp32"
-    assert same == STEPS or in_fp32, "routed differently"
+    assert len(result["losses"]) == steps_of(name)
+    assert same == steps_of(name) or in_fp32, "routed differently"
     for what, distances in result["distance"].items():
         if TELLING[name].fp64:
             assert max(distances) < FP64_TOLERANCE, (what, distances)
             continue
-        # | |a| - |b| | <= |a - b|: the norm may be off by as much as the gradients may.
+        # | |a| - |b| | <= |a - b|: so the norm may differ by as much as the gradients.
         so_far = accumulate(result["rounding"]["loss" if what == "loss" else "gradient"], max)
         margin = MARGIN[TELLING[name].layout.train.precision]
         allowed = [margin * max(rounding, ROUND_ONCE) for rounding in so_far]
@@ -53,8 +54,9 @@ def test_equals_one_process(name: str, results: Results) -> None:
 
 
 @pytest.mark.parametrize("name", cases(lambda name: "bf16" in name))
-def test_the_bound_of_bf16_would_see_a_wrong_scale(name: str, results: Results) -> None:
-    """A gradient half or twice as large is off by 0.5 or 1; the first steps allow a fifth of that."""
+def test_the_bf16_tolerance_detects_a_wrong_scale(name: str, results: Results) -> None:
+    """A gradient that is half or twice as large differs by 0.5 or 1; the tolerance of the first steps is a fifth of
+    that."""
     rounding = results(name)["rounding"]["gradient"]
     assert MARGIN["bf16"] * max(rounding[:5]) < 0.12
     assert MARGIN["bf16"] * max(rounding) < 1.0
@@ -74,12 +76,12 @@ def test_trains(name: str, results: Results) -> None:
 
 @pytest.mark.parametrize("name", cases(lambda name: TELLING[name].script is PLACED))
 def test_experts_move_and_come_back(name: str, results: Results) -> None:
-    """They were elsewhere in the very run that equals one process. What one rank cannot do is done on none."""
-    refused, *done = results(name)["said"]
-    assert refused == "experts stay where they are: rank 1: this rank has no room for experts"
+    """Experts move in a run that equals one process. If one rank has no memory for a move, no rank moves experts."""
+    refused, *done = results(name)["events"]
+    assert refused == "experts do not move: rank 1: this rank has no room for experts"
     assert len(done) == 4 and all(text.startswith("experts ") for text in done)
     placed = [layers > 0 for layers in results(name)["placed"]]
-    assert placed == [False] * 5 + [True] * 9 + [False] * (STEPS - 14)
+    assert placed == [False] * 5 + [True] * 9 + [False] * (steps_of(name) - 14)
 
 
 @pytest.mark.parametrize("name", cases(lambda name: TELLING[name].script is ZEROED))
@@ -90,7 +92,7 @@ def test_zero_switches_between_steps(name: str, results: Results) -> None:
 
 @pytest.mark.parametrize("name", cases(lambda name: TELLING[name].script is SWITCHED))
 def test_switches_between_steps(name: str, results: Results) -> None:
-    """The neutral switches are in the very run that equals one process; refused ones leave nothing behind."""
+    """Loss-neutral knobs change in a run that equals one process. Refused changes have no effect."""
     assert [ack[:3] for ack in results(name)["acks"]] == [
         [4, "applied", 5],
         [7, "rejected", 7],
@@ -104,7 +106,7 @@ def test_switches_between_steps(name: str, results: Results) -> None:
     assert (knobs["micro_batches"], knobs["recompute"]) == (2, "selective")
 
 
-REORDERED = {  # the answers to its proposals, the values that a refusal lists, and the schedule at the end
+REORDERED = {  # states of the proposals, legal values that the refusal lists, schedule at the end
     "pp reordered fp64": ("applied rejected applied applied", "legal: 2, 4, 8", "1f1b"),
     "tied zbv reordered fp64": ("applied rejected applied applied", "legal: 4, 8", "dualpipev"),
     "v reordered dp drops fp64": ("applied rejected applied applied", "legal: 4", "dualpipev"),
@@ -113,7 +115,7 @@ REORDERED = {  # the answers to its proposals, the values that a refusal lists, 
 
 @pytest.mark.parametrize("name", cases(REORDERED.__contains__))
 def test_reorders_between_steps(name: str, results: Results) -> None:
-    """A schedule and its micro-batches change together, and what one of them makes illegal is refused."""
+    """A schedule and its micro-batches change together; a combination that is illegal is refused."""
     states, why, schedule = REORDERED[name]
     acks = results(name)["acks"]
     assert [ack[1] for ack in acks] == states.split()

@@ -13,7 +13,7 @@ from engine.planner.hardware.table import load
 from engine.planner.timing.step import predict
 from engine.planner.workload.job import Job
 from tests.ranks.driver import PATIENCE_S
-from tests.unit.engine.test_layout import DEMO
+from tests.unit.engine.config.test_layout import DEMO
 
 GRID = ["grid.pp=1", "grid.dp_shard=2", "grid.tp=1", "grid.ep=2"]
 PROBE = [sys.executable, "-m", "engine", "probe", str(DEMO), *GRID, "--device", "cpu"]

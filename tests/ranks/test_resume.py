@@ -1,11 +1,12 @@
-"""What is saved is what goes on: in other layouts, after kills, after switches, on the real command line."""
+"""Saving and resuming: in other layouts, after kills, after knob changes, and on the real command line."""
 
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ Driven = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """Runs a scenario of `tests.ranks.resume`; the folder it left."""
+    """A function that runs a scenario of `tests.ranks.resume` and returns its folder."""
 
     def drive(scenario: str) -> Path:
         folder = tmp_path_factory.mktemp(scenario)
@@ -41,8 +42,8 @@ def driven(tmp_path_factory: pytest.TempPathFactory) -> Driven:
 
 
 def result(folder: Path, name: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
-    return told
+    outcome: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return outcome
 
 
 def assert_same(a: list[float], b: list[float]) -> None:
@@ -57,7 +58,7 @@ def assert_same_tensors(a: Path, b: Path) -> None:
         torch.testing.assert_close(tensor, theirs[name], rtol=FP64_TOLERANCE, atol=FP64_TOLERANCE, msg=name)
 
 
-def test_goes_on_in_any_other_layout(driven: Driven) -> None:
+def test_resumes_in_any_other_layout(driven: Driven) -> None:
     folder = driven("resumed")
     begun = result(folder, "begun")
     assert begun["steps"] == list(range(10))
@@ -71,7 +72,7 @@ def test_goes_on_in_any_other_layout(driven: Driven) -> None:
         assert_same_tensors(folder / name / "checkpoints/step-10", folder / "begun/checkpoints/step-10")
 
 
-def test_a_tied_weight_is_saved_once_and_goes_on_anywhere(driven: Driven) -> None:
+def test_a_tied_weight_is_saved_once_and_resumes_in_any_layout(driven: Driven) -> None:
     folder = driven("tied")
     begun = result(folder, next(iter(TIES)))
     names = tensors_in(folder / next(iter(TIES)) / "checkpoints/step-6")
@@ -111,8 +112,8 @@ def test_a_switch_of_each_knob_equals_a_launch_with_the_new_value(driven: Driven
     assert {"micro_batches", "recompute", "capacity_factor", "lr_scale", "grad_clip"} <= set(knobs)
     assert_switched_equals_launched(folder, knobs)
     for knob in ("lr_scale", "grad_clip"):
-        told = result(folder, f"switched-{knob}")
-        assert abs(told["losses"][-1] - untouched["losses"][-1]) > 1e-3, f"{knob} did nothing"
+        outcome = result(folder, f"switched-{knob}")
+        assert abs(outcome["losses"][-1] - untouched["losses"][-1]) > 1e-3, f"{knob} had no effect"
 
 
 @pytest.mark.exhaustive
@@ -125,15 +126,15 @@ def test_a_hundred_random_switches_change_nothing(driven: Driven) -> None:
     assert_same(fickle["norms"], untouched["norms"])
 
 
-def test_killed_while_it_saves(tmp_path: Path) -> None:
-    """Steps go on beside the save, which never ends, up to the next one; nothing older is lost."""
+def test_killed_during_a_save(tmp_path: Path) -> None:
+    """Training continues during a save that never finishes, until the next save. Older checkpoints are not lost."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.ranks.resume", str(tmp_path), "cut_short"]
     process = subprocess.Popen(command, cwd=ROOT)
     try:
         eventually(lambda: len(list(tmp_path.glob("writing.*"))) == 2, 60)
         eventually(lambda: (tmp_path / "step-8").exists(), 60)
         time.sleep(0.5)
-        assert not (tmp_path / "step-9").exists(), "the next save waits for the one before"
+        assert not (tmp_path / "step-9").exists(), "the next save waits for the previous one"
         family = psutil.Process(process.pid).children(recursive=True)
     finally:
         process.kill()
@@ -155,7 +156,7 @@ def test_killed_while_it_saves(tmp_path: Path) -> None:
 
 
 def until(process: subprocess.Popen[str], step: int) -> list[dict[str, Any]]:
-    """Events of a run up to that step."""
+    """The events of a run up to `step`."""
     assert process.stdout is not None
     events = []
     for line in process.stdout:
@@ -169,12 +170,28 @@ def steps_of(events: list[dict[str, Any]]) -> dict[int, float]:
     return {event["step"]: event["loss"] for event in events if event["event"] == "step"}
 
 
-def test_a_killed_rank_and_resume_on_the_command_line(tmp_path: Path) -> None:
+@pytest.fixture
+def killed_after() -> Iterator[list[psutil.Process]]:
+    """Processes that end with the test, also when it fails."""
+    processes: list[psutil.Process] = []
+    yield processes
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def test_a_killed_rank_and_resume_on_the_command_line(
+    tmp_path: Path, killed_after: list[psutil.Process]
+) -> None:
     command = engine(DEMO, *SMALLER, "train.steps=100000", f"run.dir={tmp_path}", "run.name=mine")
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     events = until(process, 5)
+    family = [psutil.Process(process.pid), *psutil.Process(process.pid).children()]
+    killed_after.extend(family)
+    for member in family:  # so that it does not train on, on the cores that the next two commands need
+        member.suspend()
     second = run(engine(DEMO, *SMALLER, f"run.dir={tmp_path}", "run.name=mine", "--resume"))
     assert second.returncode == 2 and len(second.stderr.splitlines()) == 1
     assert f"is in use by process {process.pid} on " in second.stderr, "it is alive"
@@ -182,19 +199,22 @@ def test_a_killed_rank_and_resume_on_the_command_line(tmp_path: Path) -> None:
     third = run(engine(DEMO, *SMALLER, *here))
     assert third.returncode == 2 and len(third.stderr.splitlines()) == 1
     assert f"{events[0]['run']} is in use by process {process.pid} on " in third.stderr, (
-        "one folder, two shelves"
+        "the checkpoints folder is locked too"
     )
-    psutil.Process(process.pid).children()[1].kill()
+    for member in reversed(family):
+        member.resume()
+    events += until(process, 8)
+    family[2].kill()
     assert process.stdout is not None
     events += [json.loads(line) for line in process.stdout]
     assert process.wait(60) == 1
-    killed_at = max(steps_of(events))  # a step is told one step late, so one more may be saved
+    killed_at = max(steps_of(events))  # a step is outcome one step late, so one more may be saved
     other = ["grid.tp=1", "grid.pp=2", "grid.ep=1", "schedule.name=gpipe", f"train.steps={killed_at + 3}"]
     resumed = run(engine(DEMO, *SMALLER, *other, f"run.dir={tmp_path}", "run.name=mine", "--resume"))
     assert resumed.returncode == 0, resumed.stderr
     again = [json.loads(line) for line in resumed.stdout.splitlines()]
     start = again[0]
-    assert start["run"] == events[0]["run"], "the same run goes on"
+    assert start["run"] == events[0]["run"], "the same run continues"
     assert killed_at - 4 <= start["resumed"] <= killed_at + 2 and start["resumed"] % 2 == 0
     losses = steps_of(again)
     assert list(losses) == list(range(start["resumed"], killed_at + 3))
@@ -204,7 +224,7 @@ def test_a_killed_rank_and_resume_on_the_command_line(tmp_path: Path) -> None:
     assert saved[-1]["step"] == killed_at + 3 and Path(saved[-1]["folder"]).is_dir()
 
 
-def test_torchrun_goes_on_by_itself(tmp_path: Path) -> None:
+def test_torchrun_restarts_and_the_run_continues(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     torchrun += ["--max-restarts", "1", "-m", "engine", "run", DEMO, *SMALLER]
     process = subprocess.Popen(
@@ -263,9 +283,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_disk_that_is_full_costs_the_checkpoint_only(tmp_path: Path) -> None:
-    """As files where the folders should be: no rank can write there, and training goes on to its end."""
-    checkpoints_dir = tmp_path / "shelf/run"
+def test_a_save_that_fails_does_not_end_the_run(tmp_path: Path) -> None:
+    """Files in the place of the checkpoint folders: no rank can save, and training continues to the end."""
+    checkpoints_dir = tmp_path / "checkpoints/run"
     checkpoints_dir.mkdir(parents=True)
     for step in (2, 4):
         (checkpoints_dir / f"step-{step}{PARTIAL}").write_text("")
@@ -284,35 +304,38 @@ def test_a_disk_that_is_full_costs_the_checkpoint_only(tmp_path: Path) -> None:
     assert all("File exists" in event["why"] and event["folder"] is None for event in failed)
 
 
-def test_a_shelf_that_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_checkpoints_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("")
-    blocked = [f"checkpoint.dir={tmp_path}/blocked/shelf", f"run.dir={tmp_path}/runs"]
+    blocked = [f"checkpoint.dir={tmp_path}/blocked/checkpoints", f"run.dir={tmp_path}/runs"]
     refused = run(engine(DEMO, *SMALLER, *blocked))
     assert refused.returncode == 2 and refused.stdout == ""
     assert (
         refused.stderr
-        == f"the folder of checkpoints {tmp_path}/blocked/shelf cannot be made: Not a directory\n"
+        == f"cannot create the folder of checkpoints {tmp_path}/blocked/checkpoints: Not a directory\n"
     )
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_checkpoints_knobs_win(tmp_path: Path) -> None:
-    """What was turned before it stays turned; what was turned after it is rolled back and not done again."""
+def test_the_checkpoints_knobs_take_precedence(tmp_path: Path) -> None:
+    """A knob changed before the checkpoint keeps its value; a change after the checkpoint is rolled back and not
+    applied again."""
     run_dir = tmp_path / "run"
     layout = [*SMALLER, "train.steps=1000", "checkpoint.every=0", "--hub", "auto", "--run-dir", str(run_dir)]
     command = engine(DEMO, *layout)
 
     def cockpit(*words: str) -> dict[str, Any]:
-        told = run([sys.executable, "-m", "cockpit", words[0], "--run", str(run_dir), *words[1:], "--json"])
-        verdict: dict[str, Any] = json.loads(told.stdout)
-        return verdict
+        outcome = run(
+            [sys.executable, "-m", "cockpit", words[0], "--run", str(run_dir), *words[1:], "--json"]
+        )
+        answer: dict[str, Any] = json.loads(outcome.stdout)
+        return answer
 
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         until(process, 1)
         for changes in (["micro_batches=4"], ["save"], ["micro_batches=8", "lr_scale=0.5"]):
-            verdict = cockpit("set", *changes, "--wait")
-            assert verdict["state"] == "applied", verdict
+            answer = cockpit("set", *changes, "--wait")
+            assert answer["state"] == "applied", answer
             assert ("save" in changes) <= bool(whole_checkpoints(run_dir / "checkpoints")), (
                 "applied means saved"
             )
@@ -332,7 +355,7 @@ def test_the_checkpoints_knobs_win(tmp_path: Path) -> None:
         log = run([sys.executable, "-m", "cockpit", "log", "--run", str(run_dir)]).stdout
         rolled_back = [line for line in log.splitlines() if "rolled_back" in line]
         assert len(rolled_back) == 1 and "micro_batches 4→8" in rolled_back[0]
-        assert f"the run went on from step {saved_at.step}, at revision 2" in rolled_back[0]
+        assert f"the run resumed from step {saved_at.step}, at revision 2" in rolled_back[0]
         until(process, after["applied_step"])
         process.send_signal(signal.SIGTERM)
         events = [json.loads(line) for line in process.stdout or ()]

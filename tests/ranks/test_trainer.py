@@ -1,4 +1,4 @@
-"""A Trainer in a process group: what it leaves under way, when it traces and when it ends."""
+"""A `Trainer` in a process group: no collective runs when a trace starts or stops, or after `close`."""
 
 import pytest
 
@@ -19,7 +19,7 @@ from tests.ranks.case import LAYOUT, SMALL
 TINY = [*SMALL, "grid.dp_shard=2", "model.moe=none", "model.layers=1", "knobs.micro_batches=1", "train.steps=100000"]
 
 def late(trainer):
-    "This rank joins the gather of statistics so late that the leader is far ahead."
+    "Delay this rank's part in the gather of statistics, so that the leader is ahead."
     gather = trainer.reporting.summaries.gather
     def delayed(*step):
         time.sleep(0.005)
@@ -43,14 +43,14 @@ class Asking(Agent):
     def settle(self, ack):
         self.done = ack.revision
 
-def work(place):
-    meet(place)
+def work(context):
+    meet(context)
     torch.set_num_threads(1)
     meter = Meter(1, 0)
-    agent = Asking(None, lambda: meter.doing)
+    agent = Asking(None, lambda: meter.operation)
     over = lambda: agent.done >= PROFILES
     trainer = Trainer(load(LAYOUT, TINY), meter, agent, over, traces=RUN / "traces")
-    trainer.steering.profiler._write = lambda *_: None  # what it costs is not the subject
+    trainer.steering.profiler._write = lambda *_: None  # do not write the traces
     works, caught = [], []
     begun = AsyncCollective.__init__
     def noted(self, axis, kind, sent, given, *more, **options):
@@ -64,11 +64,11 @@ def work(place):
             turn(profile)
         return turned
     profile.start, profile.stop = checked(profile.start), checked(profile.stop)
-    if place.rank == 1:
+    if context.rank == 1:
         late(trainer)
     trainer.run()
-    note(place, "profiles", agent.done)
-    note(place, "caught", sorted(set(caught)))
+    note(context, "profiles", agent.done)
+    note(context, "caught", sorted(set(caught)))
     dist.destroy_process_group()
 """
 )
@@ -77,7 +77,7 @@ def work(place):
 @pytest.mark.exhaustive
 @pytest.mark.timeout(120)
 def test_200_profiles_beside_a_late_gather(driver: Driver) -> None:
-    """Torch's profiler frees what gloo's thread writes to when a collective outlives the trace it began in."""
+    """If a collective ends after the trace in which it started, gloo's thread writes to memory that torch has freed."""
     status, _, errors = driver.end(driver.start(PROFILED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert driver.notes("caught")[0] == "[]"
@@ -87,24 +87,24 @@ def test_200_profiles_beside_a_late_gather(driver: Driver) -> None:
 CLOSED = (
     TRAINER
     + """
-def work(place):
-    meet(place)
+def work(context):
+    meet(context)
     torch.set_num_threads(1)
     seen = []
     with Trainer(load(LAYOUT, TINY), on_summary=lambda summary: seen.append(summary.step)) as trainer:
-        if place.rank == 1:
+        if context.rank == 1:
             late(trainer)
         for step in range(3):
             trainer.train_step(step)
-    note(place, "under_way", trainer.reporting.summaries._pending)
-    note(place, "seen", seen)
+    note(context, "under_way", trainer.reporting.summaries._pending)
+    note(context, "seen", seen)
     dist.destroy_process_group()
 """
 )
 
 
-def test_a_closed_trainer_leaves_nothing_under_way(driver: Driver) -> None:
-    """Gloo aborts a process that destroys a group with a collective under way; and the last summary is there."""
+def test_a_closed_trainer_has_no_running_collective(driver: Driver) -> None:
+    """gloo aborts a process that destroys a group while a collective runs. The last summary is returned."""
     status, _, errors = driver.end(driver.start(CLOSED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert driver.notes("under_way") == {0: "None", 1: "None"}
@@ -117,7 +117,7 @@ SUMMED = (
 DENSE = [*SMALL, "grid.pp=2", "model.moe=none", "model.layers=4", "train.precision=bf16", "knobs.micro_batches=8"]
 
 def gradients(schedule):
-    "Of the whole model, by name, after one step's micro-batches."
+    "Gradients of the whole model by name, after the micro-batches of one step."
     trainer = Trainer(load(LAYOUT, [*DENSE, f"schedule.name={schedule}"]))
     trainer.meter.start_step(0)
     trainer.computation.forward_backward(0)
@@ -126,17 +126,17 @@ def gradients(schedule):
     dist.all_gather_object(everybodys, mine)
     return everybodys[0] | everybodys[1]
 
-def work(place):
+def work(context):
     from engine.parallel.local_shards import local_shard
     from engine.sharding.fsdp import named_parameters
     globals().update(named_parameters=named_parameters, local_shard=local_shard)
-    meet(place)
+    meet(context)
     torch.set_num_threads(1)
     whole = gradients("interleaved")
     for schedule in ("interleaved_zb", "zbv", "dualpipev"):
         off = {n: float((g - whole[n]).norm() / whole[n].norm()) for n, g in gradients(schedule).items()}
         assert off.keys() == whole.keys()
-        note(place, schedule, max(off.values()))
+        note(context, schedule, max(off.values()))
     dist.destroy_process_group()
 """
 )
@@ -144,7 +144,8 @@ def work(place):
 
 @pytest.mark.exhaustive
 def test_bf16_gradients_are_summed_in_fp32_under_every_schedule(driver: Driver) -> None:
-    """A micro-batch's gradient is the same bits under each, so only the order of an fp32 sum of 8 may differ."""
+    """The gradient of a micro-batch is bit-identical under all schedules, so only the order of an fp32 sum of 8
+    differs."""
     status, _, errors = driver.end(driver.start(SUMMED, preload=TORCH))
     assert (status, errors) == (0, "")
     for schedule in ("interleaved_zb", "zbv", "dualpipev"):
@@ -155,26 +156,26 @@ def test_bf16_gradients_are_summed_in_fp32_under_every_schedule(driver: Driver) 
 COPIED = (
     TRAINER
     + """
-def work(place):
+def work(context):
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives
-    meet(place)
+    meet(context)
     Trainer(load(LAYOUT, TINY)).close()
-    note(place, "fine")
-    # As a torch would that copies what was reduced before it cuts gradients from it.
+    note(context, "fine")
+    # Simulate a torch version that copies the reduced gradients before it makes views of them.
     _fsdp_collectives._to_dtype_if_needed = lambda x, dtype: x.clone()
     try:
         Trainer(load(LAYOUT, TINY))
     except RuntimeError as error:
-        note(place, "why", error)
+        note(context, "why", error)
     dist.destroy_process_group()
 """
 )
 
 
 def test_a_torch_that_copies_reduced_gradients_is_refused(driver: Driver) -> None:
-    """On gloo they are filled in after FSDP2 has cut them."""
+    """On gloo the gradients are filled after FSDP2 has made the views, so a copy would miss the values."""
     status, _, errors = driver.end(driver.start(COPIED, preload=TORCH))
     assert (status, errors) == (0, "")
     assert driver.notes("fine").keys() == {0, 1}
-    assert all("reduces sharded gradients in another way" in why for why in driver.notes("why").values())
+    assert all("reduces sharded gradients differently" in why for why in driver.notes("why").values())
     assert driver.notes("why").keys() == {0, 1}

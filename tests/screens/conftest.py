@@ -1,4 +1,4 @@
-"""A cockpit on a scripted run: no trainer, no socket, and a clock that stands still unless it is told to move."""
+"""A cockpit on a scripted run, without trainer or socket, with a clock that only the test advances."""
 
 import os
 import time
@@ -14,8 +14,8 @@ from cockpit.tui.app import CockpitApp
 from tests.screens.fake_run import FakeRun
 
 
-class ScriptedFeed:
-    """Hands a story to the store at once; takes more by `tell`; remembers what was asked for."""
+class ScriptedSource:
+    """A source that gives a scripted run to the store, then more updates by `send`, and keeps the requests."""
 
     target = "demo-0001"
     owns_run = False
@@ -23,42 +23,42 @@ class ScriptedFeed:
     def __init__(self, story: Iterator[Update], operator: bool = True) -> None:
         self.operator = operator
         self.requests: list[Request] = []
-        self.questions: list[Preview] = []
+        self.queries: list[Preview] = []
         self.stopped = False
-        self._story = story
+        self.story = story
         self._store = Store()
 
     def start(self, store: Store) -> None:
         self._store = store
-        self.tell(self._story)
+        self.send(self.story)
 
     def stop(self) -> None:
         self.stopped = True
 
-    def tell(self, updates: Iterator[Update]) -> None:
+    def send(self, updates: Iterator[Update]) -> None:
         with self._store.lock:
             self._store.apply(updates)
-            self._store.heard(0.4)
+            self._store.set_message_age(0.4)
 
-    def ask(self, asked: Request) -> None:
-        if not self.operator and not isinstance(asked, Preview):
+    def ask(self, proposed: Request) -> None:
+        if not self.operator and not isinstance(proposed, Preview):
             raise ViewerError("this cockpit only watches")
-        if isinstance(asked, Preview):
-            self.questions.append(asked)
+        if isinstance(proposed, Preview):
+            self.queries.append(proposed)
         else:
-            self.requests.append(asked)
+            self.requests.append(proposed)
 
     @property
-    def asked(self) -> list[dict[str, Value]]:
+    def proposed(self) -> list[dict[str, Value]]:
         """The changes that were proposed, oldest first."""
         return [request.changes for request in self.requests if isinstance(request, Propose)]
 
     def answer(self, *estimates: Estimate, number: int = -1, why: str = "", neutral: bool = True) -> None:
-        """What the hub says to the newest question, or to that of this number."""
-        question = self.questions[number]
-        said = Previewed(question.id, question.changes, 0, why, neutral, list(estimates))
+        """Answer the newest preview query, or the one with this number."""
+        query = self.queries[number]
+        answer = Previewed(query.id, query.changes, 0, why, neutral, list(estimates))
         with self._store.lock:
-            self._store.set_answers({**self._store.previews, question.id: said}, self._store.denied)
+            self._store.set_answers({**self._store.previews, query.id: answer}, self._store.denied)
 
     def deny(self, id: str, why: str) -> None:
         with self._store.lock:
@@ -74,14 +74,14 @@ class Clock:
 
 
 class Cockpit:
-    """An app with the strings that move it."""
+    """An app with its source, store and clock."""
 
     def __init__(self, run: FakeRun, steps: int, change_at: int | None, operator: bool) -> None:
         self.run = run
         self.clock = Clock()
-        self.feed = ScriptedFeed(run.story(steps, change_at), operator)
+        self.source = ScriptedSource(run.story(steps, change_at), operator)
         self.store = Store(self.clock)
-        self.app = CockpitApp(self.feed, self.store, refreshes_per_s=1)
+        self.app = CockpitApp(self.source, self.store, refreshes_per_s=1)
 
 
 MakeCockpit = Callable[..., Cockpit]
@@ -89,7 +89,7 @@ MakeCockpit = Callable[..., Cockpit]
 
 @pytest.fixture
 def make_cockpit(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeCockpit]:
-    """A cockpit on a fake run, 160 steps old by default."""
+    """Makes a cockpit on a fake run, by default with 160 steps."""
     before = os.environ.get("TZ")
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()

@@ -12,8 +12,8 @@ from cockpit.tui.widgets.panel import Panel
 from tests.screens.conftest import Cockpit
 
 DEADLINE_S = 30.0
-STABLE = 3  # equal screens in a row: a footer or a layout may need one more round of messages
-REFRESHES = 3  # each panel redraws within so many refreshes (`Panel.EVERY`)
+STABLE = 3  # number of equal screens in a row: a footer or a layout may need another round of messages
+REFRESHES = 3  # each panel redraws within this many refreshes (`Panel.EVERY`)
 
 
 def shown(app: App[None]) -> list[str]:
@@ -21,7 +21,7 @@ def shown(app: App[None]) -> list[str]:
     return [strip.text for strip in app.screen._compositor.render_strips()]
 
 
-def said(cockpit: Cockpit) -> str:
+def screen_text(cockpit: Cockpit) -> str:
     return "\n".join(shown(cockpit.app))
 
 
@@ -40,7 +40,7 @@ async def settle(cockpit: Cockpit, pilot: Pilot[None]) -> None:
 
 
 def _pending(app: App[None]) -> bool:
-    """Whether Textual has still to lay out, repaint or call back."""
+    """Whether Textual still has a layout, a repaint or a callback pending."""
     screen = app.screen
     if not screen.is_mounted or screen._layout_required or screen._dirty_widgets or screen._callbacks:
         return True
@@ -48,7 +48,7 @@ def _pending(app: App[None]) -> bool:
 
 
 async def press(cockpit: Cockpit, pilot: Pilot[None], *keys: str) -> None:
-    """Press each key on a screen that shows the store as it is."""
+    """Press each key after the screen shows the current store."""
     await settle(cockpit, pilot)
     for key in keys:
         await pilot.press(key)

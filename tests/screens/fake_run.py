@@ -1,6 +1,6 @@
-"""A scripted run for the screens: each update is a pure function of (grid, step): pictures can be compared.
+"""A scripted run for the screens: each update is a pure function of grid and step, so that screens can be compared.
 
-No trainer and no socket. `begin` is what a newcomer gets, `step` what one step of the run adds.
+`begin` gives the updates of a new client, `step` the updates of one step.
 """
 
 import math
@@ -35,7 +35,7 @@ AXES = ("tp", "ep", "pp", "dp", "control")
 
 @dataclass
 class FakeRun:
-    """The grid of a run, and the values of its knobs."""
+    """A fake run: its grid and the values of its knobs."""
 
     pp: int = 2
     dp: int = 2
@@ -48,7 +48,7 @@ class FakeRun:
     slow_rank: int | None = 3
     straggler_alert: bool = False  # the hub alerts on the slow rank after a few steps
     revision: int = 0
-    previews: bool = True  # its leader can say what a change would do
+    previews: bool = True  # its leader answers preview queries
     knobs: dict[str, Value] = field(
         default_factory=lambda: {
             "micro_batches": 4,
@@ -98,7 +98,7 @@ class FakeRun:
                 capabilities=[PREVIEWS] if self.previews and rank == 0 else [],
             )
         yield self.board()
-        yield Event(START_S, "info", "hub", f"{self.world} ranks are here")
+        yield Event(START_S, "info", "hub", f"{self.world} ranks joined")
 
     def board(self) -> Board:
         legal = {
@@ -120,7 +120,7 @@ class FakeRun:
         return (412.0 if self.knobs["micro_batches"] == 4 else 655.0) + 14 * wave(step, 1)
 
     def step(self, step: int) -> Iterator[Update]:
-        """All that one step brings."""
+        """All updates of one step."""
         base = self.step_ms(step)
         for rank in range(self.world):
             yield self._rank_step(rank, step, base)
@@ -142,7 +142,7 @@ class FakeRun:
 
     def _rank_step(self, rank: int, step: int, base: float) -> Step:
         slow = 1.42 if rank == self.slow_rank else 1.0
-        waits = 54.0 if rank == self.slow_rank else 150.0  # the others wait for it
+        waits = 54.0 if rank == self.slow_rank else 150.0  # the other ranks wait for it
         last = self.coords(rank)["pp"] == self.pp - 1
         return Step(
             rank=rank,
@@ -217,7 +217,7 @@ class FakeRun:
         )
 
     def change(self, step: int, command: str = "c1", **changes: Value) -> Iterator[Update]:
-        """An operator's change, from its acceptance to the last rank's acknowledgement."""
+        """The updates of an operator's change, from its acceptance to the last ack."""
         self.revision += 1
         before = {name: self.knobs[name] for name in changes}
         common = {
@@ -238,13 +238,13 @@ class FakeRun:
         )
 
     def trial(self, id: str, state: str, to: int, **facts: object) -> TrialState:
-        """A trial of micro-batches that began at 8, by somebody else unless `who` says otherwise."""
+        """A trial of micro_batches that began at 8, by default of another operator."""
         common: dict[str, object] = {"steps": 30, "who": "bob@login", "time_s": START_S, "loss_neutral": True}
         common |= {"began_s": START_S, "changes": {"micro_batches": to}, "before": {"micro_batches": 8}}
         return TrialState(id, state, **(common | facts))  # type: ignore[arg-type]
 
     def story(self, steps: int, change_at: int | None = None) -> Iterator[Update]:
-        """The run from its beginning to `steps`, with one change of micro-batches on the way."""
+        """The updates of the run up to `steps`, with one change of micro_batches."""
         yield from self.begin()
         for step in range(steps):
             if step == change_at:
@@ -268,7 +268,7 @@ def big() -> FakeRun:
 
 
 def wave(step: int, seed: int) -> float:
-    """A settled stand-in for noise, in [-1, 1]."""
+    """A deterministic stand-in for noise, in [-1, 1]."""
     return math.sin(12.9898 * step + 78.233 * seed)
 
 

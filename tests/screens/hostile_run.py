@@ -1,4 +1,4 @@
-"""A scripted run whose every name is hostile: markup, escape codes, marks that turn the direction of a line."""
+"""A scripted run with hostile names: markup, escape codes, and marks that reverse the direction of text."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 from agents.protocol import Alert, CommandState, Event, Gone, Pulse, Update
 from tests.screens.fake_run import FakeRun
 
-TURN = "\u202e"  # what follows is shown from right to left
+TURN = "\u202e"  # reverses the direction of the following text
 HOSTILE = {
     "demo": "demo[/x]",
     "dp": "dp[/x]",
@@ -25,7 +25,7 @@ HOSTILE = {
 
 
 def hostile(value: Any) -> Any:
-    """The same, with other names in it."""
+    """The same update with hostile names."""
     if isinstance(value, str):
         return HOSTILE.get(value, value)
     if isinstance(value, Struct):

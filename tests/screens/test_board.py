@@ -1,4 +1,4 @@
-"""The knob board: what may be chosen, what is sent, and what the person is told."""
+"""The knob board: choosing values, sending proposals, and feedback to the user."""
 
 import pytest
 from msgspec import structs
@@ -7,42 +7,42 @@ from agents.protocol import CommandState, KnobState, Legal
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.overview import Overview
 from tests.screens.conftest import MakeCockpit
-from tests.screens.driver import press, said, settle
+from tests.screens.driver import press, screen_text, settle
 
 
-async def test_a_change_from_choice_to_the_last_rank(make_cockpit: MakeCockpit) -> None:
+async def test_a_change_from_key_press_to_the_last_ack(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
         await press(cockpit, pilot, "right")
-        assert "enter proposes micro_batches 8→16 · loss-neutral" in said(cockpit)
+        assert "enter proposes micro_batches 8→16 · loss-neutral" in screen_text(cockpit)
         await press(cockpit, pilot, "enter")
-        assert cockpit.feed.asked == [{"micro_batches": 16}]
-        assert "sent · waiting for the hub" in said(cockpit)
-        asked = cockpit.feed.requests[-1].id
+        assert cockpit.source.proposed == [{"micro_batches": 16}]
+        assert "sent · waiting for the hub" in screen_text(cockpit)
+        proposed = cockpit.source.requests[-1].id
         accepted = CommandState(
-            asked, 2, "accepted", {"micro_batches": 16}, {"micro_batches": 8}, "me@here", 1.0, world=8
+            proposed, 2, "accepted", {"micro_batches": 16}, {"micro_batches": 8}, "me@here", 1.0, world=8
         )
-        cockpit.feed.tell(iter([accepted]))
+        cockpit.source.send(iter([accepted]))
         await settle(cockpit, pilot)
-        assert "· accepted" in said(cockpit)
-        assert "0/8 waiting for a step boundary" in said(cockpit)
-        cockpit.feed.tell(iter([structs.replace(accepted, state="applied", acks=8, applied_step=161)]))
+        assert "· accepted" in screen_text(cockpit)
+        assert "0/8 waiting for a step boundary" in screen_text(cockpit)
+        cockpit.source.send(iter([structs.replace(accepted, state="applied", acks=8, applied_step=161)]))
         await settle(cockpit, pilot)
-        assert "✓ applied ████████████ 8/8 at step 161 · revision 2" in said(cockpit)
+        assert "✓ applied ████████████ 8/8 at step 161 · revision 2" in screen_text(cockpit)
 
 
-async def test_a_refusal_is_told_in_its_own_words(make_cockpit: MakeCockpit) -> None:
+async def test_a_refusal_is_shown_with_its_reason(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
         await press(cockpit, pilot, "left", "enter")
         why = "the board has moved on: revision 2, not 1"
-        cockpit.feed.tell(
+        cockpit.source.send(
             iter(
                 [
                     CommandState(
-                        cockpit.feed.requests[-1].id,
+                        cockpit.source.requests[-1].id,
                         0,
                         "rejected",
                         {"micro_batches": 4},
@@ -55,7 +55,7 @@ async def test_a_refusal_is_told_in_its_own_words(make_cockpit: MakeCockpit) -> 
             )
         )
         await settle(cockpit, pilot)
-        assert f"✗ rejected {why}" in said(cockpit)
+        assert f"✗ rejected {why}" in screen_text(cockpit)
 
 
 async def test_typing_a_value_and_several_at_once(make_cockpit: MakeCockpit) -> None:
@@ -63,37 +63,37 @@ async def test_typing_a_value_and_several_at_once(make_cockpit: MakeCockpit) -> 
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
         await press(cockpit, pilot, "right", "down", "1", ".", "5")
-        assert "capacity_factor none→1.5 · changes the loss" in said(cockpit)
+        assert "capacity_factor none→1.5 · changes the loss" in screen_text(cockpit)
         await press(cockpit, pilot, "enter")
-        assert cockpit.feed.asked == [{"micro_batches": 16, "capacity_factor": 1.5}]
+        assert cockpit.source.proposed == [{"micro_batches": 16, "capacity_factor": 1.5}]
 
 
-async def test_what_is_not_legal_is_said_and_not_sent(make_cockpit: MakeCockpit) -> None:
+async def test_an_illegal_value_is_refused_and_not_sent(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
         await press(cockpit, pilot, "3", "enter")
-        assert "micro_batches = 3 is not legal; legal: 2, 4, 8, 16" in said(cockpit)
-        assert cockpit.feed.asked == []
-        await press(cockpit, pilot, "backspace", "q", "escape")  # a letter is typed, not obeyed
+        assert "micro_batches = 3 is not legal; legal: 2, 4, 8, 16" in screen_text(cockpit)
+        assert cockpit.source.proposed == []
+        await press(cockpit, pilot, "backspace", "q", "escape")  # a letter is typed and triggers no action
         assert isinstance(cockpit.app.screen, BoardScreen)
         await press(cockpit, pilot, "enter")
-        assert "no change is chosen" in said(cockpit)
+        assert "nothing is edited" in screen_text(cockpit)
         await press(cockpit, pilot, "escape", "escape")
         assert isinstance(cockpit.app.screen, Overview)
 
 
-async def test_a_viewer_sends_nothing_and_is_told_how_to_operate(make_cockpit: MakeCockpit) -> None:
+async def test_a_viewer_sends_nothing_and_sees_how_to_become_operator(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(operator=False)
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
         await press(cockpit, pilot, "right", "8", "enter")
-        assert cockpit.feed.asked == []
-        assert "to operate: cockpit attach demo-0001 --operator" in said(cockpit)
-        assert "VIEWER" in said(cockpit)
+        assert cockpit.source.proposed == []
+        assert "to change the run: cockpit attach demo-0001 --operator" in screen_text(cockpit)
+        assert "VIEWER" in screen_text(cockpit)
 
 
-async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
+async def test_an_action_is_requested_and_holds_no_value(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
@@ -103,37 +103,39 @@ async def test_an_action_is_pressed_not_set(make_cockpit: MakeCockpit) -> None:
         place = KnobState(
             "expert_placement", None, Legal(["load", "traffic"]), True, "move experts", action=True
         )
-        cockpit.feed.tell(iter([structs.replace(board, knobs=[*board.knobs, place, save])]))
+        cockpit.source.send(iter([structs.replace(board, knobs=[*board.knobs, place, save])]))
         await press(cockpit, pilot, "up")
-        assert "save (done once) · a snapshot" in said(cockpit) and "enter requests it" in said(cockpit)
-        assert "none→true" not in said(cockpit)
-        await press(cockpit, pilot, "enter")
-        assert cockpit.feed.asked == [{"save": True}]
-        await press(cockpit, pilot, "up", "right")
-        assert "enter proposes expert_placement load" in said(
+        assert "save (done once) · a snapshot" in screen_text(cockpit) and "enter requests it" in screen_text(
             cockpit
-        ) and "expert_placement load · loss" not in said(cockpit)
-        assert "or try it" not in said(cockpit)
+        )
+        assert "none→true" not in screen_text(cockpit)
+        await press(cockpit, pilot, "enter")
+        assert cockpit.source.proposed == [{"save": True}]
+        await press(cockpit, pilot, "up", "right")
+        assert "enter proposes expert_placement load" in screen_text(
+            cockpit
+        ) and "expert_placement load · loss" not in screen_text(cockpit)
+        assert "or try it" not in screen_text(cockpit)
         await press(cockpit, pilot, "ctrl+t")
-        assert "! expert_placement is an action, done once, and cannot be tried" in said(cockpit)
+        assert "! expert_placement is an action; only a knob can be tried" in screen_text(cockpit)
         await press(cockpit, pilot, "right", "enter")
-        assert cockpit.feed.asked[-1] == {"expert_placement": "traffic"}
+        assert cockpit.source.proposed[-1] == {"expert_placement": "traffic"}
         done = CommandState(
             "place", 2, "applied", {"expert_placement": "traffic"}, {}, "me", 1.0, acks=8, world=8
         )
-        cockpit.feed.tell(iter([structs.replace(done, applied_step=9)]))
+        cockpit.source.send(iter([structs.replace(done, applied_step=9)]))
         await settle(cockpit, pilot)
-        assert "expert_placement=traffic · 8/8 at step 9" in said(cockpit)
+        assert "expert_placement=traffic · 8/8 at step 9" in screen_text(cockpit)
 
 
-async def test_a_key_that_comes_before_the_first_look_is_of_this_run(make_cockpit: MakeCockpit) -> None:
+async def test_a_key_pressed_before_the_first_refresh_applies_to_this_run(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await settle(cockpit, pilot)
-        board = BoardScreen(cockpit.feed, cockpit.store)
+        board = BoardScreen(cockpit.source, cockpit.store)
         board.controller.next_value(1)
         board.controller.propose()
-    assert cockpit.feed.asked == [{"micro_batches": 16}]
+    assert cockpit.source.proposed == [{"micro_batches": 16}]
 
 
 @pytest.mark.parametrize("operator", [True, False])
@@ -150,11 +152,11 @@ async def test_sixteen_knobs_and_actions_fit_in_80x24(make_cockpit: MakeCockpit,
         knobs = [KnobState(name, 1, Legal([1, 2]), True, long) for name in names]
         names += ["expert_placement", "save", "pause", "resume", "stop", "profile", "profile_rank"]
         knobs += [KnobState(name, None, Legal([True]), True, long, action=True) for name in names[5:]]
-        cockpit.feed.tell(iter([structs.replace(board, knobs=[*board.knobs, *knobs])]))
+        cockpit.source.send(iter([structs.replace(board, knobs=[*board.knobs, *knobs])]))
         await press(cockpit, pilot, "k", "up")
-        words = said(cockpit).split()
+        words = screen_text(cockpit).split()
         assert [name for name in (*cockpit.run.knobs, *names) if name not in words] == []
-        assert "END" in words, "the explanation is whole"
-        footer = said(cockpit).splitlines()[-1]
+        assert "END" in words, "the explanation is complete"
+        footer = screen_text(cockpit).splitlines()[-1]
         assert ("propose" in footer, "try" in footer, "undo" in footer) == (operator, operator, operator)
         assert "help" in footer and "close" in footer

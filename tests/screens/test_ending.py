@@ -11,7 +11,7 @@ from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.ending import Ending
 from cockpit.tui.screens.overview import Overview
 from tests.screens.conftest import Cockpit, MakeCockpit
-from tests.screens.driver import press, said
+from tests.screens.driver import press, screen_text
 from tests.screens.fake_run import FakeRun
 
 SAVE = KnobState("save", None, Legal([True]), True, "a checkpoint of the run", action=True)
@@ -38,93 +38,95 @@ def asks(cockpit: Cockpit) -> str:
 
 
 async def to_stop(cockpit: Cockpit, pilot: Pilot[None]) -> None:
-    """The cursor to `stop`, the last one: actions come after the knobs, in the order they were told."""
+    """Move the cursor to `stop`, the last row: actions follow the knobs in the order of the board."""
     await press(cockpit, pilot, "k", "up", "up")
 
 
 @pytest.mark.parametrize("size", [(60, 20), (120, 36)])
-async def test_stop_says_what_is_lost_and_is_confirmed(
+async def test_stop_states_the_lost_steps_and_is_confirmed(
     make_cockpit: MakeCockpit, size: tuple[int, int]
 ) -> None:
     cockpit = make_cockpit(StoppableRun())
     async with cockpit.app.run_test(size=size) as pilot:
         await to_stop(cockpit, pilot)
-        assert "enter ends the run, after a confirmation" in said(cockpit)
-        assert not any("stop" in line and "loss" in line for line in said(cockpit).splitlines())
+        assert "enter ends the run after a confirmation" in screen_text(cockpit)
+        assert not any("stop" in line and "loss" in line for line in screen_text(cockpit).splitlines())
         await press(cockpit, pilot, "enter", "enter", "enter")
-        assert isinstance(cockpit.app.screen, Ending) and cockpit.feed.requests == []
-        assert "demo has done 160 of 300 steps. There is no checkpoint of it: all of that is lost." in asks(
+        assert isinstance(cockpit.app.screen, Ending) and cockpit.source.requests == []
+        assert "demo has done 160 of 300 steps. It has no checkpoint: all steps would be lost." in asks(
             cockpit
         )
-        cockpit.feed.tell(iter([saved(150)]))
+        cockpit.source.send(iter([saved(150)]))
         await press(cockpit, pilot)
-        assert "of step 150: the 10 steps since are lost" in asks(cockpit)
+        assert "of step 150: the 10 steps since then would be lost" in asks(cockpit)
         await press(cockpit, pilot, "escape", "enter", "n")
-        assert isinstance(cockpit.app.screen, BoardScreen) and cockpit.feed.requests == []
+        assert isinstance(cockpit.app.screen, BoardScreen) and cockpit.source.requests == []
         await press(cockpit, pilot, "enter", "y")
-        assert cockpit.feed.asked == [{"stop": True}]
+        assert cockpit.source.proposed == [{"stop": True}]
         await press(cockpit, pilot, "enter", "s")
-        assert cockpit.feed.asked[1:] == [{"stop": True, "save": True}], "both at one step boundary"
+        assert cockpit.source.proposed[1:] == [{"stop": True, "save": True}], "both at one step boundary"
 
 
-async def test_stop_among_other_marks_is_confirmed_too(make_cockpit: MakeCockpit) -> None:
+async def test_stop_among_other_edits_is_confirmed_too(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(StoppableRun())
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await press(cockpit, pilot, "k", "right", "up", "up", "right", "enter")
         assert isinstance(cockpit.app.screen, Ending)
         await press(cockpit, pilot, "y")
-        assert cockpit.feed.asked == [{"micro_batches": 8, "stop": True}]
+        assert cockpit.source.proposed == [{"micro_batches": 8, "stop": True}]
 
 
-async def test_an_ended_run_says_so(make_cockpit: MakeCockpit) -> None:
+async def test_an_ended_run_refuses_changes(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(StoppableRun())
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
-        cockpit.feed.tell(Gone(rank, clean=True) for rank in range(8))
+        cockpit.source.send(Gone(rank, clean=True) for rank in range(8))
         for keys in (("k", "right", "enter"), ("escape", "up", "up", "enter"), ("ctrl+t",), ("ctrl+u",)):
             await press(cockpit, pilot, *keys)
-            assert "the run is over: nothing can be changed any more" in said(cockpit), keys
-        assert cockpit.feed.requests == [] and isinstance(cockpit.app.screen, BoardScreen)
+            assert "the run is over: no knob can be changed" in screen_text(cockpit), keys
+        assert cockpit.source.requests == [] and isinstance(cockpit.app.screen, BoardScreen)
 
 
-async def test_quitting_a_run_of_ones_own_is_confirmed(make_cockpit: MakeCockpit) -> None:
+async def test_quitting_ones_own_run_is_confirmed(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(StoppableRun())
-    cockpit.feed.owns_run = True
+    cockpit.source.owns_run = True
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await press(cockpit, pilot, "q")
-        assert "all of that is lost" in asks(cockpit)
+        assert "all steps would be lost" in asks(cockpit)
         await press(cockpit, pilot, "escape")
         assert isinstance(cockpit.app.screen, Overview) and cockpit.app.is_running
         await press(cockpit, pilot, "q", "q")
-    assert cockpit.feed.stopped and cockpit.feed.requests == []
+    assert cockpit.source.stopped and cockpit.source.requests == []
 
 
 async def test_quitting_with_a_checkpoint_waits_for_the_runs_end(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(StoppableRun())
-    cockpit.feed.owns_run = True
-    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+    cockpit.source.owns_run = True
+    async with cockpit.app.run_test(notifications=True, size=(120, 36)) as pilot:
         await press(cockpit, pilot, "q", "s")
-        (ask,) = cockpit.feed.requests
+        (ask,) = cockpit.source.requests
         assert isinstance(ask, Propose) and ask.changes == {"save": True, "stop": True}
         why = "save is not legal now"
-        cockpit.feed.tell(iter([CommandState(ask.id, 0, "rejected", ask.changes, {}, "me", 1.0, why=why)]))
+        cockpit.source.send(iter([CommandState(ask.id, 0, "rejected", ask.changes, {}, "me", 1.0, why=why)]))
         await press(cockpit, pilot)
-        assert [notice.message for notice in cockpit.app._notifications] == [f"the run goes on: {why}"]
+        assert screen_text(cockpit).count(f"the run continues: {why}") == 1
         assert cockpit.app.is_running
         await press(cockpit, pilot, "q", "s")
         assert cockpit.app.is_running
-        cockpit.feed.tell(Gone(rank, clean=True) for rank in range(8))
+        cockpit.source.send(Gone(rank, clean=True) for rank in range(8))
         cockpit.app.refresh_from_store()
         await pilot.pause()
-    assert cockpit.feed.stopped and len(cockpit.feed.requests) == 2
+    assert cockpit.source.stopped and len(cockpit.source.requests) == 2
 
 
 @pytest.mark.parametrize("over", [True, False])
-async def test_quitting_what_is_over_or_another_asks_nothing(make_cockpit: MakeCockpit, over: bool) -> None:
+async def test_quitting_an_ended_or_attached_run_needs_no_confirmation(
+    make_cockpit: MakeCockpit, over: bool
+) -> None:
     cockpit = make_cockpit(StoppableRun())
-    cockpit.feed.owns_run = over
+    cockpit.source.owns_run = over
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         if over:
-            cockpit.feed.tell(Gone(rank, clean=True) for rank in range(8))
+            cockpit.source.send(Gone(rank, clean=True) for rank in range(8))
         await press(cockpit, pilot)
         await pilot.press("q")
-    assert cockpit.feed.stopped
+    assert cockpit.source.stopped

@@ -1,4 +1,4 @@
-"""Names that come from a run are content: neither markup for Textual nor codes for a terminal, on any screen."""
+"""Names of a run are plain text on every screen, never markup for Textual or codes for a terminal."""
 
 from pathlib import Path
 
@@ -41,14 +41,14 @@ async def test_every_panel_metric_and_grouping(
     assert [name for name in PLAIN if name not in text] == []
 
 
-async def test_the_board_with_a_change_marked_and_answered(make_cockpit: MakeCockpit) -> None:
+async def test_the_board_with_an_edit_and_its_preview(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(HostileRun())
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)
         await pilot.press("k", "down", "down", "down", "right")
         cockpit.clock.now += STABLE_S
         await settle(cockpit, pilot)
-        cockpit.feed.answer(Estimate("[/q]", 1.0, 2.0, source=f"[/s]{TURN}"))
+        cockpit.source.answer(Estimate("[/q]", 1.0, 2.0, source=f"[/s]{TURN}"))
         await settle(cockpit, pilot)
         lines = shown(cockpit.app)
         await pilot.press("enter", "question_mark")
@@ -66,7 +66,7 @@ class FakeEngine:
         return [f"[/x] \x1b[31m {TURN}"] * count
 
 
-async def test_what_the_engine_says_while_it_starts(make_cockpit: MakeCockpit) -> None:
+async def test_hostile_output_of_a_starting_engine(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(steps=0)
     cockpit.app.opening = Starting(FakeEngine())  # type: ignore[arg-type]
     async with cockpit.app.run_test(size=(80, 24)) as pilot:

@@ -1,9 +1,10 @@
-"""The overview under a person's keys, fed by a script."""
+"""The overview: keys and updates of a scripted run."""
 
 import signal
 from pathlib import Path
 
 import pytest
+from textual.drivers.headless_driver import HeadlessDriver
 
 from agents.protocol import Alert, Gone, Pulse
 from cockpit.tui.screens.board import BoardScreen
@@ -12,14 +13,14 @@ from cockpit.tui.screens.overview import Overview
 from cockpit.tui.widgets.panel import Panel
 from cockpit.tui.widgets.ranks.grid import RankGrid
 from tests.screens.conftest import MakeCockpit
-from tests.screens.driver import settle, shown
+from tests.screens.driver import screen_text, settle, shown
 from tests.screens.fake_run import big
 
 SIZES = [(80, 24), (120, 36), (200, 60)]
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_the_first_two_lines_say_how_the_run_is(
+async def test_the_status_lines_show_the_state_of_the_run(
     make_cockpit: MakeCockpit, size: tuple[int, int]
 ) -> None:
     cockpit = make_cockpit()
@@ -36,8 +37,6 @@ async def test_1024_ranks_fit(make_cockpit: MakeCockpit, size: tuple[int, int]) 
     cockpit = make_cockpit(big(), steps=10, change_at=None)
     async with cockpit.app.run_test(size=size) as pilot:
         await settle(cockpit, pilot)
-        grid = cockpit.app.screen.query_one(RankGrid)
-        assert grid._plan and sum(len(slot) for row in grid._plan.grid for slot in row) == 1024
         lines = shown(cockpit.app)
         assert "1024/1024 ranks" in lines[0]
         assert any("pp4" in line and "!" in line for line in lines[2:])
@@ -77,8 +76,8 @@ async def test_curves_show_fewer_steps_and_all_again(make_cockpit: MakeCockpit) 
         assert sum("└39" in line for line in shown(cockpit.app)) == 2, "all curves show the same steps"
 
 
-async def test_the_cursor_moves_and_the_terminal_shows_it(make_cockpit: MakeCockpit) -> None:
-    """Only changed lines are painted: after each key the terminal must hold just what the panel drew."""
+async def test_the_terminal_shows_each_cursor_move(make_cockpit: MakeCockpit) -> None:
+    """Only changed lines are painted, so after each key the terminal must equal what the panel drew."""
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)
@@ -89,8 +88,8 @@ async def test_the_cursor_moves_and_the_terminal_shows_it(make_cockpit: MakeCock
             assert grid.selected == rank
             left, top = grid.content_region.x, grid.content_region.y
             lines = shown(cockpit.app)
-            for y, strip in enumerate(grid._strips):
-                assert lines[top + y][left : left + grid.content_size.width] == strip.text
+            for y in range(grid.content_size.height):
+                assert lines[top + y][left : left + grid.content_size.width] == grid.render_line(y).text
         assert any("pp0 dp1 tp0 ep2 · node0" in line for line in shown(cockpit.app))
 
 
@@ -130,18 +129,17 @@ async def test_zoom_and_back(make_cockpit: MakeCockpit) -> None:
         assert len([panel for panel in cockpit.app.screen.query(Panel) if panel.region.area]) == 6
 
 
-async def test_a_wish_for_room_that_is_lost_is_made_again(
+async def test_a_lost_layout_request_is_repeated(
     make_cockpit: MakeCockpit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As happens on a busy machine while an app starts: panels stayed as low as they were first laid out."""
+    """On a busy machine, a starting app may lose a layout request; its panels then kept their first height."""
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)
         grid = cockpit.app.screen.query_one(RankGrid)
-        grid._layout_required = True  # a wish is on its way already: Textual does not count another
+        grid._layout_required = True  # a layout request is already pending, so Textual drops another
         monkeypatch.setattr(RankGrid, "natural_height", lambda _grid, _store: 14)
-        grid._seen = ()
-        cockpit.app.refresh_from_store()
+        grid.action_metric()
         await settle(cockpit, pilot)
         assert grid.size.height == 14
 
@@ -154,8 +152,8 @@ async def test_stale_and_back(make_cockpit: MakeCockpit) -> None:
         await settle(cockpit, pilot)
         lines = shown(cockpit.app)
         assert lines[0].startswith(" ! STALE 12 s · demo · 160/300 steps")
-        assert "r7" in "".join(lines)  # the picture stays
-        cockpit.feed.tell(cockpit.run.step(160))
+        assert "r7" in "".join(lines)  # the state stays on the screen
+        cockpit.source.send(cockpit.run.step(160))
         await settle(cockpit, pilot)
         assert shown(cockpit.app)[0].startswith(" ✓ LIVE · demo · 161/300 steps")
 
@@ -165,30 +163,30 @@ async def test_ended_lost_and_stalled(make_cockpit: MakeCockpit) -> None:
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         text = "the run stands at step 159; rank 4 (pp1 dp0 tp0 ep0) not arrived: in pp recv, micro-batch 3"
         stall = Alert("stall", "run", "error", True, 159, 0.0, text, {}, [4])
-        cockpit.feed.tell(iter([Pulse(4, 159, "pp recv, micro-batch 3", 20_000.0), stall]))
+        cockpit.source.send(iter([Pulse(4, 159, "pp recv, micro-batch 3", 20_000.0), stall]))
         await settle(cockpit, pilot)
         lines = shown(cockpit.app)
         assert lines[0].startswith(" ✗ STALLED") and lines[1].startswith(f" ✗ {text}")
         assert any("r4" in line and "!" in line for line in lines[2:])
-        cockpit.feed.tell(iter([Gone(4, clean=False, text="killed by signal 9", process="ended")]))
+        cockpit.source.send(iter([Gone(4, clean=False, text="killed by signal 9", process="ended")]))
         await settle(cockpit, pilot)
         lines = shown(cockpit.app)
         assert lines[1].startswith(" ✗ rank 4 (pp1 dp0 tp0 ep0) lost: killed by signal 9")
         assert any("r4 ····" in line and "· ✗" in line for line in lines[2:])
-        cockpit.feed.tell(Gone(rank, clean=True) for rank in range(8))
+        cockpit.source.send(Gone(rank, clean=True) for rank in range(8))
         await settle(cockpit, pilot)
         assert shown(cockpit.app)[0].startswith(" ✓ ENDED")
 
 
-async def test_space_holds_the_picture(make_cockpit: MakeCockpit) -> None:
+async def test_space_freezes_the_screen(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)
         await pilot.press("space")
-        cockpit.feed.tell(cockpit.run.step(160))
+        cockpit.source.send(cockpit.run.step(160))
         await settle(cockpit, pilot)
         assert shown(cockpit.app)[0].startswith(" ! FROZEN · demo · 160/300 steps")
-        await pilot.press("m")  # one may still look around in it
+        await pilot.press("m")  # keys that only change the display still work
         assert "step time" in str(cockpit.app.screen.query_one(RankGrid).border_title)
         await pilot.press("space")
         await settle(cockpit, pilot)
@@ -214,7 +212,7 @@ async def test_save_theme_help_and_palette(
         names = {command.title for command in cockpit.app.get_system_commands(cockpit.app.screen)}
         assert {"Knobs", "Theme", "Zoom", "Ranks: metric"} <= names
         await pilot.press("q")
-    assert cockpit.feed.stopped
+    assert cockpit.source.stopped
 
 
 async def test_keys_are_remapped_by_id(make_cockpit: MakeCockpit) -> None:
@@ -229,7 +227,7 @@ async def test_keys_are_remapped_by_id(make_cockpit: MakeCockpit) -> None:
 
 
 @pytest.mark.parametrize("size", [(20, 6), (40, 10), (1, 1)])
-async def test_a_tiny_terminal_does_not_break_it(make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
+async def test_a_tiny_terminal_is_supported(make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
     cockpit = make_cockpit(big(), steps=2, change_at=None)
     async with cockpit.app.run_test(size=size) as pilot:
         for _ in range(8):
@@ -237,9 +235,9 @@ async def test_a_tiny_terminal_does_not_break_it(make_cockpit: MakeCockpit, size
             await pilot.press("tab")
 
 
-async def test_nothing_has_arrived_yet(make_cockpit: MakeCockpit) -> None:
+async def test_screens_before_the_first_update(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(steps=0)
-    cockpit.feed._story = iter(())
+    cockpit.source.story = iter(())
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await settle(cockpit, pilot)
         assert "WAITING" in shown(cockpit.app)[0]
@@ -252,10 +250,11 @@ async def test_ctrl_z_suspends_from_any_screen(
     cockpit = make_cockpit()
     signals: list[tuple[int, int]] = []
     monkeypatch.setattr("cockpit.tui.app.os.killpg", lambda *sent: signals.append(sent))
-    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+    async with cockpit.app.run_test(notifications=True, size=(80, 24)) as pilot:
         await pilot.press("ctrl+z")
-        assert "no job control" in next(notice.message for notice in cockpit.app._notifications)
-        monkeypatch.setattr(type(cockpit.app._driver), "can_suspend", True)
+        await settle(cockpit, pilot)
+        assert "no job control" in screen_text(cockpit)
+        monkeypatch.setattr(HeadlessDriver, "can_suspend", True)
         await pilot.press("ctrl+z", "k", "ctrl+z", "question_mark", "ctrl+z")
     assert signals == [(0, signal.SIGTSTP)] * 3
 
@@ -273,11 +272,11 @@ async def test_the_footer_keeps_help_and_quit(
         assert len(footer.rstrip()) <= width and not footer.rstrip().endswith("…")
 
 
-async def test_u_names_the_change_that_would_be_taken_back(make_cockpit: MakeCockpit) -> None:
+async def test_u_names_the_change_that_undo_would_revert(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await settle(cockpit, pilot)
         await pilot.press("u")
         await settle(cockpit, pilot)
-        assert "press it again to take back revision 1" in "".join(shown(cockpit.app))
-        assert cockpit.feed.requests == []
+        assert "press again to revert revision 1" in "".join(shown(cockpit.app))
+        assert cockpit.source.requests == []

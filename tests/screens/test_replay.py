@@ -1,4 +1,4 @@
-"""A recorded run under a person's keys."""
+"""The replay of a recorded run: keys and position."""
 
 import time
 from pathlib import Path
@@ -23,7 +23,7 @@ STEPS = 40
 
 @pytest.fixture(scope="module")
 def run_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 40 steps, one each half second of the hub's clock."""
+    """A run of 40 steps, one per half second of the hub's clock."""
     path = tmp_path_factory.mktemp("run") / "run.db"
     sequence, run = UpdateLog(), FakeRun()
     recorder = Recorder(path, sequence, Limits(segment_bytes=40_000, commit_s=0.01, snapshot_multiple=0))
@@ -51,7 +51,7 @@ async def test_play_pause_step_and_seek(run_db: Path) -> None:
         assert third.startswith(" PLAYBACK  ▶ 8×") and "●" in third
         await pilot.press("space")
         await until(app, pilot, lambda: "‖ paused" in shown(app)[2])
-        summary = app.store.summary  # ranks may be recorded a step further
+        summary = app.store.summary  # records of ranks may be one step ahead
         assert summary
         await pilot.press("full_stop", "full_stop", "comma")
         await until(app, pilot, lambda: app.store.summary and app.store.summary.step == summary.step + 1)
@@ -59,28 +59,28 @@ async def test_play_pause_step_and_seek(run_db: Path) -> None:
         await until(app, pilot, lambda: app.store.step == STEPS - 1 and "0:19 / 0:19" in shown(app)[2])
         await pilot.press("home", "right_square_bracket", "right_square_bracket")
         await until(app, pilot, lambda: app.store.step == 3)
-        assert len(app.store.state.summaries) == 4, "the curves end where the picture is from"
+        assert len(app.store.state.summaries) == 4, "the curves end at the playback position"
         await pilot.press("minus", "minus", "space")
         await until(app, pilot, lambda: "▶ 2×" in shown(app)[2])
         await pilot.press("k")
-        assert not isinstance(app.screen, BoardScreen), "no control is offered"
+        assert not isinstance(app.screen, BoardScreen), "no knob key is offered"
 
 
-async def test_it_pauses_at_the_end_and_begins_paused_at_a_place(run_db: Path) -> None:
+async def test_it_pauses_at_the_end_and_starts_paused_at_a_position(run_db: Path) -> None:
     recording = Recording(run_db)
     app = ReplayApp(Playback(recording, "r", speed=64.0, begin=recording.at_step(30)))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(app, pilot, lambda: app.store.step == 30 and "paused" in shown(app)[2])
         await pilot.press("space")
         await until(app, pilot, lambda: app.store.step == STEPS - 1 and "paused" in shown(app)[2])
-        await pilot.press("space")
+        await pilot.press(*["minus"] * 6, "space")  # slowly, or it is at the end again before it is seen
         await until(app, pilot, lambda: (app.store.step or 0) < STEPS - 1)
 
 
-def test_nothing_is_asked_of_a_recording(run_db: Path) -> None:
+def test_a_replay_refuses_every_request(run_db: Path) -> None:
     recording = Recording(run_db)
     playback = Playback(recording, "run")
-    for asked in (Preview("q", {"micro_batches": 8}), Propose("p", {"micro_batches": 8})):
+    for proposed in (Preview("q", {"micro_batches": 8}), Propose("p", {"micro_batches": 8})):
         with pytest.raises(ViewerError, match="this is a recording"):
-            playback.ask(asked)
+            playback.ask(proposed)
     recording.close()

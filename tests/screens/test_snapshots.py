@@ -1,6 +1,6 @@
-"""A few whole pictures: what a change of looks must be seen to change.
+"""Snapshots of whole screens, so that every visible change is reviewed.
 
-After a wanted change: `python -m pytest tests/screens/test_snapshots.py --snapshot-update`, and look at the SVGs.
+After an intended change: `python -m pytest tests/screens/test_snapshots.py --snapshot-update`, and look at the SVGs.
 """
 
 from collections.abc import Callable
@@ -35,18 +35,18 @@ def test_overview(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 36), (200, 60)], ids=["80x24", "120x36", "200x60"])
 def test_board(snap_compare: Compare, make_cockpit: MakeCockpit, size: tuple[int, int]) -> None:
-    """A trial by somebody else under way, and a change marked, with what it would do."""
+    """A running trial of another operator, and an edit with its preview."""
     cockpit = make_cockpit()
 
     async def run_before(pilot: Pilot[None]) -> None:
         await settle(cockpit, pilot)
-        cockpit.feed.tell(iter([cockpit.run.trial("t", "after", 16, measured=12, before_ms=655.0)]))
+        cockpit.source.send(iter([cockpit.run.trial("t", "after", 16, measured=12, before_ms=655.0)]))
         await settle(cockpit, pilot)  # draw the trial on the overview before the board covers it
         await pilot.press("k", "right")
         await settle(cockpit, pilot)
         cockpit.clock.now += STABLE_S
         await settle(cockpit, pilot)
-        cockpit.feed.answer(FASTER, SAME, UNKNOWN)
+        cockpit.source.answer(FASTER, SAME, UNKNOWN)
         await settle(cockpit, pilot)
         await settle(cockpit, pilot)
 

@@ -1,20 +1,20 @@
-"""The knob board asks what marked changes would do, tries one out, and takes a change back."""
+"""The knob board: previews of edits, trials and undo."""
 
 import pytest
 from textual.pilot import Pilot
 
 from agents.protocol import CommandState, Decide, Estimate, Preview, Propose, Try
-from cockpit.knobs.preview import GAP_S, PATIENCE_S, REPEAT_S, STABLE_S
+from cockpit.knobs.preview import ANSWER_TIMEOUT_S, GAP_S, REPEAT_S, STABLE_S
 from cockpit.knobs.values import TRIAL_STEPS
 from cockpit.tui.screens.board import BoardScreen
 from cockpit.tui.screens.help import Help
 from tests.screens.conftest import Cockpit, MakeCockpit
-from tests.screens.driver import press, said, settle
+from tests.screens.driver import press, screen_text, settle
 from tests.screens.fake_run import FakeRun
 from tests.screens.test_overview import SIZES
 
 FASTER = Estimate("step_ms", 655.0, 603.0, 588.0, 621.0, "measured in this run: 24 steps with these values")
-SAME = Estimate("a2a_bytes", 12.6e6, 12.6e6, source="micro_batches does not touch it")
+SAME = Estimate("a2a_bytes", 12.6e6, 12.6e6, source="micro_batches does not affect it")
 UNKNOWN = Estimate("memory_bytes", 3e8, source="no data: this run had no step with these values")
 
 
@@ -27,20 +27,20 @@ async def later(cockpit: Cockpit, pilot: Pilot[None], seconds: float = STABLE_S)
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_what_is_marked_is_asked_about_and_told(
+async def test_edits_are_previewed_and_the_answer_is_shown(
     make_cockpit: MakeCockpit, size: tuple[int, int]
 ) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=size) as pilot:
         await press(cockpit, pilot, "k", "right")
-        assert cockpit.feed.questions == [], "the mark may be on its way to another value"
+        assert cockpit.source.queries == [], "the mark may be on its way to another value"
         await later(cockpit, pilot)
-        assert [question.changes for question in cockpit.feed.questions] == [{"micro_batches": 16}]
-        assert "· waiting for the run's preview" in said(cockpit)
-        cockpit.feed.answer(FASTER, SAME, UNKNOWN)
+        assert [question.changes for question in cockpit.source.queries] == [{"micro_batches": 16}]
+        assert "· waiting for the run's preview" in screen_text(cockpit)
+        cockpit.source.answer(FASTER, SAME, UNKNOWN)
         await settle(cockpit, pilot)
-        screen = said(cockpit)
-        assert "What it would do · loss-neutral" in screen
+        screen = screen_text(cockpit)
+        assert "Preview · loss-neutral" in screen
         row = next(line for line in screen.splitlines() if "step time  " in line)
         assert "655 → 588 .. 621 ms (603)" in row and "measured in this ru" in row
         assert any(
@@ -48,32 +48,32 @@ async def test_what_is_marked_is_asked_about_and_told(
         )
         assert any("as now" in line and "all-to-all · micro_batches" in line for line in screen.splitlines())
         await press(cockpit, pilot, "escape")
-        assert "What it would do" not in said(cockpit)
+        assert "Preview" not in screen_text(cockpit)
 
 
-async def test_an_answer_is_never_shown_beside_other_marks(make_cockpit: MakeCockpit) -> None:
+async def test_an_answer_is_never_shown_for_other_edits(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right")
         await later(cockpit, pilot)
         await press(cockpit, pilot, "left", "left")
-        cockpit.feed.answer(FASTER)  # to 16, and now 4 is marked
+        cockpit.source.answer(FASTER)  # first edited to 16, then to 4
         await settle(cockpit, pilot)
-        assert "603" not in said(cockpit)
+        assert "603" not in screen_text(cockpit)
         await later(cockpit, pilot, GAP_S)
-        assert cockpit.feed.questions[-1].changes == {"micro_batches": 4}
-        cockpit.feed.answer(FASTER, number=0)
+        assert cockpit.source.queries[-1].changes == {"micro_batches": 4}
+        cockpit.source.answer(FASTER, number=0)
         await settle(cockpit, pilot)
-        assert "603" not in said(cockpit)
-        cockpit.feed.answer(FASTER)
+        assert "603" not in screen_text(cockpit)
+        cockpit.source.answer(FASTER)
         await settle(cockpit, pilot)
-        assert "655 → 588 .. 621 ms (603)" in said(cockpit)
-        cockpit.feed.tell(cockpit.run.change(160, recompute="full"))  # another board, other numbers
+        assert "655 → 588 .. 621 ms (603)" in screen_text(cockpit)
+        cockpit.source.send(cockpit.run.change(160, recompute="full"))  # a new board has other estimates
         await settle(cockpit, pilot)
-        assert "603" not in said(cockpit)
+        assert "603" not in screen_text(cockpit)
 
 
-async def test_few_questions_whatever_is_pressed(make_cockpit: MakeCockpit) -> None:
+async def test_queries_are_rate_limited_whatever_is_pressed(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "down", "down", "down")
@@ -81,133 +81,139 @@ async def test_few_questions_whatever_is_pressed(make_cockpit: MakeCockpit) -> N
             await press(cockpit, pilot, letter)
             await later(cockpit, pilot, STABLE_S)
             if letter == ".":
-                assert "enter proposes lr_scale" not in said(cockpit), "1 is what it is"
-        asked = [one.changes["lr_scale"] for one in cockpit.feed.questions]
-        assert asked == [1.2], "1 changes nothing, and 1.25 comes less than half a second later"
+                assert "enter proposes lr_scale" not in screen_text(cockpit), "1 is the current value"
+        proposed = [one.changes["lr_scale"] for one in cockpit.source.queries]
+        assert proposed == [1.2], "1 is no change, and 1.25 follows in less than half a second"
         await later(cockpit, pilot, GAP_S - STABLE_S)
-        assert [one.changes["lr_scale"] for one in cockpit.feed.questions] == [1.2, 1.25]
-        cockpit.feed.answer(FASTER, neutral=False)
+        assert [one.changes["lr_scale"] for one in cockpit.source.queries] == [1.2, 1.25]
+        cockpit.source.answer(FASTER, neutral=False)
         await settle(cockpit, pilot)
-        assert "What it would do · changes the loss" in said(cockpit)
+        assert "Preview · changes the loss" in screen_text(cockpit)
         await later(cockpit, pilot, REPEAT_S)
-        assert len(cockpit.feed.questions) == 3, "the run has gone on meanwhile"
-        assert "655 → 588 .. 621 ms (603)" in said(cockpit), "the answer stays until there is a newer one"
+        assert len(cockpit.source.queries) == 3, "the run has continued in the meantime"
+        assert "655 → 588 .. 621 ms (603)" in screen_text(cockpit), (
+            "the answer stays until a newer one arrives"
+        )
 
 
-async def test_no_answer_a_refusal_and_a_denial_are_told(make_cockpit: MakeCockpit) -> None:
+async def test_no_answer_a_refusal_and_a_denial_are_shown(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right")
         await later(cockpit, pilot)
-        await later(cockpit, pilot, PATIENCE_S)
-        assert "no preview answer within 5 s" in said(cockpit)
-        cockpit.feed.answer(why="recompute = full does not go with it")
+        await later(cockpit, pilot, ANSWER_TIMEOUT_S)
+        assert "no preview answer within 5 s" in screen_text(cockpit)
+        cockpit.source.answer(why="recompute = full does not go with it")
         await settle(cockpit, pilot)
-        assert "✗ recompute = full does not go with it" in said(cockpit)
+        assert "✗ recompute = full does not go with it" in screen_text(cockpit)
         await press(cockpit, pilot, "left", "left")
         await later(cockpit, pilot, GAP_S)
-        cockpit.feed.deny(cockpit.feed.questions[-1].id, "the key watch is not in force any more")
+        cockpit.source.deny(cockpit.source.queries[-1].id, "the key watch is no longer in force")
         await settle(cockpit, pilot)
-        assert "· the key watch is not in force any more" in said(cockpit)
+        assert "· the key watch is no longer in force" in screen_text(cockpit)
 
 
-async def test_a_run_that_answers_no_previews_is_not_asked(make_cockpit: MakeCockpit) -> None:
+async def test_a_run_without_previews_gets_no_query(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(FakeRun(previews=False))
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right")
         await later(cockpit, pilot)
-        assert said(cockpit).count("· this run does not support previews") == 1
-        assert cockpit.feed.questions == []
+        assert screen_text(cockpit).count("· this run does not support previews") == 1
+        assert cockpit.source.queries == []
         await press(cockpit, pilot, "enter")
-        assert cockpit.feed.asked == [{"micro_batches": 16}]
+        assert cockpit.source.proposed == [{"micro_batches": 16}]
 
 
-async def test_a_viewer_sees_what_it_would_do_and_changes_nothing(make_cockpit: MakeCockpit) -> None:
+async def test_a_viewer_sees_a_preview_and_changes_nothing(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(operator=False)
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right")
         await later(cockpit, pilot)
-        assert "only looking at micro_batches 8→16" in said(cockpit)
-        cockpit.feed.answer(FASTER)
+        assert "preview only: micro_batches 8→16" in screen_text(cockpit)
+        cockpit.source.answer(FASTER)
         await settle(cockpit, pilot)
-        assert "655 → 588 .. 621 ms (603)" in said(cockpit)
-        cockpit.feed.tell(iter([cockpit.run.trial("t", "after", 16, measured=12)]))
+        assert "655 → 588 .. 621 ms (603)" in screen_text(cockpit)
+        cockpit.source.send(iter([cockpit.run.trial("t", "after", 16, measured=12)]))
         for key in ("enter", "ctrl+t", "ctrl+u", "ctrl+u", "ctrl+k", "ctrl+r"):
             await press(cockpit, pilot, "down", key)
-            assert "to operate: cockpit attach demo-0001 --operator" in said(cockpit), key
-        assert cockpit.feed.requests == []
-        assert "after █████▋░░░░░░░░ 12/30" in said(cockpit)
+            assert "to change the run: cockpit attach demo-0001 --operator" in screen_text(cockpit), key
+        assert cockpit.source.requests == []
+        assert "after █████▋░░░░░░░░ 12/30" in screen_text(cockpit)
 
 
 # ------------------------------------------------------------------------------------------------ trials
 
 
-async def test_a_trial_from_the_key_to_its_verdict(make_cockpit: MakeCockpit) -> None:
+async def test_a_trial_from_key_press_to_outcome(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right")
-        assert "^k keep" not in said(cockpit)
+        assert "^k keep" not in screen_text(cockpit)
         await press(cockpit, pilot, "ctrl+t")
-        (ask,) = cockpit.feed.requests
+        (ask,) = cockpit.source.requests
         assert isinstance(ask, Try) and (ask.changes, ask.steps) == ({"micro_batches": 16}, TRIAL_STEPS)
-        assert "sent · waiting for the hub" in said(cockpit)
-        cockpit.feed.tell(iter([cockpit.run.trial(ask.id, "before", 16, measured=12)]))
+        assert "sent · waiting for the hub" in screen_text(cockpit)
+        cockpit.source.send(iter([cockpit.run.trial(ask.id, "before", 16, measured=12)]))
         await settle(cockpit, pilot)
-        screen = said(cockpit)
+        screen = screen_text(cockpit)
         assert "Trial · micro_batches 8→16" in screen and "before █████▋░░░░░░░░ 12/30" in screen
         assert "^k keep" in screen and "^r end trial" in screen
-        cockpit.feed.tell(iter([cockpit.run.trial(ask.id, "after", 16, measured=3, before_ms=655.0)]))
+        cockpit.source.send(iter([cockpit.run.trial(ask.id, "after", 16, measured=3, before_ms=655.0)]))
         await settle(cockpit, pilot)
-        assert "30/30  655 ms" in said(cockpit) and " 3/30" in said(cockpit)
+        assert "30/30  655 ms" in screen_text(cockpit) and " 3/30" in screen_text(cockpit)
         found = {"before_ms": 655.0, "after_ms": 601.0, "ratio": 0.918, "low": 0.9, "high": 0.938}
         why = "it is clearly faster"
-        cockpit.feed.tell(iter([cockpit.run.trial(ask.id, "kept", 16, measured=30, why=why, **found)]))
+        cockpit.source.send(iter([cockpit.run.trial(ask.id, "kept", 16, measured=30, why=why, **found)]))
         await settle(cockpit, pilot)
-        assert "✓ kept · step time -8.2% (95 %: -10.0% to -6.2%) · it is clearly faster" in said(cockpit)
-        assert "^k keep" not in said(cockpit)
+        assert "✓ kept · step time -8.2% (95 %: -10.0% to -6.2%) · it is clearly faster" in screen_text(
+            cockpit
+        )
+        assert "^k keep" not in screen_text(cockpit)
 
 
 @pytest.mark.parametrize(("key", "keep"), [("ctrl+k", True), ("ctrl+r", False)])
-async def test_a_trial_of_somebody_else_is_seen_and_ended(
+async def test_a_trial_of_another_operator_is_shown_and_ended(
     make_cockpit: MakeCockpit, key: str, keep: bool
 ) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
-        cockpit.feed.tell(iter([cockpit.run.trial("t", "after", 16, measured=12, loss_neutral=False)]))
+        cockpit.source.send(iter([cockpit.run.trial("t", "after", 16, measured=12, loss_neutral=False)]))
         await settle(cockpit, pilot)
-        assert "trial micro_batches 8→16 (after 12/30)" in said(cockpit), "in the line of the verdict"
+        assert "trial micro_batches 8→16 (after 12/30)" in screen_text(cockpit), "in the first status line"
         await press(cockpit, pilot, "k")
-        assert "by bob@login" in said(cockpit)
-        assert "it changes the loss, so it is reverted unless an operator keeps it" in said(cockpit)
+        assert "by bob@login" in screen_text(cockpit)
+        assert "it changes the loss, so it is reverted unless an operator keeps it" in screen_text(cockpit)
         await press(cockpit, pilot, key)
-        (word,) = cockpit.feed.requests
+        (word,) = cockpit.source.requests
         assert isinstance(word, Decide) and (word.id, word.keep) == ("t", keep)
-        assert ("asked to keep it" if keep else "asked to end the trial") in said(cockpit)
+        assert ("sent: keep the value" if keep else "sent: end the trial") in screen_text(cockpit)
         state, why = ("kept", "kept by me") if keep else ("reverting", "ended by me")
-        cockpit.feed.tell(iter([cockpit.run.trial("t", state, 16, why=why)]))
+        cockpit.source.send(iter([cockpit.run.trial("t", state, 16, why=why)]))
         await settle(cockpit, pilot)
-        assert ("✓ kept · kept by me" if keep else "reverting: ended by me") in said(cockpit)
-        assert "asked to" not in said(cockpit)
+        assert ("✓ kept · kept by me" if keep else "reverting: ended by me") in screen_text(cockpit)
+        assert "sent: " not in screen_text(cockpit)
 
 
 async def test_a_knob_on_trial_is_named_in_the_panel(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
-        cockpit.feed.tell(iter([cockpit.run.trial("t", "after", 16, measured=12)]))
+        cockpit.source.send(iter([cockpit.run.trial("t", "after", 16, measured=12)]))
         await press(cockpit, pilot, "shift+tab")
-        assert any("micro_batches" in line and "trial 12/30" in line for line in said(cockpit).split("\n"))
+        assert any(
+            "micro_batches" in line and "trial 12/30" in line for line in screen_text(cockpit).split("\n")
+        )
 
 
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        (("ctrl+t",), "no change is chosen"),
-        (("right", "down", "1", "ctrl+t"), "a trial is of one knob, and 2 are changed"),
+        (("ctrl+t",), "nothing is edited"),
+        (("right", "down", "1", "ctrl+t"), "a trial changes one knob, and 2 are edited"),
         (("ctrl+t", "down", "1", "x", "ctrl+t"), "capacity_factor = 1x is not legal"),
-        (("ctrl+k",), "no trial is under way"),
+        (("ctrl+k",), "no trial is running"),
     ],
 )
-async def test_what_cannot_be_tried_is_said_in_a_sentence(
+async def test_an_impossible_trial_is_refused_with_one_sentence(
     make_cockpit: MakeCockpit, keys: tuple[str, ...], why: str
 ) -> None:
     cockpit = make_cockpit()
@@ -215,73 +221,75 @@ async def test_what_cannot_be_tried_is_said_in_a_sentence(
         await press(cockpit, pilot, "k", *keys)
         if keys == ("ctrl+k",):
             assert isinstance(cockpit.app.screen, BoardScreen)
-            cockpit.app.screen.controller.end_trial(True)  # as a footer that is not yet redrawn may
+            cockpit.app.screen.controller.end_trial(True)  # as with a footer that is not yet redrawn
             await settle(cockpit, pilot)
-        assert f"! {why}" in said(cockpit)
-        assert cockpit.feed.requests == []
+        assert f"! {why}" in screen_text(cockpit)
+        assert cockpit.source.requests == []
 
 
 async def test_a_second_trial_is_refused_here_and_by_the_hub(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right", "ctrl+t")
-        ask = cockpit.feed.requests[0].id
-        why = "another trial is under way, by bob@login"
+        ask = cockpit.source.requests[0].id
+        why = "another trial is running, by bob@login"
         other = cockpit.run.trial("other", "before", 4, measured=2)
-        cockpit.feed.tell(iter([other, cockpit.run.trial(ask, "failed", 16, why=why)]))
+        cockpit.source.send(iter([other, cockpit.run.trial(ask, "failed", 16, why=why)]))
         await settle(cockpit, pilot)
-        assert f"✗ no trial {why}" in said(cockpit) and "Trial · micro_batches 8→4" in said(cockpit)
+        assert f"✗ no trial: {why}" in screen_text(cockpit) and "Trial · micro_batches 8→4" in screen_text(
+            cockpit
+        )
         await press(cockpit, pilot, "right", "ctrl+t")
-        assert f"! {why}" in said(cockpit) and len(cockpit.feed.requests) == 1
+        assert f"! {why}" in screen_text(cockpit) and len(cockpit.source.requests) == 1
         await press(cockpit, pilot, "ctrl+k")
-        assert "the trial has not changed the knob yet, so there is nothing to keep" in said(cockpit)
+        assert "the trial has not changed the knob yet, so there is nothing to keep" in screen_text(cockpit)
 
 
 # -------------------------------------------------------------------------------------------------- undo
 
 
-async def test_an_undo_says_what_it_takes_back_and_is_pressed_twice(make_cockpit: MakeCockpit) -> None:
+async def test_an_undo_names_its_change_and_needs_a_second_press(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k")
-        assert "undo reverts this" in said(cockpit)
+        assert "undo reverts this" in screen_text(cockpit)
         await press(cockpit, pilot, "ctrl+u")
-        assert "press it again to take back revision 1: micro_batches 8→4" in said(cockpit)
+        assert "press again to revert revision 1: micro_batches 8→4" in screen_text(cockpit)
         await press(cockpit, pilot, "down", "ctrl+u")
-        assert cockpit.feed.requests == [], "a key between the two takes the first back"
-        cockpit.feed.tell(cockpit.run.change(160, "c2", recompute="full"))
+        assert cockpit.source.requests == [], "another key between the two presses cancels the first"
+        cockpit.source.send(cockpit.run.change(160, "c2", recompute="full"))
         await press(cockpit, pilot, "ctrl+u")
-        assert "press it again to take back revision 2: recompute full→none" in said(cockpit), (
-            "another was faster"
+        assert "press again to revert revision 2: recompute full→none" in screen_text(cockpit), (
+            "another operator was faster"
         )
         await press(cockpit, pilot, "ctrl+u")
-        (ask,) = cockpit.feed.requests
+        (ask,) = cockpit.source.requests
         assert isinstance(ask, Propose) and (ask.undo, ask.changes, ask.base_revision) == (True, {}, 2)
         done = CommandState(ask.id, 3, "applied", {"recompute": "none"}, {"recompute": "full"}, "me", 1e10)
         done = CommandState(
             *[getattr(done, name) for name in done.__struct_fields__[:7]], 8, 8, 170, undoes=2
         )
-        cockpit.feed.tell(iter([done]))
+        cockpit.source.send(iter([done]))
         await settle(cockpit, pilot)
-        assert "✓ applied ████████████ 8/8 at step 170 · revision 3, which reverts 2" in said(cockpit)
+        assert "✓ applied ████████████ 8/8 at step 170 · revision 3, which reverts 2" in screen_text(cockpit)
         await press(cockpit, pilot, "ctrl+u")
-        assert "press it again to take back revision 1: micro_batches 8→4" in said(cockpit)
+        assert "press again to revert revision 1: micro_batches 8→4" in screen_text(cockpit)
 
 
 async def test_nothing_to_undo(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(change_at=None)
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await press(cockpit, pilot, "k", "ctrl+u", "ctrl+u")
-        assert "there is no change to undo" in said(cockpit) and cockpit.feed.requests == []
+        assert "there is no change to undo" in screen_text(cockpit) and cockpit.source.requests == []
 
 
-async def test_what_the_hub_does_not_take_is_told(make_cockpit: MakeCockpit) -> None:
+async def test_a_refusal_of_the_hub_is_shown(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(120, 36)) as pilot:
         await press(cockpit, pilot, "k", "right", "enter")
-        cockpit.feed.deny(cockpit.feed.requests[0].id, "the key watch has the role viewer and only watches")
+        cockpit.source.deny(cockpit.source.requests[0].id, "the key watch has the role viewer")
         await settle(cockpit, pilot)
-        assert "✗ refused the key watch has the role viewer and only watches" in said(cockpit)
+        assert "✗ refused the key watch has the role viewer" in screen_text(cockpit)
 
 
 async def test_help_on_the_board_has_its_keys(make_cockpit: MakeCockpit) -> None:
@@ -290,7 +298,7 @@ async def test_help_on_the_board_has_its_keys(make_cockpit: MakeCockpit) -> None
         await press(cockpit, pilot, "k", "question_mark")
         assert isinstance(cockpit.app.screen, Help)
         for key in ("ctrl+t", "ctrl+k", "ctrl+r", "ctrl+u"):
-            assert f"  {key}" in said(cockpit)
+            assert f"  {key}" in screen_text(cockpit)
         await press(cockpit, pilot, "escape")
         assert isinstance(cockpit.app.screen, BoardScreen)
-        assert not any(isinstance(request, Preview) for request in cockpit.feed.requests)
+        assert not any(isinstance(request, Preview) for request in cockpit.source.requests)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 BATCHES = 10
 CONFIDENCE = 0.95
-FEWEST = 4  # values a window must have
+FEWEST = 4  # fewest values of a window
 
 
 class Ratio(NamedTuple):
@@ -60,7 +60,7 @@ def student(share: float, freedom: float) -> float:
 
 
 def _batch_means(times: Sequence[float]) -> list[float]:
-    """Means of logarithms over blocks of equal size, the oldest steps left out where they do not fill one."""
+    """Means of logarithms over blocks of equal size; the oldest steps that fill no block are omitted."""
     size = max(1, len(times) // BATCHES)
     logs = [math.log(t) for t in times[len(times) % size :]]
     return [fmean(logs[n : n + size]) for n in range(0, len(logs), size)]

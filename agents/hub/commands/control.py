@@ -1,4 +1,4 @@
-"""Commands from proposal to acknowledgement on every rank; no sockets here.
+"""Handles commands from the proposal to the acknowledgement of every rank. It uses no sockets.
 
 checked -> in the journal -> accepted (has a revision) -> sent to the leader, one at a time -> applied n/world,
 rejected or expired. A proposal repeated with the same id gets the same answer; a revision is never used twice.
@@ -6,22 +6,27 @@ rejected or expired. A proposal repeated with the same id gets the same answer; 
 
 import time
 from collections import deque
-from typing import Literal
 
 from msgspec import structs
 
 from agents.hub.commands import proposal_checks
 from agents.hub.commands.issue import Issue, lost_before_ack, resumed_state
-from agents.hub.commands.journal import Journal, Written
-from agents.hub.commands.proposal_checks import WAITING, values_in_force, wait_reason
+from agents.hub.commands.journal import Journal
+from agents.hub.commands.journal_file import Written
+from agents.hub.commands.proposal_checks import (
+    WAITING,
+    new_command,
+    undo_proposal,
+    values_in_force,
+    wait_reason,
+)
 from agents.hub.telemetry.membership import LARGEST_REVISION, Membership
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Ack, Command, CommandState, Event, Hello, Propose, clip
 from agents.recording.commands import Entry
-from agents.state.undo import newest_undoable
 
 TRACKED = 256  # commands whose late acknowledgements are still counted
-RESEND_S = 1.0  # to the leader, until it has acknowledged
+RESEND_S = 1.0  # interval of repetition to the leader, until it acknowledges
 REFUSED = 1024  # proposals being written to disk; further ones are dropped, and the client repeats them
 
 
@@ -34,11 +39,11 @@ class Control:
         self._journal = journal
         self._last_revision = 0
         self._being_written: dict[str, Issue] = {}
-        self._waiting: deque[Issue] = deque()  # in order; the first one is with the leader
-        self._by_revision: dict[int, Issue] = {}  # waiting and recently settled
-        self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and when
+        self._waiting: deque[Issue] = deque()  # in order; the first one has been sent to the leader
+        self._by_revision: dict[int, Issue] = {}  # waiting and recently settled commands
+        self._sent: tuple[int, float] = (0, 0.0)  # the revision last sent to the leader, and the time
         self._unwritten: deque[str] = deque(maxlen=WAITING)  # ids that could not be written to disk
-        self.ended: str | None = None  # set when the leader has ended: the cause, as the end of a sentence
+        self.ended: str | None = None  # cause of the leader's end, as the end of a sentence
         self.load_journal()
 
     def load_journal(self) -> None:
@@ -68,41 +73,25 @@ class Control:
             return
         refusal = None
         if propose.undo:
-            propose, undoes, refusal = self._undo_proposal(propose)
+            propose, undoes, refusal = undo_proposal(propose, self._update_log.state, self.revision)
         refusal = refusal or proposal_checks.refusal(
             propose, self._update_log.state, self._membership.leader, self.under_way, self.revision
         )
         if refusal:
             # Journalled before it is published, so that a restarted hub gives the same answer.
-            self._write(Issue(self._state(propose, 0, "rejected", refusal), propose.expires_step))
+            state = new_command(propose, self._update_log.state, self._membership.world, why=refusal)
+            self._write(Issue(state, propose.expires_step))
             return
-        # The revision is used up here: a failed write may still have reached the disk.
+        # The revision is used even if the write fails, because a failed write may still have reached the disk.
         self._last_revision += 1
-        early = self._update_log.state.board is None
-        state = self._state(
-            propose,
-            self._last_revision,
-            "accepted",
-            wait_reason(self._update_log.state, self._membership.leader),
-            undoes,
-        )
-        self._write(Issue(state, propose.expires_step, early))
+        run = self._update_log.state
+        why = wait_reason(run, self._membership.leader)
+        state = new_command(propose, run, self._membership.world, self._last_revision, why, undoes)
+        self._write(Issue(state, propose.expires_step, early=run.board is None))
 
     def _write(self, issue: Issue) -> None:
         self._being_written[issue.state.id] = issue
         self._journal.insert(issue.entry)
-
-    def _undo_proposal(self, propose: Propose) -> tuple[Propose, int, str | None]:
-        """The proposal that undoes the newest change, the revision it reverts, and a refusal if there is none."""
-        board = self._update_log.state.board
-        found = newest_undoable(self._update_log.state.commands.values())
-        if board is None:
-            return propose, 0, "no rank has shown its knobs yet; ask again when the run has started"
-        if found is None:
-            return propose, 0, "there is no change to undo"
-        base = self.revision if propose.base_revision is None else propose.base_revision
-        undoing = structs.replace(propose, changes=found.before, base_revision=base)
-        return undoing, found.revision, None
 
     @property
     def under_way(self) -> list[CommandState]:
@@ -116,7 +105,7 @@ class Control:
         return self._membership.leader is not None and len(self.under_way) < WAITING
 
     def unwritten(self, id: str) -> bool:
-        """Whether a proposal was refused only because it could not be written down, lately."""
+        """Whether a recent proposal was refused only because the journal could not be written."""
         return id in self._unwritten
 
     def publish_waiting(self) -> None:
@@ -136,30 +125,6 @@ class Control:
         if board is None:  # a restarted hub knows only the journal
             applied = [command.revision for command in commands if command.state == "applied"]
         return max(board.revision if board else 0, max(applied, default=0))
-
-    def _state(
-        self,
-        propose: Propose,
-        revision: int,
-        state: Literal["accepted", "rejected"],
-        why: str = "",
-        undoes: int = 0,
-    ) -> CommandState:
-        now = time.time()
-        return CommandState(
-            id=propose.id,
-            revision=revision,
-            state=state,
-            changes=propose.changes,
-            before=values_in_force(self._update_log.state, propose.changes),
-            who=propose.who,
-            time_s=now,
-            world=self._membership.world,
-            why=clip(why),
-            reason=propose.reason,
-            asked_s=now,
-            undoes=undoes,
-        )
 
     def journal_wrote(self, written: Written) -> None:
         """Handle the journal's result for a proposal: written, or failed."""
@@ -186,7 +151,7 @@ class Control:
             self._track(issue)
             self._update_log.publish(issue.state)
 
-    # ------------------------------------------------------------------------------- commands and their fate
+    # ---------------------------------------------------------------------------------- commands and their acks
 
     def next_command(self, now: float) -> Command | None:
         """The command to send to the leader now, if any: the first in the queue, repeated every RESEND_S."""
@@ -227,37 +192,15 @@ class Control:
         if issue.state.state == "accepted" and ack.state != "applied" and not leads:
             issue.held_acks[ack.rank] = ack  # only the leader's ack may reject a command
             return
-        issue.acked.add(ack.rank)
         if issue.state.state == "accepted":
-            issue.digest = ack.digest
-            issue.state = structs.replace(
-                issue.state,
-                state=ack.state,
-                applied_step=ack.step if ack.state == "applied" else None,
-                why=ack.why,
-                before=ack.before or issue.state.before,
-                world=self._membership.world or issue.state.world,
-            )
+            issue.settle(ack, self._membership.world)
             if not issue.agreed:
                 self._waiting.remove(issue)
             self._publish(issue)
             for held_acks in list(issue.held_acks.values()):
                 self.ack(held_acks)
-            return
-        issue.unpublished = True
-        if issue.state.why == lost_before_ack(ack.rank):
-            issue.state = structs.replace(issue.state, why="")
-        if ack.state != issue.state.state:
-            issue.contradicting.add(ack.rank)
-            says, why = f"rank {ack.rank} reports {ack.state}", f": {ack.why}" if ack.why else ""
-            if issue.state.state == "applied":
-                issue.state = structs.replace(issue.state, why=clip(says + why))
-            self._log_error(clip(f"{says} of revision {ack.revision}, others {issue.state.state}{why}"))
-        elif issue.digest and ack.digest != issue.digest:
-            self._log_error(
-                f"after revision {ack.revision} the knobs of rank {ack.rank} differ from those of other ranks"
-            )
-        issue.digest = issue.digest or ack.digest
+        elif error := issue.add_ack(ack):
+            self._log_error(error)
 
     def publish_acks(self) -> None:
         """Publish the acks received since the last call, one state per command."""
@@ -286,7 +229,9 @@ class Control:
         """Handle a leader's hello. A run resumed from a checkpoint has the knobs of that step, so later commands are
         rolled back or expired, not replayed."""
         self.ended = None
-        for one in [one for one in self._by_revision.values() if one.under_way]:  # its process has ended
+        for one in [
+            one for one in self._by_revision.values() if one.under_way
+        ]:  # the previous process has ended
             one.agreed = False
             self._waiting.appendleft(one)
         for state in list(self._update_log.state.commands.values()):
@@ -331,7 +276,7 @@ class Control:
                 issue.unpublished = True
 
     def note_revision(self, revision: int) -> None:
-        """A rank reports this revision, so it is in use even if the journal does not have it."""
+        """Note a revision that a rank reports: it is in use even if the journal does not have it."""
         if revision <= LARGEST_REVISION:
             self._last_revision = max(self._last_revision, revision)
 

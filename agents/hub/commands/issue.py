@@ -6,29 +6,31 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from agents.protocol import Ack, Changes, CommandState, Hello, KnobState
+from agents.protocol import Ack, Changes, CommandState, Hello, KnobState, clip
 from agents.recording.commands import Entry
 
 
 @dataclass
 class Issue:
-    """What `Control` knows of one command."""
+    """A command and the acks received for it."""
 
     state: CommandState
     expires_step: int | None
     early: bool = False  # proposed before any rank of this run had connected
-    sent: bool = False  # to the leader
-    agreed: bool = False  # the ranks carry it out beside training, so it has left the queue
+    sent: bool = False  # whether it has been sent to the leader
+    agreed: bool = False  # the ranks execute it beside training, so it has left the queue
     from_journal: bool = (
         False  # loaded from the journal: its acks may have gone to a hub process that was killed
     )
-    digest: str | None = None  # of the first rank's board after the command; all ranks must have the same
+    digest: str | None = (
+        None  # digest of the first rank's board after the command; all ranks must have the same
+    )
     acked: set[int] = field(default_factory=set)
     contradicting: set[int] = field(default_factory=set)  # ranks whose ack contradicts the leader's
     held_acks: dict[int, Ack] = field(
         default_factory=dict
-    )  # by rank: rejections that arrived before the leader's ack
-    unpublished: bool = False  # acks have arrived since it was last published
+    )  # rejections that arrived before the leader's ack, by rank
+    unpublished: bool = False  # whether acks have arrived since the last publication
     journalled: CommandState | None = None  # the state last written to the journal
 
     @property
@@ -37,13 +39,46 @@ class Issue:
 
     @property
     def under_way(self) -> bool:
-        """The ranks have agreed on it and not carried it out yet."""
+        """Whether the ranks have agreed on the command and are still executing it."""
         return self.agreed and self.state.state == "accepted"
 
     @property
     def partial(self) -> bool:
-        """In force, but not acknowledged by every rank."""
+        """Whether the command is in force but not acknowledged by every rank."""
         return self.state.state == "applied" and not self.state.settled
+
+    def settle(self, ack: Ack, world: int) -> None:
+        """Take the result of an accepted command from the first ack that decides it."""
+        self.acked.add(ack.rank)
+        self.digest = ack.digest
+        self.state = structs.replace(
+            self.state,
+            state=ack.state,
+            applied_step=ack.step if ack.state == "applied" else None,
+            why=ack.why,
+            before=ack.before or self.state.before,
+            world=world or self.state.world,
+        )
+
+    def add_ack(self, ack: Ack) -> str:
+        """Count another rank's ack of a settled command; returns an error if it reports something else, or ""."""
+        self.acked.add(ack.rank)
+        self.unpublished = True
+        error = ""
+        if self.state.why == lost_before_ack(ack.rank):
+            self.state = structs.replace(self.state, why="")
+        if ack.state != self.state.state:
+            self.contradicting.add(ack.rank)
+            says, why = f"rank {ack.rank} reports {ack.state}", f": {ack.why}" if ack.why else ""
+            if self.state.state == "applied":
+                self.state = structs.replace(self.state, why=clip(says + why))
+            error = clip(f"{says} of revision {ack.revision}, others {self.state.state}{why}")
+        elif self.digest and ack.digest != self.digest:
+            error = (
+                f"after revision {ack.revision} the knobs of rank {ack.rank} differ from those of other ranks"
+            )
+        self.digest = self.digest or ack.digest
+        return error
 
     def count(self) -> None:
         """Update the ack counts in the state."""
@@ -57,7 +92,7 @@ class Issue:
 
     @property
     def needs_journalling(self) -> bool:
-        """Whether to write it to the journal now; intermediate ack counts are not worth an fsync each."""
+        """Whether to write the command to the journal now. Intermediate ack counts do not justify an fsync each."""
         known = self.journalled
         return (
             known is None
@@ -89,12 +124,12 @@ def illegal(changes: Changes, knobs: Mapping[str, KnobState]) -> str | None:
 
 def resumed_state(state: CommandState, issue: Issue | None, leader: Hello) -> CommandState | None:
     """The new state of a command after `leader` resumed the run from a checkpoint; None if it does not change."""
-    goes_on = f"the run went on from step {leader.step}, at revision {leader.revision}"
+    goes_on = f"the run resumed from step {leader.step}, at revision {leader.revision}"
     if state.state == "accepted" and issue and issue.early:
         if issue.sent or state.revision > leader.revision:
-            return None  # it was proposed for this run
+            return None  # the command was proposed for this run
         return structs.replace(
-            state, state="expired", why=f"{goes_on}, where this number is taken; ask again"
+            state, state="expired", why=f"{goes_on}, where this revision is used already; propose it again"
         )
     if state.revision <= leader.revision or state.time_s >= leader.began_s:
         return None

@@ -8,9 +8,9 @@ from agents.hub.telemetry.membership import Membership
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import PREVIEWS, Message, Preview, Previewed
 
-RETRY_S = 2.0  # a client's next query is forwarded after its answer, or after this time
+RETRY_S = 2.0  # a client's next query is forwarded after the answer to its last one, or after this time
 FORGOTTEN_AFTER_S = 30.0
-QUERIES_PER_S = 8  # forwarded to the leader, from all clients together
+QUERIES_PER_S = 8  # rate of queries to the leader, from all clients together
 
 Send = Callable[[bytes, Message], object]
 
@@ -18,12 +18,12 @@ Send = Callable[[bytes, Message], object]
 @dataclass
 class _Pending:
     id: str
-    asked_s: float
+    sent_s: float
 
 
 class PreviewQueries:
     """Pending queries, one per client. They are not stored: a client that gets no answer asks again. Their rate is
-    limited, since each costs the leader time."""
+    limited, because each takes time of the leader."""
 
     def __init__(self, update_log: UpdateLog, membership: Membership, send: Send) -> None:
         self._update_log, self._membership = update_log, membership
@@ -35,12 +35,12 @@ class PreviewQueries:
         """Forward a query to the leader, or answer it with the reason why no rank can."""
         board, leader = self._update_log.state.board, self._membership.leader
         if board is None or leader is None:
-            why = "no rank is connected to preview this; ask again when the run has started"
+            why = "no rank is connected to answer previews; try again when the run has started"
         elif PREVIEWS not in leader.capabilities:
             why = "the ranks of this run do not support previews"
         else:
-            asked = self._pending.get(client)
-            if (asked is None or now - asked.asked_s >= RETRY_S) and self._rate.allows("", now):
+            pending = self._pending.get(client)
+            if (pending is None or now - pending.sent_s >= RETRY_S) and self._rate.allows("", now):
                 self._remember(client, _Pending(preview.id, now))
                 self._send(self._membership.identity(leader.rank), preview)
             return
@@ -49,12 +49,12 @@ class PreviewQueries:
 
     def answer(self, previewed: Previewed) -> None:
         """Forward the leader's answer to the client that asked."""
-        for client in [client for client, asked in self._pending.items() if asked.id == previewed.id]:
+        for client in [client for client, pending in self._pending.items() if pending.id == previewed.id]:
             del self._pending[client]
             self._send(client, previewed)
 
-    def _remember(self, client: bytes, asked: _Pending) -> None:
+    def _remember(self, client: bytes, pending: _Pending) -> None:
         for old, known in list(self._pending.items()):  # few, since `QUERIES_PER_S` limits them
-            if asked.asked_s - known.asked_s > FORGOTTEN_AFTER_S:
+            if pending.sent_s - known.sent_s > FORGOTTEN_AFTER_S:
                 del self._pending[old]
-        self._pending[client] = asked
+        self._pending[client] = pending

@@ -1,14 +1,20 @@
-"""Checks of a proposal against the state of the run, before it is accepted."""
+"""Checks of a proposal against the state of the run, and the command that it becomes."""
 
+import time
 from collections.abc import Sequence
+
+from msgspec import structs
 
 from agents.hub.commands.issue import illegal
 from agents.protocol import Changes, CommandState, Hello, Propose, clip
 from agents.state.run_state import RunState
+from agents.state.undo import newest_undoable
 
-WAITING = 64  # pending proposals
-LONG_OPERATION_MS = 1500.0  # in one operation: reported as the reason for a wait
-WAITS_FOR_RANKS = "it waits for the ranks, which have not shown their knobs yet"
+WAITING = 64  # most pending proposals
+LONG_OPERATION_MS = (
+    1500.0  # a leader that stays in one operation for longer is reported as the reason for a wait
+)
+WAITS_FOR_RANKS = "it waits for the ranks, which have not sent their knobs yet"
 
 
 def refusal(
@@ -21,21 +27,21 @@ def refusal(
     """Why a proposal is rejected, or None. `revision` is in force; `under_way` are the unsettled commands."""
     board = state.board
     if board and leader is None:
-        return f"rank {board.rank}, which leads, is gone; nothing can be changed without it"
+        return f"the leader, rank {board.rank}, is gone; no knob can be changed without it"
     if not propose.changes:
-        return "nothing is asked to be changed"
+        return "the proposal contains no change"
     knobs = {knob.name: knob for knob in board.knobs} if board else {}
     for name in propose.changes:
         if board and name not in knobs:
             return f"there is no knob {name}; the knobs are {', '.join(knobs)}"
     if len(under_way) >= WAITING:
-        return f"{WAITING} changes are under way already; ask again when they have settled"
+        return f"{WAITING} changes are pending already; try again when they are settled"
     if propose.base_revision is not None:
         if propose.base_revision != revision:
             return f"the board has moved on: revision {revision}, not {propose.base_revision}"
         if under_way:
             first = under_way[0]
-            return f"another change to revision {revision} is under way, by {first.who or 'someone'}"
+            return f"another change to revision {revision} is pending, by {first.who or 'someone'}"
     step = step_of(state, leader.rank) if leader else 0
     if propose.expires_step is not None and propose.expires_step < step:
         return f"step {propose.expires_step} is past; the run is at step {step}"
@@ -44,6 +50,42 @@ def refusal(
     if len(propose.changes) == 1 and board:
         return illegal(propose.changes, knobs)
     return None
+
+
+def undo_proposal(propose: Propose, run: RunState, revision: int) -> tuple[Propose, int, str | None]:
+    """The proposal that undoes the newest change, the revision it reverts, and a refusal if there is none.
+
+    `revision` is in force.
+    """
+    found = newest_undoable(run.commands.values())
+    if run.board is None:
+        return propose, 0, "no rank has sent its knobs yet; try again when the run has started"
+    if found is None:
+        return propose, 0, "there is no change to undo"
+    base = revision if propose.base_revision is None else propose.base_revision
+    undoing = structs.replace(propose, changes=found.before, base_revision=base)
+    return undoing, found.revision, None
+
+
+def new_command(
+    propose: Propose, run: RunState, world: int, revision: int = 0, why: str = "", undoes: int = 0
+) -> CommandState:
+    """The first state of a command: accepted with `revision`, or rejected without one."""
+    now = time.time()
+    return CommandState(
+        id=propose.id,
+        revision=revision,
+        state="accepted" if revision else "rejected",
+        changes=propose.changes,
+        before=values_in_force(run, propose.changes),
+        who=propose.who,
+        time_s=now,
+        world=world,
+        why=clip(why),
+        reason=propose.reason,
+        asked_s=now,
+        undoes=undoes,
+    )
 
 
 def step_of(state: RunState, leader: int) -> int:
@@ -59,11 +101,11 @@ def values_in_force(state: RunState, changes: Changes) -> Changes:
 
 
 def wait_reason(state: RunState, leader: Hello | None) -> str:
-    """What keeps the ranks from the next step boundary; "" if they are within a step."""
+    """What keeps the ranks from the next step boundary; "" if they train normally."""
     if state.board is None:
         return WAITS_FOR_RANKS
     if leader is None:
-        return f"it waits for rank {state.board.rank}, which leads and is not heard"
+        return f"it waits for the leader, rank {state.board.rank}, which does not answer"
     pulse = state.pulses.get(leader.rank)
     if pulse is None or pulse.since_ms < LONG_OPERATION_MS:
         return ""

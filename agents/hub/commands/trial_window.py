@@ -27,12 +27,12 @@ class Window:
     def __init__(self) -> None:
         self._values: Changes | None = None
         self._steps: deque[Measured] = deque(maxlen=MOST_TRIAL_STEPS + SKIPPED_STEPS)
-        self._stride = 0  # between neighbouring steps; 0: not known yet
-        self._oldest = 0  # step that was known when this began
+        self._stride = 0  # distance between neighbouring steps; 0: not known yet
+        self._oldest = 0  # oldest step that was known when the window began
         self._last: Summary | None = None
 
     def follow(self, summaries: Sequence[Summary], values: Changes) -> list[Measured]:
-        """The newest steps in a row that ran with `values`, without the first after the switch."""
+        """The newest consecutive steps that ran with `values`, without the first steps after the switch."""
         new = self._new(summaries)
         if values != self._values or new is None:
             self._values, self._last, self._stride, new = dict(values), None, 0, summaries

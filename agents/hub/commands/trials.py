@@ -14,9 +14,10 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from agents.hub.commands.confidence import compared, typical
+from agents.hub.commands.confidence import typical
 from agents.hub.commands.control import Control
 from agents.hub.commands.journal import Journal
+from agents.hub.commands.trial_rules import check_request, judged, mean_loss
 from agents.hub.commands.trial_window import Measured, Window
 from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import (
@@ -24,7 +25,6 @@ from agents.protocol import (
     CommandState,
     Decide,
     Event,
-    KnobState,
     Propose,
     TrialState,
     Try,
@@ -33,7 +33,7 @@ from agents.protocol import (
 )
 from agents.recording.commands import TrialEntry
 
-REVERT_RETRY_S = 5.0  # after a revert that could not be journalled
+REVERT_RETRY_S = 5.0  # pause after a revert that could not be journalled
 
 
 class Trials:
@@ -41,8 +41,8 @@ class Trials:
 
     def __init__(self, update_log: UpdateLog, control: Control, journal: Journal) -> None:
         self._update_log, self._control, self._journal = update_log, control, journal
-        self._entry: TrialEntry | None = None  # the one under way
-        self._decided: Decide | None = None  # while it was being applied
+        self._entry: TrialEntry | None = None  # the running trial
+        self._decided: Decide | None = None  # a decision that came while the change was being applied
         self._window = Window()
         self.load_journal()
 
@@ -54,12 +54,13 @@ class Trials:
                 self._entry = entry
 
     def start(self, ask: Try) -> None:
-        """Start a trial; the answer is a published TrialState."""
+        """Start a trial. The answer is a published TrialState."""
         known = self._update_log.state.trials.get(ask.id)
         if known:
             self._update_log.publish(known)
             return
-        knob, why = self._check_request(ask)
+        under_way = self._entry.state if self._entry else None
+        knob, why = check_request(ask, self._update_log.state.board, under_way, self._journal.failure)
         now = time.time()
         state = TrialState(
             id=ask.id,
@@ -81,7 +82,7 @@ class Trials:
         self._store(TrialEntry(state))
 
     def decide(self, decide: Decide) -> None:
-        """End the trial under way, by hand."""
+        """End the running trial by an operator's decision."""
         entry = self._entry
         if entry is None or (decide.id and decide.id != entry.state.id):
             return
@@ -118,7 +119,7 @@ class Trials:
         state = entry.state
         knob = next(iter(state.changes))
         if self._values.get(knob, state.before[knob]) != state.before[knob]:
-            self._settle("failed", "another change came before this was tried")
+            self._settle("failed", "another change came before the trial began")
             return
         steps = self._measured({})
         if len(steps) >= state.steps:
@@ -128,7 +129,7 @@ class Trials:
                 state,
                 "applying",
                 before_ms=typical(times),
-                loss_before=_mean([step.loss for step in window if step.loss is not None]),
+                loss_before=mean_loss(window),
             )
             # Journalled before the proposal, so that every value in force belongs to a known trial.
             self._store(TrialEntry(state, times, self._others(state)))
@@ -161,9 +162,11 @@ class Trials:
         if command and command.state == "rolled_back":
             self._settle("failed", command.why)
         elif values and values.get(knob) != value:
-            self._settle("failed", f"{knob} was changed by hand while it was tried")
+            self._settle("failed", f"{knob} was changed by an operator during its trial")
         elif values and self._others(state) != entry.others:
-            self._revert(entry, "another knob was changed meanwhile, so the two windows do not compare")
+            self._revert(
+                entry, "another knob was changed during the trial, so the two measurements cannot be compared"
+            )
         else:
             steps = self._measured(state.changes)
             if len(steps) >= state.steps:
@@ -181,35 +184,22 @@ class Trials:
             if time.time() - command.time_s >= REVERT_RETRY_S:
                 self._store(structs.replace(entry, attempts=entry.attempts + 1))
         elif command.state != "accepted":
-            self._settle("failed", f"it could not be taken back: {command.why}")
+            self._settle("failed", f"it could not be reverted: {command.why}")
             self._log_error(
-                f"trial {state.id} could not be taken back, {_assignments(state)} stays: {command.why}"
+                f"trial {state.id} could not be reverted, {_assignments(state)} stays in force: {command.why}"
             )
 
     # ------------------------------------------------------------------------------------------ the verdict
 
     def _judge(self, entry: TrialEntry, window: list[Measured]) -> None:
-        times = [step.step_ms for step in window]
-        found = compared(entry.times, times)
-        state = structs.replace(
-            entry.state,
-            measured=len(window),
-            after_ms=typical(times),
-            loss_after=_mean([step.loss for step in window if step.loss is not None]),
-            ratio=found.ratio if found else None,
-            low=found.low if found else None,
-            high=found.high if found else None,
-        )
-        entry = structs.replace(entry, state=state)
-        if found is None:
-            self._revert(entry, "what was measured does not compare")
-        elif not state.loss_neutral:
-            self._revert(entry, "it changes the loss, so step time alone does not keep it")
-        elif found.high >= 1.0:
-            self._revert(entry, "it is not clearly faster")
+        entry, why_not = judged(entry, window)
+        if why_not:
+            self._revert(entry, why_not)
         else:
             self._store(
-                structs.replace(entry, state=self._transition(state, "kept", why="it is clearly faster"))
+                structs.replace(
+                    entry, state=self._transition(entry.state, "kept", why="it is clearly faster")
+                )
             )
 
     def _decide_by_hand(self, entry: TrialEntry, decide: Decide) -> None:
@@ -241,34 +231,13 @@ class Trials:
     def _give_up(self, entry: TrialEntry, error: str) -> None:
         """End the trial after an unexpected error; revert the tried value if possible."""
         state = entry.state
-        self._log_error(f"trial {state.id} cannot go on: {error}")
+        self._log_error(f"trial {state.id} cannot continue: {error}")
         if state.state == "after":
-            self._revert(entry, "what was measured cannot be judged")
+            self._revert(entry, "the measurement failed")
         else:
-            self._settle("failed", f"it cannot go on: {error}")
+            self._settle("failed", f"it cannot continue: {error}")
 
-    # ---------------------------------------------------------------------------------------- what is known
-
-    def _check_request(self, ask: Try) -> tuple[KnobState | None, str]:
-        """The knob to try, and a refusal if it cannot be tried."""
-        board = self._update_log.state.board
-        if self._journal.failure:
-            return None, self._journal.failure
-        if self._entry:
-            return None, f"another trial is under way, by {self._entry.state.who or 'someone'}"
-        if board is None:
-            return None, "no rank has shown its knobs yet; ask again when the run has started"
-        if len(ask.changes) != 1:
-            return None, "a trial is of one knob"
-        (name, value), knobs = next(iter(ask.changes.items())), {knob.name: knob for knob in board.knobs}
-        knob = knobs.get(name)
-        if knob is None:
-            return None, f"there is no knob {name}; the knobs are {', '.join(knobs)}"
-        if knob.action:
-            return None, f"{name} is an action, done once, and cannot be tried"
-        if knob.value == value:
-            return knob, f"{name} has this value already"
-        return knob, knob.refusal(value) or ""
+    # ---------------------------------------------------------------------------------------------- queries
 
     @property
     def _values(self) -> Changes:
@@ -279,13 +248,13 @@ class Trials:
         return {name: value for name, value in self._values.items() if name not in state.changes}
 
     def _measured(self, changes: Changes) -> list[Measured]:
-        """The newest steps in a row that ran with the values in force, without the first after the switch."""
+        """The newest consecutive steps that ran with the values in force, without the first steps after the switch."""
         return self._window.follow(self._update_log.state.summaries, {**self._values, **changes})
 
     def _command_state(self, id: str) -> CommandState | None:
         return self._update_log.state.commands.get(id)
 
-    # ---------------------------------------------------------------------------------------------- telling
+    # ------------------------------------------------------------------------------------------- publishing
 
     def _transition(self, state: TrialState, to: str, why: str | None = None, **facts: object) -> TrialState:
         why = state.why if why is None else clip(why)
@@ -325,7 +294,3 @@ def _revert_id(entry: TrialEntry) -> str:
 
 def _assignments(state: TrialState) -> str:
     return ", ".join(f"{name}={spell(value)}" for name, value in state.changes.items())
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None

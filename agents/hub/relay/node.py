@@ -1,8 +1,8 @@
 """The relay of one node: passes its ranks' messages to the hub in batches, and the hub's messages to its ranks.
 
-ranks -> ipc -> relay -> ipc or TCP -> hub, with the same protocol on both sides. To its ranks a relay is a hub; to the
-hub it is one connection that may send for the ranks that introduced themselves to the relay. It keeps no state on
-disk: after a restart it asks its ranks for their hello again.
+ranks -> ipc -> relay -> ipc or TCP -> hub, with the same protocol on both sides. To its ranks, a relay acts as the hub.
+To the hub, it is one connection that may send for the ranks that sent a hello through the relay. It keeps no state on
+disk: after a restart it asks its ranks for their hellos again.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import zmq
 
 from agents import protocol
 from agents.hub.relay.outbox import RelayOutbox
-from agents.hub.telemetry.allowed_records import OF_ITSELF, OF_THE_JOB
+from agents.hub.telemetry.allowed_records import OfItself, OfTheJob
 from agents.hub.telemetry.membership import SUCCESSION_S
 from agents.protocol import (
     AnyMessage,
@@ -39,11 +39,11 @@ from agents.rundir.local_machine import process_state, this_host
 from agents.transport.reconnecting import ReconnectingSocket
 from agents.transport.server_sockets import ServerSocket
 
-FLUSH_MS = 20  # between two batches to the hub
+FLUSH_MS = 20  # time between two batches to the hub
 IDLE_MS = 200
 FRAMES_PER_ROUND = 1024
-HELLO_S = 1.0  # between introductions to a hub that asks repeatedly
-REPORT_S = 5.0  # between events about dropped messages
+HELLO_S = 1.0  # time between introductions to a hub that asks repeatedly
+REPORT_S = 5.0  # time between events about dropped messages
 FORGOTTEN_AFTER_S = 60.0  # a rank silent for this long is forgotten
 LEAVE_S = 0.5
 
@@ -82,20 +82,21 @@ class Node:
         self._introduce(time.monotonic())
         while not self._stopping:
             poller.poll(FLUSH_MS if self._outbox else IDLE_MS)
-            self._round(time.monotonic())
+            self.turn(time.monotonic())
             if parent is not None and process_state(parent) == "ended":
                 self.stop()
             if self._outbox:
                 time.sleep(FLUSH_MS / 1000)  # so that a batch has records of many ranks
-        self._round(time.monotonic())
+        self.turn(time.monotonic())
         self._hub_socket.close(int(1000 * LEAVE_S))
         self._server_socket.socket.close()
 
-    def _round(self, now: float) -> None:
+    def turn(self, now: float) -> None:
+        """Receive frames of ranks and of the hub, handle them, and send what is due."""
         with contextlib.suppress(zmq.Again):
             for _ in range(FRAMES_PER_ROUND):
-                came = self._server_socket.receive()
-                self._from_rank(came.peer, came.frames, now)
+                received = self._server_socket.receive()
+                self._from_rank(received.peer, received.frames, now)
         with contextlib.suppress(zmq.Again):
             for _ in range(FRAMES_PER_ROUND):
                 self._from_hub(self._hub_socket.socket.recv(zmq.NOBLOCK), now)
@@ -136,7 +137,7 @@ class Node:
     def _from_rank(self, peer: bytes, frames: list[bytes], now: float) -> None:
         try:
             if len(frames) != 1:
-                raise WireError(f"a message has one frame, and this has {len(frames)}")
+                raise WireError(f"a message has one frame, and this one has {len(frames)}")
             messages = codec.decode_each(frames[0])
         except WireError as error:
             self._send_to([peer], Refused(protocol.clip(str(error))))
@@ -149,7 +150,7 @@ class Node:
                     return
             rank = self._by_peer.get(peer)
             if rank is None and isinstance(message, Unknown) and message.why:
-                self._send_to([peer], Refused(protocol.clip(f"not a frame of ours: {message.why}")))
+                self._send_to([peer], Refused(protocol.clip(f"not a frame of this protocol: {message.why}")))
                 return
             if rank is None:
                 self._send_to([peer], Welcome(self._epoch))
@@ -166,21 +167,21 @@ class Node:
 
     def _is_allowed(self, rank: int, message: AnyMessage) -> bool:
         """Whether the rank may send this message. The hub sees one peer, so a bad message would spoil the batch."""
-        if isinstance(message, OF_THE_JOB):
+        if isinstance(message, OfTheJob):
             return rank == 0 or self._ranks[rank].hello.leader
-        if isinstance(message, (Hello, *OF_ITSELF)):
+        if isinstance(message, Hello | OfItself):
             return message.rank == rank
         return isinstance(message, Event)
 
     def _report_dropped(self, rank: int, message: AnyMessage, now: float) -> None:
         """Report a dropped message to the hub, at most once in `REPORT_S`; unknown newer kinds are not reported."""
         if isinstance(message, Unknown):
-            what = f"a {message.kind} that cannot be: {message.why}" if message.why else ""
+            what = f"an invalid {message.kind}: {message.why}" if message.why else ""
         else:
             what = f"a {type(message).__name__.lower()}, which it may not send"
         if what and now - self._reported_s >= REPORT_S:
             self._reported_s = now
-            text = protocol.clip(f"it sent {what}; dropped")
+            text = protocol.clip(f"the rank sent {what}; dropped")
             self._outbox.put(Event(time.time(), "warning", f"rank {rank}", text))
 
     def _register(self, peer: bytes, hello: Hello, now: float) -> str | None:
@@ -189,7 +190,7 @@ class Node:
         if other and other.peer != peer and now - other.heard_s < SUCCESSION_S:
             was = other.hello
             if (was.host, was.pid) != (hello.host, hello.pid):
-                return f"rank {hello.rank} is connected already, as process {was.pid} on {was.host}"
+                return f"rank {hello.rank} is already connected, as process {was.pid} on {was.host}"
         before = self._by_peer.get(peer)
         if before is not None and before != hello.rank:
             self._forget(before)
@@ -211,7 +212,7 @@ class Node:
         try:
             messages = codec.decode_each(frame)
         except WireError:
-            return  # not a hub of this release: ranks continue as without a hub
+            return  # the hub has another release: ranks continue as if there were no hub
         for message in messages:
             self._pass_down(message, now)
 
@@ -228,7 +229,7 @@ class Node:
                 self._send_to([one.peer for one in self._ranks.values() if one.hello.leader], message)
 
     def _introduce(self, now: float) -> bool:
-        """Send the introduction, unless one was just sent: a hub asks once per frame."""
+        """Send the introduction, unless one was just sent, because a hub asks once per frame."""
         if now - self._introduced_s < HELLO_S:
             return False
         self._introduced_s = now
@@ -236,7 +237,7 @@ class Node:
         return True
 
     def _peers(self, ranks: Iterable[int]) -> list[bytes]:
-        """The connections of the named ranks of this node; of all, if none is named."""
+        """The connections of the named ranks of this node, or of all ranks if none is named."""
         named = list(ranks) or list(self._ranks)
         return [self._ranks[rank].peer for rank in named if rank in self._ranks]
 

@@ -1,15 +1,13 @@
-"""The relay's outbox: messages of many ranks to a hub that may be slow or away; bounded, newer records replace older
-ones."""
+"""The relay's bounded outbox to a hub that may be slow or absent. Newer records of a rank replace older ones."""
 
 from collections import deque
 from collections.abc import Callable
 
-from agents.protocol import Message, Peers, Pulse, Step, Timeline, Vitals, WireError, codec
+from agents.protocol import Message, Record, WireError, codec
 from agents.protocol.frame_filling import FrameFiller
 
-RECORDS = (Step, Pulse, Vitals, Timeline, Peers)
-PATIENCE = 16_384  # messages kept in order; with more, only the newest record of each rank and kind is kept
-KEPT = 4096  # the most records, and the most other messages, kept then; the oldest are dropped
+PATIENCE = 16_384  # messages kept in order; above it, only the newest record of each rank and kind is kept
+KEPT = 4096  # limit of records, and of other messages, in that mode; the oldest are dropped
 
 
 class RelayOutbox:
@@ -17,7 +15,7 @@ class RelayOutbox:
 
     def __init__(self) -> None:
         self._queue: deque[Message] = deque()
-        self._unsent: bytes | None = None  # a frame that the hub did not take yet
+        self._unsent: bytes | None = None  # a frame that the socket has not accepted yet
         self._lost = 0
         self._frames = FrameFiller(self._take)
 
@@ -33,7 +31,7 @@ class RelayOutbox:
             self._thin()
 
     def put_first(self, message: Message) -> None:
-        """Before all that waits."""
+        """Queue messages before all others."""
         self._queue.appendleft(message)
 
     def _thin(self) -> None:
@@ -41,7 +39,7 @@ class RelayOutbox:
         seen: set[tuple[type[Message], int]] = set()
         others = 0
         for message in reversed(self._queue):
-            if isinstance(message, RECORDS):
+            if isinstance(message, Record):
                 key = (type(message), message.rank)
                 if key in seen or len(seen) == KEPT:
                     continue
@@ -72,6 +70,6 @@ class RelayOutbox:
         while self._queue:
             try:
                 return codec.pack(self._queue.popleft())
-            except WireError:  # larger than a message may be: it must not block the others
+            except WireError:  # too large for a frame: drop it, so that it does not block the others
                 self._lost += 1
         return None

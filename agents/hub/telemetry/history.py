@@ -49,11 +49,11 @@ class History:
             pass
         except RecordingError as error:
             self._problem = str(error)
-        except Exception as error:  # noqa: BLE001 - an error costs the history, not the hub
-            self._problem = f"reading it had an error: {error!r}"
+        except Exception as error:  # noqa: BLE001 - an error loses the history, but must not end the hub
+            self._problem = f"internal error: {error!r}"
 
     def tick(self, leader: int | None) -> bool:
-        """Publish the history of the run that `leader` leads, once it is known; True when this call published it."""
+        """Publish the history of the run of `leader`, once it is known. Return True if this call published it."""
         if self._done or self._thread.is_alive():
             return False
         if self._problem:
@@ -70,12 +70,14 @@ class History:
         if restored is None:
             return False
         for piece in _messages(restored):
-            with contextlib.suppress(WireError):  # one message of the largest size does not fit into another
+            with contextlib.suppress(
+                WireError
+            ):  # an update of the largest size does not fit into another message
                 self._update_log.publish(piece)
         return bool(restored.curve or restored.summaries or restored.events)
 
     def close(self) -> None:
-        """Read no further."""
+        """Stop reading."""
         self._stopping.set()
         self._thread.join(1.0)
 
@@ -135,7 +137,7 @@ def _same_process(one: Hello, other: Hello) -> bool:
 
 
 def _messages(restored: RestoredHistory) -> Iterator[Recalled]:
-    """Newest first, since each is put in front of the known history."""
+    """The messages, newest first, because clients put each in front of the known history."""
     yield from (Recalled(events=part) for part in _parts(restored.events))
     yield from (Recalled(summaries=part) for part in _parts(restored.summaries))
     yield from (Recalled(curve=[part]) for part in restored.curve.parts())
@@ -148,7 +150,7 @@ def _parts(messages: list[M]) -> Iterator[list[M]]:
     for message in reversed(messages):
         try:
             size += len(codec.pack(message))
-        except WireError:  # larger than a message may be
+        except WireError:  # too large for a message
             continue
         part.append(message)
         if size >= MESSAGE_BYTES:

@@ -1,7 +1,7 @@
 """The latest changes since a sequence number, for clients that skip intermediate updates.
 
-Of the records of a rank only the newest of each kind counts; it is in the run's state. All other updates are kept in
-order. Nothing is stored per client.
+A client needs only the newest record of each kind and rank, which is in the run's state. All other updates are kept
+in order. Nothing is stored per client.
 """
 
 from collections import deque
@@ -9,42 +9,39 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
-from agents.protocol import Experts, Hello, Loads, Unknown, Update, codec
+from agents.protocol import JOB_RECORDS, Experts, Hello, Record, Unknown, Update, codec
 from agents.protocol.codec import Skimmed
-from agents.state.run_state import Record, RunState
+from agents.state.run_state import RunState
 
 UPDATES_KEPT = 16_384  # updates kept, other than records
-BYTES_KEPT = 4 << 20  # of them, packed; a client that missed more gets a snapshot
-LATEST = (Loads, Experts)  # records of the job; only the newest counts
+BYTES_KEPT = 4 << 20  # their packed size; a client that missed more gets a snapshot
 RANK_DETAIL = (Experts,)  # not sent to clients that want no rank detail
 MALFORMED_KEPT = 64  # malformed records kept until they are reported
 
 
 class Latest:
-    """Numbers of the newest record by kind and rank, and the newest news."""
+    """The numbers of the newest record of each kind and rank, and the newest other updates."""
 
     def __init__(self, state: RunState, updates: int = UPDATES_KEPT, updates_bytes: int = BYTES_KEPT) -> None:
-        self.reaches = 0  # back to this number
+        self.reaches = 0  # updates after this number are available
         self._state = state
         self._records = state.records()
         self._undecoded: dict[type[Update], dict[int, tuple[int, Skimmed]]] = {
             kind: {} for kind in self._records
         }
-        self._received_to = self._decoded_to = (
-            0  # the last number given to one of those, and the last that was read
-        )
+        self._received_to = self._decoded_to = 0  # highest sequence number received; highest decoded
         self.malformed: deque[tuple[int, Unknown]] = deque(
             maxlen=MALFORMED_KEPT
-        )  # records, and whose they are
+        )  # ranks and their malformed records
         self._numbers: dict[type[Update], dict[int, int]] = {kind: {} for kind in self._records}
         self._latest: dict[type[Update], tuple[int, bytes]] = {}
         # Number, packed, packed without rank detail. As objects, updates would take about four times the memory.
         self._updates: deque[tuple[int, bytes, bytes]] = deque()
         self._limits = (updates, updates_bytes)
-        self._bytes = 0  # of the news
+        self._bytes = 0  # bytes of the kept updates
 
     def add_records(self, seq: int, records: Sequence[Skimmed]) -> None:
-        """Replace the records of their ranks by these, numbered from `seq`."""
+        """Add records numbered from `seq`; each replaces the earlier one of its rank and kind."""
         undecoded = self._undecoded
         for record in records:
             undecoded[record.kind][record.rank] = (seq, record)
@@ -73,7 +70,7 @@ class Latest:
             self._numbers[kind][update.rank] = seq
             return
         self._state.apply(update)
-        if kind in LATEST:
+        if kind in JOB_RECORDS:
             self._latest[kind] = (seq, packed)
             return
         thin = brief(update)
@@ -113,7 +110,7 @@ class Latest:
 
 
 def brief(update: Update) -> Update:
-    """The update without per-rank detail: facts are equal on all ranks, and the leader's hello has them."""
+    """The update without per-rank detail. Facts are equal on all ranks, so the leader's hello is enough."""
     if isinstance(update, Hello) and not update.leader:
         return structs.replace(update, facts={}, capabilities=[])
     return update

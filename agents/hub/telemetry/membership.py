@@ -11,46 +11,50 @@ from agents import protocol
 from agents.protocol import Gone, Hello, Relay, codec
 from agents.rundir.local_machine import process_state, this_host
 
-LOST_AFTER_S = 5.0  # without a message; each rank's agent thread sends a pulse every second
+LOST_AFTER_S = (
+    5.0  # a rank without a message for this long is lost; each agent thread sends a pulse every second
+)
 SUCCESSION_S = 2.0  # a connection silent for this long is replaced by a new one of the same rank
 LARGEST_WORLD = 1 << 16
-RELAYS_WITHOUT_RANKS = 1024  # connections kept; a working relay has ranks soon after it connects
-LARGEST_REVISION = 1 << 40  # far below the integer limit, so that there is always a next one
+RELAYS_WITHOUT_RANKS = (
+    1024  # relay connections without ranks; a working relay has ranks soon after it connects
+)
+LARGEST_REVISION = 1 << 40  # far below the integer limit, so that a next revision always exists
 
 Process = Literal["unknown", "ended", "stopped", "alive"]
 
 
 @dataclass
 class Known:
-    """One rank, as of its last Hello."""
+    """One rank with its last Hello."""
 
     hello: Hello
     identity: bytes
     heard_s: float
     lost: bool = False
-    process: Process = "unknown"  # when it was lost
+    process: Process = "unknown"  # state of its process when it was lost
 
     def mark_heard(self, now: float) -> bool:
-        """Note a message from the rank; returns whether the rank was lost until now."""
+        """Note a message from the rank. Return whether the rank was lost until now."""
         was_lost, self.lost, self.heard_s = self.lost, False, now
         return was_lost
 
 
 @dataclass
 class Connection:
-    """The ranks that a connection may send for: the one that sent its hello on it; for a relay, all that did."""
+    """The ranks that a connection may send for: one rank, or for a relay all ranks that sent a hello through it."""
 
     relay: Relay | None = None
     ranks: dict[int, Known] = field(default_factory=dict)
 
     @property
     def only(self) -> Known | None:
-        """The rank of a direct connection; None for a relay's."""
+        """The rank of a direct connection; None for the connection of a relay."""
         return None if self.relay else next(iter(self.ranks.values()), None)
 
 
 class Membership:
-    """The ranks of one run, each known by its last Hello. The first Hello fixes world and layout for all."""
+    """The ranks of one run, each with its last Hello. The first Hello sets the world and the layout for all ranks."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -75,7 +79,7 @@ class Membership:
         return self._ranks[rank].identity
 
     def with_capability(self, capability: str) -> dict[int, bytes]:
-        """The connections of the present ranks that have a capability, by rank."""
+        """The connections of the connected ranks that have a capability, by rank."""
         return {
             rank: known.identity
             for rank, known in self._ranks.items()
@@ -115,7 +119,7 @@ class Membership:
             return f"{me} belongs to run {relay.run}, and this hub serves run {self.run}"
         connection = self._connections.get(identity)
         if connection and not connection.relay:
-            return f"{me} speaks on the connection of a rank"
+            return f"{me} sent an introduction on the connection of a rank"
         if connection is None:
             relays = [one for one, it in self._connections.items() if it.relay and not it.ranks]
             if len(relays) >= RELAYS_WITHOUT_RANKS:
@@ -140,12 +144,12 @@ class Membership:
             return f"{me} belongs to run {hello.run}, and this hub serves run {self.run}"
         if not 0 < hello.world <= LARGEST_WORLD or hello.rank >= hello.world:
             legal = f"a world of 1 to {LARGEST_WORLD}, and a rank below it"
-            return f"rank {hello.rank} of a world of {hello.world} cannot be; legal: {legal}"
+            return f"rank {hello.rank} of a world of {hello.world} is not legal; legal: {legal}"
         if not math.isfinite(hello.began_s) or not math.isfinite(hello.age_s or 0.0):
             ago = "" if hello.age_s is None else f", {hello.age_s:g} s ago"
-            return f"{me} began at {hello.began_s:g}{ago}, which is no time"
+            return f"{me} began at {hello.began_s:g}{ago}, which is not a valid time"
         if hello.revision > LARGEST_REVISION:
-            return f"{me} claims knob revision {hello.revision}, which cannot be"
+            return f"{me} reports knob revision {hello.revision}, which is not legal"
         if self._ranks and hello.world != self.world:
             return f"{me} counts {hello.world} ranks, and this run has {self.world}"
         if self._ranks and hello.layout != self._layout:
@@ -157,7 +161,7 @@ class Membership:
         connection = self._connections.get(identity)
         own_rank = connection.only if connection else None
         if own_rank and own_rank.hello.rank != hello.rank:
-            return f"{me} said hello on the connection of rank {own_rank.hello.rank}"
+            return f"{me} sent a hello on the connection of rank {own_rank.hello.rank}"
         other = self.leader
         if hello.leader and other and other.rank != hello.rank:
             return f"{me} wants to lead, and rank {other.rank} leads this run"
@@ -165,7 +169,7 @@ class Membership:
         if known and known.identity != identity and not known.lost and now - known.heard_s < SUCCESSION_S:
             same = (known.hello.host, known.hello.pid) == (hello.host, hello.pid)
             if not same:
-                return f"{me} is connected already, as process {known.hello.pid} on {known.hello.host}"
+                return f"{me} is already connected, as process {known.hello.pid} on {known.hello.host}"
         return None
 
     def connection(self, identity: bytes) -> Connection | None:
@@ -192,7 +196,7 @@ class Membership:
                 known.lost, known.process = True, _process(known) if local else "unknown"
                 # A time of day, not an age: the text may be read much later.
                 heard = time.localtime(time.time() - (now - known.heard_s))
-                text = f"no word since {time.strftime('%H:%M:%S', heard)}{_process_text(known)}"
+                text = f"no message since {time.strftime('%H:%M:%S', heard)}{_process_text(known)}"
                 gone.append(Gone(rank, clean=False, text=text, process=known.process))
         return gone
 
@@ -204,7 +208,7 @@ def _process(known: Known) -> Process:
 def _process_text(known: Known) -> str:
     pid = known.hello.pid
     if known.process == "unknown":
-        return f" from process {pid} on {known.hello.host}; whether it is alive cannot be seen from here"
+        return f" from process {pid} on {known.hello.host}; the hub cannot check whether it is alive"
     return f": process {pid} {_PROCESS_TEXT[known.process]}"
 
 

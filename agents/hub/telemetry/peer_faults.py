@@ -9,11 +9,11 @@ from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import TEXT, Event, clip
 
 EVENT_PERIOD_S = 5.0
-REFUSALS_PER_S = 5  # to one peer
-PEERS_PER_S = 4096  # peers that get a refusal
+REFUSALS_PER_S = 5  # limit of refusals per second to one peer
+PEERS_PER_S = 4096  # limit of peers that get a refusal in one second
 
 Kind = Literal[
-    "door", "frame", "key", "kind", "newer", "notify", "number", "peers", "rank", "refused", "size"
+    "connection", "frame", "key", "kind", "newer", "notify", "number", "peers", "rank", "refused", "size"
 ]
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from agents.protocol import Sample
 
 KINDS = ("experts", "timeline", "peers")
-SAMPLE_PERIOD_S = 0.5  # between two samples of one rank and kind
-MESSAGES_PER_S = 512.0  # largest rate of one kind from all ranks together
+SAMPLE_PERIOD_S = 0.5  # shortest time between two samples of one rank and kind
+MESSAGES_PER_S = 512.0  # highest rate of one kind from all ranks together
 CLIENTS = 256
 REQUEST_S = 10.0  # duration of one request to a rank
 RENEW_S = 4.0
@@ -22,13 +22,13 @@ RANKS_PER_TURN = 1024  # ranks asked in one tick; the others follow in the next
 @dataclass
 class _Lease:
     kinds: frozenset[str]
-    ranks: frozenset[int]  # none: all
+    ranks: frozenset[int]  # an empty set means all ranks
     until: float
 
 
 @dataclass(frozen=True)
 class _Requested:
-    wanted: tuple[tuple[str, int], ...]  # kinds, and every so many steps
+    wanted: tuple[tuple[str, int], ...]  # kinds and the interval in steps
     identity: bytes
     at_s: float
 
@@ -47,7 +47,7 @@ class SamplingLeases:
         if not kinds or sample.lease_s <= 0:
             self._sampling_leases.pop(client, None)
         elif client not in self._sampling_leases and len(self._sampling_leases) >= CLIENTS:
-            return f"{CLIENTS} clients look at samples already, the most this hub serves"
+            return f"{CLIENTS} clients request samples already, the most that this hub serves"
         else:
             self._sampling_leases[client] = _Lease(kinds, frozenset(sample.ranks), now + sample.lease_s)
         return None

@@ -15,12 +15,12 @@ from agents.hub.telemetry.update_log import UpdateLog
 from agents.protocol import Credit
 
 HEARTBEAT_S = 1.0  # longest interval between frames to a waiting client
-FORGOTTEN_AFTER_S = 60.0  # without credit from the client
+FORGOTTEN_AFTER_S = 60.0  # a client without credit for this long is forgotten
 CLIENTS = 256
-CLIENTS_PER_KEY = 32  # so that one key cannot take all places
+CLIENTS_PER_KEY = 32  # limit per key, so that one key cannot take all places
 VIEWERS = 192  # clients with a viewer key; the rest is reserved for operators
-SNAPSHOT_PERIOD_S = 1.0  # between snapshots to one client; a repeated snapshot may be this old
-FRAMES_PER_ROUND = 8  # to one client, so that others and the ranks get their turn
+SNAPSHOT_PERIOD_S = 1.0  # time between snapshots to one client; a repeated snapshot may be this old
+FRAMES_PER_ROUND = 8  # frames to one client per round, so that other clients and the ranks are served
 
 
 class _Snapshot(NamedTuple):
@@ -38,7 +38,7 @@ class _Client:
     viewer: bool  # its key has the viewer role
     seq: int = 0
     frames: int = 0
-    follows: bool = False  # it has every update up to `seq`, or newer values instead
+    follows: bool = False  # the client has every update up to `seq`, or newer values
     snapshot: list[bytes] = field(default_factory=list)  # unsent frames, last first
     snapshot_seq: int = 0
     snapshot_due_s: float = 0.0  # earliest time of the next snapshot
@@ -86,14 +86,14 @@ class Subscribers:
         return None
 
     def _limit_reached(self, key: str, viewer: bool) -> str | None:
-        """The limit that a new client would exceed, in words; None if there is room."""
+        """The limit that a new client would exceed, as text; None if there is room."""
         clients = self._clients.values()
         if len(clients) >= CLIENTS:
             return f"{CLIENTS} clients"
         if key and sum(client.key == key for client in clients) >= CLIENTS_PER_KEY:
             return f"{CLIENTS_PER_KEY} clients under the key {key}"
         if viewer and sum(client.viewer for client in clients) >= VIEWERS:
-            return f"{VIEWERS} clients that only watch"
+            return f"{VIEWERS} clients with the role viewer"
         return None
 
     def serve(self, now: float) -> bool:
@@ -111,7 +111,9 @@ class Subscribers:
         if not client.follows and not self._send_snapshot(identity, client, now):
             return bool(client.snapshot) and client.frames > 0
         if client.seq < self._update_log.newest.reaches:
-            client.follows = False  # the log no longer has what follows: it was slow, or gave no credit
+            client.follows = (
+                False  # the log no longer has the next updates: the client was slow or gave no credit
+            )
             return client.frames > 0
         thinned = client.request.hz or not client.request.ranks or client.latest_frames
         if thinned or not self._update_log.holds(self._update_log.epoch, client.seq):

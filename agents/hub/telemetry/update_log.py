@@ -22,7 +22,7 @@ OF_THE_HUB = (
     Alert,
     Gone,
 )  # built by the hub from other data; all others were decoded as received
-BATCH = 256  # updates dropped from the log together
+BATCH = 256  # number of updates that the log drops together
 
 
 @dataclass
@@ -51,12 +51,12 @@ class UpdateLog:
         self._snapshots: dict[bool, tuple[int, list[bytes]]] = {}
 
     def publish(self, update: Update) -> None:
-        """Give `update` the next number. WireError, and no number is used, if it is too large for a frame."""
+        """Publish `update` under the next number. If it is too large for a frame, raise WireError and use no number."""
         packed = codec.pack(update)
         why = codec.unreadable(packed) if isinstance(update, OF_THE_HUB) else ""
         if why:  # one such message would make its frame, and every later snapshot, unreadable for clients
             kind = type(update).__name__.lower()
-            text = f"an unreadable {kind} is left out: {why}"
+            text = f"an unreadable {kind} is omitted: {why}"
             update = Event(time.time(), "error", "hub", text)
             packed = codec.pack(update)
         self.newest.add(self.seq + 1, update, packed)

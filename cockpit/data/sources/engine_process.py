@@ -1,4 +1,4 @@
-"""The engine process of a run that the cockpit started; it ends with the cockpit."""
+"""The engine process of a run that the cockpit started. The engine ends with the cockpit."""
 
 import contextlib
 import os
@@ -56,7 +56,7 @@ class EngineProcess:
         return []
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Terminate the engine, wait, and kill the rest of its session. An interrupt while waiting kills at once."""
+        """Terminate the engine, wait, and kill the rest of its session. Ctrl-C skips the wait."""
         try:
             if self.exit_status is None:
                 self._process.terminate()
@@ -66,7 +66,7 @@ class EngineProcess:
         except KeyboardInterrupt:
             pass
         finally:
-            # The other members of the session too, such as a rank whose launcher was killed.
+            # Kill the other processes of the session too, such as a rank whose launcher was killed.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

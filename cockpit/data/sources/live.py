@@ -7,7 +7,7 @@ from agents.client import Client
 from agents.protocol import Preview
 from agents.requests import Request
 from agents.transport.curve_keys import Key
-from cockpit.data.connection import MANY_RANKS, MANY_RANKS_HZ, request_low_bandwidth
+from cockpit.data.sources.connection import MANY_RANKS, MANY_RANKS_HZ, request_low_bandwidth
 from cockpit.data.sources.source import ViewerError, faults_reported, viewer_text
 from cockpit.data.store import Store
 
@@ -33,7 +33,7 @@ class LiveSource:
         self._key = key
         self._low_bandwidth = low_bandwidth
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
-        self._preview_id = ""  # of the newest preview query
+        self._preview_id = ""  # id of the newest preview query
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._store: Store | None = None
@@ -52,11 +52,11 @@ class LiveSource:
         if not self.operator and not isinstance(asked, Preview):
             raise ViewerError(viewer_text(self))
         if self._store and self._store.fault:
-            raise ViewerError(f"this cockpit is detached; {self._store.fault.go_on}")
+            raise ViewerError(f"this cockpit is detached; {self._store.fault.how_to_continue}")
         self._requests.put(asked)
 
     def _run(self, store: Store) -> None:
-        with faults_reported(store, f"the run goes on: cockpit attach {self.target}"):
+        with faults_reported(store, f"the run continues: cockpit attach {self.target}"):
             self._follow(store)
 
     def _follow(self, store: Store) -> None:
@@ -64,7 +64,7 @@ class LiveSource:
         if self._low_bandwidth:
             request_low_bandwidth(client)
         else:
-            client.look("experts", "timeline")  # what the overview draws
+            client.request_samples("experts", "timeline")  # the samples that the overview draws
         resets = client.resets
         try:
             while not self._stop.is_set():
@@ -73,11 +73,11 @@ class LiveSource:
                     if client.resets != resets:
                         resets = client.resets
                         if client.state.world >= MANY_RANKS and not self._low_bandwidth:
-                            client.want(MANY_RANKS_HZ)
+                            client.set_subscription(MANY_RANKS_HZ)
                         store.adopt(client.state)
                     elif updates:
                         store.note(updates)
-                    store.heard(client.age_s)
+                    store.set_message_age(client.age_s)
                     store.refused = client.refused
                     store.set_answers(client.previews, client.denied)
                 while not self._requests.empty():

@@ -11,21 +11,21 @@ from agents.recording.format import RecordingError
 from agents.recording.reader import Moment, Position, Recording
 from agents.recording.replay import Replay
 from agents.requests import Request
-from cockpit.data.sources.recorded import playing
+from cockpit.data.sources.recorded import playback_position
 from cockpit.data.sources.source import ViewerError, faults_reported
 from cockpit.data.store import Store
 
 TICK_S = 0.05
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
-SKIP_S = 5.0  # longer gaps in the recording are skipped: a run may have been suspended overnight
-JUMP = 0.05  # of the whole recording
+SKIP_S = 5.0  # playback skips longer gaps, because a run may have been suspended overnight
+JUMP = 0.05  # as a share of the whole recording
 
 Move = Callable[[Replay], None]
 
 
 class Playback:
-    """Plays `recording` into a store, from its beginning, or paused at position `begin`. `ask` refuses every request.
-    The methods that move the position may be called from any thread; the thread of this source executes them."""
+    """Source that plays `recording` into a store, from the beginning or paused at `begin`. It refuses every request.
+    Any thread may call the methods that move the position; the thread of this source executes them."""
 
     operator = False
     owns_run = False
@@ -57,12 +57,12 @@ class Playback:
             self._thread.join(2.0)
 
     def ask(self, asked: Request) -> None:
-        raise ViewerError("this is a recording: it can neither be queried nor changed")
+        raise ViewerError("this is a recording: it accepts no queries and no changes")
 
     # ---------------------------------------------------------------------------------------------- moving
 
     def toggle(self) -> None:
-        """Pause or continue; at the end, play again from the beginning."""
+        """Pause or continue. At the end, play again from the beginning."""
 
         def move(replay: Replay) -> None:
             if self.paused and replay.ended:
@@ -98,7 +98,7 @@ class Playback:
         self._moves.put(move)
 
     def jump(self, by: int) -> None:
-        """Move forwards or back by twentieths of the recording."""
+        """Move forward or back by twentieths of the recording."""
 
         def move(replay: Replay) -> None:
             span = self._recording.span()
@@ -126,7 +126,7 @@ class Playback:
                 self._play(store)
             except RecordingError as error:
                 with store.lock:
-                    store.trouble = str(error)
+                    store.source_error = str(error)
             finally:
                 self._recording.close()
 
@@ -161,11 +161,13 @@ class Playback:
                     store.note(updates)
                 damage = self._recording.damage
                 for text in damage[noted:]:
-                    store.apply([Event(self._at_s, "error", "recording", clip(f"this is not all: {text}"))])
+                    store.apply([Event(self._at_s, "error", "recording", clip(f"incomplete: {text}"))])
                 noted = len(damage)
-                store.heard(0.0)
+                store.set_message_age(0.0)
                 view = store.view if store.detail is None or detailed != resets else None
-                store.playing = playing(replay, span.first_s, span.last_s, self.speed, self.paused)
+                store.playback_position = playback_position(
+                    replay, span.first_s, span.last_s, self.speed, self.paused
+                )
             if view:
                 detailed = resets
                 detail = curve_between(self._recording, *view, replay.epoch, replay.seq)
@@ -185,7 +187,7 @@ class Playback:
 
 
 def _after_summary() -> Callable[[Moment], bool]:
-    """A condition that holds from the first moment after the next summary."""
+    """A condition that becomes true at the first moment after the next summary."""
     found = False
 
     def beyond(moment: Moment) -> bool:

@@ -22,15 +22,15 @@ from agents.rundir.runs import (
     newest_live,
     resolve,
 )
-from cockpit.data.connection import CockpitError, Connection, runs_dir
-from cockpit.data.store import Playing, Store
+from cockpit.data.sources.connection import CockpitError, Connection, runs_dir
+from cockpit.data.store import PlaybackPosition, Store
 
 AT = "a step such as 120, or an update such as seq:4500 or EPOCH:4500"
 _AT = re.compile(r"(?:(?P<epoch>\w+):)?(?P<number>\d{1,15})")
 
 
 def folder_of(run: str | None) -> Path:
-    """The folder of a run, by name or path. None means the newest live run, or if no run is live the newest run."""
+    """The folder of a run, by name or path. None means the newest live run or, if no run is live, the newest run."""
     if run is not None:
         try:
             return find_folder(run, runs_dir())
@@ -53,7 +53,7 @@ def open_recording(run: str | None) -> Recording:
 
 
 def is_over(run: str | None) -> bool:
-    """Whether `run` names a folder that no hub serves, so that only its recording can answer."""
+    """Whether `run` names a folder without a running hub, so that only its recording can be read."""
     if run is None or "://" in run:
         return False
     try:
@@ -65,14 +65,14 @@ def is_over(run: str | None) -> bool:
     return False
 
 
-def place(recording: Recording, at: str | None) -> Position:
+def find_position(recording: Recording, at: str | None) -> Position:
     """The position that `at` names (see `AT`); None means the end. Raises CockpitError if there is no such position."""
     if at is None:
         return recording.at_end()
-    asked = _AT.fullmatch(at)
-    if asked is None:
-        raise CockpitError(f"{at[:40]!r} is no position in a recording; legal: {AT}")
-    epoch, number = asked["epoch"], int(asked["number"])
+    match = _AT.fullmatch(at)
+    if match is None:
+        raise CockpitError(f"{at[:40]!r} is not a position in a recording; legal: {AT}")
+    epoch, number = match["epoch"], int(match["number"])
     try:
         if epoch is None:
             return recording.at_step(number)
@@ -81,18 +81,18 @@ def place(recording: Recording, at: str | None) -> Position:
         raise CockpitError(str(error)) from None
 
 
-UNENDED = "its hub was killed, or the end of the file is lost"
+UNENDED = "the hub was killed, or the end of the file is lost"
 
 
-class Past:
-    """A position in the recording of a run, with a store of the state there."""
+class RecordedRun:
+    """The recording of a run at one position, with a store that holds the state at that position."""
 
     def __init__(self, run: str | None, at: str | None = None) -> None:
         self.note = ""
         self.recording = open_recording(run)
         try:
             self.replay = Replay(self.recording)
-            self.replay.seek(place(self.recording, at))
+            self.replay.seek(find_position(self.recording, at))
             span = self.recording.span()
         except RecordingError as error:
             self.recording.close()
@@ -104,7 +104,7 @@ class Past:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(span.last_s))
             self.note = f"the recording ends at {when}, before the end of the run: {UNENDED}"
         if at is not None:
-            self.store.playing = playing(self.replay, span.first_s, span.last_s)
+            self.store.playback_position = playback_position(self.replay, span.first_s, span.last_s)
 
     @property
     def seq(self) -> int:
@@ -119,7 +119,7 @@ class Past:
 
 
 @dataclass(frozen=True)
-class Picture:
+class RunSnapshot:
     """A run at one moment: now, or at a position of its recording."""
 
     store: Store
@@ -131,19 +131,18 @@ class Picture:
     note: str = ""  # a remark for the user
 
 
-def run_history(run: str | None) -> Picture:
-    """The history of a finished run: its events, read from its recording, and all its commands and trials, read from
-    its journal."""
+def run_history(run: str | None) -> RunSnapshot:
+    """The history of a finished run: events from its recording, and all commands and trials from its journal."""
     try:
-        picture = look(run)
+        snapshot = load_snapshot(run)
     except CockpitError as error:
         folder = folder_of(run)
         unrecorded = not (folder / RECORD_FILE).exists()
         note = f"the events of this run cannot be read: {error}"
-        picture = Picture(
+        snapshot = RunSnapshot(
             Store(time.monotonic), "", 0, [] if unrecorded else [note], note if unrecorded else ""
         )
-    store = picture.store
+    store = snapshot.store
     journal = read_commands(commands_file(folder_of(run)))
     commands, trials = store.state.commands, store.state.trials
     for command in (entry.state for entry in journal.commands):
@@ -155,10 +154,10 @@ def run_history(run: str | None) -> Picture:
     why = "the hub was killed before this was decided"
     store.apply([structs.replace(one, why=why) for one in commands.values() if one.state == "accepted"])
     store.apply([structs.replace(one, why=why) for one in trials.values() if not one.settled])
-    return replace(picture, missing=[*picture.missing, *journal.damage])
+    return replace(snapshot, missing=[*snapshot.missing, *journal.damage])
 
 
-# When a hub is killed, its recording or its journal may be behind; these functions order two states of a command.
+# When a hub is killed, its recording or its journal may lag. These functions tell which state of a command is newer.
 
 
 def _command_progress(command: CommandState) -> tuple[int, int, bool]:
@@ -171,19 +170,19 @@ def _trial_progress(trial: TrialState) -> tuple[int, int]:
     return stages.index(trial.state) if trial.state in stages else len(stages), trial.measured
 
 
-def playing(
+def playback_position(
     replay: Replay, first_s: float, last_s: float, speed: float = 1.0, paused: bool = True
-) -> Playing:
-    """The position of a replay, for the store."""
-    return Playing(replay.time_s, first_s, last_s, speed, paused, replay.thinned)
+) -> PlaybackPosition:
+    """The playback position of a replay, as the store holds it."""
+    return PlaybackPosition(replay.time_s, first_s, last_s, speed, paused, replay.thinned)
 
 
-def look(run: str | None, at: str | None = None) -> Picture:
-    """The current run, from its hub; from its recording if the run is over or `at` names a position."""
+def load_snapshot(run: str | None, at: str | None = None) -> RunSnapshot:
+    """The state of a run: from its hub, or from its recording if the run is over or `at` names a position."""
     if at is not None or is_over(run):
-        past = Past(run, at)
-        past.close()
-        return Picture(past.store, past.epoch, past.seq, past.missing, past.note)
+        recorded = RecordedRun(run, at)
+        recorded.close()
+        return RunSnapshot(recorded.store, recorded.epoch, recorded.seq, recorded.missing, recorded.note)
     with Connection(run) as connection:
-        connection.until_known()
-    return Picture(connection.store, connection.client.epoch, connection.client.seq)
+        connection.wait_for_snapshot()
+    return RunSnapshot(connection.store, connection.client.epoch, connection.client.seq)

@@ -1,4 +1,4 @@
-"""The source that fills a store and takes requests: a live run, a recording or a simulation."""
+"""The protocol of a source, which fills a store and takes requests: a live run, a starting run or a recording."""
 
 import traceback
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ class Source(Protocol):
     """Fills a store from its own thread, until `stop` is called."""
 
     operator: bool
-    owns_run: bool  # the run ends with this cockpit
-    target: str  # the run, as `cockpit attach` takes it
+    owns_run: bool  # whether the run ends with this cockpit
+    target: str  # name of the run for `cockpit attach`
 
     def start(self, store: Store) -> None:
         """Start the thread that fills `store`."""
@@ -37,17 +37,17 @@ class Source(Protocol):
 
 
 @contextmanager
-def faults_reported(store: Store, go_on: str) -> Iterator[None]:
-    """The context of a source's thread; it stores an unexpected error as the fault that the screen shows."""
+def faults_reported(store: Store, how_to_continue: str) -> Iterator[None]:
+    """Context for a source's thread: stores an unexpected error as the fault that the screen shows."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - otherwise the thread would end and the screen would seem to wait
+    except Exception as error:  # noqa: BLE001 - else the thread would end and the screen would wait forever
         line = traceback.format_exception_only(error)[-1].strip()
         with store.lock:
-            store.fault = Fault(line, go_on, traceback.format_exc())
+            store.fault = Fault(line, how_to_continue, traceback.format_exc())
             store.revisions.update(Topic)
 
 
 def viewer_text(source: Source) -> str:
     """Why a viewer cannot change the run, and how to become an operator."""
-    return f"only watching · to operate: cockpit attach {source.target} --operator"
+    return f"read-only · to change the run: cockpit attach {source.target} --operator"

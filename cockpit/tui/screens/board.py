@@ -16,20 +16,20 @@ from cockpit.tui.screens.help import Help
 from cockpit.tui.widgets.board.panel import KnobTable
 from cockpit.tui.widgets.footer import FittedFooter
 
-TRIAL_ACTIONS = {"decide"}  # offered only while a trial is running
+TRIAL_ACTIONS = {"decide"}  # shown only while a trial is running
 
 
 class BoardScreen(ModalScreen[None]):
-    """Edit knob values, preview, propose or try them, undo changes, and watch the ranks apply them."""
+    """Screen on which the user edits, previews, proposes, tries and undoes knob values."""
 
     BINDINGS: ClassVar[list[Binding]] = BOARD_KEYS  # type: ignore[assignment]
 
-    def __init__(self, feed: Source, store: Store) -> None:
+    def __init__(self, source: Source, store: Store) -> None:
         super().__init__()
-        self.controller = BoardController(feed, store, lambda: self.table.update_from(store))
+        self.controller = BoardController(source, store, lambda: self.table.update_from(store))
         self.table = KnobTable(self.controller)
         self._trial_running = False
-        self._offered = [action for action in BOARD if feed.operator or not action.operator]
+        self._offered = [action for action in BOARD if source.operator or not action.operator]
 
     def compose(self) -> ComposeResult:
         yield self.table

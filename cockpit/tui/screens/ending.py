@@ -11,7 +11,7 @@ from textual.widgets import Static
 
 from cockpit.data.diagnosis import Level
 from cockpit.data.store import Store
-from cockpit.knobs.ending import at_stake, can_save
+from cockpit.knobs.ending import can_save, unsaved_steps_text
 from cockpit.tui.keys import ENDING, ENDING_KEYS, spelled
 from cockpit.tui.theme import palette
 
@@ -19,7 +19,7 @@ Answer = Literal["save", "end", "stay"]
 
 
 class Ending(ModalScreen[Answer]):
-    """A dialog with three answers. `again`: the keys that opened the dialog; pressed once more, they end the run."""
+    """A dialog with three answers. `again`: the keys that opened the dialog; if pressed again, they end the run."""
 
     BINDINGS: ClassVar[list[Binding]] = ENDING_KEYS  # type: ignore[assignment]
 
@@ -39,13 +39,13 @@ class Ending(ModalScreen[Answer]):
             self._bindings.bind(key, "end", show=False)
 
     def update_from(self, store: Store) -> None:
-        """Show the steps at stake. The number grows while the dialog is open, because the run continues."""
+        """Show how many steps would be lost. The number grows while the dialog is open, because the run continues."""
         if not self.is_mounted:
             return
         self._saves = can_save(store)
         colours = palette(self.app.theme)
         page = Text(f"{Level.WARN.value} ", style=colours.level[Level.WARN])
-        page.append(f"{at_stake(store)}\n\n", colours.text)
+        page.append(f"{unsaved_steps_text(store)}\n\n", colours.text)
         for action in ENDING:
             if action.id == "ending.save" and not self._saves:
                 continue

@@ -13,12 +13,12 @@ from textual.widgets import Static
 from cockpit.tui.keys import Action, spelled
 from cockpit.tui.theme import palette
 
-OVER_SSH = "Over a slow line, `ssh -C` compresses the stream about twentyfold."
+OVER_SSH = "Over a slow connection, `ssh -C` compresses the output about twentyfold."
 GLYPHS = "✓ good   ! needs attention   ✗ lost or broken   · no data (not zero)"
 
 
 class Help(ModalScreen[None]):
-    """A page of text that several keys close."""
+    """A modal page with help text."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
         Binding("escape,question_mark,f1,q,enter", "dismiss", "close", id="help.close")

@@ -39,7 +39,7 @@ class Overview(Screen[None]):
         self._layout_class = ""
         self._zoomed = False
         self._current = "ranks"
-        # Kept in attributes because the timer also runs before panels are mounted and after they are removed.
+        # The panels are attributes, because the timer also runs before they are mounted and after they are removed.
         self._status = Status(operator)
         self._left: list[Panel] = [
             RankGrid(),

@@ -1,4 +1,4 @@
-"""Progress of a run that the cockpit started itself: stages reached, the next stage, and the last lines of output."""
+"""Start screen of a run that the cockpit started: the stages of the start, and the last lines of output."""
 
 import time
 from typing import ClassVar
@@ -18,7 +18,7 @@ from cockpit.tui.theme import palette
 
 
 class Starting(ModalScreen[bool]):
-    """Dismissed at the first step. If the engine exits before that, the app exits with status 1."""
+    """Screen that closes itself at the first step. If the engine exits before that, the app exits with status 1."""
 
     BINDINGS: ClassVar[list[Binding]] = [  # type: ignore[assignment]
         Binding("q,ctrl+c,escape", "app.quit", "stop the run and quit", id="starting.quit")
@@ -46,11 +46,11 @@ class Starting(ModalScreen[bool]):
 
     def _show(self, store: Store) -> None:
         colours = palette(self.app.theme)
-        here, world = len(store.here), store.world
+        here, world = len(store.present), store.world
         stages = (
             (True, f"engine started, process {self._engine.pid}"),
-            (store.heard_at is not None, "hub answers"),
-            (bool(world) and here == world, f"ranks are here  {here}/{world}" if world else "ranks are here"),
+            (store.last_message_at is not None, "hub answers"),
+            (bool(world) and here == world, f"ranks joined  {here}/{world}" if world else "ranks joined"),
             (bool(store.summary), "first step"),
         )
         text = Text()

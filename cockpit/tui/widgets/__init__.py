@@ -1,1 +1,1 @@
-"""One small file for each thing a screen shows."""
+"""Panels and other widgets, one file each."""

@@ -18,15 +18,15 @@ class EventsPanel(Panel):
 
     TOPICS = frozenset({Topic.EVENTS})
     TITLE = "Events"
-    HELP = "Events of the run, and each change that an operator proposed, with its outcome."
+    HELP = "Events of the run, and each proposed change with its outcome."
 
     def subtitle(self, store: Store) -> str:
-        return f"{len(log_entries(store))} in all" if store.state.events else ""
+        return f"{len(log_entries(store))} in total" if store.state.events else ""
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         entries = log_entries(store)[-height:]
         if not entries:
-            return [StripLine().add(f"{format.MISSING} nothing has happened yet", colours.faint)]
+            return [StripLine().add(f"{format.MISSING} no events yet", colours.faint)]
         lines = []
         for entry in entries:
             level = LEVELS.get(entry.level, Level.NOTE)

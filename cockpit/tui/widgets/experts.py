@@ -1,4 +1,4 @@
-"""Panel with expert load: a row per layer, a column per expert, height = load over the ideal."""
+"""Panel with expert load: a row per layer and a column per expert; height is the load over the fair share."""
 
 from dataclasses import dataclass
 
@@ -15,26 +15,27 @@ from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
 SIDE = 25  # `  1.62×  0.31×   0.0 % !`
-FULL = 2.0  # load over ideal at which a column is full; half height is the ideal
-DEAD = 0.05  # load over ideal at or below which an expert counts as dead
+FULL = 2.0  # load over the fair share at which a column has full height; half height is the fair share
+DEAD = 0.05  # an expert with this load over the fair share, or less, counts as dead
 DEAD_GLYPH = "╳"
 
 
 class ExpertLoad(Panel):
-    """Tokens per expert, over the whole job."""
+    """The panel of the tokens per expert, summed over the whole job."""
 
     TOPICS = frozenset({Topic.EXPERTS})
     TITLE = "Experts"
     NATURAL = True
     HELP = (
-        "Height and colour are an expert's load over its fair share: half height is the ideal, full is twice it "
-        "or more; orange is above, blue below, `╳` is a dead expert (at most 5 % of its share). `most` and `least` are "
-        "the hottest and the coldest expert, `drop` is the share of routed tokens over capacity. Where not all fit, a "
-        "cell holds several, as the first line states: its upper half shows the hottest, its lower half the coldest."
+        "Height and colour show an expert's load over its fair share. Half height is the fair share, full height is "
+        "twice the fair share or more; orange is above it, blue below. `╳` is a dead expert (at most 5 % of its fair "
+        "share). `most` and `least` are the loads of the hottest and the coldest expert, `drop` is the share of routed "
+        "tokens over capacity. If not all experts fit, a cell stands for several, as the first line states: its upper "
+        "half shows the hottest, its lower half the coldest."
     )
 
     def title(self, store: Store) -> str:
-        return "Experts · load over ideal"
+        return "Experts · load over fair share"
 
     def subtitle(self, store: Store) -> str:
         experts = store.state.experts
@@ -68,12 +69,12 @@ class ExpertLoad(Panel):
 
 
 def load_bin(ratio: float) -> int:
-    """The colour bin of a load. The bins are four times as wide as those of ranks, as load varies more than time."""
+    """The colour bin of a load. The bins are four times as wide as for times, because loads vary more."""
     return Palette.bin((ratio - 1) / 4) if ratio > DEAD else 0
 
 
 def ratios(layer: LayerLoad) -> list[float]:
-    """Load over the ideal, by expert."""
+    """The load of each expert over the fair share."""
     total = sum(layer.load)
     return [load * len(layer.load) / total if total else 0.0 for load in layer.load]
 
@@ -88,7 +89,7 @@ def _rows(layers: list[LayerLoad], most: int) -> list[tuple[str, list[LayerLoad]
 
 
 def _head(count: int, down: int, across: int, name: int, wide: int, colours: Palette) -> StripLine:
-    """The head line: what a cell holds, in the longest wording that fits, then the names of the columns."""
+    """The head line: the content of a cell, in the longest text that fits, and the names of the columns."""
     shared = _folded(down, across)
     text = f"{count} experts"
     if shared:
@@ -137,7 +138,7 @@ class _Drawing:
 
     def _column(self, ratio: float, tall: int) -> list[tuple[str, Style]]:
         """One expert as a vertical bar."""
-        style = self.colours.apart[load_bin(ratio)]
+        style = self.colours.deviation[load_bin(ratio)]
         if ratio <= DEAD:
             return [(" ", style)] * (tall - 1) + [(DEAD_GLYPH, style)]
         return [(glyph, style) for glyph in column(ratio / FULL, tall)]
@@ -145,7 +146,7 @@ class _Drawing:
     def _folded(self, cell: list[float]) -> tuple[str, Style]:
         """A cell for several experts: its upper half shows the highest load and its lower half the lowest. If an expert
         is dead, the cell shows `DEAD_GLYPH` instead."""
-        hot, cold = (self.colours.apart[load_bin(ratio)] for ratio in (max(cell), min(cell)))
+        hot, cold = (self.colours.deviation[load_bin(ratio)] for ratio in (max(cell), min(cell)))
         if min(cell) <= DEAD:
             return DEAD_GLYPH, hot
         return "▀", Style(color=hot.color, bgcolor=cold.color)

@@ -1,4 +1,4 @@
-"""The footer: the keys of this screen, the most important ones where not all fit."""
+"""The footer: the keys of the current screen, or the most important ones if not all fit."""
 
 from collections.abc import Collection
 
@@ -12,7 +12,7 @@ from cockpit.tui.keys import BY_ID
 
 
 class FittedFooter(Footer):
-    """Textual's footer, reduced to the keys that fit; `without`: ids of actions to leave out."""
+    """Textual's footer, reduced to the keys that fit. `without`: ids of actions to omit."""
 
     def __init__(self, without: Collection[str] = ()) -> None:
         super().__init__(show_command_palette=False)
@@ -41,5 +41,5 @@ def _width(key: FooterKey) -> int:
 
 
 def _importance(id: str) -> int:
-    """Footer position of an action; actions that are not ours come last."""
+    """The footer rank of an action; Textual's own actions come last."""
     return BY_ID[id].footer if id in BY_ID else 99

@@ -1,4 +1,4 @@
-"""Panel with the knobs: their values and legal values."""
+"""Panel with the knobs, their values and their legal values."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ from agents.protocol import KnobState
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
 from cockpit.data.store import Store, Topic
-from cockpit.knobs.values import actions, effect_text, held, legal_text, value_text
+from cockpit.knobs.values import actions, effect_text, legal_text, value_knobs, value_text
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
 
 class KnobSummary(Panel):
-    """One row per knob; the last row names the actions and the knobs that do not fit."""
+    """The panel with one row per knob. The last row names the actions and the knobs that do not fit."""
 
     TOPICS = frozenset({Topic.BOARD})
     TITLE = "Knobs"
@@ -33,13 +33,13 @@ class KnobSummary(Panel):
 
     def natural_height(self, store: Store) -> int:
         board = store.state.board
-        return max(1, len(held(board)) + (1 if actions(board) else 0))
+        return max(1, len(value_knobs(board)) + (1 if actions(board) else 0))
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
         board = store.state.board
         if not board:
             return [StripLine().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
-        shown, pressed = held(board), actions(board)
+        shown, pressed = value_knobs(board), actions(board)
         name = max((len(knob.name) for knob in shown), default=0) + 1
         value = max((len(value_text(knob)) for knob in shown), default=0)
         legal = max(0, min(30, width - name - max(6, value) - 19))
@@ -71,11 +71,11 @@ class KnobSummary(Panel):
 
 
 def _rest(knobs: Sequence[KnobState], width: int, colours: Palette) -> StripLine:
-    """The row ``+4  z_loss_coef 0  zero 2  pause  save``: the count of the rest, and the names that fit."""
+    """The last row, such as ``+4  z_loss_coef 0  zero 2  pause  save``: the number of hidden rows, and their names."""
     line = StripLine().add(f"+{len(knobs)}", colours.text)
     for n, knob in enumerate(knobs):
         name, value = format.clean(knob.name), "" if knob.action else f" {value_text(knob)}"
-        keep = 2 if n + 1 < len(knobs) else 0  # room for the `…` that marks more
+        keep = 2 if n + 1 < len(knobs) else 0  # leaves a cell for the `…` that marks hidden names
         if line.width + len(name + value) + 2 + keep > width:
             return line.add(" …", colours.dim)
         line.add(f"  {name}", colours.dim).add(value, colours.strong)

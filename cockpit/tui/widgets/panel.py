@@ -26,8 +26,8 @@ class Panel(Widget, can_focus=True):
     TOPICS: ClassVar[frozenset[Topic]] = frozenset()
     TITLE: ClassVar[str] = ""
     HELP: ClassVar[str] = ""
-    NATURAL: ClassVar[bool] = False  # its height follows its content instead of a share of the screen
-    EVERY: ClassVar[int] = 1  # updates at every n-th tick of the timer only
+    NATURAL: ClassVar[bool] = False  # whether the height follows the content instead of a share of the screen
+    EVERY: ClassVar[int] = 1  # the panel updates at every n-th tick of the timer
     ACTIONS: ClassVar[tuple[Action, ...]] = ()
 
     def __init__(self, id: str) -> None:
@@ -43,7 +43,7 @@ class Panel(Widget, can_focus=True):
     # ------------------------------------------------------------------------------ for subclasses
 
     def draw(self, store: Store, width: int, height: int, colours: Palette) -> list[StripLine]:
-        """Lines from the top, at most `height`; the rest of the panel stays empty."""
+        """The lines from the top, at most `height`; the rest of the panel stays empty."""
         raise NotImplementedError
 
     def title(self, store: Store) -> str:
@@ -53,11 +53,11 @@ class Panel(Widget, can_focus=True):
         return ""
 
     def natural_height(self, store: Store) -> int:
-        """Lines that the content needs (used by NATURAL panels only)."""
+        """The number of lines that the content needs (for NATURAL panels only)."""
         return 1
 
     def choice(self) -> object:
-        """The user's choices of how to display the data; a new value causes a redraw."""
+        """The user's display choices; a new value causes a redraw."""
         return None
 
     # --------------------------------------------------------------------------------- machinery
@@ -85,7 +85,7 @@ class Panel(Widget, can_focus=True):
         if seen == self._seen:
             return
         self._seen = seen
-        # Compare first, because setting a title redraws the whole panel even if the text is equal.
+        # Compare first, because Textual redraws the whole panel when a title is set, even to the same text.
         titles = self.title(store), self.subtitle(store)
         if titles != self._titles:
             self._titles = titles

@@ -11,13 +11,13 @@ from cockpit.tui.theme import Palette
 from cockpit.tui.widgets.panel import Panel
 
 SIDE = 31
-FEW = 4  # the numbers have their own line if there are at most this many stages
+FEW = 4  # up to this many stages, each stage has a second line
 WORDS = ("busy ", "bubble ", "bound ")
 TRACK = "─"
 
 
 class PipelinePanel(Panel):
-    """Shows the newest sampled step of each stage, and the measured bubble beside the schedule's bound."""
+    """The panel of the newest sampled step of each stage, with the measured bubble and the schedule's bound."""
 
     TOPICS = frozenset({Topic.PIPELINE, Topic.RANKS})
     TITLE = "Pipeline"
@@ -44,7 +44,7 @@ class PipelinePanel(Panel):
         words = [f"step {format.grouped(max(steps))}"] if steps else []
         summary = store.summary
         if summary and summary.bubble_parts:
-            words.append(f"idle {format.parts(summary.bubble_parts)}")
+            words.append(f"idle {format.shares_text(summary.bubble_parts)}")
         return " · ".join(words)
 
     def natural_height(self, store: Store) -> int:
@@ -56,7 +56,7 @@ class PipelinePanel(Panel):
         shown = {pp: _newest(store, ranks) for pp, ranks in stages.items()}
         window = max((t.window_ms for t in shown.values() if t), default=0.0)
         name = max((len(f"pp{pp}") for pp in stages), default=0) + 1
-        # The numbers are beside the track if it stays wide enough, else under it, else left out.
+        # The numbers go beside the track if it stays wide enough, else under it, else they are omitted.
         beside = width >= 100
         under = not beside and len(stages) * 2 < height
         track = width - name - (SIDE if beside else 0)

@@ -1,4 +1,4 @@
-"""The position line of a replay; the word PLAYBACK distinguishes a replay from a live run."""
+"""The position line of a replay. The word PLAYBACK distinguishes it from a live run."""
 
 import time
 
@@ -7,15 +7,15 @@ from textual.widget import Widget
 
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.data.store import Playing, Store
+from cockpit.data.store import PlaybackPosition, Store
 from cockpit.tui.strips import StripLine, blank
 from cockpit.tui.theme import Palette, palette
 
-SHORTEST = 8  # minimum cells of the track; the line has no track if fewer are free
+SHORTEST = 8  # minimum width of the track; if fewer cells are free, the line has no track
 
 
 class Scrubber(Widget):
-    """``PLAYBACK ▶ 4× ━━━━━━●────── step 120 · 14:03:22 · 0:45 / 2:10``."""
+    """The line ``PLAYBACK ▶ 4× ━━━━━━●────── step 120 · 14:03:22 · 0:45 / 2:10``."""
 
     def __init__(self) -> None:
         super().__init__(id="scrubber")
@@ -39,34 +39,37 @@ class Scrubber(Widget):
 
 
 def scrub_line(store: Store, width: int, colours: Palette) -> StripLine:
-    playing = store.playing
+    playback_position = store.playback_position
     line = StripLine().add(" PLAYBACK ", colours.cursor)
-    if playing is None:
+    if playback_position is None:
         return line.add(" opening the recording", colours.dim)
-    how = "‖ paused" if playing.paused else f"▶ {playing.speed:g}×"
+    how = "‖ paused" if playback_position.paused else f"▶ {playback_position.speed:g}×"
     line.add(f" {how:<9}", colours.strong)
-    position = _position_text(store, playing)
+    position = _position_text(store, playback_position)
     room = width - line.width - len(position) - 3
     if room >= SHORTEST:
-        done = round(playing.share * (room - 1))
+        done = round(playback_position.share * (room - 1))
         line.add("━" * done, colours.accent).add("●", colours.strong).add(
             "─" * (room - 1 - done), colours.faint
         )
         line.add("  ", colours.text)
     line.add(position, colours.text)
-    if playing.thinned:
-        line.add(" · without ranks", colours.level[Level.WARN])
+    if playback_position.thinned:
+        line.add(" · no rank records", colours.level[Level.WARN])
     return line
 
 
-def _position_text(store: Store, playing: Playing) -> str:
-    at = time.strftime("%H:%M:%S", time.localtime(playing.at_s))
-    gone, whole = playing.at_s - playing.first_s, playing.last_s - playing.first_s
+def _position_text(store: Store, playback_position: PlaybackPosition) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(playback_position.at_s))
+    gone, whole = (
+        playback_position.at_s - playback_position.first_s,
+        playback_position.last_s - playback_position.first_s,
+    )
     return f"step {format.grouped(store.step)} · {at} · {_minutes(gone)} / {_minutes(whole)}"
 
 
 def _minutes(seconds: float) -> str:
-    """``1:02:03``, ``2:03``."""
+    """A duration as ``1:02:03`` or ``2:03``."""
     whole = max(0, int(seconds))
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

@@ -14,7 +14,7 @@ _GAP = " · "
 
 
 class Status(Widget):
-    """Line one: state of the run. Line two: the diagnosis with its evidence."""
+    """Two lines: the state of the run, and the diagnosis with its evidence."""
 
     def __init__(self, operator: bool) -> None:
         super().__init__(id="status")
@@ -43,7 +43,7 @@ class Status(Widget):
 
 
 def verdict_line(store: Store, operator: bool, frozen: bool, width: int, colours: Palette) -> StripLine:
-    """The state of the run with as many fields as fit; the least important are dropped first."""
+    """The first line: the state of the run and as many fields as fit, the most important ones."""
     word, level = status_word(store, frozen)
     items = list(status_fields(store, operator))
     while len(items) > 1 and _width(word, items) > width:

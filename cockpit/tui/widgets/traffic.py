@@ -1,4 +1,4 @@
-"""Panel with traffic by axis: bytes, time in collectives, and the exposed part of that time."""
+"""Panel with traffic by axis: bytes, time in collectives, and the exposed share of that time."""
 
 from collections.abc import Mapping
 
@@ -14,13 +14,13 @@ NUMBERS = 47  # `tp        2.1 MB    38.0 ms    38.0 ms    5.7 %  `
 
 
 class TrafficByAxis(Panel):
-    """One row per axis."""
+    """The panel with one row per axis."""
 
     TOPICS = frozenset({Topic.CURVES})
     TITLE = "Traffic"
     NATURAL = True
     HELP = (
-        "One row for each axis with traffic. Bytes: the sum over all ranks of what they send to other ranks in one "
+        "One row for each axis with traffic. Bytes: all bytes that ranks send to other ranks in one "
         "step. Milliseconds: the mean over ranks. `of step`: the exposed time as a share of the step. The bar shows "
         "the time: solid is exposed, grey is overlapped with compute."
     )
@@ -41,7 +41,7 @@ class TrafficByAxis(Panel):
             return [StripLine().add(f"{format.MISSING} {what}", colours.faint)]
         axes = _axes(summary.comm)
         if not axes:
-            return [StripLine().add("no traffic: one rank only", colours.dim)]
+            return [StripLine().add("no traffic: the run has one rank", colours.dim)]
         room = max(0, width - NUMBERS)
         unit, scale = ("GB", 1e9) if max(summary.comm[axis].bytes for axis in axes) >= 1e10 else ("MB", 1e6)
         longest = max(summary.comm[axis].ms for axis in axes)

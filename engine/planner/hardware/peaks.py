@@ -1,7 +1,7 @@
 """Peak FLOP/s of devices and model FLOPs of a training step, for model FLOPs utilisation (MFU). Torch-free.
 
-Peaks are *dense*. Data sheets often print the rate with structured sparsity, which is twice the dense rate and which
-this engine does not use. If a data sheet gives only the sparse rate, the table has half of it.
+Peaks are *dense*. Data sheets often list the rate with structured sparsity, which is twice the dense rate and which
+this engine does not use. If a data sheet lists only the sparse rate, the table has half of it.
 """
 
 import re

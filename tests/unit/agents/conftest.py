@@ -1,4 +1,4 @@
-"""Hubs and ranks that are there for a test, or for a module of tests."""
+"""Fixtures with hubs and ranks for one test or one module."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -7,7 +7,11 @@ from typing import Protocol, TypeVar
 
 import pytest
 
+from agents.hub.recorder import Limits
+from agents.hub.telemetry.update_log import UpdateLog
+from tests.unit.agents.control_harness import ControlHarness
 from tests.unit.agents.fleet import Fleet, HubProcess
+from tests.unit.agents.recorder_run import MakeRun, Run
 
 
 class Closable(Protocol):
@@ -18,7 +22,7 @@ C = TypeVar("C", bound=Closable)
 
 
 class Opened:
-    """Clients, peers and fleets that are closed after the test."""
+    """Opens clients, peers and fleets, and closes them after the test."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -45,7 +49,7 @@ def fleet(hub: HubProcess) -> Iterator[Fleet]:
 
 @pytest.fixture
 def own_hub(tmp_path: Path) -> Iterator[HubProcess]:
-    """A hub that a test may kill."""
+    """A hub of one test, which the test may kill."""
     process = HubProcess(tmp_path / "run").start()
     yield process
     process.clean_up()
@@ -55,3 +59,27 @@ def own_hub(tmp_path: Path) -> Iterator[HubProcess]:
 def opened() -> Iterator[Opened]:
     with ExitStack() as stack:
         yield Opened(stack)
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[ControlHarness]:
+    controller = ControlHarness(tmp_path / "run.db")
+    controller.train()
+    yield controller
+    controller.journal.close()
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Iterator[MakeRun]:
+    runs: list[Run] = []
+
+    def make(update_log: UpdateLog | None = None, **limits: object) -> Run:
+        run = Run(
+            tmp_path / "run.db", Limits(**{"commit_s": 0.01, "snapshot_multiple": 0, **limits}), update_log
+        )  # type: ignore[arg-type]
+        runs.append(run)
+        return run
+
+    yield make
+    for run in runs:
+        run.recorder.close()

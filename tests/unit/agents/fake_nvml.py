@@ -1,4 +1,4 @@
-"""NOT hardware: a stand-in for the module `pynvml` of nvidia-ml-py, for machines without a GPU.
+"""A fake, not hardware: a stand-in for the module `pynvml` of nvidia-ml-py, for machines without a GPU.
 
 It has the functions that `agents.rank.nvml` calls, with their names, arguments, units and errors; a test holds the
 names to the real module. A device is told what it answers, and which questions it refuses as real ones do.
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class NVMLError(Exception):
-    """As the real one, the base of all that NVML refuses."""
+    """Base class of all errors, as in the real module."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Device:
 
 
 class FakeNvml:
-    """One machine's devices, in the order of their buses."""
+    """The devices of one machine, in the order of their buses."""
 
     NVMLError = NVMLError
     NVML_TEMPERATURE_GPU = 0

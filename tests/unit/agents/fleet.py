@@ -1,4 +1,4 @@
-"""A hub as a real process, and ranks that behave as a trainer's would."""
+"""A hub in a real process, and ranks that behave like those of a trainer."""
 
 import os
 import signal
@@ -23,16 +23,16 @@ from agents.rundir.socket_directory import endpoints_in, make_socket_directory, 
 from agents.transport.curve_keys import Key
 
 SOURCE = Path(agents.__file__).parent.parent
-DEADLINE_S = 60.0  # for what is to come true; a busy machine takes its time
+DEADLINE_S = 60.0  # deadline of `poll_until`; a busy machine is slow
 
 
 def environment() -> dict[str, str]:
-    """Of a process that has to find this source."""
+    """Environment of a process that imports this source."""
     return os.environ | {"PYTHONPATH": str(SOURCE)}
 
 
 class HubProcess:
-    """The hub of run `r`, on the same folder and sockets at each start."""
+    """The hub of run `r`; each start uses the same folder and sockets."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -113,7 +113,7 @@ def make_board() -> KnobBoard:
 
 
 class Fleet:
-    """All ranks of a run in this process, which settle commands as a trainer does at a step boundary."""
+    """All ranks of a run in this process. They settle commands at a step boundary, as a trainer does."""
 
     def __init__(self, endpoint: str, world: int = 4, key: Key | None = None) -> None:
         self.step = 0
@@ -129,11 +129,11 @@ class Fleet:
             agent.introduce(hello, shown)
 
     def doing(self) -> tuple[int, str, float]:
-        """What the ranks are at; for a test to change."""
+        """The operation of each rank; a test may change it."""
         return self.step, "forward", time.monotonic()
 
     def step_ms(self, values: Values) -> float:
-        """How long a step takes; for a test to change."""
+        """The step time; a test may change it."""
         return 10.0
 
     def turn(self) -> None:
@@ -160,13 +160,13 @@ class Fleet:
                 agent.settle(Ack(rank, command.revision, "applied", self.step, board.digest(), before=before))
 
     def close(self, linger_s: float = 0.1) -> None:
-        """Leave; a goodbye that must arrive may need more than a moment."""
+        """Close all agents. `linger_s` is the time for their goodbyes to arrive."""
         for agent in self.agents:
             agent.close(linger_s)
 
 
 class Peer:
-    """A bare DEALER, to say what no agent or client of ours would."""
+    """A bare DEALER socket, to send what no agent or client sends."""
 
     def __init__(self, endpoint: str, key: Key | None = None) -> None:
         self.context = zmq.Context()
@@ -197,7 +197,7 @@ class Peer:
 def poll_until(
     client: Client, true: Callable[[], object], turn: Callable[[], None] = lambda: None
 ) -> list[Update]:
-    """Poll, and train on, until `true`; all updates that came meanwhile."""
+    """Poll and train until `true()`. Returns all updates received."""
     deadline = time.monotonic() + DEADLINE_S
     seen: list[Update] = []
     while not true():

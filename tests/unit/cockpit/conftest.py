@@ -1,4 +1,4 @@
-"""A folder of runs that are over."""
+"""Fixture with a folder of ended runs."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ STEPS = 30
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs with one of 30 steps and two ranks in it, and one that recorded nothing."""
+    """A folder of runs: one of two ranks with 30 recorded steps, and one without a recording."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "r-1").mkdir()
     (folder / "bare").mkdir()

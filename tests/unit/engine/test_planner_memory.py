@@ -17,7 +17,7 @@ from engine.planner.schedule import action_order
 from engine.planner.workload.job import Job
 from engine.planner.workload.parameters import rank_parameters, total
 from tests.unit.engine import published_models as models
-from tests.unit.engine.test_layout import DEMO
+from tests.unit.engine.config.test_layout import DEMO
 
 GPT3_JOB = Job(models.GPT3, 2048, 64, 1, Grid(), fused_attention=False, dropout=True)
 

@@ -17,7 +17,7 @@ from engine.planner.workload.parameters import (
 )
 from engine.planner.workload.transformer import Attention, Experts, Layer, StateSpace, Transformer
 from tests.unit.engine import published_models as models
-from tests.unit.engine.test_layout import DEMO
+from tests.unit.engine.config.test_layout import DEMO
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from engine.planner.timing.measured import share_of_cores
 from engine.probe.kernels import rate_and_half
 from engine.probe.line import fit
 from engine.probe.toml import to_toml
-from tests.unit.engine.test_layout import DEMO
+from tests.unit.engine.config.test_layout import DEMO
 
 SIZES = [2**n for n in range(10, 24, 2)]
 latencies = st.floats(1e-6, 1e-2)

@@ -20,7 +20,7 @@ from engine.planner.workload.flops import step_flops
 from engine.planner.workload.job import Job
 from engine.planner.workload.traffic import traffic
 from tests.unit.engine import published_models as models
-from tests.unit.engine.test_layout import DEMO
+from tests.unit.engine.config.test_layout import DEMO
 
 NODES = Hardware(
     "nodes of 8",

@@ -1,5 +1,5 @@
-"""Shows a preview as lines: first the quantities that would change, each with its estimate's source, then unknown
-quantities, then unchanged ones. An unknown quantity is not shown as zero."""
+"""Draws a preview as lines: first the quantities that would change, each with the source of its estimate, then unknown
+quantities, then unchanged ones. An unknown quantity is never shown as zero."""
 
 import textwrap
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from cockpit.data.diagnosis import Level
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 
-Spell = Callable[[float], tuple[str, str]]
-"""A number and its unit."""
+NumberFormat = Callable[[float], tuple[str, str]]
+"""Formats a value as a number and its unit."""
 
 LABEL = 13  # columns
 NUMBER = 7
-THEN = 24
+NEW_VALUE = 24
 CHANGE = 17
 NO_DATA = "no data: "
-ROOMY = 92  # the minimum width at which the change is shown as a percentage too
+ROOMY = 92  # minimum width at which the change is also shown as a percentage
 
 
 def _bytes(value: float) -> tuple[str, str]:
@@ -48,7 +48,7 @@ def _plain(value: float) -> tuple[str, str]:
 
 
 # Label and number format by quantity. For all of these, less is better.
-QUANTITIES: dict[str, tuple[str, Spell]] = {
+QUANTITIES: dict[str, tuple[str, NumberFormat]] = {
     "step_ms": ("step time", _ms),
     "bubble": ("bubble", _share),
     "bubble_bound": ("bubble bound", _share),
@@ -59,68 +59,68 @@ QUANTITIES: dict[str, tuple[str, Spell]] = {
 }
 
 
-def named(quantity: str) -> tuple[str, Spell]:
-    """Label and number format; an unknown quantity keeps its own name, without its unit suffix."""
+def label_and_format(quantity: str) -> tuple[str, NumberFormat]:
+    """The label and the number format of a quantity. An unlisted quantity keeps its name, without the unit suffix."""
     if quantity in QUANTITIES:
         return QUANTITIES[quantity]
-    for ending, spell in (("_ms", _ms), ("_bytes", _bytes)):
+    for ending, formatted in (("_ms", _ms), ("_bytes", _bytes)):
         if quantity.endswith(ending):
-            return format.clean(quantity.removesuffix(ending)).replace("_", " "), spell
+            return format.clean(quantity.removesuffix(ending)).replace("_", " "), formatted
     return format.clean(quantity).replace("_", " "), _plain
 
 
 def estimate_lines(found: Previewed, width: int, height: int, colours: Palette) -> list[StripLine]:
-    """At most `height` lines; the last one states how many more there are."""
+    """The preview in at most `height` lines; if more are needed, the last line states how many."""
     if found.why:
         bad = colours.level[Level.BAD]
         return [StripLine().add(f"  {Level.BAD.value} ", bad).add(format.clean(found.why), colours.text)]
-    moving = [one for one in found.estimates if _moves(one)]
+    changed = [one for one in found.estimates if _differs(one)]
     unknown = [one for one in found.estimates if not one.known]
-    staying = [one for one in found.estimates if one.known and not _moves(one)]
-    known = [_row(one, width, colours) for one in moving]
-    groups = _groups("no data", unknown, colours) + _groups("as now", staying, colours)
+    unchanged = [one for one in found.estimates if one.known and not _differs(one)]
+    known = [_row(one, width, colours) for one in changed]
+    groups = _groups("no data", unknown, colours) + _groups("as now", unchanged, colours)
     if not known and not groups:
         return [StripLine().add(f"  {format.MISSING} the run has no estimate for this", colours.faint)]
-    whole = [line for numbers, source in known for line in _whole(numbers, source, width, colours)] + groups
-    if len(whole) <= height:
-        return whole
+    full = [line for numbers, source in known for line in _full_row(numbers, source, width, colours)] + groups
+    if len(full) <= height:
+        return full
     lines = [numbers.add(source, colours.dim) for numbers, source in known] + groups
     if len(lines) > height > 0:
         rest = len(lines) - height + 1
         lines = [
             *lines[: height - 1],
-            StripLine().add(f"  … {rest} more lines in a larger window", colours.faint),
+            StripLine().add(f"  … {rest} more lines; enlarge the window", colours.faint),
         ]
     return lines
 
 
-def _whole(numbers: StripLine, source: str, width: int, colours: Palette) -> list[StripLine]:
-    """A row and its complete source text, wrapped over several lines."""
+def _full_row(numbers: StripLine, source: str, width: int, colours: Palette) -> list[StripLine]:
+    """A row with its complete source text, wrapped over several lines."""
     at = numbers.width
     first, *more = textwrap.wrap(source, max(20, width - at)) or [""]
     line = StripLine().extend(numbers).add(first, colours.dim)
     return [line, *(StripLine().pad_to(at, colours.text).add(part, colours.dim) for part in more)]
 
 
-def _moves(one: Estimate) -> bool:
+def _differs(one: Estimate) -> bool:
     return one.known and not (one.point == one.now and one.interval in (None, (one.now, one.now)))
 
 
 def _row(one: Estimate, width: int, colours: Palette) -> tuple[StripLine, str]:
-    """``step time  346 → 309 .. 952 ms (400)  -11 .. +175 %`` (likely value in brackets), and its source."""
-    spell = named(one.quantity)[1]
-    text, unit = _then(one, spell)
-    now, now_unit = (format.MISSING, unit) if one.now is None else spell(one.now)
+    """A row: ``step time  346 → 309 .. 952 ms (400)  -11 .. +175 %`` (point estimate in brackets); its source."""
+    formatted = label_and_format(one.quantity)[1]
+    text, unit = _new_value(one, formatted)
+    now, now_unit = (format.MISSING, unit) if one.now is None else formatted(one.now)
     before = now if now_unit == unit else f"{now} {now_unit}"
     line = (
         StripLine()
-        .add(f"  {named(one.quantity)[0]:<{LABEL}}", colours.text)
+        .add(f"  {label_and_format(one.quantity)[0]:<{LABEL}}", colours.text)
         .add(before.rjust(NUMBER), colours.dim)
     )
     line.add(" → ", colours.faint).add(text, _tone(one, colours)).add(f" {unit}", colours.dim)
     if one.interval and one.point is not None:
-        line.add(f" ({spell(one.point)[0]})", colours.dim)
-    at = 2 + LABEL + NUMBER + 3 + THEN
+        line.add(f" ({formatted(one.point)[0]})", colours.dim)
+    at = 2 + LABEL + NUMBER + 3 + NEW_VALUE
     line.pad_to(at, colours.text)
     if width >= ROOMY:
         line.add(" ", colours.text).add(_change(one).rjust(CHANGE - 1), _tone(one, colours))
@@ -128,12 +128,12 @@ def _row(one: Estimate, width: int, colours: Palette) -> tuple[StripLine, str]:
     return line.pad_to(at, colours.text).add("  ", colours.text), format.clean(one.source)
 
 
-def _then(one: Estimate, spell: Spell) -> tuple[str, str]:
-    """The interval, or the value if there is no interval; and its unit, for an interval that of the upper end."""
+def _new_value(one: Estimate, formatted: NumberFormat) -> tuple[str, str]:
+    """The interval, or the value if there is no interval, and the unit (for an interval, the unit of the upper end)."""
     if one.interval is None:
         assert one.after is not None
-        return spell(one.after)
-    (low, low_unit), (high, unit) = map(spell, one.interval)
+        return formatted(one.after)
+    (low, low_unit), (high, unit) = map(formatted, one.interval)
     return f"{low if low_unit == unit else f'{low} {low_unit}'} .. {high}", unit
 
 
@@ -142,7 +142,7 @@ def _change(one: Estimate) -> str:
     ends = one.interval if one.point is None else (one.point,)
     if one.now is None or ends is None:
         return ""
-    if named(one.quantity)[1] is _share:
+    if label_and_format(one.quantity)[1] is _share:
         return " .. ".join(f"{100 * (end - one.now):+.1f}" for end in ends) + " pt"
     digits = 1 if len(ends) == 1 else 0
     return " .. ".join(f"{100 * (end / one.now - 1):+.{digits}f}" for end in ends) + " %" if one.now else ""
@@ -157,11 +157,11 @@ def _tone(one: Estimate, colours: Palette) -> Style:
 
 
 def _groups(label: str, estimates: list[Estimate], colours: Palette) -> list[StripLine]:
-    """One line per reason: ``no data  step time, bubble · ranks share cores``."""
+    """One line per source: ``no data  step time, bubble · ranks share cores``."""
     lines: list[StripLine] = []
     for source, of in groupby(sorted(estimates, key=_source), _source):
         line = StripLine().add(f"  {label if not lines else '':<{LABEL}}", colours.faint)
-        line.add(", ".join(named(one.quantity)[0] for one in of), colours.text)
+        line.add(", ".join(label_and_format(one.quantity)[0] for one in of), colours.text)
         lines.append(line.add(f" · {source}" if source else "", colours.dim))
     return lines
 

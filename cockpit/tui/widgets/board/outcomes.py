@@ -1,9 +1,9 @@
-"""Outcomes as lines: a pending proposal, a trial with its verdict, the newest changes."""
+"""Draws outcomes as lines: the newest proposal, a trial, and the newest changes."""
 
 from agents.protocol import CommandState, TrialState
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
-from cockpit.data.outcomes import changes_text, ratio_text, tried
+from cockpit.data.outcomes import changes_text, ratio_text, trial_changes
 from cockpit.data.store import Store
 from cockpit.knobs.controller import undoable
 from cockpit.tui.strips import StripLine, bar, rule
@@ -19,14 +19,16 @@ OUTCOME = {
 VERDICT = {"kept": Level.GOOD, "reverted": Level.NOTE, "failed": Level.BAD}
 TRIAL = 3  # lines
 
-# Text for each state of a trial before its end.
-_DOING = {
-    "before": "measuring the present value; then the new one",
+# Text for each state of a running trial.
+_STATE_TEXT = {
+    "before": "measuring the current value, then the new one",
     "applying": "applying the new value: waiting for a step boundary",
     "after": "measuring the new value; reverted unless clearly faster",
     "reverting": "reverting",
 }
-_BY_HAND = "measuring the new value; it changes the loss, so it is reverted unless an operator keeps it"
+_NEEDS_OPERATOR = (
+    "measuring the new value; it changes the loss, so it is reverted unless an operator keeps it"
+)
 
 
 def progress(command: CommandState | None, colours: Palette) -> StripLine:
@@ -53,12 +55,12 @@ def progress(command: CommandState | None, colours: Palette) -> StripLine:
 def trial_lines(trial: TrialState, width: int, colours: Palette) -> list[StripLine]:
     """Three lines: the knob on trial, both measurements, and the state or verdict."""
     by = f" · by {format.clean(trial.who)}" if trial.who else ""
-    head = rule(f"Trial · {tried(trial)}{by}", width, colours.text, colours.faint)
+    head = rule(f"Trial · {trial_changes(trial)}{by}", width, colours.text, colours.faint)
     return [head, _measured(trial, width, colours), _verdict(trial, width, colours)]
 
 
 def _measured(trial: TrialState, width: int, colours: Palette) -> StripLine:
-    """Both windows: steps measured and their duration."""
+    """The line of both measurements: the number of steps and their step time."""
     cells = 14 if width >= 90 else 8
     before = trial.measured if trial.state == "before" else trial.steps
     after = trial.measured if trial.state == "after" or trial.after_ms is not None else 0
@@ -79,10 +81,10 @@ def _cells(share: float, cells: int) -> str:
 def _verdict(trial: TrialState, width: int, colours: Palette) -> StripLine:
     line = StripLine().add("  ", colours.text)
     if trial.state == "after" and not trial.loss_neutral:
-        return line.add(f"! {_BY_HAND}", colours.level[Level.WARN])
+        return line.add(f"! {_NEEDS_OPERATOR}", colours.level[Level.WARN])
     if not trial.settled:
         why = f": {format.clean(trial.why)}" if trial.why else ""
-        return line.add(f"{Level.NOTE.value} {_DOING[trial.state]}{why}", colours.dim)
+        return line.add(f"{Level.NOTE.value} {_STATE_TEXT[trial.state]}{why}", colours.dim)
     level = VERDICT[trial.state]
     line.add(f"{level.value} {trial.state}", colours.level[level])
     found, name = ratio_text(trial), "step time " if width >= 90 else ""
@@ -91,7 +93,7 @@ def _verdict(trial: TrialState, width: int, colours: Palette) -> StripLine:
 
 
 def newest_lines(store: Store, height: int, width: int, colours: Palette) -> list[StripLine]:
-    """The newest changes under a heading, and which of them an undo would revert."""
+    """The newest changes under a heading; one is marked as the change that an undo would revert."""
     if height < 2 or not store.state.commands:
         return []
     newest = sorted(store.state.commands.values(), key=lambda command: command.time_s)[:-height:-1]

@@ -8,7 +8,7 @@ from cockpit.data.diagnosis import Level
 from cockpit.data.sources.source import viewer_text
 from cockpit.data.store import Store, Topic
 from cockpit.knobs import values
-from cockpit.knobs.controller import BoardController, over, rows
+from cockpit.knobs.controller import BoardController, rows, run_ended
 from cockpit.tui.keys import BOARD
 from cockpit.tui.strips import StripLine, rule
 from cockpit.tui.theme import Palette
@@ -17,8 +17,8 @@ from cockpit.tui.widgets.board.outcomes import TRIAL, newest_lines, progress, tr
 from cockpit.tui.widgets.board.rows import about_height, about_lines, action_strip, knob_rows, strip_height
 from cockpit.tui.widgets.panel import Panel
 
-# PARTS: lines of the fixed parts of the board. CUTS: on a small screen, the order in which parts shrink, and to what
-# height, until all fit. No height depends on the edits, so rows do not move while the user edits.
+# PARTS: heights of the fixed parts of the board. CUTS: on a small screen, parts shrink in this order to this height
+# until all fit. No height depends on the edits, so that rows do not move while the user edits.
 PARTS = {"gap": 1, "foot": 1, "below": 8}
 CUTS = (
     ("below", 6),
@@ -78,13 +78,13 @@ class KnobTable(Panel):
             return [StripLine().add(f"{format.MISSING} the run has not sent its knobs yet", colours.faint)]
         edits, here = self.controller.edits, rows(store)
         at = min(edits.row, len(here) - 1)
-        held, actions = values.held(board), values.actions(board)
+        held, actions = values.value_knobs(board), values.actions(board)
         trial = store.state.trials.get(self.controller.trial_id)
         part = fit_lines(needed_lines(store, width), height - (TRIAL if trial else 0))
         lines = knob_rows(held, at, edits, part["knobs"], width, colours)
         lines += action_strip(actions, at - len(held), edits, width, colours)[: part["actions"]]
         lines += [StripLine()] * part["gap"]
-        lines.append(self._foot(store, board, width, colours))
+        lines.append(self._request_line(store, board, width, colours))
         # On a small screen a preview replaces the explanation.
         below = part["about"] + part["below"]
         reserved = part["about"] if edits.pending(here) else min(below, about_height(here, held, width))
@@ -93,16 +93,16 @@ class KnobTable(Panel):
             lines += trial_lines(trial, width, colours)
         return lines + self._below(store, board, below - reserved, width, colours)
 
-    def _foot(self, store: Store, board: Board, width: int, colours: Palette) -> StripLine:
+    def _request_line(self, store: Store, board: Board, width: int, colours: Palette) -> StripLine:
         """The line with the state of the newest request, or a hint about the next key."""
         controller, line = self.controller, StripLine().add("  ", colours.text)
         if message := controller.message:
             return line.add(f"{message.level.value} {message.text}", colours.level[message.level])
-        if marked := controller.edits.pending(rows(store)):
-            return self._marked(line, store, board, marked, width, colours)
+        if pending_edits := controller.edits.pending(rows(store)):
+            return self._pending_line(line, store, board, pending_edits, width, colours)
         if controller.decision:
             return line.add(
-                f"asked to {'keep it' if controller.decision.keep else 'end the trial'}", colours.dim
+                f"sent: {'keep the value' if controller.decision.keep else 'end the trial'}", colours.dim
             )
         if controller.request_id in store.denied:
             return line.add(f"{Level.BAD.value} refused ", colours.level[Level.BAD]).add(
@@ -112,26 +112,26 @@ class KnobTable(Panel):
         if controller.request_id and trial is None:
             return progress(store.state.commands.get(controller.request_id), colours)
         if trial and trial.state == "failed" and controller.trial_id != trial.id:
-            line.add(f"{Level.BAD.value} no trial ", colours.level[Level.BAD])
+            line.add(f"{Level.BAD.value} no trial: ", colours.level[Level.BAD])
             return line.add(format.clean(trial.why), colours.text)
-        if over(store):
-            return line.add("the run is over: these are its last values", colours.dim)
+        if run_ended(store):
+            return line.add("the run is over: these are the last values", colours.dim)
         if not controller.source.operator:
             return line.add(viewer_text(controller.source), colours.dim)
         return line.add(_next_keys(controller.edits.selected(rows(store))), colours.dim)
 
-    def _marked(
+    def _pending_line(
         self,
         line: StripLine,
         store: Store,
         board: Board,
-        marked: dict[str, Value],
+        pending_edits: dict[str, Value],
         width: int,
         colours: Palette,
     ) -> StripLine:
-        changing = [knob for knob in board.knobs if knob.name in marked]
-        words = ", ".join(values.change_text(knob, marked[knob.name]) for knob in changing)
-        does = "enter proposes " if self.controller.source.operator else "only looking at "
+        changing = [knob for knob in board.knobs if knob.name in pending_edits]
+        words = ", ".join(values.change_text(knob, pending_edits[knob.name]) for knob in changing)
+        does = "enter proposes " if self.controller.source.operator else "preview only: "
         line.add(does, colours.dim).add(words, colours.strong)
         if held := [knob for knob in changing if not knob.action]:
             neutral = all(knob.loss_neutral for knob in held)
@@ -145,28 +145,28 @@ class KnobTable(Panel):
         self, store: Store, board: Board, height: int, width: int, colours: Palette
     ) -> list[StripLine]:
         """The preview of the edits, if any, then the newest changes if there is room."""
-        marked = self.controller.edits.pending(rows(store))
-        if not marked or height < 2:
+        pending_edits = self.controller.edits.pending(rows(store))
+        if not pending_edits or height < 2:
             return newest_lines(store, height, width, colours)
         preview = self.controller.preview
         if preview.answer:
             lines = estimate_lines(preview.answer, width, height - 1, colours)
         else:
             lines = [StripLine().add(f"  {format.MISSING} {preview.status}", colours.faint)]
-        head = rule(self._would(board, marked), width, colours.text, colours.faint)
+        head = rule(self._preview_heading(board, pending_edits), width, colours.text, colours.faint)
         room = height - 1 - len(lines)
         return [head, *lines, *newest_lines(store, room, width, colours)]
 
-    def _would(self, board: Board, marked: Collection[str]) -> str:
-        """The heading of a preview; the run states whether the change is loss-neutral."""
+    def _preview_heading(self, board: Board, pending_edits: Collection[str]) -> str:
+        """The heading of a preview, with the run's answer whether the change is loss-neutral."""
         answer = self.controller.preview.answer
-        held = any(knob.name in marked for knob in values.held(board))
+        held = any(knob.name in pending_edits for knob in values.value_knobs(board))
         neutral = answer.loss_neutral if answer and not answer.why and held else None
-        return "What it would do" + ("" if neutral is None else f" · {values.NEUTRAL[neutral]}")
+        return "Preview" + ("" if neutral is None else f" · {values.NEUTRAL[neutral]}")
 
 
 def _about(text: list[str], height: int, colours: Palette) -> list[StripLine]:
-    """An explanation in exactly `height` lines; it ends in `…` if it is longer."""
+    """An explanation in exactly `height` lines; a longer text is cut with `…`."""
     if len(text) > height > 0:
         text = [*text[: height - 1], f"{text[height - 1]}…"]
     lines = [StripLine().add(f"  {line}", colours.dim) for line in text[:height]]
@@ -174,27 +174,27 @@ def _about(text: list[str], height: int, colours: Palette) -> list[StripLine]:
 
 
 def _next_keys(knob: KnobState) -> str:
-    """A hint about the keys for the row at the cursor."""
+    """A hint about the keys that apply to the row under the cursor."""
     if knob.ends:
-        return "enter ends the run, after a confirmation"
-    if values.only(knob) is not None:
+        return "enter ends the run after a confirmation"
+    if values.only_value(knob) is not None:
         return "enter requests it"
-    return f"← → a legal value, or type one · enter {'requests it' if knob.action else 'proposes'}"
+    return f"← → choose a legal value, or type one · enter {'requests it' if knob.action else 'proposes it'}"
 
 
 def needed_lines(store: Store, width: int) -> dict[str, int]:
     """The number of lines that each part needs."""
     board = store.state.board
     return {
-        "knobs": len(values.held(board)),
+        "knobs": len(values.value_knobs(board)),
         "actions": strip_height(values.actions(board), width),
-        "about": about_height(rows(store), values.held(board), width),
+        "about": about_height(rows(store), values.value_knobs(board), width),
         **PARTS,
     }
 
 
 def fit_lines(part: dict[str, int], height: int) -> dict[str, int]:
-    """The number of lines that each part gets if `height` lines are available."""
+    """The number of lines that each part gets in a board of `height` lines."""
     part = dict(part)
     for name, least in CUTS:
         over = sum(part.values()) - height

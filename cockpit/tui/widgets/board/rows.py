@@ -33,7 +33,7 @@ def knob_rows(
 
 
 class Columns(NamedTuple):
-    """First column of the value and of the legal values, and the width of the latter."""
+    """The first column of the value, the first column of the legal values, and the width of the legal values."""
 
     value: int
     legal: int
@@ -57,7 +57,7 @@ def _more(i: int, top: int, height: int, count: int) -> str:
 def _knob_row(
     knob: KnobState, here: bool, more: str, at: Columns, edits: Edits, colours: Palette
 ) -> StripLine:
-    """``▌ micro_batches  4 → 8   2 4 8 16   loss-neutral``"""
+    """A row such as ``▌ micro_batches  4 → 8   2 4 8 16   loss-neutral``."""
     line = StripLine().add("▌ " if here else more, colours.accent if here else colours.faint)
     line.add(knob.name, colours.strong if here else colours.text).pad_to(at.value, colours.text)
     value = knobs.value_text(knob)
@@ -79,7 +79,7 @@ def _knob_row(
 
 
 def strip_height(actions: Sequence[KnobState], width: int) -> int:
-    """Lines of the actions with their heading; independent of the edits, so that the lines below do not move."""
+    """The height of the actions and their heading. Edits do not change it, so that the lines below do not move."""
     return 1 + len(_wrapped(actions, width)) if actions else 0
 
 
@@ -99,7 +99,7 @@ def action_strip(
             text = f"▌{knob.name}" if here else f" {knob.name}"
             chosen = f"{edits.typed}▏" if here and edits.typed else ""
             if knob.name in edits.changes and not chosen:
-                chosen = format.knob(edits.changes[knob.name]) if knobs.only(knob) is None else "✓"
+                chosen = format.knob(edits.changes[knob.name]) if knobs.only_value(knob) is None else "✓"
             style = colours.level[Level.WARN] if knob.ends else colours.text
             line.add(text, colours.cursor if here else style)
             if chosen:
@@ -111,8 +111,10 @@ def action_strip(
 
 
 def _room(knob: KnobState) -> int:
-    """Columns of an action with its longest legal value."""
-    values = [] if knobs.only(knob) is not None else [format.knob(value) for value in knob.legal.choices]
+    """The width of an action with its longest legal value."""
+    values = (
+        [] if knobs.only_value(knob) is not None else [format.knob(value) for value in knob.legal.choices]
+    )
     chosen = len(" →  ") + 1 + max(map(len, values)) if values else 0
     return len("▌") + len(knob.name) + chosen + BETWEEN - 1
 
@@ -133,7 +135,7 @@ def _wrapped(actions: Sequence[KnobState], width: int) -> list[list[KnobState]]:
 
 
 def about_lines(knob: KnobState, held: Sequence[KnobState], width: int) -> list[str]:
-    """The explanation of a knob or action, after the parts that its row has no room for (name, legal values)."""
+    """The explanation of a knob or action, preceded by what does not fit in its row (name, legal values)."""
     text, legal = format.clean(knob.about), format.clean(knobs.legal_text(knob))
     if knob.action:
         text = f"{format.clean(knob.name)} ({legal}) · {text}"
@@ -143,5 +145,5 @@ def about_lines(knob: KnobState, held: Sequence[KnobState], width: int) -> list[
 
 
 def about_height(rows: Sequence[KnobState], held: Sequence[KnobState], width: int) -> int:
-    """Lines of the longest explanation; always reserved, so that nothing moves with the cursor."""
+    """The height of the longest explanation. The board always reserves it, so that no line moves with the cursor."""
     return min(LONGEST_ABOUT, max((len(about_lines(knob, held, width)) for knob in rows), default=0))

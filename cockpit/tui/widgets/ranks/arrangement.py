@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def grid(self) -> list[list[Slot]]:
-        """All slots, by row of the cursor."""
+        """The slots of each row in which the cursor moves."""
         lines: list[list[Slot]] = []
         for row in self.rows:
             if row.top:
@@ -58,7 +58,7 @@ class Plan:
         return lines
 
     def at(self, x: int, y: int, first_row: int) -> Slot:
-        """The slot at a terminal cell of the panel (the upper one of two halves)."""
+        """The slot at a terminal cell of the panel (if the cell has two halves, the upper one)."""
         row, column = y - first_row, (x - self.label) // self.cell
         if x < self.label or not 0 <= row < len(self.rows) or column >= len(self.rows[row].top):
             return ()
@@ -72,7 +72,7 @@ def axes_of(coords: Mapping[int, Coords]) -> list[str]:
 
 
 def own_axes(coords: Mapping[int, Coords]) -> list[str]:
-    """The axes that identify a rank, without axes derived from others (ep reuses the ranks of other axes)."""
+    """The axes that identify a rank, without derived axes (ep reuses the ranks of other axes)."""
     axes = axes_of(coords)
     for axis in reversed(axes):
         rest = [other for other in axes if other != axis]
@@ -86,7 +86,7 @@ def bands(coords: Mapping[int, Coords], group: str | None) -> tuple[list[Band], 
     own = own_axes(coords)
     derived = group is not None and group not in own
     rest = [axis for axis in own if axis != group]
-    # The members of a derived axis are scattered over the grid: pack them, one row per outermost coordinate.
+    # Ranks with one coordinate on a derived axis are scattered: pack them, one row per outermost coordinate.
     across = None if derived or not rest else rest[-1]
     down = rest[:1] if derived else rest[:-1]
     values = sorted({at.get(across, 0) for at in coords.values()}) if across else []
@@ -175,7 +175,7 @@ def _spaced(rows: list[Row]) -> list[Row]:
 
 
 def step_from(grid: Sequence[Sequence[Slot]], rank: int | None, dx: int, dy: int) -> int | None:
-    """The next rank of the cursor from `rank`: the same rank at an edge, the first one if `rank` is None."""
+    """The rank to which the cursor moves from `rank`: at an edge the same rank, from None the first rank."""
     places = [(y, x) for y, row in enumerate(grid) for x, slot in enumerate(row) if slot]
     if not places:
         return None

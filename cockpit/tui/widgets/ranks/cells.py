@@ -1,4 +1,4 @@
-"""Draw the cells and the legend of the rank grid, from its layout and the readings."""
+"""Draws the cells and the legend of the rank grid from its layout and the readings."""
 
 from functools import lru_cache
 
@@ -17,20 +17,22 @@ ALARMS = (Level.BAD.value, Level.WARN.value)
 FULL = "█"
 MISSING_BAR = format.MISSING * 64
 LABEL_RIGHT = 2
-WORTH = 0.05  # smallest share of a step that a deviation must amount to for a mark
+MIN_STEP_SHARE = 0.05  # a deviation below this share of a step is not marked
 
 
 def levels_of(store: Store, metric: Metric, readings: dict[int, Reading]) -> dict[int, Level]:
     """The level of each rank: lost, slow or stalled, without data, or good."""
-    named = alerted_ranks(store, "stall", "straggler")
-    far = outlier_distance(store)
+    alerted = alerted_ranks(store, "stall", "straggler")
+    threshold = outlier_distance(store)
     levels = {}
     for rank, reading in readings.items():
         gone = store.state.gone.get(rank)
         if gone and not gone.clean:
             levels[rank] = Level.BAD
-        elif rank in named or (
-            metric.worse and reading.apart * metric.worse >= far and reading.weight >= WORTH
+        elif rank in alerted or (
+            metric.worse
+            and reading.deviation * metric.worse >= threshold
+            and reading.weight >= MIN_STEP_SHARE
         ):
             levels[rank] = Level.WARN
         else:
@@ -39,7 +41,7 @@ def levels_of(store: Store, metric: Metric, readings: dict[int, Reading]) -> dic
 
 
 class Cells:
-    """Draws the grid once."""
+    """Draws one frame of the grid."""
 
     def __init__(
         self,
@@ -54,43 +56,45 @@ class Cells:
         self.selected, self.digits = selected, digits
         self.top = max((r.value for r in readings.values() if r.value is not None), default=0.0)
 
-    def rows(self, how: Plan) -> list[StripLine]:
+    def rows(self, layout: Plan) -> list[StripLine]:
         lines = []
-        if how.columns:
-            head = StripLine().pad_to(how.label, self.colours.faint)
-            for name in how.columns:
-                head.add(f"{'':{self.digits + 2}}{name}".ljust(how.cell)[: how.cell], self.colours.dim)
+        if layout.columns:
+            head = StripLine().pad_to(layout.label, self.colours.faint)
+            for name in layout.columns:
+                head.add(f"{'':{self.digits + 2}}{name}".ljust(layout.cell)[: layout.cell], self.colours.dim)
             lines.append(head)
-        for row in how.rows:
+        for row in layout.rows:
             line = StripLine().add(row.label, self.colours.text)
             if row.sub:
-                line.pad_to(how.label - LABEL_RIGHT - len(row.sub), self.colours.dim).add(
+                line.pad_to(layout.label - LABEL_RIGHT - len(row.sub), self.colours.dim).add(
                     row.sub, self.colours.dim
                 )
-            line.pad_to(how.label, self.colours.dim)
-            self._cells(line, how, row)
+            line.pad_to(layout.label, self.colours.dim)
+            self._cells(line, layout, row)
             lines.append(line)
         return lines
 
-    def _cells(self, line: StripLine, how: Plan, row: Row) -> None:
-        if how.wide:
+    def _cells(self, line: StripLine, layout: Plan, row: Row) -> None:
+        if layout.wide:
             for slot in row.top:
                 if slot:
-                    self._wide(line, slot[0], how.cell)
+                    self._wide(line, slot[0], layout.cell)
                 else:
-                    line.add(" " * how.cell, self.colours.dim)
+                    line.add(" " * layout.cell, self.colours.dim)
         elif row.bottom is None:
             for slot in row.top:
                 rank = self._worst(slot)
                 glyph, style = self._tile(rank)
-                text = glyph * max(1, how.cell - 1)
-                line.add(text, self._cursor(slot, style)).add(" " * (how.cell - len(text)), self.colours.dim)
+                text = glyph * max(1, layout.cell - 1)
+                line.add(text, self._cursor(slot, style)).add(
+                    " " * (layout.cell - len(text)), self.colours.dim
+                )
         else:
             for i, slot in enumerate(row.top):
                 self._half(line, slot, row.bottom[i] if i < len(row.bottom) else ())
 
     def _wide(self, line: StripLine, rank: int, width: int) -> None:
-        """`r3 ▇▇▇▇  412 !`"""
+        """Draw a wide cell: `r3 ▇▇▇▇  412 !`."""
         reading, level, colours = self.readings[rank], self.levels[rank], self.colours
         chosen = rank == self.selected
         tag = colours.cursor if chosen else colours.dim
@@ -100,7 +104,7 @@ class Cells:
         share = reading.value / self.top if reading.value is not None and self.top else 0.0
         filled = max(
             1, round(share * bar_width)
-        )  # whole cells are enough: the number beside the bar is exact
+        )  # whole cells are enough, because the number beside the bar is exact
         line.add("▇" * filled if share else MISSING_BAR[:bar_width], shade)
         line.add(" " * (bar_width - filled if share else 0), shade)
         number = colours.level[level] if level in (Level.WARN, Level.BAD) else colours.text
@@ -112,12 +116,12 @@ class Cells:
         if not self.metric.worse:
             share = reading.value / self.top if reading.value is not None and self.top else 0.0
             return self.colours.ramp[min(len(self.colours.ramp) - 1, int(share * len(self.colours.ramp)))]
-        return self.colours.apart[Palette.bin(reading.apart * self.metric.worse)]
+        return self.colours.deviation[Palette.bin(reading.deviation * self.metric.worse)]
 
     def _worst(self, slot: Slot) -> int:
         worse = self.metric.worse or 1
         return min(
-            slot, key=lambda rank: (SEVERITY.index(self.levels[rank]), -self.readings[rank].apart * worse)
+            slot, key=lambda rank: (SEVERITY.index(self.levels[rank]), -self.readings[rank].deviation * worse)
         )
 
     def _tile(self, rank: int) -> tuple[str, Style]:
@@ -136,7 +140,7 @@ class Cells:
         if self.selected is not None and (self.selected in top or self.selected in bottom):
             line.add(alarm[0] if alarm else "◆", self.colours.cursor)
         elif alarm:
-            line.add(*alarm)  # an alarm gets the whole cell
+            line.add(*alarm)  # an alarm fills the whole cell
         elif above[0] == FULL and below and below[0] == FULL:
             line.add("▀", _halves(above[1], below[1]))
         elif above[0] == FULL:
@@ -152,11 +156,11 @@ def _halves(top: Style, bottom: Style) -> Style:
     return Style(color=top.color, bgcolor=bottom.color)
 
 
-def legend(metric: Metric, levels: dict[int, Level], world: int, how: Plan, colours: Palette) -> StripLine:
+def legend(metric: Metric, levels: dict[int, Level], world: int, layout: Plan, colours: Palette) -> StripLine:
     line = StripLine()
     if metric.worse:
-        line.add("better " if how.label else "", colours.dim)
-        for style in colours.apart:
+        line.add("better " if layout.label else "", colours.dim)
+        for style in colours.deviation:
             line.add("▇", style)
         line.add(" worse", colours.dim)
     else:
@@ -165,11 +169,11 @@ def legend(metric: Metric, levels: dict[int, Level], world: int, how: Plan, colo
             line.add("▇", style)
         line.add(" most", colours.dim)
     line.add("   ", colours.dim)
-    unseen = world - len(levels)
+    not_joined = world - len(levels)
     for level in (Level.GOOD, Level.WARN, Level.BAD, Level.NOTE):
-        count = sum(found is level for found in levels.values()) + (unseen if level is Level.NOTE else 0)
+        count = sum(found is level for found in levels.values()) + (not_joined if level is Level.NOTE else 0)
         if count or level is Level.GOOD:
             line.add(f"{level.value} {count}  ", colours.level[level] if count else colours.faint)
-    if how.shared > 1:
-        line.add(f"a cell is the worst of {how.shared}", colours.dim)
+    if layout.shared > 1:
+        line.add(f"a cell is the worst of {layout.shared}", colours.dim)
     return line

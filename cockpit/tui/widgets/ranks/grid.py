@@ -21,7 +21,7 @@ ROOMY = 20  # maximum lines that the grid requests
 
 
 class RankGrid(Panel):
-    """One metric of each rank, grouped by one axis."""
+    """The panel of one metric of each rank, grouped by one axis."""
 
     TOPICS = frozenset({Topic.RANKS, Topic.PULSE})
     TITLE = "Ranks"
@@ -38,7 +38,7 @@ class RankGrid(Panel):
 
     def __init__(self) -> None:
         super().__init__("ranks")
-        self.metric = ""  # empty: the first available metric
+        self.metric = ""  # "" means the first available metric
         self.group: str | None = None
         self.selected: int | None = 0
         self._plan: Plan | None = None

@@ -14,9 +14,9 @@ from cockpit.tui.theme import Palette
 def inspector(
     store: Store, metric: Metric, readings: dict[int, Reading], rank: int | None, colours: Palette
 ) -> list[StripLine]:
-    """Coordinates and process; the last step; the present operation."""
+    """Three lines: coordinates and process; the last step; the current operation."""
     if rank is None or rank not in store.state.hellos:
-        return [StripLine().add("arrows choose a rank", colours.faint)]
+        return [StripLine().add("arrow keys choose a rank", colours.faint)]
     hello, step, pulse = store.state.hellos[rank], store.state.steps.get(rank), store.state.pulses.get(rank)
     who = StripLine().add(f"r{rank} ", colours.cursor).add(f" {format.coords(hello.coords)}", colours.text)
     who.add(f" · {hello.host} · {hello.device} · pid {hello.pid}", colours.dim)
@@ -25,7 +25,7 @@ def inspector(
     if reading.value is None:
         numbers.add(f"{format.MISSING} no {metric.title}", colours.faint)
     else:
-        against = f"{reading.apart:+.0%} against its stage".replace("-0%", "+0%")
+        against = f"{reading.deviation:+.0%} vs. its stage".replace("-0%", "+0%")
         numbers.add(f"{format.fixed(reading.value, 5, metric.digits)} {metric.unit}", colours.strong)
         numbers.add(f" {against}", colours.text)
     if step:
@@ -35,7 +35,7 @@ def inspector(
         for name, spent in step.phases.items():
             numbers.add(f" · {name} ", colours.dim).add(format.fixed(spent, 5, 0).strip(), colours.text)
         if step.bubble_parts:
-            numbers.add(" · idle ", colours.dim).add(format.parts(step.bubble_parts), colours.text)
+            numbers.add(" · idle ", colours.dim).add(format.shares_text(step.bubble_parts), colours.text)
     gone = store.state.gone.get(rank)
     if gone:
         level = Level.NOTE if gone.clean else Level.BAD
@@ -44,7 +44,7 @@ def inspector(
         )
         doing.add(f" {gone.text}", colours.dim)
     elif pulse:
-        into, operation = format.doing(pulse.doing)
+        into, operation = format.operation_text(pulse.doing)
         doing = StripLine().add(into, colours.dim).add(operation, colours.text)
         if pulse.since_ms >= 1000:
             doing.add(f" for {format.age(pulse.since_ms / 1000)}", colours.dim)
@@ -56,13 +56,13 @@ def inspector(
             doing.add(f" · {text}", colours.dim)
         if vitals.throttle:
             doing.add(
-                f" · {Level.WARN.value} held down by {', '.join(vitals.throttle)}", colours.level[Level.WARN]
+                f" · {Level.WARN.value} throttled by {', '.join(vitals.throttle)}", colours.level[Level.WARN]
             )
     return [who, numbers, doing]
 
 
 def _vital_signs(vitals: Vitals) -> Iterator[str]:
-    """The readings that are available, a few words each."""
+    """The available vital signs as short texts."""
     if vitals.device_percent is not None:
         yield f"device {vitals.device_percent:.0f} %"
     if vitals.device_memory_bytes is not None:

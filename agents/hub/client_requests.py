@@ -1,0 +1,80 @@
+"""Requests of clients: what a client may send at once, and which part of the hub handles each message."""
+
+import time
+
+from agents import protocol
+from agents.hub.commands.control import Control
+from agents.hub.commands.preview_queries import PreviewQueries
+from agents.hub.commands.trials import Trials
+from agents.hub.telemetry.sampling_leases import SamplingLeases
+from agents.hub.telemetry.subscribers import Subscribers
+from agents.protocol import (
+    AnyMessage,
+    Credit,
+    Decide,
+    Message,
+    Preview,
+    Propose,
+    Refused,
+    Sample,
+    Try,
+    WireError,
+    codec,
+)
+from agents.transport.roles import Role, signed
+from agents.transport.server_sockets import Received
+
+CLIENT_FRAME_BYTES = 64 << 10  # largest frame from a client
+CLIENT_MESSAGES = 64  # of one frame
+
+
+def decode(frame: bytes) -> list[AnyMessage]:
+    """The messages of a client's frame; WireError: it is malformed or too large, and refused as a whole."""
+    if len(frame) > CLIENT_FRAME_BYTES:
+        raise WireError(f"a client's frame has at most {CLIENT_FRAME_BYTES} bytes, not {len(frame)}")
+    messages = codec.decode(frame)
+    if len(messages) > CLIENT_MESSAGES:
+        raise WireError(f"a client's frame has at most {CLIENT_MESSAGES} messages, not {len(messages)}")
+    return messages
+
+
+class ClientRequests:
+    """Passes each message of a client to the part of the hub that handles it."""
+
+    def __init__(
+        self,
+        subscribers: Subscribers,
+        control: Control,
+        trials: Trials,
+        preview_queries: PreviewQueries,
+        sampling_leases: SamplingLeases,
+    ) -> None:
+        self._subscribers, self._control, self._trials = subscribers, control, trials
+        self._preview_queries, self._sampling_leases = preview_queries, sampling_leases
+
+    def take(self, received: Received, messages: list[AnyMessage]) -> list[Message]:
+        """Handle allowed messages of one frame; returns a refusal, if any. Other answers are published later."""
+        now = time.monotonic()
+        for message in (signed(received.name, message) for message in messages):
+            why: str | None = None
+            match message:
+                case Credit() if message.version != protocol.VERSION:
+                    raise WireError(codec.version_refusal(message.version))
+                case Credit():
+                    viewer = received.role is Role.VIEWER
+                    why = self._subscribers.credit(received.peer, message, now, received.name, viewer)
+                case Propose():
+                    self._control.propose(message)
+                case Try():
+                    self._trials.start(message)
+                case Decide():
+                    self._trials.decide(message)
+                case Preview():
+                    self._preview_queries.ask(received.peer, message, now)
+                case Sample():
+                    why = self._sampling_leases.ask(received.peer, message, now)
+                case _:
+                    raise WireError(f"this hub does not take a {type(message).__name__.lower()}")
+            if why:
+                return [Refused(why)]
+        return []

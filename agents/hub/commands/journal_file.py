@@ -1,0 +1,189 @@
+"""The file of the command journal: SQLite in WAL mode with `synchronous=FULL`.
+
+It is apart from the recording, which therefore never blocks it. A removed file is restored from the open connection.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from agents.protocol import CommandState
+from agents.protocol.base import Revision
+from agents.recording.commands import (
+    INSERT,
+    LATER,
+    PUT_TRIAL,
+    SCHEMA,
+    TRIALS,
+    UPSERT,
+    Entry,
+    TrialEntry,
+    command_of,
+    read_commands,
+    readable_rows,
+    row_of,
+    rows,
+    tables,
+    trial_of,
+    trial_row,
+)
+from agents.recording.database import OpenFile, put_back, readable, torn
+
+PRUNE = (
+    "DELETE FROM commands WHERE revision = 0 AND rowid NOT IN "
+    "(SELECT rowid FROM commands WHERE revision = 0 ORDER BY rowid DESC LIMIT ?)"
+)
+PRUNE_TRIALS = "DELETE FROM trials WHERE rowid NOT IN (SELECT rowid FROM trials ORDER BY rowid DESC LIMIT ?)"
+NEWEST_LOADED = 1024  # commands loaded at start, besides every unsettled one
+REFUSED_KEPT = 4096  # rejected proposals kept on disk, so that repeated bad ones cannot fill it
+TRIALS_LOADED = 64
+TRIALS_KEPT = 4096
+PRUNE_PERIOD = 1024  # commands
+BUSY_S = 10.0  # longest wait for another reader of the file, such as a backup
+OPEN_S = 1.0  # the same at opening, when the hub does wait
+
+
+class Written(Struct, frozen=True):
+    """Result of writing a new command: on disk; or `error`; or `known`, if the journal already had the id."""
+
+    entry: Entry
+    error: str = ""
+    known: CommandState | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """Contents of the journal when it was opened, oldest first."""
+
+    last_revision: int = 0
+    entries: list[Entry] = field(default_factory=list)  # the newest, and every unsettled one
+    trials: list[TrialEntry] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # unreadable parts, a sentence each
+
+
+class JournalFile:
+    """The open file; `found` holds its contents at opening. sqlite3.Error or msgspec.MsgspecError: it cannot be opened.
+
+    `earlier`: the file in which an earlier release kept the commands of this run.
+    """
+
+    def __init__(self, path: Path, earlier: Path | None = None) -> None:
+        self._path = path
+        self._inserted = 0  # since the last pruning
+        self._db = self._connect(OPEN_S)
+        try:
+            self.found = self._prepare(earlier)
+        except BaseException:
+            self._db.close()
+            raise
+        self._open_file = OpenFile(path)
+
+    @property
+    def removed(self) -> bool:
+        """Whether the file was removed."""
+        return self._open_file.removed
+
+    def put_back(self) -> None:
+        """Restore the removed file. sqlite3.Error or OSError: that failed."""
+        put_back(self._db, self._path)
+        self._db = self._connect(BUSY_S)
+        tables(self._db)  # a read makes SQLite open its log and index
+        self._open_file = OpenFile(self._path)
+
+    def write(
+        self, new: Sequence[Entry], states: Iterable[Entry], trials: Iterable[TrialEntry]
+    ) -> list[Written]:
+        """Write new commands, new states of commands, and trials in one transaction; after an error none is written."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany(UPSERT, map(row_of, states))
+            self._db.executemany(PUT_TRIAL, map(trial_row, trials))
+            written = [self._insert(entry) for entry in new]
+            self._inserted += len(new)
+            if self._inserted >= PRUNE_PERIOD:  # from time to time, since a hub may run for months
+                self._inserted = 0
+                self._prune()
+            self._db.execute("COMMIT")
+        except Exception:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+        return written
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _connect(self, timeout_s: float) -> sqlite3.Connection:
+        db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=timeout_s)
+        db.text_factory = readable
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=FULL")
+        except sqlite3.Error:
+            db.close()
+            raise
+        return db
+
+    def _prepare(self, earlier: Path | None) -> Found:
+        """Create or update the tables, and load the newest rows."""
+        lost = torn(self._db, self._path)
+        known = tables(self._db)
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.execute(SCHEMA)
+        self._db.execute(TRIALS)
+        for table, columns in LATER.items():
+            there = {row[1] for row in self._db.execute(f"PRAGMA table_info({table})")}
+            for column in columns.keys() - there:
+                self._db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {columns[column]}")
+        problems = [lost] if lost else []
+        if "commands" not in known and earlier:
+            problems += self._import_earlier(earlier)
+        self._prune()
+        self._db.execute("COMMIT")
+        found = self._load(problems)
+        self._db.execute(f"PRAGMA busy_timeout={int(1000 * BUSY_S)}")
+        return found
+
+    def _import_earlier(self, earlier: Path) -> list[str]:
+        """Copy the journal of an earlier release; returns its unreadable parts."""
+        journalled = read_commands(earlier)
+        self._db.executemany(INSERT, map(row_of, journalled.commands))
+        self._db.executemany(PUT_TRIAL, map(trial_row, journalled.trials))
+        return journalled.damage
+
+    def _load(self, problems: list[str]) -> Found:
+        newest = self._db.execute("SELECT COALESCE(MAX(revision), 0) FROM commands").fetchone()[0]
+        last = msgspec.convert(newest, Revision)  # SQLite does not enforce column types
+        loaded = (
+            "commands WHERE state = 'accepted' OR rowid IN "
+            f"(SELECT rowid FROM commands ORDER BY rowid DESC LIMIT {NEWEST_LOADED})"
+        )
+        unreadable: list[str] = []
+        entries = list(readable_rows(rows(self._db, loaded), command_of, unreadable))
+        loaded = f"trials WHERE rowid IN (SELECT rowid FROM trials ORDER BY rowid DESC LIMIT {TRIALS_LOADED})"
+        trials = list(readable_rows(rows(self._db, loaded), trial_of, unreadable))
+        if unreadable:
+            cannot = f"{len(unreadable)} rows of the journal cannot be read; they are left out"
+            problems = [*problems, cannot]
+        return Found(last, entries, trials, problems)
+
+    def _insert(self, entry: Entry) -> Written:
+        try:
+            self._db.execute(INSERT, row_of(entry))
+        except sqlite3.IntegrityError:
+            known = rows(self._db, "commands WHERE id = ?", entry.state.id)
+            try:
+                return Written(entry, known=command_of(next(known)).state)
+            except (msgspec.MsgspecError, StopIteration):
+                return Written(entry, error="the journal holds a command of this name that cannot be read")
+        return Written(entry)
+
+    def _prune(self) -> None:
+        """Delete the oldest rejected proposals and trials."""
+        self._db.execute(PRUNE, (REFUSED_KEPT,))
+        self._db.execute(PRUNE_TRIALS, (TRIALS_KEPT,))

@@ -1,0 +1,58 @@
+"""The end of a run as the hub sees it: whether the ranks have ended, why, and the last updates."""
+
+import time
+from pathlib import Path
+
+from agents.hub.telemetry.alerting import Alerts
+from agents.hub.telemetry.membership import Membership
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import Event, Gone, clip
+from agents.rundir.failure_file import last_failure
+from agents.rundir.local_machine import process_state, this_host
+
+
+class RunEnd:
+    """`parent`: the process that started this hub and ends with the run, if there is one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        began_s: float,
+        parent: int | None,
+        membership: Membership,
+        update_log: UpdateLog,
+        alerts: Alerts,
+    ) -> None:
+        self._folder, self._began_s, self._parent = folder, began_s, parent
+        self._membership, self._update_log, self._alerts = membership, update_log, alerts
+
+    @property
+    def parent_ended(self) -> bool:
+        return self._parent is not None and process_state(self._parent) == "ended"
+
+    def reason(self) -> str | None:
+        """Why pending commands cannot be applied ("" if unknown); None if the ranks may continue without this hub."""
+        failure = last_failure(self._folder, self._began_s)
+        leader = self._membership.leader
+        if failure or leader is None:  # it left, is lost, or never connected
+            return failure or ""
+        if self.parent_ended:
+            return f"process {self._parent}, which had started it, is gone"
+        if leader.host == this_host() and process_state(leader.pid) == "ended":
+            return f"the leader, rank {leader.rank}, is gone"
+        return None
+
+    def publish(self) -> None:
+        """Publish the end: ranks without a goodbye are gone, cleanly if the leader left cleanly."""
+        state = self._update_log.state
+        failure = last_failure(self._folder, self._began_s)
+        if failure:
+            self._update_log.publish(Event(time.time(), "error", "run", clip(failure)))
+        leader = self._membership.last_leader
+        goodbye = state.gone.get(leader) if leader is not None else None
+        well = failure is None and goodbye is not None and goodbye.clean
+        text = "" if well else clip(failure or "the run has ended without a goodbye")
+        if failure or (text and state.hellos and self._parent is not None):
+            self._alerts.run_failed(text)
+        for rank in [rank for rank in state.hellos if not (rank in state.gone and state.gone[rank].over)]:
+            self._update_log.publish(Gone(rank, clean=well, text=text, process="ended"))

@@ -1,0 +1,15 @@
+"""Records: the updates of which only the newest counts. State, update log, recording and relay read this list."""
+
+from typing import Final, get_args
+
+from agents.protocol.measurements import Loads, Vitals
+from agents.protocol.records import Experts, Peers, Pulse, Step, Timeline
+
+Record = Step | Pulse | Vitals | Timeline | Peers
+"""Sent repeatedly by each rank; the newest of each rank and kind counts."""
+
+JobRecord = Loads | Experts
+"""Describes all ranks; the newest of each kind counts."""
+
+RECORDS: Final[tuple[type[Record], ...]] = get_args(Record)
+JOB_RECORDS: Final[tuple[type[JobRecord], ...]] = get_args(JobRecord)

@@ -1,0 +1,87 @@
+"""One rank's part in a vote on a command: when to vote, when to commit, and which acks to send.
+
+The ranks of a training loop (`agents.loop.vote`) and those of the engine (`engine.control.vote`) exchange votes in
+different ways but follow these rules. An empty vote is in favour; any other text is the rank's objection.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from agents.protocol import Ack, Changes, Command, clip
+from agents.rank.errors import sentence
+from agents.rank.knob_board import KnobBoard, Prepared
+
+LEADER = 0
+VOTE_BYTES = 512  # the longest objection
+
+Pending = Callable[[], Command | None]
+
+
+class Voter:
+    """`pending` gives the leader's pending command. `settle` gets the outcome, after the board is updated.
+
+    `errors`: what a knob may raise to refuse a change. Whatever fails on one rank, that rank still votes, because the
+    others wait for its vote.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        board: KnobBoard,
+        pending: Pending,
+        settle: Callable[[Ack], None],
+        errors: type[BaseException] = Exception,
+    ) -> None:
+        self._rank, self._board = rank, board
+        self._pending, self._settle = pending, settle
+        self._errors = errors
+
+    def choose(self, step: int) -> Command | None:
+        """On the leader: the pending command to vote on, or None. An expired or illegal command is settled at once,
+        without a vote."""
+        command = self._pending()
+        if command is None or command.revision <= self._board.revision:
+            return None
+        if command.expires_step is not None and step + 1 > command.expires_step:
+            self._settle(self._ack(command, "expired", step, f"step {command.expires_step} has passed"))
+            return None
+        try:
+            self._board.prepare(command.changes)
+        except self._errors as refusal:
+            self._settle(self._ack(command, "rejected", step, sentence(refusal)))
+            return None
+        return command
+
+    def vote(self, command: Command, step: int, exchange: Callable[[str], Sequence[str]]) -> Prepared | None:
+        """Prepare the command and exchange votes; returns what to commit, or None if a rank objects.
+
+        `exchange` takes this rank's vote and returns the votes of all ranks, in order of rank.
+        """
+        why: str = ""
+        prepared: Prepared = []
+        try:
+            prepared = self._board.prepare(command.changes)
+        except self._errors as refusal:
+            why = sentence(refusal)
+        objections = [f"rank {rank}: {vote}" for rank, vote in enumerate(exchange(why)) if vote]
+        if not objections:
+            return prepared
+        if self._rank == LEADER:
+            self._settle(self._ack(command, "rejected", step, objections[0]))
+        return None
+
+    def commit(self, command: Command, prepared: Prepared, step: int) -> None:
+        """Apply the command from the step after `step` on. A commit that fails on this rank is a rejection by it."""
+        before = self._board.in_force(command.changes)
+        failed = self._board.commit(command.revision, command.changes, prepared)
+        self._settle(self._ack(command, "rejected" if failed else "applied", step + 1, failed, before))
+
+    def _ack(
+        self,
+        command: Command,
+        state: Literal["applied", "rejected", "expired"],
+        step: int,
+        why: str,
+        before: Changes | None = None,
+    ) -> Ack:
+        return Ack(self._rank, command.revision, state, step, self._board.digest(), clip(why), before or {})

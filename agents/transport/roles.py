@@ -1,0 +1,58 @@
+"""Roles of peers (rank, viewer, operator): which messages each role may send to a hub.
+
+Over ipc the socket gives the role, over TCP the peer's key (`curve_keys`).
+"""
+
+import re
+from enum import StrEnum
+
+from msgspec import structs
+
+from agents.protocol import AnyMessage, Credit, Decide, Message, Preview, Propose, Sample, Try, Unknown, clip
+
+
+class Role(StrEnum):
+    """A rank reports, a viewer watches, and an operator watches and changes the run."""
+
+    RANK = "rank"
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+
+
+CHANGES = (Propose, Try, Decide)  # messages with a field `who`
+ANSWERED = (Propose, Try, Preview)  # messages with an `id` that the answer repeats
+TRIAL_IDS = re.compile(r"\.(try|revert\d+)$")  # suffix of the ids that `trials` gives to its own proposals
+MAY_SEND: dict[Role, tuple[type[Message], ...]] = {
+    Role.VIEWER: (Credit, Preview, Sample),
+    Role.OPERATOR: (Credit, Preview, Sample, *CHANGES),
+}
+"""Messages that a client may send. A rank may send all others; `Ingest` checks these."""
+
+
+def refusal(role: Role | None, key: str, message: Message) -> str | None:
+    """One sentence that refuses `message` if `role` does not allow it, else None. `key`: the name of the peer's key, ""
+    over ipc; without a role it is no longer in force."""
+    if role is None:
+        return f"the key {key} is no longer in force; ask the owner of the run for another"
+    kind = message.kind if isinstance(message, Unknown) else type(message).__name__.lower()
+    has = f"the key {key} has the role {role}"
+    if role is Role.RANK:
+        if key and isinstance(message, MAY_SEND[Role.OPERATOR]):
+            return f"{has}; watching requires the role viewer, changes require the role operator"
+        return None
+    if not isinstance(message, MAY_SEND[Role.OPERATOR]):
+        if key:
+            return f"{has}; sending a {kind} requires the role rank"
+        return f"a client sends credit and proposals, and this is a {kind}"
+    if not isinstance(message, MAY_SEND[role]):
+        return f"{has}; changes require the role operator"
+    if isinstance(message, Propose) and TRIAL_IDS.search(message.id):
+        return f"the hub reserves ids like {message.id} for its trials; use another id"
+    return None
+
+
+def signed(key: str, message: AnyMessage) -> AnyMessage:
+    """The message with the key's name put before `who`, because a client can set `who` to anything."""
+    if key and isinstance(message, CHANGES):
+        return structs.replace(message, who=clip(f"{key}: {message.who}"))
+    return message

@@ -1,0 +1,149 @@
+"""Addresses of runs, and the connection of a command to a hub. Textual-free."""
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from agents.client import Client
+from agents.rundir.runs import RunError, list_runs, newest_live, resolve
+from agents.transport.addresses import Endpoints, is_tcp
+from agents.transport.curve_keys import Key, find_key, key_folder
+from agents.transport.roles import Role
+from cockpit.data.store import Store
+
+ANSWER_S = 5.0
+RESTART_S = 5.0  # a hub that was killed is restarted well within this time
+POLL_S = 0.2
+
+
+class CockpitError(Exception):
+    """An error that the user can correct; the text is one sentence."""
+
+
+def runs_dir() -> Path:
+    """The folder of runs: COCKPIT_RUNS, else ``runs`` in the current directory."""
+    return Path(os.environ.get("COCKPIT_RUNS", "runs"))
+
+
+class Address(NamedTuple):
+    """The endpoint where a hub listens for clients and, over TCP, the key of this client."""
+
+    endpoint: str
+    key: Key | None = None
+
+
+def address(run: str | None, operator: bool = False, key_file: Path | None = None) -> Address:
+    """The address of a run, given by name, folder or URL. None: the newest live run. `operator`: needs that role."""
+    try:
+        found = _resolved(run)
+        if not is_tcp(found.clients):
+            return Address(found.clients)
+        roles = (Role.OPERATOR,) if operator else (Role.VIEWER, Role.OPERATOR)
+        return Address(found.clients, find_key(roles, key_file, key_folder(found), found.hub))
+    except RunError as error:
+        raise CockpitError(str(error)) from None
+
+
+def _resolved(run: str | None) -> Endpoints:
+    """The endpoints of the run's hub. If the hub was killed, wait for its restart. Raises RunError without a hub."""
+    deadline = time.monotonic() + RESTART_S
+    while True:
+        restarting = _may_restart(
+            run
+        )  # check before `resolve` too: the hub may restart just after `resolve` fails
+        try:
+            return resolve(run, runs_dir())
+        except RunError:
+            if time.monotonic() >= deadline or not (restarting or _may_restart(run)):
+                raise
+        time.sleep(0.1)
+
+
+def _may_restart(run: str | None) -> bool:
+    """Whether the run's hub was killed and its sockets remain, so that its supervisor restarts it."""
+    runs = list_runs(runs_dir())
+    if run is not None:
+        folder = Path(run).resolve()
+        runs = [
+            one
+            for one in [*runs, *list_runs(folder.parent)]
+            if one.name == run or one.folder.resolve() == folder
+        ]
+    return any(one.hub and not one.live and one.hub.endpoints.directory.is_dir() for one in runs)
+
+
+def target(run: str | None) -> str:
+    """A name of the run that stays valid when a newer run starts."""
+    if run is not None:
+        return run
+    newest = newest_live(runs_dir())
+    return newest.name if newest else "RUN"
+
+
+MANY_RANKS = (
+    256  # with this many ranks or more, a screen receives only the latest record per rank, at MANY_RANKS_HZ
+)
+MANY_RANKS_HZ = 4.0
+LOW_HZ = 1.0  # rate over a slow connection, without records of single ranks
+LOW_FRAME_BYTES = 32 << 10
+
+
+def request_low_bandwidth(client: Client) -> None:
+    """Request only job-wide records, once a second."""
+    client.set_subscription(LOW_HZ, ranks=False, frame_bytes=LOW_FRAME_BYTES)
+
+
+class Connection:
+    """A client with its store, for headless commands; a context manager that closes the client."""
+
+    def __init__(self, run: str | None, operator: bool = False, low_bandwidth: bool = False) -> None:
+        self.store = Store(time.monotonic)
+        self.client = Client(*address(run, operator), self.store.lock)
+        if low_bandwidth:
+            request_low_bandwidth(self.client)
+        self._resets = 0
+
+    def poll(self, timeout_s: float = POLL_S) -> bool:
+        """Receive updates into `last` and the store. Return True if a snapshot replaced the state."""
+        updates = self.client.poll(timeout_s)
+        rebuilt = self.client.resets != self._resets
+        with self.store.lock:
+            if rebuilt:
+                self._resets = self.client.resets
+                self.store.adopt(self.client.state)
+            else:
+                self.store.note(updates)
+            self.store.set_message_age(self.client.age_s)
+        self.last = updates
+        if self.client.refused:
+            raise CockpitError(self.client.refused)
+        return rebuilt
+
+    def wait_for_snapshot(self, timeout_s: float = ANSWER_S) -> None:
+        """Wait for a snapshot with at least one rank and its knobs."""
+        deadline = time.monotonic() + timeout_s
+        while not (self._resets and self.store.state.hellos and self.store.state.board):
+            if time.monotonic() > deadline:
+                raise CockpitError(self._timeout_text(timeout_s))
+            self.poll()
+
+    @property
+    def answered(self) -> bool:
+        """Whether the hub has sent a snapshot, even one without ranks."""
+        return self._resets > 0
+
+    def _timeout_text(self, timeout_s: float) -> str:
+        if self.client.age_s is None:
+            return f"no hub answered at {self.client.endpoint} within {timeout_s:g} s"
+        return "the hub answers, but no rank has joined the run yet; try again when the run has started"
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the client."""
+        self.client.close()

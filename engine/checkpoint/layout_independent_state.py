@@ -1,0 +1,94 @@
+"""The state of a run as tensors, under names that do not depend on the layout.
+
+    model.layers.3.attention.q                   a DTensor: saved by shard, loaded by any other sharding
+    model.layers.3.mlp.experts.gate.7            expert 7, a whole tensor on the rank that has it
+    optimizer.exp_avg.layers.3.attention.q       also a DTensor
+    optimizer.step.layers.3.attention.q          a number
+
+Experts are stacked, and FSDP shards the stack along its first dimension, so a rank holds whole experts. There is no
+random state to save: initial values and samples are functions of the seed, and training draws no other random numbers.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from engine.model.moe import MoeLayer
+from engine.parallel.local_shards import local_shard
+from engine.parallel.mesh import World
+from engine.sharding.expert_rows import local_experts
+from engine.sharding.fsdp import named_parameters
+
+
+class State:
+    """Parameters, optimizer state and persistent buffers of a rank. The tensors share memory with the run."""
+
+    def __init__(self, stages: Sequence[nn.Module], optimizer: torch.optim.Optimizer, world: World):
+        self._stages, self._optimizer, self._world = stages, optimizer, world
+        # These are the shards that FSDP keeps between steps. While FSDP has gathered them, `stage.parameters()` are
+        # the gathered tensors instead.
+        self._parameters = dict(named_parameters(stages))
+        # If an embedding and its tied copy in the head are both on this rank, they share one name.
+        self._tied_copies = [(n, p) for n, p in named_parameters(stages) if p is not self._parameters[n]]
+        self._layer_of = {  # by the name of an expert's parameter
+            f"{prefix}.experts.{name}": module
+            for stage in stages
+            for prefix, module in stage.named_modules()
+            if isinstance(module, MoeLayer)
+            for name, _ in module.experts.named_parameters()
+        }
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name -> tensor, sharing memory with the run."""
+        if not self._optimizer.state:
+            self._initialise_optimizer()
+        return dict(self._tensors())
+
+    def copy(self) -> dict[str, Tensor]:
+        """A copy of `tensors` in host memory."""
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self.tensors().items()}
+
+    @torch.no_grad()
+    def update_tied_copies(self) -> None:
+        """Copy loaded values to tied parameters. Call it after writing to `tensors`."""
+        for name, tied_copy in self._tied_copies:
+            loaded = self._parameters[name]
+            local_shard(tied_copy).copy_(local_shard(loaded))
+            for key, value in self._optimizer.state[loaded].items():
+                local_shard(self._optimizer.state[tied_copy][key]).copy_(local_shard(value))
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._parameters.items():
+            yield from self._whole("model", name, parameter)
+            for key, value in self._optimizer.state[parameter].items():
+                yield from self._whole(f"optimizer.{key}", name, value)
+        for stage in self._stages:
+            parameters = {name for name, _ in stage.named_parameters(remove_duplicate=False)}
+            for name, tensor in stage.state_dict().items():
+                if name not in parameters:
+                    yield f"model.{name}", tensor
+
+    def _whole(self, kind: str, name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+        if value.ndim == 0 or name not in self._layer_of:
+            yield f"{kind}.{name}", value.detach()
+            return
+        experts = local_experts(self._layer_of[name], self._world)
+        for row, expert in zip(local_shard(value.detach()), experts, strict=True):
+            yield f"{kind}.{name}.{expert}", row
+
+    def _initialise_optimizer(self) -> None:
+        """Create the optimizer's state, which the optimizer itself creates only at its first step, as zeros."""
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        for state in self._optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    value.zero_()

@@ -1,0 +1,24 @@
+"""Restores a run from a checkpoint, also in another layout: each rank loads its shards from those that were saved."""
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from engine.checkpoint.layout_independent_state import State
+from engine.checkpoint.manifest import Checkpoint
+from engine.checkpoint.storage import Planner, Reader, first_line
+from engine.config.refusal import RefusedError
+
+
+def restore(checkpoint: Checkpoint, state: State) -> None:
+    """Load the state in `checkpoint`, which may have been saved in another layout. Collective over all ranks.
+
+    Raises RefusedError on all ranks if the checkpoint cannot be read or has another model.
+    """
+    group = dist.new_group(backend="gloo")
+    reader = Reader(checkpoint.folder, checkpoint.manifest.files)
+    try:
+        load(state.tensors(), storage_reader=reader, planner=Planner(), process_group=group)
+    except CheckpointException as error:
+        raise RefusedError(f"cannot resume from {checkpoint.folder}: {first_line(error)}") from None
+    state.update_tied_copies()

@@ -1,0 +1,95 @@
+"""Standard output of a run: a failed write does not end the run, and `engine.log` in the run's folder gets a copy."""
+
+import io
+import mmap
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from agents.rundir.hub_supervisor import say
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
+LOG = "engine.log"  # in the run's folder
+STDOUT, STDERR = 1, 2
+# O_NONBLOCK: opening a pipe that has no reader fails instead of waiting. O_NOFOLLOW: do not follow symbolic links.
+APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_NOFOLLOW
+
+
+class StandardStream(io.FileIO):
+    """A standard stream that ignores failed writes, such as to a closed pipe (``| head -4``) or a full disk.
+
+    The first failed write to stdout is reported on stderr, once for a process and its forks together.
+    """
+
+    def __init__(self, descriptor: int, failed: mmap.mmap, log: io.FileIO | None = None):
+        super().__init__(descriptor, "w", closefd=False)
+        self.failed, self.log = failed, log
+
+    def write(self, data: "Buffer") -> int:
+        view = memoryview(data).cast("B")
+        written = self._write(view)
+        if self.log is not None:
+            with suppress(OSError):
+                self.log.write(view[:written])
+        return written
+
+    def _write(self, view: memoryview) -> int:
+        """Write to the stream and return the number of bytes written; after a failure, discard them all and return
+        their number."""
+        if self.failed[0]:
+            return len(view)
+        try:
+            return super().write(view)
+        except OSError as error:
+            self.failed[0] = 1
+            if self.fileno() != STDERR:
+                self._report(error)
+            return len(view)
+
+    def _report(self, error: OSError) -> None:
+        closed = isinstance(error, BrokenPipeError)
+        why = "its reader has closed it" if closed else error.strerror
+        instead = f"; {self.log.name} has the remaining output" if self.log is not None else ""
+        say(f"cannot write to standard output: {why}; the run continues without it{instead}\n")
+
+
+def standard_stream(descriptor: int = STDOUT) -> io.TextIOWrapper:
+    """A line-buffered text stream over a `StandardStream`, to replace `sys.stdout` or `sys.stderr`.
+
+    It shares the failure flag and the log with the stream that it replaces, for example with the parent's after a fork.
+    """
+    before = _stream_of(sys.stdout if descriptor == STDOUT else sys.stderr)
+    raw = (
+        StandardStream(descriptor, before.failed, before.log)
+        if before
+        else StandardStream(descriptor, mmap.mmap(-1, 1))
+    )
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True
+    )
+
+
+def copy_to(folder: Path) -> None:
+    """From now on, also append all output of this process to ``engine.log`` in `folder`."""
+    path = folder / LOG
+    try:
+        log = io.FileIO(os.open(path, APPENDING, 0o666), "w")
+        log.name = str(path)
+    except OSError as error:
+        say(f"cannot write {path}: {error.strerror}; the run continues without it\n")
+        return
+    for stream in (sys.stdout, sys.stderr):
+        raw = _stream_of(stream)
+        # Do not write twice if a launcher such as the demo has already redirected the stream to this file.
+        if raw and not os.path.samestat(os.fstat(raw.fileno()), os.fstat(log.fileno())):
+            stream.flush()
+            raw.log = log
+
+
+def _stream_of(stream: TextIO) -> StandardStream | None:
+    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    return raw if isinstance(raw, StandardStream) else None

@@ -1,0 +1,23 @@
+"""Recompute (activation checkpointing): runs a part of a layer without saving its activations for backward.
+
+`Block.forward` in `engine/model/transformer.py` chooses the part by the knob `recompute`: nothing, the attention
+(selective) or the whole layer (full).
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from engine.metering.meter import Meter
+
+
+def recomputed(run: Callable[..., Tensor], *args: object, meter: Meter, layer: int) -> Tensor:
+    """Return `run(*args)` without saving its activations; backward runs it again, metered in `layer`."""
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), meter.in_layer(layer)  # of the first and of the second run
+
+    out: Tensor = checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+    return out

@@ -1,0 +1,207 @@
+"""Each detector fires when it should, names the ranks and the cause, and is silent otherwise; and the hysteresis."""
+
+import inspect
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from agents.alerts.detection import REPUBLISH_S, Detection, all_detectors
+from agents.alerts.devices import Memory, Throttle
+from agents.alerts.finding import SEVERITY_ORDER, Finding, by_severity
+from agents.alerts.ranks import Lost, Stall
+from agents.protocol import Alert, Gone, Pulse, Vitals
+from agents.state.run_state import RunState
+from tests.unit.agents.detector_inputs import WORLD, feed, run_of
+
+WAIT = "dp all-reduce, layer 1"
+
+
+# ------------------------------------------------------------------------------------------------- stall
+
+
+def stalled(
+    doing: dict[int, str], silent: tuple[int, ...] = (), steps: dict[int, int] | None = None
+) -> list[Finding]:
+    """The findings of Stall when ranks are in `doing` for a minute and the `silent` ranks have sent no pulse."""
+    state, stall = run_of(), Stall()
+    for second in range(6):
+        feed(
+            state,
+            (
+                Pulse(rank, (steps or {}).get(rank, 7), doing[rank], 60_000.0 + 1000 * second)
+                for rank in range(WORLD)
+                if rank not in silent or second == 0
+            ),
+        )
+        found = stall.check(state, float(second))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("doing", "silent", "steps", "late"),
+    [
+        ({3: "backward, micro-batch 2"}, (), {}, (3,)),
+        ({}, (5,), {}, (5,)),
+        ({}, (), {2: 6}, (2,)),
+        ({1: "tp all-gather, layer 0", 4: "tp all-gather, layer 0"}, (), {}, (1, 4)),
+    ],
+    ids=["at work", "silent", "a step behind", "in another collective"],
+)
+def test_a_stall_names_the_rank_that_others_wait_for(
+    doing: dict[int, str], silent: tuple[int, ...], steps: dict[int, int], late: tuple[int, ...]
+) -> None:
+    (found,) = stalled(dict.fromkeys(range(WORLD), WAIT) | doing, silent, steps)
+    assert found.ranks == late
+    assert f"{WORLD - len(late)} of {WORLD} ranks wait in {WAIT}" in found.text
+    assert ("pp" in found.text) == (len(late) == 1)
+
+
+def test_a_stall_names_a_suspended_rank() -> None:
+    state, stall = run_of(), Stall()
+    feed(state, (Pulse(rank, 7, "waiting for a pipeline neighbour", 60_000.0) for rank in range(WORLD)))
+    state.apply(Gone(5, clean=False, text="process 9 is suspended", process="stopped"))
+    (found,) = stall.check(state, 0.0)
+    assert found.ranks == (5,)
+    assert "7 of 8 ranks wait for a pipeline neighbour; rank 5 (pp1 dp1) not heard" in found.text
+    assert [one.name for one in Lost().check(state, 0.0)] == ["silent"]
+
+
+def test_a_paused_run_or_a_long_checkpoint_is_not_a_stall() -> None:
+    for doing in ("paused", "checkpoint", "starting"):
+        assert stalled(dict.fromkeys(range(WORLD), doing)) == []
+
+
+def test_a_long_operation_in_a_slow_run_is_not_a_stall() -> None:
+    state, stall = run_of(step_ms=60_000.0), Stall()
+    feed(state, (Pulse(rank, 7, WAIT, 200_000.0) for rank in range(WORLD)))
+    assert stall.check(state, 0.0) == []
+    feed(state, (Pulse(rank, 7, WAIT, 301_000.0) for rank in range(WORLD)))
+    assert stall.check(state, 1.0)
+
+
+def test_the_most_severe_alert_comes_first() -> None:
+    names = [("drops", "warning"), ("new_kind", "error"), ("collapse", "error"), ("straggler", "warning")]
+    alerts = [Alert(name, "run", level, True, 1, 1.0, "") for name, level in names]  # type: ignore[arg-type]
+    alerts += [Alert("collapse", "older", "error", True, 1, 0.5, "")]
+    order = [(alert.name, alert.subject) for alert in by_severity(alerts)]
+    assert [name for name, _ in order] == ["collapse", "collapse", "new_kind", "straggler", "drops"]
+    assert order[1] == ("collapse", "older")
+    assert {one for detector in all_detectors() for one in names_in(detector)} <= set(SEVERITY_ORDER)
+
+
+def names_in(detector: object) -> set[str]:
+    """The names of the findings in a detector's module."""
+    source = inspect.getsource(sys.modules[type(detector).__module__])
+    return set(re.findall(r'Finding\(\s*"(\w+)"', source))
+
+
+# ----------------------------------------------------------------------------------------------- devices
+
+GIB = 2**30
+
+
+def test_memory_near_its_limit_on_a_device_and_on_a_machine() -> None:
+    state, memory = run_of(), Memory()
+    said = []
+    for device, host in ((70, 10), (78, 61), (75, 60), (70, 10)):
+        memory_of = {"device_memory_total": 80 * GIB, "host_memory_total": 64 * GIB}
+        state.apply(Vitals(3, 7, device_memory_bytes=device * GIB, host_memory_bytes=host * GIB, **memory_of))
+        said.append([finding.subject.split()[0] for finding in memory.check(state, 0.0) or []])
+    assert said == [[], ["rank", "host"], ["rank", "host"], []]
+    assert memory.check(state, 0.0) is None, "one reading counts once"
+
+
+def test_missing_data_is_not_a_finding() -> None:
+    state = run_of()
+    state.apply(Vitals(3, 7))
+    assert Memory().check(state, 0.0) == Throttle().check(state, 0.0) == []
+
+
+def test_devices_throttled_by_one_reason_are_one_alert() -> None:
+    state = run_of()
+    for rank in (2, 5):
+        state.apply(Vitals(rank, 7, throttle=["thermal slowdown", "idle"], temperature_c=88.4, power_w=612.0))
+    (found,) = Throttle().check(state, 0.0) or []
+    assert found.text == "ranks 2, 5: clocks throttled by thermal slowdown (88 °C, 612 W on rank 2)"
+
+
+# --------------------------------------------------------------------------------------------- hysteresis
+
+
+class Said:
+    """A detector that returns given findings; None: it had no new data."""
+
+    holds, releases = 2, 3
+
+    def __init__(self) -> None:
+        self.next: list[Finding] | None = []
+
+    def check(self, state: RunState, now_s: float) -> list[Finding] | None:
+        return self.next
+
+
+def test_alerts_have_hysteresis_and_are_repeated() -> None:
+    said, state = Said(), RunState()
+    watch = Detection([said], cpu_s=lambda: 0.0)
+    there, changed = [Finding("stall", "run", "error", "a")], [Finding("stall", "run", "error", "b")]
+    story = [there, [], there, None, there, changed, [], there, [], [], []]
+    told = []
+    for second, said.next in enumerate(story):
+        told += [(second, alert.active) for alert in watch.check(state, float(second))]
+    assert told == [(4, True), (10, False)]
+    said.next = there
+    assert not watch.check(state, 20.0) and watch.check(state, 21.0)
+    said.next = changed
+    assert not watch.check(state, 22.0)
+    assert [alert.text for alert in watch.check(state, 21.0 + REPUBLISH_S)] == ["b"]
+
+
+def test_a_failing_detector_is_disabled_and_the_others_continue() -> None:
+    class Failing(Said):
+        def check(self, state: RunState, now_s: float) -> list[Finding] | None:
+            raise ZeroDivisionError
+
+    said = Said()
+    watch = Detection([Failing(), said], cpu_s=lambda: 0.0)
+    said.next = [Finding("stall", "run", "error", "a")]
+    assert [len(watch.check(RunState(), float(second))) for second in range(3)] == [0, 1, 0]
+    assert watch.problems == ["the detector Failing failed and is disabled: ZeroDivisionError()"]
+
+
+def test_checks_are_spaced_by_their_cpu_time() -> None:
+    clock = iter([0.0, 0.1] * 100)
+    said = Said()
+    watch = Detection([said], cpu_s=lambda: next(clock))
+    said.next = [Finding("stall", "run", "error", "a")]
+    told = [second for second in range(20) if watch.check(RunState(), float(second))]
+    assert told == [5]  # 0.1 s of work is 2 % of 5 s
+
+
+def test_a_lost_rank_is_found_by_all_detectors_together() -> None:
+    state = run_of()
+    state.apply(Gone(3, clean=False, text="no word for 5 s: process 7 has ended", process="ended"))
+    state.apply(Gone(4, clean=True))
+    (alert,) = Detection(all_detectors(), cpu_s=lambda: 0.0).check(state, 0.0)
+    assert alert.text == "rank 3 (pp0 dp3) is lost: no word for 5 s: process 7 has ended" and alert.ranks == [
+        3
+    ]
+    assert Lost().check(run_of(), 0.0) == []
+
+
+@pytest.mark.parametrize(
+    ("process", "name", "words"),
+    [
+        ("ended", "lost", "lost"),
+        ("stopped", "silent", "silent"),
+        ("alive", "silent", "silent"),
+        ("unknown", "unheard", "not heard"),
+    ],
+)
+def test_a_silent_rank_is_classified_by_its_process(process: Any, name: str, words: str) -> None:
+    state = run_of()
+    state.apply(Gone(3, clean=False, text="no word for 5 s", process=process))
+    (found,) = Lost().check(state, 0.0)
+    assert (found.name, found.text) == (name, f"rank 3 (pp0 dp3) is {words}: no word for 5 s")
+    assert state.gone[3].over == (process == "ended"), "only a process that has ended is never heard again"

@@ -1,0 +1,124 @@
+"""Stragglers among ranks with the same work, and a run that slows down."""
+
+from msgspec import structs
+
+from agents.alerts.finding import Finding
+from agents.alerts.stragglers import Slowdown, Straggler
+from agents.protocol import Step, Traffic
+from agents.state.run_state import RunState
+from tests.unit.agents.detector_inputs import WORLD, feed, run_of
+from tests.unit.agents.fleet import make_step, make_summary
+
+
+def steps_of(step: int, own_ms: dict[int, float]) -> list[Step]:
+    """Records of a step of 100 ms in which each rank works 60 ms, or as given, and waits for the rest."""
+    return [
+        structs.replace(
+            make_step(rank, step),
+            step_ms=100.0,
+            comm={"dp": Traffic(0, 100.0 - own_ms.get(rank, 60.0), 100.0 - own_ms.get(rank, 60.0))},
+        )
+        for rank in range(WORLD)
+    ]
+
+
+def watched_steps(
+    own_ms: dict[int, float], steps: int = 8, world: int = WORLD, shared: bool = False
+) -> list[Finding]:
+    state, straggler = run_of(world), Straggler()
+    state.apply(structs.replace(make_summary(1), oversubscribed=shared))
+    for step in range(steps):
+        own = {rank: own and own + step % 3 for rank, own in own_ms.items()}
+        feed(state, [record for record in steps_of(step, own) if record.rank < world])
+        found = straggler.check(state, float(step))
+    return found or []
+
+
+def test_a_straggler_is_found_among_ranks_with_the_same_work() -> None:
+    (found,) = watched_steps({6: 90.0})
+    assert found.ranks == (6,) and found.subject == "rank 6"
+    assert "+52%" in found.text and "3 ranks" in found.text
+
+
+def test_a_stage_with_more_work_is_not_a_straggler() -> None:
+    assert watched_steps({4: 90.0, 5: 91.0, 6: 90.0, 7: 92.0}) == []
+
+
+def test_peers_that_only_wait_are_no_reference() -> None:
+    assert watched_steps(dict.fromkeys(range(WORLD), 0.0) | {6: 50.0}) == []
+
+
+def test_one_slow_step_is_not_a_straggler() -> None:
+    state, straggler = run_of(), Straggler()
+    for step in range(9):
+        feed(state, steps_of(step, {6: 95.0} if step == 8 else {}))
+        found = straggler.check(state, float(step))
+    assert found == []
+
+
+def test_a_straggler_stays_one_until_well_below_the_limit() -> None:
+    state, straggler = run_of(), Straggler()
+    said = []
+    for step, own in enumerate([90.0] * 6 + [66.0] * 6 + [62.0] * 6 + [66.0] * 6):
+        feed(state, steps_of(step, {6: own}))
+        said.append(bool(straggler.check(state, float(step))))
+    assert said == [False] * 4 + [True] * 10 + [False] * 10
+
+
+def test_in_a_stage_of_two_the_slower_rank_is_named() -> None:
+    (found,) = watched_steps({2: 90.0}, world=4)
+    assert found.ranks == (2,) and "against the other rank with the same work" in found.text
+    assert watched_steps({2: 75.0}, world=4) == [], "one value is less certain than a median"
+
+
+def test_a_rank_without_peers_is_compared_with_its_own_baseline() -> None:
+    state, straggler = run_of(2), Straggler()
+    said = []
+    for step in range(40):
+        feed(state, steps_of(step, {1: 90.0 if step >= 25 else 60.0})[:2])
+        said.append([one.text for one in straggler.check(state, float(step)) or []])
+    assert not any(said[:27]) and said[-1] == [
+        "rank 1 (pp1 dp0) needs 90 ms of its own a step, +50% against its own 60 ms before"
+    ]
+
+
+def test_a_knob_change_resets_the_baseline() -> None:
+    state, straggler = run_of(2), Straggler()
+    for step in range(40):
+        slow = {1: 90.0 if step >= 25 else 60.0}
+        feed(state, [structs.replace(one, revision=int(step >= 25)) for one in steps_of(step, slow)[:2]])
+        assert not straggler.check(state, float(step))
+
+
+def test_ranks_on_shared_cores_have_wider_limits() -> None:
+    (found,) = watched_steps({6: 90.0}, steps=20, shared=True)
+    assert found.ranks == (6,)
+    assert watched_steps({6: 90.0}, steps=14, shared=True) == []
+    assert watched_steps({6: 75.0}, steps=20, shared=True) == []
+
+
+def slowed(*step_ms: float, shared: bool = False, revisions: dict[int, int] | None = None) -> list[list[str]]:
+    state, slowdown, said = RunState(), Slowdown(), []
+    for step, ms in enumerate(step_ms):
+        revision = max((to for at, to in (revisions or {}).items() if step >= at), default=0)
+        summary = structs.replace(make_summary(step), step_ms=ms, revision=revision, oversubscribed=shared)
+        state.apply(summary)
+        said.append([one.text for one in slowdown.check(state, 0.0) or []])
+    assert slowdown.check(state, 0.0) is None
+    return said
+
+
+def test_a_slowdown_lasts_until_the_run_is_fast_again() -> None:
+    said = slowed(*[290.0] * 20, *[820.0] * 50, *[295.0] * 8)
+    assert not any(said[:22])
+    assert all(said[22:70]) and said[40] == ["the run has slowed down: 820 ms a step, 290 ms before"]
+    assert not any(said[-5:])
+
+
+def test_longer_steps_after_a_knob_change_are_not_a_slowdown() -> None:
+    assert not any(slowed(*[290.0] * 20, *[820.0] * 30, revisions={20: 1}))
+
+
+def test_on_shared_cores_a_slowdown_has_a_wider_limit_and_a_cause() -> None:
+    assert not any(slowed(*[290.0] * 20, *[400.0] * 20, shared=True))
+    assert "another program" in slowed(*[290.0] * 20, *[820.0] * 20, shared=True)[-1][0]

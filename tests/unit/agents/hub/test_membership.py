@@ -1,0 +1,109 @@
+"""Membership: which connection may be which rank, and when a rank is lost."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from agents.hub.telemetry.membership import LARGEST_WORLD, LOST_AFTER_S, Known, Membership
+from tests.unit.agents.fleet import make_hello
+
+
+@pytest.fixture
+def membership() -> Membership:
+    membership = Membership("r")
+    assert membership.hello(b"a", make_hello(0, 4), 0.0) is None
+    return membership
+
+
+def on(membership: Membership, identity: bytes, rank: int) -> Known:
+    """The rank that the hub recognises when a message of `rank` comes on that connection."""
+    connection = membership.connection(identity)
+    assert connection is not None
+    return connection.ranks[rank]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"run": "other"}, "belongs to run other, and this hub serves run r"),
+        ({"world": 8}, "counts 8 ranks, and this run has 4"),
+        ({"layout": "x"}, "give all ranks the same layout"),
+        ({"rank": 4}, "rank 4 of a world of 4 is not legal"),
+        ({"world": LARGEST_WORLD + 1}, "is not legal; legal"),
+        ({"version": 9}, "protocol version 9, this side has 1"),
+        ({"began_s": float("nan")}, "rank 1 began at nan, which is not a valid time"),
+        ({"revision": 2**53}, "reports knob revision"),
+        ({"leader": True}, "wants to lead, and rank 0 leads"),
+        ({"rank": 0, "leader": True, "pid": 1}, "already connected, as process"),
+    ],
+)
+def test_a_foreign_rank_is_refused_with_the_reason(
+    membership: Membership, fields: dict[str, object], sentence: str
+) -> None:
+    refusal = membership.hello(b"b", make_hello(**({"rank": 1, "world": 4} | fields)), 0.0)  # type: ignore[arg-type]
+    assert refusal is not None and sentence in refusal
+    assert membership.connection(b"b") is None
+
+
+def test_one_connection_is_one_rank(membership: Membership) -> None:
+    assert "on the connection of rank 0" in (membership.hello(b"a", make_hello(1, 4), 0.0) or "")
+
+
+def test_a_silent_rank_is_lost_once_and_returns(membership: Membership) -> None:
+    membership.hello(b"b", make_hello(1, 4), 0.0)
+    assert not on(membership, b"b", 1).mark_heard(4.0)
+    lost = membership.newly_lost(LOST_AFTER_S + 0.1)
+    assert [(gone.rank, gone.clean) for gone in lost] == [(0, False)]
+    assert f"process {os.getpid()} is alive but silent" in lost[0].text
+    assert lost[0].process == "alive" and not lost[0].over
+    assert membership.newly_lost(LOST_AFTER_S + 0.2) == [] and membership.leader is None
+    assert on(membership, b"a", 0).mark_heard(7.0) and not on(membership, b"a", 0).mark_heard(7.0)
+    assert membership.leader is not None
+
+
+def test_a_lost_rank_is_reported_again_when_its_process_state_changes() -> None:
+    membership = Membership("r")
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        membership.hello(b"a", make_hello(0, 2, pid=process.pid), 0.0)
+        membership.hello(b"b", make_hello(1, 2, host="elsewhere"), 0.0)
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        fates = [(gone.process, gone.over) for gone in membership.newly_lost(LOST_AFTER_S + 0.1)]
+        assert fates == [("stopped", False), ("unknown", False)]
+        assert membership.newly_lost(LOST_AFTER_S + 0.2) == []
+        process.kill()
+        process.wait()
+        (gone,) = membership.newly_lost(LOST_AFTER_S + 0.3)
+        assert (gone.rank, gone.process, gone.over) == (0, "ended", True)
+        assert membership.newly_lost(LOST_AFTER_S + 0.4) == []
+    finally:
+        process.kill()
+
+
+def test_a_restarted_rank_replaces_its_silent_predecessor(membership: Membership) -> None:
+    anew = make_hello(0, 4, pid=1)
+    assert membership.hello(b"b", anew, 3.0) is None
+    assert membership.connection(b"a") is None
+    assert on(membership, b"b", 0).hello == anew
+
+
+def test_the_same_process_may_reconnect_at_once(membership: Membership) -> None:
+    assert membership.hello(b"b", make_hello(0, 4), 0.1) is None
+    assert membership.identity(0) == b"b"
+
+
+def test_a_returning_leader_does_not_lead_if_replaced() -> None:
+    """If two ranks claim to lead, the last accepted one leads."""
+    membership = Membership("r")
+    membership.hello(b"a", make_hello(0, 2), 0.0)
+    membership.newly_lost(LOST_AFTER_S + 0.1)
+    assert membership.hello(b"b", make_hello(1, 2, leader=True), LOST_AFTER_S + 0.2) is None
+    assert membership.leader is not None and (membership.leader.rank, membership.last_leader) == (1, 1)
+    assert on(membership, b"a", 0).mark_heard(7.0) and not on(membership, b"a", 0).hello.leader
+    assert membership.leader.rank == 1
+    assert "rank 1 leads this run" in (membership.hello(b"a", make_hello(0, 2), 7.0) or "")
+    membership.leave(1)
+    assert membership.leader is None and membership.last_leader == 1

@@ -1,0 +1,294 @@
+"""The relay: messages reach the hub and the right rank, and no rank can send in the name of another."""
+
+import subprocess
+import sys
+from collections import deque
+from typing import cast
+
+import pytest
+import zmq
+
+from agents import protocol
+from agents.client import Client
+from agents.hub.relay.node import Node
+from agents.hub.relay.outbox import KEPT, PATIENCE, RelayOutbox
+from agents.hub.telemetry.membership import SUCCESSION_S
+from agents.protocol import Event, Pulse, Refused, Relay, Welcome, codec
+from agents.rundir.socket_directory import endpoints_in, make_socket_directory, remove_sockets
+from agents.transport.reconnecting import ReconnectingSocket
+from agents.transport.roles import Role
+from agents.transport.server_sockets import Received, ServerSocket
+from agents.waiting import wait_for_command
+from tests.unit.agents.conftest import Opened
+from tests.unit.agents.fleet import (
+    DEADLINE_S,
+    Fleet,
+    HubProcess,
+    Peer,
+    environment,
+    make_hello,
+    make_step,
+    make_summary,
+    poll_until,
+)
+
+
+class RelayProcess:
+    """A relay for run `r`; each start uses the same sockets."""
+
+    def __init__(self, hub: str) -> None:
+        self._hub = hub
+        self.endpoints = endpoints_in(make_socket_directory())
+        self.process: subprocess.Popen[str]
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "agents.hub.relay", "--run", "r", "--hub", self._hub]
+        self.process = subprocess.Popen(
+            [*command, "--sockets", str(self.endpoints.directory)],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout and self.process.stdout.readline().strip() == self.endpoints.ranks
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        assert self.process.stdout
+        self.process.stdout.close()
+        remove_sockets(self.endpoints)
+
+
+@pytest.fixture
+def relay(own_hub: HubProcess, opened: Opened) -> RelayProcess:
+    return opened(RelayProcess(own_hub.endpoints.ranks))
+
+
+def test_ranks_and_commands_survive_kills_of_relay_and_hub(
+    own_hub: HubProcess, relay: RelayProcess, opened: Opened
+) -> None:
+    client = opened(Client(own_hub.endpoints.clients))
+    fleet = opened(Fleet(relay.endpoints.ranks))
+    poll_until(client, lambda: len(client.state.steps) == 4 and client.state.board, fleet.turn)
+    command = client.propose({"micro_batches": 8})
+    poll_until(
+        client,
+        lambda: command in client.state.commands and client.state.commands[command].settled,
+        fleet.turn,
+    )
+    assert wait_for_command(client, command, 1.0).acks == 4
+
+    relay.kill()
+    step = fleet.step
+    relay.start()
+    poll_until(client, lambda: client.state.steps[3].step > step + 2, fleet.turn)
+
+    own_hub.kill()
+    own_hub.start()
+    epoch = client.epoch
+    poll_until(
+        client,
+        lambda: client.epoch != epoch and len(client.state.steps) == 4 and client.state.board,
+        fleet.turn,
+    )
+    command = client.propose({"micro_batches": 2})
+    poll_until(
+        client,
+        lambda: command in client.state.commands and client.state.commands[command].settled,
+        fleet.turn,
+    )
+    assert wait_for_command(client, command, 1.0).acks == 4
+    fleet.close(DEADLINE_S)
+    poll_until(client, lambda: len(client.state.gone) == 4)
+    assert all(gone.clean for gone in client.state.gone.values())
+
+
+def test_a_relay_sends_only_for_ranks_that_sent_a_hello_through_it(
+    own_hub: HubProcess, opened: Opened
+) -> None:
+    client = opened(Client(own_hub.endpoints.clients))
+    rank, relay = opened(Peer(own_hub.endpoints.ranks)), opened(Peer(own_hub.endpoints.ranks))
+    rank.say(make_hello(0, 4), make_step(0, 7))
+    relay.say(Relay(protocol.VERSION, "r", "node", 1), make_hello(1, 4), make_hello(2, 4, layout="other"))
+    refused = relay.hear(Refused)
+    assert isinstance(refused, Refused) and refused.rank == 2
+    relay.say(
+        make_step(1, 5),
+        make_step(0, 1000),  # for a rank with its own connection
+        make_step(3, 1000),  # for a rank without a hello
+        Event(0.0, "info", "rank 0", "as rank 0"),
+        Event(0.0, "info", "rank 1", "as rank 1"),
+        Event(0.0, "info", "hub", "as the hub"),
+    )
+    poll_until(client, lambda: client.epoch)
+    assert relay.hear(Welcome) == Welcome(client.epoch, [0, 3])
+    poll_until(client, lambda: 1 in client.state.steps and 0 in client.state.steps)
+    client.poll(0.1)
+    assert {rank: step.step for rank, step in client.state.steps.items()} == {0: 7, 1: 5}
+    said = [event.source for event in client.state.events if event.text.startswith("as ")]
+    assert said == ["rank 1"]
+    relay.say(Relay(protocol.VERSION, "another", "node", 1))
+    assert "belongs to run another" in relay.hear(Refused).why  # type: ignore[union-attr]
+    rank.say(Relay(protocol.VERSION, "r", "node", 1))
+    assert "sent an introduction on the connection of a rank" in rank.hear(Refused).why  # type: ignore[union-attr]
+
+
+def test_a_full_outbox_keeps_the_newest_record_of_each_rank() -> None:
+    outbox = RelayOutbox()
+    for step in range(3 * PATIENCE):
+        outbox.put(make_step(step % 100, step))
+        if step % 1000 == 0:
+            outbox.put(Pulse(1, step, "forward", 0.0))
+            outbox.put(make_hello(1, 100, step=step))
+    assert len(outbox) <= PATIENCE
+    assert outbox.flush(lambda _: False) == 0, "nothing was sent, so nothing is reported"
+    sent: list[bytes] = []
+    lost = outbox.flush(lambda frame: sent.append(frame) is None)
+    messages = [message for frame in sent for message in codec.decode(frame)]
+    assert all(len(frame) <= protocol.FRAME_BYTES for frame in sent)
+    newest = {m.rank: m.step for m in messages if isinstance(m, protocol.Step)}
+    assert newest == {step % 100: step for step in range(3 * PATIENCE - 100, 3 * PATIENCE)}
+    assert sum(isinstance(m, protocol.Hello) for m in messages) == -(-3 * PATIENCE // 1000), (
+        "a hello is no record"
+    )
+    put = 3 * PATIENCE + 2 * -(-3 * PATIENCE // 1000)
+    assert lost == put - len(messages) > 0 and len(messages) < PATIENCE + KEPT
+
+
+def test_records_of_invalid_ranks_are_bounded_too() -> None:
+    outbox = RelayOutbox()
+    for rank in range(3 * PATIENCE):
+        outbox.put(make_step(rank, 1))
+        outbox.put(Event(0.0, "info", "rank 1", "x"))
+    assert len(outbox) <= PATIENCE
+
+
+class RankSide:
+    """A stand-in for the socket to the ranks; it keeps the relay's answers."""
+
+    def __init__(self) -> None:
+        self.said: deque[Received] = deque()
+        self.answers: list[tuple[bytes, protocol.AnyMessage]] = []
+
+    def receive(self) -> Received:
+        if not self.said:
+            raise zmq.Again
+        return self.said.popleft()
+
+    def send(self, peer: bytes, frame: bytes) -> bool:
+        self.answers += [(peer, message) for message in codec.decode(frame)]
+        return True
+
+
+class HubSide:
+    """A stand-in for the socket to the hub; it keeps the sent frames."""
+
+    refusal = None
+
+    def __init__(self) -> None:
+        self.said: deque[bytes] = deque()
+        self.sent: list[protocol.AnyMessage] = []
+
+    @property
+    def socket(self) -> "HubSide":
+        return self
+
+    def check_handshakes(self) -> None: ...
+
+    def recv(self, _flags: int) -> bytes:
+        if not self.said:
+            raise zmq.Again
+        return self.said.popleft()
+
+    def send(self, frame: bytes, _flags: int) -> None:
+        self.sent += codec.decode(frame)
+
+
+class Within:
+    """A relay `Node` alone: messages of ranks go in, messages to the hub come out."""
+
+    def __init__(self) -> None:
+        self.sockets, self._hub = RankSide(), HubSide()
+        self._node = Node("r", cast(ReconnectingSocket, self._hub), cast(ServerSocket, self.sockets))
+
+    def say(self, peer: bytes, *messages: protocol.Message, now: float = 0.0) -> None:
+        self.sockets.said.append(Received(peer, Role.RANK, "", [codec.encode(messages)]))
+        self._node.turn(now)
+
+    def hear(self, *messages: protocol.Message, now: float = 0.0) -> None:
+        self._hub.said.append(codec.encode(messages))
+        self._node.turn(now)
+
+    def batch(self) -> list[protocol.AnyMessage]:
+        """The messages that the hub received since the last call."""
+        batch, self._hub.sent = self._hub.sent, []
+        return batch
+
+
+def test_a_relay_passes_on_only_allowed_messages() -> None:
+    node = Within()
+    node.say(b"p0", make_hello(0, 4))
+    node.say(b"p3", make_hello(3, 4))
+    node.batch()
+    node.say(
+        b"p3",
+        make_summary(9),  # a record of the whole job
+        protocol.Credit(protocol.VERSION, "", 0, 1),  # a hub would refuse the whole batch because of it
+        protocol.Sample(["peers"], 1.0),
+        make_step(3, 5),
+        make_step(0, 5),
+    )
+    node.say(b"p0", make_summary(5))
+    batch = node.batch()
+    assert [one for one in batch if not isinstance(one, Event)] == [make_step(3, 5), make_summary(5)]
+    (told,) = (
+        one for one in batch if isinstance(one, Event)
+    )  # reported at the first, and then from time to time
+    assert (told.source, told.text) == ("rank 3", "the rank sent a summary, which it may not send; dropped")
+
+
+@pytest.mark.parametrize("kind", [protocol.Sample(["peers"], 1.0), protocol.Preview("q", {"x": 1})], ids=repr)
+def test_messages_of_hubs_and_clients_are_not_passed_on(kind: protocol.Message) -> None:
+    node = Within()
+    node.say(b"p0", make_hello(0, 4))
+    node.say(b"p3", make_hello(3, 4))
+    node.batch()
+    node.say(b"p3", kind)
+    (told,) = node.batch()
+    assert isinstance(told, Event) and "which it may not send; dropped" in told.text
+    assert node.sockets.answers == [], "nor to the other ranks of the node"
+
+
+def test_a_request_to_one_rank_reaches_only_that_rank() -> None:
+    node = Within()
+    for rank in range(4):
+        node.say(f"p{rank}".encode(), make_hello(rank, 8))
+    wanted = protocol.Sample(["experts"], 10.0, [3], 4)
+    node.hear(wanted, protocol.Sample(["peers"], 10.0, [7]))  # rank 7 is on another node
+    assert node.sockets.answers == [(b"p3", wanted)]
+
+
+def test_the_number_of_a_connected_rank_cannot_be_taken() -> None:
+    node = Within()
+    node.say(b"p3", make_hello(3, 4))
+    node.say(b"x", make_hello(3, 4, pid=1), make_step(3, 1000))
+    assert [(peer, type(answer)) for peer, answer in node.sockets.answers] == [(b"x", Refused)]
+    node.say(b"p3", make_step(3, 5))
+    assert make_step(3, 5) in (batch := node.batch()) and make_step(3, 1000) not in batch
+    node.say(b"x", make_hello(3, 4, pid=1), make_step(3, 6), now=SUCCESSION_S)
+    assert make_step(3, 6) in node.batch()
+
+
+def test_a_relay_reports_malformed_messages() -> None:
+    node = Within()
+    bad = make_hello(0, 4, coords={"x" * 70: 1})
+    node.say(b"p", bad)
+    ((_, answer),) = node.sockets.answers
+    assert isinstance(answer, Refused) and "not a frame of this protocol" in answer.why
+    node.say(b"p", make_hello(0, 4), bad, bad)
+    told = [event for event in node.batch() if isinstance(event, Event)]
+    assert len(told) == 1 and "an invalid hello" in told[0].text and told[0].source == "rank 0"

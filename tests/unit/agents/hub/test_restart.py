@@ -1,0 +1,128 @@
+"""A hub that is killed and restarted, while the ranks continue."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agents.client import Client
+from agents.protocol import CommandState
+from agents.waiting import wait_for_command
+from tests.unit.agents.conftest import Opened
+from tests.unit.agents.fleet import Fleet, HubProcess, environment, poll_until
+
+
+def applied(client: Client, fleet: Fleet, id: str) -> CommandState:
+    poll_until(client, lambda: id in client.state.commands and client.state.commands[id].settled, fleet.turn)
+    return client.state.commands[id]
+
+
+def started(*options: str) -> subprocess.CompletedProcess[str]:
+    """A hub process that ends by itself."""
+    command = [sys.executable, "-m", "agents.hub", "--run", "r", *options]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True)
+
+
+def test_a_restarted_hub_serves_the_same_run(own_hub: HubProcess, opened: Opened) -> None:
+    client = opened(Client(own_hub.endpoints.clients))
+    fleet = opened(Fleet(own_hub.endpoints.ranks))
+    poll_until(client, lambda: client.state.board and len(client.state.hellos) == 4, fleet.turn)
+    first = applied(client, fleet, client.propose({"micro_batches": 8}, id="first"))
+    waits = client.propose({"micro_batches": 2}, id="waits")
+    assert wait_for_command(client, waits, 5.0, settled=False).state == "accepted"
+    poll_until(client, lambda: fleet.agents[0].pending)
+    epoch = client.epoch
+
+    # During a command: the ranks apply it and acknowledge it to a hub that never reads the acks.
+    own_hub.process.send_signal(signal.SIGSTOP)
+    fleet.turn()
+    time.sleep(0.3)
+    own_hub.kill()
+    for _ in range(20):
+        fleet.turn()  # the ranks are not affected
+    asked_while_dead = client.propose({"recompute": "full"}, id="asked while dead")
+    own_hub.start()
+
+    after = applied(client, fleet, waits)
+    assert client.epoch != epoch and client.resets >= 2
+    assert len(client.state.hellos) == 4 and client.state.board is not None
+    assert (after.state, after.revision, after.acks) == ("applied", first.revision + 1, 4)
+    assert applied(client, fleet, asked_while_dead).state == "applied"
+    assert client.state.commands["first"] == first, "known from the journal"
+    applied(client, fleet, client.propose({"micro_batches": 1}, id="first"))
+    assert fleet.boards[0].values["micro_batches"] == 2
+    last = applied(client, fleet, client.propose({"micro_batches": 1}, id="last"))
+    assert last.revision > after.revision
+    assert sorted(set(fleet.carried_out)) == fleet.carried_out, "nothing was carried out twice"
+    poll_until(client, lambda: client.state.summaries[-1].step == fleet.step)
+    assert not client.state.gone
+
+
+def test_a_full_disk_refuses_changes_and_telemetry_continues(own_hub: HubProcess, opened: Opened) -> None:
+    client = opened(Client(own_hub.endpoints.clients))
+    fleet = opened(Fleet(own_hub.endpoints.ranks, 2))
+    poll_until(client, lambda: client.state.board, fleet.turn)
+    limits = resource.prlimit(own_hub.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(own_hub.process.pid, resource.RLIMIT_FSIZE, (1, limits[1]))
+    refused = wait_for_command(client, client.propose({"micro_batches": 8}), 5.0)
+    assert refused.state == "rejected" and "the journal cannot be written" in refused.why
+    step = fleet.step
+    poll_until(client, lambda: client.state.summaries[-1].step > step + 3, fleet.turn)
+    resource.prlimit(own_hub.process.pid, resource.RLIMIT_FSIZE, limits)
+    assert applied(client, fleet, client.propose({"micro_batches": 8})).state == "applied"
+
+
+def test_one_run_has_one_hub(own_hub: HubProcess, opened: Opened) -> None:
+    client = opened(Client(own_hub.endpoints.clients))
+    poll_until(client, lambda: client.resets)
+    second = started("--dir", str(own_hub.folder))
+    assert second.returncode == 2
+    assert (
+        second.stderr.startswith("the hub cannot start: another hub already serves")
+        and "Traceback" not in second.stderr
+    )
+
+
+def test_a_hub_ends_with_its_parent(tmp_path: Path) -> None:
+    parent = subprocess.Popen(["sleep", "60"])
+    hub = HubProcess(tmp_path / "run").start("--parent", str(parent.pid))
+    try:
+        client = Client(hub.endpoints.clients)
+        poll_until(client, lambda: client.resets)
+        client.close()
+        parent.kill()
+        parent.wait()
+        assert hub.process.wait(5) == 0
+        assert not hub.endpoints.directory.exists()
+    finally:
+        parent.kill()
+        hub.clean_up()
+
+
+@pytest.mark.parametrize("sockets", ["/proc/nowhere", "/tmp", "x" * 200])
+def test_invalid_sockets_get_one_sentence(tmp_path: Path, sockets: str) -> None:
+    ended = started("--dir", str(tmp_path), "--sockets", str(tmp_path / sockets))
+    assert ended.returncode == 2 and ended.stderr.startswith("the hub cannot start: the socket")
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_a_lock_that_is_not_a_file_is_refused(tmp_path: Path, kind: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("all I have")
+    lock = tmp_path / "run" / ".hub.lock"
+    lock.parent.mkdir()
+    if kind == "link":
+        lock.symlink_to(precious)
+    else:
+        os.mkfifo(lock)
+    ended = started("--dir", str(lock.parent))
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+    what = "a link" if kind == "link" else "not a regular file"
+    assert f".hub.lock cannot be locked: .hub.lock is {what}" in ended.stderr
+    assert precious.read_text() == "all I have"

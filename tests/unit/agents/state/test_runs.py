@@ -1,0 +1,157 @@
+"""Run folders and sockets: found if the run is live, refused with one sentence if not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agents import protocol
+from agents.rundir import runs
+from agents.rundir.failure_file import FAILURE_FILE, forget_failure, last_failure
+from agents.rundir.hub_file import HubFile, read_hub_file, remove_hub_file, write_hub_file
+from agents.rundir.local_machine import process_state
+from agents.rundir.runs import RunError
+from agents.rundir.socket_directory import check_socket_directory, endpoints_in, make_socket_directory
+
+
+def add_run(runs_dir: Path, name: str, pid: int, started_s: float = 1.0) -> HubFile:
+    folder = runs_dir / name
+    sockets = folder / "s"
+    folder.mkdir(parents=True)
+    sockets.mkdir(mode=0o700)
+    hub = HubFile(name, "epoch", endpoints_in(sockets), pid, protocol.VERSION, started_s)
+    write_hub_file(folder, hub)
+    return hub
+
+
+@pytest.fixture
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_the_newest_live_run_is_found(tmp_path: Path, dead_pid: int) -> None:
+    add_run(tmp_path, "older", os.getpid(), 1.0)
+    newer = add_run(tmp_path, "newer", os.getpid(), 2.0)
+    add_run(tmp_path, "dead", dead_pid, 3.0)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "hub.json").write_text('{"run": "bro')
+    found = runs.newest_live(tmp_path)
+    assert found is not None and found.hub == newer
+    assert runs.resolve(None, tmp_path) == newer.endpoints
+    assert {run.name: run.live for run in runs.list_runs(tmp_path)} == {
+        "older": True,
+        "newer": True,
+        "dead": False,
+        "broken": False,
+    }
+
+
+def test_a_zombie_is_not_alive() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert process_state(process.pid) == "ended"
+    process.wait()
+
+
+def test_a_run_is_named_by_name_folder_or_url(tmp_path: Path) -> None:
+    endpoints = add_run(tmp_path / "runs", "r", os.getpid()).endpoints
+    for target in ("r", str(tmp_path / "runs" / "r"), f"ipc://{endpoints.directory}", endpoints.ranks):
+        assert runs.resolve(target, tmp_path / "runs") == endpoints
+
+
+def test_an_unreachable_run_gets_one_sentence(tmp_path: Path, dead_pid: int) -> None:
+    add_run(tmp_path, "dead", dead_pid)
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "hub.json").write_text("[]")
+    for target, sentence in {
+        "dead": f"process {dead_pid}.* is not alive",
+        "nowhere": "there is no run nowhere in .*; the runs there are: .*dead",
+        "bare": "no hub serves the run .*no hub.json",
+        "broken": "is not a hub file",
+        "http://host:80": "legal: ipc://DIRECTORY",
+    }.items():
+        with pytest.raises(RunError, match=sentence):
+            runs.resolve(target, tmp_path)
+    absent = tmp_path / "absent"
+    with pytest.raises(RunError, match=f"no run in {absent} is live; start one, or name a run or its folder"):
+        runs.resolve(None, absent)
+    with pytest.raises(
+        RunError, match=f"no run in {tmp_path} is live; the newest run that has ended is [a-z]+; start"
+    ):
+        runs.resolve(None, tmp_path)
+
+
+def test_runs_that_an_error_does_not_name_are_counted(tmp_path: Path) -> None:
+    for number in range(10):
+        (tmp_path / f"r{number}").mkdir()
+        (tmp_path / f"r{number}" / "hub.json").write_text("[]")
+    with pytest.raises(RunError, match=r"the runs there are: r\d(, r\d){7} and 2 more$"):
+        runs.find_folder("x", tmp_path)
+    with pytest.raises(RunError, match=r"the runs there are: none$"):
+        runs.find_folder("x", tmp_path / "absent")
+
+
+def test_a_hub_file_is_validated(tmp_path: Path) -> None:
+    endpoints = add_run(tmp_path, "theirs", os.getpid()).endpoints
+    endpoints.directory.chmod(0o777)
+    with pytest.raises(RunError, match="must be a directory of yours with mode 0700"):
+        runs.resolve("theirs", tmp_path)
+    deep, long = tmp_path / "deep", tmp_path / "long"
+    for folder in (deep, long):
+        folder.mkdir()
+    (deep / "hub.json").write_bytes(b'{"x":' + b"[" * 30_000 + b"]" * 30_000 + b"}")
+    (long / "hub.json").write_bytes(b" " * (1 << 20) + (tmp_path / "theirs" / "hub.json").read_bytes())
+    assert {run.name: run.hub is None for run in runs.list_runs(tmp_path)} == {
+        "theirs": False,
+        "deep": True,
+        "long": True,
+    }
+
+
+def test_only_the_start_that_wrote_it_removes_the_hub_file(tmp_path: Path) -> None:
+    add_run(tmp_path, "r", os.getpid())
+    remove_hub_file(tmp_path / "r", "another")
+    assert read_hub_file(tmp_path / "r").epoch == "epoch"
+    remove_hub_file(tmp_path / "r", "epoch")
+    assert not (tmp_path / "r" / "hub.json").exists()
+
+
+def test_sockets_are_private_and_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    directory = make_socket_directory()
+    assert directory.parent == tmp_path and directory.stat().st_mode & 0o777 == 0o700
+    check_socket_directory(directory)
+    directory.chmod(0o755)
+    with pytest.raises(RunError, match="mode 0700"):
+        check_socket_directory(directory)
+
+
+def test_a_long_runtime_directory_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    directory = make_socket_directory()
+    directory.rmdir()
+    assert long not in directory.parents and list(long.iterdir()) == []
+    with pytest.raises(RunError, match="bytes and a socket takes 107"):
+        endpoints_in(long)
+
+
+def test_a_failure_is_ignored_after_a_new_start(tmp_path: Path) -> None:
+    file = tmp_path / FAILURE_FILE
+    forget_failure(tmp_path)
+    assert not file.exists()
+    file.write_text("2026-11-21 12:00:00 rank 2 was killed\n\nrank 3 had ended without an error\n")
+    assert last_failure(tmp_path) == "rank 2 was killed"
+    forget_failure(tmp_path)
+    assert last_failure(tmp_path) is None and "rank 2 was killed" in file.read_text()
+    with pytest.raises(RunError, match="it has ended, or it has no hub"):
+        read_hub_file(tmp_path)
+    with file.open("a") as more:
+        more.write("2026-11-21 13:00:00 rank 5 was killed\n")
+    assert last_failure(tmp_path) == "rank 5 was killed"

@@ -1,0 +1,188 @@
+"""The charts of a long run: every spike live and after a hub restart, and every step of a recording."""
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from agents.hub.recorder import Limits, Recorder
+from agents.hub.telemetry.history import History
+from agents.hub.telemetry.update_log import UpdateLog
+from agents.protocol import Summary, Update
+from agents.recording.detail import curve_between
+from agents.recording.reader import Recording
+from agents.recording.replay import Replay
+from agents.state.metric_curve import Curve
+from agents.state.run_state import HISTORY, RunState
+from cockpit.data.metric_curves import Segment, clamp, extent, pan, polylines, segments, zoom
+from cockpit.data.run_log import Mark
+from cockpit.data.sources.playback import Playback
+from cockpit.data.store import Store
+from cockpit.tui.theme import palette
+from cockpit.tui.widgets.metric_curve import plot
+from tests.unit.agents.fleet import DEADLINE_S, make_hello, make_summary
+
+STEPS = 20_000
+SPIKE = 3456
+
+
+def at(step: int) -> Summary:
+    return structs.replace(make_summary(step), loss=2 - step / STEPS + 3 * (step == SPIKE))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recording of a run of many steps."""
+    path = tmp_path_factory.mktemp("run") / "run.db"
+    sequence = UpdateLog()
+    recorder = Recorder(path, sequence, Limits(commit_s=0.01, segment_bytes=1 << 20))
+    sequence.publish(make_hello(0, 1))
+    for step in range(STEPS):
+        sequence.publish(at(step))
+        if step % 50 == 0:
+            recorder.follow()
+    recorder.close(60)
+    return path
+
+
+def spike_is_drawn(found: list[Segment]) -> bool:
+    """Whether the drawn line is far above the curve at the spike, and only there."""
+    points = [point for one in found for point in one.points]
+    assert (SPIKE, at(SPIKE).loss) in points
+    width, height = 108, 21
+    marks: list[Mark] = []
+    rows = [
+        line.strip(width, palette("cockpit-dark").text).text
+        for line in plot(found, marks, width, height, palette("cockpit-dark"))
+    ]
+    high = [x for row in rows[: height // 2] for x, glyph in enumerate(row) if ord(glyph) > 0x2800]
+    first, last = points[0][0], points[-1][0]
+    return {x - 8 for x in high} == {int((SPIKE - first) / (last - first) * 100)}
+
+
+def test_a_spike_of_one_step_is_drawn_live_and_in_a_replay(recorded: Path) -> None:
+    replay = Replay(Recording(recorded))
+    replay.seek(replay.recording.at_end())
+    assert extent(replay.state) == (0, STEPS - 1)
+    assert spike_is_drawn(segments(replay.state, "loss"))
+    watcher = RunState()  # the snapshot that the hub sends to a late client
+    for update in replay.state.replay():
+        watcher.apply(update)
+    assert spike_is_drawn(segments(watcher, "loss"))
+
+
+def test_a_spike_of_one_step_is_drawn_after_a_hub_restart(recorded: Path) -> None:
+    sequence = UpdateLog()
+    recall = History(recorded, sequence)
+    for update in (make_hello(0, 1, step=STEPS), at(STEPS)):
+        sequence.publish(update)
+    deadline = time.monotonic() + DEADLINE_S
+    while not recall.tick(0):  # it reads
+        assert time.monotonic() < deadline, "the condition did not become true in time"
+        time.sleep(0.005)
+    assert extent(sequence.state) == (0, STEPS)
+    assert spike_is_drawn(segments(sequence.state, "loss"))
+
+
+def test_a_recording_gives_every_step_in_view(recorded: Path) -> None:
+    recording = Recording(recorded)
+    end = recording.span()
+    detail = curve_between(recording, 3000, 3900, end.last_epoch, end.last_seq)
+    assert detail.points("loss") == [(step, at(step).loss) for step in range(3000, 3901)]
+    early = curve_between(recording, 3000, 3900, end.last_epoch, 3102)  # the hello has number 1
+    assert [step for step, _ in early.points("loss")] == list(range(3000, 3101))
+
+
+def test_repeated_steps_replace_the_earlier_ones(tmp_path: Path) -> None:
+    sequence = UpdateLog()
+    recorder = Recorder(tmp_path / "run.db", sequence, Limits(commit_s=0.001))
+    told: list[Update] = [make_hello(0, 1), *map(at, range(300))]
+    told += [structs.replace(at(step), loss=7.0) for step in range(200, 250)]
+    for update in told:
+        sequence.publish(update)
+        recorder.follow()
+        threading.Event().wait(0.0005)
+    recorder.close(60)
+    recording = Recording(tmp_path / "run.db")
+    points = curve_between(recording, 190, 280, sequence.epoch, sequence.seq).points("loss")
+    assert points == [(step, at(step).loss if step < 200 else 7.0) for step in range(190, 250)]
+
+
+@pytest.fixture
+def played(recorded: Path) -> Iterator[Store]:
+    recording = Recording(recorded)
+    playback = Playback(recording, "r", begin=recording.at_end())
+    store = Store(playback.clock)
+    playback.start(store)
+    yield store
+    playback.stop()
+
+
+def until(store: Store, true: object) -> None:
+    pause = threading.Event()
+    for _ in range(2000):
+        with store.lock:
+            if true():  # type: ignore[operator]
+                return
+        pause.wait(0.01)
+    raise AssertionError("the condition did not become true in time")
+
+
+def test_a_replay_shows_every_step_of_a_view(played: Store) -> None:
+    until(played, lambda: played.step == STEPS - 1)
+    coarse = segments(played.state, "loss", (3000, 3900))
+    assert [one.width for one in coarse] == [32] and len(coarse[0].points) < 200
+    with played.lock:
+        played.set_view((3000, 3900))
+    until(played, lambda: played.detail is not None)
+    fine = segments(played.state, "loss", played.view, played.detail)
+    assert [(one.width, len(one.points)) for one in fine] == [(1, 901)]
+    with played.lock:
+        played.set_view((18_000, STEPS - 1))
+    until(played, lambda: played.detail is not None)
+    fine = segments(played.state, "loss", played.view, played.detail)
+    steps = [step for one in fine for step, _ in one.points]
+    assert (
+        steps[-HISTORY:] == list(range(STEPS - HISTORY, STEPS))
+        and max(b - a for a, b in pairwise(steps)) == 1
+    )
+
+
+def test_a_repeated_step_is_removed_from_the_detail() -> None:
+    store = Store()
+    store.apply(map(at, range(2000)))
+    detail = Curve()
+    detail.extend(map(at, range(100, 900)))
+    store.set_view((100, 900))
+    store.set_detail((100, 900), detail)
+    store.set_detail((0, 50), Curve())
+    store.apply([at(500)])
+    assert store.detail is detail and detail.last == 499
+    assert [step for one in segments(store.state, "loss", store.view, detail) for step, _ in one.points] == [
+        *range(100, 501)
+    ]
+
+
+def test_lines_join_consecutive_points() -> None:
+    old = Segment([(0, 1.0), (5, 9.0), (31, 1.0), (32, 1.0), (60, 0.0), (63, 1.0), (128, 1.0)], width=32)
+    new = Segment([(129, 1.0), (130, math.nan), (131, 1.0), (132, 1.0), (150, 1.0)])
+    joined = [[step for step, _ in run] for run in polylines([old, new], 10.0)]
+    assert joined == [[0, 5, 31, 32, 60, 63], [128, 129], [131, 132], [150]]
+    assert [len(run) for run in polylines([old, new], 0.001)] == [8, 3], (
+        "the gap is narrower than a column, so it is not drawn"
+    )
+
+
+def test_a_view_stays_within_the_run() -> None:
+    whole = (0, 1000)
+    view = clamp(zoom(whole, 0.5), whole)
+    assert view == (250, 750)
+    assert clamp(pan(view, -0.25), whole) == (125, 625)
+    assert clamp(pan(view, 3), whole) == (500, 1000)
+    assert clamp(zoom(view, 2), whole) is None
+    assert zoom((100, 101), 0.5) == (92, 109), "a view has at least MIN_STEPS"

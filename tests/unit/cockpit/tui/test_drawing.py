@@ -1,0 +1,251 @@
+"""Lines, grid layouts and curves: exact widths, every rank drawn once, no missing value drawn as zero."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+
+from agents.protocol import Board, Experts, KnobState, LayerLoad, Legal, Traffic
+from cockpit.data import format
+from cockpit.data.metric_curves import Segment
+from cockpit.data.run_log import Mark
+from cockpit.data.store import Store
+from cockpit.tui.chart import AXIS, decimate, nice_range, tick
+from cockpit.tui.strips import StripLine, bar, column
+from cockpit.tui.theme import THEMES, palette
+from cockpit.tui.widgets.experts import ExpertLoad, load_bin
+from cockpit.tui.widgets.knobs import KnobSummary
+from cockpit.tui.widgets.metric_curve import plot
+from cockpit.tui.widgets.ranks.arrangement import bands, own_axes, plan, step_from
+from cockpit.tui.widgets.traffic import TrafficByAxis
+from engine.config.grid import Grid
+from tests.screens.fake_run import FakeRun, big
+from tests.unit.agents.fleet import make_hello, make_summary
+
+COLOURS = palette("cockpit-dark")
+
+
+@given(st.text(max_size=40), st.integers(1, 60))
+def test_a_strip_has_the_exact_width_and_no_control_characters(text: str, width: int) -> None:
+    strip = StripLine().add(text, COLOURS.text).add("tail", COLOURS.dim).strip(width, COLOURS.text)
+    assert strip.cell_length == width
+    assert "\x1b" not in strip.text
+    assert all(segment.style is not None for segment in strip)
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown"),
+    [
+        (None, 1, "    ·"),
+        (math.nan, 1, "    ·"),
+        (0.0, 1, "  0.0"),
+        (412.4, 1, "412.4"),
+        (12345.6, 1, "12346"),
+    ],
+)
+def test_fixed_keeps_its_width_and_never_shows_missing_as_zero(value: float, digits: int, shown: str) -> None:
+    assert format.fixed(value, 5, digits) == shown
+
+
+def test_bars() -> None:
+    assert bar(0.5, 4) == "██  "
+    assert column(0.0, 2) == [" ", "▁"]  # a dead expert is drawn
+    assert column(1.0, 2) == ["█", "█"]
+    assert load_bin(0.0) == 0
+    assert load_bin(1.0) == 3
+
+
+def coords(run: FakeRun) -> dict[int, dict[str, int]]:
+    return {rank: run.coords(rank) for rank in range(run.world)}
+
+
+def test_ep_is_recognised_as_a_derived_axis() -> None:
+    assert own_axes(coords(FakeRun())) == ["pp", "dp", "tp"]
+
+
+def test_cp_is_an_axis_like_the_others() -> None:
+    grid = Grid(pp=2, cp=2, tp=2, ep=4)
+    over_cp = {rank: grid.shown(rank) for rank in range(grid.world)}
+    assert own_axes(over_cp) == ["pp", "cp", "tp"]
+    found, columns = bands(over_cp, "cp")
+    assert [(band.label, band.ranks) for band in found] == [("cp0", [0, 1, 4, 5]), ("cp1", [2, 3, 6, 7])]
+    assert columns == ["tp 0", "tp 1"]
+
+
+def test_traffic_has_a_row_for_each_axis_with_bytes() -> None:
+    nothing, some = Traffic(0, 0.0, 0.0), Traffic(1, 0.5, 0.5)
+    comm = {"pp": nothing, "dp": some, "cp": some, "tp": Traffic(0, 0.1, 0.1)}
+    store = Store()
+    store.apply([make_hello(0, 1), structs.replace(make_summary(1), comm=comm)])
+    panel = TrafficByAxis("traffic")
+    _, *rows = panel.draw(store, 90, 9, COLOURS)
+    assert [row.strip(90, COLOURS.text).text.split()[0] for row in rows] == ["cp", "dp"]
+    assert panel.natural_height(store) == 3
+
+
+@pytest.mark.parametrize("group", ["pp", "dp", "tp", "ep"])
+@pytest.mark.parametrize("run", [FakeRun(), big()], ids=["8", "1024"])
+@pytest.mark.parametrize("size", [(74, 15), (49, 8), (90, 30), (20, 4)])
+def test_every_rank_is_drawn_once_inside_the_panel(run: FakeRun, group: str, size: tuple[int, int]) -> None:
+    width, height = size
+    found, columns = bands(coords(run), group)
+    how = plan(found, columns, width, height, 19)
+    placed = [rank for row in how.grid for slot in row for rank in slot]
+    assert sorted(placed) == list(range(run.world))
+    assert len(how.rows) + bool(how.columns) <= height
+    assert all(how.label + how.cell * len(row.top) <= width for row in how.rows)
+
+
+def test_the_cursor_reaches_every_rank() -> None:
+    found, columns = bands(coords(FakeRun()), "pp")
+    grid = plan(found, columns, 60, 20, 19).grid
+    assert step_from(grid, None, 1, 0) == 0
+    assert step_from(grid, 0, 1, 0) == 1
+    assert step_from(grid, 1, 1, 0) == 1
+    assert step_from(grid, 1, 0, 1) == 3
+    assert step_from(grid, 3, 0, 1) == 5
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=400), st.integers(4, 80))
+def test_decimation_keeps_the_extremes(values: list[float], columns: int) -> None:
+    points = decimate(list(enumerate(values)), 0, len(values) - 1, columns)
+    kept = [value for _, value in points]
+    assert (min(kept), max(kept)) == (min(values), max(values))
+    assert points == sorted(points) and len(points) <= 2 * columns + 2
+
+
+@given(st.floats(-1e9, 1e9), st.floats(-1e9, 1e9))
+def test_a_nice_range_holds_its_values(a: float, b: float) -> None:
+    low, high = nice_range(min(a, b), max(a, b))
+    assert low < high
+    slack = 1e-9 * max(1.0, abs(a), abs(b))
+    assert low <= min(a, b) + slack
+    assert high >= max(a, b) - slack
+
+
+def test_a_plot_fills_its_panel_and_marks_changes() -> None:
+    lines = plot([Segment([(step, 5 - step / 50) for step in range(200)])], [Mark(100, "k")], 60, 12, COLOURS)
+    strips = [line.strip(60, COLOURS.text) for line in lines]
+    assert len(strips) == 12
+    assert sum("╷" in strip.text for strip in strips) >= 8
+    assert any(ord(char) >= 0x2800 for strip in strips for char in strip.text)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2.0, "2"), (-12.345, "-12.35"), (19_900.0, "19.9 k"), (1.234e-05, "1e-05"), (-999_900.0, "-1e+06")],
+)
+def test_a_tick_fits_beside_the_axis(value: float, text: str) -> None:
+    assert tick(value) == text and len(text) <= AXIS - 2
+
+
+@pytest.mark.parametrize("height", range(2, 30))
+def test_the_axis_names_the_values_of_its_rows(height: int) -> None:
+    rows = pictured(Segment([(step, step / 100) for step in range(101)]), height=height)
+    labels = {y: float(row[: AXIS - 2]) for y, row in enumerate(rows) if "┤" in row}
+    bottom = height - 2
+    if height == 2:
+        assert labels == {0: 0.0}
+        return
+    assert labels[0] == 1.0 and labels[bottom] == 0.0 and len(labels) == (3 if height > 5 else 2)
+    assert all(value == pytest.approx(1 - y / bottom, abs=1e-4) for y, value in labels.items())
+    assert all(row[AXIS - 1] in "┤│" for row in rows[:-1])
+
+
+def pictured(*segments: Segment, width: int = 68, height: int = 9) -> list[str]:
+    return [line.strip(width, COLOURS.text).text for line in plot(segments, [], width, height, COLOURS)]
+
+
+def test_no_line_crosses_missing_or_non_finite_steps() -> None:
+    whole = pictured(Segment([(step, 1.0) for step in range(600)]))
+    drawn = next(row for row in whole if "⠤" in row or "⠒" in row or "⣀" in row or "⠉" in row)
+    assert " " not in drawn[8:]
+    points = [(step, 1.0) for step in range(600) if not 200 <= step < 400]
+    gap = next(row for row in pictured(Segment(points)) if any(ord(glyph) > 0x2800 for glyph in row))
+    assert gap[8:28].strip() and gap[48:].strip() and not gap[29:47].strip()
+    points = [(step, math.nan if 200 <= step < 400 else 1.0) for step in range(600)]
+    broken = pictured(Segment(points))
+    assert sum(row.count("✗") for row in broken) == 20
+    assert not any(ord(glyph) > 0x2800 for row in broken for glyph in row[29:47])
+    tenths = pictured(Segment([(step, 1.0) for step in range(0, 600, 10)]))
+    assert any(" " not in row[8:] for row in tenths[:-1]), "a loop that reports every tenth step has no gaps"
+
+
+def test_bucketed_ranges_are_marked() -> None:
+    buckets = Segment([(step, float(step)) for step in range(0, 512, 8)], width=32)
+    newest = Segment([(step, 1.0) for step in range(512, 600)])
+    assert "╌ lowest and highest of 32 steps" in pictured(buckets, newest)[-1]
+    assert pictured(buckets, newest, width=38)[-1].count("╌") > 10, "the text does not fit"
+    assert "╌" not in pictured(Segment(buckets.points, width=8), newest)[-1], "finer than a column"
+    assert "╌" not in pictured(Segment(newest.points[:10]))[-1], "every step is drawn"
+
+
+@pytest.mark.parametrize("name", THEMES)
+def test_every_style_has_both_colours(name: str) -> None:
+    colours = palette(name)
+    for style in (colours.text, colours.cursor, *colours.deviation, *colours.ramp, *colours.forward):
+        assert style.color and style.bgcolor
+
+
+def test_knobs_without_a_row_are_named_or_counted() -> None:
+    store = Store()
+    names = [f"knob_{n}" for n in range(6)]
+    knobs = [KnobState(name, n, Legal(low=0, high=9), True, "") for n, name in enumerate(names)]
+    knobs.append(KnobState("save", None, Legal([True]), True, "", action=True))
+    store.apply(iter([Board(0, 1, "digest", knobs)]))
+
+    def drawn(width: int, height: int) -> list[str]:
+        lines = KnobSummary("knobs").draw(store, width, height, COLOURS)
+        assert len(lines) <= height
+        return [line.strip(width, COLOURS.text).text.rstrip() for line in lines]
+
+    whole = drawn(60, 7)
+    assert [line.split()[0] for line in whole] == [*names, "actions"]
+    assert "loss-neutral" in whole[0] and whole[-1].split() == ["actions", "save"]
+    assert drawn(60, 4) == [*whole[:3], "+4  knob_3 3  knob_4 4  knob_5 5  save"]
+    assert drawn(38, 4)[3] == "+4  knob_3 3  knob_4 4  knob_5 5  save"
+    assert drawn(37, 4)[3] == "+4  knob_3 3  knob_4 4  knob_5 5 …"
+    assert drawn(20, 1) == ["+7  knob_0 0 …"]
+
+
+def experts_drawn(layers: list[LayerLoad], width: int, height: int) -> list[str]:
+    store = Store()
+    store.apply(iter([Experts(1, layers)]))
+    lines = ExpertLoad("experts").draw(store, width, height, COLOURS)
+    assert len(lines) <= height
+    return [line.strip(width, COLOURS.text).text.rstrip() for line in lines]
+
+
+def test_a_shared_cell_shows_hottest_and_coldest_and_its_size() -> None:
+    """Expert 5 of layer 1 is dead, and shares its cell with the hottest expert."""
+    even = LayerLoad(0, [100] * 64, 0)
+    odd = LayerLoad(1, [100] * 4 + [500, 0] + [100] * 58, 0)
+    lines = experts_drawn([even, odd, even, even], 64, 3)
+    assert lines[0].split() == [
+        "a",
+        "cell",
+        "is",
+        "2",
+        "layers",
+        "×",
+        "2",
+        "experts",
+        "most",
+        "least",
+        "drop",
+    ]
+    assert lines[1].startswith("L0-1 ▀▀╳▀▀") and lines[1].count("╳") == 1
+    assert lines[1].endswith("4.78×  0.00×   0.0 % !")
+    assert lines[2].endswith("1.00×  1.00×   0.0 %") and "╳" not in lines[2]
+    wide = experts_drawn([even, odd, even, even], 120, 5)
+    assert wide[0].split()[:2] == ["64", "experts"] and "a cell" not in wide[0], (
+        "each expert has its own cell"
+    )
+    assert wide[2].count("╳") == 1
+
+
+def test_a_dead_expert_differs_from_a_cold_one() -> None:
+    lines = experts_drawn([LayerLoad(0, [100, 10, 0, 100], 0)], 80, 2)
+    assert "╳" in lines[1] and "▁" in lines[1] and lines[1].endswith("!")

@@ -1,0 +1,197 @@
+"""Saving and loading checkpoints in a run with one rank in this process."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import engine.checkpoint.save as saving
+from agents.protocol import Ack, Changes, Command
+from agents.rank.agent import Agent
+from engine.checkpoint.manifest import PARTIAL
+from engine.checkpoint.reading import damage, read
+from engine.config.toml import load
+from engine.metering.meter import Meter
+from engine.rendezvous import single_rank_context
+from engine.train.trainer import Trainer
+from tests.ranks.case import SMALL
+from tests.unit.engine.config.test_layout import DEMO
+
+LAYOUT = load(DEMO, [*SMALL, "train.steps=2"])
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", store=single_rank_context(tmp_path).store(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch) -> saving.Checkpoints:
+    """The checkpoints of a run, with `write` replaced by a fast stub."""
+    found = Trainer(LAYOUT, checkpoints_dir=tmp_path / "checkpoints").saving.checkpoints
+    assert found
+    monkeypatch.setattr(found, "write", lambda _, partial: partial.mkdir(parents=True) or {})
+    return found
+
+
+def test_a_save_that_finishes_during_take_finished_is_reported_later(
+    checkpoints: saving.Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The background thread finishes a save while the trainer reads the finished saves."""
+    made = saving.Saved
+
+    def slow(*fields: object) -> saving.Saved:
+        checkpoints.take_finished()
+        return made(*fields)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(saving, "Saved", slow)
+    checkpoints.save(1)
+    checkpoints.wait()
+    assert [saved.step for saved in checkpoints.take_finished()] == [1]
+    assert not checkpoints.take_finished()
+
+
+def test_a_rank_that_waits_for_a_save_reports_repeatedly(
+    tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the parent would kill a stopping run as stuck."""
+    enough = threading.Event()
+    operations: list[str] = []
+
+    class RecordingMeter(Meter):
+        def set_operation(self, text: str) -> None:
+            super().set_operation(text)
+            if text.startswith("waiting for the checkpoint"):
+                operations.append(text)
+            if len(set(operations)) == 2:
+                enough.set()
+
+    checkpoints = Trainer(
+        LAYOUT, RecordingMeter(2, 8), checkpoints_dir=tmp_path / "checkpoints"
+    ).saving.checkpoints
+    assert checkpoints
+    monkeypatch.setattr(saving, "REPORT_EVERY_S", 0.06)
+    monkeypatch.setattr(checkpoints, "write", lambda _, __: {"": enough.wait(10)})
+    checkpoints.save(1)
+    checkpoints.wait()
+    assert enough.is_set() and operations[0].startswith("waiting for the checkpoint, 0.")
+
+
+def test_written_files_have_their_checksums(tmp_path: Path, group: None) -> None:
+    checkpoints = Trainer(LAYOUT, checkpoints_dir=tmp_path).saving.checkpoints
+    assert checkpoints
+    checkpoints.save(1)
+    checkpoints.wait()
+    manifest = read(tmp_path / "step-1").manifest
+    assert manifest.sums.keys() == manifest.files.keys() == {"tensors.json", "rank-0.bin"}
+    assert damage(tmp_path / "step-1") is None
+    with (tmp_path / "step-1/rank-0.bin").open("r+b") as file:
+        file.seek(-1000, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    assert "rank-0.bin has changed since it was written" in (damage(tmp_path / "step-1") or "")
+
+
+class Operator(Agent):
+    """An agent that proposes one change after the other and collects the acks."""
+
+    def __init__(self, *asked: Changes) -> None:
+        super().__init__(None, lambda: (0, "", 0.0))
+        self._pending = [Command(n, f"{n}", changes) for n, changes in enumerate(asked, 1)]
+        self.acks: list[Ack] = []
+
+    @property
+    def pending(self) -> Command | None:
+        return self._pending[0] if self._pending else None
+
+    def settle(self, ack: Ack) -> None:
+        self.acks.append(ack)
+        self._pending = [command for command in self._pending if command.revision != ack.revision]
+
+    @property
+    def states(self) -> list[tuple[int, str]]:
+        return [(ack.revision, ack.state) for ack in self.acks]
+
+
+def test_a_save_is_applied_when_it_is_on_disk(tmp_path: Path, group: None) -> None:
+    operator = Operator({"save": True})
+    trainer = Trainer(LAYOUT, agent=operator, checkpoints_dir=tmp_path / "a")
+    checkpoints_dir, written = trainer.saving.checkpoints, threading.Event()
+    assert checkpoints_dir
+    write = checkpoints_dir.write
+
+    def slow(tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
+        written.wait(10)
+        return write(tensors, partial)
+
+    checkpoints_dir.write = slow  # type: ignore[method-assign]
+    trainer.train_step(0)
+    trainer.train_step(1)
+    assert operator.states == [(1, "agreed")], "two steps later it is still being written"
+    assert operator.acks[0].why == "the checkpoint of step 1 is being written"
+    written.set()
+    checkpoints_dir.wait()
+    trainer.saving.report()
+    assert operator.states == [(1, "agreed"), (1, "applied")] and not operator.acks[1].why
+    assert read(tmp_path / "a/step-1")
+
+
+@pytest.mark.parametrize(
+    ("asked", "state"), [({"save": True}, "rejected"), ({"save": True, "lr_scale": 0.5}, "applied")]
+)
+def test_a_save_that_fails_is_not_applied(tmp_path: Path, group: None, asked: Changes, state: str) -> None:
+    """A file is in the place of the folder. A knob change in the same proposal is still applied."""
+    operator = Operator(asked)
+    trainer = Trainer(LAYOUT, agent=operator, checkpoints_dir=tmp_path)
+    (tmp_path / f"step-1{PARTIAL}").write_text("")
+    trainer.run()
+    assert operator.states == [(1, "agreed"), (1, state)]
+    assert (
+        "the checkpoint of step 1 was not saved" in operator.acks[1].why
+        and "File exists" in operator.acks[1].why
+    )
+    assert trainer.board.values["lr_scale"] == asked.get("lr_scale", 1.0)
+
+
+def test_a_paused_run_saves_once_and_again_only_after_a_failure(tmp_path: Path, group: None) -> None:
+    operator = Operator(
+        {"pause": True, "save": True}, {"save": True}, {"save": True}, {"save": True}, {"stop": True}
+    )
+    trainer = Trainer(LAYOUT, agent=operator, checkpoints_dir=tmp_path)
+    checkpoints_dir, tries = trainer.saving.checkpoints, 0
+    assert checkpoints_dir
+    write = checkpoints_dir.write
+
+    def at_the_second_try(tensors: dict[str, Tensor], partial: Path) -> dict[str, int]:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise OSError(28, "No space left on device")
+        return write(tensors, partial)
+
+    checkpoints_dir.write = at_the_second_try  # type: ignore[method-assign]
+    trainer.run()
+    assert tries == 2
+    final = {ack.revision: ack for ack in operator.acks}
+    assert [final[n].state for n in range(1, 6)] == ["applied"] * 5
+    assert not any(final[n].why for n in range(2, 6)) and read(tmp_path / "step-1")
+
+
+def test_a_trainer_without_a_checkpoints_folder_trains(tmp_path: Path, group: None) -> None:
+    first = Trainer(LAYOUT, checkpoints_dir=tmp_path / "checkpoints")
+    assert first.saving.checkpoints
+    first.train_step(0)
+    first.saving.checkpoints.save(1)
+    first.saving.checkpoints.wait()
+    second = Trainer(LAYOUT, resume=tmp_path / "checkpoints/step-1")
+    assert second.first_step == 1 and second.saving.checkpoints is None
+    ours, theirs = (list(trainer.stages[0].parameters()) for trainer in (second, first))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

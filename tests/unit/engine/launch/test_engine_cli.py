@@ -1,0 +1,40 @@
+"""Invalid command lines of `engine`: one sentence, exit status 2."""
+
+import pytest
+
+from engine.cli.main import main
+from tests.unit.engine.config.test_layout import DEMO
+
+LATENT = [f"model.{key}" for key in ("attention=mla", "kv_rank=16", "nope_dim=16", "rope_dim=8", "v_dim=16")]
+NEEDS = "engine run needs a layout as first argument, a TOML file such as layouts/demo.toml (see engine run --help)\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            [],
+            "engine needs a command; legal: run, plan, simulate, probe, layouts, reference (see engine --help)\n",
+        ),
+        (["run"], NEEDS),
+        (["run", "train.steps=3"], NEEDS),
+        (["run", "--json", "train.steps=3"], NEEDS),
+        (["run", "absent.toml"], "cannot read the layout absent.toml: No such file or directory\n"),
+        (["run", str(DEMO), "--device", "tpu"], "(choose from 'auto', 'cpu', 'cuda')\n"),
+        (
+            ["run", str(DEMO), "model.kv_heads=none", *LATENT],
+            "model.attention = mla: latent attention can be planned and simulated, not trained yet; legal for engine "
+            "run: gqa\n",
+        ),
+        (["layouts", "absent"], "there is no folder of layouts absent; legal: a folder with TOML files\n"),
+        (["layouts", "--wrong"], "engine layouts has no option --wrong; see engine layouts --help\n"),
+        (["run", str(DEMO), "--wrong"], "engine run has no option --wrong; see engine run --help\n"),
+    ],
+)
+def test_an_invalid_command_line_gets_one_sentence(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (2, "") and err.endswith(sentence) and err.count("\n") == 1

@@ -1,0 +1,125 @@
+"""Predicted effects of a change: measured if possible, else simulated, else no number."""
+
+import pytest
+from msgspec import structs
+
+from agents.protocol import Estimate, Legal, Traffic, Value
+from agents.rank.knob_board import Knob, KnobBoard
+from engine.config.toml import load
+from engine.control.preview import Previewer
+from engine.planner.schedule import ScheduleClock
+from tests.unit.agents.fleet import make_step, make_summary
+from tests.unit.engine.config.test_layout import DEMO
+
+TWO_STAGES = ["grid.pp=2", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1"]
+MS = 10.0  # an action, forward or backward
+
+
+def knob(name: str, choices: list[Value], neutral: bool = True, action: bool = False) -> Knob:
+    legal = Legal([one for one in choices if one is not None], optional=None in choices)
+    return Knob(name, lambda _: legal, neutral, "", lambda _: None, lambda _: None, action)
+
+
+def board() -> KnobBoard:
+    knobs = [
+        knob("micro_batches", [2, 4, 8]),
+        knob("schedule", ["gpipe", "1f1b"]),
+        knob("recompute", ["none", "full"]),
+        knob("capacity_factor", [None, 1.0], neutral=False),
+        knob("lr_scale", [0.5, 1.0], neutral=False),
+        knob("save", [True], action=True),
+    ]
+    values: dict[str, Value] = {
+        "micro_batches": 4,
+        "schedule": "1f1b",
+        "recompute": "none",
+        "capacity_factor": 1.0,
+        "lr_scale": 1.0,
+    }
+    return KnobBoard(knobs, values)
+
+
+def seen(oversubscribed: bool = False, steps: int = 10) -> Previewer:
+    """A run with two balanced stages and 4 micro-batches: 2 (4 + 1) actions of 10 ms, and 20 ms of other work."""
+    its = board()
+    previewer = Previewer(load(DEMO, TWO_STAGES), its, oversubscribed)
+    clock = ScheduleClock("1f1b", 2, 1, 4)
+    for step in range(steps):
+        record = structs.replace(make_step(0, step), memory_bytes=1000)
+        previewer.note_rank(record, clock, [[MS / 1e3] * len(acts) for acts in clock.acts])
+        comm = {"pp": Traffic(5000, 1.0, 1.0), "control": Traffic(7, 1.0, 1.0)}
+        summary = structs.replace(make_summary(step), knobs=its.values, step_ms=120.0 + step % 2, comm=comm)
+        previewer.note(structs.replace(summary, bubble=0.25, bubble_bound=0.2, dropped=30))
+    return previewer
+
+
+def found(previewer: Previewer, **changes: Value) -> dict[str, Estimate]:
+    return {one.quantity: one for one in previewer(changes).estimates}
+
+
+def test_more_micro_batches_are_simulated_with_an_interval() -> None:
+    previewed = found(seen(), micro_batches=8)
+    step = previewed["step_ms"]
+    # 9 rounds of F and B, each action in half the time or in the same time; the other 20 ms do not change.
+    assert step.now == pytest.approx(120.5, abs=0.2)
+    assert (step.low, step.high) == (pytest.approx(110.5, abs=0.2), pytest.approx(200.5, abs=0.2))
+    assert step.after is None and "simulated" in step.source, "a wide interval has no single value"
+    assert previewed["bubble_bound"].after == pytest.approx(1 / 9)
+    bubble = previewed["bubble"]
+    assert bubble.interval == (pytest.approx(1 / 9), pytest.approx(1 / 9 + 0.1)) and bubble.after is None
+    assert previewed["comm_bytes"].after == 5000
+    assert previewed["memory_bytes"].after is None and previewed["memory_bytes"].source.startswith("no data")
+
+
+def test_no_time_is_simulated_if_ranks_share_cores() -> None:
+    previewed = found(seen(oversubscribed=True), micro_batches=8)
+    assert previewed["step_ms"].after is None and "share cores" in previewed["step_ms"].source
+    assert previewed["bubble_bound"].after == pytest.approx(1 / 9)
+
+
+def test_measurements_take_precedence_over_simulation() -> None:
+    previewer = seen()
+    its = {**board().values, "micro_batches": 8}
+    for step in range(12):  # the first two steps after a change do not count
+        summary = structs.replace(make_summary(step), knobs=its, step_ms=100.0 + step if step > 1 else 9e9)
+        previewer.note(summary)
+    step = found(previewer, micro_batches=8)["step_ms"]
+    assert (step.after, step.low, step.high) == (106.5, 102.0, 111.0)
+    assert step.source == "measured in this run: 10 steps with these values"
+
+
+def test_on_shared_cores_no_time_is_given_even_if_measured() -> None:
+    previewer = seen(oversubscribed=True)
+    its = {**board().values, "micro_batches": 8}
+    for step in range(12):
+        previewer.note(structs.replace(make_summary(step), knobs=its, step_ms=800.0 + step))
+    step = found(previewer, micro_batches=8)["step_ms"]
+    assert (step.after, step.interval) == (None, None) and "share cores" in step.source
+
+
+def test_an_optimizer_knob_affects_the_loss_but_no_time() -> None:
+    previewer = seen()
+    previewed = found(previewer, lr_scale=0.5)
+    assert previewed["step_ms"].after == previewed["step_ms"].now
+    assert previewed["dropped"].after is None
+    assert previewer({"lr_scale": 0.5}).loss_neutral is False
+    assert previewer({"micro_batches": 8}).loss_neutral is True
+
+
+def test_without_a_capacity_nothing_is_dropped() -> None:
+    previewed = found(seen(), capacity_factor=None)
+    assert previewed["dropped"].after == 0.0
+    assert previewed["step_ms"].after is None
+
+
+def test_an_unknown_effect_has_no_number() -> None:
+    for estimate in [*found(seen(), recompute="full").values(), *found(seen(), save=True).values()]:
+        if estimate.quantity not in ("a2a_bytes", "dropped") or "save" in estimate.source:
+            assert estimate.after is None and estimate.source.startswith("no data")
+    fresh = found(seen(steps=0), micro_batches=8)
+    assert all(one.after is None for one in fresh.values())
+
+
+def test_an_illegal_change_gets_the_same_refusal_as_on_the_ranks() -> None:
+    with pytest.raises(ValueError, match="micro_batches = 3 is not legal; legal: 2, 4, 8"):
+        seen()({"micro_batches": 3})

@@ -1,0 +1,48 @@
+"""The documentation names only paths, links and options that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob(".github/**/*.md"), *ROOT.glob("layouts/*.toml")]
+)
+FOLDERS = ("agents", "cockpit", "docs", "engine", "layouts", "tests")
+SOURCES = {path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")} - {Path(__file__)}
+OPTIONS = frozenset(
+    option for path in SOURCES for option in re.findall(r'"(--[a-z][\w-]*)"', path.read_text())
+)
+# Options of torchrun, pytest, Slurm and pip.
+FOREIGN = {"--dist", "--durations", "--gpus-per-task", "--max-restarts", "--nnodes", "--nproc-per-node"}
+FOREIGN |= {"--rdzv-backend", "--rdzv-endpoint", "--standalone"}
+NOT_FILES = {"cockpit/keys"}  # a folder of the user's configuration
+
+PATH = re.compile(rf"(?<![\w./~-])(?:{'|'.join(FOLDERS)})(?:/[\w-][\w.-]*)+(?<!\.)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_exist(page: Path) -> None:
+    missing = [path for path in PATH.findall(page.read_text()) if not (ROOT / path).exists()]
+    assert set(missing) <= NOT_FILES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, heading in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)", page.read_text()):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not heading or heading in headings(linked)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_exist(page: Path) -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text()))
+    assert named <= OPTIONS | FOREIGN
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

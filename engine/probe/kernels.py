@@ -9,24 +9,33 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.config.knob_values import KnobValues
-from engine.config.layout import Layout, Model
+from engine.config.layout import Knobs, Layout, Model, Train
 from engine.kernels.flash_attention import causal_attention
 from engine.metering.meter import Meter
+from engine.model.loss import cross_entropy
 from engine.model.moe import grouped
 from engine.model.transformer import Stage
 from engine.parallel.collectives import Axis
 from engine.parallel.parameters import ParameterFactory
-from engine.planner.hardware.description import Efficiency
+from engine.planner.hardware.description import Device, Efficiency, Hardware
+from engine.planner.timing.kernels import Kernels as PlannedKernels
+from engine.planner.timing.on_cores import DENSE, EMBEDDING, HEAD
+from engine.planner.workload.job import Job
+from engine.planner.workload.layer_work import embedding_work, head_work, layer_work
+from engine.planner.workload.operations import AttentionCore, Gemm, Memory
 from engine.probe.line import fit
 from engine.probe.stopwatch import Operation, Stopwatch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-SQUARES = {"cpu": (16, 32, 64, 128, 256, 512), "cuda": (128, 256, 512, 1024, 2048, 4096, 8192)}
+SQUARES = {"cpu": (32, 64, 128, 256, 384, 512), "cuda": (128, 256, 512, 1024, 2048, 4096, 8192)}
 KEYS = {"cpu": 512, "cuda": 4096}  # of the measured attention
 HEADS, WIDTH = 4, 256  # of the measured attention; of the grouped product
 GROUPS, ROWS = 8, {"cpu": 64, "cuda": 512}  # of the grouped product, and each group's rows
+BEYOND = 1.25  # of the best rate that a square attained
 COPIED = {"cpu": 2**24, "cuda": 2**28}  # numbers: far more than a cache holds
 TINY = Model(layers=2, d_model=16, heads=2, seq_len=4, vocab=16)  # all of its time is the host's
+# Of a CPU the rate of pointwise work is measured: what remains of the time of these layers.
+MIDDLE, MIDDLE_BATCH = Model(layers=2, d_model=128, heads=4, seq_len=64, vocab=256, d_ff=512), 8
 
 
 @dataclass(frozen=True)
@@ -37,10 +46,11 @@ class Kernels:
     memory_bandwidth: float  # bytes/s
     efficiency: Efficiency
     operation_cpu: float  # seconds of a core for an operation of the host
+    pointwise: float  # bytes/s of pointwise work; 0: not measured
     squares: tuple[tuple[float, float], ...]  # (rows, FLOP/s)
 
 
-class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperationCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operations that torch dispatches."""
 
     def __init__(self) -> None:
@@ -59,10 +69,11 @@ class Calls:
         kind, dtype = device.type, DTYPES[layout.train.precision]
         self._squares = SQUARES[kind][: 4 if short else None]
         self._keys, self._rows, self._copied = KEYS[kind], ROWS[kind], COPIED[kind]
-        self._layer = tiny_layers(device)
+        self._layer = layers(TINY, 1, device)
         width = layout.model.head_width
         self.makes: dict[str, Callable[[], Operation]] = {
             "operations of the host": lambda: self._layer,
+            **({"layers": lambda: layers(MIDDLE, MIDDLE_BATCH, device)} if kind == "cpu" else {}),
             "copy": partial(_copy, self._copied, device),
             "attention": partial(_attention, self._keys, width, device, dtype),
             "grouped product": partial(_grouped, self._rows, device, dtype),
@@ -72,7 +83,7 @@ class Calls:
 
     def rates(self, seconds: Mapping[str, float], watch: Stopwatch) -> Kernels:
         """The rates from the seconds of each of `makes`. All ranks call it."""
-        with _Counted() as counted:
+        with OperationCount() as counted:
             self._layer()
         squares = [(n, seconds[f"product {n} x {n}"]) for n in self._squares]
         peak, half = rate_and_half(squares)
@@ -81,19 +92,22 @@ class Calls:
         attention = 2 * HEADS * keys * keys * self._head_dim / seconds["attention"]
         group = seconds["grouped product"] / GROUPS
         product = 2 * rows * WIDTH * WIDTH / peak * (1 + half * (1 / rows + 2 / WIDTH))
+        bandwidth = 2 * 4 * self._copied / seconds["copy"]
+        efficiency = Efficiency(
+            gemm=1.0,
+            half_rows=half,
+            attention=min(1.0, attention / peak * (1 + half / keys)),
+            memory=1.0,
+            link=1.0,
+            operation=seconds["operations of the host"] / counted.count,
+            group=max(0.0, group - product),
+        )
         return Kernels(
             peak,
-            2 * 4 * self._copied / seconds["copy"],
-            Efficiency(
-                gemm=1.0,
-                half_rows=half,
-                attention=min(1.0, attention / peak * (1 + half / keys)),
-                memory=1.0,
-                link=1.0,
-                operation=seconds["operations of the host"] / counted.count,
-                group=max(0.0, group - product),
-            ),
+            bandwidth,
+            efficiency,
             watch.cpu_seconds(self._layer) / counted.count,
+            pointwise_rate(seconds["layers"], peak, bandwidth, efficiency) if "layers" in seconds else 0.0,
             tuple((float(n), 2 * n**3 / taken) for n, taken in squares),
         )
 
@@ -101,27 +115,43 @@ class Calls:
 def rate_and_half(points: list[tuple[int, float]]) -> tuple[float, float]:
     """FLOP/s of large products, and the rows at which a product attains half of it, from squares of n rows.
 
-    A square takes 2 n^3 / rate (1 + 3 half / n): per FLOP, a line in 1/n (`engine.planner.timing.kernels`).
+    A square takes 2 n^3 / rate (1 + 3 half / n): per FLOP, a line in 1/n (`engine.planner.timing.kernels`). The peak is
+    extrapolated by no more than `BEYOND`, and the rows are the median of what the squares say under it.
     """
     line = fit([(1 / n, seconds / (2 * n**3)) for n, seconds in points])
-    if line.latency == 0:  # no square reached the peak: the largest one is as good as known
-        n, seconds = points[-1]
-        return 2 * n**3 / seconds, 0.0
-    return 1 / line.latency, line.slope / line.latency / 3
+    best = max(2 * n**3 / seconds for n, seconds in points)
+    peak = min(BEYOND * best, 1 / line.latency) if line.latency else best
+    lost = sorted((seconds * peak / (2 * n**3) - 1) * n / 3 for n, seconds in points)
+    return peak, max(0.0, lost[len(lost) // 2])
 
 
-def tiny_layers(device: torch.device) -> Operation:
-    """Forward and backward of layers so small that only the host's work counts."""
-    meter = Meter(TINY.layers, 0, device=device)
+def pointwise_rate(seconds: float, peak: float, bandwidth: float, efficiency: Efficiency) -> float:
+    """Bytes/s of the pointwise work of the layers `MIDDLE`: what products, attention and dispatches leave of their
+    time, at least a tenth of it."""
+    device = Device(1.0, bandwidth, {"fp32": peak}, "")
+    job = Job.of(Layout(model=MIDDLE, train=Train(global_batch=MIDDLE_BATCH), knobs=Knobs(micro_batches=1)))
+    kernels = PlannedKernels(Hardware("", device, (), efficiency), "fp32")
+    works = [layer_work(job, layer) for layer in job.model.layers] + [embedding_work(job), head_work(job)]
+    operations = [operation for work in works for operation in (*work.forward, *work.backward)]
+    known = sum(kernels.gemm(op) for op in operations if isinstance(op, Gemm))
+    known += sum(kernels.attention(op) for op in operations if isinstance(op, AttentionCore))
+    known += efficiency.operation * (sum(DENSE) * MIDDLE.layers + sum(EMBEDDING) + sum(HEAD))
+    moved = sum(op.bytes for op in operations if isinstance(op, Memory))
+    return moved / max(0.1 * seconds, seconds - known)
+
+
+def layers(model: Model, batch: int, device: torch.device) -> Operation:
+    """Forward and backward of a model with its loss, on this rank alone."""
+    meter = Meter(model.layers, 0, device=device)
     alone = Axis("tp", None, meter), Axis("ep", None, meter)
     with torch.device(device):
         stage = Stage(
-            ParameterFactory(1, *alone), TINY, range(TINY.layers), KnobValues.of(Layout(model=TINY)), meter
+            ParameterFactory(1, *alone), model, range(model.layers), KnobValues.of(Layout(model=model)), meter
         )
-        tokens = torch.zeros(1, TINY.seq_len, dtype=torch.int64)
+        tokens = torch.zeros(batch, model.seq_len, dtype=torch.int64)
 
     def forward_backward() -> None:
-        stage(tokens).sum().backward()
+        cross_entropy(stage(tokens), tokens, alone[0]).backward()  # type: ignore[no-untyped-call]
 
     forward_backward()
     return forward_backward

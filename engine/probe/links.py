@@ -56,15 +56,44 @@ class Call(NamedTuple):
         return f"{self.axis} {self.kind.replace('_', '-')}, {self.size / 1024:g} KiB"
 
 
+WORK = Call("", "work between", 0)
+
+
 def calls(world: World, sizes: Sequence[int]) -> dict[Call, Callable[[], Operation]]:
-    """Every collective of `KINDS` on every axis with more than one rank; all groups of an axis run at once."""
-    return {
-        Call(name, kind, size): partial(_call, getattr(world, name), kind, size, world.device)
+    """Every collective of `KINDS` on every axis with more than one rank; all groups of an axis run at once.
+
+    On a CPU a product is computed before each call, as in a step: a rank that computes leaves the others without its
+    core and late. `WORK` is the product alone, which `fitted` subtracts.
+    """
+    work = _work() if world.device.type == "cpu" else None
+    alone: dict[Call, Callable[[], Operation]] = {WORK: lambda: work} if work else {}
+    return alone | {
+        Call(name, kind, size): partial(
+            _with, work, partial(_call, getattr(world, name), kind, size, world.device)
+        )
         for name, kinds in KINDS.items()
         if getattr(world, name).size > 1
         for kind in kinds
         for size in sizes
     }
+
+
+def _work() -> Operation:
+    a = torch.ones(192, 192)
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, a, out=out)
+
+
+def _with(work: Operation | None, make: Callable[[], Operation]) -> Operation:
+    """A call after the work."""
+    call = make()
+
+    def both() -> None:
+        if work:
+            work()
+        call()
+
+    return both
 
 
 def _call(axis: Axis, kind: str, size: int, device: torch.device) -> Operation:
@@ -107,9 +136,11 @@ def _there_and_back(axis: Axis, message: Tensor) -> None:
 def fitted(world: World, seconds: Mapping[Call, float], gloo: bool) -> Iterator[MeasuredCollective]:
     """Latency and seconds per byte of each collective, for each algorithm that the engine picks."""
     points: defaultdict[tuple[str, str], list[Point]] = defaultdict(list)
+    work = seconds.get(WORK, 0.0)
     for call, taken in seconds.items():
-        there_and_back = call.kind == "send"
-        points[call.axis, call.kind].append((call.size, taken / 2 if there_and_back else taken))
+        if call != WORK:
+            alone = max(taken / 10, taken - work)
+            points[call.axis, call.kind].append((call.size, alone / 2 if call.kind == "send" else alone))
     for (name, kind), timed in points.items():
         ranks = getattr(world, name).size
         for algorithm, some, most in _by_algorithm(kind, timed, gloo, SMALL_ALL_REDUCE_BYTES // ranks):

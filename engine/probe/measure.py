@@ -36,7 +36,7 @@ class Effort:
     sizes: tuple[int, ...] = links.SIZES
     batch_s: float = 0.03
     batches: int = 3
-    passes: int = 3
+    passes: int = 2
     short: bool = False
 
 
@@ -112,6 +112,7 @@ def describe(
         precision=precision,
         oversubscribed=cores is not None and place.local_world > cores,
         operation_cpu=found.operation_cpu,
+        pointwise=found.pointwise,
         collectives=collectives,
     )
     return Hardware(

@@ -74,6 +74,7 @@ class Measurement(Struct, frozen=True, kw_only=True):
     precision: str = "fp32"
     oversubscribed: bool = False  # more ranks of a machine than cores
     operation_cpu: AtLeast0 = 0.0  # seconds of a core for an operation of the host
+    pointwise: Annotated[float, Meta(ge=0, le=1e18)] = 0.0  # bytes/s of pointwise work; 0: the memory's
     collectives: tuple[MeasuredCollective, ...] = ()
 
 

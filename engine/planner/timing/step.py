@@ -70,6 +70,10 @@ class Pass:
 def predict(job: Job, hardware: Hardware, release: str | Release | None = None) -> Prediction:
     """The time of a step of `job`; `release`: the framework's, by name; None: the engine itself."""
     known = release if isinstance(release, Release) else known_release(release)
+    if hardware.measured and hardware.measured.cores:
+        from engine.planner.timing.on_cores import predict_on_cores  # which extends this module
+
+        return predict_on_cores(job, hardware, known)
     return Step(job, hardware, known).prediction()
 
 
@@ -87,7 +91,7 @@ class Step:
         passes = [self._stage(stage) for stage in range(job.stages)]
         forward = [self._seconds(p.forward) for p in passes]
         backward = [self._seconds(p.backward, p.again) for p in passes]
-        window = pipeline_time(job.schedule, grid.pp, v, m, forward, backward)
+        window = self._window(forward, backward)
         busy = rank_times(job.schedule, grid.pp, v, forward, backward)
         slowest = max(range(grid.pp), key=busy.__getitem__)
         phases = self._phases(slowest, passes, busy[slowest])
@@ -115,6 +119,13 @@ class Step:
             bound_by=_bound_by(phases, total),
             forward=tuple(seconds * release.factor for seconds in forward),
             backward=tuple(seconds * release.factor for seconds in backward),
+        )
+
+    def _window(self, forward: list[float], backward: list[float]) -> float:
+        """Seconds of all micro-batches through the pipeline."""
+        job = self.job
+        return pipeline_time(
+            job.schedule, job.grid.pp, job.virtual_stages, job.micro_batches, forward, backward
         )
 
     def _interval(self) -> tuple[float, float]:

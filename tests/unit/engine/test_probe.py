@@ -78,8 +78,14 @@ def test_a_line_needs_points(points: list[tuple[float, float]]) -> None:
 
 def test_rate_and_half_rows_from_squares() -> None:
     rate, half = 100e9, 50.0
-    peak, found = rate_and_half([(n, 2 * n**3 / rate * (1 + 3 * half / n)) for n in (32, 64, 128, 256)])
+    peak, found = rate_and_half([(n, 2 * n**3 / rate * (1 + 3 * half / n)) for n in (64, 128, 256, 1024)])
     assert (peak, found) == (pytest.approx(rate), pytest.approx(half))
+
+
+def test_a_peak_is_not_extrapolated_far() -> None:
+    """The largest square attains half of what the line says."""
+    peak, _ = rate_and_half([(n, 2 * n**3 / 1e11 * (1 + 512 / n)) for n in (64, 128, 256, 512)])
+    assert peak == pytest.approx(1.25 * 0.5e11)
 
 
 def measured(*rows: MeasuredCollective, cores: int | None = 2, ranks: int = 4) -> Hardware:

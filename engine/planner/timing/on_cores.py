@@ -1,0 +1,172 @@
+"""Time of a step on CPU cores that `engine probe` measured.
+
+It differs from a GPU's in three ways. The host computes, so the time to dispatch an operation adds to that of its
+kernel. Pointwise work runs at a rate of its own, measured on layers, as the arithmetic in a cache and not the memory
+bounds it. Ranks share cores: while one rank waits, another computes, so an oversubscribed machine takes the work of all
+ranks over its cores, and a pipeline's bubble costs nothing as long as there are more ranks than cores.
+"""
+
+from engine.planner.hardware.description import Hardware, Measurement
+from engine.planner.timing.collectives import collective_time
+from engine.planner.timing.kernels import Kernels
+from engine.planner.timing.measured import share_of_cores
+from engine.planner.timing.pipeline import pipeline_time, rank_times
+from engine.planner.timing.release import Release
+from engine.planner.timing.stage import Seconds
+from engine.planner.timing.step import Pass, Prediction, Step
+from engine.planner.workload.job import Job
+from engine.planner.workload.operations import Gemm, Memory, Work
+from engine.planner.workload.parameters import Held
+from engine.planner.workload.transformer import Experts, Layer
+
+# Operations that torch dispatches in forward and backward of a part, and in what full and selective recompute repeat.
+# A test counts them on the engine's layers (tests/unit/engine/test_on_cores.py).
+DENSE, EXPERTS, SHARED = (66, 116), (134, 156), (9, 27)
+AGAIN = {
+    "none": (0, 0),
+    "selective": (64, 64),
+    "full": (105, 140),
+}  # of a layer with a dense MLP; with experts
+EMBEDDING, HEAD = (4, 6), (52, 27)
+OPTIMIZER = 10  # per weight: gradient norm, clipping, update
+UNIT = 40  # of a gather or a reduction by FSDP: copies in and out, views
+SMALL = 64.0  # bytes of a message that only announces
+
+
+def predict_on_cores(job: Job, hardware: Hardware, release: Release) -> Prediction:
+    """The time of a step, as `engine.planner.timing.step.predict` gives it."""
+    assert hardware.measured
+    return CoresStep(job, hardware, release, hardware.measured).prediction()
+
+
+class CoreKernels(Kernels):
+    """Kernels of a core: pointwise work at its measured rate."""
+
+    def __init__(self, hardware: Hardware, precision: str, pointwise: float):
+        super().__init__(hardware, precision)
+        self.pointwise, self.group = pointwise, hardware.efficiency.group
+
+    def gemm(self, op: Gemm) -> float:
+        return super().gemm(op) + (op.count * self.group if op.count > 1 else 0.0)
+
+    def memory(self, op: Memory) -> float:
+        return op.bytes / self.pointwise
+
+
+class CoresStep(Step):
+    """Adds up the time of a step on shared cores."""
+
+    def __init__(self, job: Job, hardware: Hardware, release: Release, measured: Measurement):
+        super().__init__(job, hardware, release)
+        self.measured = measured
+        self.clock.kernels = CoreKernels(
+            hardware, job.precision, measured.pointwise or hardware.device.memory_bandwidth
+        )
+        # The times were measured with other ranks on the same cores.
+        self.share = share_of_cores(job.grid.world, hardware)
+        self.scale = self.share / share_of_cores(measured.ranks, hardware)
+
+    def _add(self, total: Pass, key: tuple[str, object], work: Work, times: int = 1) -> None:
+        new = key not in self.times
+        super()._add(Pass(), key, work)
+        one = self.times[key]
+        if new:
+            self._dispatches(one, key)
+            self._announcements(one, key)
+        total.forward.add(one.forward, times)
+        total.backward.add(one.backward, times)
+        total.again.add(one.again, times)
+
+    def _dispatches(self, one: Pass, key: tuple[str, object]) -> None:
+        """Count what torch dispatches instead of what a GPU launches."""
+        layer = key[1]
+        forward, backward, again = (EMBEDDING if key[0] == "embedding" else HEAD) + (0,)
+        if isinstance(layer, Layer):
+            experts = isinstance(layer.mlp, Experts)
+            forward, backward = EXPERTS if experts else DENSE
+            again = AGAIN[self.job.recompute][experts]
+            if isinstance(layer.mlp, Experts) and layer.mlp.shared_hidden:
+                forward, backward = forward + SHARED[0], backward + SHARED[1]
+        one.forward.launches, one.backward.launches, one.again.launches = forward, backward, again
+
+    def _announcements(self, one: Pass, key: tuple[str, object]) -> None:
+        """Before rows of experts are exchanged, ranks tell each other how many; before that, routers do."""
+        layer, grid = key[1], self.job.grid
+        if not isinstance(layer, Layer) or not isinstance(layer.mlp, Experts):
+            return
+        if grid.ep > 1:
+            announced = collective_time("all_to_all", SMALL, grid.ep, 1, self.hardware)
+            one.forward.exposed["ep"] = one.forward.exposed.get("ep", 0.0) + announced
+        if grid.tp > 1 and grid.cp == 1 and (self.job.router_counts or self.job.router_scores):
+            asked = collective_time("all_gather", SMALL, grid.tp, 1, self.hardware)
+            one.forward.exposed["tp"] = one.forward.exposed.get("tp", 0.0) + asked
+
+    def _seconds(self, *parts: Seconds) -> float:
+        """Kernels, dispatches and collectives, one after another."""
+        device = sum(part.compute + sum(part.exposed.values()) for part in parts)
+        return self.scale * (device + self._host(sum(part.launches for part in parts)))
+
+    def _host(self, operations: float) -> float:
+        return operations * self.hardware.efficiency.operation
+
+    def _window(self, forward: list[float], backward: list[float]) -> float:
+        """The pipeline's critical path, if each rank had a core; or the work of all ranks on the shared cores."""
+        job, grid = self.job, self.job.grid
+        alone = pipeline_time(job.schedule, grid.pp, job.virtual_stages, job.micro_batches, forward, backward)
+        busy = rank_times(job.schedule, grid.pp, job.virtual_stages, forward, backward)
+        if self.share <= 1:
+            return alone
+        return max(alone / self.share, job.micro_batches * sum(busy) / grid.pp)
+
+    def _sends(self) -> float:
+        return self.scale * super()._sends()
+
+    def _data_parallel(self, held: Held, forward: float, backward: float) -> float:
+        """Each unit of FSDP waits for its gather; its reductions run beside the backward, but on the same cores."""
+        job, grid = self.job, self.job.grid
+        ranks = grid.fsdp * grid.dp_replicate
+        if ranks == 1 and job.efsdp == 1:
+            return self._host(UNIT if grid.pp > 1 else 0)
+        gathers, reductions = unit_exchanges(job)
+        total = 0.0
+        for kind, numbers, size, stride in (
+            ("dense", held.dense, grid.fsdp, grid.tp),
+            ("experts", held.experts, job.efsdp, grid.ep * job.etp),
+        ):
+            units, gathered = len(gathers[kind]), sum(gathers[kind])
+            if units and size > 1:
+                gather = collective_time("all_gather", 4 * numbers / units, size, stride, self.hardware)
+                reduce = collective_time("reduce_scatter", 4 * numbers / units, size, stride, self.hardware)
+                total += gathered * gather + units * reductions * reduce / 2
+            total += self._host(UNIT * (gathered + units * reductions))
+        if grid.dp_replicate > 1:
+            shard = 4 * (held.dense / grid.fsdp + held.experts / job.efsdp)
+            units = len(gathers["dense"]) + len(gathers["experts"])
+            apart = grid.fsdp * grid.tp
+            total += units * collective_time(
+                "all_reduce", shard / units, grid.dp_replicate, apart, self.hardware
+            )
+        return self.scale * total
+
+    def _optimizer(self, held: Held) -> float:
+        layers = sum(len(self.job.parts[stage]) for stage in self.job.stages_of(0))
+        return self.scale * (super()._optimizer(held) + self._host(OPTIMIZER * (9 * layers + 3)))
+
+
+def unit_exchanges(job: Job) -> tuple[dict[str, list[int]], int]:
+    """Gathers of each FSDP unit in a step, for dense units and those of experts; and how often each is reduced.
+
+    Without a pipeline each layer, its experts and the head are units, and the rest is one; else a stage is one, and its
+    experts another (`engine/sharding/fsdp.py`).
+    """
+    m, pipeline = job.micro_batches, job.grid.pp > 1
+    stages = job.stages_of(0)
+    layers = [job.model.layers[n] for stage in stages for n in job.parts[stage]]
+    routed = sum(isinstance(layer.mlp, Experts) for layer in layers)
+    if pipeline:
+        uses = m if job.zero == 3 else 1
+        return {"dense": [1] * len(stages), "experts": [uses] * (len(stages) if routed else 0)}, 1
+    uses = 2 * m if job.zero == 3 else 1
+    root = m if job.zero == 3 else 1
+    dense = [*[uses] * len(layers), uses, root]
+    return {"dense": dense, "experts": [uses] * routed}, m if job.zero >= 2 else 1

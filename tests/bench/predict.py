@@ -1,0 +1,159 @@
+"""Predicted against measured on this machine: `python -m tests.bench predict [--in DIR]`.
+
+For each grid of `tests/bench/predict_ranks.py`: `engine probe` measures it, then its layouts run. Each layout is then
+planned with the description of its grid. --in: keep probes and runs there, and use those that are there already.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from engine.config.layout import Layout
+from engine.planner.hardware.description import Hardware
+from engine.planner.hardware.table import load as load_hardware
+from engine.planner.memory.plan import plan_memory
+from engine.planner.timing.step import Prediction, predict
+from engine.planner.workload.job import Job
+from tests.bench.predict_ranks import DEMO, LAYOUTS, layout_of
+
+ROOT = Path(__file__).parents[2]
+APART = 0.15  # layouts whose measured times differ by more are a pair to be ordered
+AXES = ("dp", "tp", "pp", "ep", "cp")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One layout, predicted and measured."""
+
+    name: str
+    layout: Layout
+    hardware: Hardware
+    prediction: Prediction
+    ranks: list[dict[str, Any]]  # what each rank measured
+
+    @property
+    def seconds(self) -> float:
+        return median(self.ranks[0]["seconds"])
+
+    @property
+    def error(self) -> float:
+        return self.prediction.step_s[1] / self.seconds - 1
+
+    @property
+    def held(self) -> bool:
+        low, _, high = self.prediction.step_s
+        return low <= self.seconds <= high
+
+    def memory(self) -> tuple[float, float]:
+        """Peak of live storages of the fullest rank: predicted with the imbalance that the rank saw, and measured."""
+        rank = max(range(len(self.ranks)), key=lambda n: self.ranks[n]["peak"])
+        job = replace(Job.of(self.layout), imbalance=max(1.0, self.ranks[rank]["imbalance"]))
+        pp = self.layout.ranks.coords(rank)["pp"]
+        return plan_memory(job, gloo=True).ranks[pp].total, self.ranks[rank]["peak"]
+
+
+def grid_of(layout: Layout) -> str:
+    """The name of a grid, such as pp2-dp2-ep2."""
+    grid = layout.ranks
+    sizes = {"pp": grid.pp, "dp": grid.dp, "cp": grid.cp, "tp": grid.tp, "ep": grid.ep}
+    return "-".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1)
+
+
+def collect(folder: Path) -> list[Result]:
+    """Probe each grid and run its layouts, as far as the folder does not have them."""
+    found = []
+    for name in sorted(LAYOUTS, key=lambda name: grid_of(layout_of(name))):
+        layout = layout_of(name)
+        probed = folder / f"{grid_of(layout)}.toml"
+        if not probed.exists():
+            command = [
+                sys.executable,
+                "-m",
+                "engine",
+                "probe",
+                str(DEMO),
+                *LAYOUTS[name],
+                "--out",
+                str(probed),
+            ]
+            subprocess.run([*command, "--device", "cpu"], cwd=ROOT, check=True, capture_output=True)
+        if not (folder / name).exists():
+            subprocess.run(
+                [sys.executable, "-m", "tests.bench.predict_ranks", str(folder), name],
+                cwd=ROOT,
+                check=True,
+                capture_output=True,
+            )
+        ranks = [
+            json.loads((folder / name / f"{rank}.json").read_text()) for rank in range(layout.ranks.world)
+        ]
+        hardware = load_hardware(probed)
+        found.append(Result(name, layout, hardware, predict(Job.of(layout), hardware), ranks))
+    return found
+
+
+def times(found: list[Result]) -> list[str]:
+    """The table of step times."""
+    lines = [
+        "| layout | ranks | predicted, ms | interval | measured, ms | p10 to p90 | error |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in found:
+        low, middle, high = (1e3 * seconds for seconds in result.prediction.step_s)
+        ordered = sorted(1e3 * seconds for seconds in result.ranks[0]["seconds"])
+        spread = f"{ordered[len(ordered) // 10]:.0f} to {ordered[-1 - len(ordered) // 10]:.0f}"
+        lines.append(
+            f"| {result.name} | {result.layout.ranks.world} | {middle:.0f} | {low:.0f} to {high:.0f} | "
+            f"{1e3 * result.seconds:.0f} | {spread} | {result.error:+.0%} |"
+        )
+    errors = sorted(abs(result.error) for result in found)
+    held = sum(result.held for result in found)
+    return [
+        *lines,
+        f"error: mean {sum(errors) / len(errors):.0%}, median {median(errors):.0%}, worst {errors[-1]:.0%}; "
+        f"the interval holds {held} of {len(found)}",
+    ]
+
+
+def order(found: list[Result]) -> str:
+    """How many pairs of layouts whose times differ by more than `APART` are in the right order."""
+    pairs = [sorted(pair, key=lambda r: r.seconds) for pair in combinations(found, 2)]
+    apart = [(fast, slow) for fast, slow in pairs if fast.seconds * (1 + APART) < slow.seconds]
+    right = sum(fast.prediction.step_s[1] < slow.prediction.step_s[1] for fast, slow in apart)
+    return f"order: {right} of {len(apart)} pairs that differ by more than {APART:.0%}"
+
+
+def memory(found: list[Result]) -> list[str]:
+    lines = ["| layout | predicted, MiB | measured, MiB | error |", "|---|---|---|---|"]
+    for result in found:
+        planned, peak = result.memory()
+        lines.append(
+            f"| {result.name} | {planned / 2**20:.2f} | {peak / 2**20:.2f} | {planned / peak - 1:+.0%} |"
+        )
+    return lines
+
+
+def main() -> None:
+    if "--in" in sys.argv:
+        folder = Path(sys.argv[sys.argv.index("--in") + 1])
+        folder.mkdir(parents=True, exist_ok=True)
+        report(collect(folder))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        report(collect(Path(temporary)))
+
+
+def report(found: list[Result]) -> None:
+    print("\n".join(times(found)))
+    print(order(found))
+    print("\n".join(memory(found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -20,8 +20,9 @@ from engine.parallel.parameters import ParameterFactory
 from engine.planner.hardware.description import Device, Efficiency, Hardware
 from engine.planner.timing.kernels import Kernels as PlannedKernels
 from engine.planner.timing.on_cores import DENSE, EMBEDDING, HEAD
+from engine.planner.workload.end_work import embedding_work, head_work
 from engine.planner.workload.job import Job
-from engine.planner.workload.layer_work import embedding_work, head_work, layer_work
+from engine.planner.workload.layer_work import layer_work
 from engine.planner.workload.operations import AttentionCore, Gemm, Memory
 from engine.probe.line import fit
 from engine.probe.stopwatch import Operation, Stopwatch

@@ -27,7 +27,7 @@ from engine.planner.timing.step import predict
 from engine.planner.workload.job import Job
 from engine.probe.kernels import OperationCount
 from tests.ranks.cases import SMALL
-from tests.unit.engine.test_layout import DEMO
+from tests.unit.engine.config.test_layout import DEMO
 
 WITHIN = 0.1  # of a count: releases of torch differ
 

@@ -8,10 +8,16 @@ from typing import Any
 from engine.cli import plan_charts
 from engine.cli.plan_text import plan_text
 from engine.cli.reference import print_text
+from engine.cli.search_text import search_text
 from engine.cli.usage import refuse, refuse_options
+from engine.config.layout import Layout
 from engine.config.toml import load
+from engine.planner.hardware.description import Hardware
 from engine.planner.hardware.table import find_hardware
-from engine.planner.what_if import what_if
+from engine.planner.search.explain import Neighbour, neighbours
+from engine.planner.search.search import Result, search
+from engine.planner.search.space import Choice
+from engine.planner.what_if import WhatIf, what_if
 
 ABOUT = "predict time and memory of a layout; nothing is launched, and no torch is needed"
 DOES_NOT_FIT = 1  # exit status
@@ -33,6 +39,9 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         metavar="NAME|FILE",
         help="the machine, such as H100 or H100/roce-400, or its description (default: [hardware] of the layout)",
     )
+    parser.add_argument("--search", action="store_true", help="search for the fastest layouts that fit")
+    parser.add_argument("--gpus", metavar="N", help="with --search: number of ranks (default: the layout's)")
+    parser.add_argument("--top", metavar="K", help="with --search: number of results (default 5)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     plan_charts.add_options(parser)
 
@@ -43,6 +52,12 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
         refuse("engine plan needs a layout as first argument, a TOML file such as layouts/demo.toml")
     layout = load(options.layout, options.overrides + rest)
     hardware = find_hardware(options.hardware) if options.hardware is not None else None
+    if options.search:
+        _search(options, layout, hardware)
+        return
+    for option in ("gpus", "top"):
+        if getattr(options, option) is not None:
+            refuse(f"engine plan: --{option} goes with --search")
     found = what_if(layout, hardware)
     if drawn := plan_charts.charts(options, layout.run.name, found.job, found.hardware, layout.plan.release):
         text, tree = drawn
@@ -53,3 +68,44 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     else:
         print_text(plan_text(layout.run.name, found))
     raise SystemExit(DOES_NOT_FIT if found.fits is False else 0)
+
+
+def _search(options: argparse.Namespace, layout: Layout, hardware: Hardware | None) -> None:
+    ranks, top = _whole("--gpus", options.gpus, layout.ranks.world), _whole("--top", options.top, 5)
+    found = search(layout, ranks, hardware, top)
+    around = neighbours(layout, found.hardware, found.best[0]) if found.best else []
+    if options.json:
+        print_text(f"{json.dumps({'layout': options.layout} | _as_json(found, around))}\n")
+    else:
+        print_text(search_text(options.layout, ranks, found, around))
+    raise SystemExit(0 if found.best else DOES_NOT_FIT)
+
+
+def _as_json(found: Result, around: list[Neighbour]) -> dict[str, Any]:
+    """The result under stable names (docs/planner.md)."""
+    return {
+        "counts": found.counts,
+        "best": [_choice(found, one.choice, one.plan) for one in found.best],
+        "nearest": _choice(found, found.nearest.choice, found.nearest.plan) if found.nearest else None,
+        "changes": [
+            {
+                "change": one.change,
+                "why": one.why,
+                "step_s": one.seconds,
+                "overrides": one.choice.overrides(found.layout),
+            }
+            for one in around
+        ],
+    }
+
+
+def _choice(found: Result, choice: Choice, plan: WhatIf) -> dict[str, Any]:
+    return {"overrides": choice.overrides(found.layout), "plan": plan.as_json()}
+
+
+def _whole(option: str, given: str | None, default: int) -> int:
+    if given is None:
+        return default
+    if not given.isascii() or not given.isdigit() or len(given) > 9:
+        refuse(f"{option} = {given} is not legal; legal: a whole number of at least 1")
+    return int(given)

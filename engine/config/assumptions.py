@@ -4,7 +4,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct
 
-from engine.config.bounds import Line
+from engine.config.bounds import Line, Positive
 
 Module = Literal["norm", "latent", "activation"]
 MODULES: tuple[Module, ...] = get_args(Module)
@@ -27,6 +27,10 @@ class Plan(Struct, frozen=True):
     ] = "engine"
     release: Annotated[
         Line | None, "a known framework release, whose overlap and fitted factor count; absent: the engine"
+    ] = None
+    split: Annotated[
+        tuple[Positive, ...] | None,
+        "number of layers of each stage, such as [2, 3]; absent: as the engine splits them, by their work",
     ] = None
     recomputed: Annotated[
         Line | None,

@@ -44,6 +44,8 @@ def legal(hint: Any) -> str:
     """The legal values of a type as text."""
     if get_origin(hint) in (typing.Union, types.UnionType):
         return " or ".join("none" if arg is type(None) else legal(arg) for arg in get_args(hint))
+    if get_origin(hint) is tuple:
+        return f"a list, of {legal(get_args(hint)[0])} each"
     if get_origin(hint) is Literal:
         return ", ".join(str(choice) for choice in get_args(hint))
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}

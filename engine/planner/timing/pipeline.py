@@ -73,6 +73,6 @@ def _simulate(
     return clock.idle([[costs[act.kind][act.stage] for act in acts] for acts in clock.acts])[0]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def _clock(name: str, ranks: int, virtual_stages: int, micro_batches: int) -> ScheduleClock:
     return ScheduleClock(name, ranks, virtual_stages, micro_batches)

@@ -118,7 +118,8 @@ class Job:
     def of(cls, layout: Layout) -> "Job":
         """The job of a checked layout. The engine keeps fp32 weights and casts them for the matrix products;
         Megatron-LM keeps weights in their precision, and fp32 ones beside them."""
-        parts, megatron = split_layers(layout.model, layout.stages), layout.plan.framework == "megatron"
+        megatron = layout.plan.framework == "megatron"
+        parts = [] if layout.plan.split else split_layers(layout.model, layout.stages)
         return cls(
             model=Transformer.of(layout.model),
             seq_len=layout.model.seq_len,
@@ -127,7 +128,7 @@ class Job:
             grid=layout.ranks,
             schedule=layout.schedule.name,
             virtual_stages=layout.virtual_stages,
-            split=tuple(len(part) for part in parts),
+            split=layout.plan.split or tuple(len(part) for part in parts),
             precision=layout.train.precision,
             recompute=layout.knobs.recompute,
             zero=layout.train.zero,

@@ -7,6 +7,7 @@ top-k, t = tp, c = cp, f = fsdp, e = ep.
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from math import ceil, prod
 
 from engine.config.schedule_traits import SCHEDULES
@@ -195,12 +196,7 @@ class _Rank:
         job, world = self.job, self.grid.world
         if world == 1:
             return 0
-        splits = self.m * len(self.stages) if SCHEDULES[job.schedule].split_backward else 0
-        if splits:
-            ranks = range(self.grid.pp)
-            orders = [action_order(job.schedule, r, self.grid.pp, job.virtual_stages, self.m) for r in ranks]
-            longest = max(([act for turn in turns for act in turn] for turns in orders), key=len)
-            splits = sum(act.kind == "I" for act in longest)
+        splits = _split_backwards(job.schedule, self.grid.pp, job.virtual_stages, self.m)
         actions = 2 * self.m * len(self.stages) + splits
         experts = max(
             (layer.mlp.experts for layer in job.model.kinds if isinstance(layer.mlp, Experts)), default=0
@@ -208,6 +204,20 @@ class _Rank:
         statistics = 8 * (STATISTICS + len(job.model.layers) * (1 + experts))
         shared = (self.grid.pp - 1) * 8 * (1 + actions) if self.grid.pp > 1 else 0
         return (world - 1) * 4 + (24 if self.leader else statistics) + shared
+
+
+@lru_cache(maxsize=1024)
+def _split_backwards(schedule: str, ranks: int, virtual_stages: int, micro_batches: int) -> int:
+    """Input gradients that the rank with the most actions computes apart. DualPipeV splits those of its first and last
+    turns, however many are between them; other schedules split all or none."""
+    if not SCHEDULES[schedule].split_backward:
+        return 0
+    if schedule != "dualpipev":
+        return micro_batches * virtual_stages
+    few = min(micro_batches, 2 * ranks + 1)
+    orders = [action_order(schedule, rank, ranks, virtual_stages, few) for rank in range(ranks)]
+    longest = max(([act for turn in turns for act in turn] for turns in orders), key=len)
+    return sum(act.kind == "I" for act in longest)
 
 
 def shards_whole(weight: Weight, shards: Shards) -> bool:

@@ -87,6 +87,14 @@ class Layer:
     mixer: Mixer | None
     mlp: FeedForward | None
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Computed once: layers are keys of every count."""
+        return hash((self.mixer, self.mlp))
+
 
 @dataclass(frozen=True)
 class Transformer:

@@ -1,0 +1,160 @@
+"""Quick bounds on the time and memory of a choice, from the whole model on one pipeline rank, counted once a shape.
+
+The slowest rank computes its stages' part of a micro-batch m times, and waits for the pipeline to fill; the first rank
+keeps its state and the activations of its micro-batches in flight. What only a full plan knows (sends, the optimizer,
+the bubble of a split backward, working memory) is left out, so a choice is rarely better than its bounds.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from math import lcm
+
+from engine.config.grid import Grid
+from engine.config.layout import Layout
+from engine.config.schedule_traits import SCHEDULES, stages_of_rank
+from engine.planner.hardware.description import Hardware
+from engine.planner.layer_split import split_layers, stage_weights
+from engine.planner.memory.in_flight import counts_in_flight
+from engine.planner.memory.peak import LayerBytes
+from engine.planner.memory.plan import RESERVED
+from engine.planner.memory.state import state_of
+from engine.planner.search.space import Choice
+from engine.planner.timing.collectives import collective_time
+from engine.planner.timing.pipeline import rank_times
+from engine.planner.timing.release import release as known_release
+from engine.planner.timing.stage import CONTENTION
+from engine.planner.timing.step import WEIGHT, predict
+from engine.planner.workload.job import Job
+from engine.planner.workload.parameters import Held, by_part, total
+
+
+class Bounds:
+    """Bounds of choices for one layout on one machine."""
+
+    def __init__(self, layout: Layout, hardware: Hardware, release: str | None):
+        self.job, self.model, self.hardware, self.name = Job.of(layout), layout.model, hardware, release
+        self.release = known_release(release)
+        self.experts = by_part(self.job.model, mtp=True)["experts"]
+        self.others = total(self.job.model, mtp=True) - self.experts
+        self.framework = RESERVED * hardware.device.memory_bytes
+        self._micro_batch = lru_cache(maxsize=None)(self._count_micro_batch)
+        self._state = lru_cache(maxsize=None)(self._count_state)
+        self._exchange = lru_cache(maxsize=None)(self._count_exchange)
+        self._slowest = lru_cache(maxsize=None)(self._share_of_slowest)
+        self._in_flight = lru_cache(maxsize=None)(self._models_in_flight)
+
+    def seconds(self, choice: Choice) -> float:
+        """Seconds of a step, at least."""
+        pp, m = choice.pp, self._micro_batches(choice)
+        forward, backward, _ = self._micro_batch(
+            choice.cp, choice.tp, choice.ep, choice.micro_batch, choice.recompute
+        )
+        share = self._slowest(choice.schedule, pp, choice.virtual_stages)
+        forward, backward = forward * share, backward * share
+        rank = forward + backward
+        split = SCHEDULES[choice.schedule].split_backward
+        waiting = 0.0 if split else (pp - 1) * rank / choice.virtual_stages
+        reduce, gather = self._exchange(
+            pp, choice.dp_replicate, choice.dp_shard, choice.cp, choice.tp, choice.ep, choice.zero
+        )
+        if not self.release.overlap_dp:
+            exposed = reduce + gather
+        elif choice.zero == 3:
+            exposed = m * (_exposed(gather, forward) + _exposed(reduce + gather, backward))
+        else:
+            exposed = _exposed(reduce, backward) + _exposed(gather, forward)
+        return m * rank + waiting + exposed
+
+    def bytes(self, choice: Choice) -> float:
+        """Bytes of the fullest rank, at least, as far as all layers keep as much."""
+        pp, v, m = choice.pp, choice.virtual_stages, self._micro_batches(choice)
+        *_, kept = self._micro_batch(choice.cp, choice.tp, choice.ep, choice.micro_batch, choice.recompute)
+        state = self._state(
+            pp, choice.dp_replicate, choice.dp_shard, choice.cp, choice.tp, choice.ep, choice.zero
+        )
+        return state + self.framework + kept * self._in_flight(choice.schedule, pp, v, m)
+
+    def _micro_batches(self, choice: Choice) -> int:
+        return self.job.global_batch // (choice.dp_replicate * choice.dp_shard) // choice.micro_batch
+
+    def _count_micro_batch(
+        self, cp: int, tp: int, ep: int, micro_batch: int, recompute: str
+    ) -> tuple[float, float, float]:
+        """Forward and backward seconds of a micro-batch through the whole model, and the bytes that it keeps."""
+        shard = lcm(ep, cp * tp) // (cp * tp)
+        job = replace(
+            self.job,
+            grid=Grid(dp_shard=shard, cp=cp, tp=tp, ep=ep),
+            global_batch=micro_batch * shard,
+            micro_batch=micro_batch,
+            schedule="1f1b",
+            virtual_stages=1,
+            split=None,
+            recompute=recompute,  # type: ignore[arg-type]
+            recomputed=self.job.recomputed if recompute == "none" else (),
+            zero=1,
+        )
+        time = predict(job, self.hardware, self.name)
+        layers = LayerBytes(job)
+        kept = sum(sum(layers.kept(layer).values()) * times for layer, times in job.model.kinds.items())
+        return time.forward[0], time.backward[0], kept
+
+    def _share_of_slowest(self, schedule: str, pp: int, virtual: int) -> float:
+        """The slowest rank's share of the model's multiply-adds."""
+        weights = stage_weights(self.model, split_layers(self.model, pp * virtual))
+        ranks = rank_times(schedule, pp, virtual, weights, [0.0] * len(weights))
+        return max(ranks) / sum(weights)
+
+    def _models_in_flight(self, schedule: str, pp: int, virtual: int, m: int) -> float:
+        """Micro-batches that the first rank keeps, each counted with its share of the layers."""
+        layers = [len(part) for part in split_layers(self.model, pp * virtual)]
+        mine = [layers[stage] for stage in sorted(stages_of_rank(schedule, 0, pp, virtual))]
+        reached = counts_in_flight(schedule, 0, pp, virtual, m)
+        return max(sum(n * size for n, size in zip(counts, mine, strict=True)) for counts in reached) / sum(
+            layers
+        )
+
+    def _held(self, pp: int, shard: int, cp: int, tp: int, ep: int) -> Held:
+        """Parameters of a rank on average."""
+        dense, experts = self.others / pp / tp, self.experts / pp / ep
+        efsdp = max(1, shard * cp * tp // ep)
+        return Held(*(int(n) for n in (dense, dense / (shard * cp), experts, experts / efsdp)))
+
+    def _count_state(
+        self, pp: int, replicate: int, shard: int, cp: int, tp: int, ep: int, zero: int
+    ) -> float:
+        """Bytes of parameters, gradients and optimizer state of a rank on average."""
+        job = replace(
+            self.job,
+            grid=Grid(pp, replicate, shard, cp, tp, ep),
+            schedule="1f1b",
+            virtual_stages=1,
+            split=None,
+            zero=zero,
+        )
+        state = state_of(job, pp // 2, self._held(pp, shard, cp, tp, ep))
+        return state.parameters + state.gradients + state.optimizer
+
+    def _count_exchange(
+        self, pp: int, replicate: int, shard: int, cp: int, tp: int, ep: int, zero: int
+    ) -> tuple[float, float]:
+        """Seconds to reduce gradients and to gather weights once."""
+        held, wide = self._held(pp, shard, cp, tp, ep), self.release.gradient_bytes
+        width = wide if zero == 0 else WEIGHT[self.job.precision]
+        reduce = gather = 0.0
+        for numbers, ranks, stride in (
+            (held.dense, shard * cp, tp),
+            (held.experts, max(1, shard * cp * tp // ep), ep),
+        ):
+            reduce += collective_time("reduce_scatter", numbers * wide, ranks, stride, self.hardware)
+            gather += collective_time("all_gather", numbers * width, ranks, stride, self.hardware)
+            if replicate > 1:
+                size = numbers / ranks * wide
+                reduce += collective_time("all_reduce", size, replicate, stride * ranks, self.hardware)
+        factor = self.release.factor
+        return reduce * factor, gather * factor
+
+
+def _exposed(exchange: float, compute: float) -> float:
+    """What stays visible of an exchange behind a computation, and what the hidden part takes from it."""
+    return max(0.0, exchange - compute) + CONTENTION * min(exchange, compute)

@@ -1,0 +1,129 @@
+"""Search for the fastest layouts of a model on so many devices that fit in memory.
+
+Best first: choices are sorted by their bound on time, those whose bound on memory exceeds the device are left out, and
+the rest are planned exactly until no bound is better than what was found (branch and bound).
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from engine.config.checks import refusals
+from engine.config.layout import Layout
+from engine.config.refusal import RefusedError
+from engine.planner.hardware.description import Hardware
+from engine.planner.search.bounds import Bounds
+from engine.planner.search.space import Choice, choices
+from engine.planner.what_if import WhatIf, assumed_hardware, what_if
+
+MOST_RANKS = 65_536
+MOST_PLANS = 400  # planned exactly
+MOST_SHOWN = 100
+MARGIN = 0.97  # of a device's memory that a result may fill: the memory model is exact to about this
+LOOSE = 0.95  # of a bound on memory, which is rough where layers differ
+
+
+@dataclass(frozen=True)
+class Found:
+    """A choice and its plan."""
+
+    choice: Choice
+    plan: WhatIf
+
+    @property
+    def seconds(self) -> float:
+        assert self.plan.time
+        return self.plan.time.step_s[1]
+
+
+@dataclass(frozen=True)
+class Result:
+    """`best`: the fastest choice of each shape, fastest first. `nearest`: the one that takes the least memory, if none
+    fits. `counts`: choices by what became of them."""
+
+    layout: Layout
+    hardware: Hardware
+    best: tuple[Found, ...]
+    nearest: Found | None
+    counts: dict[str, int]
+
+
+def search(layout: Layout, ranks: int, hardware: Hardware | None = None, top: int = 5) -> Result:
+    """The `top` shapes of `ranks` ranks by predicted tokens per second. Raises RefusedError."""
+    hardware = hardware or assumed_hardware(layout)
+    if hardware is None:
+        raise RefusedError("a search needs a machine: give --hardware NAME or FILE, or a section [hardware]")
+    for name, value, most in (("--gpus", ranks, MOST_RANKS), ("--top", top, MOST_SHOWN)):
+        if not 1 <= value <= most:
+            raise RefusedError(f"{name} = {value} is not legal; legal: a whole number from 1 to {most}")
+    what_if(layout, hardware)  # refuses a release or precision that is not known
+    return _Search(layout, ranks, hardware, top).result()
+
+
+class _Search:
+    def __init__(self, layout: Layout, ranks: int, hardware: Hardware, top: int):
+        self.layout, self.ranks, self.hardware, self.top = layout, ranks, hardware, top
+        self.bounds = Bounds(layout, hardware, layout.plan.release)
+        self.counts: Counter[str] = Counter()
+        self.best: dict[tuple[int, ...], Found] = {}
+
+    def result(self) -> Result:
+        capacity = MARGIN * self.hardware.device.memory_bytes
+        bounded: list[tuple[float, Choice]] = []
+        least: tuple[float, Choice] | None = None
+        for choice in choices(self.layout, self.ranks, self.hardware.links[0].ranks):
+            self.counts["considered"] += 1
+            size = LOOSE * self.bounds.bytes(choice)
+            if size > capacity:
+                self.counts["too large by the bound"] += 1
+                if least is None or size < least[0]:
+                    least = size, choice
+            else:
+                bounded.append((self.bounds.seconds(choice), choice))
+        if not self.counts["considered"]:
+            raise RefusedError(
+                f"no legal layout has {self.ranks} ranks; legal: a number whose divisors suit model.layers = "
+                f"{self.layout.model.layers}, model.heads = {self.layout.model.heads} and train.global_batch = "
+                f"{self.layout.train.global_batch}"
+            )
+        bounded.sort()
+        nearest = self._try_all(bounded, capacity)
+        if not self.best and nearest is None and least:
+            nearest = self._plan(least[1])
+        ranked = sorted(self.best.values(), key=lambda found: found.seconds)[: self.top]
+        return Result(
+            self.layout, self.hardware, tuple(ranked), None if ranked else nearest, dict(self.counts)
+        )
+
+    def _try_all(self, bounded: list[tuple[float, Choice]], capacity: float) -> Found | None:
+        """Plan the choices in order of their bounds. Returns the smallest of those that do not fit."""
+        nearest: Found | None = None
+        for seconds, choice in bounded:
+            if self._is_done(seconds) or self.counts["planned"] >= MOST_PLANS:
+                break
+            known = self.best.get(choice.shape)
+            if known and known.seconds <= seconds:
+                continue
+            found = self._plan(choice)
+            if found is None:
+                continue
+            self.counts["planned"] += 1
+            if found.plan.memory.peak > capacity:
+                self.counts["too large"] += 1
+                if nearest is None or found.plan.memory.peak < nearest.plan.memory.peak:
+                    nearest = found
+            elif known is None or found.seconds < known.seconds:
+                self.best[choice.shape] = found
+        return nearest
+
+    def _is_done(self, seconds: float) -> bool:
+        """Whether no choice with this bound can be among the best."""
+        if len(self.best) < self.top:
+            return False
+        return sorted(found.seconds for found in self.best.values())[self.top - 1] <= seconds
+
+    def _plan(self, choice: Choice) -> Found | None:
+        layout = choice.of(self.layout)
+        if next(refusals(layout), None):
+            self.counts["refused"] += 1
+            return None
+        return Found(choice, what_if(layout, self.hardware))

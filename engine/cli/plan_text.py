@@ -8,11 +8,12 @@ from engine.planner.timing.step import Prediction
 from engine.planner.what_if import UNKNOWN_TIME, WhatIf
 from engine.planner.workload.parameters import active, total
 
+COLUMNS, INDENT = 80, 11
 GIB, MIB = 2**30, 2**20
 UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 DURATIONS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-COLUMNS = {  # heading: components of memory
+PARTS = {  # heading: components of memory
     "param": ("parameters", "gathered"),
     "grad": ("gradients",),
     "optim": ("optimizer",),
@@ -43,16 +44,15 @@ def seconds(value: float) -> str:
 
 
 def shape(found: WhatIf) -> str:
-    """Grid, schedule and settings in one line."""
+    """Grid, schedule and settings."""
     job, grid = found.job, found.job.grid
     sizes = {"pp": grid.pp, "dp": grid.dp, "cp": grid.cp, "tp": grid.tp, "ep": grid.ep}
     axes = " ".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1) or "one rank"
     stages = f" x{job.virtual_stages}" if job.virtual_stages > 1 else ""
     schedule = f"{job.schedule}{stages}, " if grid.pp > 1 else ""
-    return (
-        f"{axes} · {schedule}{job.micro_batches} micro-batches of {job.micro_batch} · "
-        f"zero {job.zero} · recompute {job.recompute}"
-    )
+    again = "+".join(job.recomputed) or job.recompute
+    batches = f"{schedule}{job.micro_batches} micro-batches of {job.micro_batch}"
+    return folded([axes, batches, f"zero {job.zero}", f"recompute {again}"], 0)
 
 
 def _head(name: str, found: WhatIf) -> Iterator[str]:
@@ -62,8 +62,8 @@ def _head(name: str, found: WhatIf) -> Iterator[str]:
     if used != size:
         parameters += f", {scaled(used, COUNTS)} active"
     machine = found.hardware.name if found.hardware else "unknown"
-    ranks = f"{job.grid.world:,} ranks" if job.grid.world > 1 else "1 rank"
-    yield f"{name}: {parameters} · {ranks} on {machine} · {job.precision}"
+    ranks = f"{job.grid.world:,} {'ranks' if job.grid.world > 1 else 'rank'}"
+    yield folded([f"{name}: {parameters}", f"{ranks} on {machine}", job.precision], 0)
     yield shape(found)
     yield f"{job.global_batch:,} sequences of {job.seq_len:,} tokens a step"
 
@@ -86,8 +86,31 @@ def _time(found: WhatIf) -> Iterator[str]:
 
 def _bytes(found: WhatIf) -> Iterator[str]:
     sent = {axis: size for axis, size in found.bytes.items() if size >= 1}
-    by_axis = " · ".join(f"{axis} {scaled(size)}B" for axis, size in sent.items())
-    yield f"sent       {by_axis or 'nothing'}{', a step, by rank 0' if sent else ''}"
+    words = [f"{axis} {scaled(size)}B" for axis, size in sent.items()]
+    yield f"sent       {folded([*words, 'a step, by rank 0'], INDENT) if words else 'nothing'}"
+
+
+def _phases(time: Prediction) -> str:
+    """Causes by size; those under a thousandth of the step are left out."""
+    mid = time.step_s[1]
+    shown = sorted((-value, cause) for cause, value in time.phases.items() if value >= mid / 1000)
+    return folded([f"{cause} {seconds(-value)}" for value, cause in shown], INDENT)
+
+
+def folded(words: list[str], indent: int, columns: int = COLUMNS) -> str:
+    """The words, joined by dots, in lines that begin at column `indent`."""
+    lines = [""]
+    for word in words:
+        if lines[-1] and indent + len(lines[-1]) + len(word) + 3 > columns:
+            lines.append("")
+        lines[-1] += f"{' · ' if lines[-1] else ''}{word}"
+    return ("\n" + " " * indent).join(lines)
+
+
+def _bytes(found: WhatIf) -> Iterator[str]:
+    sent = {axis: size for axis, size in found.bytes.items() if size >= 1}
+    words = [f"{axis} {scaled(size)}B" for axis, size in sent.items()]
+    yield f"sent       {folded([*words, 'a step, by rank 0'], INDENT) if words else 'nothing'}"
 
 
 def _phases(time: Prediction) -> str:
@@ -112,7 +135,7 @@ def _memory(found: WhatIf) -> Iterator[str]:
     else:
         yield f"memory     {found.memory.sentence(found.capacity)}"
     yield ""
-    yield f"{unit} by rank {'total':>8}" + "".join(f"{heading:>8}" for heading in COLUMNS)
+    yield f"{unit} by rank {'total':>8}" + "".join(f"{heading:>8}" for heading in PARTS)
     number = 0
     for row, same in groupby(_row(rank, size) for rank in found.memory.ranks):
         count = len(list(same))
@@ -123,7 +146,7 @@ def _memory(found: WhatIf) -> Iterator[str]:
 
 def _row(rank: RankMemory, size: int) -> str:
     parts = rank.components()
-    cells = [rank.total, *(sum(parts[name] for name in names) for names in COLUMNS.values())]
+    cells = [rank.total, *(sum(parts[name] for name in names) for names in PARTS.values())]
     return "".join(f"{_number(cell / size):>8}" for cell in cells)
 
 

@@ -1,4 +1,4 @@
-"""The search for layouts: legal, fitting and ranked results, against trying everything; published grids; explanations."""
+"""The search for layouts: against trying everything; published grids; explanations; and the command."""
 
 import json
 
@@ -27,17 +27,17 @@ def small(*more: str) -> Layout:
 
 
 def test_nothing_that_fits_is_faster() -> None:
-    """The result against a full plan of every choice of 8 ranks."""
+    """The result against a full plan of every choice of 4 ranks."""
     layout, capacity = small(), MARGIN * H100.device.memory_bytes
     every = []
-    for choice in choices(layout, 8, 8):
+    for choice in choices(layout, 4, 8):
         changed = choice.of(layout)
         if not next(refusals(changed), None):
             plan = what_if(changed, H100)
             assert plan.time
             if plan.memory.peak <= capacity:
                 every.append((plan.time.step_s[1], choice))
-    found = search(layout, 8, H100, top=3)
+    found = search(layout, 4, H100, top=3)
     assert len(every) > 100
     # Bounds leave small terms out, so a choice within a few percent of the best may be passed over.
     assert found.best[0].seconds <= min(every)[0] * 1.02
@@ -101,7 +101,7 @@ def test_nothing_fits() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "top", "says"),
-    [(0, 5, "--gpus = 0 is not legal"), (8, 0, "--top = 0 is not legal"), (70_000, 5, "legal: a whole number from 1 to"),
+    [(0, 5, "--gpus = 0 is not legal"), (8, 0, "--top = 0 is not legal"), (70_000, 5, "legal: a whole number from 1"),
      (11, 5, "no legal layout has 11 ranks")],
 )  # fmt: skip
 def test_bad_numbers(ranks: int, top: int, says: str) -> None:
@@ -142,7 +142,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", str(DEMO), "--hardware", "h10"], "hardware 'h10' is not known; did you mean H100?"),
         (["plan", str(DEMO), "--hardware", "absent.toml"], "cannot read the hardware file absent.toml"),
         (["plan", str(DEMO), "--gpus", "8"], "engine plan: --gpus goes with --search"),
-        (["plan", str(DEMO), "--search", "--gpus", "x"], "--gpus = x is not legal; legal: a whole number of at least 1"),
+        (["plan", str(DEMO), "--search", "--gpus", "x"], "--gpus = x is not legal; legal: a whole number of"),
         (["plan", str(DEMO), "--search"], "a search needs a machine: give --hardware"),
         (["plan", str(DEMO), "grid.tp=3"], "grid.tp = 3 does not divide model.heads = 4; legal: 1, 2"),
         (["plan", str(DEMO), "plan.release=none-such", "--hardware", "H100"], "plan.release = none-such is not known"),
@@ -164,6 +164,6 @@ def test_the_plan_of_a_layout(capsys: pytest.CaptureFixture[str]) -> None:
     assert tree["step_s"] is None and tree["memory"]["peak_bytes"] > 0 and tree["bytes"]["ep"] > 0
     for path in FRONTIER.glob("*.toml"):
         code, text, _ = run(["plan", str(path)], capsys)
-        assert code == 0 and max(map(len, text.splitlines())) <= 88, text
+        assert code == 0 and max(map(len, text.splitlines())) <= 80, text
     code, text, _ = run(["plan", str(FRONTIER / "llama2-70b.toml"), "knobs.micro_batches=4"], capsys)
     assert code == 1 and "does not fit: " in text

@@ -40,7 +40,6 @@ def add_parser(commands: "argparse._SubParsersAction[Any]") -> None:
         help="the machine, such as H100 or H100/roce-400, or its description (default: [hardware] of the layout)",
     )
     parser.add_argument("--search", action="store_true", help="search for the fastest layouts that fit")
-    parser.add_argument("--gpus", metavar="N", help="with --search: number of ranks (default: the layout's)")
     parser.add_argument("--top", metavar="K", help="with --search: number of results (default 5)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     plan_charts.add_options(parser)
@@ -53,11 +52,12 @@ def main(options: argparse.Namespace, rest: list[str]) -> None:
     layout = load(options.layout, options.overrides + rest)
     hardware = find_hardware(options.hardware) if options.hardware is not None else None
     if options.search:
+        if chart := next((name for name in ("roofline", "scaling", "svg") if getattr(options, name)), None):
+            refuse(f"--search and --{chart} are two answers; legal: one of them")
         _search(options, layout, hardware)
         return
-    for option in ("gpus", "top"):
-        if getattr(options, option) is not None:
-            refuse(f"engine plan: --{option} goes with --search")
+    if options.top is not None:
+        refuse("--top belongs to --search; legal: with it, or not at all")
     found = what_if(layout, hardware)
     if drawn := plan_charts.charts(options, layout.run.name, found.job, found.hardware, layout.plan.release):
         text, tree = drawn

@@ -26,7 +26,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="time over numbers of GPUs: same batch of a step, or of a rank",
     )
     parser.add_argument(
-        "--gpus", metavar="N,N,...", help="with --scaling: the numbers of GPUs (default: doubled six times)"
+        "--gpus",
+        metavar="N|N,N,...",
+        help="with --search: number of ranks (default: the layout's); with --scaling: numbers (default: doubled six "
+        "times)",
     )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="with --roofline or --scaling: draw to FILE")
 
@@ -40,9 +43,8 @@ def charts(
     if not options.roofline and not options.scaling:
         given = next((flag for flag in ("gpus", "svg") if getattr(options, flag) is not None), None)
         if given:
-            refuse(
-                f"--{given} belongs to a chart; legal: with --scaling{' or --roofline' * (given == 'svg')}"
-            )
+            other = "--roofline" if given == "svg" else "--search"
+            refuse(f"--{given} needs one of --scaling and {other}; legal: with it, or not at all")
         return None
     if options.roofline and options.gpus:
         refuse("--gpus belongs to --scaling; a roofline is of the layout's own ranks")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import groupby
+from textwrap import wrap
 
 from engine.planner.memory.peak import RankMemory
 from engine.planner.timing.step import Prediction
@@ -80,7 +81,7 @@ def _time(found: WhatIf) -> Iterator[str]:
     yield f"rate       {scaled(time.tokens_per_s)}tok/s · {time.tflops_per_device:,.3g} TFLOP/s a device"
     yield f"MFU        {time.mfu:.1%} of {scaled(peak[of])}FLOP/s (dense {of}, causal attention)"
     yield f"bubble     {time.bubble:.1%}"
-    yield f"bound by   {time.bound_by[1]}"
+    yield "bound by   " + ("\n" + " " * INDENT).join(wrap(time.bound_by[1], COLUMNS - INDENT))
     yield "seconds    " + _phases(time)
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from textwrap import wrap
 
-from engine.cli.plan_text import scaled, seconds
+from engine.cli.plan_text import folded, scaled, seconds
 from engine.planner.search.explain import Neighbour
 from engine.planner.search.search import Found, Result
 from engine.planner.search.space import Choice
 
-COLUMNS = 80
+COLUMNS, INDENT = 80, 34
+AGAIN = {"none": "", "selective": " sel", "full": " full"}  # recompute
 
 
 def search_text(path: str, ranks: int, found: Result, around: list[Neighbour]) -> str:
@@ -32,7 +33,8 @@ def _lines(path: str, ranks: int, found: Result, around: list[Neighbour]) -> Ite
     for number, one in enumerate(found.best, 1):
         yield f"{number:<2} {_row(one)}"
     yield ""
-    yield f"Bound by {_bound(found.best[0])}. Changes of the first:"
+    yield from wrap(_bound(found.best[0]), COLUMNS)
+    yield "Changes of the first:"
     for neighbour in around:
         yield _cut(f"  {neighbour.change:20} {neighbour.why}")
     yield ""
@@ -64,10 +66,8 @@ def described(choice: Choice) -> str:
     axes = [f"dp{data}", *(f"{axis}{size}" for axis, size in sizes.items() if size > 1)]
     virtual = f" x{choice.virtual_stages}" if choice.virtual_stages > 1 else ""
     words = [" ".join(axes), *([f"{choice.schedule}{virtual}"] if choice.pp > 1 else [])]
-    words.append(f"mb{choice.micro_batch} z{choice.zero}")
-    if choice.recompute != "none":
-        words.append(choice.recompute)
-    return " · ".join(words)
+    words.append(f"mb{choice.micro_batch} z{choice.zero}{AGAIN[choice.recompute]}")
+    return folded(words, INDENT)
 
 
 def _cut(line: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.config.checks import refusals
 from engine.config.layout import Layout
-from engine.config.schedule_traits import compatible_zero_stages, legal_recompute
+from engine.config.schedule_traits import SCHEDULES, compatible_zero_stages, legal_recompute
 from engine.planner.hardware.description import Hardware
 from engine.planner.search.search import MARGIN, Found
 from engine.planner.search.space import MICRO_BATCHES, Choice, recompute_modes
@@ -78,7 +78,7 @@ def _changes(best: Choice, modes: Iterable[str], zeros: Iterable[int]) -> Iterat
             if new and (choice := _resized(best, axis, new)):
                 yield f"{axis} {size} -> {new}", choice
     for name, virtual in _other_schedules(best):
-        stages = f" x{virtual}" if virtual > 2 else ""
+        stages = "" if SCHEDULES[name].virtual_stages else f" x{virtual}"
         yield f"{name}{stages}", best._replace(schedule=name, virtual_stages=virtual)
     for size in (best.micro_batch // 2, best.micro_batch * 2):
         if size in MICRO_BATCHES:

@@ -152,7 +152,7 @@ def test_json_has_the_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["plan", str(DEMO), "--roofline"], "--roofline needs a machine: give --hardware NAME or FILE"),
         ([*PLAN, "--roofline", "--scaling", "weak"], "legal: one of them"),
-        ([*PLAN, "--svg", "x.svg"], "--svg belongs to a chart; legal: with --scaling or --roofline"),
+        ([*PLAN, "--svg", "x.svg"], "--svg needs one of --scaling and --roofline; legal: with it"),
         ([*PLAN, "--scaling", "weak", "--gpus", "8,x"], "--gpus 8,x is not legal"),
         (
             [*PLAN, "--scaling", "strong", "--gpus", "9"],

@@ -11,7 +11,7 @@ from engine.planner.workload.parameters import total
 from engine.planner.workload.transformer import Transformer
 from tests.unit.engine import published_models as models
 
-FRONTIER = Path(__file__).parents[3] / "layouts" / "frontier"
+FRONTIER = Path(__file__).parents[4] / "layouts" / "frontier"
 PUBLISHED = {
     "gpt3-175b": (models.GPT3, 1536),
     "llama2-70b": (models.LLAMA2_70B, 256),

@@ -14,8 +14,8 @@ from engine.planner.search.explain import neighbours
 from engine.planner.search.search import MARGIN, search
 from engine.planner.search.space import Choice, choices
 from engine.planner.what_if import what_if
-from tests.unit.engine.test_frontier_layouts import FRONTIER
-from tests.unit.engine.test_layout import DEMO
+from tests.unit.engine.config.test_layout import DEMO
+from tests.unit.engine.planner.test_frontier_layouts import FRONTIER
 
 H100 = hardware("H100")
 SMALL = ["model.layers=8", "model.d_model=2048", "model.heads=16", "model.kv_heads=8", "model.seq_len=2048",
@@ -141,7 +141,9 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", str(DEMO), "--wrong"], "engine plan has no option --wrong; see engine plan --help"),
         (["plan", str(DEMO), "--hardware", "h10"], "hardware 'h10' is not known; did you mean H100?"),
         (["plan", str(DEMO), "--hardware", "absent.toml"], "cannot read the hardware file absent.toml"),
-        (["plan", str(DEMO), "--gpus", "8"], "engine plan: --gpus goes with --search"),
+        (["plan", str(DEMO), "--gpus", "8"], "--gpus needs one of --scaling and --search"),
+        (["plan", str(DEMO), "--top", "8"], "--top belongs to --search"),
+        (["plan", str(DEMO), "--search", "--roofline"], "--search and --roofline are two answers; legal: one of them"),
         (["plan", str(DEMO), "--search", "--gpus", "x"], "--gpus = x is not legal; legal: a whole number of"),
         (["plan", str(DEMO), "--search"], "a search needs a machine: give --hardware"),
         (["plan", str(DEMO), "grid.tp=3"], "grid.tp = 3 does not divide model.heads = 4; legal: 1, 2"),

@@ -1,0 +1,39 @@
+"""docs/planner.md shows what its commands print. Rewrite: python -m tests.unit.engine.planner.test_planner_page"""
+
+import io
+import re
+import shlex
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from engine.cli.main import main
+
+ROOT = Path(__file__).parents[4]
+PAGE = ROOT / "docs" / "planner.md"
+BLOCK = re.compile(r"```console\n\$ (engine [^\n]+)\n(.*?)```", re.DOTALL)
+
+
+def printed(command: str) -> str:
+    out = io.StringIO()
+    with redirect_stdout(out), pytest.raises(SystemExit):
+        main(shlex.split(command)[1:])
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("command", "shown"), BLOCK.findall(PAGE.read_text()))
+def test_the_page_shows_what_the_command_prints(
+    command: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert printed(command) == shown
+
+
+def test_the_page_has_the_examples() -> None:
+    commands = [command for command, _ in BLOCK.findall(PAGE.read_text())]
+    assert len(commands) >= 6 and sum("--search" in command for command in commands) >= 4
+
+
+if __name__ == "__main__":
+    PAGE.write_text(BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{printed(m[1])}```", PAGE.read_text()))

@@ -108,26 +108,6 @@ def folded(words: list[str], indent: int, columns: int = COLUMNS) -> str:
     return ("\n" + " " * indent).join(lines)
 
 
-def _bytes(found: WhatIf) -> Iterator[str]:
-    sent = {axis: size for axis, size in found.bytes.items() if size >= 1}
-    words = [f"{axis} {scaled(size)}B" for axis, size in sent.items()]
-    yield f"sent       {folded([*words, 'a step, by rank 0'], INDENT) if words else 'nothing'}"
-
-
-def _phases(time: Prediction) -> str:
-    """Causes by size; those under a thousandth of the step are left out."""
-    mid = time.step_s[1]
-    shown = sorted((-value, cause) for cause, value in time.phases.items() if value >= mid / 1000)
-    words = [f"{cause} {seconds(-value)}" for value, cause in shown]
-    lines, line = [], ""
-    for word in words:
-        if line and len(line) + len(word) > 66:
-            lines.append(line)
-            line = ""
-        line += f"{' · ' if line else ''}{word}"
-    return ("\n" + " " * 11).join([*lines, line])
-
-
 def _memory(found: WhatIf) -> Iterator[str]:
     size, unit = (MIB, "MiB") if found.memory.peak < GIB else (GIB, "GiB")
     if found.capacity is None:

@@ -80,7 +80,12 @@ class Choice(NamedTuple):
         """The choice that a layout has made."""
         grid = layout.ranks
         return cls(
-            *(getattr(grid, axis) for axis in (*ORDER, "ep")),
+            grid.pp,
+            grid.dp_replicate,
+            grid.dp_shard,
+            grid.cp,
+            grid.tp,
+            grid.ep,
             layout.schedule.name,
             layout.virtual_stages,
             max(1, layout.local_batch // layout.knobs.micro_batches),

@@ -16,9 +16,16 @@ def attach(options: Options) -> int:
 
 
 def demo(options: Options) -> int:
-    from cockpit.cli.demo import run_demo
+    from cockpit.cli.demo import Simulation, run_demo
 
-    return run_demo(options.words)
+    given = {
+        name: value for name in ("speed", "scenario", "seed") if (value := getattr(options, name)) is not None
+    }
+    if options.simulate is None:
+        if given:
+            raise CockpitError(f"--{next(iter(given))} needs --simulate NAME, such as --simulate deepseek-v3")
+        return run_demo(options.words)
+    return run_demo(options.words, Simulation(options.simulate, **given))
 
 
 def replay(options: Options) -> int:

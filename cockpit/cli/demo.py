@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -22,6 +23,8 @@ from cockpit.data.store import LinkState, Store
 from cockpit.printing import complain, print_line
 
 LAYOUT = "layouts/demo.toml"
+SOURCE = Path(cockpit.__file__).parent.parent
+FRONTIER = Path("layouts/frontier")
 POLL_S = 0.1
 SHOWN_LINES = 12
 
@@ -75,18 +78,38 @@ class DemoSource:
                 return
 
 
-def run_demo(words: Sequence[str]) -> int:
-    """Start the engine, open the screen, and stop the engine when the screen closes. Returns an exit status."""
+@dataclass(frozen=True)
+class Simulation:
+    """Options of `engine simulate`."""
+
+    layout: str  # a TOML file, or the name of a frontier layout
+    speed: str = "10"
+    scenario: str | None = None
+    seed: str | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        given = {"--speed": self.speed, "--scenario": self.scenario, "--seed": self.seed}
+        return [word for name, value in given.items() if value is not None for word in (name, value)]
+
+
+def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
+    """Start the engine, open the screen, and stop the engine when the screen closes. Returns an exit status. With
+    `simulation` the engine simulates; `words` are then overrides only."""
     from cockpit.tui.app import CockpitApp
     from cockpit.tui.open import keymap, report_fault
     from cockpit.tui.screens.starting import Starting
 
-    layout, overrides = _split(words)
+    if simulation and any("=" not in word for word in words):
+        raise CockpitError("the layout to simulate follows --simulate; other words are section.key=value")
+    layout, arguments = _split(words)
+    if simulation:
+        layout, arguments = _layout_to_simulate(simulation.layout), [*arguments, *simulation.arguments]
     keys = keymap()
     folder = runs_dir() / f"{layout.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     with _signals_unwind():
         try:
-            engine = EngineProcess(layout, overrides, folder)
+            engine = EngineProcess(layout, arguments, folder, "simulate" if simulation else "run")
         except OSError as error:
             raise CockpitError(f"the engine cannot be started: {error}") from None
         with engine:
@@ -123,10 +146,25 @@ def _split(words: Sequence[str]) -> tuple[Path, list[str]]:
     if len(files) > 1:
         raise CockpitError(f"two layouts were given, {files[0]} and {files[1]}; give one")
     named = Path(files[0] if files else LAYOUT)
-    for place in (named, Path(cockpit.__file__).parent.parent / named):
-        if place.is_file():
-            return place, [word for word in words if "=" in word]
-    raise CockpitError(f"there is no layout {named}; name a TOML file such as {LAYOUT}")
+    found = _found(named)
+    if found is None:
+        raise CockpitError(f"there is no layout {named}; name a TOML file such as {LAYOUT}")
+    return found, [word for word in words if "=" in word]
+
+
+def _found(named: Path) -> Path | None:
+    """The path, here or in the source tree."""
+    places = (named, SOURCE / named)
+    return next((place for place in places if place.is_file()), None)
+
+
+def _layout_to_simulate(name: str) -> Path:
+    """A TOML file, or a frontier layout by its name."""
+    found = _found(Path(name)) or _found(FRONTIER / f"{name}.toml")
+    if found is None:
+        names = sorted(path.stem for path in (SOURCE / FRONTIER).glob("*.toml"))
+        raise CockpitError(f"there is no layout {name}; legal: a TOML file, or {', '.join(names) or 'none'}")
+    return found
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from cockpit.data.metrics import OWN_TIME, STEP_TIME, read
 from cockpit.data.run_log import log_entries
 from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.data.sources.recorded import is_over, load_snapshot, open_recording, run_history
-from cockpit.data.status import status_fields, status_word
+from cockpit.data.status import SIMULATED, status_fields, status_word
 from cockpit.data.store import LinkState, Store
 from cockpit.knobs.values import actions, effect_text, legal_text, value_knobs, value_text
 from cockpit.printing import print_json, print_line, print_table, report_missing
@@ -75,7 +75,7 @@ def watch(run: str | None, as_json: bool, low_bandwidth: bool = False) -> int:
                 for summary in store.state.summaries if not first else store.state.summaries[-1:]:
                     if summary.step > last:
                         last = summary.step
-                        print_line(_summary_line(summary))
+                        print_line(_summary_line(summary, store))
             first = False
             if store.link in (LinkState.ENDED, LinkState.FAILED):
                 return DONE if store.link is LinkState.ENDED else FAILED
@@ -90,7 +90,7 @@ def _print_updates(connection: Connection, rebuilt: bool) -> None:
         print_json({"kind": "snapshot", **record})
     else:
         for message in connection.last:
-            print_json(plain.update(message))
+            print_json(plain.marked(plain.update(message), connection.store))
 
 
 def _watch_recording(run: str | None, as_json: bool) -> int:
@@ -108,9 +108,9 @@ def _watch_recording(run: str | None, as_json: bool) -> int:
             if as_json and rebuilt:
                 print_json({"kind": "snapshot", **plain.snapshot(store, *position)})
             elif as_json and moment.update is not None:
-                print_json(plain.update(moment.update))
+                print_json(plain.marked(plain.update(moment.update), store))
             elif isinstance(moment.update, Summary):
-                print_line(_summary_line(moment.update))
+                print_line(_summary_line(moment.update, store))
     except RecordingError as error:
         raise CockpitError(str(error)) from None
     finally:
@@ -118,11 +118,15 @@ def _watch_recording(run: str | None, as_json: bool) -> int:
     return report_missing(recording.damage) or (FAILED if store.link is LinkState.FAILED else DONE)
 
 
-def _summary_line(summary: Summary) -> str:
+def _mark(store: Store) -> str:
+    return f"  {SIMULATED}" if store.simulated else ""
+
+
+def _summary_line(summary: Summary, store: Store) -> str:
     bubble = f"  bubble {format.percent(summary.bubble)}" if summary.bubble is not None else ""
     return (
         f"step {summary.step:>7}  loss {format.fixed(summary.loss, 8, 4)}  {format.duration_ms(summary.step_ms)}"
-        f"  {format.si(summary.tokens_per_s):>8} tok/s{bubble}"
+        f"  {format.si(summary.tokens_per_s):>8} tok/s{bubble}{_mark(store)}"
     )
 
 
@@ -134,7 +138,7 @@ def knobs(run: str | None, as_json: bool) -> int:
     if board is None:
         raise CockpitError("no rank of this run has published its knobs")
     if as_json:
-        print_json(plain.knobs(loaded.store))
+        print_json(plain.marked(plain.knobs(loaded.store), loaded.store))
         return status
     rows = [["knob", "value", "legal", "effect", "about"]]
     rows += [
@@ -142,7 +146,7 @@ def knobs(run: str | None, as_json: bool) -> int:
         for knob in (*value_knobs(board), *actions(board))
     ]
     print_table(rows)
-    print_line(f"revision {board.revision}")
+    print_line(f"revision {board.revision}{_mark(loaded.store)}")
     return status
 
 
@@ -155,9 +159,9 @@ def log(run: str | None, as_json: bool) -> int:
         for text in loaded.missing:
             print_json(plain.plain_entry(None, "error", "recording", text))
         for record in plain.log(store):
-            print_json(record)
+            print_json(plain.marked(record, store))
         return status
     for entry in log_entries(store):
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time_s))
-        print_line(f"{stamp}  {entry.level:<7}  {entry.text} · {entry.source}")
+        print_line(f"{stamp}  {entry.level:<7}  {entry.text} · {entry.source}{_mark(store)}")
     return status

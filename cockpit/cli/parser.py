@@ -73,6 +73,18 @@ def _add_screens(table: Any) -> None:
     demo.add_argument(
         "words", nargs="*", metavar="[LAYOUT] [section.key=value ...]", help="default: layouts/demo.toml"
     )
+    demo.add_argument(
+        "--simulate",
+        metavar="NAME|LAYOUT",
+        help="simulate a published layout, such as deepseek-v3, or a TOML file; needs no torch",
+    )
+    demo.add_argument(
+        "--speed", metavar="X|max", help="simulated seconds a second, with --simulate (default 10)"
+    )
+    demo.add_argument(
+        "--scenario", metavar="FILE", help="what happens to the simulated cluster (docs/simulate.md)"
+    )
+    demo.add_argument("--seed", metavar="N", help="seed of the simulation")
     demo.set_defaults(call=commands.demo)
     replay = table.add_parser("replay", help="open the screen on a recorded run")
     replay.add_argument("run", nargs="?", help=f"name or folder; {NEWEST}, else the newest run")

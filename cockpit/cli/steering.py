@@ -12,6 +12,7 @@ from cockpit.cli.exit_status import DONE, FAILED, REFUSED
 from cockpit.data import format, plain
 from cockpit.data.outcomes import trial_text
 from cockpit.data.sources.connection import CockpitError, Connection
+from cockpit.data.status import SIMULATED
 from cockpit.knobs.values import NEUTRAL, fit, only_value, split_change
 from cockpit.printing import complain, print_json, print_line, print_table
 
@@ -87,6 +88,10 @@ def undo(run: str | None, wait: bool, reason: str, timeout_s: float, as_json: bo
         return _report_command(connection, id, wait, timeout_s, as_json)
 
 
+def _mark(connection: Connection) -> str:
+    return f"  {SIMULATED}" if connection.store.simulated else ""
+
+
 def _report_command(connection: Connection, id: str, wait: bool, timeout_s: float, as_json: bool) -> int:
     """Wait for the outcome of a proposal and print it."""
     try:
@@ -96,19 +101,20 @@ def _report_command(connection: Connection, id: str, wait: bool, timeout_s: floa
     refused = command.state in plain.REFUSALS
     partial = command.state == "applied" and not command.settled and (wait or command.failed > 0)
     incomplete = partial or (command.state == "applied" and command.settled and bool(command.why))
+    mark = _mark(connection)
     if as_json:
-        print_json(plain.outcome(command))
+        print_json(plain.marked(plain.outcome(command), connection.store))
     elif refused:
-        print_line(f"✗ {command.state}: {command.why}")
+        print_line(f"✗ {command.state}: {command.why}{mark}")
     elif command.state == "applied":
         at = format.grouped(command.applied_step)
         why = f": {command.why}" if incomplete and command.why else ""
         sign = "✗" if incomplete else "✓"
         acks = f"{command.acks}/{command.world}"
-        print_line(f"{sign} applied {acks} at step {at} · revision {command.revision}{why}")
+        print_line(f"{sign} applied {acks} at step {at} · revision {command.revision}{why}{mark}")
     else:
         why = f": {command.why}" if command.why else ""
-        print_line(f"· accepted as revision {command.revision}{why}")
+        print_line(f"· accepted as revision {command.revision}{why}{mark}")
     return REFUSED if refused or incomplete else DONE
 
 
@@ -134,11 +140,14 @@ def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
         except (TimeoutError, RunOverError) as error:
             raise CockpitError(str(error)) from None
     if as_json:
-        print_json({key: value for key, value in plain.plain(answer).items() if key != "id"})
+        record = {key: value for key, value in plain.plain(answer).items() if key != "id"}
+        print_json(plain.marked(record, connection.store))
     elif answer.why:
         print_line(f"✗ {answer.why}")
     else:
         _print_estimates(answer)
+        if connection.store.simulated:
+            print_line(SIMULATED)
     return REFUSED if answer.why else DONE
 
 
@@ -194,7 +203,7 @@ def _report_trial(connection: Connection, id: str, timeout_s: float, as_json: bo
         return FAILED
     failed = trial.state == "failed"
     if as_json:
-        print_json(plain.plain(trial))
+        print_json(plain.marked(plain.plain(trial), connection.store))
     else:
-        print_line(f"{'✗' if failed else '✓'} {trial_text(trial)}")
+        print_line(f"{'✗' if failed else '✓'} {trial_text(trial)}{_mark(connection)}")
     return REFUSED if failed else DONE

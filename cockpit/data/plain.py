@@ -42,6 +42,11 @@ def update(message: Update) -> dict[str, Any]:
     return {"kind": type(message).__name__.lower(), **plain(message)}
 
 
+def marked(record: dict[str, Any], store: Store) -> dict[str, Any]:
+    """`record` with the mark of a simulated run; the record itself of any other."""
+    return {**record, "simulated": True} if store.simulated else record
+
+
 def knobs(store: Store) -> dict[str, Any]:
     """The knobs, and the revision and digest of their values."""
     board = store.state.board

@@ -57,7 +57,7 @@ def status_fields(store: Store, operator: bool) -> Iterator[StatusField]:
     """The fields of the status line, from left to right."""
     summary = store.summary
     if store.simulated:
-        yield StatusField(SIMULATED, ALWAYS, Level.WARN)
+        yield StatusField(simulated_text(store), ALWAYS, Level.WARN)
     yield StatusField(store.run, 1)
     # The number of steps that are done: steps are counted from 0, and panels show the number of the newest step.
     done, planned = None if store.step is None else store.step + 1, store.steps_planned
@@ -85,3 +85,10 @@ def status_fields(store: Store, operator: bool) -> Iterator[StatusField]:
         yield StatusField("OPERATOR" if operator else "VIEWER", 7)
     if store.link is LinkState.LIVE and store.age_s is not None:
         yield StatusField(f"{format.age(store.age_s)} old", 9)
+
+
+def simulated_text(store: Store) -> str:
+    """The mark of a simulated run, with its speed where that is not real time: ``SIMULATED x10``."""
+    speed = store.fact("speed")
+    timed = isinstance(speed, int | float) and speed != 1
+    return f"{SIMULATED} x{speed:g}" if timed else SIMULATED

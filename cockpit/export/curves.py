@@ -7,17 +7,19 @@ from pathlib import Path
 from agents.protocol import Hello, Summary
 from agents.recording.reader import Recording
 from cockpit.export.tables import flat
-from cockpit.export.updates import updates
+from cockpit.export.updates import simulated, updates
 
 
 def curves(recording: Recording) -> Iterator[tuple[Summary, dict[str, float]]]:
-    """The summaries in order of arrival, with their numbers by tag: ``train/loss``, ``comm/tp/bytes``."""
+    """The summaries in order of arrival, with their numbers by tag: ``train/loss``, ``comm/tp/bytes``; of a simulated
+    run ``simulated/train/loss``."""
+    mark = "simulated/" if simulated(recording) else ""
     for _, update in updates(recording):
         if isinstance(update, Summary):
             yield (
                 update,
                 {
-                    _tag(name): value
+                    f"{mark}{_tag(name)}": value
                     for name, value in flat(update).items()
                     if isinstance(value, int | float) and name not in ("step", "time_s")
                 },

@@ -10,7 +10,7 @@ from typing import IO, Any
 from agents.recording.reader import Recording
 from cockpit.data import plain
 from cockpit.export.tables import PLACE, blocks, columns
-from cockpit.export.updates import updates
+from cockpit.export.updates import simulated, updates
 
 
 @contextmanager
@@ -26,10 +26,11 @@ def output(out: Path | None) -> Iterator[IO[str]]:
 def to_ndjson(recording: Recording, out: Path | None) -> int:
     """Write one line per update, with every field by name; returns the number of updates."""
     count = 0
+    mark = {"simulated": True} if simulated(recording) else {}
     with output(out) as file:
         for moment, update in updates(recording):
             place = dict(zip(PLACE, (moment.epoch, moment.seq, moment.time_s), strict=True))
-            file.write(plain.to_json({**place, **plain.update(update)}) + "\n")
+            file.write(plain.to_json({**place, **plain.update(update), **mark}) + "\n")
             count += 1
     return count
 

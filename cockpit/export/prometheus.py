@@ -92,6 +92,8 @@ def _families(state: RunState, run: str) -> Iterator[GaugeMetricFamily]:
                 made.add_metric([run, *values], float(number))
         return made
 
+    if any(hello.simulated for hello in state.hellos.values()):
+        yield family("simulated", "1: the run is a simulation", [], [([], 1)])
     if state.summaries:
         newest = state.summaries[-1]
         for name, (about, get) in OF_THE_JOB.items():

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from agents.protocol import Experts, Update
 from agents.recording.reader import Moment, Recording
 from cockpit.data.update_kinds import UPDATE_KINDS, UpdateKind
-from cockpit.export.updates import updates
+from cockpit.export.updates import simulated, updates
 
 Row = dict[str, Any]
 PLACE = ("hub_epoch", "hub_seq", "hub_time_s")
@@ -77,12 +77,13 @@ def _flatten(row: Row, name: str, value: Any, as_json: bool) -> None:
 
 
 def rows(recording: Recording) -> Iterator[tuple[str, Row]]:
-    """Every row of every table, in the order in which the updates arrived."""
+    """Every row of every table, in the order in which the updates arrived. Rows of a simulated run say so."""
+    mark = {"simulated": True} if simulated(recording) else {}
     for moment, update in updates(recording):
         if type(update) in TABLES:
             table, made_of = TABLES[type(update)]
             for row in made_of(update):
-                yield table, {**_place(moment), **row}
+                yield table, {**_place(moment), **row, **mark}
 
 
 def _place(moment: Moment) -> Row:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from agents.protocol import Update, codec
+from agents.protocol import Hello, Update, codec
 from agents.recording.reader import Moment, Recording
 from agents.state.run_state import RunState
 
@@ -26,3 +26,9 @@ def updates(recording: Recording) -> Iterator[tuple[Moment, Update]]:
             state.apply(moment.update)
             yield moment, moment.update
         place = (moment.epoch, moment.seq)
+
+
+def simulated(recording: Recording) -> bool:
+    """Whether the recorded run was a simulation, which every export says."""
+    hello = next((update for _, update in updates(recording) if isinstance(update, Hello)), None)
+    return hello is not None and hello.simulated

@@ -15,6 +15,8 @@ def unsaved_steps_text(store: Store) -> str:
 
 
 def _lost(store: Store, done: int) -> str:
+    if store.simulated:
+        return "It is simulated: the same command does the same steps again."
     if saves_at_its_end(store):
         return "The run saves a checkpoint before it ends, so no step is lost."
     at = newest_checkpoint(store)

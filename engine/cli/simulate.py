@@ -114,8 +114,11 @@ def _simulate(options: argparse.Namespace, overrides: Sequence[str]) -> int:
 
 def _hardware(layout: Layout, given: str | None) -> "Hardware":
     from engine.planner.hardware.table import find_hardware
+    from engine.planner.what_if import assumed_hardware
 
-    return find_hardware(given or layout.hardware.path or layout.hardware.name or DEFAULT_HARDWARE)
+    if given is not None:
+        return find_hardware(given)
+    return assumed_hardware(layout) or find_hardware(DEFAULT_HARDWARE)
 
 
 def _whole(option: str, text: str, least: int) -> int:

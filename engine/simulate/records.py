@@ -50,7 +50,7 @@ def _pulse_of(step: int, doing: str, marks: Marks) -> Pulse:
 class Records:
     """Makes the messages of all ranks of a simulator."""
 
-    def __init__(self, simulator: Simulator, speed: float):
+    def __init__(self, simulator: Simulator, speed: float | None):
         self._simulator, self._speed = simulator, speed
         self._cluster, self._layout = simulator.cluster, simulator.layout
         self._piped = self._cluster.grid.pp > 1
@@ -64,8 +64,9 @@ class Records:
         layout, cluster = self._layout, self._cluster
         facts: dict[str, Value] = layout_facts(layout) | {
             "data": "simulated",
+            "checkpoint_every": 0,  # there is nothing to save
             "hardware": self._simulator.hardware.name,
-            "speed": self._speed,
+            "speed": "max" if self._speed is None else self._speed,
             "simulated_on": socket.gethostname(),
         }
         digest = layout.digest()

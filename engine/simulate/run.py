@@ -1,7 +1,7 @@
 """`engine simulate` as a whole: the run's folder, the hub, signals and output."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agents.protocol import Summary
@@ -45,7 +45,7 @@ def simulate_layout(
     named_hub(hub, run_dir or named, listen)  # refused before a folder is made
     folder = make_folder(run_dir, named)
     on_folder(folder)
-    say("".join(f"{line}\n" for line in advice(layout)))
+    say("".join(f"{line}\n" for line in (*advice(layout), *_does_not_fit(simulator))))
     write_layout(layout, folder)
     if scenario.text:
         (folder / SCENARIO_FILE).write_text(scenario.text, "utf-8")
@@ -59,3 +59,10 @@ def simulate_layout(
         status = signals.exit_status
     on_end(status)
     return status
+
+
+def _does_not_fit(simulator: Simulator) -> Iterator[str]:
+    """A warning if the devices' memory is too small: the simulated run has no such limit."""
+    memory, capacity = simulator.planned.memory, simulator.hardware.device.memory_bytes
+    if not memory.fits(capacity):
+        yield f"the layout {memory.sentence(capacity)}; it is simulated all the same"

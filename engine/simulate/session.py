@@ -47,7 +47,7 @@ class Session:
         self._should_stop, self._on_summary = should_stop, on_summary
         self._began_s = time.time()
         self.steering = Steering(layout, simulator, ranks)
-        self.records = Records(simulator, speed or 0.0)
+        self.records = Records(simulator, speed)
         self._previewer = Previewer(layout, self.steering.board, oversubscribed=False)
         ranks.preview = self._previewer
         self._pulsed_s = self._vectors_s = self._noted_s = 0.0
@@ -57,6 +57,7 @@ class Session:
         """Simulate until the last step, or until somebody stops the run."""
         board, ranks = self.steering.board, self._ranks
         ranks.introduce(self.records.hellos(board, 0, self._began_s), self.records.board(board))
+        ranks.send([Event(time.time(), "warning", f"rank {LEADER}", self._notice())])
         for step in range(self._layout.train.steps):
             found = self._simulator.step(step, board.revision, board.values, time.time())
             if self._await_end_of(found):
@@ -72,6 +73,11 @@ class Session:
             Gone(rank, clean=True) for rank in range(self._simulator.cluster.world) if not self._silent[rank]
         )
         ranks.close()
+
+    def _notice(self) -> str:
+        speed = "as fast as possible" if self._speed is None else f"{self._speed:g} times real time"
+        world, hardware = self._simulator.cluster.world, self._simulator.hardware.name
+        return f"this run is simulated: nothing trains on {world} ranks of {hardware}, at {speed}"
 
     # ---------------------------------------------------------------------------------------------- time
 

@@ -16,10 +16,10 @@ from agents.protocol import Changes, Summary, Traffic
 from engine.config.knob_values import KnobValues
 from engine.config.layout import Layout
 from engine.config.learning_rate import learning_rate
-from engine.config.refusal import LayoutError
 from engine.metering.axes import AXES
 from engine.planner.hardware.description import Hardware
 from engine.planner.memory.plan import plan_memory
+from engine.planner.what_if import what_if
 from engine.planner.workload.flops import FORWARD_AND_BACKWARD, MULTIPLY_ADD, head_flops, layer_flops
 from engine.planner.workload.job import Job, Recompute
 from engine.simulate.clock import StepClock, StepTimes, rounded
@@ -67,12 +67,7 @@ class Simulator:
 
     def __init__(self, layout: Layout, hardware: Hardware, scenario: Scenario, seed: int):
         nodes_of = hardware.links[0].ranks or RANKS_PER_NODE
-        peaks = hardware.device.peak
-        if layout.train.precision not in peaks:
-            raise LayoutError(
-                f"train.precision = {layout.train.precision} has no peak on hardware {hardware.name}; "
-                f"legal: {', '.join(peaks)}"
-            )
+        self.planned = what_if(layout, hardware)  # refuses what the planner cannot plan
         check_scenario(scenario, layout, nodes_of)
         self.layout, self.hardware, self.scenario = layout, hardware, scenario
         self.cluster = Cluster(layout, nodes_of)
@@ -83,7 +78,7 @@ class Simulator:
         self.training = Training(layout, scenario, seed)
         self.clock = StepClock(self.cluster, hardware, layout.plan.release)
         self.memory = lru_cache(maxsize=64)(self._rank_memory)
-        self._job = replace(Job.of(layout), framework=layout.plan.framework)
+        self._job = self.planned.job
         self._imbalance = 1.0
         self._tokens = layout.local_batch * layout.model.seq_len // layout.ranks.cp
         self._layers = [

@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from agents.protocol import Ack, Changes, Command, Event, Legal
+from agents.protocol import Ack, Changes, Command, Event
 from agents.rank.errors import sentence
-from agents.rank.knob_board import Knob, KnobBoard
+from agents.rank.knob_board import KnobBoard
 from agents.rank.many_ranks import ManyRanks
 from engine.config.layout import Layout
 from engine.control.actions import RunActions
@@ -17,10 +17,6 @@ from engine.planner.expert_placement import Map, imbalance, local_share, plan_ma
 from engine.simulate.records import LEADER, Records
 from engine.simulate.simulator import Plan, Simulator
 
-REFUSED = {
-    "save": ("save a checkpoint", "a simulated run has no weights to save"),
-    "profile": ("trace steps with torch.profiler", "a simulated run computes nothing that could be traced"),
-}
 BYTES_OF_AN_EXPERT_NUMBER = {"adamw": 12, "sgd": 4}  # fp32 weight and optimizer state
 
 
@@ -54,8 +50,8 @@ class Steering:
             use_zero,
             place_experts if layout.grid.ep > 1 and simulator.router else None,
         )
-        actions = [*self.run_actions.knobs(), *(_refused(name, *texts) for name, texts in REFUSED.items())]
-        return knob_table(layout, simulator.values, effects, actions)
+        # No `save` and no `profile`: there are no weights, and nothing computes.
+        return knob_table(layout, simulator.values, effects, self.run_actions.knobs())
 
     def take_command(self, step: int, records: Records, began_s: float) -> bool:
         """Settle the pending command, if any, after `step`: it is in force from the next step on all ranks, or on none.
@@ -147,13 +143,3 @@ def _sum(total: Figures, before: float, after: float, home: float, home_after: f
         total.at_home_after + home_after,
         total.experts + moved,
     )
-
-
-def _refused(name: str, about: str, why: str) -> Knob:
-    """An action of a trained run that a simulated one refuses."""
-
-    def prepare(_: object) -> Any:
-        raise ValueError(why)
-
-    text = f"{about}; refused: {why}"
-    return Knob(name, lambda _: Legal(choices=[True]), True, text, lambda _: None, prepare, action=True)

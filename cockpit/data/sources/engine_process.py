@@ -16,17 +16,18 @@ TAIL_BYTES = 64 << 10
 
 
 class EngineProcess:
-    """``engine run`` in its own session, so that Ctrl-C reaches only the cockpit."""
+    """``engine run`` or another `command` with `arguments`, in its own session, so that Ctrl-C reaches only the
+    cockpit."""
 
-    def __init__(self, layout: Path, overrides: Sequence[str], folder: Path) -> None:
+    def __init__(self, layout: Path, arguments: Sequence[str], folder: Path, command: str = "run") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.log = folder / LOG
-        command = [sys.executable, "-m", "engine", "run", str(layout), *overrides, "--run-dir", str(folder)]
-        command.append("--end-with-parent")  # also if the cockpit is killed
+        words = [sys.executable, "-m", "engine", command, str(layout), *arguments, "--run-dir", str(folder)]
+        words.append("--end-with-parent")  # also if the cockpit is killed
         with self.log.open("wb") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+                words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
 
     def __enter__(self) -> "EngineProcess":

@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from agents.protocol import Step, Timeline, codec
-from engine.config.refusal import LayoutError
+from engine.config.refusal import LayoutError, RefusedError
 from engine.planner.memory.plan import plan_memory
 from engine.simulate.packing import frames
 from engine.simulate.scenario import Scenario
@@ -115,7 +115,7 @@ def test_a_precision_without_a_peak_is_refused() -> None:
     known = machine()
     device = structs.replace(known.device, peak={"bf16": 1e15})
     with pytest.raises(
-        LayoutError, match=r"train\.precision = fp32 has no peak on hardware H100; legal: bf16"
+        RefusedError, match=r"train\.precision = fp32 has no peak rate on H100; legal there: bf16"
     ):
         Simulator(small("train.precision=fp32"), structs.replace(known, device=device), Scenario(), 1)
 
@@ -190,8 +190,8 @@ def test_z_loss_calms_routing() -> None:
         ({"micro_batches": 3}, "micro_batches = 3 is not legal; legal: 2, 4, 8, 16"),
         ({"schedule": "zbv"}, "schedule = zbv is not legal; legal: gpipe, 1f1b"),
         ({"warp": 9}, "there is no knob warp; the knobs are micro_batches"),
-        ({"save": True}, "a simulated run has no weights to save"),
-        ({"profile": True}, "a simulated run computes nothing that could be traced"),
+        ({"save": True}, "there is no knob save; the knobs are micro_batches"),
+        ({"profile": 3}, "there is no knob profile; the knobs are micro_batches"),
     ],
 )
 def test_a_knob_is_refused_as_in_training(changes: dict[str, object], why: str) -> None:

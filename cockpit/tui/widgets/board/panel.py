@@ -6,6 +6,7 @@ from agents.protocol import Board, KnobState, Value
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
 from cockpit.data.sources.source import viewer_text
+from cockpit.data.status import simulated_text
 from cockpit.data.store import Store, Topic
 from cockpit.knobs import values
 from cockpit.knobs.controller import BoardController, rows, run_ended
@@ -66,7 +67,8 @@ class KnobTable(Panel):
         return f"Knobs · revision {board.revision}" if board else "Knobs"
 
     def subtitle(self, store: Store) -> str:
-        return "OPERATOR" if self.controller.source.operator else "VIEWER"
+        role = "OPERATOR" if self.controller.source.operator else "VIEWER"
+        return f"{simulated_text(store)} · {role}" if store.simulated else role
 
     def natural_height(self, store: Store) -> int:
         trial = TRIAL if self.controller.trial_id in store.state.trials else 0

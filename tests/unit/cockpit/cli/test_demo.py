@@ -1,12 +1,13 @@
 """How `cockpit demo` ends: with the run's own status, and why it failed."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from agents.protocol import Event, Gone
 from cockpit.cli import demo
+from cockpit.cli.main import run as command_line
 from cockpit.tui.app import CockpitApp
 from tests.screens.fake_run import FakeRun
 
@@ -19,7 +20,10 @@ class FakeEngine:
     status: int | None = None
     stopped = 0
 
-    def __init__(self, layout: Path, overrides: list[str], folder: Path) -> None:
+    command: ClassVar[list[str]] = []  # the words of the newest
+
+    def __init__(self, layout: Path, arguments: list[str], folder: Path, command: str = "run") -> None:
+        FakeEngine.command[:] = [command, layout.name, *arguments]
         self.exit_status, self.folder, self.log = type(self).status, folder, folder / "engine.log"
 
     def __enter__(self) -> "FakeEngine":
@@ -67,3 +71,34 @@ def test_quitting_is_not_a_failure(
     assert run(monkeypatch, FakeEngine, failed=False) == 0
     printed = capsys.readouterr()
     assert printed.out.startswith("stopping the run ...") and not printed.err
+
+
+@pytest.mark.parametrize("named", ["layouts/moe-1b.toml", "mini"])
+def test_it_simulates_a_file_or_a_frontier_layout(
+    named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "layouts" / "frontier").mkdir(parents=True)
+    (tmp_path / "layouts" / "frontier" / "mini.toml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "EngineProcess", FakeEngine)
+    monkeypatch.setattr(CockpitApp, "run", lambda app: app.store.apply(FakeRun().story(1)))
+    words = ["demo", "--simulate", named, "--speed", "5", "--seed", "3", "grid.pp=1"]
+    assert command_line(words) == 0
+    file = f"{Path(named).stem}.toml"
+    assert FakeEngine.command == ["simulate", file, "grid.pp=1", "--speed", "5", "--seed", "3"]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--simulate", "atlantis"], "there is no layout atlantis; legal: a TOML file, or "),
+        (["--speed", "5"], "--speed needs --simulate NAME, such as --simulate deepseek-v3"),
+        (["--simulate", "layouts/demo.toml", "other.toml"], "the layout to simulate follows --simulate"),
+    ],
+)
+def test_a_simulation_is_refused_in_a_sentence(
+    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command_line(["demo", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(why) and said.count("\n") == 1

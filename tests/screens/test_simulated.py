@@ -1,0 +1,69 @@
+"""A simulated run is marked on every screen, at the smallest size too, and other runs are not."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from msgspec import structs
+
+from agents.protocol import Hello, Update
+from cockpit.data.status import SIMULATED
+from tests.screens.conftest import MakeCockpit
+from tests.screens.driver import press, said, settle, shown
+from tests.screens.fake_run import FakeRun
+
+SIZES = [(80, 24), (120, 36), (200, 60)]
+
+
+@dataclass
+class SimulatedRun(FakeRun):
+    speed: float = 1.0
+
+    def begin(self) -> Iterator[Update]:
+        for update in super().begin():
+            if isinstance(update, Hello):
+                facts = update.facts | {"speed": self.speed}
+                update = structs.replace(update, simulated=True, facts=facts)
+            yield update
+
+
+SCREENS = {
+    "overview": (),
+    "zoomed panel": ("z",),
+    "knob board": ("k",),
+    "help": ("question_mark",),
+    "help of the board": ("k", "question_mark"),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("keys", SCREENS.values(), ids=SCREENS.keys())
+async def test_every_screen_shows_the_mark(
+    make_cockpit: MakeCockpit, size: tuple[int, int], keys: tuple[str, ...]
+) -> None:
+    cockpit = make_cockpit(SimulatedRun())
+    async with cockpit.app.run_test(size=size) as pilot:
+        await press(cockpit, pilot, *keys)
+        assert SIMULATED in said(cockpit), said(cockpit)
+
+
+async def test_the_question_before_the_end_shows_the_mark(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(SimulatedRun())
+    cockpit.feed.owns_run = True  # type: ignore[misc]
+    async with cockpit.app.run_test(size=(80, 24)) as pilot:
+        await press(cockpit, pilot, "q")
+        assert "End the run?" in said(cockpit) and SIMULATED in said(cockpit)
+
+
+async def test_the_mark_is_never_dropped_and_names_the_speed(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit(SimulatedRun(speed=10.0))
+    async with cockpit.app.run_test(size=(40, 12)) as pilot:
+        await settle(cockpit, pilot)
+        assert "SIMULATED x10" in shown(cockpit.app)[0]
+
+
+async def test_other_runs_have_no_mark(make_cockpit: MakeCockpit) -> None:
+    cockpit = make_cockpit()
+    async with cockpit.app.run_test(size=(200, 60)) as pilot:
+        await settle(cockpit, pilot)
+        assert SIMULATED not in said(cockpit)

@@ -13,6 +13,7 @@ from tests.bench import (
     plan,
     recording,
     scale,
+    simulate,
     single,
     soak,
     start,
@@ -33,6 +34,7 @@ BENCHES = {
     "soak": soak.main,
     "gpu": gpu.main,
     "plan": plan.main,
+    "simulate": simulate.main,
 }
 
 for name in [word for word in sys.argv[1:] if not word.startswith("--")] or BENCHES:

@@ -1,6 +1,6 @@
 """CPU and memory of simulator, hub and app while a simulated run is watched and steered in real time.
 
-    python -m tests.bench simulate [--quick] [LAYOUT [section.key=value ...]]
+    python -m tests.bench simulate [--quick]
 
 Ten minutes for each run (--quick: one). Every ten seconds a knob is changed and the change awaited on all ranks; the app
 draws its overview of 200 x 60 without a terminal. CPU is in percent of one core, memory resident in MiB.
@@ -74,18 +74,25 @@ def measure(layout: str, overrides: tuple[str, ...], seconds: float) -> None:
                 f"{name} {100 * (cpu_s(pid) - cpu[name]) / took:5.1f} % {memory_mib(pid):6.1f} MiB   "
                 for name, pid in pids.items()
             )
-            print(f"  {time.monotonic() - began:5.0f} s  {told}step {client.state.summaries[-1].step}", flush=True)
+            print(
+                f"  {time.monotonic() - began:5.0f} s  {told}step {client.state.summaries[-1].step}",
+                flush=True,
+            )
         late = sorted(waited)[len(waited) // 2] if waited else float("nan")
-        print(f"  {changes} changes, {len(waited)} in force on all ranks, median after {late:.1f} s", flush=True)
+        print(
+            f"  {changes} changes, {len(waited)} in force on all ranks, median after {late:.1f} s", flush=True
+        )
 
 
 def tell(layout: str, overrides: tuple[str, ...], client: Client) -> None:
     step_ms = client.state.summaries[-1].step_ms
-    print(f"{Path(layout).stem} {' '.join(overrides)}: {client.state.world} ranks, {step_ms / 1e3:.2f} s a step", flush=True)
+    print(
+        f"{Path(layout).stem} {' '.join(overrides)}: {client.state.world} ranks, {step_ms / 1e3:.2f} s a step",
+        flush=True,
+    )
 
 
 def main() -> None:
-    words = [word for word in sys.argv[2:] if word != "--quick"]
     seconds = QUICK_S if "--quick" in sys.argv else SECONDS
-    for layout, *overrides in [words] if words else RUNS:
+    for layout, *overrides in RUNS:
         measure(layout, tuple(overrides), seconds)

@@ -27,7 +27,7 @@ from engine.simulate.cluster import Cluster
 from engine.simulate.conditions import Conditions, Machines
 from engine.simulate.routing import Routed, Router
 from engine.simulate.scenario import Scenario, check_scenario
-from engine.simulate.traffic import ExpertTraffic, axis_bytes, count_bytes, expert_traffic
+from engine.simulate.traffic import ExpertTraffic, axis_bytes, expert_traffic
 from engine.simulate.training import Training
 
 RANKS_PER_NODE = 8
@@ -78,6 +78,7 @@ class Simulator:
         self.training = Training(layout, scenario, seed)
         self.clock = StepClock(self.cluster, hardware, layout.plan.release)
         self.memory = lru_cache(maxsize=64)(self._rank_memory)
+        self._axis_bytes = lru_cache(maxsize=64)(lambda job: axis_bytes(job, self.cluster))
         self._job = self.planned.job
         self._imbalance = 1.0
         self._tokens = layout.local_batch * layout.model.seq_len // layout.ranks.cp
@@ -130,12 +131,10 @@ class Simulator:
         times = self.clock.step(self.clock.predicted(job), conditions, heat)
         traffic = self._traffic(job, placed)
         a2a = np.zeros(cluster.world, dtype=np.int64)
-        sent = axis_bytes(job)
-        by_axis = {axis: sent[axis][cluster.pp] for axis in AXES}
+        by_axis = dict(self._axis_bytes(replace(job, imbalance=1.0)))
         if traffic:
             a2a = np.array([one.bytes for one in traffic])[cluster.pp, cluster.ep]
-            counts = [count_bytes(job, self._expert_layers(pp)) for pp in range(job.grid.pp)]
-            by_axis["ep"] = a2a + np.array(counts)[cluster.pp]
+            by_axis["ep"] = by_axis["ep"] + a2a
         dropped = self._dropped(routed)
         pairs = int(routed.load.sum()) if routed else 0
         drop_share = float(dropped.sum() / pairs) if pairs else 0.0

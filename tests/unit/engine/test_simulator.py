@@ -10,6 +10,8 @@ from msgspec import structs
 from agents.protocol import Step, Timeline, codec
 from engine.config.refusal import LayoutError, RefusedError
 from engine.planner.memory.plan import plan_memory
+from engine.planner.timing.step import predict
+from engine.planner.workload.traffic import traffic
 from engine.simulate.packing import frames
 from engine.simulate.scenario import Scenario
 from engine.simulate.simulator import Simulated, Simulator
@@ -118,6 +120,37 @@ def test_a_precision_without_a_peak_is_refused() -> None:
         RefusedError, match=r"train\.precision = fp32 has no peak rate on H100; legal there: bf16"
     ):
         Simulator(small("train.precision=fp32"), structs.replace(known, device=device), Scenario(), 1)
+
+
+SILENT = "[noise]\ncompute = 0.0\ndevice = 0.0\nnetwork = 0.0"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("grid.pp=1", "model.moe=none", "grid.ep=1"),
+        ("grid.pp=1", "model.moe.router=expert_choice", "model.moe.balance=none"),
+        ("grid.pp=1", "knobs.recompute=full", "train.zero=3"),
+        ("model.moe=none", "grid.ep=1", "knobs.micro_batches=16"),
+        ("model.moe=none", "grid.ep=1", "schedule.name=zbv"),
+    ],
+)
+def test_the_clock_is_the_planners_prediction(overrides: tuple[str, ...]) -> None:
+    run = Run(small(*overrides), SILENT)
+    found = run.step()
+    predicted = predict(found.job, machine(), run.layout.plan.release)
+    # Of a pipeline with uneven stages the planner has a closed form, the simulator the schedule itself.
+    near = 1e-6 if run.layout.grid.pp == 1 else 0.1
+    assert found.times.step_s == pytest.approx(predicted.step_s[1], rel=near)
+
+
+@pytest.mark.parametrize("way", ["grid.ep_method=direct", "grid.ep_method=hierarchical"])
+def test_bytes_of_an_even_router_are_the_planners(way: str) -> None:
+    run = Run(small("model.moe.router=expert_choice", "model.moe.balance=none", way))
+    found = run.step()
+    for rank in (0, 7, 31):
+        for axis, expected in traffic(found.job, rank).items():
+            assert found.bytes[axis][rank] == pytest.approx(expected, rel=1e-3), (rank, axis)
 
 
 def test_records_of_many_ranks_fit_into_frames() -> None:

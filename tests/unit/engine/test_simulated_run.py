@@ -170,3 +170,37 @@ def test_ctrl_c_ends_it_in_order(tmp_path: Path) -> None:
         assert process.wait(20) == 130
         poll_until(client, lambda: len(client.state.gone) == 32)
         assert all(gone.clean for gone in client.state.gone.values())
+
+
+# -------------------------------------------------------------------------------------------------- the mark
+
+
+def cockpit(*words: str) -> str:
+    command = [sys.executable, "-m", "cockpit", *words]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=True).stdout
+
+
+def test_every_headless_output_and_export_has_the_mark(tmp_path: Path) -> None:
+    with running(tmp_path, "--speed", "0.3") as (process, client):
+        run = str(tmp_path / "run")
+        changed = json.loads(cockpit("set", "micro_batches=16", "--wait", "--json", "--run", run))
+        assert changed["simulated"] is True
+        assert cockpit("set", "lr_scale=0.5", "--wait", "--run", run).rstrip().endswith("SIMULATED")
+        assert "· SIMULATED x0.3 ·" in cockpit("snapshot", run).splitlines()[0]
+        for command in ("snapshot", "knobs", "log"):
+            lines = cockpit(command, run, "--json").splitlines()
+            assert lines and all(json.loads(line)["simulated"] is True for line in lines), command
+        assert cockpit("knobs", run).rstrip().endswith("SIMULATED")
+        assert all(line.endswith("SIMULATED") for line in cockpit("log", run).splitlines())
+        assert "this run is simulated: nothing trains on 32 ranks of H100" in cockpit("log", run)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert all(line.endswith("SIMULATED") for line in cockpit("watch", run).splitlines())
+    lines = cockpit("export", run, "--format", "ndjson").splitlines()
+    assert len(lines) > 100 and all(json.loads(line)["simulated"] is True for line in lines)
+    cockpit("export", run, "--format", "csv", "--out", str(tmp_path / "csv"))
+    head, first, *_ = (tmp_path / "csv" / "steps.csv").read_text().splitlines()
+    assert dict(zip(head.split(","), first.split(","), strict=False))["hub_epoch"] and head.endswith(
+        "simulated"
+    )
+    assert 'cockpit_simulated{run="small"} 1.0' in cockpit("export", run, "--format", "prometheus")

@@ -46,7 +46,7 @@ def seen(oversubscribed: bool = False, steps: int = 10) -> Previewer:
     clock = ScheduleClock("1f1b", 2, 1, 4)
     for step in range(steps):
         record = structs.replace(make_step(0, step), memory_bytes=1000)
-        previewer.note_rank(record, clock, [[MS / 1e3] * len(acts) for acts in clock.acts])
+        previewer.note_rank(record.memory_bytes, clock, [[MS / 1e3] * len(acts) for acts in clock.acts])
         comm = {"pp": Traffic(5000, 1.0, 1.0), "control": Traffic(7, 1.0, 1.0)}
         summary = structs.replace(make_summary(step), knobs=its.values, step_ms=120.0 + step % 2, comm=comm)
         previewer.note(structs.replace(summary, bubble=0.25, bubble_bound=0.2, dropped=30))

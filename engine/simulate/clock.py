@@ -64,7 +64,7 @@ class StepClock:
         self._cluster, self._hardware, self._release = cluster, hardware, release
         grid = cluster.grid
         self._block_axis = next((axis for axis in ("ep", "tp", "cp") if getattr(grid, axis) > 1), None)
-        self.predicted = lru_cache(maxsize=256)(self._predict)
+        self.predicted = lru_cache(maxsize=64)(self._predict)
 
     def _predict(self, job: Job) -> Predicted:
         """The prediction for a job with the imbalance of its experts."""

@@ -9,7 +9,7 @@ from msgspec import structs
 from agents.protocol import Hello, Update
 from cockpit.data.status import SIMULATED
 from tests.screens.conftest import MakeCockpit
-from tests.screens.driver import press, said, settle, shown
+from tests.screens.driver import press, screen_text, settle, shown
 from tests.screens.fake_run import FakeRun
 
 SIZES = [(80, 24), (120, 36), (200, 60)]
@@ -44,15 +44,15 @@ async def test_every_screen_shows_the_mark(
     cockpit = make_cockpit(SimulatedRun())
     async with cockpit.app.run_test(size=size) as pilot:
         await press(cockpit, pilot, *keys)
-        assert SIMULATED in said(cockpit), said(cockpit)
+        assert SIMULATED in screen_text(cockpit), screen_text(cockpit)
 
 
 async def test_the_question_before_the_end_shows_the_mark(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit(SimulatedRun())
-    cockpit.feed.owns_run = True  # type: ignore[misc]
+    cockpit.source.owns_run = True  # type: ignore[misc]
     async with cockpit.app.run_test(size=(80, 24)) as pilot:
         await press(cockpit, pilot, "q")
-        assert "End the run?" in said(cockpit) and SIMULATED in said(cockpit)
+        assert "End the run?" in screen_text(cockpit) and SIMULATED in screen_text(cockpit)
 
 
 async def test_the_mark_is_never_dropped_and_names_the_speed(make_cockpit: MakeCockpit) -> None:
@@ -66,4 +66,4 @@ async def test_other_runs_have_no_mark(make_cockpit: MakeCockpit) -> None:
     cockpit = make_cockpit()
     async with cockpit.app.run_test(size=(200, 60)) as pilot:
         await settle(cockpit, pilot)
-        assert SIMULATED not in said(cockpit)
+        assert SIMULATED not in screen_text(cockpit)

@@ -123,7 +123,7 @@ def test_it_is_seen_and_steered_like_a_run(tmp_path: Path) -> None:
         query = client.preview({"micro_batches": 8})
         poll_until(client, lambda: query in client.previews)
         assert client.previews[query].estimates
-        client.look("experts", "timeline", "peers")
+        client.request_samples("experts", "timeline", "peers")
         poll_until(client, lambda: len(client.state.peers) == 32 and len(client.state.timelines) == 2)
         id = client.propose({"stop": True})
         ended = wait_for_command(client, id, 30.0, settled=True)
@@ -181,7 +181,7 @@ def cockpit(*words: str) -> str:
 
 
 def test_every_headless_output_and_export_has_the_mark(tmp_path: Path) -> None:
-    with running(tmp_path, "--speed", "0.3") as (process, client):
+    with running(tmp_path, "--speed", "0.3") as (process, _):
         run = str(tmp_path / "run")
         changed = json.loads(cockpit("set", "micro_batches=16", "--wait", "--json", "--run", run))
         assert changed["simulated"] is True

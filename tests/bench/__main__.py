@@ -11,6 +11,7 @@ from tests.bench import (
     gpu,
     overhead,
     plan,
+    predict,
     recording,
     scale,
     simulate,
@@ -34,6 +35,7 @@ BENCHES = {
     "soak": soak.main,
     "gpu": gpu.main,
     "plan": plan.main,
+    "predict": predict.main,
     "simulate": simulate.main,
 }
 

@@ -1,4 +1,4 @@
-"""Predicted against measured on this machine: `python -m tests.bench predict [--in DIR]`.
+"""Predicted against measured on this machine: `python -m tests.bench predict [--in=DIR]`.
 
 For each grid of `tests/bench/predict_ranks.py`: `engine probe` measures it, then its layouts run. Each layout is then
 planned with the description of its grid. --in: keep probes and runs there, and use those that are there already.
@@ -20,6 +20,7 @@ from engine.planner.hardware.table import load as load_hardware
 from engine.planner.memory.plan import plan_memory
 from engine.planner.timing.step import Prediction, predict
 from engine.planner.workload.job import Job
+from engine.planner.workload.traffic import traffic
 from tests.bench.predict_ranks import DEMO, LAYOUTS, layout_of
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +130,21 @@ def order(found: list[Result]) -> str:
     return f"order: {right} of {len(apart)} pairs that differ by more than {APART:.0%}"
 
 
+def sent(found: list[Result]) -> list[str]:
+    """Bytes of each rank and axis that are not those of the plan, and how many are compared."""
+    compared, wrong = 0, []
+    for result in found:
+        for rank, measured in enumerate(result.ranks):
+            planned = traffic(Job.of(result.layout), rank, rows=measured["rows"])
+            for axis in AXES:
+                compared += 1
+                if planned[axis] != measured["bytes"][axis]:
+                    wrong.append(
+                        f"{result.name} rank {rank} {axis}: {planned[axis]:.0f}, not {measured['bytes'][axis]}"
+                    )
+    return [f"bytes: {compared - len(wrong)} of {compared} (layout, rank, axis) exact", *wrong]
+
+
 def memory(found: list[Result]) -> list[str]:
     lines = ["| layout | predicted, MiB | measured, MiB | error |", "|---|---|---|---|"]
     for result in found:
@@ -140,10 +156,10 @@ def memory(found: list[Result]) -> list[str]:
 
 
 def main() -> None:
-    if "--in" in sys.argv:
-        folder = Path(sys.argv[sys.argv.index("--in") + 1])
-        folder.mkdir(parents=True, exist_ok=True)
-        report(collect(folder))
+    kept = next((word.removeprefix("--in=") for word in sys.argv if word.startswith("--in=")), None)
+    if kept:
+        Path(kept).mkdir(parents=True, exist_ok=True)
+        report(collect(Path(kept)))
         return
     with tempfile.TemporaryDirectory() as temporary:
         report(collect(Path(temporary)))
@@ -152,6 +168,7 @@ def main() -> None:
 def report(found: list[Result]) -> None:
     print("\n".join(times(found)))
     print(order(found))
+    print("\n".join(sent(found)))
     print("\n".join(memory(found)))
 
 

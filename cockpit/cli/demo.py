@@ -25,6 +25,7 @@ from cockpit.printing import complain, print_line
 LAYOUT = "layouts/demo.toml"
 SOURCE = Path(cockpit.__file__).parent.parent
 FRONTIER = Path("layouts/frontier")
+STEPS = 2000  # of a simulated run
 POLL_S = 0.1
 SHOWN_LINES = 12
 
@@ -104,7 +105,10 @@ def run_demo(words: Sequence[str], simulation: Simulation | None = None) -> int:
         raise CockpitError("the layout to simulate follows --simulate; other words are section.key=value")
     layout, arguments = _split(words)
     if simulation:
-        layout, arguments = _layout_to_simulate(simulation.layout), [*arguments, *simulation.arguments]
+        layout = _layout_to_simulate(simulation.layout)
+        if not any(argument.startswith("train.steps=") for argument in arguments):
+            arguments = [f"train.steps={STEPS}", *arguments]  # published layouts name no number of steps
+        arguments += simulation.arguments
     keys = keymap()
     folder = runs_dir() / f"{layout.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     with _signals_unwind():

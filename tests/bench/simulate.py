@@ -49,7 +49,7 @@ def measure(what: str, seconds: float) -> None:
         stack.callback(engine.kill)
         client = Client(started(folder))
         stack.callback(client.close)
-        client.want(1.0)
+        client.set_subscription(1.0)
         app = stack.enter_context(
             subprocess.Popen([sys.executable, "-c", APP, started(folder)], cwd=ROOT, **quiet)  # type: ignore[call-overload]
         )

@@ -85,7 +85,8 @@ def test_it_simulates_a_file_or_a_frontier_layout(
     words = ["demo", "--simulate", named, "--speed", "5", "--seed", "3", "grid.pp=1"]
     assert command_line(words) == 0
     file = f"{Path(named).stem}.toml"
-    assert FakeEngine.command == ["simulate", file, "grid.pp=1", "--speed", "5", "--seed", "3"]
+    options = ["--speed", "5", "--seed", "3"]
+    assert FakeEngine.command == ["simulate", file, "train.steps=2000", "grid.pp=1", *options]
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,23 @@ def _try(options: Options) -> int:
     )
 
 
+def _advise(options: Options) -> int:
+    from cockpit.cli.advise import advise_run
+
+    return advise_run(options.run, options.json)
+
+
+def _autopilot(options: Options) -> int:
+    from cockpit.cli.autopilot import Options as Allowed
+    from cockpit.cli.autopilot import fly
+
+    words = options.within
+    return fly(
+        options.run,
+        Allowed(words, options.steps, options.gain, options.max_changes, options.allow_loss, options.json),
+    )
+
+
 def _undo(options: Options) -> int:
     from cockpit.cli.steering import undo
 
@@ -124,8 +141,10 @@ HEADLESS: dict[str, tuple[Call, str]] = {
     "watch": (_watch, "follow a run: one line per step, or every update with --json"),
     "knobs": (_knobs, "print the knobs: values and legal values"),
     "preview": (_preview, "print what a change would do, as estimated by the run"),
+    "advise": (_advise, "name what bounds the run, and rank changes by their predicted gain"),
     "set": (_set, "change knobs of a live run, all or none; or pause, resume, stop, save, profile=N"),
     "try": (_try, "try a knob for some steps: keep the value if the run is clearly faster, else revert it"),
+    "autopilot": (_autopilot, "apply advice by trials, within bounds, until something is unexpected"),
     "undo": (_undo, "revert the newest change that is still in force"),
     "log": (_log, "print events, and every change with its outcome"),
 }

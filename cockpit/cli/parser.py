@@ -38,6 +38,14 @@ def steps(text: str) -> int:
     return value
 
 
+def positive(text: str) -> int:
+    """An integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line. Its result has the function of the command in `call`."""
     top = _Parser(
@@ -139,12 +147,48 @@ def _add_headless(name: str, command: argparse.ArgumentParser) -> None:
         command.add_argument("--wait", action="store_true", help="wait until every rank has switched")
     if name == "try":
         _add_trial(command)
+    if name == "autopilot":
+        _add_autopilot(command)
     if name in ("set", "try", "undo"):
         command.add_argument("--reason", default="", metavar="TEXT", help="note for the log")
         limit = 3600.0 if name == "try" else 60.0
         command.add_argument(
             "--timeout", type=seconds, default=limit, metavar="S", help=f"stop waiting (default {limit:g})"
         )
+
+
+def _add_autopilot(command: argparse.ArgumentParser) -> None:
+    command.epilog = (
+        "Exit status: 0 nothing more to gain, or as many changes as allowed; 1 no answer, or the run ended; 3 the run "
+        "cannot predict times; 4 stopped at a surprise; 130 interrupted, the trial under way taken back."
+    )
+    command.add_argument(
+        "--within",
+        required=True,
+        nargs="+",
+        metavar="knob=low..high",
+        help="values that the autopilot may try: a range, or a list such as recompute=none,full",
+    )
+    command.add_argument(
+        "--steps",
+        type=steps,
+        default=TRIAL_STEPS,
+        metavar="N",
+        help=f"steps of a trial before a change, and again after (default {TRIAL_STEPS})",
+    )
+    command.add_argument(
+        "--gain",
+        type=seconds,
+        default=2.0,
+        metavar="PERCENT",
+        help="smallest predicted gain worth a trial (default 2)",
+    )
+    command.add_argument(
+        "--max-changes", type=positive, default=5, metavar="N", help="stop after N kept changes (default 5)"
+    )
+    command.add_argument(
+        "--allow-loss", nargs="+", default=[], metavar="knob", help="knobs that may change the loss"
+    )
 
 
 def _add_trial(command: argparse.ArgumentParser) -> None:

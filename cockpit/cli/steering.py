@@ -5,11 +5,14 @@ Each command connects (`steering`), sends its request, waits for the outcome, an
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from agents.protocol import CommandState, Estimate, KnobState, Previewed, TrialState, Value
+from agents.state.preview_checks import Trust, trust
 from agents.waiting import RunOverError, wait_for_command, wait_for_preview, wait_for_trial
 from cockpit.cli.exit_status import DONE, FAILED, REFUSED
 from cockpit.data import format, plain
+from cockpit.data.evidence import trust_text
 from cockpit.data.outcomes import trial_text
 from cockpit.data.sources.connection import CockpitError, Connection
 from cockpit.data.status import SIMULATED
@@ -137,23 +140,42 @@ def preview(run: str | None, words: Sequence[str], as_json: bool) -> int:
         try:
             id = connection.client.preview(requested_changes(connection, words))
             answer = wait_for_preview(connection.client, id, ANSWER_S)
+            trusts = trust(connection.client.state.events)
         except (TimeoutError, RunOverError) as error:
             raise CockpitError(str(error)) from None
     if as_json:
-        record = {key: value for key, value in plain.plain(answer).items() if key != "id"}
-        print_json(plain.marked(record, connection.store))
+        print_json(plain.marked(_plain_answer(answer, trusts), connection.store))
     elif answer.why:
         print_line(f"✗ {answer.why}")
     else:
-        _print_estimates(answer)
+        _print_estimates(answer, trusts)
         if connection.store.simulated:
             print_line(SIMULATED)
     return REFUSED if answer.why else DONE
 
 
-def _print_estimates(answer: Previewed) -> None:
-    rows = [["", "now", "between", "likely", "from"]]
-    rows += [[one.quantity, *_numbers(one), format.clean(one.source)] for one in answer.estimates]
+def _plain_answer(answer: Previewed, trusts: Mapping[str, Trust]) -> dict[str, Any]:
+    """The answer, with how often earlier previews of each quantity held in this run."""
+    record: dict[str, Any] = plain.plain(answer)
+    del record["id"]
+    for one in record["estimates"]:
+        found = trusts.get(one["quantity"])
+        one["checks"], one["hits"] = (found.checks, found.hits) if found else (0, 0)
+        one["mean_error"] = found.mean_error if found else None
+    return record
+
+
+def _print_estimates(answer: Previewed, trusts: Mapping[str, Trust]) -> None:
+    rows = [["", "now", "between", "likely", "so far", "from"]]
+    rows += [
+        [
+            one.quantity,
+            *_numbers(one),
+            trust_text(trusts.get(one.quantity)) or format.MISSING,
+            format.clean(one.source),
+        ]
+        for one in answer.estimates
+    ]
     print_table(rows, right=frozenset({1, 2, 3}))
     if answer.loss_neutral is not None:
         print_line(NEUTRAL[answer.loss_neutral])

@@ -14,9 +14,11 @@ from itertools import takewhile
 from agents.alerts.finding import by_severity
 from agents.protocol import PAUSED, Step, Summary, TrialState
 from cockpit.data import format
+from cockpit.data.evidence import evidence
 from cockpit.data.metrics import median
 from cockpit.data.outcomes import ratio_text, trial_changes
 from cockpit.data.store import LinkState, Store, Topic
+from engine.planner.advice import bottleneck
 
 
 class Level(Enum):
@@ -252,6 +254,8 @@ def _time_shares(store: Store) -> Diagnosis | None:
     level = Level.GOOD if waits < WAITS_NOTE else Level.NOTE
     if waits >= WAITS_WARN and not store.oversubscribed:  # with shared cores, ranks wait for the cores
         level = Level.WARN
+        if found := evidence(store):
+            parts = [bottleneck(found).sentence, "cockpit advise ranks changes"]
     return Diagnosis(level, " · ".join(parts))
 
 

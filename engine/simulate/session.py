@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from agents.protocol import PAUSED, Event, Gone, Message, Summary
 from agents.rank.many_ranks import ManyRanks
 from engine.config.layout import Layout
-from engine.control.preview import Previewer
+from engine.control.preview.previewer import Previewer
 from engine.simulate.packing import frames
 from engine.simulate.records import LEADER, Operation, Records
 from engine.simulate.simulator import Simulated, Simulator
@@ -48,7 +48,7 @@ class Session:
         self._began_s = time.time()
         self.steering = Steering(layout, simulator, ranks)
         self.records = Records(simulator, speed)
-        self._previewer = Previewer(layout, self.steering.board, oversubscribed=False)
+        self._previewer = Previewer(layout, self.steering.board, False, simulator.hardware)
         ranks.preview = self._previewer
         self._pulsed_s = self._vectors_s = self._noted_s = 0.0
         self._silent = np.zeros(simulator.cluster.world, dtype=bool)
@@ -195,7 +195,8 @@ class Session:
 
     def _note(self, found: Simulated) -> None:
         """Let previews know the step; the times of actions not more often than somebody could ask."""
-        self._previewer.note(found.summary)
+        self._previewer.note(found.summary, found.routed.load.tolist() if found.routed else ())
+        self._ranks.send(self._previewer.take_events())
         now, piped = time.monotonic(), self._layout.grid.pp > 1
         if now - self._noted_s < NOTED_EVERY_S:
             return

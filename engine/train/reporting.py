@@ -6,7 +6,7 @@ from collections.abc import Callable
 from agents.protocol import Step, Summary
 from agents.rank.agent import Agent
 from engine.config.layout import Layout
-from engine.control.preview import Previewer
+from engine.control.preview.previewer import Previewer
 from engine.metering.meter import Meter
 from engine.planner.schedule import ScheduleClock
 from engine.telemetry.idle_time import IdleTimes
@@ -52,7 +52,8 @@ class Reporting:
         if self._sends_timeline and self._agent.wants("timeline", number):
             self._agent.send(self._records.timeline(readings, number))
         if self._previewer:
-            self._previewer.note_rank(record.memory_bytes, clock, self.idle_times.durations)
+            busy_s = readings.busy() if readings.spans else None
+            self._previewer.note_rank(record.memory_bytes, clock, self.idle_times.durations, busy_s)
 
     def start_summary(self, measured: Measured, conditions: StepConditions) -> None:
         """Start to gather the step's summary on rank 0; `publish` completes it after the next step."""
@@ -66,7 +67,9 @@ class Reporting:
             return None
         summary = collected.summary
         if self._previewer:
-            self._previewer.note(summary)
+            self._previewer.note(summary, collected.load.tolist())
+            for event in self._previewer.take_events():
+                self._agent.send(event)
         self._on_summary(summary)
         self._agent.send(summary)
         if self._agent.attached and self._layout.model.moe:

@@ -11,9 +11,11 @@ from engine.checkpoint.manifest import Manifest
 from engine.config.layout import Layout
 from engine.control.actions import RunActions
 from engine.control.knobs import make_board
-from engine.control.preview import Previewer
+from engine.control.preview.planned_effect import machine
+from engine.control.preview.previewer import Previewer
 from engine.control.profiler import Profiler
 from engine.control.vote import LEADER, KnobVote
+from engine.device import device_name
 from engine.telemetry.hello import hello, knob_board
 from engine.train.computation import Computation
 from engine.train.saving import KnobState, Saving
@@ -58,7 +60,9 @@ class Steering:
         self.vote = KnobVote(world.control, self.board, lambda: agent.pending, self._settle)
         self.previewer: Previewer | None = None
         if world.rank == LEADER:
-            self.previewer = Previewer(layout, self.board, oversubscribed)
+            on_cpu = world.device.type == "cpu"
+            hardware = machine(layout, device_name(world.device))
+            self.previewer = Previewer(layout, self.board, oversubscribed, hardware, resident=on_cpu)
             agent.preview(self.previewer)
 
     @property

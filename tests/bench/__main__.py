@@ -12,6 +12,7 @@ from tests.bench import (
     overhead,
     plan,
     predict,
+    preview,
     recording,
     scale,
     simulate,
@@ -37,8 +38,9 @@ BENCHES = {
     "plan": plan.main,
     "predict": predict.main,
     "simulate": simulate.main,
+    "preview": preview.main,
 }
 
-for name in [word for word in sys.argv[1:] if not word.startswith("--")] or BENCHES:
+for name in [word for word in sys.argv[1:] if not word.startswith("--") and "=" not in word] or BENCHES:
     print(f"\n== {name}", flush=True)
     BENCHES[name]()

@@ -2,20 +2,24 @@
 quantities, then unchanged ones. An unknown quantity is never shown as zero."""
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import groupby
+from types import MappingProxyType
 
 from rich.style import Style
 
 from agents.protocol import Estimate, Previewed
+from agents.state.preview_checks import Trust
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
+from cockpit.data.evidence import trust_text
 from cockpit.tui.strips import StripLine
 from cockpit.tui.theme import Palette
 
 NumberFormat = Callable[[float], tuple[str, str]]
 """Formats a value as a number and its unit."""
 
+NOTHING_CHECKED: Mapping[str, Trust] = MappingProxyType({})
 LABEL = 13  # columns
 NUMBER = 7
 NEW_VALUE = 24
@@ -53,6 +57,7 @@ QUANTITIES: dict[str, tuple[str, NumberFormat]] = {
     "bubble": ("bubble", _share),
     "bubble_bound": ("bubble bound", _share),
     "memory_bytes": ("memory", _bytes),
+    "peak_bytes": ("planned peak", _bytes),
     "comm_bytes": ("traffic", _sent),
     "a2a_bytes": ("all-to-all", _sent),
     "dropped": ("dropped", _plain),
@@ -69,15 +74,18 @@ def label_and_format(quantity: str) -> tuple[str, NumberFormat]:
     return format.clean(quantity).replace("_", " "), _plain
 
 
-def estimate_lines(found: Previewed, width: int, height: int, colours: Palette) -> list[StripLine]:
-    """The preview in at most `height` lines; if more are needed, the last line states how many."""
+def estimate_lines(
+    found: Previewed, width: int, height: int, colours: Palette, trusts: Mapping[str, Trust] = NOTHING_CHECKED
+) -> list[StripLine]:
+    """The preview in at most `height` lines; if more are needed, the last line states how many. `trusts`: how often
+    earlier previews of a quantity held."""
     if found.why:
         bad = colours.level[Level.BAD]
         return [StripLine().add(f"  {Level.BAD.value} ", bad).add(format.clean(found.why), colours.text)]
     changed = [one for one in found.estimates if _differs(one)]
     unknown = [one for one in found.estimates if not one.known]
     unchanged = [one for one in found.estimates if one.known and not _differs(one)]
-    known = [_row(one, width, colours) for one in changed]
+    known = [_row(one, width, colours, trust_text(trusts.get(one.quantity))) for one in changed]
     groups = _groups("no data", unknown, colours) + _groups("as now", unchanged, colours)
     if not known and not groups:
         return [StripLine().add(f"  {format.MISSING} the run has no estimate for this", colours.faint)]
@@ -106,7 +114,7 @@ def _differs(one: Estimate) -> bool:
     return one.known and not (one.point == one.now and one.interval in (None, (one.now, one.now)))
 
 
-def _row(one: Estimate, width: int, colours: Palette) -> tuple[StripLine, str]:
+def _row(one: Estimate, width: int, colours: Palette, trust: str) -> tuple[StripLine, str]:
     """A row: ``step time  346 → 309 .. 952 ms (400)  -11 .. +175 %`` (point estimate in brackets); its source."""
     formatted = label_and_format(one.quantity)[1]
     text, unit = _new_value(one, formatted)
@@ -125,7 +133,8 @@ def _row(one: Estimate, width: int, colours: Palette) -> tuple[StripLine, str]:
     if width >= ROOMY:
         line.add(" ", colours.text).add(_change(one).rjust(CHANGE - 1), _tone(one, colours))
         at += CHANGE
-    return line.pad_to(at, colours.text).add("  ", colours.text), format.clean(one.source)
+    source = f"{trust} · {one.source}" if trust else one.source
+    return line.pad_to(at, colours.text).add("  ", colours.text), format.clean(source)
 
 
 def _new_value(one: Estimate, formatted: NumberFormat) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from agents.protocol import Board, KnobState, Value
 from cockpit.data import format
 from cockpit.data.diagnosis import Level
+from cockpit.data.evidence import trusted
 from cockpit.data.sources.source import viewer_text
 from cockpit.data.status import simulated_text
 from cockpit.data.store import Store, Topic
@@ -152,7 +153,7 @@ class KnobTable(Panel):
             return newest_lines(store, height, width, colours)
         preview = self.controller.preview
         if preview.answer:
-            lines = estimate_lines(preview.answer, width, height - 1, colours)
+            lines = estimate_lines(preview.answer, width, height - 1, colours, trusted(store))
         else:
             lines = [StripLine().add(f"  {format.MISSING} {preview.status}", colours.faint)]
         head = rule(self._preview_heading(board, pending_edits), width, colours.text, colours.faint)

@@ -6,9 +6,9 @@ from msgspec import structs
 from agents.protocol import Estimate, Legal, Traffic, Value
 from agents.rank.knob_board import Knob, KnobBoard
 from engine.config.toml import load
-from engine.control.preview import Previewer
+from engine.control.preview.previewer import Previewer
 from engine.planner.schedule import ScheduleClock
-from tests.unit.agents.fleet import make_step, make_summary
+from tests.unit.agents.fleet import make_summary
 from tests.unit.engine.config.test_layout import DEMO
 
 TWO_STAGES = ["grid.pp=2", "grid.dp_shard=1", "grid.tp=1", "grid.ep=1"]
@@ -45,8 +45,7 @@ def seen(oversubscribed: bool = False, steps: int = 10) -> Previewer:
     previewer = Previewer(load(DEMO, TWO_STAGES), its, oversubscribed)
     clock = ScheduleClock("1f1b", 2, 1, 4)
     for step in range(steps):
-        record = structs.replace(make_step(0, step), memory_bytes=1000)
-        previewer.note_rank(record.memory_bytes, clock, [[MS / 1e3] * len(acts) for acts in clock.acts])
+        previewer.note_rank(1000, clock, [[MS / 1e3] * len(acts) for acts in clock.acts])
         comm = {"pp": Traffic(5000, 1.0, 1.0), "control": Traffic(7, 1.0, 1.0)}
         summary = structs.replace(make_summary(step), knobs=its.values, step_ms=120.0 + step % 2, comm=comm)
         previewer.note(structs.replace(summary, bubble=0.25, bubble_bound=0.2, dropped=30))
@@ -62,13 +61,17 @@ def test_more_micro_batches_are_simulated_with_an_interval() -> None:
     step = previewed["step_ms"]
     # 9 rounds of F and B, each action in half the time or in the same time; the other 20 ms do not change.
     assert step.now == pytest.approx(120.5, abs=0.2)
-    assert (step.low, step.high) == (pytest.approx(110.5, abs=0.2), pytest.approx(200.5, abs=0.2))
-    assert step.after is None and "simulated" in step.source, "a wide interval has no single value"
+    assert step.low and step.high and 107.1 < step.low < step.high < 206.6
+    assert step.source == (
+        "the planner, fitted to 1 set of values of this run, within the bounds of the simulated schedule"
+    )
     assert previewed["bubble_bound"].after == pytest.approx(1 / 9)
     bubble = previewed["bubble"]
-    assert bubble.interval == (pytest.approx(1 / 9), pytest.approx(1 / 9 + 0.1)) and bubble.after is None
+    assert (
+        bubble.interval == (pytest.approx(0.92 / 9), pytest.approx(1.08 / 9 + 0.1)) and bubble.after is None
+    )
     assert previewed["comm_bytes"].after == 5000
-    assert previewed["memory_bytes"].after is None and previewed["memory_bytes"].source.startswith("no data")
+    assert previewed["memory_bytes"].source.startswith("closed form")
 
 
 def test_no_time_is_simulated_if_ranks_share_cores() -> None:
@@ -113,11 +116,10 @@ def test_without_a_capacity_nothing_is_dropped() -> None:
 
 
 def test_an_unknown_effect_has_no_number() -> None:
-    for estimate in [*found(seen(), recompute="full").values(), *found(seen(), save=True).values()]:
-        if estimate.quantity not in ("a2a_bytes", "dropped") or "save" in estimate.source:
-            assert estimate.after is None and estimate.source.startswith("no data")
+    for estimate in found(seen(), save=True).values():
+        assert estimate.after is None and estimate.source.startswith("no data")
     fresh = found(seen(steps=0), micro_batches=8)
-    assert all(one.after is None for one in fresh.values())
+    assert all(one.after is None for one in fresh.values() if one.quantity != "peak_bytes")
 
 
 def test_an_illegal_change_gets_the_same_refusal_as_on_the_ranks() -> None:

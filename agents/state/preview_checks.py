@@ -1,0 +1,88 @@
+"""Previews compared with what happened: a check for each quantity that a change was predicted to move.
+
+The leader rank checks each applied change after some steps and sends the result as an event whose facts hold the
+numbers. So checks are in the run's log and its recording, survive a restart of the hub, and replay.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from agents.protocol import Event, Value, clip, spell
+
+MARK = "preview_checks"
+"""The fact of an event that holds checks: their number."""
+
+FIELDS = ("now", "likely", "low", "high", "measured")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One quantity of one change. `now`: before it; `likely`, `low`, `high`: predicted; `measured`: after it."""
+
+    quantity: str
+    now: float
+    likely: float
+    low: float
+    high: float
+    measured: float
+
+    @property
+    def inside(self) -> bool:
+        """Whether the measured value lies in the predicted interval."""
+        return self.low <= self.measured <= self.high
+
+    @property
+    def error(self) -> float:
+        """Relative error of the likely value."""
+        return abs(self.measured - self.likely) / abs(self.measured) if self.measured else 0.0
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How far to trust the previews of a quantity: checks, how many lay inside their interval, mean relative error."""
+
+    checks: int
+    hits: int
+    mean_error: float
+
+
+def check_event(
+    time_s: float, revision: int, changes: Mapping[str, tuple[Value, Value]], checks: list[Check]
+) -> Event:
+    """The event that records `checks` of the change of a revision. `changes`: old and new value by knob."""
+    facts: dict[str, Value] = {MARK: len(checks), "revision": revision}
+    for check in checks:
+        facts |= {f"{check.quantity}.{field}": getattr(check, field) for field in FIELDS}
+    what = ", ".join(f"{name} {spell(old)}→{spell(new)}" for name, (old, new) in changes.items())
+    found = ", ".join(
+        f"{check.quantity} {check.measured:.4g} {'in' if check.inside else 'NOT in'} "
+        f"{check.low:.4g} .. {check.high:.4g}"
+        for check in checks
+    )
+    return Event(time_s, "info", "preview", clip(f"preview of {what} checked: {found}"), facts)
+
+
+def checks_of(event: Event) -> list[Check]:
+    """The checks that an event holds; none if it is another event or not complete."""
+    if MARK not in event.facts:
+        return []
+    names = [name.removesuffix(".measured") for name in event.facts if name.endswith(".measured")]
+    found = []
+    for name in names:
+        numbers = [event.facts.get(f"{name}.{field}") for field in FIELDS]
+        reals = [float(one) for one in numbers if isinstance(one, int | float)]
+        if len(reals) == len(FIELDS):
+            found.append(Check(name, *reals))
+    return found
+
+
+def trust(events: Iterable[Event]) -> dict[str, Trust]:
+    """How far to trust previews, by quantity, from all checks in a run's log."""
+    checks: dict[str, list[Check]] = {}
+    for event in events:
+        for check in checks_of(event):
+            checks.setdefault(check.quantity, []).append(check)
+    return {
+        quantity: Trust(len(own), sum(one.inside for one in own), sum(one.error for one in own) / len(own))
+        for quantity, own in checks.items()
+    }

@@ -1,0 +1,51 @@
+"""Candidates for advice: legal changes of one knob, their previews, and those that trials of this run refuted."""
+
+from collections.abc import Container, Iterable, Mapping
+
+from agents.protocol import Changes, Estimate, Previewed, TrialState, Value
+from cockpit.data.outcomes import ratio_text
+from cockpit.data.store import Store
+from cockpit.knobs.edits import same
+from cockpit.knobs.values import candidates, value_knobs
+from engine.planner.advice import Candidate
+
+MOST = 32  # candidates: each costs the leader a preview
+DOES_NOT_FIT = "does not fit"
+
+
+def legal_changes(store: Store, allow_loss: Container[str] = ()) -> list[Changes]:
+    """Each legal value of each knob that leaves the loss alone, or that `allow_loss` names. A range has a few
+    round values."""
+    found = [
+        {knob.name: value}
+        for knob in value_knobs(store.state.board)
+        if knob.loss_neutral or knob.name in allow_loss
+        for value in candidates(knob)
+        if not same(value, knob.value)
+    ]
+    return found[:MOST]
+
+
+def candidate(changes: Changes, answer: Previewed) -> Candidate:
+    """A change with the run's answer to the preview query about it."""
+    estimates = {one.quantity: one for one in answer.estimates}
+    step, peak = estimates.get("step_ms", Estimate("step_ms", source=answer.why)), estimates.get("peak_bytes")
+    after = step.interval or (None if step.after is None else (step.after, step.after))
+    fits = (
+        ""
+        if peak is None or DOES_NOT_FIT not in peak.source
+        else peak.source[peak.source.index(DOES_NOT_FIT) :]
+    )
+    return Candidate(changes, step.now, after, step.after, step.source, fits)
+
+
+def refuted(trials: Iterable[TrialState], values: Mapping[str, Value]) -> list[tuple[Changes, str]]:
+    """Changes from the present `values` that a trial measured and reverted because the run was not faster."""
+    return [
+        (trial.changes, f"step time {ratio_text(trial)}")
+        for trial in trials
+        if trial.state == "reverted"
+        and trial.high is not None
+        and trial.high >= 1.0
+        and all(name in values and same(values[name], was) for name, was in trial.before.items())
+    ]

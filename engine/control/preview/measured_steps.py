@@ -1,0 +1,121 @@
+"""Steps that a run has measured, by the knob values that were in force."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+
+from agents.protocol import Summary, Value
+
+KEPT = 128  # newest steps kept of each set of values
+SETS = 64  # of values, the oldest forgotten first
+BLOCK = 10  # steps whose mean is taken as one measurement
+EXCHANGES = ("tp", "cp", "ep", "dp")  # axes whose exposed time is that of collectives
+
+Values = Mapping[str, Value]
+Key = tuple[tuple[str, Value], ...]
+
+
+def key(values: Values) -> Key:
+    """Knob values as a dictionary's key."""
+    return tuple(sorted(values.items()))
+
+
+@dataclass
+class Steps:
+    """The newest steps with one set of knob values."""
+
+    values: Values
+    kept: dict[str, deque[float]] = field(default_factory=dict)
+
+    def add(self, quantities: Mapping[str, float | None]) -> None:
+        for name, value in quantities.items():
+            if value is not None:
+                self.kept.setdefault(name, deque(maxlen=KEPT)).append(value)
+
+    def copy(self) -> "Steps":
+        return Steps(self.values, {name: kept.copy() for name, kept in self.kept.items()})
+
+    def means(self) -> dict[str, float]:
+        return {name: fmean(kept) for name, kept in self.kept.items() if kept}
+
+    @property
+    def count(self) -> int:
+        return len(self.kept.get("step_ms", ()))
+
+    @property
+    def kept_share(self) -> float:
+        """Share of (token, expert) pairs that were not dropped."""
+        shares = self.kept.get("kept_share")
+        return fmean(shares) if shares else 1.0
+
+    @property
+    def times_s(self) -> "Times":
+        return Times([ms / 1e3 for ms in self.kept.get("step_ms", ())])
+
+
+@dataclass(frozen=True)
+class Times:
+    """Step times in seconds, the oldest first."""
+
+    steps: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.steps)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean, from the means of blocks of consecutive steps, which are less correlated."""
+        means = self._blocks
+        if len(means) >= 3:
+            return float(stdev(means) / len(means) ** 0.5)
+        return float(stdev(self.steps) / 2) if len(self.steps) > 1 else self.mean
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the mean of `BLOCK` steps: how much a later measurement differs by itself."""
+        means = self._blocks
+        return stdev(means) if len(means) >= 3 else 2 * self.error
+
+    @property
+    def _blocks(self) -> list[float]:
+        times = list(self.steps)[len(self.steps) % BLOCK :]
+        return [fmean(times[n : n + BLOCK]) for n in range(0, len(times), BLOCK)]
+
+
+def quantities(summary: Summary) -> dict[str, float | None]:
+    """What a preview predicts, as a step measured it."""
+    return {
+        "step_ms": summary.step_ms,
+        "bubble": summary.bubble,
+        "bubble_bound": summary.bubble_bound,
+        "comm_bytes": sum(lane.bytes for axis, lane in summary.comm.items() if axis != "control"),
+        "a2a_bytes": summary.a2a_bytes,
+        "dropped": summary.dropped,
+        **{f"{axis}_bytes": lane.bytes for axis, lane in summary.comm.items()},
+    }
+
+
+def parts(summary: Summary, busy_s: float | None, loads: Sequence[Sequence[int]]) -> dict[str, float | None]:
+    """Seconds in exposed collectives and outside the pipeline's window, and the share of pairs that were not dropped.
+    `busy_s`: seconds in forward and backward."""
+    exposed = [lane.exposed_ms for axis, lane in summary.comm.items() if axis in EXCHANGES]
+    if busy_s is not None and summary.bubble is not None and summary.bubble < 1:
+        busy_s /= 1 - summary.bubble
+    pairs = sum(map(sum, loads))
+    return {
+        "exchange_s": sum(exposed) / 1e3 if exposed else None,
+        "outside_s": None if busy_s is None else max(0.0, summary.step_ms / 1e3 - busy_s),
+        "kept_share": 1 - (summary.dropped or 0) / pairs if pairs else None,
+    }
+
+
+def imbalance(loads: Sequence[Sequence[int]], ranks: int) -> float:
+    """The highest load of an expert-parallel rank over the mean, in the mean over layers."""
+    found = []
+    for load in filter(any, loads):
+        each = len(load) // ranks
+        by_rank = [sum(load[rank * each : (rank + 1) * each]) for rank in range(ranks)]
+        found.append(max(by_rank) * ranks / sum(by_rank))
+    return fmean(found) if found else 1.0

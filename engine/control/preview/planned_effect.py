@@ -1,0 +1,210 @@
+"""What the planner says of other knob values on a live run: memory by formula, time refitted to the run's own steps.
+
+A knob's value is a change of the layout, which the planner then counts as it counts any layout. Memory follows from
+formulas. Time does not, so the planner's seconds are scaled by factors that are fitted to the steps of this run
+(`engine.planner.refit`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from msgspec import structs
+
+from agents.protocol import Estimate
+from engine.config.layout import Layout
+from engine.control.preview.measured_steps import Steps, Times, Values
+from engine.planner.hardware.cpu import CPU_CORE
+from engine.planner.hardware.description import Hardware
+from engine.planner.hardware.table import hardware as known_hardware
+from engine.planner.hardware.table import names
+from engine.planner.memory.plan import MemoryPlan, plan_memory
+from engine.planner.refit import Factors, Observed, Parts, Span, fit, interval, parts_of
+from engine.planner.timing.step import Prediction, predict
+from engine.planner.token_drops import (
+    ALIKE,
+    INDEPENDENT,
+    capacity,
+    expected_drops,
+    matching_overdispersion,
+)
+from engine.planner.what_if import assumed_hardware
+from engine.planner.workload.job import Job
+from engine.planner.workload.traffic import traffic
+
+T = TypeVar("T")
+
+FEW_RANKS = 64
+NOTHING_DROPPED = "without a limit nothing is dropped"
+CLOSED_FORM = "closed form"
+REFITTED = "the planner, fitted to {} of this run"
+ON_THE_CPU = "no data: a process on the CPU keeps memory that it once had"
+
+
+def machine(layout: Layout, device: str) -> Hardware:
+    """The machine of a run: the layout's [hardware], else by the device's name, else a core of a CPU. It is exact for
+    memory and a starting point for times."""
+    found = assumed_hardware(layout)
+    if found is None:
+        found = _by_device(device)
+    return found if layout.train.precision in found.device.peak else CPU_CORE
+
+
+def _by_device(device: str) -> Hardware:
+    """The known machine with such a device: "NVIDIA A100-SXM4-80GB" is of A100-80, whose chip and memory it names."""
+    known = [(name, *name.partition("-")[::2]) for name in names()]
+    fitting = [(len(chip), memory in device, name) for name, chip, memory in known if chip in device]
+    return known_hardware(max(fitting, key=lambda one: one[:2])[2]) if fitting else CPU_CORE
+
+
+class PlannedEffect:
+    """The planner on one live run. `resident`: the run reports the resident memory of processes, not of tensors."""
+
+    def __init__(self, layout: Layout, hardware: Hardware, resident: bool) -> None:
+        self._layout, self._hardware, self._resident = layout, hardware, resident
+        self._plans: dict[Job, MemoryPlan] = {}
+        self._predictions: dict[Job, Prediction] = {}
+        self._traffic: dict[Job, dict[str, float]] = {}
+
+    def job(self, values: Values, imbalance: float = 1.0, kept: float | None = None) -> Job:
+        """The job with these knob values. `kept`: share of pairs that are not dropped; None: what fits."""
+        layout = self._layout
+        held = {field: values[field] for field in structs.asdict(layout.knobs) if field in values}
+        schedule = structs.replace(layout.schedule, name=str(values.get("schedule", layout.schedule.name)))
+        train = structs.replace(layout.train, zero=int(str(values.get("zero", layout.train.zero))))
+        knobs = structs.replace(layout.knobs, **held)
+        job = Job.of(structs.replace(layout, knobs=knobs, schedule=schedule, train=train))
+        limit = job.capacity_factor if kept is None else kept if kept < 1 else None
+        return replace(job, imbalance=max(imbalance, 1.0), capacity_factor=limit)
+
+    # ------------------------------------------------------------------------------------------- memory
+
+    def memory(self, now: float | None, before: Job, after: Job) -> Estimate:
+        """Memory of the leader: what it measured, and the planned difference."""
+        here, there = (self._plan(job).ranks[0].total for job in (before, after))
+        by = there - here
+        source = f"{CLOSED_FORM}: {_signed(by)} on pipeline rank 0"
+        if now is None:
+            return Estimate("memory_bytes", source=f"no data: the run reports no memory; {source}")
+        if self._resident:
+            return Estimate("memory_bytes", now, source=f"{ON_THE_CPU}; tensors: {source}")
+        return Estimate("memory_bytes", now, now + by, source=source)
+
+    def peak(self, before: Job, after: Job) -> Estimate:
+        """The planned peak of the fullest rank, exact by formula."""
+        plan = self._plan(after)
+        capacity = self._hardware.device.memory_bytes
+        worst = plan.ranks[plan.worst_rank]
+        source = f"{CLOSED_FORM}: pipeline rank {plan.worst_rank}, most of it {worst.largest}"
+        if self._hardware is not CPU_CORE and not plan.fits(capacity):
+            source = f"{CLOSED_FORM}: {plan.sentence(capacity)}"
+        return Estimate("peak_bytes", self._plan(before).peak, plan.peak, source=source)
+
+    def _plan(self, job: Job) -> MemoryPlan:
+        return _cached(self._plans, job, lambda: plan_memory(job))
+
+    # ------------------------------------------------------------------------------------------ traffic
+
+    def traffic(
+        self, now: Mapping[str, float], before: Job, after: Job, rows: Estimate | None
+    ) -> dict[str, Estimate]:
+        """Bytes of all ranks by axis, where they change, and in all. `rows`: of experts' rows, which `now` measured."""
+        old, new = self._sent(before), self._sent(after)
+        changes = {axis: new[axis] - old[axis] for axis in old}
+        found = {
+            f"{axis}_bytes": Estimate(
+                f"{axis}_bytes", now[f"{axis}_bytes"], now[f"{axis}_bytes"] + by, source=CLOSED_FORM
+            )
+            for axis, by in changes.items()
+            if by and axis != "ep" and f"{axis}_bytes" in now
+        }
+        if "comm_bytes" in now and rows and rows.after is not None and rows.now is not None:
+            base = now["comm_bytes"] + sum(changes.values()) - rows.now
+            low, high = (base + end for end in rows.interval) if rows.interval else (None, None)
+            by_axis = ", ".join(f"{axis} {by / 1e6:+,.2f} MB" for axis, by in changes.items() if by)
+            source = f"{CLOSED_FORM}{by_axis and ': '}{by_axis}"
+            found["comm_bytes"] = Estimate(
+                "comm_bytes", now["comm_bytes"], base + rows.after, low, high, source
+            )
+        return found
+
+    def _sent(self, job: Job) -> dict[str, float]:
+        """Bytes of all ranks by axis, without control and without experts' rows."""
+        return _cached(self._traffic, job, lambda: _sum_over_ranks(job))
+
+    # --------------------------------------------------------------------------------------------- time
+
+    def prediction(self, job: Job) -> Prediction:
+        """The planner's step, before it is fitted to the run."""
+        return _cached(self._predictions, job, lambda: predict(job, self._hardware))
+
+    def parts(self, job: Job) -> Parts:
+        return parts_of(self.prediction(job))
+
+    def fitted(self, runs: Sequence[tuple[Job, Steps]]) -> Factors | None:
+        """The planner's factors for this run."""
+        observed = []
+        for job, steps in runs:
+            times, means = steps.times_s, steps.means()
+            parts, exchange, outside = self.parts(job), means.get("exchange_s"), means.get("outside_s")
+            observed.append(Observed(parts, times.mean, times.error, exchange, outside))
+        return fit(observed)
+
+    def step(self, now: Times, before: Job, after: Job, factors: Factors, error_of_change: float) -> Span:
+        """Seconds of a step after a change."""
+        by = factors.seconds(self.parts(after)) - factors.seconds(self.parts(before))
+        noise = (now.error**2 + now.spread**2) ** 0.5
+        return interval(now.mean, by, noise, factors.residual, error_of_change)
+
+    # -------------------------------------------------------------------------------------------- drops
+
+    def dropped(
+        self, now: float | None, before: Values, after: Values, loads: Sequence[Sequence[int]]
+    ) -> Estimate | None:
+        """Dropped pairs of a step at another capacity; None if no load is known or the router is another."""
+        moe, model = self._layout.model.moe, self._layout.model
+        if moe is None or moe.router != "token_choice":
+            return None
+        if after["capacity_factor"] is None:
+            return Estimate("dropped", now, 0.0, 0.0, 0.0, NOTHING_DROPPED)
+        if not loads:
+            return None
+        sequences = float(self._layout.train.global_batch)
+
+        def most(values: Values) -> int:
+            return capacity(float(str(values["capacity_factor"])), model.seq_len, moe.top_k, moe.experts)
+
+        def drops(overdispersion: float) -> float:
+            return expected_drops(loads, sequences, most(after), overdispersion, model.seq_len)
+
+        if before["capacity_factor"] is not None and now:
+            fits = matching_overdispersion(loads, sequences, most(before), now, model.seq_len)
+            low, likely, high = drops(fits / 1.5), drops(fits), drops(fits * 1.5)
+            source = "expert loads of this run, spread as its present drops tell"
+        else:
+            low, likely, high = drops(INDEPENDENT), drops((INDEPENDENT + ALIKE) / 2), drops(ALIKE)
+            source = "expert loads of this run; how they spread over sequences is not measured"
+        return Estimate("dropped", now, likely, low, high, source)
+
+
+def _sum_over_ranks(job: Job) -> dict[str, float]:
+    """Of a large job one rank of each stage counts for all of it: shards differ by a row at most."""
+    grid = job.grid
+    each = 1 if grid.world <= FEW_RANKS else grid.world // grid.pp
+    total: Counter[str] = Counter()
+    for rank in range(0, grid.world, each):
+        total.update({axis: each * sent for axis, sent in traffic(job, rank, rows=0.0).items()})
+    return {axis: sent for axis, sent in total.items() if axis != "control"}
+
+
+def _cached(known: dict[Job, T], job: Job, make: Callable[[], T]) -> T:
+    if job not in known:
+        if len(known) >= 256:
+            known.clear()
+        known[job] = make()
+    return known[job]
+
+
+def _signed(size: float) -> str:
+    return f"{size / 2**20:+,.1f} MiB"

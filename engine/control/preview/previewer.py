@@ -1,0 +1,304 @@
+"""Predicts the effect of a change of knobs from measurements of this run; without a basis it gives no number.
+
+A prediction is an interval, and a single value if the interval is narrow (`Estimate.point`). The sources, in order:
+the knob does not affect the quantity; a formula gives it exactly (memory, traffic); earlier steps of this run had the
+requested values; the schedule, simulated with the current times of the pipeline's actions; the planner, fitted to the
+steps of this run. Each applied change is checked against the steps that follow it (`verification.py`).
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from msgspec import structs
+
+from agents.protocol import Changes, Estimate, Event, Previewed, Summary
+from agents.rank.knob_board import KnobBoard
+from engine.config.layout import Layout
+from engine.control.preview.measured_steps import SETS, Key, Steps, Values, imbalance, key, parts, quantities
+from engine.control.preview.planned_effect import REFITTED, PlannedEffect, machine
+from engine.control.preview.schedule_effect import NO_STEPS, ActionTimes, Plan, ScheduleEffect
+from engine.control.preview.verification import SETTLING, Verification
+from engine.planner.hardware.description import Hardware
+from engine.planner.schedule import ScheduleClock
+from engine.planner.workload.job import Job
+
+MIN_STEPS = 4  # measured steps that a prediction needs
+
+QUANTITIES = (
+    "step_ms",
+    "bubble",
+    "bubble_bound",
+    "memory_bytes",
+    "peak_bytes",
+    "comm_bytes",
+    "a2a_bytes",
+    "dropped",
+)
+AXIS_BYTES = ("tp_bytes", "cp_bytes", "pp_bytes", "dp_bytes")  # previewed where a change affects them
+WALL_TIMES = {"step_ms", "bubble"}
+FORMULAS = {"memory_bytes", "peak_bytes", *AXIS_BYTES}
+SHARED_CORES = "no data: ranks share cores, so a step's time depends on the other ranks; a trial measures it"
+ROUTED = {"a2a_bytes", "dropped"}
+OPTIMIZER_KNOBS = {
+    "lr_scale",
+    "grad_clip",
+}  # only the optimizer reads them: the work of a step does not change
+LOSS_KNOBS = {"aux_loss_coef", "z_loss_coef", "bias_rate"}  # a few operations of the router at most
+CUT = {"micro_batches", "schedule"}
+PASSES = {"none": 2, "selective": 2, "full": 3}
+"""How often rows travel to experts and back in a step, by recompute mode (docs/bytes.md, ep)."""
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A change as previewed: the values before and after, and what was measured when it was asked for."""
+
+    before: Values
+    after: Values
+    seen: dict[Key, Steps]
+    times: ActionTimes
+    loads: Sequence[Sequence[int]]
+    turned: set[str]
+    now: Mapping[str, float]
+
+
+class Previewer:
+    """Answers preview queries on the leader. `note` records a step; queries come from another thread.
+
+    `hardware`: the machine as the planner sees it; None: as the layout or the device says. `resident`: whether
+    `memory_bytes` is the resident memory of the process.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        board: KnobBoard,
+        oversubscribed: bool,
+        hardware: Hardware | None = None,
+        resident: bool = False,
+    ) -> None:
+        self._layout, self._board, self._oversubscribed = layout, board, oversubscribed
+        self._planner = PlannedEffect(layout, hardware or machine(layout, "cpu"), resident)
+        self._lock = threading.Lock()  # held for a few dictionary operations
+        self._seen: dict[Key, Steps] = {}
+        self._times = ActionTimes()
+        self._newest: tuple[ScheduleClock, Sequence[Sequence[float]]] | None = None
+        self._memory: float | None = None
+        self._busy_s: float | None = None
+        self._loads: Sequence[Sequence[int]] = ()
+        self._values: Values | None = None  # of the newest step
+        self._steps = 0  # since the last change
+        self._verification = Verification()
+
+    # ---------------------------------------------------------------------------------------- recording
+
+    def note(self, summary: Summary, loads: Sequence[Sequence[int]] = ()) -> None:
+        """Record a step of the whole job. `loads[layer][expert]`: its (token, expert) pairs."""
+        measured = quantities(summary) | {"memory_bytes": self._memory}
+        self._check(summary, measured)
+        with self._lock:
+            if self._newest:
+                self._times.add(*self._newest)
+                self._newest = None
+            if any(map(any, loads)):
+                self._loads = loads
+            self._steps += 1
+            seen = self._seen.setdefault(key(summary.knobs), Steps(summary.knobs))
+            if self._steps > SETTLING:
+                seen.add(measured | parts(summary, self._busy_s, loads))
+            if len(self._seen) > SETS:
+                del self._seen[next(iter(self._seen))]
+
+    def note_rank(
+        self,
+        memory_bytes: int | None,
+        clock: ScheduleClock,
+        durations: Sequence[Sequence[float]] | None,
+        busy_s: float | None = None,
+    ) -> None:
+        """Record the leader's own memory, the times of its pipeline's actions, by rank as in `clock`, and its
+        seconds in forward and backward. Called before `note` of the same step."""
+        with self._lock:
+            self._memory = memory_bytes
+            self._busy_s = busy_s
+            if durations:
+                self._newest = clock, durations
+                self._busy_s = max(map(sum, durations))
+
+    def take_events(self) -> list[Event]:
+        """Checks of applied changes since the last call, for the run's log."""
+        events, self._verification.events = self._verification.events, []
+        return events
+
+    def _check(self, summary: Summary, measured: Mapping[str, float | None]) -> None:
+        """Check the preview of the newest change; on the first step of a change, preview it from those before."""
+        old, self._values = self._values, summary.knobs
+        if old is not None and old != summary.knobs:
+            self._steps = 0
+            changes = {name: (old.get(name), to) for name, to in summary.knobs.items() if old.get(name) != to}
+            self._verification.begin(summary.revision, changes, self._moved(old, summary.knobs))
+        self._verification.note(measured)
+
+    def _moved(self, before: Values, after: Values) -> list[Estimate]:
+        """Estimates of what a change affects."""
+        try:
+            change = self._change(before, after)
+            return [one for one in self._estimates(change) if not self._untouched(one.quantity, change)]
+        except Exception:  # noqa: BLE001 - an error costs a check of a preview, not the run
+            return []
+
+    # ---------------------------------------------------------------------------------------- answering
+
+    def __call__(self, changes: Changes) -> Previewed:
+        """The predicted effect of `changes`. ValueError, one sentence, if they are not legal."""
+        self._board.check(changes)
+        values = self._board.values
+        would_be = values | {name: value for name, value in changes.items() if name in values}
+        change = self._change(values, would_be)
+        neutral = all(knob.loss_neutral for knob in self._board.states() if knob.name in changes)
+        if actions := [name for name in changes if name not in values]:
+            source = f"no data: the cost of {actions[0]} is not predicted"
+            estimates = [Estimate(one, change.now.get(one), source=source) for one in QUANTITIES]
+        else:
+            estimates = self._estimates(change)
+        shown = [structs.replace(one, after=one.point) for one in estimates]
+        return Previewed("", changes, self._board.revision, "", neutral, shown)
+
+    def _change(self, before: Values, after: Values) -> _Change:
+        with self._lock:
+            seen = {name: steps.copy() for name, steps in self._seen.items()}
+            times, loads = self._times.copy(), self._loads
+        now = seen[key(before)].means() if key(before) in seen else {}
+        turned = {name for name, value in after.items() if before.get(name) != value}
+        return _Change(before, after, seen, times, loads, turned, now)
+
+    def _estimates(self, change: _Change) -> list[Estimate]:
+        """One estimate a quantity; `after` is the likely value, however wide its interval."""
+        planned = self._planned(change)
+        known = change.seen[key(change.after)].kept if key(change.after) in change.seen else {}
+        words = ", ".join(sorted(change.turned)) or "it"
+        found = []
+        for quantity in (*QUANTITIES, *(one for one in AXIS_BYTES if one in planned)):
+            here = change.now.get(quantity)
+            steps = known.get(quantity, ())
+            if self._untouched(quantity, change) and quantity != "peak_bytes":
+                found.append(Estimate(quantity, here, here, source=f"{words} does not affect it"))
+            elif quantity in WALL_TIMES and self._oversubscribed:
+                found.append(Estimate(quantity, here, source=SHARED_CORES))
+            elif len(steps) >= MIN_STEPS and quantity not in FORMULAS:
+                found.append(_measured(quantity, here, list(steps)))
+            else:
+                found.append(planned.get(quantity) or Estimate(quantity, here, source=NO_STEPS))
+        return found
+
+    def _untouched(self, quantity: str, change: _Change) -> bool:
+        """Whether the changed knobs have no immediate effect on `quantity`."""
+        turned = change.turned
+        if turned <= OPTIMIZER_KNOBS:
+            return quantity != "dropped"  # dropping depends on the weights, which change
+        cut = turned <= CUT
+        if quantity == "a2a_bytes":
+            modes = {PASSES.get(str(values.get("recompute")), 0) for values in (change.before, change.after)}
+            return cut or (turned <= {*CUT, "recompute", "zero"} and len(modes) == 1)
+        return quantity == "dropped" and turned <= {*CUT, "recompute", "zero"}
+
+    # ------------------------------------------------------------------------------------------ planning
+
+    def _planned(self, change: _Change) -> dict[str, Estimate]:
+        """Estimates by formula, by simulation of the schedule and by the planner."""
+        planner, now = self._planner, change.now
+        uneven = imbalance(change.loads, self._layout.grid.ep)
+        before, after = planner.job(change.before, uneven), planner.job(change.after, uneven)
+        found = {
+            "memory_bytes": planner.memory(now.get("memory_bytes"), before, after),
+            "peak_bytes": planner.peak(before, after),
+        }
+        seen = change.seen.get(key(change.before))
+        present = kept = seen.kept_share if seen else 1.0
+        shares = None
+        if "capacity_factor" in change.turned:
+            drops = planner.dropped(now.get("dropped"), change.before, change.after, change.loads)
+            pairs = sum(map(sum, change.loads))
+            if drops and drops.after is not None:
+                found["dropped"] = drops
+            if drops and pairs and drops.interval and drops.after is not None:
+                kept = 1 - drops.after / pairs
+                most, least = ((1 - end / pairs) / present for end in drops.interval)
+                shares = least, kept / present, most
+        rows = self._rows(change, shares)
+        if rows:
+            found["a2a_bytes"] = rows
+        if rows or not self._layout.model.moe:
+            found |= planner.traffic(now, before, after, rows or Estimate("a2a_bytes", 0.0, 0.0))
+        if change.turned & LOSS_KNOBS or ("capacity_factor" in change.turned and not change.loads):
+            return found
+        if self._layout.grid.pp > 1:
+            plans = [self._plan(values) for values in (change.before, change.after)]
+            effect = ScheduleEffect(self._layout, change.times, plans[0], plans[1])
+            only_cut = change.turned <= CUT
+            found |= effect.bubbles(now, planner.prediction(before), planner.prediction(after), only_cut)
+            bounds = effect.step(now.get("step_ms")) if only_cut else None
+        else:
+            bounds = None
+        # Of a schedule alone, the simulation with measured times knows more than the planner.
+        only_schedule = bounds is not None and change.turned == {"schedule"}
+        if step := bounds if only_schedule else self._step(change, kept, bounds) or bounds:
+            found["step_ms"] = step
+        return found
+
+    def _step(self, change: _Change, kept: float, bounds: Estimate | None) -> Estimate | None:
+        """The step time by the fitted planner, within the bounds of a simulated schedule. `kept`: share of
+        pairs that are not dropped after the change."""
+        seen = change.seen.get(key(change.before))
+        runs = [one for one in change.seen.values() if one.count >= MIN_STEPS]
+        if seen is None or seen.count < MIN_STEPS:
+            return None
+        factors = self._planner.fitted(
+            [(self._timed_job(change, one.values, one.kept_share), one) for one in runs]
+        )
+        if factors is None:
+            return None
+        before = self._timed_job(change, change.before, seen.kept_share)
+        after = self._timed_job(change, change.after, kept)
+        wrong = self._verification.error_of_change("step_ms")
+        span = self._planner.step(seen.times_s, before, after, factors, wrong)
+        low, likely, high = (1e3 * max(0.0, seconds) for seconds in span)
+        source = REFITTED.format(f"{len(runs)} set{'s' * (len(runs) > 1)} of values")
+        if bounds and bounds.low is not None and bounds.high is not None:
+            if high <= bounds.low or low >= bounds.high:
+                return bounds
+            low, high = max(low, bounds.low), min(high, bounds.high)
+            source += ", within the bounds of the simulated schedule"
+        return Estimate("step_ms", change.now.get("step_ms"), min(max(likely, low), high), low, high, source)
+
+    def _timed_job(self, change: _Change, values: Values, kept: float) -> Job:
+        return self._planner.job(values, imbalance(change.loads, self._layout.grid.ep), kept)
+
+    def _rows(self, change: _Change, kept: tuple[float, float, float] | None) -> Estimate | None:
+        """All-to-all bytes: rows of pairs in each pass of forward and backward. `kept`: pairs after the change over
+        those before: at least, likely and at most."""
+        here = change.now.get("a2a_bytes")
+        modes = [PASSES.get(str(values.get("recompute")), 0) for values in (change.before, change.after)]
+        if here is None or not all(modes):
+            return None
+        here_then = here * modes[1] / modes[0]
+        source = "closed form: the passes of forward and backward"
+        if "capacity_factor" not in change.turned:
+            return Estimate("a2a_bytes", here, here_then, source=source)
+        if kept is None:
+            return None
+        low, likely, high = (here_then * share for share in kept)
+        return Estimate("a2a_bytes", here, likely, low, high, "pairs that are not dropped")
+
+    def _plan(self, values: Values) -> Plan:
+        name = str(values.get("schedule", self._layout.schedule.name))
+        return Plan(name, int(str(values["micro_batches"])))
+
+
+def _measured(quantity: str, now: float | None, steps: list[float]) -> Estimate:
+    """Interval of the middle 95 % of steps, or of all if there are fewer than 40."""
+    ordered, out = sorted(steps), len(steps) // 40
+    source = f"measured in this run: {len(steps)} steps with these values"
+    return Estimate(quantity, now, fmean(steps), ordered[out], ordered[-1 - out], source)

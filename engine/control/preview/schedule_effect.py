@@ -1,0 +1,152 @@
+"""What other knob values do to the pipeline: its schedule, simulated with the action times that the run measured."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from agents.protocol import Estimate
+from engine.config.layout import Layout
+from engine.config.schedule_traits import SCHEDULES
+from engine.planner.idle_time import mean_times
+from engine.planner.schedule import ScheduleClock
+from engine.planner.timing.step import Prediction
+
+Costs = dict[str, dict[int, float]]
+"""Seconds of an action: kind -> stage -> mean."""
+
+AVERAGED = 16  # steps
+VARIES = 0.08  # by which a simulated bubble is off: action times differ from step to step
+UNCOUNTED = 0.03  # of a step: what a change costs beyond what the simulation counts
+NO_STEPS = "no data: this run had no step with these values"
+SIMULATED = "the schedule, simulated with this run's action times"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A schedule and its number of micro-batches."""
+
+    name: str
+    micro_batches: int
+
+    @property
+    def splits(self) -> bool:
+        return SCHEDULES[self.name].split_backward
+
+
+class ActionTimes:
+    """The newest action times of a pipeline, by plan: means of a few steps."""
+
+    def __init__(self) -> None:
+        self._costs: dict[tuple[bool, int], deque[Costs]] = {}  # by (split backward, micro-batches)
+
+    def add(self, clock: ScheduleClock, durations: Sequence[Sequence[float]]) -> None:
+        """Durations by rank as in `clock`."""
+        micro_batches = 1 + max(act.micro_batch for act in clock.acts[0])
+        splits = any(act.kind == "W" for acts in clock.acts for act in acts)
+        newest = self._costs.setdefault((splits, micro_batches), deque(maxlen=AVERAGED))
+        newest.append(mean_times(clock, durations))
+
+    def copy(self) -> "ActionTimes":
+        other = ActionTimes()
+        other._costs = {plan: newest.copy() for plan, newest in self._costs.items()}
+        return other
+
+    def of(self, plan: Plan) -> Costs | None:
+        newest = self._costs.get((plan.splits, plan.micro_batches))
+        if not newest:
+            return None
+        return {
+            kind: {stage: fmean(costs[kind][stage] for costs in newest) for stage in its}
+            for kind, its in newest[-1].items()
+        }
+
+
+class ScheduleEffect:
+    """Estimates for a change from one plan to another; `times` are this run's."""
+
+    def __init__(self, layout: Layout, times: ActionTimes, before: Plan, after: Plan) -> None:
+        self._before, self._after, self._times = before, after, times
+        self._clocks = tuple(
+            ScheduleClock(plan.name, layout.grid.pp, layout.virtual_stages, plan.micro_batches)
+            for plan in (before, after)
+        )
+        measured = times.of(before)
+        same = before.splits == after.splits
+        self._costs = measured if same else _resplit(measured, after.splits)
+        self._present = measured
+
+    @property
+    def known(self) -> bool:
+        return self._costs is not None
+
+    def bubbles(
+        self, now: Mapping[str, float], before: Prediction, after: Prediction, only_cut: bool
+    ) -> dict[str, Estimate]:
+        """Estimates of bubble and its bound. Unless only the cut into micro-batches changes, actions get longer as the
+        planner says of each stage."""
+        bound_now, here = now.get("bubble_bound"), now.get("bubble")
+        if self._costs is None or self._present is None:
+            return {}
+        costs = self._costs if only_cut else _as_planned(self._costs, before, after)
+        old, new = self._clocks[0].bubble(self._present), self._clocks[1].bubble(costs)
+        source = SIMULATED if only_cut else f"{SIMULATED}, longer or shorter as the planner says"
+        low, high = (1 - VARIES) * new, (1 + VARIES) * new
+        found = {"bubble_bound": Estimate("bubble_bound", bound_now, new, low, high, source)}
+        if here is not None:
+            rest = max(0.0, here - old)
+            # Idle time outside the schedule stays as it is, or grows with the number of micro-batches.
+            more = max(1.0, self._after.micro_batches / self._before.micro_batches)
+            source = f"{source}; other idle time as now, or more"
+            found["bubble"] = Estimate("bubble", here, new + rest, low, high + rest * more, source)
+        return found
+
+    def step(self, now_ms: float | None) -> Estimate | None:
+        """The step time between two bounds: an action's time is in proportion to its micro-batch, or does not depend on
+        it. With action times of the new size, between one of these and the step as simulated with them."""
+        if now_ms is None or self._costs is None or self._present is None:
+            return None
+        shrink = self._before.micro_batches / self._after.micro_batches
+        base = now_ms - 1e3 * _window(self._clocks[0], self._present)
+        times = [base + 1e3 * _window(self._clocks[1], _scaled(self._costs, by)) for by in (shrink, 1.0)]
+        other = self._times.of(self._after) if shrink != 1 else None
+        guess = base + 1e3 * _window(self._clocks[1], other) if other else times[0]
+        how = "of the same size" if other else "in proportion to their size; at most, not at all smaller"
+        if shrink > 1:
+            how = "of the same size" if other else "in proportion to their size; at least, not at all larger"
+        low, high = (1 - UNCOUNTED) * min(*times, guess), (1 + UNCOUNTED) * max(*times, guess)
+        return Estimate("step_ms", now_ms, guess, low, high, f"{SIMULATED}, taken {how}")
+
+
+def _resplit(costs: Costs | None, split: bool) -> Costs | None:
+    """Action times under a schedule that splits the backward, from one that does not, or the other way around. The
+    halves are taken as equal."""
+    if costs is None:
+        return None
+    if split:
+        half = _scaled({"B": costs["B"]}, 0.5)["B"]
+        return costs | {"I": half, "W": half}
+    if "I" not in costs or "W" not in costs:
+        return None
+    whole = {stage: time + costs["W"].get(stage, 0.0) for stage, time in costs["I"].items()}
+    return {"F": costs["F"], "B": whole}
+
+
+def _as_planned(costs: Costs, before: Prediction, after: Prediction) -> Costs:
+    ratios = {
+        "F": [new / old for new, old in zip(after.forward, before.forward, strict=True)],
+        "B": [new / old for new, old in zip(after.backward, before.backward, strict=True)],
+    }
+    return {
+        kind: {stage: time * ratios["F" if kind == "F" else "B"][stage] for stage, time in its.items()}
+        for kind, its in costs.items()
+    }
+
+
+def _window(clock: ScheduleClock, costs: Costs) -> float:
+    """Step time of the whole pipeline, in seconds."""
+    return clock.idle([[costs[act.kind][act.stage] for act in its] for its in clock.acts])[0]
+
+
+def _scaled(costs: Costs, by: float) -> Costs:
+    return {kind: {stage: time * by for stage, time in its.items()} for kind, its in costs.items()}

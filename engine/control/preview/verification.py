@@ -1,0 +1,93 @@
+"""Checks previews of applied changes against the steps that follow, and keeps how wrong predicted changes were."""
+
+import time
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from agents.protocol import Estimate, Event, Value
+from agents.state.preview_checks import Check, check_event
+
+SETTLING = 2  # steps after a change that are ignored
+CHECKED_STEPS = 10
+FEWEST_STEPS = 4  # a check after fewer steps says nothing
+TOLERANCE = 0.02  # of an exact prediction: steps differ a little
+PRIOR_ERROR, PRIOR_WEIGHT = 0.5, 3.0  # of a predicted change, before any is checked; its weight in checks
+LEAST_ERROR, MOST_ERROR = 0.1, 3.0
+CLEAR_CHANGE = 0.02  # of the value; the error of a smaller change is noise
+
+
+class Verification:
+    """One change at a time; the next change ends the check of the last one."""
+
+    def __init__(self) -> None:
+        self._estimates: Sequence[Estimate] = ()
+        self._changes: dict[str, tuple[Value, Value]] = {}
+        self._revision = 0
+        self._steps = 0
+        self._measured: dict[str, list[float]] = {}
+        self._errors: dict[str, list[float]] = {}  # by quantity: miss over predicted change
+        self.events: list[Event] = []  # to be sent
+
+    def begin(
+        self, revision: int, changes: dict[str, tuple[Value, Value]], estimates: Sequence[Estimate]
+    ) -> None:
+        """A change is in force; `estimates` were made from the steps before it."""
+        self._end()
+        self._revision, self._changes = revision, changes
+        self._estimates = [one for one in estimates if _checkable(one)]
+        self._steps, self._measured = 0, {}
+
+    def note(self, quantities: Mapping[str, float | None]) -> None:
+        """A step after the change."""
+        if not self._estimates:
+            return
+        self._steps += 1
+        if self._steps <= SETTLING:
+            return
+        for name, value in quantities.items():
+            if value is not None:
+                self._measured.setdefault(name, []).append(value)
+        if self._steps == SETTLING + CHECKED_STEPS:
+            self._end()
+
+    def error_of_change(self, quantity: str) -> float:
+        """Relative standard error of predicted changes, from the checks so far and a prior."""
+        errors = self._errors.get(quantity, [])
+        squares = PRIOR_WEIGHT * PRIOR_ERROR**2 + sum(error**2 for error in errors)
+        found = float((squares / (PRIOR_WEIGHT + len(errors))) ** 0.5)
+        return min(MOST_ERROR, max(LEAST_ERROR, found))
+
+    def _end(self) -> None:
+        estimates, self._estimates = self._estimates, ()
+        checks = []
+        for one in estimates:
+            measured = self._measured.get(one.quantity, [])
+            if len(measured) >= FEWEST_STEPS:
+                checks.append(_check(one, fmean(measured)))
+        for check in checks:
+            predicted = check.likely - check.now
+            if abs(predicted) > CLEAR_CHANGE * abs(check.now):
+                miss = (check.measured - check.likely) / predicted
+                self._errors.setdefault(check.quantity, []).append(miss)
+        if checks:
+            self.events.append(check_event(time.time(), self._revision, self._changes, checks))
+
+
+def _checkable(one: Estimate) -> bool:
+    """Whether an estimate predicts a change of something that is measured."""
+    if one.now is None or not one.known:
+        return False
+    return one.interval is not None or one.after != one.now
+
+
+def _check(one: Estimate, measured: float) -> Check:
+    assert one.now is not None
+    if one.interval is not None:
+        low, high = one.interval
+        slack = TOLERANCE * abs(one.after or 0.0) if low == high else 0.0
+    else:
+        assert one.after is not None
+        low = high = one.after
+        slack = TOLERANCE * abs(one.after)
+    likely = one.after if one.after is not None else (low + high) / 2
+    return Check(one.quantity, one.now, likely, low - slack, high + slack, measured)

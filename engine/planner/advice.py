@@ -1,0 +1,153 @@
+"""Names what bounds a run, with evidence, and ranks changes of knobs by their predicted gain.
+
+Pure: the caller gives what the run measured, previews of legal changes, and the changes that trials of this run
+refuted. The bottleneck is the cause that takes the largest share of a step.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agents.protocol import Changes, spell
+
+HOT = 2.0  # load of the busiest expert over the mean, from which it counts as a cause
+FULL = 0.95  # of a device's memory, from which it counts as a cause
+SHARED_CORES = (
+    "ranks share cores: their times are not those of a cluster, so changes cannot be ranked by time; "
+    "cockpit try measures one"
+)
+EXCHANGES = {
+    "tp": "tensor-parallel exchanges",
+    "cp": "context-parallel exchanges",
+    "ep": "expert all-to-alls",
+    "dp": "gradient reductions and weight gathers",
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run measured, in the mean over ranks: times in ms of a step, `bubble` 0..1 of the pipeline's window;
+    None is not known. `exposed_ms`: by axis, time in collectives that computation does not hide."""
+
+    step_ms: float
+    phases_ms: Mapping[str, float] = field(default_factory=dict)
+    exposed_ms: Mapping[str, float] = field(default_factory=dict)
+    bubble: float | None = None
+    bubble_bound: float | None = None
+    load_max_over_mean: float | None = None
+    memory_share: float | None = None  # of the fullest device
+    micro_batches: int | None = None
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """What takes the largest share of a step; `sentence` has the evidence."""
+
+    cause: str
+    share: float
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A legal change and its preview: step time now, and after it, as an interval in ms (None: not known)."""
+
+    changes: Changes
+    now_ms: float | None
+    after_ms: tuple[float, float] | None
+    likely_ms: float | None = None
+    source: str = ""
+    does_not_fit: str = ""  # why it does not fit into memory
+
+    @property
+    def words(self) -> str:
+        return ", ".join(f"{name}={spell(value)}" for name, value in self.changes.items())
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A change with its predicted gain: the share of the step time that it saves, at least, likely and at most."""
+
+    candidate: Candidate
+    least: float
+    likely: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Advice:
+    """`ranked`: best first, only changes that are likely to gain. `left_out`: a sentence for each change that is not
+    ranked for a reason; `unknown`: changes without a predicted time."""
+
+    bottleneck: Bottleneck | None
+    ranked: list[Ranked]
+    left_out: list[str]
+    unknown: list[Candidate]
+    why_not: str = ""  # nothing is ranked, for this reason
+
+
+def bottleneck(evidence: Evidence) -> Bottleneck:
+    """The cause with the largest share of a step."""
+    step = evidence.step_ms
+    exposed = {axis: ms for axis, ms in evidence.exposed_ms.items() if axis in EXCHANGES}
+    found = [
+        Bottleneck(
+            axis, ms / step, f"{EXCHANGES[axis]} take {ms / step:.0%} of a step, {ms:,.0f} of {step:,.0f} ms"
+        )
+        for axis, ms in exposed.items()
+        if ms > 0
+    ]
+    if evidence.bubble is not None:
+        found.append(Bottleneck("bubble", evidence.bubble, _bubble_sentence(evidence)))
+    hidden = sum(exposed.values()) / step
+    computing = {phase: ms / step for phase, ms in evidence.phases_ms.items()}
+    work = min(1.0, sum(computing.get(phase, 0.0) for phase in ("forward", "backward")))
+    if work:
+        own = max(0.0, work - hidden)
+        sentence = f"computation takes {own:.0%} of a step"
+        if (load := evidence.load_max_over_mean) is not None and load >= HOT:
+            sentence += f", and the busiest expert has {load:.1f} times the mean load"
+        found.append(Bottleneck("compute", own, sentence))
+    found += [
+        Bottleneck(phase, share, f"{phase} takes {share:.0%} of a step")
+        for phase, share in computing.items()
+        if phase not in ("forward", "backward", "agree")
+    ]
+    worst = max(
+        found, key=lambda one: one.share, default=Bottleneck("unknown", 0.0, "no phase is measured yet")
+    )
+    if (memory := evidence.memory_share) is not None and memory >= FULL:
+        return Bottleneck("memory", memory, f"memory is {memory:.0%} full; {worst.sentence}")
+    return worst
+
+
+def _bubble_sentence(evidence: Evidence) -> str:
+    assert evidence.bubble is not None
+    text = f"the pipeline idles {evidence.bubble:.0%} of the time"
+    if evidence.bubble_bound is not None:
+        text += f", of which the schedule explains {min(evidence.bubble_bound, evidence.bubble):.0%}"
+    if evidence.micro_batches:
+        text += f", with {evidence.micro_batches} micro-batches"
+    return text
+
+
+def advise(
+    evidence: Evidence, candidates: Iterable[Candidate], refuted: Sequence[tuple[Changes, str]] = ()
+) -> Advice:
+    """Rank the candidates. `refuted`: changes that trials of this run measured without a gain, and the outcome."""
+    ranked, left_out, unknown = [], [], []
+    for one in candidates:
+        measured = next((text for changes, text in refuted if changes == one.changes), None)
+        if measured is not None:
+            left_out.append(f"{one.words} is left out: a trial of this run was not faster ({measured})")
+        elif one.does_not_fit:
+            left_out.append(f"{one.words} is left out: it {one.does_not_fit}")
+        elif one.now_ms is None or one.after_ms is None or one.now_ms <= 0:
+            unknown.append(one)
+        else:
+            low, high = one.after_ms
+            likely = one.likely_ms if one.likely_ms is not None else (low + high) / 2
+            least, middle, most = (1 - after / one.now_ms for after in (high, likely, low))
+            if middle > 0:
+                ranked.append(Ranked(one, least, middle, most))
+    ranked.sort(key=lambda one: -one.likely)
+    return Advice(bottleneck(evidence), ranked, left_out, unknown)

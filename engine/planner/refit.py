@@ -1,0 +1,145 @@
+"""Fits the planner's step time to a run: three factors, from the steps that the run has measured.
+
+The planner's seconds of a step fall into compute C, exchanges X and what happens once a step. The fitted time is
+a C + b X + o: a scales compute, b scales collectives, o are seconds that the planner does not know of, such as the
+host's own work. Each set of knob values gives up to three equations (the step, its exposed collectives, what lies
+outside the pipeline), weighted by how well each is measured; a, b and o are the non-negative least squares solution.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.planner.timing.step import Prediction
+
+EXCHANGES = ("tp", "cp", "ep", "etp")  # phases of collectives inside the actions of a pipeline
+NOISE = 0.02  # relative error of a mean step time, at least
+NOISE_OF_PARTS = 0.15  # of parts of a step: exposed time includes waiting for slower ranks
+TIE = 1e-4  # weight of "b equals a" and "o is 0" where nothing else tells b and o
+UNCOUNTED = 0.03  # of a step: what a change costs beyond what the planner counts
+LIKELY = 1.645  # standard errors of a 90 % interval
+
+
+class Parts(NamedTuple):
+    """Predicted seconds of a step: `compute` and `exchange` of the slowest rank's actions, which take `stretch` times
+    as long with the bubble; `sends` between stages; compute and exchanges outside the pipeline, once a step."""
+
+    compute: float
+    exchange: float
+    stretch: float = 1.0
+    sends: float = 0.0
+    outside_compute: float = 0.0
+    outside_exchange: float = 0.0
+
+    @property
+    def row(self) -> tuple[float, float, float]:
+        """The step's seconds as coefficients of a, b and o."""
+        compute = self.stretch * self.compute + self.outside_compute
+        exchange = self.stretch * self.exchange + self.sends + self.outside_exchange
+        return compute, exchange, 1.0
+
+
+def parts_of(prediction: Prediction) -> Parts:
+    """The parts of a predicted step."""
+    phases = dict(prediction.phases)
+    bubble, dp, sends = (phases.pop(cause, 0.0) for cause in ("bubble", "dp", "pp"))
+    optimizer = phases.pop("optimizer", 0.0)
+    exchange = sum(phases.pop(axis, 0.0) for axis in EXCHANGES)
+    compute = sum(phases.values())
+    busy = compute + exchange
+    return Parts(compute, exchange, 1 + bubble / busy if busy else 1.0, sends, optimizer, dp)
+
+
+class Observed(NamedTuple):
+    """Steps with one set of knob values: mean seconds of a step and the standard error of that mean; seconds in exposed
+    collectives, and outside the pipeline's window, if known."""
+
+    parts: Parts
+    step_s: float
+    error_s: float = 0.0
+    exchange_s: float | None = None
+    outside_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The fit. `residual`: relative root mean square error of the step times that were fitted. `settings`: how many
+    sets of knob values there were."""
+
+    compute: float
+    exchange: float
+    overhead_s: float
+    residual: float
+    settings: int
+
+    def seconds(self, parts: Parts) -> float:
+        """The fitted time of a step."""
+        compute, exchange, once = parts.row
+        return self.compute * compute + self.exchange * exchange + self.overhead_s * once
+
+
+def fit(observed: Sequence[Observed]) -> Factors | None:
+    """The factors of a run; None without a measured step."""
+    rows: list[tuple[float, float, float]] = []
+    values: list[float] = []
+    for one in observed:
+        for row, value, error in _equations(one):
+            rows.append((row[0] / error, row[1] / error, row[2] / error))
+            values.append(value / error)
+    if not rows:
+        return None
+    scale = max(row[0] for row in rows)
+    ties = [(-TIE * scale, TIE * scale, 0.0), (0.0, 0.0, TIE * scale)]
+    a, b, o = _non_negative([*rows, *ties], [*values, 0.0, 0.0])
+    factors = Factors(a, b, o, 0.0, len(observed))
+    misses = [factors.seconds(one.parts) / one.step_s - 1 for one in observed]
+    return Factors(a, b, o, float(np.sqrt(np.mean(np.square(misses)))), len(observed))
+
+
+def _equations(one: Observed) -> Iterable[tuple[tuple[float, float, float], float, float]]:
+    """Coefficients, measured seconds, and their error."""
+    parts = one.parts
+    yield parts.row, one.step_s, max(NOISE * one.step_s, one.error_s)
+    part_error = NOISE_OF_PARTS * one.step_s
+    if one.exchange_s is not None and parts.exchange + parts.outside_exchange > 0:
+        yield (0.0, parts.exchange + parts.outside_exchange, 0.0), one.exchange_s, part_error
+    if one.outside_s is not None:
+        yield (parts.outside_compute, parts.outside_exchange, 1.0), one.outside_s, part_error
+
+
+def _non_negative(
+    rows: Sequence[tuple[float, float, float]], values: Sequence[float]
+) -> tuple[float, float, float]:
+    """Non-negative least squares of three unknowns: the best of all solutions with some of them zero."""
+    matrix, right = np.array(rows), np.array(values)
+    best, least = np.zeros(3), float(right @ right)
+    for count in (3, 2, 1):
+        for free in combinations(range(3), count):
+            found = np.zeros(3)
+            found[list(free)] = np.linalg.lstsq(matrix[:, free], right, rcond=None)[0]
+            left = matrix @ found - right
+            if (found >= 0).all() and float(left @ left) < least:
+                best, least = found, float(left @ left)
+    a, b, o = best.tolist()
+    return a, b, o
+
+
+def interval(now: float, change: float, noise: float, residual: float, error_of_change: float) -> "Span":
+    """What the value becomes: `now` plus a predicted change. `noise`: standard error of `now` and of what will be
+    measured; `residual`: relative error of the fit; `error_of_change`: relative standard error of predicted changes."""
+    known = min(1.0, abs(change) / now) if now else 1.0  # the fit's error in what both values share cancels
+    wrong = (residual * known * now, UNCOUNTED * now, error_of_change * change)
+    spread = np.sqrt(noise**2 + sum(part**2 for part in wrong))
+    reach = LIKELY * float(spread)
+    return Span(now + change - reach, now + change, now + change + reach)
+
+
+class Span(NamedTuple):
+    """A predicted value with its 90 % interval."""
+
+    low: float
+    likely: float
+    high: float

@@ -1,0 +1,279 @@
+"""advise and autopilot against a real hub and ranks whose step time follows a script."""
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from agents.client import Client
+from agents.protocol import Changes, Estimate, Message, Previewed, Summary, TrialState, Value
+from agents.state.preview_checks import Check, check_event, trust
+from agents.state.run_state import RunState
+from cockpit.cli.main import run
+from cockpit.knobs.advice import refuted
+from cockpit.knobs.autopilot import Watch, outside, parse_bounds
+from engine.planner.advice import Candidate
+from tests.unit.agents.fleet import Fleet, HubProcess, poll_until
+
+Said = pytest.CaptureFixture[str]
+STEPS = ["--steps", "4"]
+
+
+class Truth:
+    """Step times of the ranks, and what their previews say of them, by (micro_batches, recompute)."""
+
+    def __init__(self) -> None:
+        self.ms: Callable[[Changes], float] = lambda values: 10.0
+        self.previews: Callable[[Changes], float] = lambda values: self.ms(values)
+        self.oversubscribed = False
+
+
+@contextmanager
+def flying(folder: Path, truth: Truth) -> Iterator[tuple[HubProcess, Fleet]]:
+    """A hub with ranks that train, whose leader answers previews."""
+    hub = HubProcess(folder / "r-1").start()
+    fleet = Fleet(hub.endpoints.ranks)
+    fleet.step_ms = lambda values: truth.ms(dict(values))  # type: ignore[method-assign]
+
+    def preview(changes: Changes) -> Previewed:
+        board = fleet.boards[0]
+        now, then = (truth.previews(values) for values in (board.values, board.values | changes))
+        estimate = Estimate("step_ms", now, then, 0.95 * then, 1.05 * then, "planned")
+        return Previewed("", changes, board.revision, "", True, [estimate])
+
+    send = fleet.agents[0].send
+
+    def send_of_shared_cores(*messages: Message) -> None:
+        send(
+            *(
+                structs.replace(one, oversubscribed=truth.oversubscribed) if isinstance(one, Summary) else one
+                for one in messages
+            )
+        )
+
+    fleet.agents[0].send = send_of_shared_cores  # type: ignore[method-assign]
+    fleet.agents[0].preview(preview)
+    fleet.introduce()
+    done = threading.Event()
+
+    def train() -> None:
+        while not done.wait(0.02):
+            fleet.turn()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    client = Client(hub.endpoints.clients)
+    poll_until(client, lambda: client.state.board and client.state.summaries and client.state.steps)
+    client.close()
+    try:
+        yield hub, fleet
+    finally:
+        done.set()
+        thread.join()
+        fleet.close()
+        hub.clean_up()
+
+
+@pytest.fixture
+def truth() -> Truth:
+    return Truth()
+
+
+@pytest.fixture
+def flight(
+    tmp_path: Path, truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[HubProcess, Fleet]]:
+    monkeypatch.setenv("COCKPIT_RUNS", str(tmp_path))
+    with flying(tmp_path, truth) as found:
+        yield found
+
+
+def lines(capsys: Said, *words: str, status: int) -> list[dict[str, Any]]:
+    assert run([*words, "--json"]) == status
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def by_micro_batches(times: dict[int, float]) -> Callable[[Changes], float]:
+    return lambda values: times[int(str(values["micro_batches"]))]
+
+
+FASTER = {1: 30.0, 2: 20.0, 4: 10.0, 8: 5.0}
+Flight = tuple[HubProcess, Fleet]
+
+
+def test_it_keeps_what_is_better_and_stops_when_nothing_is_left(
+    capsys: Said, truth: Truth, flight: Flight
+) -> None:
+    truth.ms = by_micro_batches(FASTER)
+    said = lines(capsys, "autopilot", "--within", "micro_batches=1..8", *STEPS, status=0)
+    assert [one["event"] for one in said] == ["move", "outcome", "stop"]
+    assert said[0]["changes"] == {"micro_batches": 8} and said[0]["gain"] == pytest.approx(0.5, abs=0.01)
+    assert said[1]["trial"]["state"] == "kept" and said[-1]["kept"] == 1
+    assert flight[1].boards[0].values == {"micro_batches": 8, "recompute": "none"}
+    log = lines(capsys, "log", status=0)
+    reasons = [one["trial"]["reason"] for one in log if "trial" in one]
+    assert reasons and "autopilot: " in reasons[-1] and "predicted gain 50.0%" in reasons[-1]
+
+
+def test_only_within_the_bounds_and_only_if_it_is_worth_it(
+    capsys: Said, truth: Truth, flight: Flight
+) -> None:
+    truth.ms = by_micro_batches(FASTER)
+    said = lines(capsys, "autopilot", "--within", "micro_batches=1,2,4", *STEPS, status=0)
+    assert [one["event"] for one in said] == ["stop"]
+    said = lines(capsys, "autopilot", "--within", "micro_batches=1..8", "--gain", "60", *STEPS, status=0)
+    assert "is predicted to gain 60 %" in said[-1]["text"] and len(said) == 1
+    assert flight[1].boards[0].revision == 0, "nothing was changed"
+
+
+def test_a_measurement_outside_the_prediction_stops_it(capsys: Said, truth: Truth, flight: Flight) -> None:
+    truth.previews = by_micro_batches(FASTER)
+    said = lines(capsys, "autopilot", "--within", "micro_batches=1..8", *STEPS, status=4)
+    assert said[1]["trial"]["state"] == "reverted" and "outside the predicted" in said[-1]["text"]
+    assert flight[1].boards[0].values["micro_batches"] == 4
+    # The trial is remembered by the run: the same advice is not given again.
+    (advice,) = lines(capsys, "advise", status=0)
+    assert not advice["changes"]
+    assert advice["left_out"][0].startswith("micro_batches=8 is left out: a trial of this run was not faster")
+
+
+def test_another_operators_change_stops_it_and_the_trial_is_taken_back(
+    capsys: Said, truth: Truth, flight: Flight
+) -> None:
+    truth.ms = by_micro_batches(FASTER)
+    client = Client(flight[0].endpoints.clients)
+
+    def interfere() -> None:
+        poll_until(client, lambda: any(trial.state == "after" for trial in client.state.trials.values()))
+        client.propose({"recompute": "full"}, who="bob")
+        poll_until(client, lambda: any(one.who == "bob" for one in client.state.commands.values()))
+
+    thread = threading.Thread(target=interfere)
+    thread.start()
+    words = ["autopilot", "--within", "micro_batches=1..8", "--steps", "300"]
+    said = lines(capsys, *words, status=4)
+    thread.join()
+    client.close()
+    assert "bob made another change" in said[-1]["text"]
+    assert flight[1].boards[0].values == {"micro_batches": 4, "recompute": "full"}
+
+
+def test_ctrl_c_takes_the_trial_back(capsys: Said, truth: Truth, flight: Flight) -> None:
+    truth.ms = by_micro_batches(FASTER)
+    client = Client(flight[0].endpoints.clients)
+
+    def interrupt() -> None:
+        poll_until(client, lambda: any(trial.state == "after" for trial in client.state.trials.values()))
+        signal.raise_signal(signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    said = lines(capsys, "autopilot", "--within", "micro_batches=1..8", "--steps", "300", status=130)
+    thread.join()
+    client.close()
+    assert said[-1]["event"] == "outcome" and "reverted" in said[-1]["text"]
+    assert flight[1].boards[0].values["micro_batches"] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["micro_batches"], "micro_batches is not a bound; give knob=low..high or knob=value,value"),
+        (["micro_batches=8..1"], "micro_batches=8..1 is not a range of numbers"),
+        (["lr=0..1"], "there is no knob lr; the knobs are micro_batches, recompute"),
+        (["micro_batches=1..8", "micro_batches=4"], "micro_batches is given twice"),
+    ],
+)
+def test_bounds_that_cannot_be_are_refused(capsys: Said, flight: Flight, words: list[str], said: str) -> None:
+    assert run(["autopilot", "--within", *words]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_advice_in_words(capsys: Said, truth: Truth, flight: Flight) -> None:
+    truth.ms = by_micro_batches(FASTER)
+    assert run(["advise"]) == 0
+    text = capsys.readouterr().out
+    assert "computation takes" in text and "micro_batches=8  +50.0%" in text and "micro_batches=2" not in text
+
+
+def test_on_shared_cores_it_says_that_it_cannot_rank(capsys: Said, truth: Truth, flight: Flight) -> None:
+    truth.ms, truth.oversubscribed = by_micro_batches(FASTER), True
+    client = Client(flight[0].endpoints.clients)
+    poll_until(client, lambda: client.state.summaries and client.state.summaries[-1].oversubscribed)
+    client.close()
+    (advice,) = lines(capsys, "advise", status=0)
+    assert not advice["changes"] and advice["why"].startswith("ranks share cores")
+    assert advice["bottleneck"]["text"].startswith("computation takes")
+    (stop,) = lines(capsys, "autopilot", "--within", "micro_batches=1..8", status=3)
+    assert "ranks share cores" in stop["text"]
+
+
+# ------------------------------------------------------------------------------------------- without a hub
+
+
+def trial(state: str, high: float, before: Value = 4) -> TrialState:
+    return TrialState(
+        "t",
+        state,  # type: ignore[arg-type]
+        {"micro_batches": 8},
+        {"micro_batches": before},
+        30,
+        "me",
+        0.0,
+        True,
+        0.0,
+        ratio=high - 0.05,
+        low=high - 0.1,
+        high=high,
+    )
+
+
+def test_only_a_measured_trial_from_the_present_value_refutes() -> None:
+    values: Changes = {"micro_batches": 4}
+    assert refuted([trial("reverted", 1.05)], values)
+    assert not refuted([trial("kept", 0.95)], values)
+    assert not refuted([trial("reverted", 0.95)], values), "faster, but it changes the loss"
+    assert not refuted([trial("reverted", 1.05, before=2)], values)
+    assert not refuted([structs.replace(trial("reverted", 1.05), high=None)], values), "ended by hand"
+
+
+def test_a_trial_is_outside_only_if_the_two_intervals_do_not_meet() -> None:
+    predicted = Candidate({"micro_batches": 8}, 100.0, (80.0, 90.0))
+    assert not outside(trial("kept", 0.95), predicted)
+    assert not outside(trial("kept", 0.82), predicted)
+    assert "outside the predicted -20.0% to -10.0%" in outside(trial("kept", 0.75), predicted)
+    assert outside(trial("reverted", 1.05), predicted)
+    assert not outside(trial("reverted", 1.05), structs_without_times(predicted))
+
+
+def structs_without_times(one: Candidate) -> Candidate:
+    return Candidate(one.changes, None, None)
+
+
+def test_bounds() -> None:
+    bounds = parse_bounds(["micro_batches=2..8", "recompute=none,full"])
+    assert bounds.allow({"micro_batches": 2}) and bounds.allow({"recompute": "full"})
+    assert not bounds.allow({"micro_batches": 16}) and not bounds.allow({"recompute": "selective"})
+    assert not bounds.allow({"zero": 1})
+
+
+def test_what_was_there_before_is_no_surprise() -> None:
+    state = RunState()
+    for rank in range(2):
+        state.apply(check_event(0.0, rank, {}, []))
+    assert Watch(state).surprise(state) == ""
+
+
+def test_trust_counts_hits_and_errors() -> None:
+    checks = [Check("step_ms", 100.0, 80.0, 70.0, 90.0, measured) for measured in (80.0, 100.0)]
+    events = [check_event(0.0, 1, {"k": (1, 2)}, [one]) for one in checks]
+    found = trust(events)["step_ms"]
+    assert (found.checks, found.hits) == (2, 1) and found.mean_error == pytest.approx(0.1)
+    assert trust([structs.replace(events[0], facts={"revision": 1})]) == {}

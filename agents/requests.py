@@ -41,7 +41,7 @@ class PendingRequests:
     def send_due(
         self, send: Callable[[Request], bool], state: RunState, answered_or_denied: Container[str]
     ) -> None:
-        """Send the requests that are due; drop those that are answered, refused, or have been repeated for long enough."""
+        """Send the requests that are due; drop those that are answered, refused, or repeated for long enough."""
         now = time.monotonic()
         for key, pending in list(self._pending.items()):
             request = pending.request

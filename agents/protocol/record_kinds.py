@@ -1,4 +1,6 @@
-"""Records: the updates of which only the newest counts. State, update log, recording and relay read this list."""
+"""The list of records: kinds of updates where a newer one replaces the older one. State, update log, recording and
+relay read this list.
+"""
 
 from typing import Final, get_args
 

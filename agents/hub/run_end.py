@@ -12,7 +12,9 @@ from agents.rundir.local_machine import process_state, this_host
 
 
 class RunEnd:
-    """`parent`: the process that started this hub and ends with the run, if there is one."""
+    """Determines whether the run has ended, and publishes the end. `parent`: the process that started this hub and that
+    ends with the run, if there is one.
+    """
 
     def __init__(
         self,

@@ -167,9 +167,7 @@ class Preview(Message, frozen=True):
     changes: Changes
 
 
-NARROW: Final = (
-    0.2  # maximum width of an interval, relative to the estimate, with which a point estimate is shown
-)
+NARROW: Final = 0.2  # widest interval, relative to the estimate, that is shown as a point estimate
 
 
 class Estimate(Struct, array_like=True, frozen=True):

@@ -15,7 +15,8 @@ from engine.config.schedule_traits import SCHEDULES
 LARGEST = 2**31 - 1  # largest legal size; bounded so that arithmetic on sizes stays fast
 Positive = Annotated[int, Meta(ge=1, le=LARGEST)]
 Natural = Annotated[int, Meta(ge=0, le=LARGEST)]
-Layers = Annotated[int, Meta(ge=1, le=1024)]  # the layer split tries every start of every stage
+# The number of layers is bounded because the layer split tries each layer as the start of each stage.
+Layers = Annotated[int, Meta(ge=1, le=1024)]
 Experts = Annotated[int, Meta(ge=1, le=65_536)]
 Above = Annotated[float, Meta(gt=0, le=1e9)]
 AtLeast0 = Annotated[float, Meta(ge=0, le=1e9)]
@@ -239,7 +240,7 @@ class Knobs(Struct, frozen=True):
 
 
 class Layout(Struct, frozen=True, kw_only=True):
-    """Description of a whole run. `engine.config.toml.load` and `from_toml` return checked ones."""
+    """Description of a whole run. `engine.config.toml.load` and `from_toml` check the layouts that they return."""
 
     model: Model
     run: Run = Run()
@@ -264,7 +265,7 @@ class Layout(Struct, frozen=True, kw_only=True):
 
     @property
     def local_batch(self) -> int:
-        """Sequences per step of one data-parallel rank."""
+        """Number of sequences that one data-parallel rank processes in a step."""
         return self.train.global_batch // self.ranks.dp
 
     @property
@@ -288,6 +289,6 @@ class Layout(Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()
 
     def whole_digest(self) -> str:
-        """Digest of all keys but the run's name and folder. It must be equal on all ranks of a run."""
+        """Digest of all keys except the run's name and folder. It must be equal on all ranks of a run."""
         same = msgspec.structs.replace(self, run=Run(seed=self.run.seed))
         return hashlib.blake2b(msgspec.msgpack.encode(same), digest_size=8).hexdigest()

@@ -1,10 +1,11 @@
-"""Parameter counts from a model's sizes. Torch-free; takes the same time for any size."""
+"""Parameter counts from a model's sizes. Torch-free. The computing time does not depend on the sizes."""
 
 from engine.config.layout import Model
 
 
 def parameter_count(model: Model, active: bool = False) -> int:
-    """Parameters of the whole, unsharded model; `active`: with only the top_k routed experts of one token."""
+    """Parameters of the whole, unsharded model; if `active` is True, only those that one token uses, with top_k routed
+    experts per layer."""
     D, H, G = model.d_model, model.heads * model.head_dim, model.kv * model.head_dim
     attention = 2 * D * H + 2 * D * G + 2 * D  # includes the two norms of the layer
     routed = len(model.layers_with_experts)

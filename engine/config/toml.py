@@ -32,10 +32,11 @@ def load(path: str | Path, overrides: list[str] | None = None) -> Layout:
 
 
 def from_toml(text: str, overrides: list[str] | None = None, where: str = "layout") -> Layout:
-    """Parse and check a layout; `where` names the text in errors. Raises LayoutError."""
+    """Parse and check a layout; `where` is the name of the source in error messages. Raises LayoutError."""
     try:
         tree = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also for numbers and nesting that exceed Python's limits
+    # Both are also raised for numbers and nesting that exceed Python's limits.
+    except (ValueError, RecursionError) as error:
         raise LayoutError(f"{where} is not TOML: {_parse_error(error)}") from None
     for override in overrides or []:
         _apply_override(tree, override)

@@ -1,8 +1,8 @@
 """Splits the layers into pipeline stages of consecutive layers, so that the stages' costs are as equal as possible.
 
 The weight of a layer is the number of multiply-adds per token in its forward; backward takes twice as many in every
-layer, so the split does not depend on it. The embedding is a lookup and costs little. The head costs D V, which can be
-as much as several layers.
+layer, so it does not change the split. The embedding is a lookup and costs little. The head costs D V, which can be as
+much as several layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ from engine.config.layout import Model
 
 
 def layer_weight(model: Model, layer: int, pairs: int | None = None) -> float:
-    """Multiply-adds per token in `layer`: projections, causal attention over half the sequence on average, and the
-    dense MLP or the shared experts and `pairs` routed experts (None = top_k)."""
+    """Multiply-adds per token in `layer`: projections, causal attention (over half the sequence on average), and either
+    the dense MLP or the shared experts and `pairs` routed experts (None means top_k)."""
     D, heads, kv = model.d_model, model.heads * model.head_dim, model.kv * model.head_dim
     attention = 2 * D * heads + 2 * D * kv + model.seq_len * heads
     if model.moe and model.has_experts(layer):
@@ -50,11 +50,12 @@ def _weights(model: Model) -> list[float]:
 def _best_split(
     upto: list[float], stages: int, join: Callable[[float, float], float]
 ) -> tuple[float, list[range]]:
-    """The smallest combination (by `join`, such as max) of the stages' weights, and the split that has it. `upto[n]` is
-    the weight of the first n layers. Dynamic programming: adds one stage at a time and tries every layer as its
-    first."""
+    """The split with the smallest combined weight of the stages (combined by `join`, such as max), and this weight.
+    `upto[n]` is the weight of the first n layers. Dynamic programming: it adds one stage at a time and tries each layer
+    as the first layer of the stage."""
     layers = len(upto) - 1
-    best = [join(0.0, weight) for weight in upto]  # [n]: minimum for the first n layers on the stages so far
+    # [n]: smallest combined weight if the first n layers are on the stages so far.
+    best = [join(0.0, weight) for weight in upto]
     begins: list[dict[int, int]] = []
     for stage in range(1, stages):
         row, begin = [inf] * (layers + 1), dict[int, int]()

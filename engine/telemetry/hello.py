@@ -40,7 +40,7 @@ def hello(
 
 
 def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
-    """Facts that stay the same for the whole run, which clients show."""
+    """Facts for clients to display, which stay the same for the whole run."""
     model, train = layout.model, layout.train
     return {
         "layers": model.layers,
@@ -52,7 +52,7 @@ def facts(layout: Layout, oversubscribed: bool) -> dict[str, Value]:
         "zero": train.zero,
         "steps": train.steps,
         "global_batch": train.global_batch,
-        "checkpoint_every": layout.checkpoint.every,  # if above 0, the end of the run saves too
+        "checkpoint_every": layout.checkpoint.every,  # if above 0, the run also saves a checkpoint at its end
         "optimizer": train.optimizer,
         "precision": train.precision,
         "data": layout.data.source,
